@@ -1,0 +1,93 @@
+// The C API behind torch_cubin's Python (torch_cubin/_lib.py, by ctypes) and for C++-only users.
+// The library uses no Python C API, so one file serves every Python.
+//
+// Functions that return char* give a malloc'd JSON object that the caller passes to
+// torch_cubin_free; a failure is the object {"error": {"tag": ..., "message": ...}}. No exception
+// leaves this file.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "contract/catalog.h"
+#include "cubin/error.h"
+#include "cubin/image.h"
+#include "runtime/device.h"
+#include "runtime/kernel.h"
+
+#define TORCH_CUBIN_API extern "C" __attribute__((visibility("default")))
+
+namespace torch_cubin {
+namespace {
+
+using nlohmann::json;
+
+char* copy_text(const std::string& text) {
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy != nullptr) std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+std::string error_json(const std::string& tag, const std::string& message) {
+  const json error = {{"error", {{"tag", tag}, {"message", message}}}};
+  return error.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+char* answer(const std::function<std::string()>& make) {
+  try {
+    return copy_text(make());
+  } catch (const Error& error) {
+    return copy_text(error_json(error.tag(), error.what()));
+  } catch (const std::bad_alloc&) {
+    return copy_text(error_json("oom", "torch_cubin [oom]: the host is out of memory."));
+  } catch (const std::exception& error) {
+    return copy_text(
+        error_json("internal", std::string("torch_cubin [internal]: ") + error.what()));
+  }
+}
+
+std::string device_json(int index) {
+  const Device& d = device(index);
+  json out = {{"index", d.index},
+              {"name", d.name},
+              {"sm", d.sm},
+              {"multiprocessors", d.multiprocessors},
+              {"shared_optin", d.shared_optin},
+              {"driver", driver_version()},
+              {"arch", nullptr}};
+  try {
+    out["arch"] = Catalog::get().arch_for(d);
+  } catch (const Error& error) {
+    out["arch_error"] = {{"tag", error.tag()}, {"message", error.what()}};
+  }
+  return out.dump();
+}
+
+}  // namespace
+}  // namespace torch_cubin
+
+using namespace torch_cubin;
+
+// The facts in an image's bytes: {"image": {...}}. Never touches the driver.
+TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, const char* origin) {
+  return answer([&] {
+    const Image image = parse_cubin(data, size, origin != nullptr ? origin : "bytes");
+    return "{\"image\": " + image_to_json(image) + "}";
+  });
+}
+
+// The catalog's manifest with "path", "archs" and "loaded" added. Never touches the driver.
+TORCH_CUBIN_API char* torch_cubin_catalog() {
+  return answer([] { return Catalog::get().to_json(); });
+}
+
+// What the runtime knows of a device, and the arch that the catalog serves it with.
+TORCH_CUBIN_API char* torch_cubin_device(int index) {
+  return answer([&] { return device_json(index); });
+}
+
+TORCH_CUBIN_API void torch_cubin_free(char* text) { std::free(text); }
+
+// Kernels launched by this process so far.
+TORCH_CUBIN_API int64_t torch_cubin_launches() { return launch_count(); }

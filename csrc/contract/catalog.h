@@ -1,0 +1,79 @@
+// The catalog: the package of kernels that ships with the library. A folder with manifest.json and
+// one cubin a kernel and arch; see csrc/kernels/README.md for the fields.
+//
+// Knows no op by name: what a family means, its op says.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cubin/image.h"
+#include "runtime/kernel.h"
+
+namespace torch_cubin {
+
+// One manifest entry, as written there.
+struct CatalogEntry {
+  std::string name, family, kind, arch, file, sha256, symbol;
+  std::string dtype, math, layout;
+  int alignment = 0;  // bytes
+  int tile[3] = {0, 0, 0};
+  uint32_t block[3] = {1, 1, 1};
+  uint32_t cluster[3] = {1, 1, 1};
+  uint32_t dynamic_shared = 0;
+  int blocks_per_multiprocessor = 1;
+  double cost_k_tile = 0;  // cycles of one block per k tile
+  double cost_fixed = 0;   // cycles of one block outside the k loop
+  std::vector<ParamInfo> params;
+  Arch parsed_arch;
+};
+
+// An entry and, from its first use on, its loaded kernel.
+class CatalogKernel {
+ public:
+  CatalogKernel(CatalogEntry entry, std::string folder)
+      : entry_(std::move(entry)), folder_(std::move(folder)) {}
+  const CatalogEntry& entry() const { return entry_; }
+
+  // Reads, hashes, parses and loads the cubin on the first call; safe from many threads, and a
+  // failure can be retried. Throws [file], [hash], [image], [params] or what the driver says.
+  Kernel& kernel();
+  bool loaded() const { return ready_.load(std::memory_order_acquire) != nullptr; }
+
+ private:
+  CatalogEntry entry_;
+  std::string folder_;
+  std::mutex mutex_;                     // guards the load
+  std::atomic<Kernel*> ready_{nullptr};  // leaked on purpose: graphs may hold it until exit
+};
+
+class Catalog {
+ public:
+  // The one catalog of this process: the folder `cubins` beside the library, or the folder that
+  // the environment variable TORCH_CUBIN_CATALOG names when it is first used.
+  static Catalog& get();
+
+  // Throws [file] for a missing or malformed manifest; nothing is half-read.
+  explicit Catalog(const std::string& folder);
+
+  const std::string& folder() const { return folder_; }
+  std::deque<CatalogKernel>& kernels() { return kernels_; }
+
+  // The best arch in the catalog for a device: exact with 'a', then family 'f', then the highest
+  // plain one of the same major. Throws [arch], listing wanted and found.
+  std::string arch_for(const Device& device) const;
+
+  // {"path": ..., "archs": [...], "kernels": [...], "loaded": [...]}
+  std::string to_json() const;
+
+ private:
+  std::string folder_;
+  std::string manifest_;               // the file's text
+  std::deque<CatalogKernel> kernels_;  // never moved: kernels hand out references
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,50 @@
+// The one error type of the library and the one function that throws it.
+//
+// Lowest layer: includes neither torch nor cuda.h. Every message follows one template, so that a
+// reader always finds the same five facts in the same order:
+//
+//   torch_cubin [tag]: <object> <what is wrong>: expected X, got Y. <what to do>
+//
+// The tags are public contract (README, "Errors"): file hash image arch driver no_device no_kernel
+// params input launch capture fork oom fault closed internal.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace torch_cubin {
+
+class Error : public std::runtime_error {
+ public:
+  Error(std::string tag, const std::string& message)
+      : std::runtime_error(message), tag_(std::move(tag)) {}
+  const std::string& tag() const { return tag_; }
+
+ private:
+  std::string tag_;
+};
+
+// What an error says. Empty parts are left out of the message.
+struct Fault {
+  std::string_view tag;
+  std::string object;    // "cubin 'vec_add.cubin'"
+  std::string problem;   // "is truncated"
+  std::string expected;  // "3848 bytes"
+  std::string got;       // "2000 bytes"
+  std::string advice;    // "Copy the file again."
+};
+
+// Throws Error, and keeps the message in this thread's last_error().
+[[noreturn]] void fail(const Fault& fault);
+
+// As fail(), with a finished message (allocation failures must begin as PyTorch's do).
+[[noreturn]] void fail_with_text(std::string_view tag, const std::string& message);
+
+// The text of the last error thrown on this thread since clear_last_error(). Below torch 2.13 an
+// error that crosses a dispatcher call of the C API arrives as "API call failed": the caller
+// clears this before such a call and rethrows from it afterwards.
+const std::string& last_error();
+void clear_last_error();
+
+}  // namespace torch_cubin

@@ -1,0 +1,67 @@
+// Image: the facts in a cubin's bytes, read without a GPU and without trusting a byte.
+//
+// Includes neither torch nor cuda.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torch_cubin {
+
+// A GPU architecture: sm_90 is {90, 0}, sm_90a {90, 'a'}, sm_100f {100, 'f'}.
+struct Arch {
+  int sm = 0;
+  char suffix = 0;
+  std::string name() const;
+
+  // Whether code for this arch runs on a device of compute capability `device_sm` (90 for 9.0):
+  // 'a' on exactly that one, 'f' within the family at or above it, plain on the same major with an
+  // equal or higher minor.
+  bool runs_on(int device_sm) const;
+};
+
+enum class ParamKind { kUnknown, kPointer, kValue };
+
+struct ParamInfo {
+  uint32_t index = 0;
+  uint32_t offset = 0;                   // bytes from the start of the parameter block
+  uint32_t size = 0;                     // bytes
+  ParamKind kind = ParamKind::kUnknown;  // recorded by some compilers only
+};
+
+struct KernelInfo {
+  std::string name;               // the symbol, as cuLibraryGetKernel wants it
+  std::vector<ParamInfo> params;  // by index
+  uint32_t param_bytes = 0;       // end of the last parameter
+  uint32_t registers = 0;         // per thread
+  uint32_t static_shared = 0;     // bytes, without what the driver reserves
+  uint32_t stack = 0;             // bytes per thread
+  uint32_t barriers = 0;
+  std::array<uint32_t, 3> required_block{};  // 0 where not recorded
+  std::array<uint32_t, 3> max_block{};       // 0 where not recorded
+  std::array<uint32_t, 3> cluster{};         // 0 where not recorded
+  bool uses_dynamic_shared = false;          // a hint: the file does not record the amount
+};
+
+struct Image {
+  Arch arch;
+  int abi_version = 0;              // EI_ABIVERSION: 7 or 8
+  std::string toolkit;              // "13.0" where the file tells
+  size_t size = 0;                  // bytes
+  std::vector<KernelInfo> kernels;  // entry kernels only, by name
+
+  // The kernel of that name; throws [no_kernel] with the nearest names.
+  const KernelInfo& kernel(const std::string& name) const;
+};
+
+// Parses a loadable cubin. `origin` names it in errors ("file 'x.cubin'", "bytes"). Throws [image]
+// for anything else, every truncation and every inconsistent offset included.
+Image parse_cubin(const uint8_t* data, size_t size, const std::string& origin);
+
+// The same facts as JSON (what torch_cubin.inspect returns).
+std::string image_to_json(const Image& image);
+
+}  // namespace torch_cubin

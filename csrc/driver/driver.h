@@ -1,0 +1,39 @@
+// The CUDA Driver API: opened on first use, never at import, and checked at every call.
+//
+// The only layer that names libcuda or includes cuda.h. Nothing here is called from a static
+// destructor: the driver may be gone by then.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+#include "driver/table.h"
+
+namespace torch_cubin {
+
+struct Driver {
+#define TORCH_CUBIN_MEMBER(name, version) decltype(&::name) name = nullptr;
+  TORCH_CUBIN_DRIVER_FUNCTIONS(TORCH_CUBIN_MEMBER)
+#undef TORCH_CUBIN_MEMBER
+  int version = 0;  // 13000 for CUDA 13.0
+  int pid = 0;      // the process that initialised it; a forked child must not use it
+};
+
+// The table. The first call opens libcuda.so.1 and calls cuInit; safe from many threads; a failure
+// throws [driver], [no_device] or [fork] and the next call tries again.
+const Driver& driver();
+
+// Throws unless `result` is success. `action` says what failed ("cuLaunchKernelEx of 'name'").
+// The tag follows the code: [oom], [fault] for errors that poison the context, [fork] in a forked
+// child, [closed] after the context was destroyed, otherwise `tag`.
+void check(CUresult result, const char* tag, const std::string& action);
+
+// "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
+std::string describe(CUresult result);
+
+// For destructors: nothing may throw there. Drops the code on purpose: after the driver's own
+// shutdown every call answers CUDA_ERROR_DEINITIALIZED, and a leak at that point is harmless.
+inline void ignore_in_destructor(CUresult) {}
+
+}  // namespace torch_cubin

@@ -1,0 +1,27 @@
+// The CUDA driver functions that torch_cubin uses, and the CUDA version whose ABI each is asked
+// for.
+//
+// cuGetProcAddress is asked for exactly this version, so that the pointer always fits the type in
+// cuda.h: a newer version could return a function with another signature.
+#pragma once
+
+// X(function, version as 1000 * major + 10 * minor)
+#define TORCH_CUBIN_DRIVER_FUNCTIONS(X) \
+  X(cuInit, 2000)                       \
+  X(cuDriverGetVersion, 2020)           \
+  X(cuGetErrorName, 6000)               \
+  X(cuGetErrorString, 6000)             \
+  X(cuDeviceGet, 2000)                  \
+  X(cuDeviceGetCount, 2000)             \
+  X(cuDeviceGetName, 2000)              \
+  X(cuDeviceGetAttribute, 2000)         \
+  X(cuDevicePrimaryCtxRetain, 7000)     \
+  X(cuCtxGetCurrent, 4000)              \
+  X(cuCtxPushCurrent, 4000)             \
+  X(cuCtxPopCurrent, 4000)              \
+  X(cuLibraryLoadData, 12000)           \
+  X(cuLibraryUnload, 12000)             \
+  X(cuLibraryGetKernel, 12000)          \
+  X(cuKernelGetAttribute, 12000)        \
+  X(cuKernelSetAttribute, 12000)        \
+  X(cuLaunchKernelEx, 11060)

@@ -1,0 +1,45 @@
+// The one parameter of every kernel of the matmul family, shared by host and device code.
+//
+// C[batch, m, n] = sum_k A[batch, m, k] * B[batch, k, n] (+ bias[n]). All strides are in elements;
+// C is contiguous. Sizes and strides are 64-bit: kernels form a tile's base address in 64 bits
+// and may use 32-bit offsets within a tile only.
+//
+// With splits > 1, grid.y = splits, block y sums its share of the k tiles and writes accumulators
+// (float; double for float64) to partial[split][batch][m][n]; then the reduce kernel adds the
+// partials in the order of the splits (same inputs, same bits), adds the bias, rounds and writes C.
+#pragma once
+
+#if defined(__CUDACC__)
+typedef long long tc_int64;
+#else
+#include <cstdint>
+typedef long long tc_int64;
+#endif
+
+namespace torch_cubin {
+
+constexpr int kMaxBatchDims = 4;
+
+struct MatmulParams {
+  const void* a;
+  const void* b;
+  const void* bias;  // null: none
+  void* c;
+  void* partial;  // null unless splits > 1
+  tc_int64 m, n, k;
+  tc_int64 a_stride_m, a_stride_k;
+  tc_int64 b_stride_k, b_stride_n;
+  tc_int64 c_stride_m,
+      c_stride_n;  // n and 1, or 1 and m where a dot-product kernel swaps the operands
+  tc_int64 bias_stride;
+  tc_int64 batch;                          // product of batch_size
+  tc_int64 batch_size[kMaxBatchDims];      // innermost first, 1 where unused
+  tc_int64 a_batch_stride[kMaxBatchDims];  // 0 broadcasts
+  tc_int64 b_batch_stride[kMaxBatchDims];
+  tc_int64 tiles_m, tiles_n;  // grid.x = tiles_m * tiles_n * batch
+  tc_int64 k_tiles_per_split;
+  int splits;
+  int flags;  // kernel-specific, 0 by default
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,110 @@
+// What every matmul kernel does outside its multiplication: which tile a block computes, where that
+// tile's operands begin, and how accumulators become output. Used by mma_ and simt_ kernels; knows
+// nothing of shared memory or of instructions.
+#pragma once
+
+#include "matmul_params.h"
+#include "ptx.cuh"
+
+namespace torch_cubin {
+
+// Named as torch names them: the kernel table's "dtype" and "layout" are pasted after `::`.
+enum class DType { float16, bfloat16, float32, float64 };
+enum class Layout { nn, nt, tn, tt, any };
+
+template <DType kDType>
+struct DTypeTraits {  // 16-bit types; Storage holds the bits
+  using Storage = u16;
+  using Accumulator = float;
+
+  static TC_DEVICE float load(u16 bits) {
+    return kDType == DType::float16 ? f16_to_float(bits) : bf16_to_float(bits);
+  }
+  static TC_DEVICE u32 pack(float low, float high) {
+    return kDType == DType::float16 ? pack_f16(low, high) : pack_bf16(low, high);
+  }
+  static TC_DEVICE u16 round(float value) { return static_cast<u16>(pack(value, 0.0f)); }
+};
+
+template <>
+struct DTypeTraits<DType::float32> {
+  using Storage = float;
+  using Accumulator = float;
+  static TC_DEVICE float load(float value) { return value; }
+  static TC_DEVICE float round(float value) { return value; }
+};
+
+template <>
+struct DTypeTraits<DType::float64> {
+  using Storage = double;
+  using Accumulator = double;
+  static TC_DEVICE double load(double value) { return value; }
+  static TC_DEVICE double round(double value) { return value; }
+};
+
+// One block's tile. Offsets are in elements.
+struct TileCoordinates {
+  tc_int64 m0, n0;          // first row and column
+  tc_int64 a, b, c;         // of the tile's first row of A, column of B, element of C
+  tc_int64 partial;         // of the tile's first element in `partial`
+  tc_int64 k_begin, k_end;  // this block's share of K
+  int k_tiles;              // number of k tiles in it, 0 for a split past the end of K
+};
+
+// Blocks that run together should share rows of A and columns of B in L2: tiles go in groups of
+// about 2048 rows, and within a group down the rows first.
+template <int kTileM>
+TC_DEVICE void raster(u32 index, u32 tiles_m, u32 tiles_n, u32& tile_m, u32& tile_n) {
+  constexpr u32 kGroup = 2048 / kTileM;
+  u32 group = index / (kGroup * tiles_n);
+  u32 within = index - group * (kGroup * tiles_n);
+  u32 rows = min(tiles_m - group * kGroup, kGroup);
+  tile_n = within / rows;
+  tile_m = group * kGroup + within - tile_n * rows;
+}
+
+// grid.x is below 2^31, so the divisions need 32 bits only (64-bit ones cost about 100 instructions
+// each); offsets are 64-bit throughout.
+template <int kTileM, int kTileN, int kTileK>
+TC_DEVICE TileCoordinates tile_coordinates(const MatmulParams& p) {
+  TileCoordinates t;
+  u32 tiles = static_cast<u32>(p.tiles_m) * static_cast<u32>(p.tiles_n);
+  u32 batch = blockIdx.x / tiles;
+  u32 tile_m, tile_n;
+  raster<kTileM>(blockIdx.x - batch * tiles, static_cast<u32>(p.tiles_m),
+                 static_cast<u32>(p.tiles_n), tile_m, tile_n);
+  t.m0 = static_cast<tc_int64>(tile_m) * kTileM;
+  t.n0 = static_cast<tc_int64>(tile_n) * kTileN;
+  t.a = t.m0 * p.a_stride_m;
+  t.b = t.n0 * p.b_stride_n;
+  t.c = batch * p.m * p.n + t.m0 * p.c_stride_m + t.n0 * p.c_stride_n;
+  t.partial = ((blockIdx.y * p.batch + batch) * p.m + t.m0) * p.n + t.n0;
+  u32 rest = batch;
+#pragma unroll
+  for (int i = 0; i < kMaxBatchDims; ++i) {
+    if (rest == 0) break;
+    u32 size = static_cast<u32>(p.batch_size[i]);
+    u32 next = rest / size;
+    u32 index = rest - next * size;
+    t.a += index * p.a_batch_stride[i];
+    t.b += index * p.b_batch_stride[i];
+    rest = next;
+  }
+  tc_int64 per_split = p.k_tiles_per_split * kTileK;
+  t.k_begin = min(blockIdx.y * per_split, p.k);
+  t.k_end = p.splits > 1 ? min(t.k_begin + per_split, p.k) : p.k;
+  t.k_tiles = static_cast<int>((t.k_end - t.k_begin + kTileK - 1) / kTileK);
+  t.a += t.k_begin * p.a_stride_k;
+  t.b += t.k_begin * p.b_stride_k;
+  return t;
+}
+
+// bias[n0 + column], 0 where there is none.
+template <DType kDType>
+TC_DEVICE auto load_bias(const MatmulParams& p, tc_int64 column) {
+  using Traits = DTypeTraits<kDType>;
+  auto bias = static_cast<const typename Traits::Storage*>(p.bias);
+  return Traits::load(bias[column * p.bias_stride]);
+}
+
+}  // namespace torch_cubin

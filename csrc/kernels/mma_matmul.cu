@@ -1,0 +1,203 @@
+// Matrix product on tensor cores with instructions of sm_80 (cp.async, ldmatrix, mma.sync), for
+// every architecture from one source: float16, bfloat16, float32 through tf32, float64.
+//
+// A block computes TC_TILE_M x TC_TILE_N of C, a warp TC_WARP_M x TC_WARP_N of that. Tiles of A and
+// B go through a ring of TC_STAGES stages in shared memory: all threads issue the copies of tile
+// k + TC_STAGES - 1 while they multiply tile k, with one barrier a tile. Fragments are loaded one
+// mma step ahead (TC_FRAGMENTS 2) or when needed (1: doubles, whose registers do not suffice).
+//
+// Layout `any` takes any strides: element copies by cp.async, or for 16-bit types through registers.
+#include <type_traits>
+
+#include "matmul_epilogue.cuh"
+#include "mma_operand.cuh"
+
+namespace torch_cubin {
+
+constexpr DType kDType = DType::TC_DTYPE;
+constexpr Layout kLayout = Layout::TC_LAYOUT;
+constexpr bool kAny = kLayout == Layout::any;
+constexpr int kWarpsN = TC_TILE_N / TC_WARP_N;
+constexpr int kWarps = TC_TILE_M / TC_WARP_M * kWarpsN;
+static_assert(kWarps * 32 == TC_THREADS, "the block must hold the tile's warps");
+
+// K contiguous: the letters n of A and t of B (BLAS names them for column-major C).
+constexpr bool kAKMajor = kAny || kLayout == Layout::nn || kLayout == Layout::nt;
+constexpr bool kBKMajor = kAny || kLayout == Layout::nt || kLayout == Layout::tt;
+using ATile = OperandTile<kDType, true, kAKMajor, kAny, TC_TILE_M, TC_TILE_K, TC_THREADS>;
+using BTile = OperandTile<kDType, false, kBKMajor, kAny, TC_TILE_N, TC_TILE_K, TC_THREADS>;
+using ALoader = FragmentLoader<ATile, TC_WARP_M>;
+using BLoader = FragmentLoader<BTile, TC_WARP_N>;
+
+constexpr int kStageBytes = ATile::kBytes + BTile::kBytes;
+static_assert(kStageBytes* TC_STAGES == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
+constexpr int kSteps = TC_TILE_K / ATile::kStepK;
+constexpr int kBlocksM = TC_WARP_M / 16;
+constexpr int kBlocksN = TC_WARP_N / 16;
+using Accumulator = typename DTypeTraits<kDType>::Accumulator;
+
+struct Multiplier {
+  ALoader a_loader;
+  BLoader b_loader;
+  typename ALoader::Fragments a[TC_FRAGMENTS];
+  typename BLoader::Fragments b[TC_FRAGMENTS];
+  Accumulator sum[kBlocksM][2 * kBlocksN][4];
+
+  TC_DEVICE Multiplier(int warp_m, int warp_n) : a_loader(warp_m), b_loader(warp_n) {
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i)
+#pragma unroll
+      for (int j = 0; j < 2 * kBlocksN; ++j)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) sum[i][j][r] = 0;
+  }
+
+  TC_DEVICE void load(int buffer, u32 stage, int step) {
+    a_loader.load(a[buffer], stage, step);
+    b_loader.load(b[buffer], stage + ATile::kBytes, step);
+  }
+
+  TC_DEVICE void multiply(int buffer) {
+    if constexpr (kDType == DType::float32) {
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[buffer][i][r] = round_to_tf32(a[buffer][i][r]);
+#pragma unroll
+      for (int j = 0; j < kBlocksN; ++j)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) b[buffer][j][r] = round_to_tf32(b[buffer][j][r]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+      for (int jj = 0; jj < 2 * kBlocksN; ++jj) {
+        int j = i % 2 == 0 ? jj : 2 * kBlocksN - 1 - jj;  // neighbours reuse a register operand
+        auto& b0 = b[buffer][j / 2][2 * (j % 2)];
+        auto& b1 = b[buffer][j / 2][2 * (j % 2) + 1];
+        if constexpr (kDType == DType::float16) mma_f16(sum[i][j], a[buffer][i], b0, b1);
+        if constexpr (kDType == DType::bfloat16) mma_bf16(sum[i][j], a[buffer][i], b0, b1);
+        if constexpr (kDType == DType::float32) mma_tf32(sum[i][j], a[buffer][i], b0, b1);
+        if constexpr (kDType == DType::float64) mma_f64(sum[i][j], a[buffer][i], b0, b1);
+      }
+    }
+  }
+};
+
+TC_DEVICE int left_of(tc_int64 k) {
+  return static_cast<int>(min(k, static_cast<tc_int64>(TC_TILE_K)));
+}
+
+// The pipelined loop for copies that are asynchronous.
+template <class ACopy, class BCopy>
+TC_DEVICE void multiply_async(Multiplier& math, ACopy& a, BCopy& b, u32 shared, tc_int64 k_left,
+                              int k_tiles) {
+  // The copies of a tile are spread over all mma steps but the last, which waits for them.
+  constexpr int kSlots = kSteps > 1 ? kSteps - 1 : 1;
+  auto copy_slot = [&](auto slot, u32 stage, bool wanted) {
+    constexpr int s = decltype(slot)::value;
+    if (wanted) {
+      int left = left_of(k_left);
+      a.template copy<ACopy::kPasses * s / kSlots, ACopy::kPasses*(s + 1) / kSlots>(stage, left);
+      b.template copy<BCopy::kPasses * s / kSlots, BCopy::kPasses*(s + 1) / kSlots>(
+          stage + ATile::kBytes, left);
+    }
+    if constexpr (s == kSlots - 1) {
+      cp_async_commit();
+      a.next_tile();
+      b.next_tile();
+      k_left -= TC_TILE_K;
+    }
+  };
+
+#pragma unroll
+  for (int s = 0; s < TC_STAGES - 1; ++s) {
+    unrolled<kSlots>([&](auto slot) { copy_slot(slot, shared + s * kStageBytes, s < k_tiles); });
+  }
+  cp_async_wait<TC_STAGES - 2>();
+  __syncthreads();
+
+  u32 read = shared;
+  u32 write = shared + (TC_STAGES - 1) * kStageBytes;
+  if constexpr (TC_FRAGMENTS == 2) math.load(0, read, 0);
+#pragma unroll 1
+  for (int tile = 0; tile < k_tiles; ++tile) {
+    bool wanted = tile + TC_STAGES - 1 < k_tiles;
+    unrolled<kSteps>([&](auto constant) {
+      constexpr int step = decltype(constant)::value;
+      if constexpr (TC_FRAGMENTS == 1) math.load(0, read, step);
+      if constexpr (step < kSlots) copy_slot(constant, write, wanted);
+      if constexpr (step == kSteps - 1) {
+        // Nobody reads this tile after the barrier, and the next one has arrived.
+        cp_async_wait<TC_STAGES - 2>();
+        __syncthreads();
+        write = read;
+        read += kStageBytes;
+        if (read == shared + TC_STAGES * kStageBytes) read = shared;
+      }
+      if constexpr (TC_FRAGMENTS == 2) math.load((step + 1) % 2, read, (step + 1) % kSteps);
+      math.multiply(step % TC_FRAGMENTS);
+    });
+  }
+}
+
+// The same for copies through registers: two stages, the next tile's elements in flight.
+template <class ACopy, class BCopy>
+TC_DEVICE void multiply_registers(Multiplier& math, ACopy& a, BCopy& b, u32 shared, tc_int64 k_left,
+                                  int k_tiles) {
+  static_assert(TC_STAGES == 2 && TC_FRAGMENTS == 1, "what this loop uses");
+  if (k_tiles > 0) {
+    a.fetch(left_of(k_left));
+    b.fetch(left_of(k_left));
+  }
+#pragma unroll 1
+  for (int tile = 0; tile < k_tiles; ++tile) {
+    u32 stage = shared + tile % 2 * kStageBytes;
+    a.store(stage);
+    b.store(stage + ATile::kBytes);
+    __syncthreads();  // also: all have read the other stage's tile
+    k_left -= TC_TILE_K;
+    if (tile + 1 < k_tiles) {
+      a.fetch(left_of(k_left));
+      b.fetch(left_of(k_left));
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      math.load(0, stage, step);
+      math.multiply(0);
+    }
+  }
+}
+
+template <class Tile>
+using CopyOf = std::conditional_t<
+    !kAny, VectorCopy<Tile>,
+    std::conditional_t<Tile::kElement == 2, RegisterCopy<Tile>, ElementCopy<Tile>>>;
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
+  using namespace torch_cubin;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  u32 shared = shared_address(shared_memory);
+
+  auto tile = tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p);
+  using Storage = typename ATile::Storage;
+  CopyOf<ATile> a(static_cast<const Storage*>(p.a) + tile.a, p.a_stride_m, p.a_stride_k,
+                  p.m - tile.m0);
+  CopyOf<BTile> b(static_cast<const Storage*>(p.b) + tile.b, p.b_stride_n, p.b_stride_k,
+                  p.n - tile.n0);
+  int warp = threadIdx.x / 32;
+  int warp_m = warp / kWarpsN * TC_WARP_M;
+  int warp_n = warp % kWarpsN * TC_WARP_N;
+  Multiplier math(warp_m, warp_n);
+
+  tc_int64 k_left = tile.k_end - tile.k_begin;
+  if constexpr (kAny && ATile::kElement == 2) {
+    multiply_registers(math, a, b, shared, k_left, tile.k_tiles);
+  } else {
+    multiply_async(math, a, b, shared, k_left, tile.k_tiles);
+  }
+  store_tile<kDType, kBlocksM, 2 * kBlocksN>(p, tile, warp_m, warp_n, math.sum);
+}

@@ -1,0 +1,168 @@
+#include "ops/matmul_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kVectorBytes = 16;            // what the aligned kernels load at a time
+constexpr int64_t kWorkspaceLimit = 128 << 20;  // bytes of split-K partials
+constexpr int kSplits[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64};
+
+// Cycles of a second kernel and its launch, measured on the H200: 2 us at 1.7 GHz.
+constexpr double kReduceFixed = 3500;
+// Share of the memory's peak that a streaming kernel reaches (H200: 4.3 of 4.9 TB/s).
+constexpr double kMemoryShare = 0.87;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t accumulator_bytes(Math math) { return math == kMathFloat64 ? 8 : 4; }
+int64_t element_bytes_of(Math math) {
+  return math == kMathFloat64 ? 8 : math == kMathFloat16 || math == kMathBFloat16 ? 2 : 4;
+}
+
+bool aligned(int64_t stride, int64_t element_bytes) {
+  return stride * element_bytes % kVectorBytes == 0;
+}
+
+struct Best {
+  double cycles = std::numeric_limits<double>::infinity();
+  MatmulPlan plan;
+};
+
+// The product as one kernel row sees it.
+struct Extent {
+  int64_t m, n, k, batch;
+};
+
+void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable::Row& row,
+              const Extent& x, bool swapped) {
+  const int64_t tiles_m = ceil_div(x.m, row.tile_m);
+  const int64_t tiles_n = ceil_div(x.n, row.tile_n);
+  const int64_t k_tiles = ceil_div(x.k, row.tile_k);
+  const double tiles = static_cast<double>(tiles_m) * tiles_n * x.batch;
+  const double outputs = static_cast<double>(x.m) * x.n * x.batch;
+  const double rate = table.bytes_per_cycle * kMemoryShare;
+  const double bytes = element_bytes_of(math) * x.batch *
+                       (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n +
+                        static_cast<double>(x.m) * x.n);
+  for (const int splits : kSplits) {
+    if (splits > k_tiles) break;
+    const double partial = outputs * splits * accumulator_bytes(math);
+    if (splits > 1 && (table.reduce[math] == nullptr || partial > kWorkspaceLimit)) break;
+    const int64_t per_split = ceil_div(k_tiles, splits);
+    const int64_t used = ceil_div(k_tiles, per_split);
+    if (used != splits) continue;  // some split would be empty: a smaller count is the same
+    const double waves = std::max(
+        1.0,
+        static_cast<double>(static_cast<int64_t>((tiles * splits + row.slots - 1) / row.slots)));
+    const double compute = waves * (per_split * row.cost_k_tile + row.cost_fixed);
+    double cycles = std::max(compute, bytes / rate + row.cost_fixed);
+    if (splits > 1) cycles += kReduceFixed + 2 * partial / rate;
+    if (cycles < best.cycles) {
+      best.cycles = cycles;
+      best.plan.kernel = row.kernel;
+      best.plan.reduce = splits > 1 ? table.reduce[math] : nullptr;
+      best.plan.tiles_m = tiles_m;
+      best.plan.tiles_n = tiles_n;
+      best.plan.k_tiles_per_split = per_split;
+      best.plan.splits = splits;
+      best.plan.swapped = swapped;
+    }
+    if (tiles * splits >= 4.0 * row.slots) break;  // the device is full: more splits only cost
+  }
+}
+
+// A layout seen from C^T = B^T A^T: the operands trade places and each is transposed.
+Layout swapped_layout(Layout layout) {
+  switch (layout) {
+    case kLayoutNN:
+      return kLayoutTT;
+    case kLayoutTT:
+      return kLayoutNN;
+    default:
+      return layout;
+  }
+}
+
+MatmulPlan choose(const MatmulTable& table, Math math, Layout layout, const MatmulProblem& p) {
+  const Extent x = {p.m, p.n, p.k, p.batch()};
+  Best best;
+  for (const MatmulTable::Row& row : table.tiles[math][layout]) {
+    consider(best, table, math, row, x, false);
+  }
+  if (layout != kLayoutAny && table.tiles[math][layout].empty()) {
+    for (const MatmulTable::Row& row : table.tiles[math][kLayoutAny]) {
+      consider(best, table, math, row, x, false);
+    }
+  }
+  for (const MatmulTable::Row& row : table.dots[math][layout]) {
+    if (x.m <= row.tile_m) consider(best, table, math, row, x, false);
+  }
+  for (const MatmulTable::Row& row : table.dots[math][swapped_layout(layout)]) {
+    if (x.n <= row.tile_m) consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true);
+  }
+  if (best.plan.kernel == nullptr) {
+    fail({"no_kernel", "the kernel catalog", "has no kernel for this product",
+          "a kernel of " + table.arch, "none for its math and layout",
+          "Build the library and its kernels from one source tree."});
+  }
+  return best.plan;
+}
+
+// Choosing costs microseconds, a launch does too: the last answers are kept by thread.
+struct Remembered {
+  const MatmulTable* table = nullptr;
+  int math = 0, layout = 0;
+  int64_t m = 0, n = 0, k = 0, batch = 0;
+  MatmulPlan plan;
+};
+constexpr size_t kRememberedSlots = 256;
+
+}  // namespace
+
+Layout matmul_layout(const MatmulProblem& p, int64_t element_bytes, const void* a, const void* b) {
+  const uintptr_t pointers = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b);
+  if (pointers % kVectorBytes != 0) return kLayoutAny;
+  for (int i = 0; i < p.batch_dims; ++i) {
+    if (!aligned(p.a_batch_stride[i], element_bytes)) return kLayoutAny;
+    if (!aligned(p.b_batch_stride[i], element_bytes)) return kLayoutAny;
+  }
+  const bool a_n = (p.a_stride_k == 1 || p.k == 1) && aligned(p.a_stride_m, element_bytes);
+  const bool a_t = (p.a_stride_m == 1 || p.m == 1) && aligned(p.a_stride_k, element_bytes);
+  const bool b_t = (p.b_stride_k == 1 || p.k == 1) && aligned(p.b_stride_n, element_bytes);
+  const bool b_n = (p.b_stride_n == 1 || p.n == 1) && aligned(p.b_stride_k, element_bytes);
+  if (!(a_n || a_t) || !(b_n || b_t)) return kLayoutAny;
+  if (a_n) return b_t ? kLayoutNT : kLayoutNN;
+  return b_t ? kLayoutTT : kLayoutTN;
+}
+
+MatmulPlan choose_matmul(const MatmulTable& table, Math math, Layout layout,
+                         const MatmulProblem& p) {
+  static thread_local Remembered remembered[kRememberedSlots];
+  const int64_t batch = p.batch();
+  uint64_t hash = static_cast<uint64_t>(math) * kLayoutCount + static_cast<uint64_t>(layout) + 1;
+  for (const int64_t value : {p.m, p.n, p.k, batch}) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ull;
+    hash ^= hash >> 29;
+  }
+  Remembered& slot = remembered[hash % kRememberedSlots];
+  if (slot.table != &table || slot.math != math || slot.layout != layout || slot.m != p.m ||
+      slot.n != p.n || slot.k != p.k || slot.batch != batch) {
+    slot.plan = choose(table, math, layout, p);
+    slot.table = &table;
+    slot.math = math;
+    slot.layout = layout;
+    slot.m = p.m;
+    slot.n = p.n;
+    slot.k = p.k;
+    slot.batch = batch;
+  }
+  return slot.plan;
+}
+
+}  // namespace torch_cubin

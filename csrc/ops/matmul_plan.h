@@ -1,0 +1,28 @@
+// Choosing a kernel for a product: a cost model over the catalog's entries.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/matmul_problem.h"
+#include "ops/matmul_table.h"
+
+namespace torch_cubin {
+
+struct MatmulPlan {
+  CatalogKernel* kernel = nullptr;
+  CatalogKernel* reduce = nullptr;  // null: the kernel writes C itself
+  int64_t tiles_m = 0, tiles_n = 0;
+  int64_t k_tiles_per_split = 0;
+  int splits = 1;
+  bool swapped = false;  // a dot-product kernel computes C^T = B^T A^T
+};
+
+// The layout in which the aligned kernels can read both operands, or kLayoutAny.
+Layout matmul_layout(const MatmulProblem& problem, int64_t element_bytes, const void* a,
+                     const void* b);
+
+// Deterministic: depends on its arguments only. Remembers recent answers by thread.
+MatmulPlan choose_matmul(const MatmulTable& table, Math math, Layout layout,
+                         const MatmulProblem& problem);
+
+}  // namespace torch_cubin

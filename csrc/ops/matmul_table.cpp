@@ -1,0 +1,77 @@
+#include "ops/matmul_table.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+template <size_t N>
+int index_of(const std::string& text, const char* const (&names)[N], const char* field,
+             const CatalogEntry& entry) {
+  for (size_t i = 0; i < N; ++i) {
+    if (text == names[i]) return static_cast<int>(i);
+  }
+  fail({"internal", "catalog kernel '" + entry.name + "'",
+        std::string("has a ") + field + " that the matmul family does not know", "", text,
+        "Build the library and its kernels from one source tree."});
+}
+
+constexpr const char* kMathNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
+constexpr const char* kLayoutNames[] = {"nn", "nt", "tn", "tt", "any"};
+constexpr const char* kKindNames[] = {"mma", "simt", "dot", "reduce"};
+
+const MatmulTable* build(const Device& device) {
+  Catalog& catalog = Catalog::get();
+  auto table = std::make_unique<MatmulTable>();
+  table->arch = catalog.arch_for(device);
+  table->bytes_per_cycle = device.bytes_per_cycle;
+  for (CatalogKernel& kernel : catalog.kernels()) {
+    const CatalogEntry& entry = kernel.entry();
+    if (entry.family != "matmul" || entry.arch != table->arch) continue;
+    const int math = index_of(entry.math, kMathNames, "math", entry);
+    const int layout = index_of(entry.layout, kLayoutNames, "layout", entry);
+    const MatmulTable::Row row = {
+        &kernel,
+        entry.tile[0],
+        entry.tile[1],
+        entry.tile[2],
+        int64_t{device.multiprocessors} * entry.blocks_per_multiprocessor,
+        entry.cost_k_tile,
+        entry.cost_fixed,
+    };
+    switch (index_of(entry.kind, kKindNames, "kind", entry)) {
+      case 2:
+        table->dots[math][layout].push_back(row);
+        break;
+      case 3:
+        table->reduce[math] = &kernel;
+        break;
+      default:
+        table->tiles[math][layout].push_back(row);
+    }
+  }
+  return table.release();
+}
+
+std::atomic<const MatmulTable*> g_tables[kMaxDevices];  // leaked on purpose, as the catalog is
+std::mutex g_tables_mutex;                              // guards the making of entries
+
+}  // namespace
+
+const MatmulTable& matmul_table(const Device& device) {
+  const MatmulTable* table = g_tables[device.index].load(std::memory_order_acquire);
+  if (table != nullptr) return *table;
+  std::lock_guard<std::mutex> lock(g_tables_mutex);
+  table = g_tables[device.index].load(std::memory_order_relaxed);
+  if (table == nullptr) {
+    table = build(device);
+    g_tables[device.index].store(table, std::memory_order_release);
+  }
+  return *table;
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,98 @@
+#include "runtime/device.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+std::atomic<const Device*> g_devices[kMaxDevices];  // leaked on purpose: launches may run at exit
+std::mutex g_devices_mutex;                         // guards the making of entries
+
+int attribute(CUdevice handle, CUdevice_attribute which) {
+  int value = 0;
+  check(driver().cuDeviceGetAttribute(&value, which, handle), "driver", "cuDeviceGetAttribute");
+  return value;
+}
+
+const Device* open_device(int index) {
+  const Driver& d = driver();
+  auto device = std::make_unique<Device>();
+  device->index = index;
+  const int count = device_count();
+  if (index < 0 || index >= count) {
+    fail({"no_device", "cuda:" + std::to_string(index), "does not exist",
+          "an index below " + std::to_string(count), std::to_string(index),
+          "Check CUDA_VISIBLE_DEVICES."});
+  }
+  check(d.cuDeviceGet(&device->handle, index), "no_device",
+        "cuDeviceGet of cuda:" + std::to_string(index));
+  char name[128] = "";
+  check(d.cuDeviceGetName(name, sizeof(name), device->handle), "driver", "cuDeviceGetName");
+  device->name = name;
+  device->sm = 10 * attribute(device->handle, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+               attribute(device->handle, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  device->multiprocessors = attribute(device->handle, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  device->shared_optin =
+      attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  // Double data rate: two transfers a clock; both clocks are in kHz.
+  const double memory = 2.0 * attribute(device->handle, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE) *
+                        attribute(device->handle, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH) / 8;
+  device->bytes_per_cycle = memory / attribute(device->handle, CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+  device->max_grid[0] = attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X);
+  device->max_grid[1] = attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y);
+  device->max_grid[2] = attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z);
+  check(d.cuDevicePrimaryCtxRetain(&device->context, device->handle), "driver",
+        "cuDevicePrimaryCtxRetain of cuda:" + std::to_string(index));
+  return device.release();
+}
+
+}  // namespace
+
+const Device& device(int index) {
+  if (index >= 0 && index < kMaxDevices) {
+    const Device* ready = g_devices[index].load(std::memory_order_acquire);
+    if (ready != nullptr) return *ready;
+  } else {
+    fail({"no_device", "cuda:" + std::to_string(index), "is out of range",
+          "an index from 0 to " + std::to_string(kMaxDevices - 1), std::to_string(index), ""});
+  }
+  std::lock_guard<std::mutex> lock(g_devices_mutex);
+  const Device* ready = g_devices[index].load(std::memory_order_relaxed);
+  if (ready == nullptr) {
+    ready = open_device(index);
+    g_devices[index].store(ready, std::memory_order_release);
+  }
+  return *ready;
+}
+
+int device_count() {
+  int count = 0;
+  check(driver().cuDeviceGetCount(&count), "driver", "cuDeviceGetCount");
+  return count;
+}
+
+std::string driver_version() {
+  const int version = driver().version;
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+ContextGuard::ContextGuard(const Device& device) {
+  const Driver& d = driver();
+  CUcontext current = nullptr;
+  check(d.cuCtxGetCurrent(&current), "driver", "cuCtxGetCurrent");
+  if (current == device.context) return;
+  check(d.cuCtxPushCurrent(device.context), "driver", "cuCtxPushCurrent");
+  pushed_ = true;
+}
+
+ContextGuard::~ContextGuard() {
+  if (!pushed_) return;
+  CUcontext popped = nullptr;
+  ignore_in_destructor(driver().cuCtxPopCurrent(&popped));
+}
+
+}  // namespace torch_cubin

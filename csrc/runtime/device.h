@@ -1,0 +1,50 @@
+// Devices: what the runtime needs to know of each GPU, read once; and the current context.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "driver/driver.h"
+
+namespace torch_cubin {
+
+constexpr int kMaxDevices = 64;
+
+struct Device {
+  int index = 0;  // PyTorch's index, which is the driver's ordinal
+  CUdevice handle = 0;
+  CUcontext context = nullptr;  // the primary context, retained for the life of the process
+  int sm = 0;                   // 90 for compute capability 9.0
+  int multiprocessors = 0;
+  int shared_optin = 0;        // bytes a block may have with the opt-in
+  double bytes_per_cycle = 0;  // peak of the memory, per cycle of the multiprocessors' top clock
+  int max_grid[3] = {0, 0, 0};
+  std::string name;
+};
+
+// The device, initialised on first use. Safe from many threads; a failure can be retried.
+const Device& device(int index);
+
+int device_count();
+
+// "13.0": the newest CUDA that the driver serves.
+std::string driver_version();
+
+// Makes the device's primary context current for the guard's life. PyTorch's own device guard is
+// a no-op when its index is current already, which on a thread that never touched CUDA leaves no
+// context at all: autograd's worker threads, for one.
+class ContextGuard {
+ public:
+  explicit ContextGuard(const Device& device);
+  ~ContextGuard();
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+// PyTorch's current stream on that device.
+CUstream current_stream(int device_index);
+
+}  // namespace torch_cubin

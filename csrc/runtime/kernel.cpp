@@ -1,0 +1,118 @@
+#include "runtime/kernel.h"
+
+#include "cubin/error.h"
+
+namespace torch_cubin {
+
+std::shared_ptr<const Module> Module::load(Image image, const std::vector<uint8_t>& bytes,
+                                           const std::string& origin) {
+  std::shared_ptr<Module> module(new Module(std::move(image), origin));
+  // The driver copies the image: the bytes may go after this call.
+  check(driver().cuLibraryLoadData(&module->handle_, bytes.data(), nullptr, nullptr, 0, nullptr,
+                                   nullptr, 0),
+        "driver", "cuLibraryLoadData of " + origin);
+  return module;
+}
+
+Module::~Module() {
+  if (handle_ != nullptr) ignore_in_destructor(driver().cuLibraryUnload(handle_));
+}
+
+Kernel::Kernel(std::shared_ptr<const Module> module, const std::string& name)
+    : module_(std::move(module)), info_(module_->image().kernel(name)) {}
+
+CUfunction Kernel::ready(const Device& device, uint32_t dynamic_shared) {
+  const uint32_t limit = limit_[device.index].load(std::memory_order_acquire);
+  if (limit > dynamic_shared) {
+    // A CUkernel stands for the function of the current context wherever a CUfunction is taken.
+    return reinterpret_cast<CUfunction>(handle_.load(std::memory_order_relaxed));
+  }
+  return prepare(device, dynamic_shared);
+}
+
+CUfunction Kernel::prepare(const Device& device, uint32_t dynamic_shared) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Driver& d = driver();
+  const std::string object = "kernel '" + name() + "' of " + module_->origin();
+  const Arch& arch = module_->image().arch;
+  if (!arch.runs_on(device.sm)) {
+    fail({"arch", object, "cannot run on " + device.name,
+          "code for compute capability " + std::to_string(device.sm / 10) + "." +
+              std::to_string(device.sm % 10),
+          arch.name(), "Build it for this GPU's architecture."});
+  }
+  CUkernel handle = handle_.load(std::memory_order_relaxed);
+  if (handle == nullptr) {
+    check(d.cuLibraryGetKernel(&handle, module_->handle(), name().c_str()), "no_kernel",
+          "cuLibraryGetKernel of " + object);
+  }
+  const uint32_t room = device.shared_optin > static_cast<int>(info_.static_shared)
+                            ? device.shared_optin - info_.static_shared
+                            : 0;
+  if (dynamic_shared > room) {
+    fail({"launch", object, "needs more shared memory than a block may have",
+          "at most " + std::to_string(room) + " dynamic bytes (" +
+              std::to_string(device.shared_optin) + " less " + std::to_string(info_.static_shared) +
+              " static)",
+          std::to_string(dynamic_shared), ""});
+  }
+  uint32_t limit = limit_[device.index].load(std::memory_order_relaxed);
+  if (limit <= dynamic_shared) {
+    int allowed = 0;
+    check(d.cuKernelGetAttribute(&allowed, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, handle,
+                                 device.handle),
+          "launch", "cuKernelGetAttribute of " + object);
+    if (static_cast<uint32_t>(allowed) < dynamic_shared) {
+      check(d.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                   static_cast<int>(dynamic_shared), handle, device.handle),
+            "launch", "cuKernelSetAttribute of " + object);
+      allowed = static_cast<int>(dynamic_shared);
+    }
+    limit = static_cast<uint32_t>(allowed) + 1;
+  }
+  handle_.store(handle, std::memory_order_relaxed);
+  limit_[device.index].store(limit, std::memory_order_release);
+  return reinterpret_cast<CUfunction>(handle);
+}
+
+namespace {
+std::atomic<int64_t> g_launches{0};
+}  // namespace
+
+int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
+
+void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params) {
+  ContextGuard guard(device);
+  const CUfunction function = kernel.ready(device, config.dynamic_shared);
+  CUlaunchConfig launch{};
+  launch.gridDimX = config.grid[0];
+  launch.gridDimY = config.grid[1];
+  launch.gridDimZ = config.grid[2];
+  launch.blockDimX = config.block[0];
+  launch.blockDimY = config.block[1];
+  launch.blockDimZ = config.block[2];
+  launch.sharedMemBytes = config.dynamic_shared;
+  launch.hStream = current_stream(device.index);
+  CUlaunchAttribute attribute{};
+  if (config.cluster[0] * config.cluster[1] * config.cluster[2] > 1) {
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim.x = config.cluster[0];
+    attribute.value.clusterDim.y = config.cluster[1];
+    attribute.value.clusterDim.z = config.cluster[2];
+    launch.attrs = &attribute;
+    launch.numAttrs = 1;
+  }
+  const CUresult result = driver().cuLaunchKernelEx(&launch, function, params, nullptr);
+  if (result != CUDA_SUCCESS) {  // the text is built on failure only
+    check(result, "launch",
+          "the launch of '" + kernel.name() + "' with grid (" + std::to_string(config.grid[0]) +
+              ", " + std::to_string(config.grid[1]) + ", " + std::to_string(config.grid[2]) +
+              "), block (" + std::to_string(config.block[0]) + ", " +
+              std::to_string(config.block[1]) + ", " + std::to_string(config.block[2]) + ") and " +
+              std::to_string(config.dynamic_shared) +
+              " bytes of dynamic shared memory on cuda:" + std::to_string(device.index));
+  }
+  g_launches.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,76 @@
+// Module: an Image given to the driver. Kernel: one entry of it, with what a launch on each device
+// needs. Loading is lazy and per process; one library handle serves all devices.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cubin/image.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+
+class Module {
+ public:
+  // Gives `bytes`, of which `image` tells the facts, to the driver. The bytes must have been
+  // parsed and hashed already: the driver takes no length and walks off the end of a bad image.
+  static std::shared_ptr<const Module> load(Image image, const std::vector<uint8_t>& bytes,
+                                            const std::string& origin);
+  ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  const Image& image() const { return image_; }
+  const std::string& origin() const { return origin_; }
+  CUlibrary handle() const { return handle_; }
+
+ private:
+  Module(Image image, std::string origin) : image_(std::move(image)), origin_(std::move(origin)) {}
+  Image image_;
+  std::string origin_;  // for errors: "cubin 'sm_90a/x.cubin'"
+  CUlibrary handle_ = nullptr;
+};
+
+class Kernel {
+ public:
+  // Throws [no_kernel] if the module has no such entry.
+  Kernel(std::shared_ptr<const Module> module, const std::string& name);
+
+  const std::string& name() const { return info_.name; }
+  const KernelInfo& info() const { return info_; }
+  const Module& module() const { return *module_; }
+
+  // The function, ready to be launched on `device` with that much dynamic shared memory. The
+  // first call for a device checks the arch; the limit of dynamic shared memory is only ever
+  // raised, so a small launch never lowers it under a concurrent large one.
+  CUfunction ready(const Device& device, uint32_t dynamic_shared);
+
+ private:
+  CUfunction prepare(const Device& device, uint32_t dynamic_shared);
+
+  std::shared_ptr<const Module> module_;
+  KernelInfo info_;
+  std::mutex mutex_;                            // guards prepare()
+  std::atomic<CUkernel> handle_{nullptr};       // one for all devices
+  std::atomic<uint32_t> limit_[kMaxDevices]{};  // dynamic shared bytes allowed + 1; 0: not prepared
+};
+
+struct LaunchConfig {
+  uint32_t grid[3] = {1, 1, 1};
+  uint32_t block[3] = {1, 1, 1};
+  uint32_t cluster[3] = {1, 1, 1};
+  uint32_t dynamic_shared = 0;
+};
+
+// Launches on the device's current PyTorch stream. `params` holds one pointer a parameter; the
+// caller has compared its parameters with kernel.info().params when it chose the kernel.
+void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params);
+
+// Kernels launched by this process so far.
+int64_t launch_count();
+
+}  // namespace torch_cubin

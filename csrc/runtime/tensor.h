@@ -1,0 +1,44 @@
+// TensorView: a tensor's metadata, read once through the C shims; and allocation of outputs.
+//
+// Every accessor of torch::stable::Tensor is a C call inside a try block: a hot path reads what it
+// needs once, here, and works on plain integers from then on.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+
+namespace torch_cubin {
+
+using torch::stable::Tensor;
+using ScalarType = torch::headeronly::ScalarType;
+
+struct TensorView {
+  explicit TensorView(const Tensor& tensor);
+
+  AtenTensorHandle handle;
+  int64_t dim = 0;
+  const int64_t* sizes = nullptr;  // borrowed from the tensor
+  const int64_t* strides = nullptr;
+  ScalarType dtype;
+  int32_t device_type = 0;
+  int32_t device_index = 0;
+
+  const void* data() const;
+  bool on_cuda() const;
+  std::string shape_text() const;   // "(2, 3)"
+  std::string device_text() const;  // "cuda:0"
+};
+
+// "bfloat16", as torch prints it without its "torch." prefix; "dtype 42" where unknown.
+std::string dtype_name(ScalarType dtype);
+int64_t element_size(ScalarType dtype);
+
+// A contiguous tensor on a CUDA device from PyTorch's caching allocator. A failure says
+// "CUDA out of memory." first, as PyTorch's own does, so that retry helpers know it.
+Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index);
+
+}  // namespace torch_cubin

@@ -1,0 +1,118 @@
+"""What every folder of tests shares: paths, the GPU gate, and what the summary says of both.
+
+A test marked `gpu` (everything in tests/gpu is) needs a CUDA device, `gpu(2)` needs two. Where
+they are missing the test is skipped, and the summary counts it; TORCH_CUBIN_REQUIRE_GPU=N makes
+the lack of N devices a failure. The summary also says whether tests/gpu/last_run.json, the record
+of the last whole run on a GPU, is of these sources.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+
+# Last, so that an installed torch_cubin wins over the sources where both could be imported.
+for folder in (TESTS, ROOT):
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+# cuBLAS reads it when it makes its first handle, and torch.use_deterministic_algorithms refuses
+# cuBLAS without it; the GPU tests compare with torch.matmul under that setting.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+from gpu import record  # noqa: E402  (needs the path above)
+
+_run = {"counts": Counter(), "deselected": 0, "complete": False}
+
+
+@cache
+def gpu_count() -> int:
+    """The CUDA devices that torch sees (0 also where torch is missing)."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "gpu(count=1): needs that many CUDA devices; skipped, and counted, without"
+    )
+    config.addinivalue_line(
+        "markers", "child(name, *arguments): uses the result of this scenario of tests/gpu/child.py"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if TESTS / "gpu" in item.path.parents and item.get_closest_marker("gpu") is None:
+            item.add_marker(pytest.mark.gpu)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    _run["deselected"] += len(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    wanted = set((TESTS / "gpu").glob("test_*.py"))
+    collected = {item.path for item in session.items}
+    partial = _run["deselected"] or any("::" in argument for argument in session.config.args)
+    _run["complete"] = wanted <= collected and not partial
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("gpu")
+    if marker is None:
+        return
+    wanted = marker.args[0] if marker.args else 1
+    if gpu_count() >= wanted:
+        return
+    reason = f"needs {wanted} CUDA device{'s' if wanted > 1 else ''}, found {gpu_count()}"
+    if int(os.environ.get("TORCH_CUBIN_REQUIRE_GPU") or 0) >= wanted:
+        pytest.fail(f"{reason} (TORCH_CUBIN_REQUIRE_GPU is set)", pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "gpu" not in report.keywords:
+        return
+    if report.failed:
+        _run["counts"]["failed"] += 1
+    elif report.skipped:
+        _run["counts"]["skipped"] += 1
+    elif report.when == "call":
+        _run["counts"]["passed"] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    options = session.config.option
+    if getattr(options, "collectonly", False) or hasattr(session.config, "workerinput"):
+        return
+    if _run["complete"] and finished and gpu_count():
+        record.write(ROOT, dict(_run["counts"]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reasons = Counter(
+        str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        for report in terminalreporter.stats.get("skipped", [])
+        if "gpu" in getattr(report, "keywords", ())
+    )
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(
+            f"GPU tests not run: {count}: {reason.removeprefix('Skipped: ')}", yellow=True
+        )
+    terminalreporter.write_line(record.describe(ROOT))

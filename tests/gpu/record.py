@@ -1,0 +1,121 @@
+"""The record of the last whole run of the suite on a GPU: tests/gpu/last_run.json.
+
+It holds the GPU, the versions, the counts, and a hash of the sources of that run, so that a reader
+without a GPU can tell whether these very sources were tested on one. Written by tests/conftest.py
+after such a run. `python tests/gpu/record.py` says in one line whether it is up to date.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+RECORD = "tests/gpu/last_run.json"
+FOLDERS = ("csrc", "torch_cubin", "tests")
+
+
+def _ignored_patterns(root: Path) -> list[str]:
+    """The patterns of .gitignore. NOTE: no negation and no `**`: a test compares with git itself.
+
+    Read here, not asked of git, because the hash must come out the same in a copy of the tree
+    that has no .git folder (the GPU machine, a source archive).
+    """
+    lines = (root / ".gitignore").read_text().splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _is_ignored(path: str, is_folder: bool, patterns: list[str]) -> bool:
+    for pattern in patterns:
+        if pattern.endswith("/") and not is_folder:
+            continue
+        wanted = pattern.rstrip("/")
+        anchored = "/" in wanted
+        name = path if anchored else path.rsplit("/", 1)[-1]
+        if fnmatch(name, wanted.lstrip("/")):
+            return True
+    return False
+
+
+def source_files(root: Path) -> list[str]:
+    """The files of the three folders that git would track, the record itself left out, sorted."""
+    patterns = _ignored_patterns(root)
+
+    def walk(folder: Path) -> Iterator[str]:
+        for path in folder.iterdir():
+            name = path.relative_to(root).as_posix()
+            if _is_ignored(name, path.is_dir(), patterns):
+                continue
+            if path.is_dir():
+                yield from walk(path)
+            elif name != RECORD:
+                yield name
+
+    return sorted(
+        name for folder in FOLDERS if (root / folder).is_dir() for name in walk(root / folder)
+    )
+
+
+def source_hash(root: Path) -> str:
+    """sha256 over the names and contents of source_files()."""
+    digest = hashlib.sha256()
+    for name in source_files(root):
+        content = hashlib.sha256((root / name).read_bytes()).hexdigest()
+        digest.update(f"{name}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _driver_version() -> str:
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return answer.stdout.splitlines()[0].strip()
+
+
+def write(root: Path, counts: dict[str, int]) -> Path:
+    """Writes the record of a run on this machine's GPU."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    content = {
+        "gpu": properties.name,
+        "gpus": torch.cuda.device_count(),
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": _driver_version(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "sources": source_hash(root),
+        **{name: counts.get(name, 0) for name in ("passed", "failed", "skipped")},
+    }
+    path = root / RECORD
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    return path
+
+
+def describe(root: Path) -> str:
+    """One line: what the record says, and whether it is of these sources."""
+    try:
+        content = json.loads((root / RECORD).read_text())
+        result = (
+            f"{content['passed']} passed, {content['failed']} failed, {content['skipped']} skipped "
+            f"on {content['gpu']}, torch {content['torch']}, {content['date']}"
+        )
+        current = content["sources"] == source_hash(root)
+    except FileNotFoundError:
+        return f"GPU record: none ({RECORD}): run the tests on a machine with a GPU"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"GPU record: {RECORD} cannot be read ({error!r}): run the tests on a GPU again"
+    state = "of these sources" if current else "STALE (the sources have changed since)"
+    return f"GPU record: {state}: {result}"
+
+
+if __name__ == "__main__":
+    print(describe(Path(__file__).resolve().parents[2]))

@@ -1,0 +1,110 @@
+"""The record of the last GPU run: what it hashes, when it is stale, and the gate of the GPU tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu import record
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small source tree with a fresh record."""
+    for folder in record.FOLDERS:
+        (tmp_path / folder / "part").mkdir(parents=True)
+        (tmp_path / folder / "part" / "file.txt").write_text(folder)
+    (tmp_path / "tests" / "gpu").mkdir()
+    shutil.copy(ROOT / ".gitignore", tmp_path / ".gitignore")
+    content = {"gpu": "G", "torch": "2.11", "date": "today", "passed": 3, "failed": 0, "skipped": 1}
+    content["sources"] = record.source_hash(tmp_path)
+    (tmp_path / record.RECORD).write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_record_is_current_until_a_source_changes(tree: Path) -> None:
+    assert "of these sources: 3 passed, 0 failed, 1 skipped on G" in record.describe(tree)
+    (tree / "csrc" / "part" / "file.txt").write_text("changed")
+    assert "STALE" in record.describe(tree)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: (tree / "torch_cubin" / "new.py").write_text(""),
+        lambda tree: (tree / "tests" / "part" / "file.txt").unlink(),
+        lambda tree: (tree / "csrc" / "part").rename(tree / "csrc" / "other"),
+    ],
+)
+def test_record_is_stale_after_files_come_go_or_move(tree: Path, change) -> None:
+    change(tree)
+    assert "STALE" in record.describe(tree)
+
+
+@pytest.mark.parametrize(
+    "name", ["torch_cubin/_C.so", "torch_cubin/cubins/a.cubin", "tests/__pycache__/a.pyc", "docs/a"]
+)
+def test_record_ignores_build_products_and_other_folders(tree: Path, name: str) -> None:
+    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+    (tree / name).write_text("built")
+    assert "of these sources" in record.describe(tree)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"passed": 1}'])
+def test_record_that_cannot_be_read_says_so(tree: Path, content: str) -> None:
+    (tree / record.RECORD).write_text(content)
+    assert "cannot be read" in record.describe(tree)
+    (tree / record.RECORD).unlink()
+    assert "none" in record.describe(tree)
+
+
+def test_record_hashes_what_git_would_track() -> None:
+    command = [
+        "git",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *record.FOLDERS,
+    ]
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = sorted(
+        n for n in set(listed.splitlines()) if (ROOT / n).exists() and n != record.RECORD
+    )
+    assert record.source_files(ROOT) == tracked
+
+
+@pytest.mark.parametrize("required, outcome", [("", "1 skipped"), ("1", "1 error")])
+def test_gpu_gate_skips_and_counts_or_fails(tmp_path: Path, required: str, outcome: str) -> None:
+    (tmp_path / "test_x.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_x(): pass\n")
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "TORCH_CUBIN_REQUIRE_GPU": required,
+        "PYTHONPATH": str(TESTS),
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-q"]
+    result = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), str(tmp_path)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert outcome in result.stdout
+    assert "needs 1 CUDA device, found 0" in result.stdout
+    assert "GPU record:" in result.stdout
+    assert ("GPU tests not run: 1" in result.stdout) == (not required)
+    assert (result.returncode == 0) == (not required)
