@@ -9,9 +9,11 @@
 // params input launch capture fork oom fault closed internal.
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace torch_cubin {
 
@@ -40,6 +42,10 @@ struct Fault {
 
 // As fail(), with a finished message (allocation failures must begin as PyTorch's do).
 [[noreturn]] void fail_with_text(std::string_view tag, const std::string& message);
+
+// `text` as it may stand in a message: control characters and bytes that are not UTF-8 become
+// \xNN, and what passes `limit` bytes is cut. For names that come from a file.
+std::string printable(std::string_view text, size_t limit = 200);
 
 // The text of the last error thrown on this thread since clear_last_error(). Below torch 2.13 an
 // error that crosses a dispatcher call of the C API arrives as "API call failed": the caller

@@ -43,7 +43,9 @@ struct KernelInfo {
   std::array<uint32_t, 3> required_block{};  // 0 where not recorded
   std::array<uint32_t, 3> max_block{};       // 0 where not recorded
   std::array<uint32_t, 3> cluster{};         // 0 where not recorded
-  bool uses_dynamic_shared = false;          // a hint: the file does not record the amount
+  // A hint: true where the file shows that the kernel's shared memory is all `extern __shared__`
+  // (the amount is not recorded), false where it does not tell.
+  bool uses_dynamic_shared = false;
 };
 
 struct Image {

@@ -99,10 +99,12 @@ def substitute(value: Any, variables: dict[str, Any], source: pathlib.Path) -> A
         return found
 
     if isinstance(value, str):
-        whole = PLACEHOLDER.fullmatch(value)
-        if whole:
-            return lookup(whole.group(1))
-        return PLACEHOLDER.sub(lambda found: str(lookup(found.group(1))), value)
+        # Innermost first, again and again: "{d.k{v.lanes}}" is "{d.k128}" is 1024.
+        while found := PLACEHOLDER.search(value):
+            if found.span() == (0, len(value)):
+                return substitute(lookup(found.group(1)), variables, source)
+            value = value.replace(found.group(0), str(lookup(found.group(1))))
+        return value
     if isinstance(value, list):
         return [substitute(item, variables, source) for item in value]
     if isinstance(value, dict):

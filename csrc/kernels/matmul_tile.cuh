@@ -55,12 +55,12 @@ struct TileCoordinates {
 // about 2048 rows, and within a group down the rows first.
 template <int kTileM>
 TC_DEVICE void raster(u32 index, u32 tiles_m, u32 tiles_n, u32& tile_m, u32& tile_n) {
-  constexpr u32 kGroup = 2048 / kTileM;
-  u32 group = index / (kGroup * tiles_n);
-  u32 within = index - group * (kGroup * tiles_n);
-  u32 rows = min(tiles_m - group * kGroup, kGroup);
+  u32 group_rows = min(tiles_m, 2048u / kTileM);  // so that the product below stays under 2^31
+  u32 group = index / (group_rows * tiles_n);
+  u32 within = index - group * (group_rows * tiles_n);
+  u32 rows = min(tiles_m - group * group_rows, group_rows);
   tile_n = within / rows;
-  tile_m = group * kGroup + within - tile_n * rows;
+  tile_m = group * group_rows + within - tile_n * rows;
 }
 
 // grid.x is below 2^31, so the divisions need 32 bits only (64-bit ones cost about 100 instructions
@@ -69,7 +69,7 @@ template <int kTileM, int kTileN, int kTileK>
 TC_DEVICE TileCoordinates tile_coordinates(const MatmulParams& p) {
   TileCoordinates t;
   u32 tiles = static_cast<u32>(p.tiles_m) * static_cast<u32>(p.tiles_n);
-  u32 batch = blockIdx.x / tiles;
+  u32 batch = p.batch > 1 ? blockIdx.x / tiles : 0;
   u32 tile_m, tile_n;
   raster<kTileM>(blockIdx.x - batch * tiles, static_cast<u32>(p.tiles_m),
                  static_cast<u32>(p.tiles_n), tile_m, tile_n);

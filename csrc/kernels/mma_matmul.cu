@@ -7,8 +7,6 @@
 // mma step ahead (TC_FRAGMENTS 2) or when needed (1: doubles, whose registers do not suffice).
 //
 // Layout `any` takes any strides: element copies by cp.async, or for 16-bit types through registers.
-#include <type_traits>
-
 #include "matmul_epilogue.cuh"
 #include "mma_operand.cuh"
 
@@ -32,6 +30,7 @@ using BLoader = FragmentLoader<BTile, TC_WARP_N>;
 constexpr int kStageBytes = ATile::kBytes + BTile::kBytes;
 static_assert(kStageBytes* TC_STAGES == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
 constexpr int kSteps = TC_TILE_K / ATile::kStepK;
+static_assert(kSteps % 2 == 0 || TC_FRAGMENTS == 1, "fragment buffers alternate");
 constexpr int kBlocksM = TC_WARP_M / 16;
 constexpr int kBlocksN = TC_WARP_N / 16;
 using Accumulator = typename DTypeTraits<kDType>::Accumulator;
@@ -58,27 +57,15 @@ struct Multiplier {
   }
 
   TC_DEVICE void multiply(int buffer) {
-    if constexpr (kDType == DType::float32) {
-#pragma unroll
-      for (int i = 0; i < kBlocksM; ++i)
-#pragma unroll
-        for (int r = 0; r < 4; ++r) a[buffer][i][r] = round_to_tf32(a[buffer][i][r]);
-#pragma unroll
-      for (int j = 0; j < kBlocksN; ++j)
-#pragma unroll
-        for (int r = 0; r < 4; ++r) b[buffer][j][r] = round_to_tf32(b[buffer][j][r]);
-    }
+    round_fragments<kDType>(a[buffer]);
+    round_fragments<kDType>(b[buffer]);
 #pragma unroll
     for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
       for (int jj = 0; jj < 2 * kBlocksN; ++jj) {
         int j = i % 2 == 0 ? jj : 2 * kBlocksN - 1 - jj;  // neighbours reuse a register operand
-        auto& b0 = b[buffer][j / 2][2 * (j % 2)];
-        auto& b1 = b[buffer][j / 2][2 * (j % 2) + 1];
-        if constexpr (kDType == DType::float16) mma_f16(sum[i][j], a[buffer][i], b0, b1);
-        if constexpr (kDType == DType::bfloat16) mma_bf16(sum[i][j], a[buffer][i], b0, b1);
-        if constexpr (kDType == DType::float32) mma_tf32(sum[i][j], a[buffer][i], b0, b1);
-        if constexpr (kDType == DType::float64) mma_f64(sum[i][j], a[buffer][i], b0, b1);
+        const auto& words = b[buffer][j / 2];
+        mma<kDType>(sum[i][j], a[buffer][i], words[2 * (j % 2)], words[2 * (j % 2) + 1]);
       }
     }
   }
@@ -96,23 +83,27 @@ TC_DEVICE void multiply_async(Multiplier& math, ACopy& a, BCopy& b, u32 shared, 
   constexpr int kSlots = kSteps > 1 ? kSteps - 1 : 1;
   auto copy_slot = [&](auto slot, u32 stage, bool wanted) {
     constexpr int s = decltype(slot)::value;
+    int left = left_of(k_left);
+    a.template copy<ACopy::kPasses * s / kSlots, ACopy::kPasses*(s + 1) / kSlots>(stage, left,
+                                                                                  wanted);
+    b.template copy<BCopy::kPasses * s / kSlots, BCopy::kPasses*(s + 1) / kSlots>(
+        stage + ATile::kBytes, left, wanted);
+  };
+  auto finish_copy = [&](u32 stage, bool wanted) {
     if (wanted) {
-      int left = left_of(k_left);
-      a.template copy<ACopy::kPasses * s / kSlots, ACopy::kPasses*(s + 1) / kSlots>(stage, left);
-      b.template copy<BCopy::kPasses * s / kSlots, BCopy::kPasses*(s + 1) / kSlots>(
-          stage + ATile::kBytes, left);
+      a.copy_straddling(stage, left_of(k_left));
+      b.copy_straddling(stage + ATile::kBytes, left_of(k_left));
     }
-    if constexpr (s == kSlots - 1) {
-      cp_async_commit();
-      a.next_tile();
-      b.next_tile();
-      k_left -= TC_TILE_K;
-    }
+    cp_async_commit();
+    a.next_tile();
+    b.next_tile();
+    k_left -= TC_TILE_K;
   };
 
 #pragma unroll
   for (int s = 0; s < TC_STAGES - 1; ++s) {
     unrolled<kSlots>([&](auto slot) { copy_slot(slot, shared + s * kStageBytes, s < k_tiles); });
+    finish_copy(shared + s * kStageBytes, s < k_tiles);
   }
   cp_async_wait<TC_STAGES - 2>();
   __syncthreads();
@@ -126,8 +117,8 @@ TC_DEVICE void multiply_async(Multiplier& math, ACopy& a, BCopy& b, u32 shared, 
     unrolled<kSteps>([&](auto constant) {
       constexpr int step = decltype(constant)::value;
       if constexpr (TC_FRAGMENTS == 1) math.load(0, read, step);
-      if constexpr (step < kSlots) copy_slot(constant, write, wanted);
       if constexpr (step == kSteps - 1) {
+        finish_copy(write, wanted);
         // Nobody reads this tile after the barrier, and the next one has arrived.
         cp_async_wait<TC_STAGES - 2>();
         __syncthreads();
@@ -136,6 +127,9 @@ TC_DEVICE void multiply_async(Multiplier& math, ACopy& a, BCopy& b, u32 shared, 
         if (read == shared + TC_STAGES * kStageBytes) read = shared;
       }
       if constexpr (TC_FRAGMENTS == 2) math.load((step + 1) % 2, read, (step + 1) % kSteps);
+      // NOTE: behind the loads. ptxas keeps the order of shared memory accesses, and copies, which
+      // wait for their addresses, would hold the loads back: 490 instead of XXX TFLOP/s on an H200.
+      if constexpr (step < kSlots) copy_slot(constant, write, wanted);
       math.multiply(step % TC_FRAGMENTS);
     });
   }
@@ -169,6 +163,16 @@ TC_DEVICE void multiply_registers(Multiplier& math, ACopy& a, BCopy& b, u32 shar
   }
 }
 
+template <class ACopy, class BCopy>
+TC_DEVICE void multiply_tiles(Multiplier& math, ACopy& a, BCopy& b, u32 shared, tc_int64 k_left,
+                              int k_tiles) {
+  if constexpr (ACopy::kAsync) {
+    multiply_async(math, a, b, shared, k_left, k_tiles);
+  } else {
+    multiply_registers(math, a, b, shared, k_left, k_tiles);
+  }
+}
+
 template <class Tile>
 using CopyOf = std::conditional_t<
     !kAny, VectorCopy<Tile>,
@@ -193,11 +197,77 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
   int warp_n = warp % kWarpsN * TC_WARP_N;
   Multiplier math(warp_m, warp_n);
 
-  tc_int64 k_left = tile.k_end - tile.k_begin;
-  if constexpr (kAny && ATile::kElement == 2) {
-    multiply_registers(math, a, b, shared, k_left, tile.k_tiles);
-  } else {
-    multiply_async(math, a, b, shared, k_left, tile.k_tiles);
-  }
-  store_tile<kDType, kBlocksM, 2 * kBlocksN>(p, tile, warp_m, warp_n, math.sum);
+  multiply_tiles(math, a, b, shared, tile.k_end - tile.k_begin, tile.k_tiles);
+  __syncthreads();  // all have read the last tile: its memory is free
+  store_tile<kDType, TC_DYNAMIC_SHARED / kWarps>(p, tile, warp_m, warp_n, shared_memory, math.sum);
 }
+
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "defaults": {
+  "kind": "mma", "layout": "{layout}", "tile": "{t.tile}", "stages": "{t.stages}",
+  "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}", "TC_WARP_M": "{t.wm}",
+              "TC_WARP_N": "{t.wn}", "TC_FRAGMENTS": "{t.fragments}", "TC_MIN_BLOCKS": "{t.blocks}"}},
+ "kernels": [
+  {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "alignment": 16, "archs": "{t.archs}",
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "128x256x64", "tile": [128, 256, 64], "wm": 64, "wn": 64, "fragments": 2, "stages": 4, "shared": 196608,
+      "threads": 256, "blocks": 1, "archs": ["sm_90a", "sm_100a"], "cost": {"k_tile": 1750, "fixed": 5000}},
+     {"name": "128x256x32", "tile": [128, 256, 32], "wm": 64, "wn": 64, "fragments": 2, "stages": 4, "shared": 98304,
+      "threads": 256, "blocks": 1, "archs": ["sm_80", "sm_86", "sm_89", "sm_120a"], "cost": {"k_tile": 900, "fixed": 5000}}]}},
+  {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "alignment": 16,
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "128x128x64", "tile": [128, 128, 64], "wm": 64, "wn": 64, "fragments": 2, "stages": 3, "shared": 98304,
+      "threads": 128, "blocks": 2, "cost": {"k_tile": 1900, "fixed": 5000}},
+     {"name": "64x128x64", "tile": [64, 128, 64], "wm": 32, "wn": 64, "fragments": 2, "stages": 3, "shared": 73728,
+      "threads": 128, "blocks": 2, "cost": {"k_tile": 1200, "fixed": 4000}},
+     {"name": "16x128x64", "tile": [16, 128, 64], "wm": 16, "wn": 32, "fragments": 2, "stages": 4, "shared": 73728,
+      "threads": 128, "blocks": 3, "cost": {"k_tile": 900, "fixed": 3000}}]}},
+  {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "alignment": 2,
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "layout": ["any"],
+    "t": [
+     {"name": "128x128x32", "tile": [128, 128, 32], "wm": 64, "wn": 32, "fragments": 1, "stages": 2, "shared": 32768,
+      "threads": 256, "blocks": 1, "cost": {"k_tile": 3000, "fixed": 6000}}]}},
+  {"name": "mma_matmul_tf32_{layout}_{t.name}", "dtype": "float32", "math": "tf32", "alignment": 16,
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "128x128x32", "tile": [128, 128, 32], "wm": 64, "wn": 64, "fragments": 2, "stages": 3, "shared": 98304,
+      "threads": 128, "blocks": 2, "cost": {"k_tile": 2000, "fixed": 5000}},
+     {"name": "64x64x32", "tile": [64, 64, 32], "wm": 32, "wn": 32, "fragments": 2, "stages": 4, "shared": 65536,
+      "threads": 128, "blocks": 3, "cost": {"k_tile": 900, "fixed": 4000}}]}},
+  {"name": "mma_matmul_tf32_{layout}_{t.name}", "dtype": "float32", "math": "tf32", "alignment": 4,
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "layout": ["any"],
+    "t": [
+     {"name": "128x128x32", "tile": [128, 128, 32], "wm": 64, "wn": 32, "fragments": 1, "stages": 3, "shared": 98304,
+      "threads": 256, "blocks": 1, "cost": {"k_tile": 4000, "fixed": 6000}}]}},
+  {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "float64", "math": "float64", "alignment": 16,
+   "for": {
+    "d": [{"dtype": "float64"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "128x128x16", "tile": [128, 128, 16], "wm": 64, "wn": 32, "fragments": 1, "stages": 3, "shared": 98304,
+      "threads": 256, "blocks": 1, "cost": {"k_tile": 2200, "fixed": 6000}}]}},
+  {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "float64", "math": "float64", "alignment": 8,
+   "for": {
+    "d": [{"dtype": "float64"}],
+    "layout": ["any"],
+    "t": [
+     {"name": "64x64x16", "tile": [64, 64, 16], "wm": 32, "wn": 32, "fragments": 1, "stages": 4, "shared": 65536,
+      "threads": 128, "blocks": 2, "cost": {"k_tile": 1200, "fixed": 5000}}]}}]}
+*/

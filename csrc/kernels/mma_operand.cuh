@@ -53,9 +53,12 @@ struct OperandTile {
 };
 
 // cp.async of 16-byte vectors along the contiguous dimension. `k_left` is what remains of K from the
-// current tile on; the copy zero-fills past it and past the operand's last row.
+// current tile on; the copy zero-fills past it and past the operand's last row. A vector that
+// straddles an end goes element by element: cp.async can zero-fill a part, but reads 16 bytes in the
+// eyes of compute-sanitizer.
 template <class Tile>
 struct VectorCopy {
+  static constexpr bool kAsync = true;
   static constexpr int kChunks = Tile::kRowBytes / 16;
   static constexpr int kRowsPerPass = Tile::kThreads / kChunks;
   static constexpr int kPasses = (Tile::kRows + kRowsPerPass - 1) / kRowsPerPass;
@@ -65,15 +68,15 @@ struct VectorCopy {
   const char* global;
   tc_int64 pass_step, tile_step;  // bytes
   u32 shared;                     // offset in a stage
-  int row, mn_left;               // kKMajor: rows left from `row`; else bytes left from the chunk
-  int chunk_k;                    // kKMajor: first element of the chunk
+  int mn_left;                    // kKMajor: rows left from row0(); else bytes left from the chunk
+  int mn_bytes;                   // of this tile along mn
 
   TC_DEVICE VectorCopy(const void* tile, tc_int64 stride_mn, tc_int64 stride_k, tc_int64 mn) {
     int chunk = threadIdx.x % kChunks;
-    row = threadIdx.x / kChunks;
+    int row = row0();
     constexpr int kPerChunk = 16 / Tile::kElement;
     int mn_here = static_cast<int>(min(mn, static_cast<tc_int64>(Tile::kTileMn)));
-    chunk_k = chunk * kPerChunk;
+    mn_bytes = mn_here * Tile::kElement;
     mn_left = Tile::kKMajor ? mn_here - row : (mn_here - chunk * kPerChunk) * Tile::kElement;
     tc_int64 row_stride = (Tile::kKMajor ? stride_mn : stride_k) * Tile::kElement;
     global = static_cast<const char*>(tile) + row * row_stride + chunk * 16;
@@ -82,24 +85,53 @@ struct VectorCopy {
     shared = Tile::Layout::offset(row, chunk);
   }
 
-  // Passes [kBegin, kEnd) of the tile into the stage at `stage`.
+  // Passes [kBegin, kEnd) of the tile into the stage at `stage`; leaves straddling vectors out.
   template <int kBegin, int kEnd>
-  TC_DEVICE void copy(u32 stage, int k_left) {
-    int rows, bytes;
-    if constexpr (Tile::kKMajor) {
-      rows = mn_left;
-      bytes = min(max((k_left - chunk_k) * Tile::kElement, 0), 16);
-    } else {
-      rows = k_left - row;
-      bytes = min(max(mn_left, 0), 16);
-    }
+  TC_DEVICE void copy(u32 stage, int k_left, bool wanted) {
+    int rows = rows_left(k_left);
+    int bytes = bytes_left(k_left);
+    bool whole = wanted && (bytes <= 0 || bytes >= 16);
 #pragma unroll
     for (int i = kBegin; i < kEnd; ++i) {
-      if (Tile::kRows % kRowsPerPass != 0 && i * kRowsPerPass + row >= Tile::kRows) break;
+      if (!whole || outside(i)) continue;
       cp_async<16>(stage + shared + i * kRowsPerPass * Tile::kRowBytes, global + i * pass_step,
-                   i * kRowsPerPass < rows ? bytes : 0);
+                   i * kRowsPerPass < rows && bytes > 0);
     }
   }
+
+  // The vectors that copy() left out. The condition is the same for the whole block, nearly always
+  // false, and tested once a tile.
+  TC_DEVICE void copy_straddling(u32 stage, int k_left) const {
+    using Storage = typename Tile::Storage;
+    int ends = Tile::kKMajor ? k_left * Tile::kElement : mn_bytes;
+    if (ends % 16 == 0) return;
+    int bytes = bytes_left(k_left);
+    if (bytes <= 0 || bytes >= 16) return;
+#pragma unroll 1
+    for (int i = 0; i < kPasses; ++i) {
+      if (outside(i)) break;
+      u32 to = stage + shared + i * kRowsPerPass * Tile::kRowBytes;
+      auto from = reinterpret_cast<const Storage*>(global + i * pass_step);
+      int valid = i * kRowsPerPass < rows_left(k_left) ? bytes / Tile::kElement : 0;
+#pragma unroll 1
+      for (int e = 0; e < 16 / Tile::kElement; ++e) {
+        store_shared(to + e * Tile::kElement, e < valid ? from[e] : Storage(0));
+      }
+    }
+  }
+
+  // Of the operand, from this thread's first row and chunk on.
+  TC_DEVICE int rows_left(int k_left) const { return Tile::kKMajor ? mn_left : k_left - row0(); }
+  TC_DEVICE int bytes_left(int k_left) const {
+    return Tile::kKMajor ? (k_left - chunk_k()) * Tile::kElement : mn_left;
+  }
+  static TC_DEVICE int chunk_k() { return threadIdx.x % kChunks * (16 / Tile::kElement); }
+
+  // With fewer rows than a pass takes, the last threads have nothing to do.
+  TC_DEVICE bool outside(int pass) const {
+    return Tile::kRows % kRowsPerPass != 0 && row0() + pass * kRowsPerPass >= Tile::kRows;
+  }
+  static TC_DEVICE int row0() { return threadIdx.x / kChunks; }
 
   TC_DEVICE void next_tile() { global += tile_step; }
 };
@@ -158,25 +190,29 @@ struct WordMap {
 // cp.async of single 4- or 8-byte elements: serves any stride.
 template <class Tile>
 struct ElementCopy : WordMap<Tile> {
+  static constexpr bool kAsync = true;
   using Map = WordMap<Tile>;
   static constexpr int kPasses = Map::kPasses;
   using Map::Map;
 
   template <int kBegin, int kEnd>
-  TC_DEVICE void copy(u32 stage, int k_left) {
+  TC_DEVICE void copy(u32 stage, int k_left, bool wanted) {
 #pragma unroll
     for (int i = kBegin; i < kEnd; ++i) {
+      if (!wanted) continue;
       cp_async<Tile::kWord>(stage + this->shared(i), this->global + i * this->pass_step,
-                            this->valid(i, k_left) * Tile::kElement);
+                            this->valid(i, k_left) != 0);
     }
   }
 
+  TC_DEVICE void copy_straddling(u32, int) const {}  // single elements do not straddle
   TC_DEVICE void next_tile() { this->global += this->tile_step; }
 };
 
 // Two 16-bit elements at a time through registers, since cp.async moves no less than 4 bytes.
 template <class Tile>
 struct RegisterCopy : WordMap<Tile> {
+  static constexpr bool kAsync = false;
   using Map = WordMap<Tile>;
   static constexpr int kPasses = Map::kPasses;
   using Map::Map;
@@ -258,5 +294,24 @@ struct FragmentLoader {
     }
   }
 };
+
+// float32 becomes tf32; the mma would truncate.
+template <DType kDType, class Word, int kBlocks>
+TC_DEVICE void round_fragments(Word (&fragments)[kBlocks][4]) {
+  if constexpr (kDType == DType::float32) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) fragments[i][j] = round_to_tf32(fragments[i][j]);
+  }
+}
+
+template <DType kDType, class Accumulator, class Word>
+TC_DEVICE void mma(Accumulator (&sum)[4], const Word (&a)[4], Word b0, Word b1) {
+  if constexpr (kDType == DType::float16) mma_f16(sum, a, b0, b1);
+  if constexpr (kDType == DType::bfloat16) mma_bf16(sum, a, b0, b1);
+  if constexpr (kDType == DType::float32) mma_tf32(sum, a, b0, b1);
+  if constexpr (kDType == DType::float64) mma_f64(sum, a, b0, b1);
+}
 
 }  // namespace torch_cubin

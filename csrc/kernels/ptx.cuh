@@ -2,6 +2,8 @@
 // Everything here exists on sm_80; no CUDA header is needed.
 #pragma once
 
+#include <utility>
+
 namespace torch_cubin {
 
 using u16 = unsigned short;
@@ -10,20 +12,38 @@ using u64 = unsigned long long;
 
 #define TC_DEVICE __device__ __forceinline__
 
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
+template <class Body, int... kIndices>
+TC_DEVICE void unrolled(Body&& body, std::integer_sequence<int, kIndices...>) {
+  (body(Constant<kIndices>{}), ...);
+}
+
+// body(0), ..., body(kCount - 1), each argument a constant expression through decltype(i)::value.
+template <int kCount, class Body>
+TC_DEVICE void unrolled(Body&& body) {
+  unrolled(body, std::make_integer_sequence<int, kCount>{});
+}
+
 TC_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies kBytes to shared memory; bytes past `valid` become zero and are not read. With valid == 0
-// the source may be any address.
+// Copies kBytes to shared memory, or zeros where `valid` is false: then nothing is read, and the
+// source may be any address.
 template <int kBytes>
-TC_DEVICE void cp_async(u32 shared, const void* global, int valid) {
+TC_DEVICE void cp_async(u32 shared, const void* global, bool valid) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared),
-                 "l"(global), "r"(valid));
+    asm volatile(
+        "{ .reg .pred ignore; setp.eq.u32 ignore, %2, 0;"
+        " cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore; }" ::"r"(shared),
+        "l"(global), "r"(static_cast<u32>(valid)));
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
-                 "n"(kBytes), "r"(valid));
+    asm volatile(
+        "{ .reg .pred ignore; setp.eq.u32 ignore, %2, 0;"
+        " cp.async.ca.shared.global [%0], [%1], %3, ignore; }" ::"r"(shared),
+        "l"(global), "r"(static_cast<u32>(valid)), "n"(kBytes));
   }
 }
 
@@ -56,8 +76,20 @@ TC_DEVICE void load_shared(double& out, u32 shared) {
   asm volatile("ld.shared.f64 %0, [%1];" : "=d"(out) : "r"(shared));
 }
 
+TC_DEVICE void store_shared(u32 shared, u16 value) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(value));
+}
+
 TC_DEVICE void store_shared(u32 shared, u32 value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(value));
+}
+
+TC_DEVICE void store_shared(u32 shared, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(value));
+}
+
+TC_DEVICE void store_shared(u32 shared, double value) {
+  asm volatile("st.shared.f64 [%0], %1;" ::"r"(shared), "d"(value));
 }
 
 // Rounds to nearest, ties away from zero; NaN stays NaN.

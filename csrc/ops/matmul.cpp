@@ -17,7 +17,8 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
-constexpr int kSwappedFlag = 1;  // see kernels/dot_matmul.cu
+constexpr int kReduceBlocks = 16;  // a multiprocessor: full, and no more rounds than needed
+constexpr int kSwappedFlag = 1;    // see kernels/dot_matmul.cu
 
 // What a launch reads and writes besides the problem's integers.
 struct Buffers {
@@ -111,8 +112,8 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
   const int64_t bytes = element_size(dtype);
   const Math math = math_of(dtype);
   const MatmulTable& table = matmul_table(device);
-  const Layout layout = matmul_layout(p, bytes, buffers.a, buffers.b);
-  const MatmulPlan plan = choose_matmul(table, math, layout, p);
+  const MatmulAccess access = matmul_access(p, bytes, buffers.a, buffers.b);
+  const MatmulPlan plan = choose_matmul(table, math, access, p);
   const int64_t tiles = plan.tiles_m * plan.tiles_n;
   if (tiles > kMaxGridX / p.batch()) {
     const int last = p.batch_dims - 1;
@@ -138,8 +139,11 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
       &partials, 1, math == kMathFloat64 ? ScalarType::Double : ScalarType::Float, device.index);
   fill_params(params, p, plan, buffers, workspace.data_ptr());
   launch_entry(*plan.kernel, params, tiles * p.batch(), plan.splits, device);
+  // Any number of blocks is right: they share the outputs out among themselves.
   const int64_t per_block = plan.reduce->entry().tile[1];
-  launch_entry(*plan.reduce, params, (outputs + per_block - 1) / per_block, 1, device);
+  const int64_t blocks = std::min((outputs + per_block - 1) / per_block,
+                                  int64_t{kReduceBlocks} * device.multiprocessors);
+  launch_entry(*plan.reduce, params, blocks, 1, device);
 }
 
 // K = 0: sums of nothing, plus the bias. There is no product to compute, only memory to fill.

@@ -77,33 +77,31 @@ void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable
   }
 }
 
-// A layout seen from C^T = B^T A^T: the operands trade places and each is transposed.
-Layout swapped_layout(Layout layout) {
-  switch (layout) {
-    case kLayoutNN:
-      return kLayoutTT;
-    case kLayoutTT:
-      return kLayoutNN;
-    default:
-      return layout;
-  }
+bool is_vectors(Access access) { return access == kKVectors || access == kOwnVectors; }
+
+Layout layout_of(MatmulAccess access) {
+  if (!is_vectors(access.a) || !is_vectors(access.b)) return kLayoutAny;
+  if (access.a == kKVectors) return access.b == kKVectors ? kLayoutNT : kLayoutNN;
+  return access.b == kKVectors ? kLayoutTT : kLayoutTN;
 }
 
-MatmulPlan choose(const MatmulTable& table, Math math, Layout layout, const MatmulProblem& p) {
+// Rows for a small A and a B of this access; kernels that take anything where there are none.
+const std::vector<MatmulTable::Row>& dots_for(const MatmulTable& table, Math math, Access b) {
+  const auto& rows = table.dots[math][b];
+  return rows.empty() ? table.dots[math][kKElements] : rows;
+}
+
+MatmulPlan choose(const MatmulTable& table, Math math, MatmulAccess access,
+                  const MatmulProblem& p) {
   const Extent x = {p.m, p.n, p.k, p.batch()};
   Best best;
-  for (const MatmulTable::Row& row : table.tiles[math][layout]) {
-    consider(best, table, math, row, x, false);
-  }
-  if (layout != kLayoutAny && table.tiles[math][layout].empty()) {
-    for (const MatmulTable::Row& row : table.tiles[math][kLayoutAny]) {
-      consider(best, table, math, row, x, false);
-    }
-  }
-  for (const MatmulTable::Row& row : table.dots[math][layout]) {
+  const auto* tiles = &table.tiles[math][layout_of(access)];
+  if (tiles->empty()) tiles = &table.tiles[math][kLayoutAny];
+  for (const MatmulTable::Row& row : *tiles) consider(best, table, math, row, x, false);
+  for (const MatmulTable::Row& row : dots_for(table, math, access.b)) {
     if (x.m <= row.tile_m) consider(best, table, math, row, x, false);
   }
-  for (const MatmulTable::Row& row : table.dots[math][swapped_layout(layout)]) {
+  for (const MatmulTable::Row& row : dots_for(table, math, access.a)) {
     if (x.n <= row.tile_m) consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true);
   }
   if (best.plan.kernel == nullptr) {
@@ -114,10 +112,24 @@ MatmulPlan choose(const MatmulTable& table, Math math, Layout layout, const Matm
   return best.plan;
 }
 
+Access access_of(const void* data, int64_t own_size, int64_t k, int64_t own_stride,
+                 int64_t k_stride, const int64_t* batch_strides, int batch_dims,
+                 int64_t element_bytes) {
+  bool vectors = reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
+  for (int i = 0; i < batch_dims; ++i) {
+    vectors = vectors && aligned(batch_strides[i], element_bytes);
+  }
+  const bool along_k = (k_stride == 1 || k == 1) && aligned(own_stride, element_bytes);
+  const bool along_own = (own_stride == 1 || own_size == 1) && aligned(k_stride, element_bytes);
+  if (vectors && along_k && (k > 1 || !along_own)) return kKVectors;
+  if (vectors && along_own) return kOwnVectors;
+  return own_stride <= k_stride && own_size > 1 ? kOwnElements : kKElements;
+}
+
 // Choosing costs microseconds, a launch does too: the last answers are kept by thread.
 struct Remembered {
   const MatmulTable* table = nullptr;
-  int math = 0, layout = 0;
+  int kind = -1;  // of math and accesses
   int64_t m = 0, n = 0, k = 0, batch = 0;
   MatmulPlan plan;
 };
@@ -125,42 +137,28 @@ constexpr size_t kRememberedSlots = 256;
 
 }  // namespace
 
-Layout matmul_layout(const MatmulProblem& p, int64_t element_bytes, const void* a, const void* b) {
-  const uintptr_t pointers = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b);
-  if (pointers % kVectorBytes != 0) return kLayoutAny;
-  for (int i = 0; i < p.batch_dims; ++i) {
-    if (!aligned(p.a_batch_stride[i], element_bytes)) return kLayoutAny;
-    if (!aligned(p.b_batch_stride[i], element_bytes)) return kLayoutAny;
-  }
-  const bool a_n = (p.a_stride_k == 1 || p.k == 1) && aligned(p.a_stride_m, element_bytes);
-  const bool a_t = (p.a_stride_m == 1 || p.m == 1) && aligned(p.a_stride_k, element_bytes);
-  const bool b_t = (p.b_stride_k == 1 || p.k == 1) && aligned(p.b_stride_n, element_bytes);
-  const bool b_n = (p.b_stride_n == 1 || p.n == 1) && aligned(p.b_stride_k, element_bytes);
-  if (!(a_n || a_t) || !(b_n || b_t)) return kLayoutAny;
-  if (a_n) return b_t ? kLayoutNT : kLayoutNN;
-  return b_t ? kLayoutTT : kLayoutTN;
+MatmulAccess matmul_access(const MatmulProblem& p, int64_t element_bytes, const void* a,
+                           const void* b) {
+  return {access_of(a, p.m, p.k, p.a_stride_m, p.a_stride_k, p.a_batch_stride, p.batch_dims,
+                    element_bytes),
+          access_of(b, p.n, p.k, p.b_stride_n, p.b_stride_k, p.b_batch_stride, p.batch_dims,
+                    element_bytes)};
 }
 
-MatmulPlan choose_matmul(const MatmulTable& table, Math math, Layout layout,
+MatmulPlan choose_matmul(const MatmulTable& table, Math math, MatmulAccess access,
                          const MatmulProblem& p) {
   static thread_local Remembered remembered[kRememberedSlots];
   const int64_t batch = p.batch();
-  uint64_t hash = static_cast<uint64_t>(math) * kLayoutCount + static_cast<uint64_t>(layout) + 1;
+  const int kind = (static_cast<int>(math) * kAccessCount + access.a) * kAccessCount + access.b;
+  uint64_t hash = static_cast<uint64_t>(kind) + 1;
   for (const int64_t value : {p.m, p.n, p.k, batch}) {
     hash = (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ull;
     hash ^= hash >> 29;
   }
   Remembered& slot = remembered[hash % kRememberedSlots];
-  if (slot.table != &table || slot.math != math || slot.layout != layout || slot.m != p.m ||
-      slot.n != p.n || slot.k != p.k || slot.batch != batch) {
-    slot.plan = choose(table, math, layout, p);
-    slot.table = &table;
-    slot.math = math;
-    slot.layout = layout;
-    slot.m = p.m;
-    slot.n = p.n;
-    slot.k = p.k;
-    slot.batch = batch;
+  if (slot.table != &table || slot.kind != kind || slot.m != p.m || slot.n != p.n ||
+      slot.k != p.k || slot.batch != batch) {
+    slot = {&table, kind, p.m, p.n, p.k, batch, choose(table, math, access, p)};
   }
   return slot.plan;
 }

@@ -17,12 +17,15 @@ struct MatmulPlan {
   bool swapped = false;  // a dot-product kernel computes C^T = B^T A^T
 };
 
-// The layout in which the aligned kernels can read both operands, or kLayoutAny.
-Layout matmul_layout(const MatmulProblem& problem, int64_t element_bytes, const void* a,
-                     const void* b);
+// How the kernels can read each operand of a product.
+struct MatmulAccess {
+  Access a, b;
+};
+MatmulAccess matmul_access(const MatmulProblem& problem, int64_t element_bytes, const void* a,
+                           const void* b);
 
 // Deterministic: depends on its arguments only. Remembers recent answers by thread.
-MatmulPlan choose_matmul(const MatmulTable& table, Math math, Layout layout,
+MatmulPlan choose_matmul(const MatmulTable& table, Math math, MatmulAccess access,
                          const MatmulProblem& problem);
 
 }  // namespace torch_cubin

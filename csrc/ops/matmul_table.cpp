@@ -22,7 +22,15 @@ int index_of(const std::string& text, const char* const (&names)[N], const char*
 
 constexpr const char* kMathNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
 constexpr const char* kLayoutNames[] = {"nn", "nt", "tn", "tt", "any"};
+constexpr int kVectorBytes = 16;
 constexpr const char* kKindNames[] = {"mma", "simt", "dot", "reduce"};
+
+// Dot-product kernels read A at any strides; their layout and alignment speak of B.
+Access dot_access(const CatalogEntry& entry, int layout) {
+  if (layout == kLayoutAny) return kKElements;
+  if (layout == kLayoutNT) return kKVectors;
+  return entry.alignment == kVectorBytes ? kOwnVectors : kOwnElements;
+}
 
 const MatmulTable* build(const Device& device) {
   Catalog& catalog = Catalog::get();
@@ -54,6 +62,10 @@ const MatmulTable* build(const Device& device) {
         table->tiles[math][layout].push_back(row);
     }
   }
+  // A dot product of float32 is bound by memory: TF32 would gain nothing, so it stays exact. The
+  // partial sums of both are float32.
+  for (int i = 0; i < kAccessCount; ++i) table->dots[kMathTF32][i] = table->dots[kMathFloat32][i];
+  table->reduce[kMathTF32] = table->reduce[kMathFloat32];
   return table.release();
 }
 

@@ -19,6 +19,15 @@ enum Math { kMathFloat16, kMathBFloat16, kMathTF32, kMathFloat32, kMathFloat64, 
 // contiguous K. kAny takes any strides and any alignment.
 enum Layout { kLayoutNN, kLayoutNT, kLayoutTN, kLayoutTT, kLayoutAny, kLayoutCount };
 
+// How a kernel can read an operand. "Own" is the operand's dim that is not K: M of A, N of B.
+enum Access {
+  kKVectors,     // K is contiguous, in 16-byte vectors
+  kOwnVectors,   // the own dim is contiguous, in 16-byte vectors
+  kOwnElements,  // by elements, and neighbours along the own dim are nearer
+  kKElements,    // by elements, and neighbours along K are nearer
+  kAccessCount
+};
+
 struct MatmulTable {
   struct Row {
     CatalogKernel* kernel;
@@ -28,7 +37,7 @@ struct MatmulTable {
   };
   std::string arch;
   std::vector<Row> tiles[kMathCount][kLayoutCount];  // kinds "mma" and "simt"
-  std::vector<Row> dots[kMathCount][kLayoutCount];   // kind "dot": at most tile_m rows of A
+  std::vector<Row> dots[kMathCount][kAccessCount];   // kind "dot", by B: at most tile_m rows of A
   CatalogKernel* reduce[kMathCount] = {};            // kind "reduce": adds split-K partials
   double bytes_per_cycle = 0;                        // of the device's memory
 };

@@ -13,7 +13,7 @@ NAN, INF = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
-    "error, limit, broken",
+    ("error", "limit", "broken"),
     [(0, 0, False), (1, 1, False), (1.1, 1, True), (NAN, 1, True), (0, NAN, True), (INF, 1, True)],
 )
 def test_exceeds_fails_on_nan(error: float, limit: float, broken: bool) -> None:
@@ -139,7 +139,7 @@ def test_check_same_class() -> None:
             numerics.check_same_class(out, own)
 
 
-@pytest.mark.parametrize("m, n, k", [(3, 4, 1), (4, 3, 7), (2, 2, 1000)])
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 4, 1), (4, 3, 7), (2, 2, 1000)])
 def test_reference_matmul_float64_is_right_to_the_last_bit_or_two(m: int, n: int, k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     a = torch.randn(m, k, generator=generator, dtype=torch.float64)
@@ -171,7 +171,8 @@ def test_reference_matmul_shapes() -> None:
                 numerics.reference_matmul(a, b), torch.matmul(a.double(), b.double())
             )
     empty = numerics.reference_matmul(torch.zeros(2, 0).double(), torch.zeros(0, 3).double())
-    assert empty.shape == (2, 3) and not empty.any()
+    assert empty.shape == (2, 3)
+    assert not empty.any()
 
 
 def test_reference_linear_adds_the_bias() -> None:

@@ -1,4 +1,4 @@
-"""The record of the last GPU run: what it hashes, when it is stale, and the gate of the GPU tests."""
+"""The record of the last GPU run: what it hashes and when it is stale; and the GPU tests' gate."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_record_hashes_what_git_would_track() -> None:
     assert record.source_files(ROOT) == tracked
 
 
-@pytest.mark.parametrize("required, outcome", [("", "1 skipped"), ("1", "1 error")])
+@pytest.mark.parametrize(("required", "outcome"), [("", "1 skipped"), ("1", "1 error")])
 def test_gpu_gate_skips_and_counts_or_fails(tmp_path: Path, required: str, outcome: str) -> None:
     (tmp_path / "test_x.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_x(): pass\n")
     environment = {

@@ -1,0 +1,77 @@
+# Every target sets up what it needs on a fresh machine, shows what it does, and repeats nothing that
+# is up to date. tools/environment.py says which torch is used; `make` alone lists the targets.
+#
+# PYTHON=python3.12 chooses the interpreter; TORCH_CUBIN_ARCHS=sm_90a the architectures to build;
+# MAX_JOBS the compilers at a time; PYTEST='-k matmul' adds arguments to pytest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+PY := .venv/bin/python
+READY := .venv/ready
+LIBRARY := torch_cubin/_C.so
+HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
+	\( -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print)
+FORMATTED := $(shell find csrc tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
+SCRIPTS := .ci/run $(wildcard tools/*.sh)
+
+.PHONY: help demo test lint bench build wheel clean environment
+
+help:
+	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
+	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
+	@echo 'make lint    format, lint, and an audit of what the built library needs'
+	@echo 'make bench   speed against torch.matmul (needs a GPU)'
+	@echo 'make build   the library and the kernels of every architecture'
+	@echo 'make wheel   a wheel in dist/, tagged by what it really needs'
+	@echo 'make clean   removes what was built; .venv stays'
+
+environment: $(READY)
+
+$(READY): requirements-dev.txt tools/environment.py
+	@$(PYTHON) tools/environment.py
+
+# Kernels have their own rules below; this is the C++ alone.
+$(LIBRARY): $(HOST_SOURCES) setup.py | $(READY)
+	@echo "library: compiling $(words $(filter %.cpp,$(HOST_SOURCES))) C++ files (a minute or two)"
+	@mkdir -p build
+	@PATH="$$PWD/.venv/bin:$$PATH" TORCH_CUBIN_SKIP_KERNELS=1 $(PY) setup.py -q build_ext --inplace \
+		> build/library.log 2>&1 || { grep -vE '^\[[0-9]+/[0-9]+\] ' build/library.log >&2; exit 1; }
+	@grep -E ' warning: ' build/library.log || true
+	@touch $@
+
+.PHONY: kernels-demo kernels-test kernels-all
+kernels-demo kernels-test kernels-all: kernels-%: | $(READY)
+	@$(PY) tools/kernels.py $*
+
+demo: $(LIBRARY) kernels-demo
+	@$(PY) -m torch_cubin demo
+
+test: $(LIBRARY) kernels-test
+	@$(PY) -m pytest tests/unit tests/ops tests/gpu $(PYTEST)
+
+lint: $(LIBRARY)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@.venv/bin/clang-format --dry-run -Werror $(FORMATTED)
+	@for script in $(SCRIPTS); do bash -n "$$script"; done
+	@$(PY) tools/abi_audit.py $(LIBRARY)
+
+bench: $(LIBRARY) kernels-demo
+	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	then $(PY) benchmarks/bench_matmul.py $(BENCH); \
+	else echo 'bench: measures kernels on a GPU, and torch finds none here: nothing was measured'; fi
+
+build: $(LIBRARY) kernels-all
+
+wheel: $(READY)
+	@PATH="$$PWD/.venv/bin:$$PATH" $(PY) -m pip wheel --quiet --disable-pip-version-check \
+		--no-build-isolation --no-deps --wheel-dir dist .
+	@$(PY) tools/portability.py --tag dist
+
+clean:
+	rm -rf build dist torch_cubin/cubins torch_cubin/_C.so torch_cubin.egg-info
+	rm -rf .pytest_cache .ruff_cache .hypothesis

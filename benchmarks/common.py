@@ -1,0 +1,152 @@
+"""What the benchmarks share: the machine's description, timing that alternates, tables.
+
+How a ratio is measured: both contenders run in one process, one block after the other, in an order
+that flips every round; each block first runs unmeasured until the clocks have settled (a slow
+contender banks power for its neighbour: a false 1.16x was seen on an H200 without). A round gives
+one ratio; the median and the range of the rounds are reported.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+# The checkout's torch_cubin, unless one is installed; and the suite's numerical rule.
+sys.path += [str(ROOT), str(ROOT / "tests")]
+
+
+def machine() -> dict[str, str]:
+    """GPU, driver and versions: printed above every table."""
+    import torch_cubin
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(
+            query, capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        driver = "unknown\n"
+    gpu = torch.cuda.get_device_properties(0)
+    return {
+        "GPU": f"{gpu.name}, {gpu.multi_processor_count} multiprocessors",
+        "driver": driver.splitlines()[0],
+        "torch": torch.__version__,
+        "torch_cubin": getattr(torch_cubin, "__version__", "unknown"),
+        "python": platform.python_version(),
+    }
+
+
+def print_machine(title: str) -> None:
+    print(title)
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print(f"command: python {' '.join(sys.argv)}\n", flush=True)
+
+
+def require_gpu() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("This benchmark needs a CUDA device; torch sees none.")
+
+
+def graph_of(calls: Sequence[Callable[[], torch.Tensor]]) -> tuple[torch.cuda.CUDAGraph, list]:
+    """A CUDA graph of the calls in order; the last output is kept, the others are dropped."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = None
+        for call in calls:
+            out = call()
+    return graph, [out]
+
+
+def _milliseconds(run: Callable[[], object], count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Microseconds a call of both contenders, and first / second (above 1: second is faster)."""
+
+    first_us: float
+    second_us: float
+    ratio: float
+    low: float
+    high: float
+
+
+def summarise(rounds: Sequence[tuple[float, float]]) -> Ratio:
+    """From (first, second) microseconds of each round."""
+    ratios = [first / second for first, second in rounds]
+    return Ratio(
+        first_us=statistics.median(first for first, _ in rounds),
+        second_us=statistics.median(second for _, second in rounds),
+        ratio=statistics.median(ratios),
+        low=min(ratios),
+        high=max(ratios),
+    )
+
+
+def alternate(
+    first: Callable[[], object],
+    second: Callable[[], object],
+    calls_per_run: int,
+    budget_ms: float,
+    rounds: int = 6,
+) -> Ratio:
+    """Times two things on the GPU, alternating; each block half settling, half measured."""
+    contenders = (first, second)
+    counts = []
+    for run in contenders:
+        once = min(_milliseconds(run, 1) for _ in range(2))
+        counts.append(max(1, round(budget_ms / rounds / 4 / max(once, 1e-3))))
+    results = []
+    for number in range(rounds):
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        times = [0.0, 0.0]
+        for index in order:
+            run, count = contenders[index], counts[index]
+            for _ in range(count):
+                run()
+            times[index] = _milliseconds(run, count) / count / calls_per_run * 1e3
+        results.append((times[0], times[1]))
+    return summarise(results)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> None:
+    """The table aligned for a terminal, or as Markdown."""
+    if markdown:
+        print("| " + " | ".join(headers) + " |")
+        print("|" + "---|" * len(headers))
+        for row in rows:
+            print("| " + " | ".join(row) + " |")
+        return
+    widths = [max(len(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
+    for row in (headers, *rows):
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    sys.stdout.flush()
+
+
+def write_json(path: str | None, results: object) -> None:
+    if path:
+        content = {"machine": machine(), "command": sys.argv, "results": results}
+        Path(path).write_text(json.dumps(content, indent=1) + "\n")

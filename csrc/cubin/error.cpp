@@ -1,0 +1,93 @@
+// Builds every error message of the library, and keeps the last one of each thread.
+#include "cubin/error.h"
+
+#include <cstddef>
+#include <utility>
+
+namespace torch_cubin {
+namespace {
+
+// Per thread, so that the shim of one thread never rethrows the text of another.
+thread_local std::string last_error_text;
+
+constexpr char kHexDigits[] = "0123456789abcdef";
+
+// Length of the well-formed UTF-8 sequence at `text[at]`, or 0. Overlong forms, surrogates and
+// code points past U+10FFFF are not well-formed (Unicode 15, table 3-7).
+size_t utf8_length(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(at);
+  size_t length = 0;
+  unsigned char low = 0x80, high = 0xbf;  // bounds of the second byte
+  if (lead < 0x80) return 1;
+  if (lead >= 0xc2 && lead <= 0xdf) {
+    length = 2;
+  } else if (lead >= 0xe0 && lead <= 0xef) {
+    length = 3;
+    if (lead == 0xe0) low = 0xa0;
+    if (lead == 0xed) high = 0x9f;
+  } else if (lead >= 0xf0 && lead <= 0xf4) {
+    length = 4;
+    if (lead == 0xf0) low = 0x90;
+    if (lead == 0xf4) high = 0x8f;
+  } else {
+    return 0;
+  }
+  if (length > text.size() - at) return 0;
+  if (byte(at + 1) < low || byte(at + 1) > high) return 0;
+  for (size_t i = 2; i < length; ++i) {
+    if (byte(at + i) < 0x80 || byte(at + i) > 0xbf) return 0;
+  }
+  return length;
+}
+
+std::string escaped(std::string_view text, size_t limit, bool keep_newlines) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    if (out.size() >= limit) return out + "...";
+    const unsigned char byte = static_cast<unsigned char>(text[i]);
+    const bool control = byte < 0x20 || byte == 0x7f;
+    const size_t length = control && !(keep_newlines && byte == '\n') ? 0 : utf8_length(text, i);
+    if (length == 0) {
+      out += {'\\', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15]};
+      ++i;
+    } else {
+      out.append(text, i, length);
+      i += length;
+    }
+  }
+  return out;
+}
+
+std::string render(const Fault& fault) {
+  std::string text = "torch_cubin [";
+  text.append(fault.tag).append("]: ").append(fault.object);
+  if (!fault.problem.empty()) text.append(fault.object.empty() ? "" : " ").append(fault.problem);
+  if (!fault.expected.empty()) text.append(": expected ").append(fault.expected);
+  if (!fault.got.empty())
+    text.append(fault.expected.empty() ? ": got " : ", got ").append(fault.got);
+  text.append(".");
+  if (!fault.advice.empty()) text.append(" ").append(fault.advice);
+  return text;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, size_t limit) {
+  return escaped(text, limit, /*keep_newlines=*/false);
+}
+
+void fail(const Fault& fault) { fail_with_text(fault.tag, render(fault)); }
+
+void fail_with_text(std::string_view tag, const std::string& message) {
+  // Python decodes the text as UTF-8 and a terminal obeys control characters: neither may come
+  // from a file's bytes.
+  last_error_text = escaped(message, std::string::npos, /*keep_newlines=*/true);
+  throw Error(std::string(tag), last_error_text);
+}
+
+const std::string& last_error() { return last_error_text; }
+
+void clear_last_error() { last_error_text.clear(); }
+
+}  // namespace torch_cubin

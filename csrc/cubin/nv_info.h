@@ -1,0 +1,64 @@
+// The attributes of `.nv.info` sections: the compiler's notes to the driver about each kernel.
+//
+// Decodes the encoding (format, id, value or payload) and the few records that a launch needs.
+// Includes neither torch nor cuda.h.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "cubin/elf.h"
+#include "cubin/image.h"
+
+namespace torch_cubin {
+
+// NVIDIA's ids (EIATTR_*), as nvlink 13.0 lists them.
+constexpr uint8_t kAttrMaxThreads = 0x05;
+constexpr uint8_t kAttrParamCbank = 0x0a;
+constexpr uint8_t kAttrRequiredThreads = 0x10;
+constexpr uint8_t kAttrFrameSize = 0x11;
+constexpr uint8_t kAttrMinStackSize = 0x12;
+constexpr uint8_t kAttrParam = 0x17;
+constexpr uint8_t kAttrParamBytes = 0x19;
+constexpr uint8_t kAttrRegisters = 0x2f;
+constexpr uint8_t kAttrToolkit = 0x37;
+constexpr uint8_t kAttrCluster = 0x3d;
+constexpr uint8_t kAttrParamV2 = 0x45;
+constexpr uint8_t kAttrBarriers = 0x4c;
+constexpr uint8_t kCompatArchSpecific = 0x09;  // of `.nv.compat`, which has ids of its own
+
+struct Attribute {
+  uint8_t id = 0;
+  uint16_t value = 0;  // of formats without a payload
+  Bytes payload;       // of format 4
+};
+
+// Reads the attributes of one section in order:
+//   for (AttributeReader reader(elf, section); reader.next();) use(reader.attribute());
+class AttributeReader {
+ public:
+  AttributeReader(const Elf& elf, const ElfSection& section) : elf_(elf), section_(section) {}
+  bool next();
+  const Attribute& attribute() const { return attribute_; }
+  // The payload, which must have exactly that many bytes.
+  const Bytes& payload(size_t bytes) const;
+
+ private:
+  const Elf& elf_;
+  const ElfSection& section_;
+  size_t at_ = 0;
+  Attribute attribute_;
+};
+
+// What `.nv.info.<kernel>` adds to a kernel, and the toolkit that it names (130 for 13.0, or 0).
+struct KernelAttributes {
+  uint32_t toolkit = 0;
+};
+
+// Fills params, param_bytes, barriers, required_block, max_block and cluster of `kernel`. Throws
+// [image] where the parameters have gaps, duplicates or overlaps, or disagree with their total.
+KernelAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
+                                        KernelInfo& kernel);
+
+}  // namespace torch_cubin

@@ -1,0 +1,200 @@
+// Matmul with at most 4 rows of A, for B whose N is contiguous: C's rows are sums of B's rows, each
+// scaled by an element of A (BLAS calls the step axpy). Bound by B's bytes.
+//
+// A block owns TC_TILE_N outputs. TC_LANES threads side by side cover them, 128 bytes or more of
+// each row of B; the block's TC_THREADS / TC_LANES such teams take one row each, TC_UNROLL rows a
+// thread in flight. The teams' sums are then added in a fixed order. Alignment 16 reads B 16 bytes
+// at a time; layout `any` reads single elements at any strides. A may have any strides.
+//
+// Roles: all threads load and multiply; after one barrier one thread an output stores it.
+#include "dot_common.cuh"
+
+namespace torch_cubin {
+
+constexpr DType kDType = DType::TC_DTYPE;
+constexpr bool kVector = TC_ALIGNMENT == 16;
+constexpr int kLanes = TC_LANES, kTeams = TC_THREADS / TC_LANES;
+constexpr int kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+constexpr int kColumns = kTileN / kLanes;  // of a thread: side by side, or kLanes apart
+constexpr int kUnroll = TC_UNROLL;
+constexpr int kMaxRows = TC_TILE_M;
+
+using B16 = Chunk<kDType>;
+using Storage = B16::Storage;
+using Accumulator = B16::Accumulator;
+
+static_assert(kTileK == kTeams * kUnroll, "the table's tile is wrong");
+static_assert(!kVector || kColumns == B16::kSize, "a thread reads 16 bytes");
+static_assert(kMaxRows == 4 && TC_STAGES == 1 && TC_DYNAMIC_SHARED == 0, "the table is wrong");
+
+// What one thread reads of a row of B.
+struct Row {
+  B16 chunk;
+  Storage element[kVector ? 1 : kColumns];
+
+  TC_DEVICE void load(const Storage* from, tc_int64 stride, int count) {
+    if constexpr (kVector) {
+      chunk = count == kColumns ? B16::load_streaming(from) : B16::load_elements(from, 1, count);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        element[j] = j < count ? __ldg(from + j * kLanes * stride) : Storage(0);
+      }
+    }
+  }
+
+  TC_DEVICE Accumulator operator[](int j) const {
+    if constexpr (kVector) return chunk[j];
+    return DTypeTraits<kDType>::load(element[j]);
+  }
+};
+
+// Adds `rest` rows of k; every thread of the block comes here.
+//
+// What scales the rows, A's elements, comes from memory as it is needed where there is one row; more
+// rows go through shared memory, [k][row], a k tile at a time (at 4 rows 1.05 to 1.15 times as fast,
+// at 1 row the barrier costs up to a tenth).
+template <int kRows>
+TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Storage* b, int count,
+                            tc_int64 rest, Accumulator* shared,
+                            Accumulator (&sum)[kMaxRows][kColumns]) {
+  constexpr bool kStaged = kRows > 1;
+  const int team = threadIdx.x / kLanes;
+  for (int stage = 0; rest > 0; rest -= kTileK, stage ^= 1) {
+    Row row_of_b[kUnroll];
+    const bool whole = rest >= kTileK;
+    if (whole && count == kColumns) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        row_of_b[u].load(b + u * kTeams * p.b_stride_k, p.b_stride_n, kColumns);
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        bool exists = team + u * kTeams < rest;
+        row_of_b[u].load(b + u * kTeams * p.b_stride_k, p.b_stride_n, exists ? count : 0);
+      }
+    }
+    // Two stages: who writes a stage again has passed the barrier behind its last readers.
+    Accumulator* scales = shared + stage * kTileK * kRows;
+    Storage scale_bits[kUnroll];
+    if constexpr (kStaged) {
+#pragma unroll
+      for (int index = threadIdx.x; index < kTileK * kRows; index += TC_THREADS) {
+        int row = index / kTileK, k = index % kTileK;
+        bool exists = row < p.m && k < rest;
+        Storage bits = exists ? __ldg(a + row * p.a_stride_m + k * p.a_stride_k) : Storage(0);
+        scales[k * kRows + row] = DTypeTraits<kDType>::load(bits);
+      }
+      __syncthreads();
+    } else {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        int k = team + u * kTeams;
+        scale_bits[u] = whole || k < rest ? __ldg(a + k * p.a_stride_k) : Storage(0);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      Accumulator scale[kRows];
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        scale[row] = kStaged ? scales[(team + u * kTeams) * kRows + row]
+                             : DTypeTraits<kDType>::load(scale_bits[u]);
+      }
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        Accumulator value = row_of_b[u][j];
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) {
+          sum[row][j] = multiply_add(scale[row], value, sum[row][j]);
+        }
+      }
+    }
+    a += kTileK * p.a_stride_k;
+    b += kTileK * p.b_stride_k;
+  }
+  __syncthreads();  // the caller uses `shared` for something else
+}
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
+  using namespace torch_cubin;
+  constexpr int kWarps = TC_THREADS / 32;
+  __shared__ union {
+    Accumulator sums[kWarps][kMaxRows][kTileN];
+    __align__(16) Accumulator scales[2][kTileK][kMaxRows];
+  } shared;
+  TileCoordinates t = tile_coordinates<kMaxRows, kTileN, kTileK>(p);
+  int team = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+
+  int first = kVector ? lane * kColumns : lane;
+  tc_int64 columns = p.n - t.n0 - first;  // from this thread's first one to the end
+  if (!kVector) columns = columns > 0 ? (columns + kLanes - 1) / kLanes : 0;
+  int count = static_cast<int>(max(min(columns, tc_int64(kColumns)), tc_int64(0)));
+  tc_int64 rest = t.k_end - t.k_begin;
+  auto a = static_cast<const Storage*>(p.a) + t.a;
+  auto b = static_cast<const Storage*>(p.b) + t.b + first * p.b_stride_n + team * p.b_stride_k;
+
+  Accumulator sum[kMaxRows][kColumns] = {};
+  Accumulator* scales = &shared.scales[0][0][0];
+  if (p.m == 1) {
+    multiply_all<1>(p, a, b, count, rest, scales, sum);
+  } else if (p.m == 2) {
+    multiply_all<2>(p, a, b, count, rest, scales, sum);
+  } else {
+    multiply_all<kMaxRows>(p, a, b, count, rest, scales, sum);
+  }
+
+#pragma unroll
+  for (int row = 0; row < kMaxRows; ++row) {
+    if (row >= p.m) break;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int distance = 16; distance >= kLanes; distance /= 2) {
+        sum[row][j] += __shfl_xor_sync(0xffffffff, sum[row][j], distance);
+      }
+      if (threadIdx.x % 32 < kLanes) {
+        shared.sums[threadIdx.x / 32][row][kVector ? first + j : first + j * kLanes] = sum[row][j];
+      }
+    }
+  }
+  __syncthreads();
+  for (int index = threadIdx.x; index < kMaxRows * kTileN; index += TC_THREADS) {
+    int row = index / kTileN, column = index % kTileN;
+    if (row >= p.m) break;
+    Accumulator total = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) total += shared.sums[warp][row][column];
+    store_sum<kDType>(p, t, row, column, total);
+  }
+}
+
+/* torch_cubin kernels
+{"virtual_arch": [80],
+ "defaults": {
+  "kind": "dot", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "nn", "stages": 1,
+  "block": [256, 1, 1], "dynamic_shared": 0},
+ "kernels": [
+  {"name": "axpy_matmul_{d.name}_nn_4x{d.n}", "alignment": 16, "tile": [4, "{d.n}", 256],
+   "cost": {"k_tile": 1700, "fixed": 3000},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": 16, "TC_LANES": 8, "TC_UNROLL": 8, "TC_BLOCKS": 2},
+   "for": {
+    "d": [
+     {"name": "f16", "dtype": "float16", "n": 64},
+     {"name": "bf16", "dtype": "bfloat16", "n": 64},
+     {"name": "f32", "dtype": "float32", "n": 32},
+     {"name": "f64", "dtype": "float64", "n": 16}]}},
+  {"name": "axpy_matmul_{d.name}_nn_elements_4x64", "alignment": "{d.bytes}", "tile": [4, 64, 64],
+   "cost": {"k_tile": 1100, "fixed": 3000},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": "{d.bytes}", "TC_LANES": 32, "TC_UNROLL": 8, "TC_BLOCKS": 3},
+   "for": {
+    "d": [
+     {"name": "f16", "dtype": "float16", "bytes": 2},
+     {"name": "bf16", "dtype": "bfloat16", "bytes": 2},
+     {"name": "f32", "dtype": "float32", "bytes": 4},
+     {"name": "f64", "dtype": "float64", "bytes": 8}]}}]}
+*/

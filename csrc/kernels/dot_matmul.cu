@@ -1,0 +1,250 @@
+// Matmul with at most 4 rows of A, as dot products: for B whose K is contiguous, read 16 bytes at a
+// time, and (layout `any`) for B of any strides, read by elements. Bound by B's bytes.
+//
+// TC_LANES threads share a group of 4 outputs: each thread multiplies its chunk of every k tile of 4
+// columns of B with the same chunk of A's rows, so that 4 to 8 loads are in flight; the group's sums
+// are then added in a fixed order. 128 lanes suit a long K; 16 lanes a short one, where each group
+// computes several fours of outputs in turn, to spread what a block costs. A may have any strides.
+// Where its rows cannot be read 16 bytes at a time they pass through shared memory.
+//
+// Roles: all threads load and multiply, one thread an output stores it.
+#include "dot_common.cuh"
+
+namespace torch_cubin {
+
+constexpr DType kDType = DType::TC_DTYPE;
+constexpr bool kVector = Layout::TC_LAYOUT != Layout::any;
+constexpr int kLanes = TC_LANES;
+constexpr int kGroups = TC_THREADS / kLanes;
+constexpr int kOutputs = 4;  // of a group at a time
+constexpr int kTurns = TC_TILE_N / (kGroups * kOutputs);
+constexpr int kMaxRows = TC_TILE_M;
+
+using B16 = Chunk<kDType>;
+using Storage = B16::Storage;
+using Accumulator = B16::Accumulator;
+constexpr int kTileK = kLanes * B16::kSize;
+
+constexpr bool kWarpSums = kLanes <= 32;  // a group's sums need no shared memory
+
+static_assert(TC_TILE_K == kTileK && TC_TILE_N == kTurns * kGroups * kOutputs, "the tile is wrong");
+static_assert(kWarpSums || kTurns == 1, "turns would share the sums in shared memory");
+static_assert(kMaxRows == 4 && TC_STAGES == 1 && TC_DYNAMIC_SHARED == 0, "the table is wrong");
+
+struct Shared {
+  __align__(16) Storage a[kMaxRows * kTileK];
+  Accumulator sums[kWarpSums ? 1 : TC_THREADS / 32][kMaxRows * kOutputs];
+};
+
+// What one thread reads.
+struct Sources {
+  const Storage* a;            // row 0 of A at the split's first k
+  const Storage* b[kOutputs];  // the group's columns of B at this thread's first k
+  tc_int64 step;               // between a chunk's elements of B
+  tc_int64 advance;            // from a k tile of B to the next
+  tc_int64 rest;               // of this split's k
+  int first;                   // this thread's first k in a tile
+};
+
+// How many elements of this thread's chunk exist, `rest` elements before the end.
+TC_DEVICE int chunk_count(tc_int64 rest, int first) {
+  if (kVector) {
+    tc_int64 count = rest - first;
+    return static_cast<int>(max(min(count, static_cast<tc_int64>(B16::kSize)), tc_int64(0)));
+  }
+  tc_int64 count = (rest - first + kLanes - 1) / kLanes;  // by elements a chunk's stride is kLanes
+  return rest <= first ? 0 : static_cast<int>(min(count, static_cast<tc_int64>(B16::kSize)));
+}
+
+TC_DEVICE B16 load_b(const Storage* from, tc_int64 step, int count) {
+  if (kVector && count == B16::kSize) return B16::load_streaming(from);
+  if (kVector && count == 0) return {};  // a short K leaves whole lanes without work
+  return B16::load_elements(from, step, count);
+}
+
+TC_DEVICE B16 load_a(const Storage* from, int count) {
+  if (count == B16::kSize) return B16::load(from);
+  if (count == 0) return {};
+  return B16::load_elements(from, 1, count);
+}
+
+// Copies a k tile of A's rows to shared memory; zeros past the ends.
+TC_DEVICE void stage_a(const MatmulParams& p, const Storage* a, tc_int64 rest, Storage* to) {
+  bool by_row = p.a_stride_m < p.a_stride_k;  // consecutive threads take the denser dimension
+  for (int index = threadIdx.x; index < kMaxRows * kTileK; index += TC_THREADS) {
+    int row = by_row ? index % kMaxRows : index / kTileK;
+    int k = by_row ? index / kMaxRows : index % kTileK;
+    bool exists = row < p.m && k < rest;
+    to[row * kTileK + k] =
+        exists ? __ldg(a + row * p.a_stride_m + k * p.a_stride_k) : Storage(0);
+  }
+}
+
+TC_DEVICE Accumulator staged_element(const Storage* a, int row, int first, int j) {
+  return DTypeTraits<kDType>::load(a[row * kTileK + first + j * kLanes]);
+}
+
+// The sums of kUnroll k tiles. kRows rows of A; the first kUsed columns of the group.
+template <int kRows, int kUsed, int kUnroll, bool kStaged>
+TC_DEVICE void multiply(const MatmulParams& p, Sources& s, Shared& shared,
+                        Accumulator (&sum)[kMaxRows][kOutputs], bool whole) {
+  B16 b[kUnroll][kUsed];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    int count = whole ? B16::kSize : chunk_count(s.rest, s.first);
+#pragma unroll
+    for (int i = 0; i < kUsed; ++i) b[u][i] = load_b(s.b[i] + u * s.advance, s.step, count);
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if constexpr (kStaged) {
+      __syncthreads();
+      stage_a(p, s.a, s.rest, shared.a);
+      __syncthreads();
+    }
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      Accumulator a[B16::kSize];
+      if constexpr (kStaged && !kVector) {
+#pragma unroll
+        for (int j = 0; j < B16::kSize; ++j) a[j] = staged_element(shared.a, row, s.first, j);
+      } else {
+        // Three rows run as four: the last one repeats, and nothing stores its sums.
+        tc_int64 source_row = kRows < kMaxRows ? row : min(static_cast<tc_int64>(row), p.m - 1);
+        const Storage* from = s.a + source_row * p.a_stride_m + s.first;
+        B16 chunk = kStaged ? B16::load_shared(shared.a + row * kTileK + s.first)
+                            : load_a(from, whole ? B16::kSize : chunk_count(s.rest, s.first));
+#pragma unroll
+        for (int j = 0; j < B16::kSize; ++j) a[j] = chunk[j];
+      }
+#pragma unroll
+      for (int i = 0; i < kUsed; ++i) {
+#pragma unroll
+        for (int j = 0; j < B16::kSize; ++j) {
+          sum[row][i] = multiply_add(a[j], b[u][i][j], sum[row][i]);
+        }
+      }
+    }
+    s.a += kTileK * p.a_stride_k;
+    s.rest -= kTileK;
+  }
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) s.b[i] += kUnroll * s.advance;
+}
+
+template <int kRows, int kUsed, int kUnroll, bool kStaged>
+TC_DEVICE void multiply_all(const MatmulParams& p, Sources s, Shared& shared,
+                            Accumulator (&sum)[kMaxRows][kOutputs]) {
+  while (s.rest >= kUnroll * kTileK) {
+    multiply<kRows, kUsed, kUnroll, kStaged>(p, s, shared, sum, true);
+  }
+  while (s.rest > 0) {
+    multiply<kRows, kUsed, 1, kStaged>(p, s, shared, sum, s.rest >= kTileK);
+  }
+}
+
+// Adds the group's sums, always in the same order, and stores them; `column` is the group's first
+// one in the tile.
+TC_DEVICE void store_group(const MatmulParams& p, const TileCoordinates& t, int column,
+                           Accumulator (&sum)[kMaxRows][kOutputs], Shared& shared) {
+  int lane = threadIdx.x % kLanes;
+#pragma unroll
+  for (int row = 0; row < kMaxRows; ++row) {
+    if (row >= p.m) break;
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
+      Accumulator total = sum[row][i];
+#pragma unroll
+      for (int distance = (kWarpSums ? kLanes : 32) / 2; distance > 0; distance /= 2) {
+        total += __shfl_xor_sync(0xffffffff, total, distance);
+      }
+      if (kWarpSums) {
+        if (lane == i) store_sum<kDType>(p, t, row, column + i, total);
+      } else if (threadIdx.x % 32 == 0) {
+        shared.sums[threadIdx.x / 32][row * kOutputs + i] = total;
+      }
+    }
+  }
+  if (kWarpSums) return;
+  __syncthreads();
+  if (lane < kMaxRows * kOutputs) {
+    Accumulator total = 0;
+#pragma unroll
+    for (int part = 0; part < kLanes / 32; ++part) {
+      total += shared.sums[threadIdx.x / kLanes * (kLanes / 32) + part][lane];
+    }
+    store_sum<kDType>(p, t, lane / kOutputs, column + lane % kOutputs, total);
+  }
+}
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
+  using namespace torch_cubin;
+  __shared__ Shared shared;
+  TileCoordinates t = tile_coordinates<kMaxRows, TC_TILE_N, kTileK>(p);
+  int group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+
+  Sources s;
+  s.first = kVector ? lane * B16::kSize : lane;
+  s.step = (kVector ? 1 : kLanes) * p.b_stride_k;
+  s.advance = kTileK * p.b_stride_k;
+  s.rest = t.k_end - t.k_begin;
+  s.a = static_cast<const Storage*>(p.a) + t.a;
+  u64 a_bits = reinterpret_cast<u64>(s.a) | p.a_stride_m * sizeof(Storage) * (p.m > 1);
+  bool a_by_chunks = p.a_stride_k == 1 && a_bits % 16 == 0;
+
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    if (t.n0 + turn * kGroups * kOutputs >= p.n) break;  // the same for the whole block
+    int first_column = (turn * kGroups + group) * kOutputs;
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
+      // Columns past the end repeat the last one: nothing branches, and nothing stores them.
+      tc_int64 column = min(static_cast<tc_int64>(first_column + i), p.n - t.n0 - 1);
+      s.b[i] =
+          static_cast<const Storage*>(p.b) + t.b + column * p.b_stride_n + s.first * p.b_stride_k;
+    }
+    Accumulator sum[kMaxRows][kOutputs] = {};
+    if constexpr (!kVector) {
+      if (p.m == 1) {
+        multiply_all<1, kOutputs, 1, true>(p, s, shared, sum);
+      } else {
+        multiply_all<kMaxRows, kOutputs, 1, true>(p, s, shared, sum);
+      }
+    } else if (!a_by_chunks) {
+      multiply_all<kMaxRows, kOutputs, 1, true>(p, s, shared, sum);
+    } else if (p.m == 1 && p.n == 1) {
+      multiply_all<1, 1, 8, false>(p, s, shared, sum);
+    } else if (p.m == 1) {
+      multiply_all<1, kOutputs, 2, false>(p, s, shared, sum);
+    } else if (p.m == 2) {
+      multiply_all<2, kOutputs, 2, false>(p, s, shared, sum);
+    } else {
+      multiply_all<kMaxRows, kOutputs, 1, false>(p, s, shared, sum);
+    }
+    store_group(p, t, first_column, sum, shared);
+  }
+}
+
+/* torch_cubin kernels
+{"virtual_arch": [80],
+ "kernels": [
+  {"name": "dot_matmul_{d.name}_{v.layout}_4x{v.n}_{v.lanes}", "kind": "dot", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "layout": "{v.layout}", "alignment": "{v.alignment}", "tile": [4, "{v.n}", "{d.k{v.lanes}}"], "stages": 1,
+   "block": [128, 1, 1], "dynamic_shared": 0, "cost": "{v.cost}",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{v.layout}", "TC_LANES": "{v.lanes}", "TC_BLOCKS": "{v.blocks}"},
+   "for": {
+    "d": [
+     {"name": "f16", "dtype": "float16", "bytes": 2, "k128": 1024, "k16": 128, "k8": 64},
+     {"name": "bf16", "dtype": "bfloat16", "bytes": 2, "k128": 1024, "k16": 128, "k8": 64},
+     {"name": "f32", "dtype": "float32", "bytes": 4, "k128": 512, "k16": 64, "k8": 32},
+     {"name": "f64", "dtype": "float64", "bytes": 8, "k128": 256, "k16": 32, "k8": 16}],
+    "v": [
+     {"layout": "nt", "lanes": 128, "n": 4, "alignment": 16, "blocks": 5, "cost": {"k_tile": 800, "fixed": 2500}},
+     {"layout": "nt", "lanes": 8, "n": 64, "alignment": 16, "blocks": 4, "cost": {"k_tile": 800, "fixed": 2500}},
+     {"layout": "nt", "lanes": 8, "n": 256, "alignment": 16, "blocks": 4, "cost": {"k_tile": 800, "fixed": 2500}},
+     {"layout": "nt", "lanes": 16, "n": 32, "alignment": 16, "blocks": 4, "cost": {"k_tile": 800, "fixed": 2500}},
+     {"layout": "any", "lanes": 128, "n": 4, "alignment": "{d.bytes}", "blocks": 5, "cost": {"k_tile": 2000, "fixed": 3000}}]}}]}
+*/

@@ -1,0 +1,85 @@
+// The second half of a matmul that was split along K: adds the splits' partial sums, adds the bias,
+// rounds, writes C. Launched with the MatmulParams of the first half.
+//
+// Any grid.x is right: blocks take TC_TILE_N outputs at a time, round-robin. Many splits of few
+// outputs (a long dot product) are shared out among the threads of a block; otherwise a thread adds
+// its output's partial sums alone. Which of both, and every order of addition, depends on the sizes
+// only: same inputs, same bits.
+//
+// Roles: all threads add.
+#include "dot_common.cuh"
+
+namespace torch_cubin {
+
+constexpr DType kDType = DType::TC_DTYPE;
+using Accumulator = DTypeTraits<kDType>::Accumulator;
+constexpr int kThreads = TC_THREADS;
+constexpr int kTile = TC_TILE_N;  // outputs of a block at a time, when it shares out the splits
+constexpr int kManySplits = 8;
+
+// The partial sums first, first + step, ... of output `index`, in this order.
+TC_DEVICE Accumulator add_partials(const MatmulParams& p, tc_int64 outputs, tc_int64 index,
+                                   int first, int step) {
+  auto from = static_cast<const Accumulator*>(p.partial) + first * outputs + index;
+  Accumulator total = 0;
+#pragma unroll 8
+  for (int split = first; split < p.splits; split += step, from += step * outputs) total += *from;
+  return total;
+}
+
+TC_DEVICE void write(const MatmulParams& p, tc_int64 index, Accumulator value) {
+  tc_int64 outputs = p.m * p.n;
+  tc_int64 batch = p.batch == 1 ? 0 : index / outputs;
+  tc_int64 within = index - batch * outputs;
+  // 64-bit divisions cost about 100 instructions each.
+  tc_int64 row = within < (1ll << 32) && p.n < (1ll << 32)
+                     ? static_cast<u32>(within) / static_cast<u32>(p.n)
+                     : within / p.n;
+  store_output<kDType>(p, batch * outputs, row, within - row * p.n, value);
+}
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
+  using namespace torch_cubin;
+  __shared__ Accumulator parts[kThreads];
+  const tc_int64 outputs = p.batch * p.m * p.n;
+  if (p.splits <= kManySplits) {
+    tc_int64 step = static_cast<tc_int64>(gridDim.x) * kThreads;
+    for (tc_int64 i = blockIdx.x * kThreads + threadIdx.x; i < outputs; i += step) {
+      write(p, i, add_partials(p, outputs, i, 0, 1));
+    }
+    return;
+  }
+  int side = kTile;  // threads side by side: as many as there are outputs, up to kTile
+  while (side > 1 && side / 2 >= outputs) side /= 2;
+  const int depth = kThreads / side;
+  const int column = threadIdx.x % side, part = threadIdx.x / side;
+  for (tc_int64 first = static_cast<tc_int64>(blockIdx.x) * side; first < outputs;
+       first += static_cast<tc_int64>(gridDim.x) * side) {
+    bool exists = first + column < outputs;
+    parts[threadIdx.x] =
+        exists ? add_partials(p, outputs, first + column, part, depth) : Accumulator(0);
+    for (int half = depth / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (part < half) parts[threadIdx.x] += parts[threadIdx.x + half * side];
+    }
+    if (part == 0 && exists) write(p, first + column, parts[threadIdx.x]);
+    __syncthreads();
+  }
+}
+
+/* torch_cubin kernels
+{"virtual_arch": [80],
+ "kernels": [
+  {"name": "reduce_matmul_{d.name}", "kind": "reduce", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "layout": "any", "alignment": "{d.bytes}", "tile": [1, 32, 1], "stages": 1, "block": [256, 1, 1],
+   "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 2000}, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "for": {
+    "d": [
+     {"name": "f16", "dtype": "float16", "bytes": 2},
+     {"name": "bf16", "dtype": "bfloat16", "bytes": 2},
+     {"name": "f32", "dtype": "float32", "bytes": 4},
+     {"name": "f64", "dtype": "float64", "bytes": 8}]}}]}
+*/

@@ -1,0 +1,217 @@
+"""Builds torch_cubin: the library torch_cubin/_C.so, and the kernel package torch_cubin/cubins.
+
+    pip install --no-build-isolation .        (or -e .)
+
+Needs torch, nlohmann-json, a C++ compiler and a CUDA compiler (csrc/kernels/toolkit.py says where
+it looks), no GPU. The library stands on PyTorch's stable ABI and links nothing of CUDA and nothing
+of Python, so one wheel, tagged py3-none-<platform>, serves every torch from TORCH_MIN on.
+
+Environment: TORCH_CUBIN_ARCHS (architectures of the kernels, default all), MAX_JOBS (compilers at a
+time, default 2 for C++ and all processors for kernels), TORCH_CUBIN_SKIP_KERNELS=1 (leave
+torch_cubin/cubins as it is: only for work on the C++ in a checkout; a wheel made so holds whatever
+kernels lie there, or none).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import setuptools
+from setuptools import Distribution, setup
+
+# The oldest torch that the library loads on. Everything follows from it: the install requirement,
+# the check below, and the macro that hides every newer declaration from the compiler.
+TORCH_MIN = (2, 11)
+SETUPTOOLS_MIN = 77  # pyproject.toml's license field; its own bdist_wheel
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = ROOT / "torch_cubin"
+
+
+def torch_target_version(version: tuple[int, int]) -> str:
+    """TORCH_TARGET_VERSION. NOTE: a byte a part: 2.11 is 0x020b, and 0x0211 would mean 2.17."""
+    return f"0x{version[0]:02x}{version[1]:02x}{0:012x}"
+
+
+def fail(subject: str, problem: str, expected: str, got: str, do: str) -> None:
+    """Ends the build with one line, by the library's template for errors, and no traceback."""
+    raise SystemExit(
+        f"\ntorch_cubin [file]: {subject} {problem}: expected {expected}, got {got}. {do}\n"
+    )
+
+
+def check_setuptools() -> None:
+    found = int(setuptools.__version__.split(".")[0])
+    if found < SETUPTOOLS_MIN:
+        fail(
+            "setuptools",
+            "is too old",
+            f"setuptools >= {SETUPTOOLS_MIN}",
+            setuptools.__version__,
+            "Without build isolation it must be in the environment: pip install -U setuptools",
+        )
+
+
+def check_torch() -> None:
+    wanted = ".".join(map(str, TORCH_MIN))
+    if importlib.util.find_spec("torch") is None:
+        fail(
+            "torch",
+            "is missing",
+            f"torch >= {wanted} in the environment that builds ({sys.executable})",
+            "none",
+            "Install torch, then build without isolation, so that the build sees it: "
+            "pip install --no-build-isolation .",
+        )
+    import torch
+
+    found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if found < TORCH_MIN:
+        fail("torch", "is too old", f"torch >= {wanted}", torch.__version__, "Install a newer one.")
+
+
+def json_include(system: tuple[str, ...] = ("/usr/include", "/usr/local/include")) -> list[str]:
+    """The folder with nlohmann/json.hpp (none if the compiler finds it by itself)."""
+    spec = importlib.util.find_spec("nlohmann_json")
+    if spec is not None and spec.origin:
+        folder = Path(spec.origin).parent / "include"
+        if (folder / "nlohmann" / "json.hpp").is_file():
+            return [str(folder)]
+    if any((Path(folder) / "nlohmann" / "json.hpp").is_file() for folder in system):
+        return []
+    fail(
+        "nlohmann-json",
+        "is missing",
+        "nlohmann/json.hpp",
+        f"none in {sys.prefix} or {' or '.join(system)}",
+        f"Install it: {sys.executable} -m pip install nlohmann-json",
+    )
+
+
+def kernel_build():
+    """csrc/kernels/build.py as a module: it is no part of the installed package."""
+    path = ROOT / "csrc" / "kernels" / "build.py"
+    spec = importlib.util.spec_from_file_location("torch_cubin_kernel_build", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def extension():
+    from torch.utils.cpp_extension import CppExtension, include_paths
+
+    kernels = kernel_build()
+    try:
+        cuda_include = kernels.cuda_toolkit.find_toolkit().include
+    except kernels.BuildError as error:
+        raise SystemExit(f"\n{error}\n") from None
+    csrc = ROOT / "csrc"
+    files = sorted(path for path in csrc.rglob("*") if csrc / "kernels" not in path.parents)
+    torch_root = Path(include_paths()[0]).parent
+    return CppExtension(
+        "torch_cubin._C",
+        [str(path.relative_to(ROOT)) for path in files if path.suffix == ".cpp"],
+        depends=[str(path) for path in files if path.suffix in (".h", ".map")] + [__file__],
+        py_limited_api=True,  # keeps libtorch_python out of the link line
+        # cuda.h for types only: csrc/driver finds every function at run time.
+        include_dirs=[str(csrc), *json_include(), str(cuda_include)],
+        extra_compile_args=[
+            "-O2",
+            "-g0",
+            "-fvisibility=hidden",
+            "-fvisibility-inlines-hidden",
+            "-Wall",
+            "-Wextra",
+            "-Wno-unused-parameter",  # PyTorch's headers
+            "-Wno-maybe-uninitialized",  # GCC 12 says it of a std::optional<Tensor>
+            "-Werror=return-type",
+            "-Werror=unused-result",
+            "-Werror=format",
+            # NOTE: no -std: PyTorch's headers need C++17 or C++20 by their version, and its build
+            # extension adds the right one only where none is given.
+            f"-DTORCH_TARGET_VERSION={torch_target_version(TORCH_MIN)}",
+            # Messages that hold __FILE__ must not tell where this checkout or torch lies.
+            f"-ffile-prefix-map={ROOT}/=",
+            f"-ffile-prefix-map={torch_root}/=torch/",
+        ],
+        extra_link_args=[
+            "-Wl,--as-needed",
+            "-Wl,-z,defs",
+            f"-Wl,--version-script={csrc / 'exports.map'}",
+            "-ldl",  # a build machine with glibc before 2.34 has dlopen there
+        ],
+    )
+
+
+def build_ext_class():
+    from torch.utils.cpp_extension import BuildExtension
+
+    class BuildLibraryAndKernels(BuildExtension):
+        def run(self) -> None:
+            # Kernels first: what is wrong with the CUDA compiler shows at once.
+            if os.environ.get("TORCH_CUBIN_SKIP_KERNELS") == "1":
+                print("torch_cubin: kernels left as they are (TORCH_CUBIN_SKIP_KERNELS=1)")
+            else:
+                self.build_kernels()
+            os.environ.setdefault("MAX_JOBS", "2")  # a compiler takes about 1 GB
+            super().run()
+            if not self.inplace and (PACKAGE / "cubins").is_dir():
+                # Not package_data: that is collected before the kernels are built, and would keep
+                # what an older build left behind.
+                target = Path(self.build_lib) / "torch_cubin" / "cubins"
+                shutil.rmtree(target, ignore_errors=True)
+                shutil.copytree(PACKAGE / "cubins", target)
+
+        def build_kernels(self) -> None:
+            kernels = kernel_build()
+            try:
+                archs = kernels.choose_archs(None)
+                jobs = int(os.environ.get("MAX_JOBS") or 0) or None
+                kernels.build_package(PACKAGE / "cubins", archs, jobs, print)
+            except kernels.BuildError as error:
+                raise SystemExit(f"\n{error}\n") from None
+
+    return BuildLibraryAndKernels.with_options(no_python_abi_suffix=True)
+
+
+def bdist_wheel_class():
+    from setuptools.command.bdist_wheel import bdist_wheel
+
+    class Wheel(bdist_wheel):
+        """py3-none-<platform>: the library uses none of Python's C API, so any Python 3 will do."""
+
+        def get_tag(self) -> tuple[str, str, str]:
+            return "py3", "none", super().get_tag()[2]
+
+    return Wheel
+
+
+class BinaryDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+def main() -> None:
+    check_setuptools()
+    options = {}
+    if "sdist" not in sys.argv:  # the one command that needs no torch
+        check_torch()
+        options = {
+            "ext_modules": [extension()],
+            "cmdclass": {"bdist_wheel": bdist_wheel_class(), "build_ext": build_ext_class()},
+        }
+    setup(
+        packages=["torch_cubin"],
+        install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],
+        distclass=BinaryDistribution,
+        **options,
+    )
+
+
+# NOTE: tests load this file for its constants; pip runs it as __main__ too.
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""The scenarios that run in a process of their own: `python tests/gpu/child.py NAME ARGUMENT...`.
+
+Each is a function that returns a JSON object, printed as the last line of output; what it should
+say is asserted by the test that carries the `child` marker. Nothing is imported at the top but
+the standard library and torch, because several scenarios test the import and the first use.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import threading
+import time
+
+import torch
+
+
+def _inputs(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda"):
+    """Small integers, so that the right result is exact."""
+    a = torch.randint(-3, 4, (m, k), device=device).to(dtype)
+    b = torch.randint(-3, 4, (k, n), device=device).to(dtype)
+    return a, b
+
+
+def _expected(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).to(a.dtype)
+
+
+def quiet_import() -> dict:
+    """Import neither makes a driver call nor opens libcuda, and costs little."""
+    import torch_cubin
+
+    def libraries() -> set[str]:
+        with open("/proc/self/maps") as maps:
+            return {line.split()[-1] for line in maps if "libcuda.so" in line}
+
+    torch.ops.cubin.matmul(torch.ones(2, 2), torch.ones(2, 2))  # the CPU path is quiet, too
+    return {
+        "initialized": torch.cuda.is_initialized(),
+        "libcuda": sorted(libraries()),
+        "file": torch_cubin.__file__,
+    }
+
+
+def first_use_threads() -> dict:
+    """16 threads, none of which has touched CUDA, make the first call at the same moment."""
+    import torch_cubin  # noqa: F401
+
+    dtypes = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    inputs = [_inputs(48 + i, 40, 72, dtypes[i % 4]) for i in range(16)]
+    expected = [_expected(a, b) for a, b in inputs]
+    torch.cuda.synchronize()
+    barrier = threading.Barrier(16)
+    results: list = [None] * 16
+    errors: list[str] = []
+
+    def work(index: int) -> None:
+        try:
+            barrier.wait()
+            for _ in range(20):
+                results[index] = torch.ops.cubin.matmul(*inputs[index])
+        except Exception as error:  # reported to the test, which fails on any
+            errors.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    right = [r is not None and torch.equal(r, e) for r, e in zip(results, expected, strict=True)]
+    return {"errors": errors, "right": right}
+
+
+def capture_first_call(mode: str) -> dict:
+    """The very first calls of the process happen inside a CUDA graph capture."""
+    import torch_cubin  # noqa: F401
+
+    shapes = [(64, 64, 64), (16, 128, 8192), (1, 256, 4096), (300, 200, 100)]
+    dtypes = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+    inputs = [_inputs(*shape, dtype) for dtype in dtypes for shape in shapes]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        outputs = [torch.ops.cubin.matmul(a, b) for a, b in inputs]
+    right = []
+    for _ in range(3):
+        for a, b in inputs:
+            a.copy_(torch.randint(-3, 4, a.shape, device="cuda"))
+            b.copy_(torch.randint(-3, 4, b.shape, device="cuda"))
+        for out in outputs:
+            out.fill_(torch.nan)
+        graph.replay()
+        right += [
+            torch.equal(c, _expected(a, b)) for c, (a, b) in zip(outputs, inputs, strict=True)
+        ]
+    # Replays go on being right after other work has used the library and the allocator.
+    torch.ops.cubin.matmul(*_inputs(512, 512, 512))
+    gc.collect()
+    for _ in range(1000):
+        graph.replay()
+    right += [torch.equal(c, _expected(a, b)) for c, (a, b) in zip(outputs, inputs, strict=True)]
+    return {"right": right}
+
+
+def _in_fork(action) -> dict:
+    """Runs `action` in a forked child and reports how it ended."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            message = json.dumps({"result": action()})
+        except BaseException as error:  # the child must end here, whatever happens
+            message = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        os.write(write, message.encode())
+        os._exit(0)
+    os.close(write)
+    deadline = time.monotonic() + 60
+    status = None
+    while status is None and time.monotonic() < deadline:
+        done, code = os.waitpid(pid, os.WNOHANG)
+        status = code if done else None
+        time.sleep(0.02)
+    if status is None:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        return {"hung": True}
+    text = os.read(read, 65536).decode()
+    return {"status": status, **(json.loads(text) if text else {})}
+
+
+def fork_after_use() -> dict:
+    """A child forked after the first use gets an error, not a crash or a hang."""
+    import torch_cubin  # noqa: F401
+
+    a, b = _inputs(64, 64, 64)
+    torch.ops.cubin.matmul(a, b)
+    torch.cuda.synchronize()
+    answers = {}
+    for name, grad in (("grad", True), ("no_grad", False)):
+        with torch.set_grad_enabled(grad):
+            # The child's memory block comes from the pool: the first CUDA call in it is ours.
+            answers[name] = _in_fork(lambda: torch.ops.cubin.matmul(a, b).shape)
+    answers["parent_still_right"] = torch.equal(torch.ops.cubin.matmul(a, b), _expected(a, b))
+    return answers
+
+
+def fork_before_use() -> dict:
+    """Import, fork, use in the child: works."""
+    import torch_cubin  # noqa: F401
+
+    def use() -> bool:
+        a, b = _inputs(64, 64, 64)
+        return torch.equal(torch.ops.cubin.matmul(a, b), _expected(a, b))
+
+    return _in_fork(use)
+
+
+def catalog(kind: str) -> dict:
+    """TORCH_CUBIN_CATALOG names a package with a fault (see run_child.broken_catalog)."""
+    import torch_cubin  # noqa: F401
+
+    answers = {}
+    a, b = _inputs(64, 64, 64)
+    for name, grad in (("no_grad", False), ("grad", True), ("again", True)):
+        with torch.set_grad_enabled(grad):
+            try:
+                answers[name] = f"no error: {torch.ops.cubin.matmul(a, b).shape}"
+            except Exception as error:  # which one is the question
+                answers[name] = f"{type(error).__name__}: {error}"
+    # torch itself must have survived.
+    answers["torch"] = bool(torch.equal(a @ b, _expected(a, b)))
+    return answers
+
+
+def precision(family: str) -> dict:
+    """Which multiplication ran under each of torch's precision settings of one family.
+
+    One family a process: torch complains where the old and the new switches are mixed.
+    """
+    import torch_cubin  # noqa: F401
+
+    generator = torch.Generator("cuda").manual_seed(5)
+    a = torch.randn(256, 512, generator=generator, device="cuda")
+    b = torch.randn(512, 256, generator=generator, device="cuda")
+    exact = a.double() @ b.double()
+
+    def name(out: torch.Tensor) -> str:
+        error = ((out.double() - exact).norm() / exact.norm()).item()
+        if 5e-5 < error < 2e-3:
+            return "tf32"
+        return "ieee" if error <= 2e-6 else f"neither: relative error {error}"
+
+    def weights(function):
+        return lambda: function(a, b)
+
+    linear = lambda x, w: torch.ops.cubin.linear(x, w.t().contiguous())  # noqa: E731
+    product = lambda x, y: torch.ops.cubin.matmul(x, y)  # noqa: E731
+    ways = {
+        "torch": weights(torch.matmul),
+        "matmul": weights(product),
+        "linear": weights(linear),
+        "compiled": weights(torch.compile(product, fullgraph=True)),
+        "compiled_eager": weights(torch.compile(product, backend="eager", fullgraph=True)),
+    }
+
+    settings = []
+    if family == "allow_tf32":
+        for value in (False, True, False, True):
+            settings.append((value, lambda v=value: setattr(torch.backends.cuda.matmul, family, v)))
+    elif family == "set_float32_matmul_precision":
+        for value in ("highest", "high", "medium", "highest"):
+            settings.append((value, lambda v=value: torch.set_float32_matmul_precision(v)))
+    elif family == "fp32_precision":
+        for value in ("ieee", "tf32", "ieee", "tf32"):
+            settings.append((value, lambda v=value: setattr(torch.backends.cuda.matmul, family, v)))
+    elif family == "global_fp32_precision":
+        torch.backends.cuda.matmul.fp32_precision = "none"
+        for value in ("ieee", "tf32", "ieee"):
+            settings.append((value, lambda v=value: setattr(torch.backends, "fp32_precision", v)))
+    steps = []
+    for value, apply in settings:
+        apply()
+        steps.append({"setting": value, **{way: name(run()) for way, run in ways.items()}})
+    return {"steps": steps}
+
+
+def sanitize(tool: str) -> dict:
+    """A reduced set of shapes, dtypes and layouts; compute-sanitizer watches (see run_child)."""
+    from gpu import cases
+
+    import torch_cubin  # noqa: F401
+
+    shapes = [
+        (64, 64, 64),
+        (129, 65, 33),
+        (1, 300, 257),
+        (4, 129, 1025),
+        (17, 1, 40),
+        (96, 72, 2049),
+    ]
+    if tool == "racecheck":
+        shapes = [(129, 65, 97), (1, 300, 257), (16, 64, 2049)]
+    layouts = cases.matrix_layouts(2)
+    names = list(layouts)
+    r = random.Random(7)
+    wrong, calls = [], 0
+    for mode in cases.MODES:
+        with cases.math_mode(mode) as dtype, torch.no_grad():
+            for m, n, k in shapes:
+                pairs = [("rows", "rows"), ("rows", "columns"), tuple(r.choices(names, k=2))]
+                for a_name, b_name in pairs:
+                    # Built on the CPU and compared there: fewer kernels but ours to instrument.
+                    a = torch.randint(-3, 4, (m, k)).to(dtype)
+                    b = torch.randint(-3, 4, (k, n)).to(dtype)
+                    bias = torch.randint(-3, 4, (n,)).to(dtype)
+                    expected = a.double() @ b.double()
+                    gpu_a = _bare(a, layouts[a_name])
+                    gpu_b = _bare(b, layouts[b_name])
+                    out = torch.ops.cubin.matmul(gpu_a, gpu_b).cpu()
+                    biased = torch.ops.cubin.linear(gpu_a, gpu_b.t(), bias.cuda()).cpu()
+                    calls += 2
+                    if not torch.equal(out, expected.to(dtype)):
+                        wrong.append(f"matmul {mode} {(m, n, k)} {a_name} {b_name}")
+                    if not torch.equal(biased, (expected + bias.double()).to(dtype)):
+                        wrong.append(f"linear {mode} {(m, n, k)} {a_name} {b_name}")
+    torch.cuda.synchronize()
+    return {"wrong": wrong, "calls": calls}
+
+
+def _bare(value: torch.Tensor, layout) -> torch.Tensor:
+    """The tensor on the GPU in this layout, its allocation ending with its last element."""
+    from gpu import cases
+
+    placed = cases.place(value, layout)
+    last = sum((n - 1) * s for n, s in zip(placed.shape, placed.stride(), strict=True))
+    whole = placed.as_strided((layout.offset + last + 1,), (1,), cases.GUARD)
+    return whole.cuda().as_strided(placed.shape, placed.stride(), layout.offset)
+
+
+if __name__ == "__main__":
+    scenario = globals()[sys.argv[1]]
+    print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)

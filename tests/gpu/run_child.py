@@ -1,0 +1,113 @@
+"""Runs a scenario of tests/gpu/child.py in a process of its own, with its environment prepared.
+
+Whatever needs a fresh process (first use, import, fork, torch's precision switches) or may poison
+one (a bad catalog, sanitizers) runs there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 420  # seconds; the slowest, memcheck, needs one or two minutes
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a child did. `answer` is the JSON object that it printed last."""
+
+    returncode: int = 0
+    answer: dict = field(default_factory=dict)
+    output: str = ""
+    missing: str = ""  # why it could not be tried at all
+
+    def check(self) -> dict:
+        """The answer of a child that ended well; fails with its output otherwise."""
+        assert self.returncode == 0, f"exit status {self.returncode}\n{self.output[-6000:]}"
+        assert self.answer, f"no answer\n{self.output[-6000:]}"
+        return self.answer
+
+
+def _package() -> Path:
+    """The folder of the built-in kernels."""
+    import torch_cubin
+
+    return Path(torch_cubin.__file__).resolve().parent / "cubins"
+
+
+def broken_catalog(kind: str, folder: Path) -> Path:
+    """A copy of the built-in package with one thing wrong with all of it."""
+    import torch
+
+    package = folder / kind
+    if kind == "no_folder":
+        return package
+    shutil.copytree(_package(), package)
+    path = package / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name in {kernel["file"] for kernel in manifest["kernels"]}:
+        image = package / name
+        content = bytearray(image.read_bytes())
+        if kind == "flipped":
+            content[len(content) // 2] ^= 1
+        elif kind == "truncated":
+            content = content[: len(content) * 6 // 10]
+        image.write_bytes(content)
+        if kind == "missing_image":
+            image.unlink()
+    for kernel in manifest["kernels"]:
+        if kind == "truncated":
+            kernel["sha256"] = hashlib.sha256((package / kernel["file"]).read_bytes()).hexdigest()
+        elif kind == "other_arch":
+            major = torch.cuda.get_device_capability()[0]
+            kernel["arch"] = "sm_120a" if major != 12 else "sm_90a"
+        elif kind == "wrong_parameters":
+            kernel["params"] = [{"index": 0, "offset": 0, "size": 8}]
+    path.write_text("{ broken" if kind == "bad_manifest" else json.dumps(manifest))
+    if kind == "no_manifest":
+        path.unlink()
+    return package
+
+
+def sanitizer() -> str | None:
+    """compute-sanitizer's path, or None."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    folders = [home, f"{home}/bin", f"{home}/compute-sanitizer", "/usr/local/cuda/bin"]
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=os.pathsep.join(folders)
+    )
+
+
+def run(scenario: str, *arguments: str) -> Result:
+    """Runs one scenario. 'catalog KIND' and 'sanitize TOOL' prepare what child.py cannot."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, str(ROOT / "tests/gpu/child.py"), scenario, *arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        if scenario == "catalog":
+            environment["TORCH_CUBIN_CATALOG"] = str(broken_catalog(arguments[0], Path(folder)))
+        if scenario == "sanitize":
+            tool = sanitizer()
+            if tool is None:
+                return Result(missing="compute-sanitizer is not installed")
+            # Every tensor is its own allocation: a read past its end faults.
+            environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+            options = ["--tool", arguments[0], "--error-exitcode", "86", "--print-limit", "20"]
+            command = [tool, *options, *command]
+        try:
+            done = subprocess.run(
+                command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT
+            )
+        except subprocess.TimeoutExpired as error:
+            text = b"".join(part for part in (error.stdout, error.stderr) if part).decode()
+            return Result(returncode=124, output=f"no end within {TIMEOUT} s\n{text}")
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    answer = json.loads(answers[-1]) if answers else {}
+    return Result(done.returncode, answer, done.stdout + done.stderr)

@@ -1,0 +1,98 @@
+"""Devices: the op runs where its tensors are, refuses mixtures, and leaves the device as it was."""
+
+from __future__ import annotations
+
+import numerics
+import pytest
+import torch
+
+CONTEXTS = [torch.no_grad, torch.enable_grad, torch.inference_mode]
+
+
+def _ones(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(*shape, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_cpu_and_cuda_are_an_input_error(context) -> None:
+    with context():
+        for a, b in [("cuda", "cpu"), ("cpu", "cuda")]:
+            with pytest.raises(RuntimeError, match=r"\[input\].*cpu"):
+                torch.ops.cubin.matmul(_ones(4, 4, device=a), _ones(4, 4, device=b))
+            with pytest.raises(RuntimeError, match=r"\[input\].*cpu"):
+                torch.ops.cubin.linear(_ones(4, 4, device=a), _ones(4, 4, device=b))
+        with pytest.raises(RuntimeError, match=r"\[input\].*cpu"):
+            torch.ops.cubin.linear(_ones(4, 4), _ones(4, 4), _ones(4, device="cpu"))
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_bad_inputs_are_input_errors(context) -> None:
+    with context():
+        for a, b in [
+            (_ones(4, 5), _ones(4, 5)),
+            (_ones(2, 4, 5), _ones(3, 5, 4)),
+            (_ones(4, 4), _ones(4, 4, dtype=torch.float16)),
+            (_ones(4, 4, dtype=torch.int32), _ones(4, 4, dtype=torch.int32)),
+            (_ones(4, 4, dtype=torch.complex64), _ones(4, 4, dtype=torch.complex64)),
+            (_ones(), _ones(4)),
+        ]:
+            with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]"):
+                torch.ops.cubin.matmul(a, b)
+        torch.cuda.synchronize()
+
+
+def test_current_device_is_left_alone() -> None:
+    for index in range(torch.cuda.device_count()):
+        with torch.cuda.device(index):
+            torch.ops.cubin.matmul(_ones(8, 8, device="cuda:0"), _ones(8, 8, device="cuda:0"))
+            assert torch.cuda.current_device() == index
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_second_device_while_the_first_is_current(context) -> None:
+    with context():
+        for m, n, k in [(64, 96, 128), (1, 512, 4096), (16, 256, 8192)]:
+            for dtype in (torch.bfloat16, torch.float32, torch.float64):
+                a = torch.randint(-3, 4, (m, k), device="cuda:1").to(dtype)
+                b = torch.randint(-3, 4, (k, n), device="cuda:1").to(dtype)
+                out = torch.ops.cubin.matmul(a, b)
+                assert torch.cuda.current_device() == 0
+                assert out.device == torch.device("cuda:1")
+                numerics.check_exact(out, a.double() @ b.double())
+
+
+@pytest.mark.gpu(2)
+def test_second_devices_stream_is_used() -> None:
+    a = torch.randint(-3, 4, (64, 64), device="cuda:1").float()
+    late = torch.zeros_like(a)
+    torch.ops.cubin.matmul(a, a)
+    torch.cuda.synchronize(1)
+    stream = torch.cuda.Stream("cuda:1")
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(a)
+        with torch.cuda.device(0):
+            # Device 0 is current; device 1's current stream is still the one set above.
+            out = torch.ops.cubin.matmul(late, late)
+    stream.synchronize()
+    numerics.check_exact(out, a.double() @ a.double())
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_two_cuda_devices_are_an_input_error(context) -> None:
+    with context(), pytest.raises(RuntimeError, match=r"\[input\].*cuda:1"):
+        torch.ops.cubin.matmul(_ones(4, 4, device="cuda:0"), _ones(4, 4, device="cuda:1"))
+
+
+@pytest.mark.gpu(2)
+def test_backward_on_the_second_device() -> None:
+    x = torch.randn(16, 32, device="cuda:1", requires_grad=True)
+    weight = torch.randn(8, 32, device="cuda:1", requires_grad=True)
+    torch.ops.cubin.linear(x, weight).sum().backward()
+    numerics.check_close(
+        x.grad,
+        weight.detach().sum(0).expand(16, 32),
+        weight.detach().double().sum(0).expand(16, 32),
+    )

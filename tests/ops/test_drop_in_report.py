@@ -1,0 +1,130 @@
+"""torch_cubin.report(): what is counted, since when, and how it reads."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from drop_in_cases import integers
+
+import torch_cubin
+from torch_cubin import _report
+
+
+def _counts() -> dict[str, tuple[int, int]]:
+    return {row.function: (row.calls, row.shapes) for row in torch_cubin.report().served}
+
+
+def test_counts_calls_and_shapes() -> None:
+    a = integers(4, 4)
+    with torch_cubin.drop_in():
+        for rows in (1, 2, 2, 3):
+            a[:rows] @ a
+        torch.mm(a, a)
+        torch.mm(a.double(), a.double())
+    rows = {(row.function, row.dtype): row for row in torch_cubin.report().served}
+    assert rows["Tensor.matmul (@)", "float32"].calls == 4
+    assert rows["Tensor.matmul (@)", "float32"].shapes == 3
+    assert rows["torch.mm", "float64"].calls == 1
+    assert all(row.traced == 0 for row in rows.values())
+
+
+def test_most_calls_first() -> None:
+    a = integers(4, 4)
+    with torch_cubin.drop_in():
+        torch.mm(a, a)
+        for _ in range(3):
+            a @ a
+    assert [row.calls for row in torch_cubin.report().served] == [3, 1]
+
+
+def test_the_outermost_begins_anew_and_a_nested_one_does_not() -> None:
+    a = integers(4, 4)
+    with torch_cubin.drop_in():
+        a @ a
+        with torch_cubin.drop_in():
+            a @ a
+            a.long() @ a.long()
+        a @ a
+    report = torch_cubin.report()
+    assert _counts() == {"Tensor.matmul (@)": (3, 1)}
+    assert [(row.reason, row.calls) for row in report.declined] == [("dtype int64", 1)]
+    with torch_cubin.drop_in():
+        assert _counts() == {}
+        torch.mm(a, a)
+    assert _counts() == {"torch.mm": (1, 1)}
+
+
+def test_reset() -> None:
+    a = integers(4, 4)
+    with torch_cubin.drop_in():
+        a @ a
+        assert len(torch_cubin.report(reset=True).served) == 1
+        assert torch_cubin.report().served == ()
+        a @ a
+    assert _counts() == {"Tensor.matmul (@)": (1, 1)}
+
+
+def test_threads_add_up_without_losing_a_call() -> None:
+    a = integers(4, 4)
+
+    def work() -> None:
+        with torch_cubin.drop_in():
+            for _ in range(200):
+                a @ a
+
+    with torch_cubin.drop_in():
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert _counts() == {"Tensor.matmul (@)": (800, 1)}
+
+
+def test_a_kept_mode_can_be_entered_again() -> None:
+    a = integers(4, 4)
+    mode = torch_cubin.drop_in()
+    for _ in range(2):
+        with mode:
+            a @ a
+        assert _counts() == {"Tensor.matmul (@)": (1, 1)}
+
+
+def test_shapes_stop_counting_at_a_bound(monkeypatch) -> None:
+    monkeypatch.setattr(_report, "MAX_SHAPES", 2)
+    a = integers(4, 4)
+    with torch_cubin.drop_in():
+        for rows in range(1, 5):
+            a[:rows] @ a
+    assert _counts() == {"Tensor.matmul (@)": (4, 2)}
+
+
+def test_symbolic_sizes_are_counted_without_a_shape() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    a = integers(4, 4)
+    with torch_cubin.drop_in():
+        make_fx(lambda x: x @ x, tracing_mode="symbolic")(a)
+    calls, _ = _counts()["Tensor.matmul (@)"]
+    assert calls == 1
+
+
+def test_reads_as_a_table() -> None:
+    a = integers(4, 4)
+    with torch_cubin.drop_in():
+        a @ a
+        torch.mm(a, a, out=torch.empty_like(a))
+    lines = str(torch_cubin.report()).splitlines()
+    assert lines[0].split() == ["served", "from", "cubins", "dtype", "shapes", "calls", "traced"]
+    assert lines[2].split() == ["Tensor.matmul", "(@)", "float32", "1", "1", "0"]
+    assert lines[4].split() == ["left", "to", "PyTorch", "because", "calls", "traced"]
+    assert "out= was given" in lines[6]
+
+
+def test_an_empty_report_says_so() -> None:
+    with torch_cubin.drop_in():
+        torch.relu(torch.ones(3))
+    report = torch_cubin.report()
+    assert (report.served, report.declined) == ((), ())
+    assert "nothing" in str(report)

@@ -1,0 +1,306 @@
+"""The build and what comes out of it: one constant for torch, the wheel, the import, the tools.
+
+`make test` builds first; the wheel test reuses those objects, and is skipped in a copy of the tree
+that was not built where it lies (a GPU machine that was handed the library).
+"""
+
+from __future__ import annotations
+
+import email
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CUBINS = ROOT / "torch_cubin" / "cubins"
+IMPORT_LIMIT_MS = 50
+# CI's machines share their two cores: a median of some runs there is up to a few times what an
+# idle machine takes. What an import must not do (compile, load half of torch) costs more.
+CI_FACTOR = 4
+
+built_here = pytest.mark.skipif(
+    not list(ROOT.glob("build/temp.*")), reason="the library was not built in this folder"
+)
+
+
+def load_file(path: str) -> ModuleType:
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(f"under_test_{name}", ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def python(code: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
+    """Runs code in a fresh interpreter that finds torch_cubin in `path` (default: this tree)."""
+    env = {**os.environ, "PYTHONPATH": str(path or ROOT), **environment}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=300)
+
+
+# --- one constant for torch ---
+
+
+def test_target_version_is_a_byte_a_part():
+    setup = load_file("setup.py")
+    assert setup.torch_target_version((2, 11)) == "0x020b000000000000"
+    assert setup.torch_target_version((2, 9)) == "0x0209000000000000"
+
+
+@built_here
+def test_macro_is_the_constant():
+    setup = load_file("setup.py")
+    flags = (ROOT / "setup.py").read_text()
+    assert flags.count("TORCH_TARGET_VERSION=") == 1
+    (ninja, *_) = ROOT.glob("build/temp.*/build.ninja")
+    used = set(re.findall(r"TORCH_TARGET_VERSION=(\w+)", ninja.read_text()))
+    assert used == {setup.torch_target_version(setup.TORCH_MIN)}
+
+
+def test_running_torch_is_new_enough():
+    import torch
+
+    setup = load_file("setup.py")
+    assert tuple(map(int, torch.__version__.split(".")[:2])) >= setup.TORCH_MIN
+
+
+# --- early errors ---
+
+
+def test_missing_torch_says_no_build_isolation(tmp_path):
+    setuptools = Path(importlib.util.find_spec("setuptools").origin).parent
+    (tmp_path / "setuptools").symlink_to(setuptools)
+    code = (
+        f"import sys, runpy; sys.path[:0] = [{str(tmp_path)!r}]; sys.argv = ['setup.py', 'build']"
+    )
+    code += f"; runpy.run_path({str(ROOT / 'setup.py')!r}, run_name='__main__')"
+    command = [sys.executable, "-I", "-S", "-c", code]  # -S: without site-packages
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert answer.returncode != 0
+    assert "torch_cubin [file]: torch is missing" in answer.stderr
+    assert "pip install --no-build-isolation ." in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_old_torch_is_refused(monkeypatch):
+    setup = load_file("setup.py")
+    monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.10.1+cpu"))
+    with pytest.raises(SystemExit, match=r"\[file\]: torch is too old: expected torch >= 2\.11"):
+        setup.check_torch()
+
+
+def test_missing_json_header_says_how_to_get_it(monkeypatch, tmp_path):
+    setup = load_file("setup.py")
+    monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install nlohmann-json"):
+        setup.json_include(system=(str(tmp_path),))
+    (tmp_path / "nlohmann").mkdir()
+    (tmp_path / "nlohmann" / "json.hpp").touch()
+    assert setup.json_include(system=(str(tmp_path),)) == []
+
+
+def test_missing_compiler_says_how_to_get_one(monkeypatch):
+    setup = load_file("setup.py")
+    kernels = setup.kernel_build()
+
+    def missing(*arguments, **keywords):
+        raise kernels.BuildError("file", "the CUDA compiler", "is missing", do="Install one.")
+
+    monkeypatch.setattr(kernels.cuda_toolkit, "find_toolkit", missing)
+    monkeypatch.setattr(setup, "kernel_build", lambda: kernels)
+    monkeypatch.setattr(setup, "json_include", list)
+    with pytest.raises(SystemExit, match=r"\[file\]: the CUDA compiler is missing.*Install one"):
+        setup.extension()
+
+
+# --- the wheel ---
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel of this tree, with the kernels that lie there, from the objects of `make`."""
+    folder = tmp_path_factory.mktemp("wheel")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for ninja
+    env = {**os.environ, "TORCH_CUBIN_SKIP_KERNELS": "1", "PATH": path}
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", str(folder)]
+    answer = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-4000:]
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@built_here
+def test_wheel_is_for_every_python(wheel):
+    assert re.fullmatch(r"torch_cubin-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
+        info = email.message_from_bytes(archive.read(name))
+    assert info["Root-Is-Purelib"] == "false"
+    assert info["Tag"].startswith("py3-none-linux_")
+
+
+@built_here
+def test_wheel_requires_the_torch_of_the_constant(wheel):
+    major, minor = load_file("setup.py").TORCH_MIN
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(name))
+    assert metadata.get_all("Requires-Dist") == [f"torch>={major}.{minor}"]
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+@built_here
+def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
+    manifest = json.loads((CUBINS / "manifest.json").read_text())
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        for kernel in manifest["kernels"]:
+            data = archive.read(f"torch_cubin/cubins/{kernel['file']}")
+            assert hashlib.sha256(data).hexdigest() == kernel["sha256"]
+        assert json.loads(archive.read("torch_cubin/cubins/manifest.json")) == manifest
+    assert "torch_cubin/_C.so" in names
+    modules = {f"torch_cubin/{path.name}" for path in (ROOT / "torch_cubin").glob("*.py")}
+    expected = {f"torch_cubin/cubins/{kernel['file']}" for kernel in manifest["kernels"]}
+    expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
+    assert {name for name in names if ".dist-info/" not in name} == expected
+
+
+@built_here
+def test_wheel_works_where_it_is_unpacked(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = """if True:
+        import torch, torch_cubin
+        print(torch_cubin.__file__)
+        a, b = torch.randn(3, 4), torch.randn(4, 5)
+        torch.testing.assert_close(torch.ops.cubin.matmul(a, b), a @ b)
+    """
+    answer = python(code, path=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith(str(tmp_path))
+
+
+@built_here
+def test_wheel_gets_the_tag_that_it_deserves(wheel, tmp_path, monkeypatch):
+    portability = load_file("tools/portability.py")
+    copy = Path(shutil.copy(wheel, tmp_path))
+    tagged = portability.tag(copy)
+    assert "-py3-none-manylinux_2_28_" in tagged.name
+    assert tagged.is_file()
+    assert not copy.exists()
+
+    monkeypatch.setitem(portability.LIMITS, "GLIBC", (2, 1))
+    copy = Path(shutil.copy(wheel, tmp_path))
+    assert portability.tag(copy) == copy
+
+
+# --- the import ---
+
+
+def test_import_never_looks_for_the_driver():
+    code = """if True:
+        import sys
+        import torch
+        print("--- torch is imported ---", file=sys.stderr, flush=True)
+        import torch_cubin
+        print("--- torch_cubin is imported ---", file=sys.stderr, flush=True)
+    """
+    # The loader reports every library that is looked for, whether it exists or not.
+    answer = python(code, LD_DEBUG="libs")
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    during = answer.stderr.split("--- torch is imported ---")[1]
+    during = during.split("--- torch_cubin is imported ---")[0]
+    assert "torch_cubin/_C.so" in during, "the loader's report was not understood"
+    assert re.findall(r"find library=(libcuda\S*|libnvidia\S*)", during) == []
+    assert re.findall(r"calling init: (\S*libcuda\.so\S*)", during) == []
+
+
+def test_import_adds_little_to_that_of_torch(record_property):
+    code = """if True:
+        import time
+        import torch
+        start = time.perf_counter()
+        import torch_cubin
+        print((time.perf_counter() - start) * 1e3)
+    """
+    python(code)  # byte code and the disk's cache
+    runs = [float(python(code).stdout) for _ in range(5)]
+    record_property("import_ms", runs)
+    assert statistics.median(runs) <= IMPORT_LIMIT_MS * CI_FACTOR, runs
+
+
+# --- the tools ---
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [
+        *[("8.0", "sm_80"), ("8.6", "sm_86"), ("8.9", "sm_89"), ("9.0", "sm_90a")],
+        *[("10.0", "sm_100a"), ("12.0", "sm_120a"), ("12.1", "sm_121a"), ("7.5", None)],
+    ],
+)
+def test_kernels_for_a_gpu(capability, arch):
+    assert load_file("tools/kernels.py").arch_of(capability) == arch
+
+
+def test_kernel_targets_add_to_what_is_there(monkeypatch):
+    kernels = load_file("tools/kernels.py")
+    monkeypatch.setattr(kernels, "gpu_archs", list)
+    monkeypatch.setattr(kernels, "present_archs", lambda: ["sm_80"])
+    monkeypatch.delenv("TORCH_CUBIN_ARCHS", raising=False)
+    assert kernels.wanted_archs("demo") == ["sm_90a", "sm_80"]
+    monkeypatch.setenv("TORCH_CUBIN_ARCHS", "sm_89")
+    assert kernels.wanted_archs("demo") == ["sm_89"]
+
+
+def test_requirements_are_pinned():
+    environment = load_file("tools/environment.py")
+    text = (ROOT / "requirements-dev.txt").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(environment.pins(text)) == len(lines)
+    assert environment.torch_min() == load_file("setup.py").TORCH_MIN
+
+
+@pytest.mark.skipif(
+    not (ROOT / ".venv" / "ready").is_file() or not list(ROOT.glob("build/temp.*")),
+    reason="this tree was not built by make",
+)
+def test_make_repeats_nothing():
+    command = ["make", "--question", "environment", "torch_cubin/_C.so"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, "make would build again what it has just built"
+
+
+# --- the tree ---
+
+
+def tracked_files() -> list[str]:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        answer = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("not a git checkout")
+    return [name for name in answer.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_names_a_path_of_one_machine():
+    pattern = re.compile(rb"(^|[^A-Za-z0-9_.])/(work|farm|root)/[a-z.]", re.M)
+    names = [name for name in tracked_files() if not name.startswith(".scratch/")]
+    assert [name for name in names if pattern.search((ROOT / name).read_bytes())] == []
+
+
+def test_ci_is_executable():
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)

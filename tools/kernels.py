@@ -1,0 +1,96 @@
+"""Builds torch_cubin/cubins for what a `make` target needs.
+
+    python tools/kernels.py demo     this machine's GPU, else sm_90a
+    python tools/kernels.py test     sm_80, sm_90a, sm_120a and this machine's GPU
+    python tools/kernels.py all      every architecture of a wheel
+
+TORCH_CUBIN_ARCHS, where set, is built instead. Architectures that are there already stay, so that
+one target does not undo another's work; csrc/kernels/build.py reuses what is unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "csrc" / "kernels"))
+
+import build  # noqa: E402
+import cubin_facts  # noqa: E402
+
+OUT = ROOT / "torch_cubin" / "cubins"
+# Without a GPU: one of Ampere, Hopper and Blackwell each is enough to test everything but speed.
+TEST_ARCHS = ("sm_80", "sm_90a", "sm_120a")
+DEMO_ARCH = "sm_90a"
+
+
+def arch_of(capability: str) -> str | None:
+    """The architecture to build for a GPU ("9.0"): its own with `a`, else the nearest below it."""
+    major, minor = map(int, capability.split("."))
+    for below in range(minor, -1, -1):
+        # `a` code runs on exactly its own GPU, and exists from compute capability 9.0 on.
+        for suffix in ("a", "") if below == minor and major >= 9 else ("",):
+            arch = f"sm_{major}{below}{suffix}"
+            try:
+                cubin_facts.limits_of(arch)
+            except build.BuildError:
+                continue
+            return arch
+    return None
+
+
+def gpu_archs() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    capabilities = [line.strip() for line in answer.stdout.splitlines()]
+    found = {text: arch_of(text) for text in capabilities if text.replace(".", "").isdigit()}
+    for text in [text for text, arch in found.items() if arch is None]:
+        print(f"kernels: no architecture for a GPU of compute capability {text}", flush=True)
+    return list(dict.fromkeys(arch for arch in found.values() if arch))
+
+
+def present_archs() -> list[str]:
+    try:
+        manifest = json.loads((OUT / "manifest.json").read_text())
+        return list(dict.fromkeys(kernel["arch"] for kernel in manifest["kernels"]))
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def wanted_archs(purpose: str) -> list[str]:
+    if os.environ.get("TORCH_CUBIN_ARCHS"):
+        return list(build.choose_archs(None))
+    gpu = gpu_archs()
+    chosen = {
+        "demo": gpu or [DEMO_ARCH],
+        "test": [*TEST_ARCHS, *gpu],
+        "all": [*build.DEFAULT_ARCHS, *gpu],
+    }[purpose]
+    return list(dict.fromkeys([*chosen, *present_archs()]))
+
+
+def main() -> int:
+    purpose = sys.argv[1] if len(sys.argv) == 2 else ""
+    if purpose not in ("demo", "test", "all"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    jobs = int(os.environ.get("MAX_JOBS") or 0) or None
+    try:
+        build.build_package(
+            OUT, wanted_archs(purpose), jobs, lambda line: print(f"kernels: {line}", flush=True)
+        )
+    except build.BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

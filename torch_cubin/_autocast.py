@@ -1,0 +1,47 @@
+"""Autocast: under torch.autocast the ops take their arguments in its dtype, as torch.matmul does.
+
+Kernels on the Autocast keys of all ops, because torch.library.register_autocast fixes one dtype at
+registration and fails on keyword arguments. float64 is left alone, as torch leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_cubin import _private
+
+
+def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    if (
+        isinstance(value, torch.Tensor)
+        and value.device.type == device_type
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+    ):
+        return value.to(dtype)
+    return value
+
+
+def _kernel(op: torch._ops.OpOverload, key: str, device_type: str) -> Callable[..., torch.Tensor]:
+    excluded = _private.DispatchKeySet(getattr(_private.DispatchKey, key))
+
+    def autocast(*args: Any, **kwargs: Any) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype(device_type)
+        with _private.exclude_keys(excluded):
+            return op(
+                *(_cast(value, device_type, dtype) for value in args),
+                **{name: _cast(value, device_type, dtype) for name, value in kwargs.items()},
+            )
+
+    return autocast
+
+
+def register(library: torch.library.Library) -> None:
+    for family in ("matmul", "linear"):
+        for name in (family, f"_{family}", f"_{family}_autograd"):
+            op = getattr(torch.ops.cubin, name).default
+            for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
+                library.impl(name, _kernel(op, key, device_type), key)

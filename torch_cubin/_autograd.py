@@ -1,0 +1,167 @@
+"""Derivatives of matmul and linear, backward and forward, right under every torch.func transform.
+
+`cubin::_name_autograd` gets a kernel on its Autograd key. Its Function's forward calls the same op
+again below autograd, so that the next transform out sees an op that can be differentiated, and its
+formulas call the public ops, so that derivatives of every order compose. Neither register_autograd
+(zero tangents, no torch.func) nor an ordinary autograd.Function (no kernel at this key) does that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin import _private
+
+matmul = torch.ops.cubin.matmul.default
+linear = torch.ops.cubin.linear.default
+
+
+def _call_below_autograd(op: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+    with _private.below_autograd():
+        if not _private.transforms_active():
+            return op(*args)
+        # NOTE: Function.apply turned both modes off for this level. The levels further out need
+        # them: without this a hessian is silently wrong.
+        with torch.enable_grad(), _private.set_forward_grad_enabled(True):
+            return op(*args)
+
+
+def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+    """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated."""
+    if _private.transforms_active():
+        with _private.enable_single_level():
+            return function.apply(*args)
+    if _private.dual_level_is_open() or (
+        torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in args)
+    ):
+        return function.apply(*args)
+    with _private.below_autograd():
+        return op(*args)
+
+
+def _sum_to(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sums broadcast batch dimensions back."""
+    return tensor if tensor.shape == shape else tensor.sum_to_size(shape)
+
+
+def _grad_of_self(grad: Tensor, other: Tensor, shape: Sequence[int]) -> Tensor:
+    """Gradient of matmul's first argument, of that shape."""
+    if other.dim() == 1:
+        return grad.unsqueeze(-1) * other
+    if len(shape) == 1 and other.dim() > 2:
+        return _sum_to(matmul(grad.unsqueeze(-2), other.mT).squeeze(-2), shape)
+    return _sum_to(matmul(grad, other.mT), shape)
+
+
+def _grad_of_other(grad: Tensor, self: Tensor, shape: Sequence[int]) -> Tensor:
+    """Gradient of matmul's second argument, of that shape."""
+    if len(shape) == 1:
+        return grad * self if self.dim() == 1 else matmul(_rows(self).mT, grad.reshape(-1))
+    if self.dim() == 1:
+        return self.unsqueeze(-1) * grad.unsqueeze(-2)
+    if len(shape) == 2:  # one product over all rows, not a batch of them and a sum
+        return matmul(_rows(self).mT, _rows(grad))
+    return _sum_to(matmul(self.mT, grad), shape)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    # NOTE: not flatten, which torch.autograd.grad(is_grads_batched=True) has no rule for, and not
+    # reshape(-1, k), which is ambiguous where k == 0.
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+class _Matmul(_private.SingleLevelFunction):
+    @staticmethod
+    def forward(ctx: Any, self: Tensor, other: Tensor) -> Tensor:
+        needs_self, needs_other = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.shapes = self.shape, other.shape
+        ctx.save_for_backward(self if needs_other else None, other if needs_self else None)
+        ctx.save_for_forward(self, other)
+        return _call_below_autograd(torch.ops.cubin._matmul_autograd.default, self, other)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None
+        self, other = ctx.saved_tensors
+        needs_self, needs_other = ctx.needs_input_grad
+        return (
+            _grad_of_self(grad, other, ctx.shapes[0]) if needs_self else None,
+            _grad_of_other(grad, self, ctx.shapes[1]) if needs_other else None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, self_t: Tensor | None, other_t: Tensor | None) -> Tensor | None:
+        self, other = ctx.saved_tensors
+        if self_t is None:
+            return None if other_t is None else matmul(self, other_t)
+        out = matmul(self_t, other)
+        return out if other_t is None else out + matmul(self, other_t)
+
+
+class _Linear(_private.SingleLevelFunction):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs_input, needs_weight, _ = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.shapes = input.shape, weight.shape, None if bias is None else bias.shape
+        ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
+        ctx.save_for_forward(input, weight)
+        return _call_below_autograd(torch.ops.cubin._linear_autograd.default, input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None
+        input, weight = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        input_shape, weight_shape, bias_shape = ctx.shapes
+        if len(weight_shape) == 1:  # out = input @ weight
+            grad_input = _grad_of_self(grad, weight, input_shape) if needs_input else None
+            grad_weight = _grad_of_other(grad, input, weight_shape) if needs_weight else None
+        else:
+            grad_input = matmul(grad, weight) if needs_input else None
+            grad_weight = _grad_of_weight(grad, input) if needs_weight else None
+        return grad_input, grad_weight, _sum_to(grad, bias_shape) if needs_bias else None
+
+    @staticmethod
+    def jvp(
+        ctx: Any, input_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None
+    ) -> Tensor | None:
+        input, weight = ctx.saved_tensors
+        if input_t is None and weight_t is None:
+            if bias_t is None:
+                return None
+            input_shape, weight_shape, _ = ctx.shapes
+            return bias_t.expand(input_shape[:-1] + weight_shape[:-1]).contiguous()
+        if input_t is None:
+            return linear(input, weight_t, bias_t)
+        out = linear(input_t, weight, bias_t)
+        return out if weight_t is None else out + linear(input, weight_t)
+
+
+def _grad_of_weight(grad: Tensor, input: Tensor) -> Tensor:
+    if input.dim() == 1:
+        return grad.unsqueeze(-1) * input
+    return matmul(_rows(grad).mT, _rows(input))
+
+
+def _matmul_kernel(self: Tensor, other: Tensor) -> Tensor:
+    return _apply(_Matmul, torch.ops.cubin._matmul_autograd.default, self, other)
+
+
+def _linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _apply(_Linear, torch.ops.cubin._linear_autograd.default, input, weight, bias)
+
+
+def register(library: torch.library.Library) -> None:
+    library.impl("_matmul_autograd", _matmul_kernel, "Autograd")
+    library.impl("_linear_autograd", _linear_kernel, "Autograd")

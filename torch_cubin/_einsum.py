@@ -1,0 +1,89 @@
+# Reads an einsum equation of two operands and says how one matrix product computes it.
+# It plans on labels alone: no tensor comes here, so a plan can be kept for an equation.
+"""Which einsum equations are one matrix product, and which permutations make them one."""
+
+from typing import NamedTuple
+
+
+class Plan(NamedTuple):
+    """`left` permuted to [batch, rows, inner] times `right` permuted to [batch, inner, columns].
+
+    Each group is zero or more dims; `batch`, `rows`, `columns` and `inner` are their numbers. The
+    product's [batch, rows, columns] dims, permuted by `output`, are the equation's output.
+    `swapped`: the first operand is `right` (then the output needs no permutation more often).
+    """
+
+    swapped: bool
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    output: tuple[int, ...]
+    batch: int
+    rows: int
+    columns: int
+    inner: int
+
+
+def plan(equation: str, dims: tuple[int, int]) -> Plan | str:
+    """The plan for an equation over operands of these numbers of dims, or why there is none.
+
+    A wrong equation gives a reason too: torch.einsum then raises its own error.
+    """
+    equation = equation.replace(" ", "")
+    inputs, arrow, output = equation.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != 2:
+        return "not two operands"
+    spelled = [_labels(term, n) for term, n in zip(terms, dims, strict=True)]
+    if spelled[0] is None or spelled[1] is None:
+        return "an equation that torch.einsum refuses"
+    a, b = spelled
+    if len(set(a)) != len(a) or len(set(b)) != len(b):
+        return "an index repeated in one operand"
+    ellipsis = max(([x for x in t if len(x) > 1] for t in (a, b)), key=len)
+    if arrow:
+        out = _spell(output, ellipsis)
+        if out is None or len(set(out)) != len(out) or not set(out) <= {*a, *b}:
+            return "an equation that torch.einsum refuses"
+    else:
+        once = [x for x in {*a, *b} if len(x) == 1 and (x in a) != (x in b)]
+        out = ellipsis + sorted(once)
+
+    inner = [x for x in a if x in b and x not in out]
+    if not inner:
+        return "no index is summed over in both operands"
+    if any((x in a) != (x in b) and x not in out for x in {*a, *b}):
+        return "an index summed over in one operand alone"
+    batch = [x for x in out if x in a and x in b]
+    rows = [x for x in out if x in a and x not in b]
+    columns = [x for x in out if x in b and x not in a]
+    # The operand whose own index comes first in the output gives the rows.
+    swapped = bool(rows and columns) and out.index(columns[0]) < out.index(rows[0])
+    if swapped:
+        a, b, rows, columns = b, a, columns, rows
+    product = batch + rows + columns
+    return Plan(
+        swapped=swapped,
+        left=tuple(a.index(x) for x in batch + rows + inner),
+        right=tuple(b.index(x) for x in batch + inner + columns),
+        output=tuple(product.index(x) for x in out),
+        batch=len(batch),
+        rows=len(rows),
+        columns=len(columns),
+        inner=len(inner),
+    )
+
+
+def _labels(term: str, dims: int) -> list[str] | None:
+    """One label a dim. The dims of an ellipsis are "...1" (the last), "...2" and so on."""
+    covered = dims - len(term.replace("...", ""))
+    if covered < 0 or (covered > 0 and "..." not in term):
+        return None
+    return _spell(term, [f"...{i}" for i in range(covered, 0, -1)])
+
+
+def _spell(term: str, ellipsis: list[str]) -> list[str] | None:
+    before, dots, after = term.partition("...")
+    letters = before + after
+    if letters and not (letters.isascii() and letters.isalpha()):
+        return None
+    return [*before, *(ellipsis if dots else []), *after]

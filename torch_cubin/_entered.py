@@ -1,0 +1,82 @@
+# Functions of PyTorch that are written in Python and multiply matrices inside (attention, for one),
+# made callable with a torch-function mode still on. It knows no operator of ours.
+"""Enter a Python function of torch so that the mode sees the calls inside it."""
+
+import dis
+import functools
+import types
+
+import torch
+
+_CHECKS = (
+    torch._C._has_torch_function,
+    torch._C._has_torch_function_unary,
+    torch._C._has_torch_function_variadic,
+)
+# Names by which a function is known to multiply inside. The last two stand for all that backward()
+# may run: hooks, custom functions, and what activation checkpointing computes again.
+_PRODUCTS = frozenset(("matmul", "mm", "mv", "bmm", "dot", "inner", "vdot", "einsum", "linear"))
+_PRODUCTS |= {"addmm", "addmv", "addbmm", "baddbmm", "backward", "_engine_run_backward"}
+
+
+def _nothing_overrides(*args: object) -> bool:
+    return False
+
+
+def without_check(function: types.FunctionType) -> types.FunctionType | None:
+    """A copy of `function` that does not ask whether its arguments override it.
+
+    A Python function of torch begins with ``if has_torch_function(...): return
+    handle_torch_function(...)``, which is true while a mode is on, so calling it with the mode on
+    comes back to the mode for ever. The copy has the same code and sees the same globals, but for
+    that check. (torch.overrides.redispatch_function does this since 2.13, but not under
+    torch.compile.) None where the function makes no such check by name: it cannot be entered.
+    """
+    scope = function.__globals__
+    names = _names(function.__code__)
+    # Only the names that the code uses, and no __name__: torch.compile would look the names up in
+    # the module of that name, find the real check there, and refuse its own guard.
+    own = {name: scope[name] for name in names if name in scope}
+    checks = [name for name, value in own.items() if value in _CHECKS]
+    if not checks:
+        return None
+    own.update(dict.fromkeys(checks, _nothing_overrides))
+    own["__builtins__"] = scope["__builtins__"]
+    copy = types.FunctionType(
+        function.__code__, own, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def refresh(copy: types.FunctionType, function: types.FunctionType) -> None:
+    """Take over what was rebound in the original's module since (people patch torch)."""
+    own, scope = copy.__globals__, function.__globals__
+    for name, value in own.items():
+        if value is not _nothing_overrides and scope.get(name, value) is not value:
+            own[name] = scope[name]
+
+
+def multiplies(function: types.FunctionType, depth: int = 3) -> bool:
+    """Whether the function, or a Python function it names, spells a matrix product."""
+    names = _names(function.__code__)
+    if names & _PRODUCTS or _has_matmul_operator(function.__code__):
+        return True
+    callees = (function.__globals__.get(name) for name in names)
+    return depth > 0 and any(
+        isinstance(callee, types.FunctionType) and multiplies(callee, depth - 1)
+        for callee in callees
+    )
+
+
+@functools.cache
+def _names(code: types.CodeType) -> frozenset[str]:
+    inner = (_names(const) for const in code.co_consts if isinstance(const, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+def _has_matmul_operator(code: types.CodeType) -> bool:
+    return any(
+        step.argrepr == "@" or step.opname == "BINARY_MATRIX_MULTIPLY"  # the latter: Python 3.10
+        for step in dis.get_instructions(code)
+    )

@@ -1,0 +1,43 @@
+"""The names that torch keeps private and that this package cannot do without, all in one place.
+
+Looked up once, at import, so that a torch which has moved one says so then, in one plain line.
+`tests/ops/test_private.py` runs them on every torch that we have.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch._functorch.utils  # torch has loaded it already: found by name below
+import torch.autograd.forward_ad as forward_ad
+
+
+def _find(name: str) -> Any:
+    try:
+        return operator.attrgetter(name)(torch)
+    except AttributeError:
+        raise ImportError(
+            f"torch_cubin [internal]: torch {torch.__version__} lacks a name that autograd needs: "
+            f"expected torch.{name}, got nothing. Use a version of torch that the README lists."
+        ) from None
+
+
+# An autograd.Function that may run at one level of torch.func's transforms, which is what a kernel
+# on an Autograd key does. The public Function refuses to.
+SingleLevelFunction = _find("autograd.function._SingleLevelFunction")
+enable_single_level = _find("_functorch.utils.enable_single_level_autograd_function")
+transforms_active = _find("_C._are_functorch_transforms_active")
+below_autograd = _find("_C._AutoDispatchBelowAutograd")
+set_forward_grad_enabled = _find("autograd.forward_ad._set_fwd_grad_enabled")
+_find("autograd.forward_ad._current_level")
+
+exclude_keys = _find("_C._ExcludeDispatchKeyGuard")
+DispatchKey = _find("_C.DispatchKey")
+DispatchKeySet = _find("_C.DispatchKeySet")
+
+
+def dual_level_is_open() -> bool:
+    """Whether tensors may carry forward-mode tangents now."""
+    return forward_ad._current_level >= 0

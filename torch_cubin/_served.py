@@ -1,0 +1,253 @@
+# The table from torch functions to what serves them: for each, a handler that checks whether the
+# operators of torch.ops.cubin take this call, and makes it. Counts nothing and enters no mode
+# (drop_in.py); what a handler cannot serve it answers with the reason, a string.
+"""Which torch functions are served from cubins, and how a call is turned into ours."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from torch_cubin import _einsum
+from torch_cubin._why_not import SHAPES, why_not, why_not_all
+
+Result = torch.Tensor | str
+Handler = Callable[..., Result]
+
+
+def _unlike(rest: tuple[object, ...], out: object, others: dict[str, object]) -> str | None:
+    """The reason not to serve a call with arguments beyond those that a handler names."""
+    if out is not None:
+        return "out= was given"
+    if others:
+        return f"argument {next(iter(others))}"
+    return "more arguments than it takes" if rest else None
+
+
+def _matmul(input=None, other=None, *rest, out=None, **others) -> Result:
+    reason = _unlike(rest, out, others) or why_not(input, other)
+    if reason:
+        return reason
+    if input.dim() == 0 or other.dim() == 0:
+        return SHAPES
+    if input.shape[-1] != other.shape[max(other.dim() - 2, 0)]:
+        return SHAPES
+    return torch.ops.cubin.matmul.default(input, other)
+
+
+def _rmatmul(self=None, other=None, *rest, **others) -> Result:
+    return _matmul(other, self, *rest, **others)
+
+
+def _of_dims(input_dims: int, other_dims: int, other_name: str) -> Handler:
+    """A product of operands with fixed numbers of dims: mm, bmm, mv, dot."""
+
+    def handler(input=None, other=None, *rest, out=None, **others) -> Result:
+        if other is None:
+            other = others.pop(other_name, None)
+        reason = _unlike(rest, out, others) or why_not(input, other)
+        if reason:
+            return reason
+        if input.dim() != input_dims or other.dim() != other_dims:
+            return SHAPES
+        if input.shape[-1] != other.shape[max(other_dims - 2, 0)]:
+            return SHAPES
+        if input_dims == 3 and input.shape[0] != other.shape[0]:
+            return SHAPES
+        return torch.ops.cubin.matmul.default(input, other)
+
+    return handler
+
+
+def _inner(input=None, other=None, *rest, out=None, **others) -> Result:
+    reason = _unlike(rest, out, others) or why_not(input, other)
+    if reason:
+        return reason
+    if input.dim() == 0 or other.dim() == 0 or input.shape[-1] != other.shape[-1]:
+        return SHAPES
+    if other.dim() == 1:
+        return torch.ops.cubin.matmul.default(input, other)
+    columns = other.reshape(-1, other.shape[-1]) if other.dim() != 2 else other
+    product = torch.ops.cubin.matmul.default(input, columns.t())
+    return product.reshape(input.shape[:-1] + other.shape[:-1])
+
+
+def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
+    reason = _unlike(rest, None, others)
+    if not reason:
+        pair = bias is None
+        reason = why_not(input, weight) if pair else why_not_all(input, weight, bias)
+    if reason:
+        return reason
+    if input.dim() == 0 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
+        return SHAPES
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
+        return SHAPES
+    return torch.ops.cubin.linear.default(input, weight, bias)
+
+
+def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = False) -> Handler:
+    """beta * input + alpha * (a @ b): addmm, addmv, baddbmm and, with sum_batches, addbmm."""
+
+    def handler(input=None, a=None, b=None, *rest, beta=1, alpha=1, out=None, **others) -> Result:
+        if a is None:
+            a = others.pop(names[0], None)
+        if b is None:
+            b = others.pop(names[1], None)
+        reason = (
+            _unlike(rest, out, others) or why_not_all(a, b, input) or _factors(input, beta, alpha)
+        )
+        if reason:
+            return reason
+        if a.dim() != dims[0] or b.dim() != dims[1]:
+            return SHAPES
+        if a.shape[-1] != b.shape[max(dims[1] - 2, 0)]:
+            return SHAPES
+        if dims[0] == 3 and a.shape[0] != b.shape[0]:
+            return SHAPES
+        if sum_batches:
+            a = a.transpose(0, 1).reshape(a.shape[1], a.shape[0] * a.shape[2])
+            b = b.reshape(b.shape[0] * b.shape[1], b.shape[2])
+        shape = a.shape[:-1] + b.shape[max(b.dim() - 1, 1) :]
+        if not _expands(input.shape, shape):
+            return SHAPES
+        if (
+            beta == 1
+            and alpha == 1
+            and b.dim() == 2
+            and input.dim() == 1
+            and input.shape[0] == shape[-1]
+        ):
+            return torch.ops.cubin.linear.default(a, b.t(), input)  # the kernel adds the bias
+        product = torch.ops.cubin.matmul.default(a, b)
+        return _scaled_sum(product, input, beta, alpha)
+
+    return handler
+
+
+def _factors(input: torch.Tensor, beta: object, alpha: object) -> str | None:
+    if type(beta) not in (int, float) or type(alpha) not in (int, float):
+        return "beta or alpha that is no plain number"
+    if alpha == 0:
+        return "alpha = 0"  # PyTorch then does not look at the product: no NaN comes out of it
+    if beta == 0 and input.requires_grad:
+        return "beta = 0 with an input that requires grad"  # its gradient is zeros, not None
+    return None
+
+
+def _expands(shape: torch.Size, target: torch.Size) -> bool:
+    if len(shape) > len(target):
+        return False
+    tail = target[len(target) - len(shape) :]
+    return all(size in (1, wanted) for size, wanted in zip(shape, tail, strict=True))
+
+
+def _scaled_sum(product, input, beta, alpha) -> torch.Tensor:
+    if alpha != 1:
+        product = product * alpha
+    if beta == 0:  # NaN and infinity in the input are ignored, as PyTorch does
+        return product
+    if input.dtype is not product.dtype:  # autocast changed the product's dtype, not the input's
+        input = input.to(product.dtype)
+    return torch.add(product, input, alpha=beta)
+
+
+def _einsum_product(equation=None, *operands, **others) -> Result:
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = operands[0]
+    if others or type(equation) is not str:
+        return "arguments that it does not take"
+    if len(operands) != 2:
+        return "not two operands"
+    a, b = operands
+    reason = why_not(a, b)
+    if reason:
+        return reason
+    plan = _einsum_plan(equation, a.dim(), b.dim())
+    if type(plan) is str:
+        return plan
+    if plan.swapped:
+        a, b = b, a
+    a = a.permute(plan.left)  # [batch, rows, inner]
+    b = b.permute(plan.right)  # [batch, inner, columns]
+    batch, rows, inner = _split(a.shape, plan.batch, plan.rows)
+    batch_b, inner_b, columns = _split(b.shape, plan.batch, plan.inner)
+    if inner != inner_b:  # einsum broadcasts a size of 1 here too
+        return "an inner size of 1 that is broadcast"
+    a = a.reshape((*batch, math.prod(rows), math.prod(inner)))
+    b = b.reshape((*batch_b, math.prod(inner), math.prod(columns)))
+    product = torch.ops.cubin.matmul.default(a, b)
+    product = product.reshape((*product.shape[: plan.batch], *rows, *columns))
+    return product.permute(plan.output)
+
+
+def _split(shape: torch.Size, first: int, second: int) -> tuple[torch.Size, ...]:
+    return shape[:first], shape[first : first + second], shape[first + second :]
+
+
+_plans: dict[tuple[str, int, int], _einsum.Plan | str] = {}
+
+
+# Constant for torch.compile: what comes out depends on these arguments alone.
+@torch.compiler.assume_constant_result
+def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> _einsum.Plan | str:
+    key = (equation, dims_a, dims_b)
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= 1000:  # equations that a program makes and uses once
+            _plans.clear()
+        plan = _plans[key] = _einsum.plan(equation, (dims_a, dims_b))
+    return plan
+
+
+_mm = _of_dims(2, 2, "mat2")
+_bmm = _of_dims(3, 3, "mat2")
+_mv = _of_dims(2, 1, "vec")
+_dot = _of_dims(1, 1, "tensor")
+_vdot = _of_dims(1, 1, "other")
+_addmm = _add_to(("mat1", "mat2"), (2, 2))
+_addmv = _add_to(("mat", "vec"), (2, 1))
+_baddbmm = _add_to(("batch1", "batch2"), (3, 3))
+_addbmm = _add_to(("batch1", "batch2"), (3, 3), sum_batches=True)
+
+_IN_PLACE = "in place"
+_NO_KERNEL = "no kernel for it in this version"
+_FUSED = "PyTorch fuses the whole layer"
+
+# What a mode is given as the function -> how report() calls it, and its handler or why there is
+# none. Functions that are no matrix product are not here: they pass, and report() is silent.
+SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
+    F.linear: ("torch.nn.functional.linear", _linear),
+    torch.matmul: ("torch.matmul", _matmul),
+    torch.linalg.matmul: ("torch.linalg.matmul", _matmul),
+    torch.Tensor.matmul: ("Tensor.matmul (@)", _matmul),
+    torch.Tensor.__matmul__: ("Tensor.matmul (@)", _matmul),
+    torch.Tensor.__rmatmul__: ("Tensor.__rmatmul__", _rmatmul),
+    torch.functional.einsum: ("torch.einsum", _einsum_product),
+    torch._transformer_encoder_layer_fwd: ("torch._transformer_encoder_layer_fwd", _FUSED),
+    torch._native_multi_head_attention: ("torch._native_multi_head_attention", _FUSED),
+    F.scaled_dot_product_attention: ("scaled_dot_product_attention", _NO_KERNEL),
+    F.bilinear: ("torch.nn.functional.bilinear", _NO_KERNEL),
+    torch.tensordot: ("torch.tensordot", _NO_KERNEL),
+    torch.chain_matmul: ("torch.chain_matmul", _NO_KERNEL),
+    torch.linalg.multi_dot: ("torch.linalg.multi_dot", _NO_KERNEL),
+}
+for _name, _handler in {
+    "mm": _mm,
+    "bmm": _bmm,
+    "mv": _mv,
+    "dot": _dot,
+    "vdot": _vdot,
+    "inner": _inner,
+    "addmm": _addmm,
+    "addmv": _addmv,
+    "addbmm": _addbmm,
+    "baddbmm": _baddbmm,
+}.items():
+    SERVED[getattr(torch, _name)] = (f"torch.{_name}", _handler)
+    SERVED[getattr(torch.Tensor, _name)] = (f"Tensor.{_name}", _handler)
+for _name in ("addmm_", "addmv_", "addbmm_", "baddbmm_"):
+    SERVED[getattr(torch.Tensor, _name)] = (f"Tensor.{_name}", _IN_PLACE)
+for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    SERVED[getattr(torch, _name)] = (f"torch.{_name}", _FUSED)

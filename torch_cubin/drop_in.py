@@ -1,0 +1,154 @@
+# The context manager that serves a model's matrix products from cubins. It routes: what a function
+# becomes is decided in _served.py, what is counted in _report.py.
+"""``with torch_cubin.drop_in(): model(x)``: any model, unchanged, with its products from cubins."""
+
+import sys
+import threading
+import types
+import weakref
+
+import torch
+import torch.nn.functional as F
+from torch.backends import mha
+from torch.overrides import TorchFunctionMode
+
+from torch_cubin import _entered, _frames, _report, _served, _why_not
+from torch_cubin._report import report
+from torch_cubin._served import SERVED
+from torch_cubin._why_not import plain
+
+__all__ = ["drop_in", "report"]
+
+# A dict of its own for torch.compile: the one below grows, and a graph's guards would fail on it.
+_TRACED_COPIES = {
+    F.multi_head_attention_forward: _entered.without_check(F.multi_head_attention_forward)
+}
+_copies: dict[types.FunctionType, types.FunctionType | None] = {}
+
+
+class _Serving(TorchFunctionMode):
+    """The routing alone; what drop_in() adds is when the counts begin."""
+
+    def __torch_function__(self, func, types_, args=(), kwargs=None):
+        # NOTE: every torch function of a model comes through here, so the way of one that is no
+        # product is a dict look-up and no more.
+        served = SERVED.get(func)
+        if served is None:
+            if type(func) is types.FunctionType:
+                return _call_python(func, types_, args, kwargs or {})
+            return func(*args, **kwargs) if kwargs else func(*args)
+        name, handler = served
+        if kwargs is None:
+            kwargs = {}
+        result = handler if type(handler) is str else handler(*args, **kwargs)
+        if type(result) is not str:
+            if torch.compiler.is_compiling():
+                _report.count_traced(name, result.dtype, "")
+            else:
+                _report.count_served(name, args, result)
+            return result
+        if torch.compiler.is_compiling():
+            _report.count_traced(name, None, result)
+        elif not _nested():
+            _report.count_declined(name, result)
+        return func(*args, **kwargs)
+
+
+_INSIDE = _Serving()
+
+
+def _call_python(func, types_, args, kwargs):
+    """Call a function of torch written in Python; one that multiplies inside, with the mode on."""
+    if torch.compiler.is_compiling():
+        if func is torch.Tensor.unflatten:  # it says super(), which cannot be traced from here
+            return args[0].unflatten(*args[1:], **kwargs)
+        copy = _TRACED_COPIES.get(func)
+    else:
+        copy = _copies.get(func, func)
+        if copy is func:
+            copy = _entered.without_check(func) if _entered.multiplies(func) else None
+            _copies[func] = copy
+        elif copy is not None:
+            _entered.refresh(copy, func)
+    if copy is None or not plain(types_):
+        return func(*args, **kwargs)
+    with _INSIDE:
+        return copy(*args, **kwargs)
+
+
+def _nested() -> bool:
+    """Whether a drop_in() further out will see the same call (this one is off in here)."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return any(isinstance(mode, _Serving) for mode in modes)
+
+
+class drop_in(_Serving):
+    """Serve the matrix products of the code inside from cubins.
+
+    Served are ``@``, :func:`torch.matmul`, ``mm``, ``mv``, ``bmm``, ``dot``, ``vdot``, ``inner``,
+    ``addmm``, ``addmv``, ``addbmm``, ``baddbmm``, the Tensor methods of these, ``torch.einsum`` of
+    two operands where it is a product, and ``F.linear`` (so :class:`torch.nn.Linear`), for float16,
+    bfloat16, float32 and float64 tensors on CUDA (on the CPU: by the reference implementation).
+    Everything else, and every call that cannot be served, goes to PyTorch;
+    :func:`torch_cubin.report` lists both.
+
+    It holds for the thread that enters it, may be nested, works inside a function given to
+    ``torch.compile`` and around one, and is differentiable. Functions that PyTorch wrote in Python,
+    such as the one behind :class:`torch.nn.MultiheadAttention`, are entered, so the products inside
+    are served too; ``TorchScript`` and other code that never comes back to Python is not.
+    Results have PyTorch's shape and dtype; a product is always contiguous.
+
+    With activation checkpointing call ``backward()`` inside as well: what is computed again must be
+    computed the same way.
+    """
+
+    def __enter__(self):
+        if torch.compiler.is_compiling():
+            self._fastpath = mha._is_fastpath_enabled
+            mha._is_fastpath_enabled = False
+        else:
+            _outermost.enter(self)
+        return super().__enter__()
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        super().__exit__(exc_type, exc_value, traceback)
+        if torch.compiler.is_compiling():
+            mha._is_fastpath_enabled = self._fastpath
+        else:
+            _outermost.leave(self)
+
+
+class _Outermost:
+    """What happens once for all threads while any drop_in() is entered.
+
+    The counts start anew, and PyTorch's fused inference path of nn.TransformerEncoderLayer and
+    nn.MultiheadAttention is switched off: it multiplies where no mode can see it. (In eager code
+    any mode keeps PyTorch from it; torch.compile takes it all the same.)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Weak: one that was entered in a compiled graph, and left outside or not at all, must not
+        # stand in the way of the next. Guarded by _lock, as is what the switch was.
+        self._entered: weakref.WeakSet[drop_in] = weakref.WeakSet()
+        self._fastpath = True
+
+    def enter(self, mode: drop_in) -> None:
+        with self._lock:
+            if not self._entered:
+                _report.clear()
+                self._fastpath = mha.get_fastpath_enabled()
+                mha.set_fastpath_enabled(False)
+            self._entered.add(mode)
+
+    def leave(self, mode: drop_in) -> None:
+        with self._lock:
+            if mode in self._entered:
+                self._entered.discard(mode)
+                if not self._entered:
+                    mha.set_fastpath_enabled(self._fastpath)
+
+
+_outermost = _Outermost()
+
+_frames.skip([sys.modules[__name__], _report, _served, _why_not])

@@ -1,0 +1,181 @@
+"""The exceptions of torch_cubin: one class a tag.
+
+C++ knows a single exception type, whose text carries the tag:
+
+    torch_cubin [tag]: <object> <what is wrong>: expected X, got Y. <what to do>
+
+Every class here is a `torch_cubin.Error` (a RuntimeError, which is what C++ errors arrive as) and
+also the built-in class that a Python user expects for that mistake.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+
+class Error(RuntimeError):
+    """Any error of torch_cubin. `tag` says which kind; the text says what to do."""
+
+    tag = "internal"
+
+
+class FileError(Error, OSError):
+    """[file] A file is missing, unreadable or not a regular file."""
+
+    tag = "file"
+
+
+class HashError(Error, ValueError):
+    """[hash] A file's bytes are not the ones that the manifest promises."""
+
+    tag = "hash"
+
+
+class ImageError(Error, ValueError):
+    """[image] The bytes are not a whole, consistent cubin."""
+
+    tag = "image"
+
+
+class ArchError(Error, NotImplementedError):
+    """[arch] No code for this GPU's architecture."""
+
+    tag = "arch"
+
+
+class DriverError(Error):
+    """[driver] The CUDA driver is missing, too old, or refused a call."""
+
+    tag = "driver"
+
+
+class NoDeviceError(Error):
+    """[no_device] There is no usable GPU."""
+
+    tag = "no_device"
+
+
+class NoKernelError(Error, LookupError):
+    """[no_kernel] A cubin or the catalog has no kernel of that name or kind."""
+
+    tag = "no_kernel"
+
+
+class ParamsError(Error, TypeError):
+    """[params] The arguments do not match the kernel's own parameter table."""
+
+    tag = "params"
+
+
+class InputError(Error, ValueError, TypeError):
+    """[input] An argument of an op has a wrong shape, dtype, device or layout.
+
+    A TypeError too, because torch raises either for these.
+    """
+
+    tag = "input"
+
+
+class LaunchError(Error, ValueError):
+    """[launch] Grid, block, cluster or shared memory are out of range."""
+
+    tag = "launch"
+
+
+class CaptureError(Error):
+    """[capture] The call cannot be made while a CUDA graph is captured."""
+
+    tag = "capture"
+
+
+class ForkError(Error):
+    """[fork] CUDA was used before fork(): use the 'spawn' start method."""
+
+    tag = "fork"
+
+
+class OutOfMemoryError(Error, torch.OutOfMemoryError):
+    """[oom] Device memory ran out. A torch.OutOfMemoryError too, so that retry helpers know it."""
+
+    tag = "oom"
+
+
+class FaultError(Error):
+    """[fault] A kernel faulted; this process can no longer use CUDA."""
+
+    tag = "fault"
+
+
+class ClosedError(Error, ValueError):
+    """[closed] The module was unloaded, or its context was reset."""
+
+    tag = "closed"
+
+
+class InternalError(Error):
+    """[internal] A bug of torch_cubin."""
+
+    tag = "internal"
+
+
+CLASSES: dict[str, type[Error]] = {
+    cls.tag: cls
+    for cls in (
+        FileError,
+        HashError,
+        ImageError,
+        ArchError,
+        DriverError,
+        NoDeviceError,
+        NoKernelError,
+        ParamsError,
+        InputError,
+        LaunchError,
+        CaptureError,
+        ForkError,
+        OutOfMemoryError,
+        FaultError,
+        ClosedError,
+        InternalError,
+    )
+}
+
+# NOTE: a failed allocation's text begins as PyTorch's does ("CUDA out of memory."), so the tag is
+# looked for anywhere in the text. What follows the template's text (a C++ backtrace) is dropped.
+_TAGGED = re.compile(r"torch_cubin \[([a-z_]+)\]: ")
+_TRACE = re.compile(r"\n(?:Exception raised from |C\+\+ CapturedTraceback:)")
+
+
+def make(tag: str, message: str) -> Error:
+    """The exception for a tag and a finished message (as C++ writes them)."""
+    return CLASSES.get(tag, InternalError)(message)
+
+
+def fault(
+    tag: str, object: str, problem: str, *, expected: str = "", got: str = "", advice: str = ""
+) -> Error:
+    """The exception for `tag` with its message built by the template, as C++'s fail() builds it."""
+    text = f"torch_cubin [{tag}]: {object} {problem}"
+    if expected:
+        text += f": expected {expected}"
+    if got:
+        text += f", got {got}" if expected else f": got {got}"
+    return make(tag, f"{text}. {advice}".rstrip())
+
+
+def translate(error: BaseException) -> Error | None:
+    """The torch_cubin exception that a RuntimeError out of an op stands for, or None.
+
+    Returns `error` itself where it already is one.
+    """
+    if isinstance(error, Error):
+        return error
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    found = _TAGGED.search(text)
+    if found is None or found.group(1) not in CLASSES:
+        return None
+    return make(found.group(1), _TRACE.split(text, maxsplit=1)[0])
