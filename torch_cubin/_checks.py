@@ -16,13 +16,20 @@ from torch_cubin import _lib, errors
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
-    """The error, its text also left where the public op looks for it.
+def keep(error: BaseException) -> None:
+    """Leaves an error's text where the public op looks for it, unless C++ has done so.
 
     Below torch 2.13 the C API between the op and Python loses the text on the way up.
     """
+    text = str(error)
+    if not (isinstance(error, RuntimeError) and text.startswith("torch_cubin [")):
+        text = f"{type(error).__name__}: {text}"
+    _lib.load().torch_cubin_keep_error(b"internal", text.encode("utf-8", "backslashreplace"))
+
+
+def _fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
     error = errors.fault("input", object, problem, expected=expected, got=got, advice=advice)
-    _lib.load().torch_cubin_keep_error(b"input", str(error).encode())
+    keep(error)
     return error
 
 

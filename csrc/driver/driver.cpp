@@ -121,6 +121,11 @@ const Driver& driver() {
   return *ready;
 }
 
+bool driver_forked() {
+  const Driver* ready = g_driver.load(std::memory_order_acquire);
+  return ready != nullptr && ready->pid != getpid();
+}
+
 std::string describe(CUresult result) {
   const char* name = nullptr;
   const char* text = nullptr;
@@ -134,7 +139,7 @@ std::string describe(CUresult result) {
 void check(CUresult result, const char* tag, const std::string& action) {
   if (result == CUDA_SUCCESS) return;
   const std::string got = describe(result);
-  if (driver().pid != getpid()) {
+  if (driver_forked()) {
     fail({"fork", action, "was called in a forked process", "the process that initialised CUDA",
           got, "Start workers with the 'spawn' method."});
   }

@@ -24,6 +24,9 @@ struct Driver {
 // throws [driver], [no_device] or [fork] and the next call tries again.
 const Driver& driver();
 
+// Whether this process was forked from one that had initialised the driver. Never opens it.
+bool driver_forked();
+
 // Throws unless `result` is success. `action` says what failed ("cuLaunchKernelEx of 'name'").
 // The tag follows the code: [oom], [fault] for errors that poison the context, [fork] in a forked
 // child, [closed] after the context was destroyed, otherwise `tag`.

@@ -3,6 +3,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include "cubin/error.h"
+#include "driver/driver.h"
 
 namespace torch_cubin {
 namespace {
@@ -129,6 +130,11 @@ Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t d
   static const int32_t cuda = aoti_torch_device_type_cuda();
   if (aoti_torch_empty_strided(dim, sizes, strides, static_cast<int32_t>(dtype), cuda, device_index,
                                &handle) != 0) {
+    if (driver_forked()) {
+      fail({"fork", "an allocation on cuda:" + std::to_string(device_index),
+            "was asked for in a forked process", "the process that initialised CUDA", "its child",
+            "Start workers with the 'spawn' method."});
+    }
     fail_with_text("oom",
                    "CUDA out of memory. torch_cubin [oom]: an output or workspace of " +
                        std::to_string(numel * element_size(dtype)) +

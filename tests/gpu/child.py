@@ -30,17 +30,19 @@ def _expected(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def quiet_import() -> dict:
-    """Import neither makes a driver call nor opens libcuda, and costs little."""
-    import torch_cubin
+    """Import neither makes a driver call nor opens libcuda (torch itself may have)."""
 
     def libraries() -> set[str]:
         with open("/proc/self/maps") as maps:
             return {line.split()[-1] for line in maps if "libcuda.so" in line}
 
+    before = libraries()
+    import torch_cubin
+
     torch.ops.cubin.matmul(torch.ones(2, 2), torch.ones(2, 2))  # the CPU path is quiet, too
     return {
         "initialized": torch.cuda.is_initialized(),
-        "libcuda": sorted(libraries()),
+        "libcuda": sorted(libraries() - before),
         "file": torch_cubin.__file__,
     }
 

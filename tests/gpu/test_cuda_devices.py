@@ -10,7 +10,7 @@ CONTEXTS = [torch.no_grad, torch.enable_grad, torch.inference_mode]
 
 
 def _ones(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.ones(*shape, device=device, dtype=dtype)
+    return torch.ones(shape, device=device, dtype=dtype)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

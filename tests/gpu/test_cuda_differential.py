@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from functools import partial
 
 import numerics
 import pytest
@@ -66,9 +67,12 @@ def test_random_calls_match_pytorch(mode: str, seed: int) -> None:
                 exact = F.linear(*doubles) if linear else torch.matmul(*doubles)
                 differences.append((label, (out != exact.to(dtype)).sum()))
                 continue
-            reference = (numerics.reference_linear if linear else numerics.reference_matmul)(
-                *([*inputs, None] if linear and not case.bias else inputs)
-            )
+            product = numerics.reference_matmul
+            if linear:
+                bias = inputs[2] if case.bias else None
+                product = partial(numerics.reference_linear, bias=bias)
+            reference = product(*inputs[:2])
+            own = cases.peer(mode, own, reference, product, *inputs[:2])
             k = case.a_shape[-1]
             judge.add(label, out, own, reference, scale=math.sqrt(max(k, 1)))
         wrong = torch.stack([count for _, count in differences]).tolist()

@@ -7,6 +7,7 @@ PyTorch's own error in the same dtype (numerics.py).
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numerics
 import pytest
@@ -61,7 +62,9 @@ def test_matmul_error(mode: str, shape: str, generator: torch.Generator) -> None
                 out = torch.ops.cubin.matmul(a, b)
                 assert out.is_contiguous()
                 label = f"{mode} {shape} {(m, n, k)} {pair}"
-                judge.add(label, out, own, numerics.reference_matmul(a, b))
+                reference = numerics.reference_matmul(a, b)
+                own = cases.peer(mode, own, reference, numerics.reference_matmul, a, b)
+                judge.add(label, out, own, reference)
             judge.finish()
 
 
@@ -100,7 +103,15 @@ def test_linear_with_fused_bias(mode: str, shape: str, generator: torch.Generato
                     if integers:
                         numerics.check_exact(out, reference, label)
                     else:
-                        judge.add(label, out, F.linear(x, weight, bias), reference)
+                        own = cases.peer(
+                            mode,
+                            F.linear(x, weight, bias),
+                            reference,
+                            partial(numerics.reference_linear, bias=bias),
+                            x,
+                            weight,
+                        )
+                        judge.add(label, out, own, reference)
                 judge.finish()
 
 
@@ -130,7 +141,9 @@ def test_batches(mode: str, name: str, generator: torch.Generator) -> None:
             b = cases.place(cases.draw(b_shape, dtype, False, generator), cases.Layout())
             out = torch.ops.cubin.matmul(a, b)
             own = torch.matmul(a, b)
-            judge.add(f"{mode} {name}", out, own, numerics.reference_matmul(a, b))
+            reference = numerics.reference_matmul(a, b)
+            own = cases.peer(mode, own, reference, numerics.reference_matmul, a, b)
+            judge.add(f"{mode} {name}", out, own, reference)
         judge.finish()
         a, b = (cases.draw(shape, dtype, True, generator) for shape in (a_shape, b_shape))
         out = torch.ops.cubin.matmul(a, b)

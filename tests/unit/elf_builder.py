@@ -44,7 +44,9 @@ def value(id: int, number: int) -> bytes:
 
 
 def param(index: int, offset: int, size: int, space: int = 0) -> bytes:
-    return attribute(0x17, struct.pack("<IHHI", 0, index, offset, size << 18 | 0x1F << 12 | space << 8))
+    return attribute(
+        0x17, struct.pack("<IHHI", 0, index, offset, size << 18 | 0x1F << 12 | space << 8)
+    )
 
 
 def param_v2(index: int, offset: int, size: int, space: int = 0) -> bytes:
@@ -89,7 +91,9 @@ class Cubin:
             sections.append(Section(b".text." + name, PROGBITS, kernel.code, link=3))
             sections.append(Section(b".nv.info." + name, NV_INFO, kernel.info, link=3, info=text))
             if kernel.shared is not None:
-                sections.append(Section(b".nv.shared." + name, NOBITS, size=kernel.shared, info=text))
+                sections.append(
+                    Section(b".nv.shared." + name, NOBITS, size=kernel.shared, info=text)
+                )
         sections += self.sections
         symbols += self.symbols
 

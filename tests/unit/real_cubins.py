@@ -1,0 +1,106 @@
+"""Real cubins for the parser's tests: the committed ones, and several.cu compiled for every arch.
+
+What nvcc makes is kept under build/unit/, named by the hash of source and compiler, so that only
+the first run pays for it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from cubin_check import BUILD, ROOT
+
+DATA = ROOT / "tests" / "data"
+COMMITTED = sorted(DATA.glob("*.cubin"))
+ARCHS = (
+    *("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f"),
+    *("sm_103a", "sm_120a", "sm_120f", "sm_121a"),
+)
+
+
+@functools.cache
+def nvcc() -> Path | None:
+    """A CUDA compiler: CUDA_HOME, PATH, or the usual prefix."""
+    places = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    for place in places:
+        if place and os.access(Path(place, "bin", "nvcc"), os.X_OK):
+            return Path(place, "bin", "nvcc")
+    found = shutil.which("nvcc")
+    return Path(found) if found else None
+
+
+@functools.cache
+def compiled() -> dict[str, tuple[Path, str]]:
+    """{arch: (cubin of several.cu, what ptxas -v said)}; empty without nvcc."""
+    compiler = nvcc()
+    if compiler is None:
+        return {}
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    source = DATA / "several.cu"
+    digest = hashlib.sha256(source.read_bytes() + version.encode()).hexdigest()[:16]
+    folder = BUILD / f"cubins-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def build(arch: str) -> tuple[Path, str]:
+        out, log = folder / f"{arch}.cubin", folder / f"{arch}.txt"
+        if not (out.exists() and log.exists()):
+            unfinished = folder / f".{arch}.{os.getpid()}.cubin"
+            command = [compiler, "-cubin", f"-arch={arch}", "-DALL_KERNELS", "-Xptxas", "-v"]
+            made = subprocess.run(
+                [*command, "-o", unfinished, source], capture_output=True, text=True
+            )
+            assert made.returncode == 0, f"{arch}: {made.stderr}"
+            log.write_text(made.stderr)
+            unfinished.replace(out)
+        return out, log.read_text()
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return dict(zip(ARCHS, pool.map(build, ARCHS), strict=True))
+
+
+def ptxas_usage(log: str) -> dict[str, dict[str, int]]:
+    """{kernel: registers, barriers, smem, stack} out of `ptxas -v`."""
+    usage = {}
+    blocks = re.split(r"Compiling entry function '", log)[1:]
+    for block in blocks:
+        name = block.split("'")[0]
+        used = re.search(r"Used (\d+) registers, used (\d+) barriers(.*)", block)
+        assert used, block
+
+        def number(pattern: str, text: str) -> int:
+            found = re.search(pattern, text)
+            return int(found.group(1)) if found else 0
+
+        usage[name] = {
+            "registers": int(used.group(1)),
+            "barriers": int(used.group(2)),
+            "smem": number(r"(\d+) bytes smem", used.group(3)),
+            "stack": number(r"(\d+) bytes stack frame", block),
+        }
+    return usage
+
+
+def cuobjdump() -> Path | None:
+    """NVIDIA's disassembler front end, of a toolkit or of Triton's wheel. Only for our own files."""
+    compiler = nvcc()
+    if compiler is not None and (compiler.parent / "cuobjdump").exists():
+        return compiler.parent / "cuobjdump"
+    found = shutil.which("cuobjdump")
+    if found:
+        return Path(found)
+    import importlib.util
+
+    spec = importlib.util.find_spec("triton")
+    folders = spec.submodule_search_locations if spec and spec.submodule_search_locations else []
+    for folder in folders:
+        tool = Path(folder) / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if tool.exists():
+            return tool
+    return None

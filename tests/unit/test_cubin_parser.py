@@ -1,0 +1,237 @@
+"""parse_cubin on real cubins: every fact, of both ELF layouts and of every arch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cubin_check
+import pytest
+import real_cubins
+from real_cubins import ARCHS, DATA
+
+needs_nvcc = pytest.mark.skipif(real_cubins.nvcc() is None, reason="needs nvcc, found none")
+
+
+def kernel(params: list[tuple[int, int, str]], **facts: object) -> dict:
+    """A kernel as image_to_json writes it; params are (offset, size, kind)."""
+    return {
+        "params": [
+            {"index": i, "offset": offset, "size": size, "kind": kind}
+            for i, (offset, size, kind) in enumerate(params)
+        ],
+        "param_bytes": params[-1][0] + params[-1][1] if params else 0,
+        "static_shared": 0,
+        "stack": 0,
+        "barriers": 0,
+        "required_block": None,
+        "max_block": None,
+        "cluster": None,
+        "uses_dynamic_shared": False,
+        **facts,
+    }
+
+
+U, P, V = "unknown", "pointer", "value"
+VEC_ADD = [(0, 8, U), (8, 8, U), (16, 8, U), (24, 4, V)]
+LARGE = [(0, 4500, V), (4504, 8, P), (4512, 8, U), (4520, 8, P)]
+SPACES = [(0, 8, P), (8, 8, P), (16, 8, U), (24, 4, V)]
+
+# file: (arch, layout, toolkit, kernels)
+EXPECTED = {
+    "vec_add.sm_80.cuda118": ("sm_80", 7, "11.8", {"vec_add": kernel(VEC_ADD, registers=12)}),
+    "vec_add.sm_90a.cuda124": ("sm_90a", 7, "12.4", {"vec_add": kernel(VEC_ADD, registers=12)}),
+    "vec_add.sm_120a.cuda130": (
+        "sm_120a",
+        8,
+        "13.0",
+        {"vec_add": kernel([(0, 8, P), (8, 8, P), (16, 8, P), (24, 4, V)], registers=12)},
+    ),
+    "pointers.sm_90.cuda124": (
+        "sm_90",
+        7,
+        "12.4",
+        {
+            "large": kernel(LARGE, registers=4, max_block=[256, 2, 1]),
+            "spaces": kernel([*SPACES, (48, 128, V)], registers=4, required_block=[128, 1, 1]),
+        },
+    ),
+    "pointers.sm_100f.cuda129": (
+        "sm_100f",
+        8,
+        "12.9",
+        {
+            "large": kernel(LARGE, registers=4, max_block=[256, 2, 1]),
+            "spaces": kernel([*SPACES, (64, 128, V)], registers=4, required_block=[128, 1, 1]),
+        },
+    ),
+    "several.sm_90a.cuda130": (
+        "sm_90a",
+        8,
+        "13.0",
+        {
+            "_Z4fillIiEvPT_S0_": kernel([(0, 8, U), (8, 4, V)], registers=8),
+            "cluster": kernel([(0, 8, U)], registers=8, cluster=[2, 1, 1]),
+            "no_params": kernel([], registers=4),
+            "small": kernel(
+                [(0, 1, V), (1, 1, V), (2, 2, V), (8, 8, U), (16, 1, V), (24, 8, U)], registers=8
+            ),
+            "stack": kernel([(0, 8, U), (8, 4, V)], registers=32, stack=1200),
+            "static_shared": kernel(
+                [(0, 8, U)], registers=12, static_shared=1024, barriers=1, max_block=[128, 1, 1]
+            ),
+            # The alignas(64) struct: aligned from bank 0, where sm_90 puts parameters at 0x210.
+            "structs": kernel([(0, 4, V), (4, 12, V), (48, 128, V), (176, 8, U)], registers=8),
+            "vec_add": kernel(VEC_ADD, registers=12),
+        },
+    ),
+}
+
+
+def test_parse_cubin_lists_every_committed_file() -> None:
+    assert {path.stem for path in real_cubins.COMMITTED} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("stem", EXPECTED)
+def test_parse_cubin_reads_committed(stem: str) -> None:
+    path = DATA / f"{stem}.cubin"
+    facts = cubin_check.facts(path)
+    arch, layout, toolkit, kernels = EXPECTED[stem]
+    found = {entry.pop("name"): entry for entry in facts.pop("kernels")}
+    assert found == kernels
+    assert facts == {
+        "arch": arch,
+        "sm": int(arch[3:].rstrip("af")),
+        "abi_version": layout,
+        "toolkit": toolkit,
+        "size": path.stat().st_size,
+    }
+
+
+def bank_base(sm: int) -> int:
+    """Where parameters start in constant bank 0; alignment beyond 16 counts from the bank."""
+    return 0x160 if sm < 90 else 0x210 if sm < 100 else 0x380
+
+
+def aligned(offset: int, alignment: int, base: int) -> int:
+    return -(-(offset + base) // alignment) * alignment - base
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_parse_cubin_reads_what_nvcc_writes(arch: str) -> None:
+    path, log = real_cubins.compiled()[arch]
+    facts = cubin_check.facts(path)
+    assert (facts["arch"], facts["abi_version"]) == (arch, 8), path
+    kernels = {entry["name"]: entry for entry in facts["kernels"]}
+    sm = facts["sm"]
+    p = "pointer" if sm >= 100 else "unknown"  # nvcc 13 records `.ptr` from there on
+
+    def params(name: str) -> list[tuple[int, int, str]]:
+        return [(q["offset"], q["size"], q["kind"]) for q in kernels[name]["params"]]
+
+    descriptor = aligned(16, 64, bank_base(sm))
+    assert params("vec_add") == [(0, 8, p), (8, 8, p), (16, 8, p), (24, 4, "value")]
+    assert params("structs") == [
+        (0, 4, "value"),
+        (4, 12, "value"),
+        (descriptor, 128, "value"),
+        (descriptor + 128, 8, p),
+    ]
+    assert [q[:2] for q in params("small")] == [(0, 1), (1, 1), (2, 2), (8, 8), (16, 1), (24, 8)]
+    assert params("large") == [(0, 4200, "value"), (4200, 8, p), (4208, 4, "value")]
+    assert params("no_params") == []
+    assert params("_Z4fillIiEvPT_S0_") == [(0, 8, p), (8, 4, "value")]
+    for name, entry in kernels.items():
+        assert entry["param_bytes"] == max((o + s for o, s, _ in params(name)), default=0), name
+        assert entry["max_block"] == ([128, 1, 1] if name == "static_shared" else None), name
+        assert entry["cluster"] == ([2, 1, 1] if name == "cluster" else None), name
+        assert entry["required_block"] is None, name
+
+    usage = real_cubins.ptxas_usage(log)
+    assert set(kernels) == set(usage)
+    assert ("cluster" in kernels) == (sm >= 90)
+    for name, used in usage.items():
+        entry = kernels[name]
+        assert entry["registers"] == used["registers"], name
+        assert entry["barriers"] == used["barriers"], name
+        assert entry["static_shared"] == used["smem"], name
+        assert entry["stack"] == used["stack"], name
+
+
+@needs_nvcc
+def test_parse_cubin_hints_at_dynamic_shared_memory(tmp_path: Path) -> None:
+    """A lone kernel whose shared memory is all dynamic is told from one without, or with both."""
+    import subprocess
+
+    bodies = {
+        "dynamic": "extern __shared__ int s[]; s[*o] = 1; __syncthreads(); *o = s[2];",
+        "both": "extern __shared__ int s[]; __shared__ int t[9]; t[*o] = s[*o] = 1; "
+        "__syncthreads(); *o = s[2] + t[3];",
+        "none": "*o = 1;",
+    }
+    for arch in ("sm_80", "sm_90", "sm_100a"):
+        for name, body in bodies.items():
+            source, out = tmp_path / "k.cu", tmp_path / f"{name}.{arch}.cubin"
+            source.write_text(f'extern "C" __global__ void k(int* o) {{ {body} }}\n')
+            command = [real_cubins.nvcc(), "-cubin", f"-arch={arch}", source, "-o", out]
+            subprocess.run(command, check=True, capture_output=True)
+            entry = cubin_check.facts(out)["kernels"][0]
+            assert entry["uses_dynamic_shared"] == (name == "dynamic"), (arch, name)
+            assert entry["static_shared"] == (36 if name == "both" else 0), (arch, name)
+
+
+RUNS_ON = {
+    "sm_75": {75},
+    "sm_80": {80, 86, 87, 89},
+    "sm_86": {86, 87, 89},
+    "sm_90": {90},
+    "sm_90a": {90},
+    "sm_100": {100, 101, 103},
+    "sm_100a": {100},
+    "sm_100f": {100, 103},
+    "sm_101f": {101},
+    "sm_103a": {103},
+    "sm_103f": {103},
+    "sm_110f": {110},
+    "sm_120": {120, 121},
+    "sm_120a": {120},
+    "sm_120f": {120, 121},
+    "sm_121a": {121},
+}
+
+
+def test_arch_runs_on() -> None:
+    devices = (70, 75, 80, 86, 87, 89, 90, 100, 101, 103, 110, 120, 121)
+    for arch, wanted in RUNS_ON.items():
+        number = arch[3:].rstrip("af")
+        suffix = arch[3 + len(number) :] or "-"
+        answers = cubin_check.run(*[("runs_on", number, suffix, device) for device in devices])
+        found = {device for device, answer in zip(devices, answers, strict=True) if answer == "1"}
+        assert found == wanted, arch
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nearest"),
+    [
+        ("vec_ad", "vec_add"),
+        ("VEC_ADD", "vec_add"),
+        ("fill", "_Z4fillIiEvPT_S0_"),
+        ("statik_shared", "static_shared"),
+        ("", None),
+        ("x" * 70000, None),
+    ],
+)
+def test_kernel_lookup_names_the_nearest(wanted: str, nearest: str | None) -> None:
+    path = DATA / "several.sm_90a.cuda130.cubin"
+    error = json.loads(cubin_check.run(("lookup", path, wanted))[0])["error"]
+    assert error["tag"] == "no_kernel"
+    assert len(error["message"]) < 1000
+    if nearest is not None:
+        assert error["message"].split("expected ")[1].startswith(f"'{nearest}'"), error
+
+
+def test_kernel_lookup_finds_each() -> None:
+    path = DATA / "several.sm_90a.cuda130.cubin"
+    names = list(EXPECTED[path.stem][3])
+    assert cubin_check.run(*[("lookup", path, name) for name in names]) == names
