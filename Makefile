@@ -18,12 +18,13 @@ HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
 FORMATTED := $(shell find csrc tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
-.PHONY: help demo test lint bench build wheel clean environment
+.PHONY: help demo test lint format bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
 	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
+	@echo 'make format  rewrites the sources as `make lint` wants them'
 	@echo 'make bench   speed against torch.matmul (needs a GPU)'
 	@echo 'make build   the library and the kernels of every architecture'
 	@echo 'make wheel   a wheel in dist/, tagged by what it really needs'
@@ -56,9 +57,14 @@ test: $(LIBRARY) kernels-test
 lint: $(LIBRARY)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@.venv/bin/clang-format --dry-run -Werror $(FORMATTED)
+	@$(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror $(FORMATTED)
 	@for script in $(SCRIPTS); do bash -n "$$script"; done
 	@$(PY) tools/abi_audit.py $(LIBRARY)
+
+format: | $(READY)
+	@$(PY) -m ruff check --fix --quiet . || true
+	@$(PY) -m ruff format --quiet .
+	@$(PY) -c 'from clang_format import clang_format; clang_format()' -i $(FORMATTED)
 
 bench: $(LIBRARY) kernels-demo
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

@@ -15,6 +15,7 @@ kernels lie there, or none).
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -147,6 +148,15 @@ def extension():
     )
 
 
+def copy_kernels(source: Path, target: Path) -> None:
+    """The manifest and what it lists: a folder may still hold cubins of an older build."""
+    shutil.rmtree(target, ignore_errors=True)
+    manifest = json.loads((source / "manifest.json").read_text())
+    for name in ["manifest.json", *(kernel["file"] for kernel in manifest["kernels"])]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+
+
 def build_ext_class():
     from torch.utils.cpp_extension import BuildExtension
 
@@ -159,12 +169,9 @@ def build_ext_class():
                 self.build_kernels()
             os.environ.setdefault("MAX_JOBS", "2")  # a compiler takes about 1 GB
             super().run()
-            if not self.inplace and (PACKAGE / "cubins").is_dir():
-                # Not package_data: that is collected before the kernels are built, and would keep
-                # what an older build left behind.
-                target = Path(self.build_lib) / "torch_cubin" / "cubins"
-                shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(PACKAGE / "cubins", target)
+            if not self.inplace and (PACKAGE / "cubins" / "manifest.json").is_file():
+                # Not package_data: that is collected before the kernels are built.
+                copy_kernels(PACKAGE / "cubins", Path(self.build_lib) / "torch_cubin" / "cubins")
 
         def build_kernels(self) -> None:
             kernels = kernel_build()

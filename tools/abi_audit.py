@@ -23,8 +23,9 @@ def torch_min() -> tuple[int, ...]:
 
 def audit(library: Path) -> dict:
     """What torch-abi-audit says of one library."""
-    command = [str(Path(sys.executable).parent / "torch-abi-audit"), str(library), "--json"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    program = "import sys; from torch_abi_audit.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, str(library), "--json"]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     report = json.loads(answer.stdout)
     (found,) = [*report["extensions"], *report["bundled_libs"]]
     return found

@@ -8,14 +8,16 @@ formulas call the public ops, so that derivatives of every order compose. Neithe
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from torch_cubin import _private
+from torch_cubin import _checks, _private
 
 matmul = torch.ops.cubin.matmul.default
 linear = torch.ops.cubin.linear.default
@@ -25,23 +27,50 @@ def _call_below_autograd(op: Callable[..., Tensor], *args: Tensor | None) -> Ten
     with _private.below_autograd():
         if not _private.transforms_active():
             return op(*args)
-        # NOTE: Function.apply turned both modes off for this level. The levels further out need
-        # them: without this a hessian is silently wrong.
-        with torch.enable_grad(), _private.set_forward_grad_enabled(True):
+        with _outer_levels():
             return op(*args)
+
+
+@contextlib.contextmanager
+def _outer_levels() -> Iterator[None]:
+    """Both gradient modes on, inside a transform.
+
+    NOTE: torch turns them off around `forward` and `jvp` for the level at work. The levels further
+    out need them: without this a hessian or a jvp of a jvp is silently wrong.
+    """
+    if not _private.transforms_active():
+        yield
+        return
+    with torch.enable_grad(), _private.set_forward_grad_enabled(True):
+        yield
+
+
+def _primal(tensor: Tensor) -> Tensor:
+    """Without its tangent at the level at work: that one's derivative is being computed."""
+    return forward_ad.unpack_dual(tensor).primal
 
 
 def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
     """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated."""
-    if _private.transforms_active():
-        with _private.enable_single_level():
+    try:
+        if _private.transforms_active():
+            with _private.enable_single_level():
+                return function.apply(*args)
+        if _private.dual_level_is_open() or (
+            torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in args)
+        ):
             return function.apply(*args)
-    if _private.dual_level_is_open() or (
-        torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in args)
-    ):
-        return function.apply(*args)
-    with _private.below_autograd():
-        return op(*args)
+        with _private.below_autograd():
+            return op(*args)
+    except _private.StopRecomputation:
+        # NOTE: non-reentrant checkpointing ends its recomputation so, from a hook on what apply
+        # saves, and the type would be lost in the C API between here and the public op. All that
+        # it wanted is saved by now: the rest may as well run.
+        with _private.below_autograd():
+            return op(*args)
+    except Exception as error:
+        _checks.keep(error)
+        raise
 
 
 def _sum_to(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -100,11 +129,8 @@ class _Matmul(_private.SingleLevelFunction):
 
     @staticmethod
     def jvp(ctx: Any, self_t: Tensor | None, other_t: Tensor | None) -> Tensor | None:
-        self, other = ctx.saved_tensors
-        if self_t is None:
-            return None if other_t is None else matmul(self, other_t)
-        out = matmul(self_t, other)
-        return out if other_t is None else out + matmul(self, other_t)
+        with _outer_levels():
+            return _matmul_tangent(*map(_primal, ctx.saved_tensors), self_t, other_t)
 
 
 class _Linear(_private.SingleLevelFunction):
@@ -136,16 +162,33 @@ class _Linear(_private.SingleLevelFunction):
     def jvp(
         ctx: Any, input_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None
     ) -> Tensor | None:
-        input, weight = ctx.saved_tensors
-        if input_t is None and weight_t is None:
-            if bias_t is None:
-                return None
-            input_shape, weight_shape, _ = ctx.shapes
-            return bias_t.expand(input_shape[:-1] + weight_shape[:-1]).contiguous()
-        if input_t is None:
-            return linear(input, weight_t, bias_t)
-        out = linear(input_t, weight, bias_t)
-        return out if weight_t is None else out + linear(input, weight_t)
+        with _outer_levels():
+            if input_t is None and weight_t is None and bias_t is not None:
+                input_shape, weight_shape, _ = ctx.shapes
+                return bias_t.expand(input_shape[:-1] + weight_shape[:-1]).contiguous()
+            return _linear_tangent(*map(_primal, ctx.saved_tensors), input_t, weight_t, bias_t)
+
+
+def _matmul_tangent(
+    self: Tensor, other: Tensor, self_t: Tensor | None, other_t: Tensor | None
+) -> Tensor | None:
+    if self_t is None:
+        return None if other_t is None else matmul(self, other_t)
+    out = matmul(self_t, other)
+    return out if other_t is None else out + matmul(self, other_t)
+
+
+def _linear_tangent(
+    input: Tensor,
+    weight: Tensor,
+    input_t: Tensor | None,
+    weight_t: Tensor | None,
+    bias_t: Tensor | None,
+) -> Tensor | None:
+    if input_t is None:
+        return None if weight_t is None else linear(input, weight_t, bias_t)
+    out = linear(input_t, weight, bias_t)
+    return out if weight_t is None else out + linear(input, weight_t)
 
 
 def _grad_of_weight(grad: Tensor, input: Tensor) -> Tensor:

@@ -17,14 +17,11 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def keep(error: BaseException) -> None:
-    """Leaves an error's text where the public op looks for it, unless C++ has done so.
+    """Leaves the text of an error on its way to a public op where that op looks for it.
 
-    Below torch 2.13 the C API between the op and Python loses the text on the way up.
+    Below torch 2.13 the C API between the op and Python loses the text.
     """
-    text = str(error)
-    if not (isinstance(error, RuntimeError) and text.startswith("torch_cubin [")):
-        text = f"{type(error).__name__}: {text}"
-    _lib.load().torch_cubin_keep_error(b"internal", text.encode("utf-8", "backslashreplace"))
+    _lib.load().torch_cubin_keep_error(str(error).encode("utf-8", "backslashreplace"))
 
 
 def _fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:

@@ -2,7 +2,19 @@
 # It plans on labels alone: no tensor comes here, so a plan can be kept for an equation.
 """Which einsum equations are one matrix product, and which permutations make them one."""
 
+import string
+from collections.abc import Sequence
 from typing import NamedTuple
+
+REASONS = (
+    "not two operands",
+    "an equation that torch.einsum refuses",
+    "an index repeated in one operand",
+    "no index is summed over in both operands",
+    "an index summed over in one operand alone",
+)
+_OPERANDS, _REFUSED, _REPEATED, _NONE_SUMMED, _SUMMED_ALONE = REASONS
+_ALPHABET = string.ascii_uppercase + string.ascii_lowercase
 
 
 class Plan(NamedTuple):
@@ -32,27 +44,27 @@ def plan(equation: str, dims: tuple[int, int]) -> Plan | str:
     inputs, arrow, output = equation.partition("->")
     terms = inputs.split(",")
     if len(terms) != 2:
-        return "not two operands"
+        return _OPERANDS
     spelled = [_labels(term, n) for term, n in zip(terms, dims, strict=True)]
     if spelled[0] is None or spelled[1] is None:
-        return "an equation that torch.einsum refuses"
+        return _REFUSED
     a, b = spelled
     if len(set(a)) != len(a) or len(set(b)) != len(b):
-        return "an index repeated in one operand"
+        return _REPEATED
     ellipsis = max(([x for x in t if len(x) > 1] for t in (a, b)), key=len)
     if arrow:
         out = _spell(output, ellipsis)
         if out is None or len(set(out)) != len(out) or not set(out) <= {*a, *b}:
-            return "an equation that torch.einsum refuses"
+            return _REFUSED
     else:
         once = [x for x in {*a, *b} if len(x) == 1 and (x in a) != (x in b)]
         out = ellipsis + sorted(once)
 
     inner = [x for x in a if x in b and x not in out]
     if not inner:
-        return "no index is summed over in both operands"
+        return _NONE_SUMMED
     if any((x in a) != (x in b) and x not in out for x in {*a, *b}):
-        return "an index summed over in one operand alone"
+        return _SUMMED_ALONE
     batch = [x for x in out if x in a and x in b]
     rows = [x for x in out if x in a and x not in b]
     columns = [x for x in out if x in b and x not in a]
@@ -71,6 +83,27 @@ def plan(equation: str, dims: tuple[int, int]) -> Plan | str:
         columns=len(columns),
         inner=len(inner),
     )
+
+
+def equation(inputs: Sequence[Sequence[object]], output: Sequence[object] | None) -> str:
+    """The equation of einsum's other form, lists of integers and Ellipsis; "" for a wrong one."""
+    terms = [_letters(term) for term in inputs]
+    last = None if output is None else _letters(output)
+    if None in terms or (output is not None and last is None):
+        return ""
+    return ",".join(terms) + ("" if last is None else "->" + last)
+
+
+def _letters(term: Sequence[object]) -> str | None:
+    letters = ""
+    for label in term:
+        if label is Ellipsis:
+            letters += "..."
+        elif isinstance(label, int) and 0 <= label < 52:
+            letters += _ALPHABET[label]
+        else:
+            return None
+    return letters
 
 
 def _labels(term: str, dims: int) -> list[str] | None:

@@ -21,7 +21,7 @@ _COUNTER = "torch.utils.flop_counter"
 
 
 def _matmul_flops(a: Sequence[int], b: Sequence[int], *args: Any, **kwargs: Any) -> int:
-    if len(b) == 1:
+    if len(b) == 1 or (len(a) == 1 and len(b) > 2):
         return _vector_flops(a, b)
     return 2 * math.prod(kwargs["out_shape"]) * a[-1]
 
@@ -35,8 +35,8 @@ def _linear_flops(input: Sequence[int], weight: Sequence[int], *args: Any, **kwa
 def _vector_flops(a: Sequence[int], b: Sequence[int]) -> int:
     """torch.matmul makes it an mv or a dot, which torch counts only in versions that know them."""
     registry = sys.modules[_COUNTER].flop_registry
-    known = torch.ops.aten.dot if len(a) == 1 else torch.ops.aten.mv
-    return 2 * math.prod(a) if known in registry else 0
+    known = torch.ops.aten.dot if len(a) == len(b) == 1 else torch.ops.aten.mv
+    return 2 * math.prod(max(a, b, key=math.prod)) if known in registry else 0
 
 
 def _add_formulas(counter: ModuleType) -> None:

@@ -32,6 +32,7 @@ transforms_active = _find("_C._are_functorch_transforms_active")
 below_autograd = _find("_C._AutoDispatchBelowAutograd")
 set_forward_grad_enabled = _find("autograd.forward_ad._set_fwd_grad_enabled")
 _find("autograd.forward_ad._current_level")
+StopRecomputation = _find("utils.checkpoint._StopRecomputationError")
 
 exclude_keys = _find("_C._ExcludeDispatchKeyGuard")
 DispatchKey = _find("_C.DispatchKey")
@@ -41,3 +42,9 @@ DispatchKeySet = _find("_C.DispatchKeySet")
 def dual_level_is_open() -> bool:
     """Whether tensors may carry forward-mode tangents now."""
     return forward_ad._current_level >= 0
+
+
+def assume_constant_result(function: Any) -> Any:
+    """torch.compiler.assume_constant_result, which would import torch._dynamo: 3 seconds."""
+    function._dynamo_marked_constant = True
+    return function

@@ -7,6 +7,8 @@ import threading
 
 import torch
 
+from torch_cubin import _private
+
 # A program whose shapes never repeat must not grow its counts for ever.
 MAX_SHAPES = 10_000
 
@@ -115,7 +117,7 @@ def count_declined(name: str, reason: str) -> None:
 
 # Under torch.compile a plain count would become part of the graph's guards and compile it again at
 # every call. A function whose result is assumed constant is instead run once, while tracing.
-@torch.compiler.assume_constant_result
+@_private.assume_constant_result
 def count_traced(name: str, dtype: object, reason: str) -> int:
     with _lock:
         if reason:

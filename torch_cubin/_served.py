@@ -4,12 +4,13 @@
 """Which torch functions are served from cubins, and how a call is turned into ours."""
 
 import math
+import operator
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from torch_cubin import _einsum
+from torch_cubin import _einsum, _private
 from torch_cubin._why_not import SHAPES, why_not, why_not_all
 
 Result = torch.Tensor | str
@@ -153,20 +154,25 @@ def _scaled_sum(product, input, beta, alpha) -> torch.Tensor:
     return torch.add(product, input, alpha=beta)
 
 
-def _einsum_product(equation=None, *operands, **others) -> Result:
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = operands[0]
-    if others or type(equation) is not str:
+def _einsum_product(*args, **others) -> Result:
+    if others or not args:
         return "arguments that it does not take"
+    if isinstance(args[0], torch.Tensor):  # einsum(a, [0, 1], b, [1, 2], [0, 2])
+        equation = _einsum.equation(args[1::2], args[-1] if len(args) % 2 else None)
+        operands = args[0 : len(args) - len(args) % 2 : 2]
+    else:
+        equation, operands = args[0], args[1:]
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+            operands = operands[0]
     if len(operands) != 2:
         return "not two operands"
     a, b = operands
     reason = why_not(a, b)
     if reason:
         return reason
-    plan = _einsum_plan(equation, a.dim(), b.dim())
-    if type(plan) is str:
-        return plan
+    plan, number = _einsum_plan(equation, a.dim(), b.dim())
+    if plan is None:
+        return _einsum.REASONS[number]
     if plan.swapped:
         a, b = b, a
     a = a.permute(plan.left)  # [batch, rows, inner]
@@ -186,19 +192,22 @@ def _split(shape: torch.Size, first: int, second: int) -> tuple[torch.Size, ...]
     return shape[:first], shape[first : first + second], shape[first + second :]
 
 
-_plans: dict[tuple[str, int, int], _einsum.Plan | str] = {}
+_plans: dict[tuple[str, int, int], tuple[_einsum.Plan | None, int]] = {}
 
 
-# Constant for torch.compile: what comes out depends on these arguments alone.
-@torch.compiler.assume_constant_result
-def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> _einsum.Plan | str:
+# Constant for torch.compile: what comes out depends on these arguments alone. The reason is a
+# number, because a string that comes out of such a function cannot be tested in a trace.
+@_private.assume_constant_result
+def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> tuple[_einsum.Plan | None, int]:
     key = (equation, dims_a, dims_b)
-    plan = _plans.get(key)
-    if plan is None:
+    found = _plans.get(key)
+    if found is None:
         if len(_plans) >= 1000:  # equations that a program makes and uses once
             _plans.clear()
-        plan = _plans[key] = _einsum.plan(equation, (dims_a, dims_b))
-    return plan
+        plan = _einsum.plan(equation, (dims_a, dims_b))
+        plan = (None, _einsum.REASONS.index(plan)) if isinstance(plan, str) else (plan, 0)
+        found = _plans[key] = plan
+    return found
 
 
 _mm = _of_dims(2, 2, "mat2")
@@ -223,6 +232,8 @@ SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
     torch.linalg.matmul: ("torch.linalg.matmul", _matmul),
     torch.Tensor.matmul: ("Tensor.matmul (@)", _matmul),
     torch.Tensor.__matmul__: ("Tensor.matmul (@)", _matmul),
+    operator.matmul: ("Tensor.matmul (@)", _matmul),  # torch.export traces @ as this
+    operator.imatmul: ("Tensor.matmul (@)", _matmul),
     torch.Tensor.__rmatmul__: ("Tensor.__rmatmul__", _rmatmul),
     torch.functional.einsum: ("torch.einsum", _einsum_product),
     torch._transformer_encoder_layer_fwd: ("torch._transformer_encoder_layer_fwd", _FUSED),

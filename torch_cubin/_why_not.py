@@ -6,8 +6,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_cubin import _lib
+from torch_cubin import _lib, _private
 
+DEVICES = "tensors on different devices"
 SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its own error
 
 # Any other subclass (DTensor, quantised and nested tensors, a user's own) brings its own meaning.
@@ -29,20 +30,35 @@ def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
     dtype = a.dtype
     if dtype not in _DTYPES:
         return f"dtype {str(dtype)[6:]}"
+    if b.dtype is not dtype and not _autocast_joins(dtype, b.dtype, a.device.type):
+        return "different dtypes"
+    if torch.compiler.is_compiling():
+        return _why_not_traced(a, b)
     on_gpu = a.is_cuda
     if not on_gpu and not a.is_cpu:
         return f"device {a.device.type}"
     if b.is_cuda != on_gpu or b.is_cpu == on_gpu or (on_gpu and a.device != b.device):
-        return "tensors on different devices"
-    if b.dtype is not dtype and not _autocast_joins(dtype, b.dtype, a.device.type):
-        return "different dtypes"
-    if torch.compiler.is_compiling():  # where a layout is always strided, and reading it costs
-        return _traced_device(a.device.index) or None if on_gpu else None
+        return DEVICES
     if a.layout is not torch.strided or b.layout is not torch.strided:
         return f"layout {str(a.layout if a.layout is not torch.strided else b.layout)[6:]}"
     if a.is_nested or b.is_nested:
         return "nested tensor"
-    return _device(a.get_device()) if on_gpu else None
+    sm = _refused_sm(a.get_device()) if on_gpu else 0
+    return f"no kernels for sm_{sm}" if sm else None
+
+
+def _why_not_traced(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """The rest, in attributes that torch.compile folds: others become operators of its graph.
+
+    Layouts need no look here: torch.compile gives up on sparse and nested tensors by itself.
+    """
+    device = a.device
+    if device.type not in ("cuda", "cpu"):
+        return f"device {device.type}"
+    if b.device != device:
+        return DEVICES
+    sm = _refused_sm_traced(device.index) if device.type == "cuda" else 0
+    return f"no kernels for sm_{sm}" if sm else None
 
 
 def why_not_all(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str | None:
@@ -61,19 +77,17 @@ def _strange(value: object) -> str:
     return f"argument of type {type(value).__name__}"
 
 
-_device_reasons: dict[int, str | None] = {}
+_refused: dict[int, int] = {}
 
 
-def _device(index: int) -> str | None:
-    """Whether the shipped kernels run on this GPU at all; asked once a device."""
+def _refused_sm(index: int) -> int:
+    """0 where the shipped kernels run on this GPU, else its sm number; asked once a device."""
     try:
-        return _device_reasons[index]
+        return _refused[index]
     except KeyError:
         facts = _lib.device(index)
-        reason = None if facts["arch"] else f"no kernels for sm_{facts['sm']}"
-        return _device_reasons.setdefault(index, reason)
+        return _refused.setdefault(index, 0 if facts["arch"] else facts["sm"])
 
 
-@torch.compiler.assume_constant_result
-def _traced_device(index: int) -> str:
-    return _device(index) or ""
+# NOTE: a number, because a string that comes out of such a function cannot be tested in a trace.
+_refused_sm_traced = _private.assume_constant_result(_refused_sm)

@@ -51,9 +51,9 @@ struct Row {
 
 // Adds `rest` rows of k; every thread of the block comes here.
 //
-// What scales the rows, A's elements, comes from memory as it is needed where there is one row; more
-// rows go through shared memory, [k][row], a k tile at a time (at 4 rows 1.05 to 1.15 times as fast,
-// at 1 row the barrier costs up to a tenth).
+// What scales the rows, A's elements, comes from memory as it is needed where there is one row;
+// more rows go through shared memory, [k][row], a k tile at a time (at 4 rows 1.05 to 1.15 times as
+// fast, at 1 row the barrier costs up to a tenth).
 template <int kRows>
 TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Storage* b, int count,
                             tc_int64 rest, Accumulator* shared,
@@ -181,7 +181,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
  "kernels": [
   {"name": "axpy_matmul_{d.name}_nn_4x{d.n}", "alignment": 16, "tile": [4, "{d.n}", 256],
    "cost": {"k_tile": 1700, "fixed": 3000},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": 16, "TC_LANES": 8, "TC_UNROLL": 8, "TC_BLOCKS": 2},
+   "defines": {
+    "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": 16, "TC_LANES": 8, "TC_UNROLL": 8, "TC_BLOCKS": 2},
    "for": {
     "d": [
      {"name": "f16", "dtype": "float16", "n": 64},
@@ -190,11 +191,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
      {"name": "f64", "dtype": "float64", "n": 16}]}},
   {"name": "axpy_matmul_{d.name}_nn_elements_4x64", "alignment": "{d.bytes}", "tile": [4, 64, 64],
    "cost": {"k_tile": 1100, "fixed": 3000},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": "{d.bytes}", "TC_LANES": 32, "TC_UNROLL": 8, "TC_BLOCKS": 3},
+   "defines": {
+    "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": "{d.bytes}", "TC_LANES": 32, "TC_UNROLL": 8,
+    "TC_BLOCKS": "{d.blocks}"},
    "for": {
     "d": [
-     {"name": "f16", "dtype": "float16", "bytes": 2},
-     {"name": "bf16", "dtype": "bfloat16", "bytes": 2},
-     {"name": "f32", "dtype": "float32", "bytes": 4},
-     {"name": "f64", "dtype": "float64", "bytes": 8}]}}]}
+     {"name": "f16", "dtype": "float16", "bytes": 2, "blocks": 3},
+     {"name": "bf16", "dtype": "bfloat16", "bytes": 2, "blocks": 3},
+     {"name": "f32", "dtype": "float32", "bytes": 4, "blocks": 3},
+     {"name": "f64", "dtype": "float64", "bytes": 8, "blocks": 2}]}}]}
 */

@@ -1,18 +1,20 @@
 """Builds csrc/kernels/*.cu to the kernel package: a cubin per kernel and architecture, a manifest.
 
-    python csrc/kernels/build.py --out torch_cubin/cubins [--archs sm_80,sm_90a] [--jobs N] [--clean]
+    python csrc/kernels/build.py --out torch_cubin/cubins [--archs sm_80,sm_90a] [--jobs N]
 
-setup.py calls `build_package()`. Needs a CUDA compiler (toolkit.py finds it), no torch and no GPU. A
-kernel is compiled to PTX once per virtual architecture and assembled once per architecture; both are
-kept in build/kernels/ and reused while the hash of everything they are made from stays the same. The
-package is a function of the sources and the compiler: same inputs, same bytes, wherever the checkout
-lies. The manifest is written last, in one step.
+setup.py calls `build_package()`. Needs a CUDA compiler (toolkit.py finds it), no torch and no GPU.
+A kernel is compiled to PTX once per virtual architecture and assembled once per architecture; both
+are kept in build/kernels/ and reused while the hash of everything they are made from stays the
+same. The package is a function of the sources and the compiler: same inputs, same bytes, wherever
+the checkout lies. The manifest is written last, in one step.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +23,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -40,45 +42,6 @@ PTXAS_FLAGS = ("-O3", "-v")
 MANIFEST_VERSION = 1
 
 Log = Callable[[str], None]
-
-
-def digest(*parts: str | bytes) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        total.update(len(data).to_bytes(8, "little") + data)
-    return total.hexdigest()
-
-
-def source_digest(source: pathlib.Path) -> str:
-    """Of a file and every header that it includes from its own folder; kernel tables left out, since
-    each kernel's row enters its own key."""
-    seen: dict[str, str] = {}
-    waiting = [source]
-    while waiting:
-        path = waiting.pop()
-        if path.name in seen:
-            continue
-        text = kernel_table.TABLE.sub("", path.read_text())
-        seen[path.name] = text
-        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
-            if (path.parent / name).is_file():
-                waiting.append(path.parent / name)
-    return digest(*(part for name in sorted(seen) for part in (name, seen[name])))
-
-
-def params_size(header: pathlib.Path) -> int:
-    """sizeof(MatmulParams), from its declaration: members of 8 and 4 bytes, without padding."""
-    text = header.read_text()
-    body = re.search(r"struct MatmulParams \{(.*?)\n\};", text, re.DOTALL).group(1)
-    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
-    total = 0
-    for kind, names in re.findall(r"^\s*(const void\*|void\*|tc_int64|int) ([^;]+);", body, re.M):
-        for name in names.split(","):
-            bracket = re.search(r"\[(\w+)\]", name)
-            count = int(constants.get(bracket.group(1), bracket.group(1))) if bracket else 1
-            total += count * (4 if kind == "int" else 8)
-    return total
 
 
 def run(command: Sequence[str | pathlib.Path], what: str) -> str:
@@ -102,6 +65,15 @@ def replace_file(path: pathlib.Path, data: bytes) -> None:
     os.replace(part, path)
 
 
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """One build at a time uses the cache; another one waits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 class Builder:
     """Makes the cubins of one package, in build/kernels."""
 
@@ -114,14 +86,16 @@ class Builder:
 
     def ptx_key(self, kernel: kernel_table.Kernel, virtual: str) -> str:
         if kernel.source not in self.digests:
-            self.digests[kernel.source] = source_digest(kernel.source)
+            self.digests[kernel.source] = kernel_table.source_digest(kernel.source)
         macros = json.dumps(kernel.macros(), sort_keys=True)
         flags = " ".join(NVCC_FLAGS)
-        return digest(self.digests[kernel.source], macros, virtual, flags, self.tools.release)
+        return kernel_table.digest(
+            self.digests[kernel.source], macros, virtual, flags, self.tools.release
+        )
 
     def cubin_key(self, kernel: kernel_table.Kernel, arch: str) -> str:
         ptx = self.ptx_key(kernel, kernel.virtual_arch(arch))
-        return digest(ptx, arch, " ".join(PTXAS_FLAGS))
+        return kernel_table.digest(ptx, arch, " ".join(PTXAS_FLAGS))
 
     def ptx_path(self, kernel: kernel_table.Kernel, virtual: str) -> pathlib.Path:
         return self.cache / f"compute_{virtual}" / f"{kernel.name}.ptx"
@@ -202,7 +176,7 @@ class Builder:
         self, jobs: list[tuple[kernel_table.Kernel, str]], workers: int, log: Log
     ) -> list[dict[str, Any]]:
         """Makes what is out of date, in parallel; the entries, in the order of `jobs`."""
-        size = params_size(self.sources / "matmul_params.h")
+        size = cubin_facts.params_size(self.sources / "matmul_params.h")
         stale = [
             (kernel, arch)
             for kernel, arch in jobs
@@ -221,8 +195,9 @@ class Builder:
                 self.entry(kernel, arch, size)  # its checks, as early as possible
                 return time.monotonic() - start
 
-            # First in, first out, and a cubin is queued behind the PTX that it waits for, by as many
-            # PTX jobs as there are workers: nobody waits long, and never for a job that cannot start.
+            # First in, first out, and a cubin is queued behind the PTX that it waits for, by as
+            # many PTX jobs as there are workers: nobody waits long, and never for a job that cannot
+            # start.
             ptx: dict[tuple[str, str], concurrent.futures.Future[None]] = {}
             waiting: dict[concurrent.futures.Future[float], tuple[kernel_table.Kernel, str]] = {}
 
@@ -252,7 +227,7 @@ class Builder:
 def install(
     out_dir: pathlib.Path, entries: list[dict[str, Any]], builder: Builder, compiler: str
 ) -> int:
-    """Writes the package: cubins, then the manifest; removes what no longer belongs. Total bytes."""
+    """Writes the package: cubins, then the manifest; removes what is no part of it. Total bytes."""
     total = 0
     for entry in entries:
         data = (ROOT / builder.cache / entry["file"]).read_bytes()
@@ -306,8 +281,9 @@ def build_package(
     ]
     log(f"{len(kernels)} kernels, {len(pairs)} cubins for {', '.join(archs)}: nvcc {tools.release}")
     builder = Builder(tools, sources, cache)
-    entries = builder.build(pairs, jobs or os.cpu_count() or 1, log)
-    total = install(pathlib.Path(out_dir), entries, builder, f"nvcc {tools.release}")
+    with locked(ROOT / cache):
+        entries = builder.build(pairs, jobs or os.cpu_count() or 1, log)
+        total = install(pathlib.Path(out_dir), entries, builder, f"nvcc {tools.release}")
     seconds = time.monotonic() - start
     log(f"{len(entries)} cubins, {total / 1e6:.1f} MB in {out_dir} ({seconds:.0f} s)")
 

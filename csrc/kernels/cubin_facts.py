@@ -7,6 +7,7 @@ trusts nothing.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
 import struct
 
@@ -51,6 +52,20 @@ def read_params(cubin: bytes, kernel: str) -> list[dict[str, int]]:
             params.append({"index": index, "offset": offset, "size": bytes_})
         at += size
     return sorted(params, key=lambda param: param["index"])
+
+
+def params_size(header: pathlib.Path) -> int:
+    """sizeof(MatmulParams), from its declaration: members of 8 and 4 bytes, without padding."""
+    text = header.read_text()
+    body = re.search(r"struct MatmulParams \{(.*?)\n\};", text, re.DOTALL).group(1)
+    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
+    total = 0
+    for kind, names in re.findall(r"^\s*(const void\*|void\*|tc_int64|int) ([^;]+);", body, re.M):
+        for name in names.split(","):
+            bracket = re.search(r"\[(\w+)\]", name)
+            count = int(constants.get(bracket.group(1), bracket.group(1))) if bracket else 1
+            total += count * (4 if kind == "int" else 8)
+    return total
 
 
 # --- the log of ptxas -v --------------------------------------------------------------------------
@@ -151,7 +166,7 @@ def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared: i
     """How many blocks are resident at once; `shared` is static + dynamic bytes."""
     limits = limits_of(arch)
     warps = -(-threads // 32)
-    # Registers go to warps in units of 256, and the warps to four equal parts of the multiprocessor.
+    # Registers go to warps in units of 256, and warps to four equal parts of the multiprocessor.
     warp_registers = -(-max(registers, 1) * 32 // 256) * 256
     by_registers = limits.registers // 4 // warp_registers * 4 // warps
     block_shared = -(-(shared + RESERVED_SHARED) // 128) * 128

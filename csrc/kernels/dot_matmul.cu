@@ -1,11 +1,10 @@
 // Matmul with at most 4 rows of A, as dot products: for B whose K is contiguous, read 16 bytes at a
 // time, and (layout `any`) for B of any strides, read by elements. Bound by B's bytes.
 //
-// TC_LANES threads share a group of 4 outputs: each thread multiplies its chunk of every k tile of 4
-// columns of B with the same chunk of A's rows, so that 4 to 8 loads are in flight; the group's sums
-// are then added in a fixed order. 128 lanes suit a long K; 16 lanes a short one, where each group
-// computes several fours of outputs in turn, to spread what a block costs. A may have any strides.
-// Where its rows cannot be read 16 bytes at a time they pass through shared memory.
+// TC_LANES threads share a group of 4 outputs: each thread multiplies its chunk of every k tile of
+// 4 columns of B with the same chunk of A's rows, so that 4 to 8 loads are in flight; the group's
+// sums are then added in a fixed order. 128 lanes suit a long K, 8 lanes a short one. A may have
+// any strides. Where its rows cannot be read 16 bytes at a time they pass through shared memory.
 //
 // Roles: all threads load and multiply, one thread an output stores it.
 #include "dot_common.cuh"
@@ -16,8 +15,7 @@ constexpr DType kDType = DType::TC_DTYPE;
 constexpr bool kVector = Layout::TC_LAYOUT != Layout::any;
 constexpr int kLanes = TC_LANES;
 constexpr int kGroups = TC_THREADS / kLanes;
-constexpr int kOutputs = 4;  // of a group at a time
-constexpr int kTurns = TC_TILE_N / (kGroups * kOutputs);
+constexpr int kOutputs = 4;  // of a group
 constexpr int kMaxRows = TC_TILE_M;
 
 using B16 = Chunk<kDType>;
@@ -25,16 +23,14 @@ using Storage = B16::Storage;
 using Accumulator = B16::Accumulator;
 constexpr int kTileK = kLanes * B16::kSize;
 
-constexpr bool kShort = kVector && kLanes < 32;
-constexpr bool kWarpSums = kLanes <= 32;  // a group's sums need no shared memory
+constexpr bool kShort = kLanes < 32;  // a group's sums need no shared memory
 
-static_assert(TC_TILE_K == kTileK && TC_TILE_N == kTurns * kGroups * kOutputs, "the tile is wrong");
-static_assert(kWarpSums || kTurns == 1, "turns would share the sums in shared memory");
+static_assert(TC_TILE_K == kTileK && TC_TILE_N == kGroups * kOutputs, "the table's tile is wrong");
 static_assert(kMaxRows == 4 && TC_STAGES == 1 && TC_DYNAMIC_SHARED == 0, "the table is wrong");
 
 struct Shared {
   __align__(16) Storage a[kMaxRows * kTileK];
-  Accumulator sums[kWarpSums ? 1 : TC_THREADS / 32][kMaxRows * kOutputs];
+  Accumulator sums[TC_THREADS / 32][kMaxRows * kOutputs];
 };
 
 // What one thread reads.
@@ -59,7 +55,7 @@ TC_DEVICE int chunk_count(tc_int64 rest, int first) {
 
 TC_DEVICE B16 load_b(const Storage* from, tc_int64 step, int count) {
   if (kVector && count == B16::kSize) return B16::load_streaming(from);
-  if (kShort && count == 0) return {};  // a short K leaves lanes without work
+  if (kShort && kVector && count == 0) return {};  // a short K leaves lanes without work
   return B16::load_elements(from, step, count);
 }
 
@@ -76,8 +72,7 @@ TC_DEVICE void stage_a(const MatmulParams& p, const Storage* a, tc_int64 rest, S
     int row = by_row ? index % kMaxRows : index / kTileK;
     int k = by_row ? index / kMaxRows : index % kTileK;
     bool exists = row < p.m && k < rest;
-    to[row * kTileK + k] =
-        exists ? __ldg(a + row * p.a_stride_m + k * p.a_stride_k) : Storage(0);
+    to[row * kTileK + k] = exists ? __ldg(a + row * p.a_stride_m + k * p.a_stride_k) : Storage(0);
   }
 }
 
@@ -148,33 +143,35 @@ TC_DEVICE void multiply_all(const MatmulParams& p, Sources s, Shared& shared,
 // one in the tile.
 TC_DEVICE void store_group(const MatmulParams& p, const TileCoordinates& t, int column,
                            Accumulator (&sum)[kMaxRows][kOutputs], Shared& shared) {
+  constexpr int kSums = kMaxRows * kOutputs, kHeld = kShort ? kSums / kLanes : 1;
   int lane = threadIdx.x % kLanes;
+  Accumulator held[kHeld] = {};  // sums that this thread stores: number lane, lane + kLanes, ...
 #pragma unroll
-  for (int row = 0; row < kMaxRows; ++row) {
-    if (row >= p.m) break;
+  for (int number = 0; number < kSums; ++number) {
+    if (number / kOutputs >= p.m) break;
+    Accumulator total = sum[number / kOutputs][number % kOutputs];
 #pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      Accumulator total = sum[row][i];
-#pragma unroll
-      for (int distance = (kWarpSums ? kLanes : 32) / 2; distance > 0; distance /= 2) {
-        total += __shfl_xor_sync(0xffffffff, total, distance);
-      }
-      if (kWarpSums) {
-        if (lane == i) store_sum<kDType>(p, t, row, column + i, total);
-      } else if (threadIdx.x % 32 == 0) {
-        shared.sums[threadIdx.x / 32][row * kOutputs + i] = total;
-      }
+    for (int distance = (kShort ? kLanes : 32) / 2; distance > 0; distance /= 2) {
+      total += __shfl_xor_sync(0xffffffff, total, distance);
+    }
+    if (kShort) {
+      if (lane == number % kLanes) held[number / kLanes] = total;
+    } else if (threadIdx.x % 32 == 0) {
+      shared.sums[threadIdx.x / 32][number] = total;
     }
   }
-  if (kWarpSums) return;
-  __syncthreads();
-  if (lane < kMaxRows * kOutputs) {
-    Accumulator total = 0;
+  if (!kShort) {
+    __syncthreads();
+    if (lane >= kSums) return;
 #pragma unroll
     for (int part = 0; part < kLanes / 32; ++part) {
-      total += shared.sums[threadIdx.x / kLanes * (kLanes / 32) + part][lane];
+      held[0] += shared.sums[threadIdx.x / kLanes * (kLanes / 32) + part][lane];
     }
-    store_sum<kDType>(p, t, lane / kOutputs, column + lane % kOutputs, total);
+  }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    int number = i * kLanes + lane;
+    store_sum<kDType>(p, t, number / kOutputs, column + number % kOutputs, held[i]);
   }
 }
 
@@ -185,7 +182,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
   using namespace torch_cubin;
   __shared__ Shared shared;
   TileCoordinates t = tile_coordinates<kMaxRows, TC_TILE_N, kTileK>(p);
-  int group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  int lane = threadIdx.x % kLanes;
+  int first_column = threadIdx.x / kLanes * kOutputs;
 
   Sources s;
   s.first = kVector ? lane * B16::kSize : lane;
@@ -193,59 +191,60 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
   s.advance = kTileK * p.b_stride_k;
   s.rest = t.k_end - t.k_begin;
   s.a = static_cast<const Storage*>(p.a) + t.a;
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) {
+    // Columns past the end repeat the last one: nothing branches, and nothing stores them.
+    tc_int64 column = min(static_cast<tc_int64>(first_column + i), p.n - t.n0 - 1);
+    s.b[i] =
+        static_cast<const Storage*>(p.b) + t.b + column * p.b_stride_n + s.first * p.b_stride_k;
+  }
+
+  Accumulator sum[kMaxRows][kOutputs] = {};
   u64 a_bits = reinterpret_cast<u64>(s.a) | p.a_stride_m * sizeof(Storage) * (p.m > 1);
   bool a_by_chunks = p.a_stride_k == 1 && a_bits % 16 == 0;
-
-#pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn) {
-    if (t.n0 + turn * kGroups * kOutputs >= p.n) break;  // the same for the whole block
-    int first_column = (turn * kGroups + group) * kOutputs;
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      // Columns past the end repeat the last one: nothing branches, and nothing stores them.
-      tc_int64 column = min(static_cast<tc_int64>(first_column + i), p.n - t.n0 - 1);
-      s.b[i] =
-          static_cast<const Storage*>(p.b) + t.b + column * p.b_stride_n + s.first * p.b_stride_k;
-    }
-    Accumulator sum[kMaxRows][kOutputs] = {};
-    if constexpr (!kVector) {
-      if (p.m == 1) {
-        multiply_all<1, kOutputs, 1, true>(p, s, shared, sum);
-      } else {
-        multiply_all<kMaxRows, kOutputs, 1, true>(p, s, shared, sum);
-      }
-    } else if (!a_by_chunks) {
-      multiply_all<kMaxRows, kOutputs, 1, true>(p, s, shared, sum);
-    } else if (p.m == 1 && p.n == 1) {
-      multiply_all<1, 1, 8, false>(p, s, shared, sum);
-    } else if (p.m == 1) {
-      multiply_all<1, kOutputs, 2, false>(p, s, shared, sum);
-    } else if (p.m == 2) {
-      multiply_all<2, kOutputs, 2, false>(p, s, shared, sum);
+  if constexpr (!kVector) {
+    if (p.m == 1) {
+      multiply_all<1, kOutputs, 1, true>(p, s, shared, sum);
     } else {
-      multiply_all<kMaxRows, kOutputs, 1, false>(p, s, shared, sum);
+      multiply_all<kMaxRows, kOutputs, 1, true>(p, s, shared, sum);
     }
-    store_group(p, t, first_column, sum, shared);
+  } else if (!a_by_chunks) {
+    multiply_all<kMaxRows, kOutputs, 1, true>(p, s, shared, sum);
+  } else if (p.m == 1 && p.n == 1) {
+    multiply_all<1, 1, 8, false>(p, s, shared, sum);
+  } else if (p.m == 1) {
+    multiply_all<1, kOutputs, 2, false>(p, s, shared, sum);
+  } else if (p.m == 2) {
+    multiply_all<2, kOutputs, 2, false>(p, s, shared, sum);
+  } else {
+    multiply_all<kMaxRows, kOutputs, 1, false>(p, s, shared, sum);
   }
+  store_group(p, t, first_column, sum, shared);
 }
 
 /* torch_cubin kernels
 {"virtual_arch": [80],
+ "defaults": {
+  "kind": "dot", "dtype": "{d.dtype}", "math": "{d.dtype}", "stages": 1, "block": [128, 1, 1],
+  "dynamic_shared": 0},
  "kernels": [
-  {"name": "dot_matmul_{d.name}_{v.layout}_4x{v.n}_{v.lanes}", "kind": "dot", "dtype": "{d.dtype}", "math": "{d.dtype}",
-   "layout": "{v.layout}", "alignment": "{v.alignment}", "tile": [4, "{v.n}", "{d.k{v.lanes}}"], "stages": 1,
-   "block": [128, 1, 1], "dynamic_shared": 0, "cost": "{v.cost}", "accepted_spill": {"sm_90a": 64},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{v.layout}", "TC_LANES": "{v.lanes}", "TC_BLOCKS": "{v.blocks}"},
+  {"name": "dot_matmul_{d.name}_{v.layout}_4x{v.n}", "layout": "{v.layout}",
+   "alignment": "{v.alignment}", "tile": [4, "{v.n}", "{d.k{v.lanes}}"],
+   "cost": {"k_tile": "{v.k_tile}", "fixed": "{v.fixed}"},
+   "defines": {
+    "TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{v.layout}", "TC_LANES": "{v.lanes}",
+    "TC_BLOCKS": "{v.blocks}"},
    "for": {
     "d": [
-     {"name": "f16", "dtype": "float16", "bytes": 2, "k128": 1024, "k16": 128, "k8": 64},
-     {"name": "bf16", "dtype": "bfloat16", "bytes": 2, "k128": 1024, "k16": 128, "k8": 64},
-     {"name": "f32", "dtype": "float32", "bytes": 4, "k128": 512, "k16": 64, "k8": 32},
-     {"name": "f64", "dtype": "float64", "bytes": 8, "k128": 256, "k16": 32, "k8": 16}],
+     {"name": "f16", "dtype": "float16", "bytes": 2, "k128": 1024, "k8": 64, "any": 6000},
+     {"name": "bf16", "dtype": "bfloat16", "bytes": 2, "k128": 1024, "k8": 64, "any": 6000},
+     {"name": "f32", "dtype": "float32", "bytes": 4, "k128": 512, "k8": 32, "any": 3000},
+     {"name": "f64", "dtype": "float64", "bytes": 8, "k128": 256, "k8": 16, "any": 1500}],
     "v": [
-     {"layout": "nt", "lanes": 128, "n": 4, "alignment": 16, "blocks": 5, "cost": {"k_tile": 800, "fixed": 2500}},
-     {"layout": "nt", "lanes": 8, "n": 64, "alignment": 16, "blocks": 4, "cost": {"k_tile": 800, "fixed": 2500}},
-     {"layout": "nt", "lanes": 8, "n": 256, "alignment": 16, "blocks": 4, "cost": {"k_tile": 800, "fixed": 2500}},
-     {"layout": "nt", "lanes": 16, "n": 32, "alignment": 16, "blocks": 4, "cost": {"k_tile": 800, "fixed": 2500}},
-     {"layout": "any", "lanes": 128, "n": 4, "alignment": "{d.bytes}", "blocks": 5, "cost": {"k_tile": 2000, "fixed": 3000}}]}}]}
+     {"layout": "nt", "lanes": 128, "n": 4, "alignment": 16, "blocks": 5,
+      "k_tile": 800, "fixed": 2500},
+     {"layout": "nt", "lanes": 8, "n": 64, "alignment": 16, "blocks": 4,
+      "k_tile": 700, "fixed": 2500},
+     {"layout": "any", "lanes": 128, "n": 4, "alignment": "{d.bytes}", "blocks": 5,
+      "k_tile": "{d.any}", "fixed": 3000}]}}]}
 */

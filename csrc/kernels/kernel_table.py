@@ -1,4 +1,4 @@
-"""Reads the kernel tables at the end of csrc/kernels/*.cu and expands them.
+"""Reads the kernel tables at the end of csrc/kernels/*.cu, expands them, and hashes sources.
 
 The format is described in README.md next to this file. Knows nothing of compilers or cubins.
 """
@@ -6,6 +6,7 @@ The format is described in README.md next to this file. Knows nothing of compile
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import pathlib
@@ -121,7 +122,7 @@ def expand(entry: dict[str, Any], source: pathlib.Path) -> list[dict[str, Any]]:
     loops = entry.get("for", {})
     rows = []
     for values in itertools.product(*loops.values()):
-        rows.append(substitute(body, dict(zip(loops, values)), source))
+        rows.append(substitute(body, dict(zip(loops, values, strict=True)), source))
     return rows
 
 
@@ -190,3 +191,28 @@ def read_tables(folder: pathlib.Path) -> list[Kernel]:
                 )
             kernels[kernel.name] = kernel
     return list(kernels.values())
+
+
+def digest(*parts: str | bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()
+
+
+def source_digest(source: pathlib.Path) -> str:
+    """Of a file and every header that it includes from its own folder; kernel tables left out:
+    each kernel's row enters its own key."""
+    seen: dict[str, str] = {}
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path.name in seen:
+            continue
+        text = TABLE.sub("", path.read_text())
+        seen[path.name] = text
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
+            if (path.parent / name).is_file():
+                waiting.append(path.parent / name)
+    return digest(*(part for name in sorted(seen) for part in (name, seen[name])))

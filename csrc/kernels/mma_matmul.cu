@@ -72,89 +72,109 @@ struct Multiplier {
 };
 
 TC_DEVICE int left_of(tc_int64 k) {
-  return static_cast<int>(min(k, static_cast<tc_int64>(TC_TILE_K)));
+  return static_cast<int>(max(min(k, static_cast<tc_int64>(TC_TILE_K)), static_cast<tc_int64>(0)));
 }
 
 // The pipelined loop for copies that are asynchronous.
 template <class ACopy, class BCopy>
-TC_DEVICE void multiply_async(Multiplier& math, ACopy& a, BCopy& b, u32 shared, tc_int64 k_left,
-                              int k_tiles) {
-  // The copies of a tile are spread over all mma steps but the last, which waits for them.
+TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, const TileCoordinates& t,
+                              u32 shared) {
+  using Storage = typename ATile::Storage;
+  auto a_base = static_cast<const Storage*>(p.a) + t.a;
+  auto b_base = static_cast<const Storage*>(p.b) + t.b;
+  ACopy a(a_base, p.a_stride_m, p.a_stride_k, p.m - t.m0);
+  BCopy b(b_base, p.b_stride_n, p.b_stride_k, p.n - t.n0);
+
+  // The copies of a tile are spread over all mma steps but the last, which waits for them. Past the
+  // last tile they go on, reading nothing.
   constexpr int kSlots = kSteps > 1 ? kSteps - 1 : 1;
-  auto copy_slot = [&](auto slot, u32 stage, bool wanted) {
+  tc_int64 k_left = t.k_end - t.k_begin;
+  auto copy_slot = [&](auto slot, u32 stage) {
     constexpr int s = decltype(slot)::value;
     int left = left_of(k_left);
-    a.template copy<ACopy::kPasses * s / kSlots, ACopy::kPasses*(s + 1) / kSlots>(stage, left,
-                                                                                  wanted);
+    a.template copy<ACopy::kPasses * s / kSlots, ACopy::kPasses*(s + 1) / kSlots>(stage, left);
     b.template copy<BCopy::kPasses * s / kSlots, BCopy::kPasses*(s + 1) / kSlots>(
-        stage + ATile::kBytes, left, wanted);
-  };
-  auto finish_copy = [&](u32 stage, bool wanted) {
-    if (wanted) {
-      a.copy_straddling(stage, left_of(k_left));
-      b.copy_straddling(stage + ATile::kBytes, left_of(k_left));
+        stage + ATile::kBytes, left);
+    if (s == kSlots - 1) {
+      cp_async_commit();
+      k_left -= TC_TILE_K;
     }
-    cp_async_commit();
-    a.next_tile();
-    b.next_tile();
-    k_left -= TC_TILE_K;
   };
-
 #pragma unroll
   for (int s = 0; s < TC_STAGES - 1; ++s) {
-    unrolled<kSlots>([&](auto slot) { copy_slot(slot, shared + s * kStageBytes, s < k_tiles); });
-    finish_copy(shared + s * kStageBytes, s < k_tiles);
+    unrolled<kSlots>([&](auto slot) { copy_slot(slot, shared + s * kStageBytes); });
   }
   cp_async_wait<TC_STAGES - 2>();
   __syncthreads();
 
+  // Tiles run in stretches: a tile with straddling vectors begins one, and has them added first. So
+  // the loop over a stretch, nearly always all of K, knows nothing of them.
+  bool straddles_k = (ACopy::straddles_k(p.k) || BCopy::straddles_k(p.k)) && t.k_end == p.k;
+  bool straddles_mn = ACopy::straddles_mn(p.m - t.m0) || BCopy::straddles_mn(p.n - t.n0);
   u32 read = shared;
   u32 write = shared + (TC_STAGES - 1) * kStageBytes;
-  if constexpr (TC_FRAGMENTS == 2) math.load(0, read, 0);
+  int tile = 0;
+  while (tile < t.k_tiles) {
+    int end = t.k_tiles;
+    if (straddles_mn) {
+      end = tile + 1;
+    } else if (straddles_k && tile < t.k_tiles - 1) {
+      end = t.k_tiles - 1;
+    }
+    if (straddles_mn || (straddles_k && tile == t.k_tiles - 1)) {
+      tc_int64 k = static_cast<tc_int64>(tile) * TC_TILE_K;
+      int left = left_of(t.k_end - t.k_begin - k);
+      ACopy::copy_straddling(a_base + k * p.a_stride_k, p.a_stride_m, p.a_stride_k, p.m - t.m0,
+                             left, read);
+      BCopy::copy_straddling(b_base + k * p.b_stride_k, p.b_stride_n, p.b_stride_k, p.n - t.n0,
+                             left, read + ATile::kBytes);
+      __syncthreads();
+    }
+    if constexpr (TC_FRAGMENTS == 2) math.load(0, read, 0);
 #pragma unroll 1
-  for (int tile = 0; tile < k_tiles; ++tile) {
-    bool wanted = tile + TC_STAGES - 1 < k_tiles;
-    unrolled<kSteps>([&](auto constant) {
-      constexpr int step = decltype(constant)::value;
-      if constexpr (TC_FRAGMENTS == 1) math.load(0, read, step);
-      if constexpr (step == kSteps - 1) {
-        finish_copy(write, wanted);
-        // Nobody reads this tile after the barrier, and the next one has arrived.
-        cp_async_wait<TC_STAGES - 2>();
-        __syncthreads();
-        write = read;
-        read += kStageBytes;
-        if (read == shared + TC_STAGES * kStageBytes) read = shared;
-      }
-      if constexpr (TC_FRAGMENTS == 2) math.load((step + 1) % 2, read, (step + 1) % kSteps);
-      // NOTE: behind the loads. ptxas keeps the order of shared memory accesses, and copies, which
-      // wait for their addresses, would hold the loads back: 490 instead of XXX TFLOP/s on an H200.
-      if constexpr (step < kSlots) copy_slot(constant, write, wanted);
-      math.multiply(step % TC_FRAGMENTS);
-    });
+    for (; tile < end; ++tile) {
+      unrolled<kSteps>([&](auto constant) {
+        constexpr int step = decltype(constant)::value;
+        if constexpr (TC_FRAGMENTS == 1) math.load(0, read, step);
+        if constexpr (step == kSteps - 1) {
+          // Nobody reads this tile after the barrier, and the next one has arrived.
+          cp_async_wait<TC_STAGES - 2>();
+          __syncthreads();
+          write = read;
+          read += kStageBytes;
+          if (read == shared + TC_STAGES * kStageBytes) read = shared;
+        }
+        if constexpr (TC_FRAGMENTS == 2) math.load((step + 1) % 2, read, (step + 1) % kSteps);
+        // NOTE: behind the loads. ptxas keeps the order of shared memory accesses, and copies, which
+        // wait for their addresses, would hold the loads back (7% of the speed on an H200).
+        if constexpr (step < kSlots) copy_slot(constant, write);
+        math.multiply(step % TC_FRAGMENTS);
+      });
+    }
   }
+  cp_async_wait<0>();  // the epilogue uses the memory
 }
 
 // The same for copies through registers: two stages, the next tile's elements in flight.
 template <class ACopy, class BCopy>
-TC_DEVICE void multiply_registers(Multiplier& math, ACopy& a, BCopy& b, u32 shared, tc_int64 k_left,
-                                  int k_tiles) {
+TC_DEVICE void multiply_registers(Multiplier& math, const MatmulParams& p, const TileCoordinates& t,
+                                  u32 shared) {
   static_assert(TC_STAGES == 2 && TC_FRAGMENTS == 1, "what this loop uses");
-  if (k_tiles > 0) {
-    a.fetch(left_of(k_left));
-    b.fetch(left_of(k_left));
-  }
+  using Storage = typename ATile::Storage;
+  ACopy a(static_cast<const Storage*>(p.a) + t.a, p.a_stride_m, p.a_stride_k, p.m - t.m0);
+  BCopy b(static_cast<const Storage*>(p.b) + t.b, p.b_stride_n, p.b_stride_k, p.n - t.n0);
+  tc_int64 k_left = t.k_end - t.k_begin;
+  a.fetch(left_of(k_left));
+  b.fetch(left_of(k_left));
 #pragma unroll 1
-  for (int tile = 0; tile < k_tiles; ++tile) {
+  for (int tile = 0; tile < t.k_tiles; ++tile) {
     u32 stage = shared + tile % 2 * kStageBytes;
     a.store(stage);
     b.store(stage + ATile::kBytes);
     __syncthreads();  // also: all have read the other stage's tile
     k_left -= TC_TILE_K;
-    if (tile + 1 < k_tiles) {
-      a.fetch(left_of(k_left));
-      b.fetch(left_of(k_left));
-    }
+    a.fetch(left_of(k_left));
+    b.fetch(left_of(k_left));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       math.load(0, stage, step);
@@ -163,20 +183,20 @@ TC_DEVICE void multiply_registers(Multiplier& math, ACopy& a, BCopy& b, u32 shar
   }
 }
 
-template <class ACopy, class BCopy>
-TC_DEVICE void multiply_tiles(Multiplier& math, ACopy& a, BCopy& b, u32 shared, tc_int64 k_left,
-                              int k_tiles) {
-  if constexpr (ACopy::kAsync) {
-    multiply_async(math, a, b, shared, k_left, k_tiles);
-  } else {
-    multiply_registers(math, a, b, shared, k_left, k_tiles);
-  }
-}
-
 template <class Tile>
 using CopyOf = std::conditional_t<
     !kAny, VectorCopy<Tile>,
     std::conditional_t<Tile::kElement == 2, RegisterCopy<Tile>, ElementCopy<Tile>>>;
+
+template <class ACopy, class BCopy>
+TC_DEVICE void multiply_tiles(Multiplier& math, const MatmulParams& p, const TileCoordinates& t,
+                              u32 shared) {
+  if constexpr (ACopy::kAsync) {
+    multiply_async<ACopy, BCopy>(math, p, t, shared);
+  } else {
+    multiply_registers<ACopy, BCopy>(math, p, t, shared);
+  }
+}
 
 }  // namespace torch_cubin
 
@@ -184,20 +204,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
   using namespace torch_cubin;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  u32 shared = shared_address(shared_memory);
-
   auto tile = tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p);
-  using Storage = typename ATile::Storage;
-  CopyOf<ATile> a(static_cast<const Storage*>(p.a) + tile.a, p.a_stride_m, p.a_stride_k,
-                  p.m - tile.m0);
-  CopyOf<BTile> b(static_cast<const Storage*>(p.b) + tile.b, p.b_stride_n, p.b_stride_k,
-                  p.n - tile.n0);
   int warp = threadIdx.x / 32;
   int warp_m = warp / kWarpsN * TC_WARP_M;
   int warp_n = warp % kWarpsN * TC_WARP_N;
   Multiplier math(warp_m, warp_n);
-
-  multiply_tiles(math, a, b, shared, tile.k_end - tile.k_begin, tile.k_tiles);
+  multiply_tiles<CopyOf<ATile>, CopyOf<BTile>>(math, p, tile, shared_address(shared_memory));
   __syncthreads();  // all have read the last tile: its memory is free
   store_tile<kDType, TC_DYNAMIC_SHARED / kWarps>(p, tile, warp_m, warp_n, shared_memory, math.sum);
 }

@@ -28,6 +28,13 @@ struct Swizzle {
   }
 };
 
+// pointer + step that the compiler does not turn into a multiplication from the start for each use:
+// those products cost registers that the fragments need (7% of the speed on an H200).
+TC_DEVICE const char* advance(const char* pointer, tc_int64 step) {
+  asm volatile("add.s64 %0, %0, %1;" : "+l"(pointer) : "l"(step));
+  return pointer;
+}
+
 // Everything about an operand's tile that is known at compile time.
 template <DType kDType_, bool kIsA_, bool kKMajor_, bool kAnyStride_, int kTileMn_, int kTileK_,
           int kThreads_>
@@ -52,88 +59,82 @@ struct OperandTile {
   using Layout = Swizzle<kRowBytes, kLdmatrix>;
 };
 
-// cp.async of 16-byte vectors along the contiguous dimension. `k_left` is what remains of K from the
-// current tile on; the copy zero-fills past it and past the operand's last row. A vector that
-// straddles an end goes element by element: cp.async can zero-fill a part, but reads 16 bytes in the
-// eyes of compute-sanitizer.
+// cp.async of 16-byte vectors along the contiguous dimension, kPasses a thread and tile. `k_left` is
+// what remains of K from the current tile on; past that, and past the operand's last row, the tile
+// is filled with zeros and nothing is read. A vector that straddles an end is left to
+// copy_straddling(): cp.async can fill a part with zeros, but compute-sanitizer takes it for a read
+// of 16 bytes.
 template <class Tile>
 struct VectorCopy {
   static constexpr bool kAsync = true;
+  static constexpr int kPerChunk = 16 / Tile::kElement;
   static constexpr int kChunks = Tile::kRowBytes / 16;
   static constexpr int kRowsPerPass = Tile::kThreads / kChunks;
   static constexpr int kPasses = (Tile::kRows + kRowsPerPass - 1) / kRowsPerPass;
   static_assert(Tile::kThreads % kChunks == 0 && kRowsPerPass % (Tile::kLdmatrix ? 8 : 4) == 0,
                 "the swizzle must not change from pass to pass");
 
-  const char* global;
-  tc_int64 pass_step, tile_step;  // bytes
-  u32 shared;                     // offset in a stage
-  int mn_left;                    // kKMajor: rows left from row0(); else bytes left from the chunk
-  int mn_bytes;                   // of this tile along mn
+  const char* global;             // this thread's first vector of the tile to copy next
+  tc_int64 pass_step, tile_step;  // bytes; tile_step from behind the last pass
+  u32 shared;                     // of its first vector in a stage
+  int mn_left;                    // rows (kKMajor) or elements from that vector on
 
   TC_DEVICE VectorCopy(const void* tile, tc_int64 stride_mn, tc_int64 stride_k, tc_int64 mn) {
-    int chunk = threadIdx.x % kChunks;
-    int row = row0();
-    constexpr int kPerChunk = 16 / Tile::kElement;
     int mn_here = static_cast<int>(min(mn, static_cast<tc_int64>(Tile::kTileMn)));
-    mn_bytes = mn_here * Tile::kElement;
-    mn_left = Tile::kKMajor ? mn_here - row : (mn_here - chunk * kPerChunk) * Tile::kElement;
+    mn_left = mn_here - (Tile::kKMajor ? row() : chunk() * kPerChunk);
     tc_int64 row_stride = (Tile::kKMajor ? stride_mn : stride_k) * Tile::kElement;
-    global = static_cast<const char*>(tile) + row * row_stride + chunk * 16;
+    global = static_cast<const char*>(tile) + row() * row_stride + chunk() * 16;
     pass_step = kRowsPerPass * row_stride;
-    tile_step = stride_k * (Tile::kTileK * Tile::kElement);
-    shared = Tile::Layout::offset(row, chunk);
+    tile_step = stride_k * (Tile::kTileK * Tile::kElement) - kPasses * pass_step;
+    shared = Tile::Layout::offset(row(), chunk());
   }
 
-  // Passes [kBegin, kEnd) of the tile into the stage at `stage`; leaves straddling vectors out.
+  static TC_DEVICE int chunk() { return threadIdx.x % kChunks; }
+  static TC_DEVICE int row() { return threadIdx.x / kChunks; }
+
+  // Rows of this thread, and elements of its vectors, that exist.
+  TC_DEVICE int rows_left(int k_left) const { return Tile::kKMajor ? mn_left : k_left - row(); }
+  TC_DEVICE int elements_left(int k_left) const {
+    return Tile::kKMajor ? k_left - chunk() * kPerChunk : mn_left;
+  }
+
+  // Passes [kBegin, kEnd), in order, into the stage at `stage`.
   template <int kBegin, int kEnd>
-  TC_DEVICE void copy(u32 stage, int k_left, bool wanted) {
-    int rows = rows_left(k_left);
-    int bytes = bytes_left(k_left);
-    bool whole = wanted && (bytes <= 0 || bytes >= 16);
+  TC_DEVICE void copy(u32 stage, int k_left) {
+    int rows = elements_left(k_left) >= kPerChunk ? rows_left(k_left) : 0;
 #pragma unroll
     for (int i = kBegin; i < kEnd; ++i) {
-      if (!whole || outside(i)) continue;
-      cp_async<16>(stage + shared + i * kRowsPerPass * Tile::kRowBytes, global + i * pass_step,
-                   i * kRowsPerPass < rows && bytes > 0);
-    }
-  }
-
-  // The vectors that copy() left out. The condition is the same for the whole block, nearly always
-  // false, and tested once a tile.
-  TC_DEVICE void copy_straddling(u32 stage, int k_left) const {
-    using Storage = typename Tile::Storage;
-    int ends = Tile::kKMajor ? k_left * Tile::kElement : mn_bytes;
-    if (ends % 16 == 0) return;
-    int bytes = bytes_left(k_left);
-    if (bytes <= 0 || bytes >= 16) return;
-#pragma unroll 1
-    for (int i = 0; i < kPasses; ++i) {
-      if (outside(i)) break;
-      u32 to = stage + shared + i * kRowsPerPass * Tile::kRowBytes;
-      auto from = reinterpret_cast<const Storage*>(global + i * pass_step);
-      int valid = i * kRowsPerPass < rows_left(k_left) ? bytes / Tile::kElement : 0;
-#pragma unroll 1
-      for (int e = 0; e < 16 / Tile::kElement; ++e) {
-        store_shared(to + e * Tile::kElement, e < valid ? from[e] : Storage(0));
+      // With fewer rows than a pass takes, the last threads have nothing to do.
+      if (Tile::kRows % kRowsPerPass == 0 || row() + i * kRowsPerPass < Tile::kRows) {
+        cp_async<16>(stage + shared + i * kRowsPerPass * Tile::kRowBytes, global,
+                     i * kRowsPerPass < rows);
       }
+      global = advance(global, pass_step);
+    }
+    if constexpr (kEnd == kPasses) global += tile_step;
+  }
+
+  // Whether tiles of this operand hold vectors that straddle an end: in the last tile, in all.
+  static TC_DEVICE bool straddles_k(tc_int64 k) { return Tile::kKMajor && k % kPerChunk != 0; }
+  static TC_DEVICE bool straddles_mn(tc_int64 mn) {
+    return !Tile::kKMajor && mn < Tile::kTileMn && mn % kPerChunk != 0;
+  }
+
+  // Those vectors of a tile, element by element.
+  static TC_DEVICE void copy_straddling(const void* tile, tc_int64 stride_mn, tc_int64 stride_k,
+                                        tc_int64 mn, int k_left, u32 stage) {
+    using Storage = typename Tile::Storage;
+    VectorCopy self(tile, stride_mn, stride_k, mn);
+    int elements = self.elements_left(k_left);
+    if (elements <= 0 || elements >= kPerChunk) return;
+#pragma unroll 1
+    for (int i = 0; i * kRowsPerPass < self.rows_left(k_left) && i < kPasses; ++i) {
+      u32 to = stage + self.shared + i * kRowsPerPass * Tile::kRowBytes;
+      auto from = reinterpret_cast<const Storage*>(self.global + i * self.pass_step);
+#pragma unroll 1
+      for (int e = 0; e < elements; ++e) store_shared(to + e * Tile::kElement, from[e]);
     }
   }
-
-  // Of the operand, from this thread's first row and chunk on.
-  TC_DEVICE int rows_left(int k_left) const { return Tile::kKMajor ? mn_left : k_left - row0(); }
-  TC_DEVICE int bytes_left(int k_left) const {
-    return Tile::kKMajor ? (k_left - chunk_k()) * Tile::kElement : mn_left;
-  }
-  static TC_DEVICE int chunk_k() { return threadIdx.x % kChunks * (16 / Tile::kElement); }
-
-  // With fewer rows than a pass takes, the last threads have nothing to do.
-  TC_DEVICE bool outside(int pass) const {
-    return Tile::kRows % kRowsPerPass != 0 && row0() + pass * kRowsPerPass >= Tile::kRows;
-  }
-  static TC_DEVICE int row0() { return threadIdx.x / kChunks; }
-
-  TC_DEVICE void next_tile() { global += tile_step; }
 };
 
 // How the words of a tile with arbitrary strides are shared out: along K or along mn, whichever has
@@ -148,7 +149,7 @@ struct WordMap {
                 "passes are whole rows or whole columns");
 
   const char* global;
-  tc_int64 pass_step, tile_step, stride_k;  // bytes
+  tc_int64 pass_step, tile_step, stride_k;  // bytes; tile_step from behind the last pass
   int row, word, row_step, word_step, rows_left;
 
   TC_DEVICE WordMap(const void* tile, tc_int64 stride_mn, tc_int64 stride_k_elements, tc_int64 mn) {
@@ -170,7 +171,7 @@ struct WordMap {
     tc_int64 row_stride = stride_mn * Tile::kElement;
     global = static_cast<const char*>(tile) + row * row_stride + word * kPerWord * stride_k;
     pass_step = row_step * row_stride + word_step * kPerWord * stride_k;
-    tile_step = stride_k * Tile::kTileK;
+    tile_step = stride_k * Tile::kTileK - kPasses * pass_step;
   }
 
   TC_DEVICE u32 shared(int pass) const {
@@ -196,17 +197,19 @@ struct ElementCopy : WordMap<Tile> {
   using Map::Map;
 
   template <int kBegin, int kEnd>
-  TC_DEVICE void copy(u32 stage, int k_left, bool wanted) {
+  TC_DEVICE void copy(u32 stage, int k_left) {
 #pragma unroll
     for (int i = kBegin; i < kEnd; ++i) {
-      if (!wanted) continue;
-      cp_async<Tile::kWord>(stage + this->shared(i), this->global + i * this->pass_step,
-                            this->valid(i, k_left) != 0);
+      cp_async<Tile::kWord>(stage + this->shared(i), this->global, this->valid(i, k_left) != 0);
+      this->global = advance(this->global, this->pass_step);
     }
+    if constexpr (kEnd == kPasses) this->global += this->tile_step;
   }
 
-  TC_DEVICE void copy_straddling(u32, int) const {}  // single elements do not straddle
-  TC_DEVICE void next_tile() { this->global += this->tile_step; }
+  // Single elements straddle nothing.
+  static TC_DEVICE bool straddles_k(tc_int64) { return false; }
+  static TC_DEVICE bool straddles_mn(tc_int64) { return false; }
+  static TC_DEVICE void copy_straddling(const void*, tc_int64, tc_int64, tc_int64, int, u32) {}
 };
 
 // Two 16-bit elements at a time through registers, since cp.async moves no less than 4 bytes.
@@ -222,10 +225,11 @@ struct RegisterCopy : WordMap<Tile> {
   TC_DEVICE void fetch(int k_left) {
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const char* source = this->global + i * this->pass_step;
+      const char* source = this->global;
       int valid = this->valid(i, k_left);
       low[i] = valid > 0 ? *reinterpret_cast<const u16*>(source) : u16(0);
       high[i] = valid > 1 ? *reinterpret_cast<const u16*>(source + this->stride_k) : u16(0);
+      this->global = advance(this->global, this->pass_step);
     }
     this->global += this->tile_step;
   }

@@ -47,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   const tc_int64 outputs = p.batch * p.m * p.n;
   if (p.splits <= kManySplits) {
     tc_int64 step = static_cast<tc_int64>(gridDim.x) * kThreads;
-    for (tc_int64 i = blockIdx.x * kThreads + threadIdx.x; i < outputs; i += step) {
+    tc_int64 first = static_cast<tc_int64>(blockIdx.x) * kThreads + threadIdx.x;
+    for (tc_int64 i = first; i < outputs; i += step) {
       write(p, i, add_partials(p, outputs, i, 0, 1));
     }
     return;
@@ -75,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
  "kernels": [
   {"name": "reduce_matmul_{d.name}", "kind": "reduce", "dtype": "{d.dtype}", "math": "{d.dtype}",
    "layout": "any", "alignment": "{d.bytes}", "tile": [1, 32, 1], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 2000}, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 2000},
+   "defines": {"TC_DTYPE": "{d.dtype}"},
    "for": {
     "d": [
      {"name": "f16", "dtype": "float16", "bytes": 2},

@@ -22,12 +22,12 @@ static_assert(TC_STAGES == 2 && TC_DYNAMIC_SHARED == 0, "two stages of static sh
 
 enum class Access { along_k, along_mn, elements };
 constexpr bool kAny = kLayout == Layout::any;
-constexpr Access kAccessA = kAny                                               ? Access::elements
+constexpr Access kAccessA = kAny                                             ? Access::elements
                             : kLayout == Layout::nn || kLayout == Layout::nt ? Access::along_k
-                                                                               : Access::along_mn;
-constexpr Access kAccessB = kAny                                               ? Access::elements
+                                                                             : Access::along_mn;
+constexpr Access kAccessB = kAny                                             ? Access::elements
                             : kLayout == Layout::nt || kLayout == Layout::tt ? Access::along_k
-                                                                               : Access::along_mn;
+                                                                             : Access::along_mn;
 
 // This thread's part of one operand's k tiles: chunks of 4 elements along k or along mn, the
 // operand's other dimension, or single elements. k past the end reads as zero. Rows past the
@@ -220,14 +220,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 /* torch_cubin kernels
 {"virtual_arch": [80],
  "kernels": [
-  {"name": "simt_matmul_f32_{layout}_{t.name}", "kind": "simt", "dtype": "float32", "math": "float32",
-   "layout": "{layout}", "alignment": "{alignment.{layout}}", "tile": "{t.tile}", "stages": 2,
+  {"name": "simt_matmul_f32_{layout}_{t.name}",
+   "kind": "simt", "dtype": "float32", "math": "float32", "layout": "{layout}",
+   "alignment": "{alignment.{layout}}", "tile": "{t.tile}", "stages": 2,
    "block": ["{t.threads}", 1, 1], "dynamic_shared": 0, "cost": "{t.{cost.{layout}}}",
    "defines": {"TC_LAYOUT": "{layout}", "TC_BLOCKS": "{t.blocks}"},
    "for": {
     "layout": ["nn", "nt", "tn", "tt", "any"],
     "alignment": [{"nn": 16, "nt": 16, "tn": 16, "tt": 16, "any": 4}],
-    "cost": [{"nn": "vectors", "nt": "vectors", "tn": "vectors", "tt": "vectors", "any": "elements"}],
+    "cost": [
+     {"nn": "vectors", "nt": "vectors", "tn": "vectors", "tt": "vectors", "any": "elements"}],
     "t": [
      {"name": "128x128x8", "tile": [128, 128, 8], "threads": 128, "blocks": 2,
       "vectors": {"k_tile": 2700, "fixed": 4000}, "elements": {"k_tile": 3000, "fixed": 4000}},

@@ -1,8 +1,8 @@
 """Finds the CUDA compiler: nvcc, ptxas and the folder with cuda.h.
 
-Looks at CUDA_HOME and CUDA_PATH, at PATH, at /usr/local/cuda and at the compiler wheels from PyPI in
-the running interpreter's site-packages, in this order. Never installs anything: `install_hint()`
-says how to. Needs no torch and no GPU.
+Looks at CUDA_HOME and CUDA_PATH, at PATH, at /usr/local/cuda and at the compiler wheels from PyPI
+in the running interpreter's site-packages, in this order. Never installs anything:
+`install_hint()` says how to. Needs no torch and no GPU.
 
     python csrc/kernels/toolkit.py                  what was found
     python csrc/kernels/toolkit.py --requirements   the wheels, one a line (for `pip install -r`)

@@ -43,10 +43,9 @@ void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
 
 }  // namespace torch_cubin
 
-extern "C" __attribute__((visibility("default"))) void torch_cubin_keep_error(const char* tag,
-                                                                              const char* message) {
+extern "C" __attribute__((visibility("default"))) void torch_cubin_keep_error(const char* message) {
   try {
-    torch_cubin::fail_with_text(tag, message);
+    torch_cubin::fail_with_text("internal", message);
   } catch (const torch_cubin::Error&) {
     // Thrown only to be kept: the caller raises it again in Python.
   }

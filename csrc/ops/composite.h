@@ -14,4 +14,4 @@ void linear_composite(StableIValue* stack, uint64_t num_inputs, uint64_t num_out
 
 // For the Python kernels and fakes below a public op: keeps the text of the error that they are
 // about to raise, which the C API would lose on the way up (torch_cubin/_checks.py calls it).
-extern "C" void torch_cubin_keep_error(const char* tag, const char* message);
+extern "C" void torch_cubin_keep_error(const char* message);

@@ -6,6 +6,7 @@ a result is compared bit by bit whatever kernel made it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import torch
@@ -64,6 +65,8 @@ SERVED: list[tuple[str, tuple[tuple[int, ...], ...], Callable[..., torch.Tensor]
     ("Tensor.matmul (@)", ((2, 1, 5, 7), (4, 7, 3)), lambda a, b: a.matmul(b)),
     ("Tensor.matmul (@)", ((0, 7), (7, 3)), lambda a, b: a @ b),
     ("Tensor.matmul (@)", ((5, 0), (0, 3)), lambda a, b: a @ b),
+    ("Tensor.matmul (@)", ((5, 7), (7, 3)), lambda a, b: operator.matmul(a, b)),
+    ("Tensor.matmul (@)", ((5, 7), (7, 3)), lambda a, b: operator.imatmul(a, b)),
     ("Tensor.__rmatmul__", ((7, 3), (5, 7)), lambda a, b: a.__rmatmul__(b)),
     ("torch.matmul", ((5, 7), (7, 3)), torch.matmul),
     ("torch.matmul", ((5, 7), (7, 3)), lambda a, b: torch.matmul(input=a, other=b)),

@@ -109,7 +109,7 @@ def assert_near(actual: object, expected: object) -> None:
         for one, other in zip(actual, expected, strict=True):
             assert_near(one, other)
         return
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    scale = float(expected.detach().abs().max()) if expected.numel() else 0.0
     limit = _TOLERANCES[expected.dtype]
     torch.testing.assert_close(actual, expected, rtol=limit, atol=limit * max(scale, 1.0))
 

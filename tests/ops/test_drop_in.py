@@ -122,7 +122,6 @@ def test_declined_call_goes_to_torch_with_a_reason(case, device) -> None:
     result, ops, report = run(lambda: call(a))
     assert ops.cubin() == 0
     assert [row.reason for row in report.declined] == [reason]
-    assert report.declined[0].calls == 1
     assert report.served == ()
     if isinstance(expected, torch.Tensor):
         assert type(result) is type(expected)

@@ -19,6 +19,7 @@ class Graphs:
 
     def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]):
         calls = [node for node in module.graph.nodes if node.op.startswith("call_")]
+        assert getattr not in [node.target for node in calls]  # what is asked of tensors is folded
         self.targets.append([str(node.target) for node in calls])
         return module.forward
 
@@ -152,11 +153,10 @@ def test_graph_break_inside(where, device) -> None:
     a = integers(4, 4, device=device)
     compiled = _compile(function, where, Graphs())
     with torch.no_grad():
-        for _ in range(2):
-            torch.testing.assert_close(compiled(a), linear(a) @ a, rtol=1e-4, atol=1e-5)
-    if where == "inside":
+        torch.testing.assert_close(compiled(a), linear(a) @ a, rtol=1e-4, atol=1e-5)
         served = {row.function for row in torch_cubin.report().served}
         assert served == {"torch.nn.functional.linear", "Tensor.matmul (@)"}
+        torch.testing.assert_close(compiled(a), linear(a) @ a, rtol=1e-4, atol=1e-5)
 
 
 def test_without_the_mode_the_same_function_is_compiled_again(device) -> None:

@@ -88,7 +88,7 @@ def ptxas_usage(log: str) -> dict[str, dict[str, int]]:
 
 
 def cuobjdump() -> Path | None:
-    """NVIDIA's disassembler front end, of a toolkit or of Triton's wheel. Only for our own files."""
+    """NVIDIA's cuobjdump, of a toolkit or of Triton's wheel. Only for files of our own."""
     compiler = nvcc()
     if compiler is not None and (compiler.parent / "cuobjdump").exists():
         return compiler.parent / "cuobjdump"

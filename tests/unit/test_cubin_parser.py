@@ -166,7 +166,7 @@ def test_parse_cubin_hints_at_dynamic_shared_memory(tmp_path: Path) -> None:
 
     bodies = {
         "dynamic": "extern __shared__ int s[]; s[*o] = 1; __syncthreads(); *o = s[2];",
-        "both": "extern __shared__ int s[]; __shared__ int t[9]; t[*o] = s[*o] = 1; "
+        "both": "extern __shared__ int s[]; __shared__ int t[12]; t[*o] = s[*o] = 1; "
         "__syncthreads(); *o = s[2] + t[3];",
         "none": "*o = 1;",
     }
@@ -178,7 +178,7 @@ def test_parse_cubin_hints_at_dynamic_shared_memory(tmp_path: Path) -> None:
             subprocess.run(command, check=True, capture_output=True)
             entry = cubin_check.facts(out)["kernels"][0]
             assert entry["uses_dynamic_shared"] == (name == "dynamic"), (arch, name)
-            assert entry["static_shared"] == (36 if name == "both" else 0), (arch, name)
+            assert entry["static_shared"] == (48 if name == "both" else 0), (arch, name)
 
 
 RUNS_ON = {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cubin_check
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,8 +106,8 @@ def test_table_mistakes_are_named(entry: dict, says: str) -> None:
 
 
 def test_table_missing_fields_bad_json_and_duplicates(tmp_path: Path) -> None:
+    text = table({}).replace('"layout"', '"lay"').replace('"cost"', '"cst"')
     with pytest.raises(BuildError, match="no layout, cost"):
-        text = table({}).replace('"layout"', '"lay"').replace('"cost"', '"cst"')
         kernel_table.parse_table(text, Path("a.cu"))
     with pytest.raises(BuildError, match="is not JSON"):
         kernel_table.parse_table("/* torch_cubin kernels\n{,}\n*/\n", Path("a.cu"))
@@ -152,7 +153,8 @@ ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'wgmma_mma_async' for 'sm_90a'
 ptxas info    : Function properties for wgmma_mma_async
     {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
-ptxas info    : Used 128 registers, used 2 barriers, 104 bytes cumulative stack size, 32768 bytes smem
+ptxas info    : Used 128 registers, used 2 barriers, 104 bytes cumulative stack size, 32768 bytes \
+smem
 ptxas info    : Compile time = 16.924 ms
 """
 SERIALISED = (
@@ -232,8 +234,8 @@ def test_archs_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_compiler_says_how_to_get_one(tmp_path: Path) -> None:
+    env = {"CUDA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path)}
     with pytest.raises(BuildError, match=r"^torch_cubin \[file\]: the CUDA compiler") as error:
-        env = {"CUDA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path)}
         toolkit.find_toolkit(env, [tmp_path / "site-packages"], tmp_path / "cuda")
     text = str(error.value)
     assert f"none in {tmp_path / 'home'}, {tmp_path / 'cuda'}" in text
@@ -269,7 +271,7 @@ def test_toolkit_order(tmp_path: Path) -> None:
 
 
 def test_params_size_is_what_the_compiler_says(tmp_path: Path) -> None:
-    size = build.params_size(KERNELS / "matmul_params.h")
+    size = cubin_facts.params_size(KERNELS / "matmul_params.h")
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "no C++ compiler"
     source = tmp_path / "size.cpp"
@@ -354,6 +356,28 @@ def test_package_matches_its_manifest(package: Package, tmp_path: Path) -> None:
     other = Package(tmp_path / "elsewhere" / "b", package.tools)
     other.build("sm_80", "sm_90a")
     assert other.files() == files
+
+
+def test_package_facts_are_those_of_the_parser(package: Package) -> None:
+    """csrc/cubin reads the same facts from the cubins as the build from ptxas' log."""
+    body = """\
+  __shared__ float s[3000];
+  s[threadIdx.x] = 1.0f;
+  __syncthreads();
+  static_cast<float*>(p.c)[threadIdx.x] = scale(s[threadIdx.x ^ 1]);
+}
+"""
+    package.table({"name": "k"}, source=SOURCE[: SOURCE.index("  static_cast")] + body)
+    package.build("sm_80", "sm_90a", "sm_120a")
+    for entry in package.manifest()["kernels"]:
+        facts = cubin_check.facts(package.out / entry["file"])
+        assert facts["arch"] == entry["arch"]
+        (kernel,) = facts["kernels"]
+        assert kernel["name"] == entry["symbol"]
+        assert kernel["registers"] == entry["registers"]
+        assert kernel["static_shared"] == entry["static_shared"] == 12000
+        params = [{key: p[key] for key in ("index", "offset", "size")} for p in kernel["params"]]
+        assert params == entry["params"]
 
 
 def test_package_is_rebuilt_where_something_changed(package: Package) -> None:

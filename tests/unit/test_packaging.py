@@ -79,8 +79,10 @@ def test_running_torch_is_new_enough():
 
 
 def test_missing_torch_says_no_build_isolation(tmp_path):
-    setuptools = Path(importlib.util.find_spec("setuptools").origin).parent
-    (tmp_path / "setuptools").symlink_to(setuptools)
+    site = Path(importlib.util.find_spec("setuptools").origin).parent.parent
+    for pattern in ("setuptools", "setuptools-*.dist-info", "_distutils_hack"):
+        for path in site.glob(pattern):
+            (tmp_path / path.name).symlink_to(path)
     code = (
         f"import sys, runpy; sys.path[:0] = [{str(tmp_path)!r}]; sys.argv = ['setup.py', 'build']"
     )
@@ -128,9 +130,25 @@ def test_missing_compiler_says_how_to_get_one(monkeypatch):
 # --- the wheel ---
 
 
+def test_wheel_leaves_stale_cubins_behind(tmp_path):
+    source = tmp_path / "source"
+    (source / "sm_80").mkdir(parents=True)
+    (source / "sm_80" / "new.cubin").write_bytes(b"new")
+    (source / "sm_80" / "old.cubin").write_bytes(b"old")
+    manifest = {"kernels": [{"file": "sm_80/new.cubin"}]}
+    (source / "manifest.json").write_text(json.dumps(manifest))
+    target = tmp_path / "target"
+    load_file("setup.py").copy_kernels(source, target)
+    files = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert files == {"manifest.json", "sm_80/new.cubin"}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """A wheel of this tree, with the kernels that lie there, from the objects of `make`."""
+    # A module that was removed since would still lie among what was collected for the last wheel.
+    for lib in ROOT.glob("build/lib.*/torch_cubin"):
+        shutil.rmtree(lib)
     folder = tmp_path_factory.mktemp("wheel")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for ninja
     env = {**os.environ, "TORCH_CUBIN_SKIP_KERNELS": "1", "PATH": path}

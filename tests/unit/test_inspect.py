@@ -1,0 +1,154 @@
+"""torch_cubin.inspect: the parser's facts as Python objects, and files that are none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import cubin_check
+import pytest
+import real_cubins
+from elf_builder import Cubin, Kernel
+
+import torch_cubin
+from torch_cubin import errors
+
+SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
+
+
+@pytest.mark.parametrize("path", real_cubins.COMMITTED, ids=lambda path: path.stem)
+def test_inspect_gives_the_parsers_facts(path: Path) -> None:
+    image = torch_cubin.inspect(path)
+    assert json.loads(json.dumps(image.to_dict())) == cubin_check.facts(path)
+
+
+def test_inspect_takes_paths_and_bytes(tmp_path: Path) -> None:
+    data = SEVERAL.read_bytes()
+    odd = tmp_path / "größe \udcff.cubin"
+    odd.write_bytes(data)
+    image = torch_cubin.inspect(SEVERAL)
+    for source in (str(SEVERAL), odd, data, bytearray(data), memoryview(data)):
+        assert torch_cubin.inspect(source) == image
+    with pytest.raises(TypeError, match="got int"):
+        torch_cubin.inspect(3)
+
+
+def test_image_is_frozen_and_hashable() -> None:
+    image = torch_cubin.inspect(SEVERAL)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        image.arch = "sm_80"
+    assert len({image, torch_cubin.inspect(SEVERAL)}) == 1
+
+
+def test_image_finds_kernels_by_name() -> None:
+    image = torch_cubin.inspect(SEVERAL)
+    kernel = image["static_shared"]
+    assert (kernel.static_shared, kernel.max_block, kernel.cluster) == (1024, (128, 1, 1), None)
+    assert image["cluster"].cluster == (2, 1, 1)
+    with pytest.raises(errors.NoKernelError) as caught:
+        image["vec_ad"]
+    assert caught.value.tag == "no_kernel"
+    assert isinstance(caught.value, LookupError)
+
+
+def test_image_prints_every_fact() -> None:
+    text = str(torch_cubin.inspect(SEVERAL))
+    assert text.startswith("cubin for sm_90a, CUDA 13.0, 18232 bytes, 8 kernels")
+    structs = text.split("kernel structs\n")[1].split("\n\n")[0].splitlines()
+    assert structs[0] == "  8 registers"
+    assert structs[1].split() == ["param", "offset", "size", "kind"]
+    rows = [line.split() for line in structs[2:]]
+    assert rows == [
+        ["0", "0", "4", "value"],
+        ["1", "4", "12", "value"],
+        ["2", "48", "128", "value"],
+        ["3", "176", "8", "unknown"],
+    ]
+    static = text.split("kernel static_shared\n")[1].splitlines()[0]
+    assert static == "  12 registers, 1024 B static shared, 1 barriers, block at most 128x1x1"
+    assert "kernel no_params\n  4 registers\n  no parameters" in text
+    assert "cluster 2x1x1" in text
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    image = torch_cubin.inspect(Cubin(kernels=[Kernel(name=b"\x1b[2J\nk\xff")]).build())
+    assert image.kernels[0].name == "\x1b[2J\nk�"
+    assert all(line.isprintable() for line in str(image).splitlines())
+    with pytest.raises(errors.NoKernelError) as caught:
+        image["\x1b[2J"]
+    assert str(caught.value).isprintable()
+
+
+def test_truncated_bytes_are_an_image_error() -> None:
+    data = SEVERAL.read_bytes()
+    for size in (0, 1, 63, 64, len(data) // 2, len(data) - 1):
+        with pytest.raises(errors.ImageError, match=r"^torch_cubin \[image\]: the bytes given "):
+            torch_cubin.inspect(data[:size])
+
+
+def file_error(path: object) -> errors.FileError:
+    with pytest.raises(errors.FileError, match=r"^torch_cubin \[file\]: file '") as caught:
+        torch_cubin.inspect(path)
+    assert isinstance(caught.value, OSError)
+    return caught.value
+
+
+def test_file_errors(tmp_path: Path) -> None:
+    assert "No such file" in str(file_error(tmp_path / "missing.cubin"))
+    assert "directory" in str(file_error(tmp_path))
+    assert "null" in str(file_error("nul\0name"))
+    assert "device" in str(file_error("/dev/zero"))
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    file_error(loop)
+    file_error(tmp_path / ("x" * 5000))
+    file_error("")
+
+
+def test_fifo_does_not_block(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    done = threading.Event()
+
+    def look() -> None:
+        assert "pipe" in str(file_error(path))
+        done.set()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert done.is_set(), "inspect of a FIFO blocked or failed"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_unreadable_file(tmp_path: Path) -> None:
+    path = tmp_path / "secret.cubin"
+    path.write_bytes(b"x")
+    path.chmod(0)
+    assert "ermission" in str(file_error(path))
+
+
+def test_too_large_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "huge.cubin"
+    with open(path, "wb") as file:
+        file.truncate(5 << 30)  # sparse: takes no space
+    with pytest.raises(errors.ImageError, match="too large"):
+        torch_cubin.inspect(path)
+
+
+def test_inspect_never_touches_the_driver() -> None:
+    """In a fresh process, so that no other test has opened the driver."""
+    program = f"""
+import torch_cubin
+torch_cubin.inspect({str(SEVERAL)!r})
+maps = open("/proc/self/maps").read()
+assert "libcuda.so" not in maps, "libcuda was loaded"
+"""
+    root = str(cubin_check.ROOT)
+    environment = dict(os.environ, PYTHONPATH=root)
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)

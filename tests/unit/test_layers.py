@@ -1,0 +1,116 @@
+"""The layer rules hold in csrc/, and the checker catches each way to break them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import layers
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+CONTEXT = layers.Context(
+    ops=frozenset({"matmul", "linear"}), kernel_sources=frozenset({"mma_matmul"})
+)
+
+
+def test_sources_keep_to_their_layers() -> None:
+    assert layers.check_tree(CSRC) == []
+
+
+def test_tree_is_read() -> None:
+    """The rules are about something: every layer has sources, every op and kernel is known."""
+    for layer in layers.LAYERS:
+        assert list((CSRC / layer).glob("*.cpp")), layer
+    context = layers.context_of(CSRC)
+    assert {"matmul", "linear"} <= context.ops
+    assert "mma_matmul" in context.kernel_sources
+
+
+def test_folders_are_the_layers() -> None:
+    folders = {path.name for path in CSRC.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders == {*layers.LAYERS, "kernels"}
+
+
+BROKEN = [
+    ("cubin/elf.cpp", '#include "driver/driver.h"', "layer above"),
+    ("cubin/elf.cpp", "#include <torch/csrc/stable/tensor.h>", "stands alone"),
+    ("cubin/elf.cpp", "#include <cuda.h>", "only csrc/driver"),
+    ("cubin/elf.cpp", "CUresult result;", "names the driver"),
+    ("driver/driver.cpp", '#include "runtime/device.h"', "layer above"),
+    ("runtime/kernel.cpp", '#include "contract/catalog.h"', "layer above"),
+    ("runtime/kernel.cpp", "#include <cuda.h>", "only csrc/driver"),
+    ("runtime/kernel.cpp", "#include <nlohmann/json.hpp>", "parses no files"),
+    ("runtime/kernel.cpp", "#include <fstream>", "parses no files"),
+    ("runtime/kernel.cpp", "Image i = parse_cubin(data, size, origin);", "parses files"),
+    ("runtime/kernel.cpp", "auto* file = std::fopen(path, mode);", "parses files"),
+    ("runtime/stream.cpp", "#include <dlfcn.h>", "only csrc/driver"),
+    ("runtime/stream.cpp", "void* s = dlsym(library, name);", "dynamic loader"),
+    ("runtime/stream.cpp", "cudaStream_t stream;\ncudaStreamSynchronize(stream);", "CUDA runtime"),
+    ("runtime/stream.cpp", 'dl_open("libcuda.so.1", nullptr);', "names libcuda"),
+    ("contract/catalog.cpp", '#include "ops/matmul.h"', "layer above"),
+    ("contract/catalog.cpp", 'if (family == "matmul") return;', "knows the op 'matmul'"),
+    ("contract/catalog.cpp", "void add_linear();", "knows the op 'linear'"),
+    ("ops/matmul.cpp", '#include "driver/driver.h"', "through csrc/runtime"),
+    ("ops/matmul.cpp", "check(cuLaunchKernelEx(&c, f, p, nullptr));", "cuLaunchKernelEx"),
+    ("ops/matmul.cpp", "CUdeviceptr p;", "CUdeviceptr"),
+    ("ops/matmul.cpp", "int a = CU_DEVICE_ATTRIBUTE_CLOCK_RATE;", "CU_DEVICE"),
+    ("ops/matmul.cpp", "driver().launch();", "calls driver()"),
+    ("ops/matmul.cpp", '#include "kernels/mma_operand.cuh"', "_params.h"),
+    ("ops/matmul.cpp", '#include "kernels/mma_matmul.cu"', "_params.h"),
+    ("ops/matmul.cpp", 'run("mma_matmul_bf16_nt_128x128x32");', "names a kernel"),
+    ("ops/matmul.cpp", "STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {}", "STABLE_TORCH_LIBRARY"),
+    ("runtime/kernel.cpp", '#include "kernels/matmul_params.h"', "_params.h"),
+    ("ops.cpp", "int f(int x) { if (x) return 1; }", "holds logic"),
+    ("c_api.cpp", "#include <Python.h>", "no Python C API"),
+    ("c_api.cpp", "#include <pybind11/pybind11.h>", "no Python C API"),
+    ("c_api.cpp", '#include "driver/table.h"', "through csrc/runtime"),
+    ("helpers/misc.cpp", "int x;", "no layer"),
+    ("kernels/mma_matmul.cu", '#include "cubin/error.h"', "stands alone"),
+    ("kernels/mma_matmul.cu", "#include <torch/csrc/stable/tensor.h>", "stands alone"),
+]
+
+
+@pytest.mark.parametrize(("path", "source", "problem"), BROKEN)
+def test_checker_catches(path: str, source: str, problem: str) -> None:
+    found = layers.violations(path, f"// A comment.\n{source}\n", CONTEXT)
+    assert found, source
+    assert any(problem in line for line in found), found
+    assert all(line.startswith(f"{path}: ") for line in found)
+
+
+HONEST = [
+    ("cubin/elf.cpp", '#include "cubin/error.h"\n#include <nlohmann/json.hpp>'),
+    ("cubin/elf.cpp", "// as cuLibraryLoadData does, see <cuda.h>; libcuda crashes\n"),
+    ("cubin/elf.cpp", 'fail("cuobjdump of a CUDA file");'),
+    ("driver/driver.cpp", '#include <cuda.h>\n#include "cubin/error.h"\nCUresult r = cuInit(0);'),
+    ("driver/driver.cpp", 'void* l = dlopen("libcuda.so.1", 2);'),
+    ("runtime/kernel.cpp", '#include "driver/driver.h"\nCUkernel k; driver().cuLaunchKernelEx();'),
+    ("runtime/stream.cpp", 'dl_loaded("libtorch_cuda.so");'),
+    ("contract/catalog.cpp", '// matmul, say\n#include "runtime/kernel.h"\nint matmulti;'),
+    ("ops/matmul.cpp", '#include "kernels/matmul_params.h"\n#include "contract/catalog.h"'),
+    ("ops/matmul.cpp", 'find("matmul", "mma"); /* cuBLAS does: cuInit */ int cubes, CUTOFF;'),
+    ("ops.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),
+    ("kernels/mma_matmul.cu", '#include "matmul_tile.cuh"\n#include <cstdint>'),
+]
+
+
+@pytest.mark.parametrize(("path", "source"), HONEST)
+def test_checker_lets_pass(path: str, source: str) -> None:
+    assert layers.violations(path, source, CONTEXT) == []
+
+
+def test_comments_and_literals_are_told_apart() -> None:
+    code = layers.without_comments('a("// no"); // yes "x\nb(\'"\'); /* "y */ c("z\\"//");')
+    assert "yes" not in code
+    assert "// no" in code
+    assert layers.strings(code) == ['"// no"', "'\"'", '"z\\"//"']
+    assert "//" not in layers.without_strings(code)
+
+
+def test_python_is_not_needed_by_the_library() -> None:
+    """No source of csrc/ names a Python module of the package, which C++-only users lack."""
+    for path in CSRC.rglob("*.cpp"):
+        code = layers.without_comments(path.read_text())
+        assert not re.search(r"\bPy[A-Z]\w*\(|import torch_cubin", code), path
