@@ -28,6 +28,12 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
   m.impl("linear", &linear_composite);
 }
 
+// torch.vmap does not decompose a composite op by itself: it would loop over the batch.
+STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
+  m.impl("matmul", &matmul_composite);
+  m.impl("linear", &linear_composite);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
   m.impl("_matmul", TORCH_BOX(&matmul_cpu));
   m.impl("_matmul_autograd", TORCH_BOX(&matmul_cpu));

@@ -94,8 +94,9 @@ def installed() -> dict[str, str]:
 
 
 def pip_install(*arguments: str) -> bool:
-    command = [str(PYTHON), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    environment = {**os.environ, "PIP_RETRIES": os.environ.get("PIP_RETRIES", "2")}
+    # --no-compile: byte code of what is imported is made then, of torch's 10,000 files not at all.
+    command = [str(PYTHON), "-m", "pip", "install", "-qq", "--no-compile"]
+    environment = {"PIP_RETRIES": "2", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **os.environ}
     return subprocess.run([*command, *arguments], env=environment).returncode == 0
 
 

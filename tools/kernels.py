@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,6 +79,21 @@ def wanted_archs(purpose: str) -> list[str]:
     return list(dict.fromkeys([*chosen, *present_archs()]))
 
 
+def progress() -> Callable[[str], None]:
+    """Prints what the build says, its line per cubin ("[7/82] ...") at most every 5 seconds."""
+    last = time.monotonic()
+
+    def log(line: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        count = re.match(r"\[(\d+)/(\d+)\]", line)
+        if count is None or count[1] == count[2] or now - last >= 5:
+            last = now
+            print(f"kernels: {line}", flush=True)
+
+    return log
+
+
 def main() -> int:
     purpose = sys.argv[1] if len(sys.argv) == 2 else ""
     if purpose not in ("demo", "test", "all"):
@@ -83,9 +101,7 @@ def main() -> int:
         return 2
     jobs = int(os.environ.get("MAX_JOBS") or 0) or None
     try:
-        build.build_package(
-            OUT, wanted_archs(purpose), jobs, lambda line: print(f"kernels: {line}", flush=True)
-        )
+        build.build_package(OUT, wanted_archs(purpose), jobs, progress())
     except build.BuildError as error:
         print(error, file=sys.stderr)
         return 1

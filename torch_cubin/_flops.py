@@ -9,34 +9,43 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import math
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _COUNTER = "torch.utils.flop_counter"
 
 
-def _matmul_flops(a: Sequence[int], b: Sequence[int], *args: Any, **kwargs: Any) -> int:
-    if len(b) == 1 or (len(a) == 1 and len(b) > 2):
-        return _vector_flops(a, b)
-    return 2 * math.prod(kwargs["out_shape"]) * a[-1]
+def _matmul_flops(a: Tensor, b: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    flops = 2 * out_val.numel() * a.shape[-1]
+    if a.dim() == b.dim() == 1:
+        return flops if _is_counted(torch.ops.aten.dot) else 0
+    matrices, other = (a, b) if a.dim() >= b.dim() else (b.mT, a)
+    if other.dim() == 1 and (b.dim() == 1 or b.dim() > 2) and _is_folded(matrices, other):
+        return flops if _is_counted(torch.ops.aten.mv) else 0
+    return flops
 
 
-def _linear_flops(input: Sequence[int], weight: Sequence[int], *args: Any, **kwargs: Any) -> int:
-    if len(weight) == 1:
-        return _vector_flops(input, weight)
-    return 2 * math.prod(kwargs["out_shape"]) * input[-1]
+def _linear_flops(input: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    if weight.dim() == 1:
+        return _matmul_flops(input, weight, out_val=out_val)
+    return 2 * out_val.numel() * input.shape[-1]
 
 
-def _vector_flops(a: Sequence[int], b: Sequence[int]) -> int:
-    """torch.matmul makes it an mv or a dot, which torch counts only in versions that know them."""
-    registry = sys.modules[_COUNTER].flop_registry
-    known = torch.ops.aten.dot if len(a) == len(b) == 1 else torch.ops.aten.mv
-    return 2 * math.prod(max(a, b, key=math.prod)) if known in registry else 0
+def _is_folded(matrices: Tensor, vector: Tensor) -> bool:
+    """Whether torch.matmul makes one mv of it (should_fold in ATen/native/LinearAlgebra.cpp)."""
+    if matrices.dim() == 2 or vector.requires_grad or matrices.numel() == 0:
+        return True
+    shape, stride = matrices.shape, matrices.stride()
+    return all(stride[i] == stride[i + 1] * shape[i + 1] for i in range(matrices.dim() - 2))
+
+
+def _is_counted(op: Any) -> bool:
+    """torch counts no mv and no dot, so far."""
+    return op in sys.modules[_COUNTER].flop_registry
 
 
 def _add_formulas(counter: ModuleType) -> None:
@@ -45,7 +54,7 @@ def _add_formulas(counter: ModuleType) -> None:
         ([ops.matmul, ops._matmul, ops._matmul_autograd], _matmul_flops),
         ([ops.linear, ops._linear, ops._linear_autograd], _linear_flops),
     ):
-        counter.register_flop_formula(targets)(formula)
+        counter.register_flop_formula(targets, get_raw=True)(formula)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -50,13 +50,13 @@ class Report:
         lines = []
         if self.served:
             rows = [(r.function, r.dtype, r.shapes, r.calls, r.traced) for r in self.served]
-            lines += _table(("served from cubins", "dtype", "shapes", "calls", "traced"), rows)
+            lines += table(("served from cubins", "dtype", "shapes", "calls", "traced"), rows)
         else:
             lines.append("served from cubins: nothing")
         lines.append("")
         if self.declined:
             rows = [(r.function, r.reason, r.calls, r.traced) for r in self.declined]
-            lines += _table(("left to PyTorch", "because", "calls", "traced"), rows)
+            lines += table(("left to PyTorch", "because", "calls", "traced"), rows)
         else:
             lines.append("left to PyTorch: no matrix product")
         if any(row.traced for row in self.served + self.declined):
@@ -67,7 +67,7 @@ class Report:
         return "\n".join(lines)
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
+def table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
     """Columns under a header; text to the left, numbers to the right."""
     widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
     lines = []

@@ -166,6 +166,8 @@ def _einsum_product(*args, **others) -> Result:
             operands = operands[0]
     if len(operands) != 2:
         return "not two operands"
+    if type(equation) is not str:
+        return "arguments that it does not take"
     a, b = operands
     reason = why_not(a, b)
     if reason:

@@ -81,12 +81,17 @@ _refused: dict[int, int] = {}
 
 
 def _refused_sm(index: int) -> int:
-    """0 where the shipped kernels run on this GPU, else its sm number; asked once a device."""
+    """0, or the sm number of a GPU that no shipped kernel is for; asked once a device.
+
+    Any other trouble (a catalog that cannot be read, a broken driver) is not hidden by going to
+    PyTorch: the operator raises its error.
+    """
     try:
         return _refused[index]
     except KeyError:
         facts = _lib.device(index)
-        return _refused.setdefault(index, 0 if facts["arch"] else facts["sm"])
+        refused = facts.get("arch_error", {}).get("tag") == "arch"
+        return _refused.setdefault(index, facts["sm"] if refused else 0)
 
 
 # NOTE: a number, because a string that comes out of such a function cannot be tested in a trace.

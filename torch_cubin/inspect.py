@@ -49,7 +49,7 @@ class Kernel:
         for count, what in (
             (self.static_shared, "B static shared"),
             (self.stack, "B stack"),
-            (self.barriers, "barriers"),
+            (self.barriers, "barrier" if self.barriers == 1 else "barriers"),
         ):
             if count:
                 facts.append(f"{count} {what}")

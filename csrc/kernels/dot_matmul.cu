@@ -245,6 +245,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
       "k_tile": 800, "fixed": 2500},
      {"layout": "nt", "lanes": 8, "n": 64, "alignment": 16, "blocks": 4,
       "k_tile": 700, "fixed": 2500},
-     {"layout": "any", "lanes": 128, "n": 4, "alignment": "{d.bytes}", "blocks": 5,
+     {"layout": "any", "lanes": 128, "n": 4, "alignment": "{d.bytes}", "blocks": 4,
       "k_tile": "{d.any}", "fixed": 3000}]}}]}
 */

@@ -53,7 +53,7 @@ const MatmulTable* build(const Device& device) {
     };
     switch (index_of(entry.kind, kKindNames, "kind", entry)) {
       case 2:
-        table->dots[math][layout].push_back(row);
+        table->dots[math][dot_access(entry, layout)].push_back(row);
         break;
       case 3:
         table->reduce[math] = &kernel;

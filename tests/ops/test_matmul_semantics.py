@@ -1,4 +1,4 @@
-"""torch.ops.cubin.matmul computes what torch.matmul does, for every rank, layout and kind of tensor."""
+"""torch.ops.cubin.matmul is torch.matmul, for every rank, layout and kind of tensor."""
 
 from __future__ import annotations
 

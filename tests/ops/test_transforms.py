@@ -53,11 +53,12 @@ MATMUL_CASES = [
 @pytest.mark.parametrize("shapes", MATMUL_CASES, ids=str)
 def test_matmul_under(name, shapes, device):
     a, b = make_all(shapes, device)
-    for x, f in (
+    for argument, f in (
         (a, lambda op: lambda x: op(x, b).sin().sum()),
         (b, lambda op: lambda x: op(a, x).sin().sum()),
     ):
-        assert_near(TRANSFORMS[name](f(matmul))(x), TRANSFORMS[name](f(torch.matmul))(x))
+        expected = TRANSFORMS[name](f(torch.matmul))(argument)
+        assert_near(TRANSFORMS[name](f(matmul))(argument), expected)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -16,7 +16,7 @@ import real_cubins
 from elf_builder import Cubin, Kernel
 
 import torch_cubin
-from torch_cubin import errors
+from torch_cubin import _lib, errors
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 
@@ -70,7 +70,7 @@ def test_image_prints_every_fact() -> None:
         ["3", "176", "8", "unknown"],
     ]
     static = text.split("kernel static_shared\n")[1].splitlines()[0]
-    assert static == "  12 registers, 1024 B static shared, 1 barriers, block at most 128x1x1"
+    assert static == "  12 registers, 1024 B static shared, 1 barrier, block at most 128x1x1"
     assert "kernel no_params\n  4 registers\n  no parameters" in text
     assert "cluster 2x1x1" in text
 
@@ -139,6 +139,16 @@ def test_too_large_file_is_not_read(tmp_path: Path) -> None:
         file.truncate(5 << 30)  # sparse: takes no space
     with pytest.raises(errors.ImageError, match="too large"):
         torch_cubin.inspect(path)
+
+
+def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "_C.so"
+    monkeypatch.setattr(_lib, "PATH", broken)
+    with pytest.raises(ImportError, match=r"torch_cubin \[file\]: library .* is missing: .*make"):
+        _lib.load.__wrapped__()
+    broken.write_bytes(b"not a library")
+    with pytest.raises(ImportError, match=r"torch_cubin \[file\]: library .* cannot be loaded"):
+        _lib.load.__wrapped__()
 
 
 def test_inspect_never_touches_the_driver() -> None:

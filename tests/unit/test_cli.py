@@ -1,0 +1,151 @@
+"""python -m torch_cubin: each command's output and exit status, good and bad machines alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import real_cubins
+import torch
+
+import torch_cubin
+from torch_cubin import __main__ as cli
+from torch_cubin import _lib, demo, doctor, errors
+
+SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
+
+
+def test_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "torch_cubin", "inspect", str(SEVERAL)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=real_cubins.ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == str(torch_cubin.inspect(SEVERAL))
+
+
+def test_inspect_json_is_the_facts(capsys) -> None:
+    assert cli.main(["inspect", "--json", str(SEVERAL)]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(
+        json.dumps(torch_cubin.inspect(SEVERAL).to_dict())
+    )
+
+
+def test_an_error_is_one_line_and_status_1(capsys, tmp_path) -> None:
+    assert cli.main(["inspect", str(tmp_path / "none.cubin")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("torch_cubin [file]")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["inspect"], ["doctor", "--nonsense"]])
+def test_wrong_arguments_are_status_2(arguments, capsys) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        cli.main(arguments)
+    assert exit_status.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_bench_passes_its_arguments_on(monkeypatch) -> None:
+    ran = []
+
+    def run(command, check):
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert cli.main(["bench", "--quick", "--shapes", "1x2x3"]) == 3
+    assert ran == [[sys.executable, str(cli.BENCHMARK), "--quick", "--shapes", "1x2x3"]]
+
+
+def test_bench_is_absent_without_the_benchmarks(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr(cli, "BENCHMARK", tmp_path / "none.py")
+    with pytest.raises(SystemExit):
+        cli.main(["bench"])
+    assert "invalid choice" in capsys.readouterr().err
+
+
+CATALOG = {"path": "/nowhere", "compiler": "nvcc", "archs": ["sm_90a"], "kernels": []}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """A machine as the checks see it: a CUDA torch that finds no GPU, a whole catalog."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+def _raise(tag: str):
+    def call(*arguments):
+        raise errors.make(tag, f"torch_cubin [{tag}]: as a test wants it")
+
+    return call
+
+
+def _doctor(capsys) -> tuple[int, str]:
+    status = doctor.run()
+    return status, capsys.readouterr().out
+
+
+def test_doctor_is_content_without_a_gpu(no_gpu, capsys) -> None:
+    status, text = _doctor(capsys)
+    assert status == 0
+    assert "torch finds none" in text
+    assert "matmul on cpu equals" in text
+    assert "BAD" not in text
+
+
+def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys, tmp_path) -> None:
+    (tmp_path / "a.cubin").write_bytes(b"changed")
+    entry = {"file": "a.cubin", "arch": "sm_90a", "dtype": "float32", "sha256": "0" * 64}
+    monkeypatch.setattr(
+        _lib, "catalog", lambda: {**CATALOG, "path": str(tmp_path), "kernels": [entry]}
+    )
+    status, text = _doctor(capsys)
+    assert status == 1
+    assert "a.cubin is missing or not what the manifest promises" in text
+
+
+def test_doctor_shows_a_catalog_that_cannot_be_read(no_gpu, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(_lib, "catalog", _raise("file"))
+    status, text = _doctor(capsys)
+    assert status == 1
+    assert "BAD torch_cubin [file]" in text
+
+
+def test_doctor_shows_a_gpu_without_kernels(no_gpu, monkeypatch, capsys) -> None:
+    device = {"index": 0, "name": "Old", "sm": 75, "driver": "13.0", "arch": None}
+    device["arch_error"] = {"tag": "arch", "message": "torch_cubin [arch]: nothing for sm_75"}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(_lib, "device", lambda index: device)
+    monkeypatch.setattr(doctor, "CHECKS", [("GPUs", doctor._gpus)])
+    status, text = _doctor(capsys)
+    assert status == 1
+    assert "0: Old (sm_75)" in text
+    assert "nothing for sm_75" in text
+
+
+def test_demo_without_a_gpu_says_so_and_shows_the_cubins(no_gpu, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(demo, "EXAMPLE", tmp_path / "none.py")
+    assert cli.main(["demo"]) == 0
+    text = capsys.readouterr().out
+    assert "No GPU here" in text
+    assert "mma_matmul_bf16" in text
+    assert "torch.nn.functional.linear" in text
+    assert "least cosine similarity to stock PyTorch: 1.0000000" in text
+
+
+@pytest.mark.gpu
+def test_demo_on_a_gpu(capsys) -> None:
+    assert cli.main(["demo"]) == 0
+    text = capsys.readouterr().out
+    assert "Loaded for these" in text
+    assert "No GPU here" not in text
+
+
+def test_demo_fails_where_a_product_is_wrong(no_gpu, monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr(demo, "EXAMPLE", tmp_path / "none.py")
+    monkeypatch.setattr(demo, "_error", lambda result, exact: float("nan"))
+    assert cli.main(["demo"]) == 1

@@ -1,0 +1,80 @@
+# The command line: reads arguments, calls the module that does the work, turns errors into text.
+"""python -m torch_cubin: a demonstration, a look into a cubin, a check of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch_cubin
+
+# There in a checkout only, not in a wheel.
+BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "bench_matmul.py"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status: 0 well, 1 a failure, 2 wrong arguments."""
+    options, rest = _parser().parse_known_args(arguments)
+    if rest and options.run is not _bench:
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    try:
+        return options.run(options)
+    except torch_cubin.Error as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m torch_cubin", description=__doc__)
+    parser.add_argument("--version", action="version", version=torch_cubin.__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="kernels and a model at work, compared with PyTorch")
+    demo.set_defaults(run=_demo)
+
+    inspect = commands.add_parser("inspect", help="what a cubin holds; needs no GPU")
+    inspect.add_argument("file", metavar="FILE")
+    inspect.add_argument("--json", action="store_true", help="for programs")
+    inspect.set_defaults(run=_inspect)
+
+    doctor = commands.add_parser("doctor", help="check the installation, the driver and the GPU")
+    doctor.set_defaults(run=_doctor)
+
+    if BENCHMARK.is_file():
+        bench = commands.add_parser(
+            "bench",
+            help="speed against torch.matmul; needs a GPU. More arguments: bench --quick, ...",
+            add_help=False,
+        )
+        bench.set_defaults(run=_bench)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from torch_cubin import demo
+
+    return demo.run()
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    image = torch_cubin.inspect(options.file)
+    print(json.dumps(image.to_dict(), indent=2) if options.json else image)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from torch_cubin import doctor
+
+    return doctor.run()
+
+
+def _bench(options: argparse.Namespace) -> int:
+    return subprocess.run([sys.executable, str(BENCHMARK), *options.rest], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

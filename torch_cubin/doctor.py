@@ -1,0 +1,117 @@
+# Checks this installation and this machine, one line a thing. It changes nothing and loads no
+# kernel but those that the last check runs.
+"""python -m torch_cubin doctor: what is here, what works, and what to do about what does not."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+import torch_cubin
+from torch_cubin import _lib, errors
+
+# What a check yields: whether it is well (None: a fact, neither), and the line.
+Finding = tuple[bool | None, str]
+
+
+def run() -> int:
+    """Print all findings; 0 where nothing is wrong. A machine without a GPU is nothing wrong."""
+    well = True
+    for title, check in CHECKS:
+        for good, text in _findings(check):
+            well = well and good is not False
+            mark = {True: "ok", False: "BAD", None: "--"}[good]
+            print(f"{title:<9} {mark:<3} {text}")
+            title = ""
+    print("\nEverything that is here works." if well else "\nSomething is wrong: see BAD above.")
+    return 0 if well else 1
+
+
+def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except errors.Error as error:
+        yield False, str(error)
+
+
+def _versions() -> Iterator[Finding]:
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    yield None, f"torch_cubin {torch_cubin.__version__}, torch {torch.__version__} ({cuda})"
+    yield None, f"Python {platform.python_version()}, {platform.platform()}"
+
+
+def _library() -> Iterator[Finding]:
+    _lib.load()
+    yield True, str(_lib.PATH)
+
+
+def _catalog() -> Iterator[Finding]:
+    catalog = _lib.catalog()
+    kernels = catalog["kernels"]
+    yield bool(kernels), f"{len(kernels)} kernels in {catalog['path']} (by {catalog['compiler']})"
+    for arch in catalog["archs"]:
+        entries = [kernel for kernel in kernels if kernel["arch"] == arch]
+        changed = [entry["file"] for entry in entries if not _is_whole(catalog["path"], entry)]
+        size = sum(_size(Path(catalog["path"], entry["file"])) for entry in entries)
+        dtypes = ", ".join(sorted({entry["dtype"] for entry in entries}))
+        yield not changed, f"{arch}: {len(entries)} kernels, {size / 1e6:.1f} MB: {dtypes}"
+        for file in changed:
+            yield False, f"{file} is missing or not what the manifest promises: build it again"
+
+
+def _is_whole(folder: str, entry: dict[str, str]) -> bool:
+    try:
+        data = Path(folder, entry["file"]).read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data).hexdigest() == entry["sha256"]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _gpus() -> Iterator[Finding]:
+    if torch.version.cuda is None:
+        yield None, "this torch is built without CUDA: the operators run on the CPU, by PyTorch"
+        return
+    count = torch.cuda.device_count()
+    if count == 0:
+        yield None, f"torch finds none: {_driver_trouble()}"
+    for index in range(count):
+        facts = _lib.device(index)
+        known = f"{index}: {facts['name']} (sm_{facts['sm']}), driver for CUDA {facts['driver']}"
+        if facts["arch"]:
+            yield True, f"{known}: served by the kernels for {facts['arch']}"
+        else:
+            yield False, f"{known}: {facts['arch_error']['message']}"
+
+
+def _driver_trouble() -> str:
+    try:
+        _lib.device(0)
+    except errors.Error as error:
+        return str(error)
+    return "CUDA_VISIBLE_DEVICES may hide it"
+
+
+def _products() -> Iterator[Finding]:
+    for device in ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]:
+        a = torch.arange(12.0, device=device).view(3, 4)
+        launches = _lib.launches()
+        equal = torch.equal(torch.ops.cubin.matmul(a, a.T), torch.matmul(a, a.T))
+        ran = f"{_lib.launches() - launches} kernel launched" if device != "cpu" else "by PyTorch"
+        yield equal, f"matmul on {device} {'equals' if equal else 'differs from'} torch's ({ran})"
+
+
+CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+    ("versions", _versions),
+    ("library", _library),
+    ("kernels", _catalog),
+    ("GPUs", _gpus),
+    ("products", _products),
+]
