@@ -2,8 +2,8 @@
 //
 // The public op of a family forwards (ops/composite.cpp): with gradients off to the raw op `_name`,
 // else to `_name_autograd`, whose derivative formulas torch_cubin/_autograd.py fills in. Both have
-// the same kernels; a process without Python has the first path alone. `_name` is private: it has no
-// derivative, and PyTorch warns when backward meets it.
+// the same kernels; a process without Python has the first path alone. `_name` is private: it has
+// no derivative, and PyTorch warns when backward meets it.
 #include <torch/csrc/stable/library.h>
 
 #include "ops/composite.h"

@@ -13,6 +13,9 @@ import torch.nn.functional as F
 from torch_cubin import _einsum, _private
 from torch_cubin._why_not import SHAPES, why_not, why_not_all
 
+_cubin_matmul = torch.ops.cubin.matmul.default
+_cubin_linear = torch.ops.cubin.linear.default
+
 Result = torch.Tensor | str
 Handler = Callable[..., Result]
 
@@ -34,7 +37,7 @@ def _matmul(input=None, other=None, *rest, out=None, **others) -> Result:
         return SHAPES
     if input.shape[-1] != other.shape[max(other.dim() - 2, 0)]:
         return SHAPES
-    return torch.ops.cubin.matmul.default(input, other)
+    return _cubin_matmul(input, other)
 
 
 def _rmatmul(self=None, other=None, *rest, **others) -> Result:
@@ -56,7 +59,7 @@ def _of_dims(input_dims: int, other_dims: int, other_name: str) -> Handler:
             return SHAPES
         if input_dims == 3 and input.shape[0] != other.shape[0]:
             return SHAPES
-        return torch.ops.cubin.matmul.default(input, other)
+        return _cubin_matmul(input, other)
 
     return handler
 
@@ -68,9 +71,9 @@ def _inner(input=None, other=None, *rest, out=None, **others) -> Result:
     if input.dim() == 0 or other.dim() == 0 or input.shape[-1] != other.shape[-1]:
         return SHAPES
     if other.dim() == 1:
-        return torch.ops.cubin.matmul.default(input, other)
+        return _cubin_matmul(input, other)
     columns = other.reshape(-1, other.shape[-1]) if other.dim() != 2 else other
-    product = torch.ops.cubin.matmul.default(input, columns.t())
+    product = _cubin_matmul(input, columns.t())
     return product.reshape(input.shape[:-1] + other.shape[:-1])
 
 
@@ -85,7 +88,7 @@ def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
         return SHAPES
     if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
         return SHAPES
-    return torch.ops.cubin.linear.default(input, weight, bias)
+    return _cubin_linear(input, weight, bias)
 
 
 def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = False) -> Handler:
@@ -120,8 +123,8 @@ def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = F
             and input.dim() == 1
             and input.shape[0] == shape[-1]
         ):
-            return torch.ops.cubin.linear.default(a, b.t(), input)  # the kernel adds the bias
-        product = torch.ops.cubin.matmul.default(a, b)
+            return _cubin_linear(a, b.t(), input)  # the kernel adds the bias
+        product = _cubin_matmul(a, b)
         return _scaled_sum(product, input, beta, alpha)
 
     return handler
@@ -185,7 +188,7 @@ def _einsum_product(*args, **others) -> Result:
         return "an inner size of 1 that is broadcast"
     a = a.reshape((*batch, math.prod(rows), math.prod(inner)))
     b = b.reshape((*batch_b, math.prod(inner), math.prod(columns)))
-    product = torch.ops.cubin.matmul.default(a, b)
+    product = _cubin_matmul(a, b)
     product = product.reshape((*product.shape[: plan.batch], *rows, *columns))
     return product.permute(plan.output)
 

@@ -148,6 +148,49 @@ TC_DEVICE void store_row(const MatmulParams& p, const TileCoordinates& t, int ro
   }
 }
 
+// Small tiles serve products with few outputs and a long K, where cuBLAS splits K finely: one chain of
+// thousands of additions had twice its error (16 x 6144 x 4096 on the H200). So every 256 terms a
+// thread moves its sums to shared memory. Large tiles have no room for that, and no such shapes.
+constexpr int kChainTiles = 256 / kTileK;
+constexpr bool kLongSums = kTileM == 64;
+
+template <bool kOn>
+struct LongSum {
+  TC_DEVICE void move(float (&)[kThreadM][kThreadN]) {}
+  TC_DEVICE void finish(float (&)[kThreadM][kThreadN]) {}
+};
+
+template <>
+struct LongSum<true> {
+  bool used = false;
+
+  TC_DEVICE static float& slot(int i, int j) {  // the thread's own: no barrier is needed
+    __shared__ float totals[kThreadM * kThreadN][TC_THREADS];
+    return totals[i * kThreadN + j][threadIdx.x];
+  }
+
+  TC_DEVICE void move(float (&sum)[kThreadM][kThreadN]) {
+#pragma unroll
+    for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kThreadN; ++j) {
+        slot(i, j) = used ? slot(i, j) + sum[i][j] : sum[i][j];
+        sum[i][j] = 0;
+      }
+    }
+    used = true;
+  }
+
+  TC_DEVICE void finish(float (&sum)[kThreadM][kThreadN]) {
+    if (!used) return;
+#pragma unroll
+    for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kThreadN; ++j) sum[i][j] += slot(i, j);
+    }
+  }
+};
+
 }  // namespace torch_cubin
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
@@ -166,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
   int first_n = warp / kWarpsM * 32 + lane / 2 % 8 * 4;
 
   float sum[kThreadM][kThreadN] = {};
+  LongSum<kLongSums> long_sum;
   tc_int64 rest = t.k_end - t.k_begin;
   auto fetch = [&] {
     int rows = static_cast<int>(min(rest, static_cast<tc_int64>(kTileK)));
@@ -198,8 +242,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
       a.store(shared_a[1 - stage]);
       b.store(shared_b[1 - stage]);
       __syncthreads();
+      if (kLongSums && (tile + 1) % kChainTiles == 0) long_sum.move(sum);
     }
   }
+  long_sum.finish(sum);
 
 #pragma unroll
   for (int i = 0; i < kThreadM; ++i) {

@@ -27,7 +27,8 @@ void forward(const char* raw, const char* autograd, StableIValue* stack) {
   const std::string text = torch_error();
   if (!text.empty()) throw std::runtime_error(text);
   fail({"internal", std::string("PyTorch's dispatcher"), std::string("could not run ") + op,
-        "a kernel for these tensors", "an error whose text this version of PyTorch prints on stderr",
+        "a kernel for these tensors",
+        "an error whose text this version of PyTorch prints on stderr",
         "Look above, or use torch 2.13 or newer, which carries it here."});
 }
 

@@ -1,6 +1,7 @@
 #include "ops/matmul_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -16,6 +17,8 @@ constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  
 
 // Cycles of a second kernel and its launch, measured on the H200: 2 us at 1.7 GHz.
 constexpr double kReduceFixed = 3500;
+// Least share of a k tile's cost, as a lone block sees it.
+constexpr double kLatencyShare = 0.35;
 // Share of the memory's peak that a streaming kernel reaches (H200: 4.3 of 4.9 TB/s).
 constexpr double kMemoryShare = 0.87;
 
@@ -40,6 +43,21 @@ struct Extent {
   int64_t m, n, k, batch;
 };
 
+// Cycles of a k tile for one block when a multiprocessor holds `blocks / multiprocessors` of them:
+// a lone block runs faster than at full occupancy, down to what the latency of a tile takes.
+double k_tile_cycles(const MatmulTable::Row& row, double blocks, int64_t multiprocessors) {
+  const double full = static_cast<double>(row.slots / multiprocessors);
+  const double held = std::min(full, std::max(1.0, std::ceil(blocks / multiprocessors)));
+  return row.cost_k_tile * std::max(held / full, kLatencyShare);
+}
+
+// Fewest splits that keep the error of float64 near that of PyTorch, whose kernels split a long K
+// finely: one chain of 3,584 terms had 1.3 times the error allowed (64 x 4096 x 14336 on the H200).
+int64_t least_splits(Math math, int64_t k) {
+  constexpr int64_t kLongestChain = 2048;
+  return math == kMathFloat64 ? ceil_div(k, kLongestChain) : 1;
+}
+
 void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable::Row& row,
               const Extent& x, bool swapped) {
   const int64_t tiles_m = ceil_div(x.m, row.tile_m);
@@ -53,6 +71,7 @@ void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable
                         static_cast<double>(x.m) * x.n);
   for (const int splits : kSplits) {
     if (splits > k_tiles) break;
+    if (splits > 1 && splits < least_splits(math, x.k)) continue;
     const double partial = outputs * splits * accumulator_bytes(math);
     if (splits > 1 && (table.reduce[math] == nullptr || partial > kWorkspaceLimit)) break;
     const int64_t per_split = ceil_div(k_tiles, splits);
@@ -61,7 +80,8 @@ void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable
     const double waves = std::max(
         1.0,
         static_cast<double>(static_cast<int64_t>((tiles * splits + row.slots - 1) / row.slots)));
-    const double compute = waves * (per_split * row.cost_k_tile + row.cost_fixed);
+    const double k_tile = k_tile_cycles(row, tiles * splits, table.multiprocessors);
+    const double compute = waves * (per_split * k_tile + row.cost_fixed);
     double cycles = std::max(compute, bytes / rate + row.cost_fixed);
     if (splits > 1) cycles += kReduceFixed + 2 * partial / rate;
     if (cycles < best.cycles) {

@@ -36,6 +36,7 @@ const MatmulTable* build(const Device& device) {
   Catalog& catalog = Catalog::get();
   auto table = std::make_unique<MatmulTable>();
   table->arch = catalog.arch_for(device);
+  table->multiprocessors = device.multiprocessors;
   table->bytes_per_cycle = device.bytes_per_cycle;
   for (CatalogKernel& kernel : catalog.kernels()) {
     const CatalogEntry& entry = kernel.entry();

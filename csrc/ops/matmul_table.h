@@ -39,7 +39,8 @@ struct MatmulTable {
   std::vector<Row> tiles[kMathCount][kLayoutCount];  // kinds "mma" and "simt"
   std::vector<Row> dots[kMathCount][kAccessCount];   // kind "dot", by B: at most tile_m rows of A
   CatalogKernel* reduce[kMathCount] = {};            // kind "reduce": adds split-K partials
-  double bytes_per_cycle = 0;                        // of the device's memory
+  int64_t multiprocessors = 0;
+  double bytes_per_cycle = 0;  // of the device's memory
 };
 
 // Built on first use of the device; throws [arch] if the catalog has nothing for it, [internal] if

@@ -14,10 +14,9 @@ using TryGetLevel = std::shared_ptr<void> (*)(uint64_t index);
 
 TryGetLevel find_getter() {
   void* library = dl_loaded("libtorch_cpu.so");
-  return library == nullptr
-             ? nullptr
-             : reinterpret_cast<TryGetLevel>(dl_symbol(
-                   library, "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm"));
+  return library == nullptr ? nullptr
+                            : reinterpret_cast<TryGetLevel>(dl_symbol(
+                                  library, "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm"));
 }
 
 }  // namespace

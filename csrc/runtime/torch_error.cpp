@@ -11,8 +11,8 @@ using GetText = const char* (*)();
 GetText find_getter() {
   void* library = dl_loaded("libtorch_cpu.so");
   return library == nullptr ? nullptr
-                            : reinterpret_cast<GetText>(dl_symbol(
-                                  library, "torch_exception_get_what_without_backtrace"));
+                            : reinterpret_cast<GetText>(
+                                  dl_symbol(library, "torch_exception_get_what_without_backtrace"));
 }
 
 }  // namespace

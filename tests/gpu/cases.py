@@ -39,7 +39,7 @@ def math_mode(mode: str) -> Iterator[torch.dtype]:
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
     """float32 rounded to TF32's 10 bits of mantissa, to nearest, ties away, as cvt.rna does."""
-    bits = x.contiguous().view(torch.int32)
+    bits = x.resolve_neg().contiguous().view(torch.int32)
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
@@ -20,7 +21,7 @@ from ops.samples import (
 )
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 # A dimension of size 0 leaves numerical differentiation nothing to do; values are compared below.
 CASES = [(matmul, shapes) for shapes in MATMUL_SHAPES if 0 not in sum(shapes, ())]
@@ -175,6 +176,28 @@ def test_activation_checkpointing(use_reentrant, device):
     expected = torch.autograd.grad(block(a).sum(), (a, b, bias))
     checkpoint(block, a, use_reentrant=use_reentrant).sum().backward()
     assert_near([a.grad, b.grad, bias.grad], expected)
+
+
+def test_nested_and_selective_checkpointing(device):
+    x, w = make_all(((2, 3), (3, 3)), device, requires_grad=True)
+
+    def block(x):
+        return matmul(matmul(x, w).sin(), w)
+
+    def nested(x):
+        inner = checkpoint(lambda y: matmul(y, w).sin(), x, use_reentrant=False)
+        return matmul(inner, w)
+
+    expected = torch.autograd.grad(block(x).sum(), (x, w))
+    out = checkpoint(nested, x, use_reentrant=False)
+    assert_near(torch.autograd.grad(out.sum(), (x, w)), expected)
+
+    saved = [torch.ops.cubin._matmul_autograd.default]  # what a policy sees of the public op
+    contexts = functools.partial(create_selective_checkpoint_contexts, saved)
+    with Calls() as calls:
+        out = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        assert_near(torch.autograd.grad(out.sum(), (x, w)), expected)
+    assert [name for name, *_ in calls.seen].count("_matmul_autograd") == 2  # none recomputed
 
 
 def test_saved_tensors_hooks_and_in_place_changes(device):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from drop_in_cases import integers, run, same
 from torch.backends import mha
+from torch.overrides import handle_torch_function, has_torch_function
 
 import torch_cubin
 
@@ -232,6 +233,54 @@ def test_transformer_encoder(masked, training, grad, device) -> None:
     torch.testing.assert_close(result[kept], expected[kept], rtol=1e-4, atol=1e-5)
     served = [(row.function, row.calls) for row in report.served]
     assert served == [("torch.nn.functional.linear", 8)]
+
+
+def scaled_product(a, b):
+    """A function that can be overridden, written as those of torch are."""
+    if has_torch_function((a, b)):
+        return handle_torch_function(scaled_product, (a, b), a, b)
+    return 2 * (a @ b)
+
+
+def unscaled_product(a, b):
+    """Another, whose check a copy cannot leave out: it is no plain name."""
+    if torch.overrides.has_torch_function((a, b)):
+        return handle_torch_function(unscaled_product, (a, b), a, b)
+    return a @ b
+
+
+def test_a_users_overridable_function_is_entered(device) -> None:
+    a = integers(4, 4, device=device)
+    result, ops, _ = run(lambda: scaled_product(a, a))
+    same(result, 2 * (a @ a))
+    assert ops.cubin() == 1
+
+
+def test_a_function_that_cannot_be_entered_is_called_as_it_is(device) -> None:
+    a = integers(4, 4, device=device)
+    result, ops, _ = run(lambda: unscaled_product(a, a))
+    same(result, a @ a)
+    assert ops.cubin() == 0
+
+
+def test_a_subclass_keeps_its_own_meaning_of_a_python_function(device) -> None:
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return func.__name__
+
+    a = integers(4, 4, device=device)
+    result, _, _ = run(lambda: scaled_product(a, a.as_subclass(Loud)))
+    assert result == "scaled_product"
+
+
+def test_a_patched_torch_is_seen_inside_entered_functions(monkeypatch, device) -> None:
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True, device=device)
+    x = torch.randn(2, 5, 8, device=device)
+    run(lambda: layer(x, x, x)[0])  # the copy is made now
+    monkeypatch.setattr(F, "softmax", lambda scores, dim: torch.zeros_like(scores))
+    result, _, _ = run(lambda: layer(x, x, x)[0])
+    torch.testing.assert_close(result, layer.out_proj.bias.expand_as(result))
 
 
 def test_fused_inference_path_is_off_inside_and_as_it_was_outside() -> None:

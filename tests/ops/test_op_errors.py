@@ -127,6 +127,25 @@ def test_an_error_leaves_nothing_behind(mode, device):
         matmul(x, 3)
 
 
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
+def test_no_argument_is_kept_alive(mode, device):
+    args = [ones(2, 3, device=device), ones(4, 3, device=device), ones(4, device=device)]
+    wrong = ones(5, device=device)
+
+    def uses() -> list[int]:
+        storages = [tensor.untyped_storage() for tensor in (*args, wrong)]
+        return [torch._C._storage_Use_Count(storage._cdata) for storage in storages]
+
+    before = uses()
+    with MODES[mode]():
+        for _ in range(10):
+            linear(*args)
+            matmul(args[0], args[1].t())
+            call(mode, linear, *args[:2], wrong)
+            call(mode, matmul, *args[:2])
+    assert uses() == before
+
+
 def test_errors_in_backward(device):
     """A wrong gradient is torch's to refuse, before ours."""
     x = ones(2, 3, device=device).requires_grad_()
