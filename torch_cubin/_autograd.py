@@ -21,6 +21,8 @@ from torch_cubin import _checks, _private
 
 matmul = torch.ops.cubin.matmul.default
 linear = torch.ops.cubin.linear.default
+matmul_autograd = torch.ops.cubin._matmul_autograd.default
+linear_autograd = torch.ops.cubin._linear_autograd.default
 
 
 def _call_below_autograd(op: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
@@ -52,25 +54,30 @@ def _primal(tensor: Tensor) -> Tensor:
 
 def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
     """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated."""
+    made: list[Tensor] = []
     try:
         if _private.transforms_active():
             with _private.enable_single_level():
-                return function.apply(*args)
-        if _private.dual_level_is_open() or (
-            torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in args)
-        ):
-            return function.apply(*args)
+                return function.apply(made, *args)
+        if _private.dual_level_is_open() or _requires_grad(args):
+            return function.apply(made, *args)
         with _private.below_autograd():
             return op(*args)
     except _private.StopRecomputation:
         # NOTE: non-reentrant checkpointing ends its recomputation so, from a hook on what apply
-        # saves, and the type would be lost in the C API between here and the public op. All that
-        # it wanted is saved by now: the rest may as well run.
-        with _private.below_autograd():
-            return op(*args)
+        # saves after forward, and the type would be lost in the C API between here and the public
+        # op. All that it wanted is saved by now: the rest may as well run, on what forward made.
+        return made[0].detach()
     except Exception as error:
         _checks.keep(error)
         raise
+
+
+def _requires_grad(args: Sequence[Tensor | None]) -> bool:
+    for arg in args:  # noqa: SIM110  (any() of a generator costs 0.4 us more, on every call)
+        if arg is not None and arg.requires_grad:
+            return True
+    return False
 
 
 def _sum_to(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -93,8 +100,8 @@ def _grad_of_other(grad: Tensor, self: Tensor, shape: Sequence[int]) -> Tensor:
         return grad * self if self.dim() == 1 else matmul(_rows(self).mT, grad.reshape(-1))
     if self.dim() == 1:
         return self.unsqueeze(-1) * grad.unsqueeze(-2)
-    if len(shape) == 2:  # one product over all rows, not a batch of them and a sum
-        return matmul(_rows(self).mT, _rows(grad))
+    if all(size == 1 for size in shape[:-2]):  # one product of all rows, not a batch and a sum
+        return matmul(_rows(self).mT, _rows(grad)).reshape(shape)
     return _sum_to(matmul(self.mT, grad), shape)
 
 
@@ -108,47 +115,52 @@ def _rows(tensor: Tensor) -> Tensor:
 
 class _Matmul(_private.SingleLevelFunction):
     @staticmethod
-    def forward(ctx: Any, self: Tensor, other: Tensor) -> Tensor:
-        needs_self, needs_other = ctx.needs_input_grad
+    def forward(ctx: Any, made: list[Tensor], self: Tensor, other: Tensor) -> Tensor:
+        _, needs_self, needs_other = ctx.needs_input_grad
         ctx.set_materialize_grads(False)
         ctx.shapes = self.shape, other.shape
         ctx.save_for_backward(self if needs_other else None, other if needs_self else None)
         ctx.save_for_forward(self, other)
-        return _call_below_autograd(torch.ops.cubin._matmul_autograd.default, self, other)
+        made.append(_call_below_autograd(matmul_autograd, self, other))
+        return made[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return None, None
+            return None, None, None
         self, other = ctx.saved_tensors
-        needs_self, needs_other = ctx.needs_input_grad
+        _, needs_self, needs_other = ctx.needs_input_grad
         return (
+            None,
             _grad_of_self(grad, other, ctx.shapes[0]) if needs_self else None,
             _grad_of_other(grad, self, ctx.shapes[1]) if needs_other else None,
         )
 
     @staticmethod
-    def jvp(ctx: Any, self_t: Tensor | None, other_t: Tensor | None) -> Tensor | None:
+    def jvp(ctx: Any, _: None, self_t: Tensor | None, other_t: Tensor | None) -> Tensor | None:
         with _outer_levels():
             return _matmul_tangent(*map(_primal, ctx.saved_tensors), self_t, other_t)
 
 
 class _Linear(_private.SingleLevelFunction):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        needs_input, needs_weight, _ = ctx.needs_input_grad
+    def forward(
+        ctx: Any, made: list[Tensor], input: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        _, needs_input, needs_weight, _ = ctx.needs_input_grad
         ctx.set_materialize_grads(False)
         ctx.shapes = input.shape, weight.shape, None if bias is None else bias.shape
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
         ctx.save_for_forward(input, weight)
-        return _call_below_autograd(torch.ops.cubin._linear_autograd.default, input, weight, bias)
+        made.append(_call_below_autograd(linear_autograd, input, weight, bias))
+        return made[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return None, None, None
+            return None, None, None, None
         input, weight = ctx.saved_tensors
-        needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        _, needs_input, needs_weight, needs_bias = ctx.needs_input_grad
         input_shape, weight_shape, bias_shape = ctx.shapes
         if len(weight_shape) == 1:  # out = input @ weight
             grad_input = _grad_of_self(grad, weight, input_shape) if needs_input else None
@@ -156,11 +168,12 @@ class _Linear(_private.SingleLevelFunction):
         else:
             grad_input = matmul(grad, weight) if needs_input else None
             grad_weight = _grad_of_weight(grad, input) if needs_weight else None
-        return grad_input, grad_weight, _sum_to(grad, bias_shape) if needs_bias else None
+        grad_bias = _sum_to(grad, bias_shape) if needs_bias else None
+        return None, grad_input, grad_weight, grad_bias
 
     @staticmethod
     def jvp(
-        ctx: Any, input_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None
+        ctx: Any, _: None, input_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None
     ) -> Tensor | None:
         with _outer_levels():
             if input_t is None and weight_t is None and bias_t is not None:
@@ -198,11 +211,11 @@ def _grad_of_weight(grad: Tensor, input: Tensor) -> Tensor:
 
 
 def _matmul_kernel(self: Tensor, other: Tensor) -> Tensor:
-    return _apply(_Matmul, torch.ops.cubin._matmul_autograd.default, self, other)
+    return _apply(_Matmul, matmul_autograd, self, other)
 
 
 def _linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _apply(_Linear, torch.ops.cubin._linear_autograd.default, input, weight, bias)
+    return _apply(_Linear, linear_autograd, input, weight, bias)
 
 
 def register(library: torch.library.Library) -> None:

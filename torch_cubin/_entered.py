@@ -6,12 +6,12 @@ import dis
 import functools
 import types
 
-import torch
+from torch import overrides
 
 _CHECKS = (
-    torch._C._has_torch_function,
-    torch._C._has_torch_function_unary,
-    torch._C._has_torch_function_variadic,
+    overrides.has_torch_function,
+    overrides.has_torch_function_unary,
+    overrides.has_torch_function_variadic,
 )
 # Names by which a function is known to multiply inside. The last two stand for all that backward()
 # may run: hooks, custom functions, and what activation checkpointing computes again.
@@ -30,7 +30,8 @@ def without_check(function: types.FunctionType) -> types.FunctionType | None:
     handle_torch_function(...)``, which is true while a mode is on, so calling it with the mode on
     comes back to the mode for ever. The copy has the same code and sees the same globals, but for
     that check. (torch.overrides.redispatch_function does this since 2.13, but not under
-    torch.compile.) None where the function makes no such check by name: it cannot be entered.
+    torch.compile.) None where the function makes no such check by name: it cannot be entered. Nor
+    can one that :func:`checks_by_attribute`.
     """
     scope = function.__globals__
     names = _names(function.__code__)
@@ -66,6 +67,16 @@ def multiplies(function: types.FunctionType, depth: int = 3) -> bool:
     return depth > 0 and any(
         isinstance(callee, types.FunctionType) and multiplies(callee, depth - 1)
         for callee in callees
+    )
+
+
+def checks_by_attribute(function: types.FunctionType) -> bool:
+    """Whether it spells a check as ``torch.overrides.has_torch_function``: a copy would keep it."""
+    return any(
+        isinstance(step.argval, str)
+        and step.argval.startswith("has_torch_function")
+        and step.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
+        for step in dis.get_instructions(function.__code__)
     )
 
 

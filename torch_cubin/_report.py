@@ -87,7 +87,7 @@ class _Row:
     def __init__(self) -> None:
         self.calls = 0
         self.traced = 0
-        self.shapes: set[tuple[torch.Size, ...]] = set()
+        self.shapes: set[tuple[torch.Size, torch.Size | None]] = set()
 
 
 _lock = threading.Lock()
@@ -97,7 +97,9 @@ _declined: dict[tuple[str, str], _Row] = {}  # guarded by _lock
 
 def count_served(name: str, args: tuple[object, ...], result: torch.Tensor) -> None:
     key = (name, result.dtype)
-    shapes = tuple([arg.shape for arg in args if isinstance(arg, torch.Tensor)])
+    # Every operand's shape would cost more than all the rest here. The result and the second
+    # argument fix M, N and K; the batches of the others are in the result's.
+    shapes = (result.shape, getattr(args[1], "shape", None) if len(args) > 1 else None)
     with _lock:
         row = _served.get(key)
         if row is None:

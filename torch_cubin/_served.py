@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_cubin import _einsum, _private
-from torch_cubin._why_not import SHAPES, why_not, why_not_all
+from torch_cubin._why_not import SHAPES, why_not, why_not_with
 
 _cubin_matmul = torch.ops.cubin.matmul.default
 _cubin_linear = torch.ops.cubin.linear.default
@@ -33,9 +33,8 @@ def _matmul(input=None, other=None, *rest, out=None, **others) -> Result:
     reason = _unlike(rest, out, others) or why_not(input, other)
     if reason:
         return reason
-    if input.dim() == 0 or other.dim() == 0:
-        return SHAPES
-    if input.shape[-1] != other.shape[max(other.dim() - 2, 0)]:
+    left, right = input.shape, other.shape
+    if not left or not right or left[-1] != right[max(len(right) - 2, 0)]:
         return SHAPES
     return _cubin_matmul(input, other)
 
@@ -78,16 +77,18 @@ def _inner(input=None, other=None, *rest, out=None, **others) -> Result:
 
 
 def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
-    reason = _unlike(rest, None, others)
-    if not reason:
-        pair = bias is None
-        reason = why_not(input, weight) if pair else why_not_all(input, weight, bias)
+    reason = _unlike(rest, None, others) or why_not(input, weight)
     if reason:
         return reason
-    if input.dim() == 0 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
+    left, right = input.shape, weight.shape
+    if not left or len(right) != 2 or left[-1] != right[1]:
         return SHAPES
-    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
-        return SHAPES
+    if bias is not None:
+        reason = why_not_with(input, bias)
+        if reason:
+            return reason
+        if bias.dim() != 1 or bias.shape[0] != right[0]:
+            return SHAPES
     return _cubin_linear(input, weight, bias)
 
 
@@ -100,7 +101,10 @@ def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = F
         if b is None:
             b = others.pop(names[1], None)
         reason = (
-            _unlike(rest, out, others) or why_not_all(a, b, input) or _factors(input, beta, alpha)
+            _unlike(rest, out, others)
+            or why_not(a, b)
+            or why_not_with(a, input)
+            or _factors(input, beta, alpha)
         )
         if reason:
             return reason

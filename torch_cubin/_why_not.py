@@ -8,7 +8,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_cubin import _lib, _private
 
-DEVICES = "tensors on different devices"
 SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its own error
 
 # Any other subclass (DTensor, quantised and nested tensors, a user's own) brings its own meaning.
@@ -25,45 +24,51 @@ def plain(types: tuple[type, ...]) -> bool:
 
 def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """The reason why this pair of tensors goes to PyTorch, or None."""
-    if type(a) not in _PLAIN or type(b) not in _PLAIN:
-        return _strange(a if type(a) not in _PLAIN else b)
-    dtype = a.dtype
-    if dtype not in _DTYPES:
-        return f"dtype {str(dtype)[6:]}"
-    if b.dtype is not dtype and not _autocast_joins(dtype, b.dtype, a.device.type):
+    if type(a) not in _PLAIN:
+        return _strange(a)
+    if a.dtype not in _DTYPES:
+        return f"dtype {str(a.dtype)[6:]}"
+    reason = _where_traced(a) if torch.compiler.is_compiling() else _where(a)
+    return reason or why_not_with(a, b)
+
+
+def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """The same for another tensor beside `a`, which was found to be well."""
+    if type(b) not in _PLAIN:
+        return _strange(b)
+    if b.dtype is not a.dtype and not _autocast_joins(a.dtype, b.dtype, a.device.type):
         return "different dtypes"
-    if torch.compiler.is_compiling():
-        return _why_not_traced(a, b)
-    on_gpu = a.is_cuda
-    if not on_gpu and not a.is_cpu:
-        return f"device {a.device.type}"
-    if b.is_cuda != on_gpu or b.is_cpu == on_gpu or (on_gpu and a.device != b.device):
-        return DEVICES
-    if a.layout is not torch.strided or b.layout is not torch.strided:
-        return f"layout {str(a.layout if a.layout is not torch.strided else b.layout)[6:]}"
-    if a.is_nested or b.is_nested:
-        return "nested tensor"
-    sm = _refused_sm(a.get_device()) if on_gpu else 0
-    return f"no kernels for sm_{sm}" if sm else None
+    if b.device != a.device:
+        return "tensors on different devices"
+    if torch.compiler.is_compiling() or (b.layout is torch.strided and not b.is_nested):
+        return None
+    return _laid_out(b)
 
 
-def _why_not_traced(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """The rest, in attributes that torch.compile folds: others become operators of its graph.
+def _where(a: torch.Tensor) -> str | None:
+    """Whether its device and layout are served."""
+    if a.layout is not torch.strided or a.is_nested:
+        return _laid_out(a)
+    if a.is_cuda:
+        sm = _refused_sm(a.get_device())
+        return f"no kernels for sm_{sm}" if sm else None
+    return None if a.is_cpu else f"device {a.device.type}"
+
+
+def _where_traced(a: torch.Tensor) -> str | None:
+    """The same, in attributes that torch.compile folds: others become operators of its graph.
 
     Layouts need no look here: torch.compile gives up on sparse and nested tensors by itself.
     """
     device = a.device
     if device.type not in ("cuda", "cpu"):
         return f"device {device.type}"
-    if b.device != device:
-        return DEVICES
     sm = _refused_sm_traced(device.index) if device.type == "cuda" else 0
     return f"no kernels for sm_{sm}" if sm else None
 
 
-def why_not_all(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> str | None:
-    """As :func:`why_not` for three tensors."""
-    return why_not(a, b) or why_not(a, c)
+def _laid_out(tensor: torch.Tensor) -> str:
+    return "nested tensor" if tensor.is_nested else f"layout {str(tensor.layout)[6:]}"
 
 
 def _autocast_joins(a: torch.dtype, b: torch.dtype, device: str) -> bool:

@@ -46,6 +46,8 @@ class _Serving(TorchFunctionMode):
                 _report.count_traced(name, result.dtype, "")
             else:
                 _report.count_served(name, args, result)
+                if result.requires_grad and type(result) is torch.Tensor:
+                    _leave_a_mark()
             return result
         if torch.compiler.is_compiling():
             _report.count_traced(name, None, result)
@@ -66,14 +68,29 @@ def _call_python(func, types_, args, kwargs):
     else:
         copy = _copies.get(func, func)
         if copy is func:
-            copy = _entered.without_check(func) if _entered.multiplies(func) else None
-            _copies[func] = copy
+            enter = _entered.multiplies(func) and not _entered.checks_by_attribute(func)
+            copy = _copies[func] = _entered.without_check(func) if enter else None
         elif copy is not None:
             _entered.refresh(copy, func)
     if copy is None or not plain(types_):
         return func(*args, **kwargs)
     with _INSIDE:
         return copy(*args, **kwargs)
+
+
+_MARK = torch.empty(0, requires_grad=True)
+
+
+def _leave_a_mark() -> None:
+    """Where activation checkpointing is at work, save one tensor more than PyTorch would.
+
+    Checkpointing computes a region again in backward() and takes what that saves for what the first
+    run saved, by position. Called outside of drop_in(), backward() would run PyTorch's own linear
+    again, which saves other tensors; where all are square the gradient would silently be wrong.
+    With one more in the first run torch.utils.checkpoint sees the difference and raises.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        _MARK.exp()  # saves its result, and is then forgotten
 
 
 def _nested() -> bool:
@@ -99,7 +116,7 @@ class drop_in(_Serving):
     Results have PyTorch's shape and dtype; a product is always contiguous.
 
     With activation checkpointing call ``backward()`` inside as well: what is computed again must be
-    computed the same way.
+    computed the same way (torch.utils.checkpoint raises otherwise).
     """
 
     def __enter__(self):

@@ -63,6 +63,7 @@ CatalogEntry read_entry(const json& object) {
   e.blocks_per_multiprocessor = object.at("blocks_per_multiprocessor").get<int>();
   e.cost_k_tile = object.at("cost").at("k_tile").get<double>();
   e.cost_fixed = object.at("cost").at("fixed").get<double>();
+  e.cost_lone = object.at("cost").value("lone", e.cost_lone);
   for (const json& p : object.at("params")) {
     ParamInfo info;
     info.index = p.at("index").get<uint32_t>();

@@ -28,6 +28,7 @@ struct CatalogEntry {
   int blocks_per_multiprocessor = 1;
   double cost_k_tile = 0;  // cycles of one block per k tile
   double cost_fixed = 0;   // cycles of one block outside the k loop
+  double cost_lone = 0.5;  // share of cost_k_tile that a block alone on its multiprocessor needs
   std::vector<ParamInfo> params;
   Arch parsed_arch;
 };

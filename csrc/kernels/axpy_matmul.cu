@@ -180,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
   "block": [256, 1, 1], "dynamic_shared": 0},
  "kernels": [
   {"name": "axpy_matmul_{d.name}_nn_4x{d.n}", "alignment": 16, "tile": [4, "{d.n}", 256],
-   "cost": {"k_tile": 1700, "fixed": 3000},
+   "cost": {"k_tile": 1800, "fixed": 4500, "lone": 0.85},
    "defines": {
     "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": 16, "TC_LANES": 8, "TC_UNROLL": 8, "TC_BLOCKS": 2},
    "for": {
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
      {"name": "f32", "dtype": "float32", "n": 32},
      {"name": "f64", "dtype": "float64", "n": 16}]}},
   {"name": "axpy_matmul_{d.name}_nn_elements_4x64", "alignment": "{d.bytes}", "tile": [4, 64, 64],
-   "cost": {"k_tile": 1100, "fixed": 3000},
+   "cost": {"k_tile": 1150, "fixed": 5000, "lone": 1},
    "defines": {
     "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": "{d.bytes}", "TC_LANES": 32, "TC_UNROLL": 8,
     "TC_BLOCKS": "{d.blocks}"},

@@ -48,7 +48,8 @@ def read_params(cubin: bytes, kernel: str) -> list[dict[str, int]]:
         size = value if form == SIZED else 0
         if attribute in (KPARAM_INFO, KPARAM_INFO_V2):
             _, index, offset, word = struct.unpack_from("<IHHI", info, at)
-            bytes_ = word >> 18 if attribute == KPARAM_INFO else word
+            # V2: a u16 of size, then bytes of alignment and pointer space.
+            bytes_ = word >> 18 if attribute == KPARAM_INFO else word & 0xFFFF
             params.append({"index": index, "offset": offset, "size": bytes_})
         at += size
     return sorted(params, key=lambda param: param["index"])

@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
  "kernels": [
   {"name": "dot_matmul_{d.name}_{v.layout}_4x{v.n}", "layout": "{v.layout}",
    "alignment": "{v.alignment}", "tile": [4, "{v.n}", "{d.k{v.lanes}}"],
-   "cost": {"k_tile": "{v.k_tile}", "fixed": "{v.fixed}"},
+   "cost": {"k_tile": "{v.k_tile}", "fixed": "{v.fixed}", "lone": "{v.lone}"},
    "defines": {
     "TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{v.layout}", "TC_LANES": "{v.lanes}",
     "TC_BLOCKS": "{v.blocks}"},
@@ -242,9 +242,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
      {"name": "f64", "dtype": "float64", "bytes": 8, "k128": 256, "k8": 16, "any": 1500}],
     "v": [
      {"layout": "nt", "lanes": 128, "n": 4, "alignment": 16, "blocks": 5,
-      "k_tile": 800, "fixed": 2500},
+      "k_tile": 800, "fixed": 2500, "lone": 0.6},
      {"layout": "nt", "lanes": 8, "n": 64, "alignment": 16, "blocks": 4,
-      "k_tile": 700, "fixed": 2500},
+      "k_tile": 760, "fixed": 5500, "lone": 0.8},
      {"layout": "any", "lanes": 128, "n": 4, "alignment": "{d.bytes}", "blocks": 4,
-      "k_tile": "{d.any}", "fixed": 3000}]}}]}
+      "k_tile": "{d.any}", "fixed": 3000, "lone": 0.5}]}}]}
 */

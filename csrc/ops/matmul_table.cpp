@@ -51,6 +51,7 @@ const MatmulTable* build(const Device& device) {
         int64_t{device.multiprocessors} * entry.blocks_per_multiprocessor,
         entry.cost_k_tile,
         entry.cost_fixed,
+        entry.cost_lone,
     };
     switch (index_of(entry.kind, kKindNames, "kind", entry)) {
       case 2:

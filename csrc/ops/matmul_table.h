@@ -33,7 +33,7 @@ struct MatmulTable {
     CatalogKernel* kernel;
     int64_t tile_m, tile_n, tile_k;
     int64_t slots;  // blocks that the device runs at a time
-    double cost_k_tile, cost_fixed;
+    double cost_k_tile, cost_fixed, cost_lone;
   };
   std::string arch;
   std::vector<Row> tiles[kMathCount][kLayoutCount];  // kinds "mma" and "simt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -110,6 +111,20 @@ def test_backward_computes_only_what_is_needed(wanted, device):
     assert (a.grad is not None, b.grad is not None) == wanted
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_weight_keeps_no_input_alive(frozen, device):
+    leaf, w, bias = make_all(((2, 3), (4, 3), (4,)), device)
+    leaf.requires_grad_()
+    w.requires_grad_(not frozen)
+    for op in (lambda x: linear(x, w, bias), lambda x: matmul(x, w.t())):
+        x = leaf + 1
+        alive = weakref.ref(x)
+        out = op(x)
+        del x
+        assert (alive() is None) == frozen
+        out.sum().backward()
+
+
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)])
 def test_linear_backward_computes_only_what_is_needed(wanted, device):
     shapes = ((2, 3), (4, 3), (4,))
@@ -123,6 +138,10 @@ def test_linear_backward_computes_only_what_is_needed(wanted, device):
 
 def test_the_gradient_of_a_weight_is_one_product(device):
     x, w = make((5, 6, 3), device), make((3, 4), device, requires_grad=True)
+    with Calls() as calls:
+        matmul(x, w).sum().backward()
+    assert calls.seen[1:] == [("_matmul", (3, 30), (30, 4))]
+    w = make((1, 3, 4), device, requires_grad=True)
     with Calls() as calls:
         matmul(x, w).sum().backward()
     assert calls.seen[1:] == [("_matmul", (3, 30), (30, 4))]

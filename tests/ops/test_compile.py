@@ -25,7 +25,7 @@ def gradients(f, args):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_forward_and_backward(backend, device):
-    args = make_all(((5, 3), (4, 3), (4,)), device, torch.float32)
+    args = make_all(((5, 3), (4, 3), (4,)), device)
     compiled = torch.compile(model(matmul, linear), fullgraph=True, backend=backend)
     expected = gradients(model(torch.matmul, reference_linear), args)
     assert_near(gradients(compiled, args), expected)
@@ -42,7 +42,7 @@ def test_one_graph_for_four_sizes(backend, grad, device):
     compiled = torch.compile(model(matmul, linear), fullgraph=True, dynamic=True, backend=counter)
     stock = model(torch.matmul, reference_linear)
     for rows, k in ((5, 3), (6, 7), (17, 12), (64, 5)):
-        args = make_all(((rows, k), (4, k), (4,)), device, torch.float32)
+        args = make_all(((rows, k), (4, k), (4,)), device)
         if grad:
             assert_near(gradients(compiled, args), gradients(stock, args))
         else:

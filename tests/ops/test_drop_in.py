@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from drop_in_cases import integers, run, same
 from torch.backends import mha
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import torch_cubin
+from torch_cubin import _lib, _why_not
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
@@ -64,13 +66,12 @@ def _sparse(a):
 
 # The reason that report() gives, and a call that PyTorch can do.
 DECLINED = [
-    ("dtype int64", lambda a: a.long() @ a.long()),
+    ("dtype int64", lambda a: _or_error(lambda: a.long() @ a.long())),
     ("dtype complex64", lambda a: torch.mm(a.to(torch.complex64), a.to(torch.complex64))),
     ("different dtypes", lambda a: _or_error(lambda: torch.matmul(a, a.double()))),
     ("device meta", lambda a: torch.mm(a.to("meta"), a.to("meta")).shape),
     ("tensors on different devices", lambda a: _or_error(lambda: torch.mm(a, _elsewhere(a)).shape)),
     ("layout sparse_coo", lambda a: torch.mm(_sparse(a), a)),
-    ("layout sparse_coo", lambda a: (a @ _sparse(a)) if a.is_cuda else torch.mm(_sparse(a), a)),
     ("tensor subclass Mine", lambda a: a.as_subclass(Mine) @ a),
     ("tensor subclass Mine", lambda a: F.linear(a, a.as_subclass(Mine))),
     ("argument of type ndarray", lambda a: _or_error(lambda: a.__rmatmul__(np.ones((4, 4))))),
@@ -316,16 +317,33 @@ def test_training_a_model_equals_torch(device) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_checkpointed_backward_inside(device) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    layer = torch.nn.Linear(4, 4, device=device)
-    x = integers(4, 4, device=device).requires_grad_()
-    layer(x).sum().backward()
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=str)
+def test_what_is_served_may_be_changed_in_place(shape, bias, device) -> None:
+    layer = torch.nn.Linear(4, 4, bias=bias, device=device)
+    x = integers(*shape, device=device).requires_grad_()
+    layer(x).relu().sum().backward()
     expected, x.grad = x.grad, None
     with torch_cubin.drop_in():
-        checkpoint(layer, x, use_reentrant=False).sum().backward()
-    torch.testing.assert_close(x.grad, expected, rtol=1e-5, atol=1e-5)
+        layer(x).relu_().sum().backward()
+    torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(4, 4), (3, 4), (2, 3, 4)], ids=str)
+def test_checkpointing(shape, bias, device) -> None:
+    layer = torch.nn.Sequential(
+        torch.nn.Linear(4, 4, bias=bias), torch.nn.ReLU(), torch.nn.Linear(4, 4)
+    ).to(device)
+    x = integers(*shape, device=device).requires_grad_()
+    layer(x).square().sum().backward()
+    expected, x.grad = x.grad, None
+    with torch_cubin.drop_in():
+        checkpoint(layer, x, use_reentrant=False).square().sum().backward()
+        torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-4)
+        result = checkpoint(layer, x, use_reentrant=False)
+    with pytest.raises(CheckpointError):  # never another gradient
+        result.square().sum().backward()
 
 
 def test_vmap_and_grad_inside(device) -> None:
@@ -389,3 +407,21 @@ def test_fake_tensors_are_served() -> None:
         result = torch.empty(5, 7) @ torch.empty(7, 3)
         assert result.shape == (5, 3)
     assert [row.calls for row in torch_cubin.report().served] == [1]
+
+
+@pytest.mark.parametrize(("tag", "declined"), [("arch", True), ("hash", False)])
+def test_a_gpu_without_kernels_goes_to_torch_and_a_broken_catalog_does_not(
+    tag, declined, monkeypatch
+) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    error = {"tag": tag, "message": f"torch_cubin [{tag}]: as a test wants it"}
+    facts = {"index": 0, "name": "Old", "sm": 75, "arch": None, "arch_error": error}
+    monkeypatch.setattr(_why_not, "_refused", {})
+    monkeypatch.setattr(_lib, "device", lambda index: facts)
+    with FakeTensorMode(), torch_cubin.drop_in():
+        a = torch.empty(4, 4, device="cuda")
+        assert torch.mm(a, a).shape == (4, 4)
+    report = torch_cubin.report()
+    assert [row.reason for row in report.declined] == ["no kernels for sm_75"] * declined
+    assert len(report.served) == (not declined)

@@ -142,6 +142,21 @@ def test_per_sample_gradients_of_a_module(device):
         assert_near(result[name], expected[name])
 
 
+def test_functionalize(device):
+    a, b = make_all(((2, 3), (3, 4)), device)
+
+    def f(a, b):
+        out = matmul(a, b)
+        out.add_(1)
+        return out.t().sin_()
+
+    assert_near(torch.func.functionalize(f)(a, b), (torch.matmul(a, b) + 1).t().sin())
+    assert_near(
+        grad(lambda a: torch.func.functionalize(f)(a, b).sum())(a),
+        grad(lambda a: (torch.matmul(a, b) + 1).sin().sum())(a),
+    )
+
+
 def test_jacobian_vectorised_and_in_chunks(device):
     a, b = make_all(((2, 3), (3, 4)), device)
     expected = torch.autograd.functional.jacobian(lambda x: torch.matmul(x, b), a)
