@@ -63,31 +63,40 @@ TC_DEVICE void raster(u32 index, u32 tiles_m, u32 tiles_n, u32& tile_m, u32& til
   tile_m = group * group_rows + within - tile_n * rows;
 }
 
+struct TileIndex {
+  u32 m, n, batch;
+};
+
 // grid.x is below 2^31, so the divisions need 32 bits only (64-bit ones cost about 100 instructions
 // each); offsets are 64-bit throughout.
-template <int kTileM, int kTileN, int kTileK>
-TC_DEVICE TileCoordinates tile_coordinates(const MatmulParams& p) {
-  TileCoordinates t;
+template <int kTileM>
+TC_DEVICE TileIndex tile_index(const MatmulParams& p) {
+  TileIndex index;
   u32 tiles = static_cast<u32>(p.tiles_m) * static_cast<u32>(p.tiles_n);
-  u32 batch = p.batch > 1 ? blockIdx.x / tiles : 0;
-  u32 tile_m, tile_n;
-  raster<kTileM>(blockIdx.x - batch * tiles, static_cast<u32>(p.tiles_m),
-                 static_cast<u32>(p.tiles_n), tile_m, tile_n);
-  t.m0 = static_cast<tc_int64>(tile_m) * kTileM;
-  t.n0 = static_cast<tc_int64>(tile_n) * kTileN;
+  index.batch = p.batch > 1 ? blockIdx.x / tiles : 0;
+  raster<kTileM>(blockIdx.x - index.batch * tiles, static_cast<u32>(p.tiles_m),
+                 static_cast<u32>(p.tiles_n), index.m, index.n);
+  return index;
+}
+
+template <int kTileM, int kTileN, int kTileK>
+TC_DEVICE TileCoordinates tile_coordinates(const MatmulParams& p, const TileIndex& index) {
+  TileCoordinates t;
+  t.m0 = static_cast<tc_int64>(index.m) * kTileM;
+  t.n0 = static_cast<tc_int64>(index.n) * kTileN;
   t.a = t.m0 * p.a_stride_m;
   t.b = t.n0 * p.b_stride_n;
-  t.c = batch * p.m * p.n + t.m0 * p.c_stride_m + t.n0 * p.c_stride_n;
-  t.partial = ((blockIdx.y * p.batch + batch) * p.m + t.m0) * p.n + t.n0;
-  u32 rest = batch;
+  t.c = index.batch * p.m * p.n + t.m0 * p.c_stride_m + t.n0 * p.c_stride_n;
+  t.partial = ((blockIdx.y * p.batch + index.batch) * p.m + t.m0) * p.n + t.n0;
+  u32 rest = index.batch;
 #pragma unroll
   for (int i = 0; i < kMaxBatchDims; ++i) {
     if (rest == 0) break;
     u32 size = static_cast<u32>(p.batch_size[i]);
     u32 next = rest / size;
-    u32 index = rest - next * size;
-    t.a += index * p.a_batch_stride[i];
-    t.b += index * p.b_batch_stride[i];
+    u32 position = rest - next * size;
+    t.a += position * p.a_batch_stride[i];
+    t.b += position * p.b_batch_stride[i];
     rest = next;
   }
   tc_int64 per_split = p.k_tiles_per_split * kTileK;
@@ -97,6 +106,11 @@ TC_DEVICE TileCoordinates tile_coordinates(const MatmulParams& p) {
   t.a += t.k_begin * p.a_stride_k;
   t.b += t.k_begin * p.b_stride_k;
   return t;
+}
+
+template <int kTileM, int kTileN, int kTileK>
+TC_DEVICE TileCoordinates tile_coordinates(const MatmulParams& p) {
+  return tile_coordinates<kTileM, kTileN, kTileK>(p, tile_index<kTileM>(p));
 }
 
 // bias[n0 + column], 0 where there is none.

@@ -1,9 +1,12 @@
-// One operand of a tensor-core matmul: its tile in shared memory, the copies that fill the tile, and
-// the loads that turn it into mma fragments. "mn" is the operand's own dimension, M for A, N for B.
+// One operand of a tensor-core matmul: its tile in shared memory, the copies that fill the tile,
+// and the loads that turn it into mma fragments. "mn" is the operand's own dimension, M for A, N
+// for B.
 //
-// All mma shapes used have the same fragments when counted in words (4 bytes: two 16-bit elements or
-// one tf32; 8 bytes: one double). Lane 4g + t holds words j = 0..3 of a 16 x 8-word block:
-//   A: row g + 8 (j & 1), word t + 4 (j >> 1);   B (two n8 tiles): row g + 8 (j >> 1), word t + 4 (j & 1)
+// All mma shapes used have the same fragments when counted in words (4 bytes: two 16-bit elements
+// or one tf32; 8 bytes: one double). Lane 4g + t holds words j = 0..3 of a 16 x 8-word block:
+//
+//   A: row g + 8 (j & 1), word t + 4 (j >> 1)
+//   B (two n8 tiles): row g + 8 (j >> 1), word t + 4 (j & 1)
 #pragma once
 
 #include "matmul_tile.cuh"
@@ -28,8 +31,8 @@ struct Swizzle {
   }
 };
 
-// pointer + step that the compiler does not turn into a multiplication from the start for each use:
-// those products cost registers that the fragments need (7% of the speed on an H200).
+// pointer + step, which the compiler may not turn into products for each use: those take registers
+// that the fragments need.
 TC_DEVICE const char* advance(const char* pointer, tc_int64 step) {
   asm volatile("add.s64 %0, %0, %1;" : "+l"(pointer) : "l"(step));
   return pointer;
@@ -59,20 +62,21 @@ struct OperandTile {
   using Layout = Swizzle<kRowBytes, kLdmatrix>;
 };
 
-// cp.async of 16-byte vectors along the contiguous dimension, kPasses a thread and tile. `k_left` is
-// what remains of K from the current tile on; past that, and past the operand's last row, the tile
-// is filled with zeros and nothing is read. A vector that straddles an end is left to
+// cp.async of 16-byte vectors along the contiguous dimension. A thread has kPasses rows of a tile,
+// and in each row kVectors vectors 128 bytes apart, which share one pointer. `k_left` is what
+// remains of K from the current tile on; past that, and past the operand's last row, the tile is
+// filled with zeros and nothing is read. A vector that straddles an end is left to
 // copy_straddling(): cp.async can fill a part with zeros, but compute-sanitizer takes it for a read
 // of 16 bytes.
 template <class Tile>
 struct VectorCopy {
   static constexpr bool kAsync = true;
-  static constexpr int kPerChunk = 16 / Tile::kElement;
-  static constexpr int kChunks = Tile::kRowBytes / 16;
-  static constexpr int kRowsPerPass = Tile::kThreads / kChunks;
+  static constexpr int kPerVector = 16 / Tile::kElement;
+  static constexpr int kLanes = Tile::kRowBytes < 128 ? Tile::kRowBytes / 16 : 8;  // for a row
+  static constexpr int kVectors = Tile::kRowBytes / 16 / kLanes;
+  static constexpr int kRowsPerPass = Tile::kThreads / kLanes;
   static constexpr int kPasses = (Tile::kRows + kRowsPerPass - 1) / kRowsPerPass;
-  static_assert(Tile::kThreads % kChunks == 0 && kRowsPerPass % (Tile::kLdmatrix ? 8 : 4) == 0,
-                "the swizzle must not change from pass to pass");
+  static_assert(kRowsPerPass % 8 == 0, "the swizzle must not change from pass to pass");
 
   const char* global;             // this thread's first vector of the tile to copy next
   tc_int64 pass_step, tile_step;  // bytes; tile_step from behind the last pass
@@ -81,43 +85,47 @@ struct VectorCopy {
 
   TC_DEVICE VectorCopy(const void* tile, tc_int64 stride_mn, tc_int64 stride_k, tc_int64 mn) {
     int mn_here = static_cast<int>(min(mn, static_cast<tc_int64>(Tile::kTileMn)));
-    mn_left = mn_here - (Tile::kKMajor ? row() : chunk() * kPerChunk);
+    mn_left = mn_here - (Tile::kKMajor ? row() : vector() * kPerVector);
     tc_int64 row_stride = (Tile::kKMajor ? stride_mn : stride_k) * Tile::kElement;
-    global = static_cast<const char*>(tile) + row() * row_stride + chunk() * 16;
+    global = static_cast<const char*>(tile) + row() * row_stride + vector() * 16;
     pass_step = kRowsPerPass * row_stride;
     tile_step = stride_k * (Tile::kTileK * Tile::kElement) - kPasses * pass_step;
-    shared = Tile::Layout::offset(row(), chunk());
+    shared = Tile::Layout::offset(row(), vector());
   }
 
-  static TC_DEVICE int chunk() { return threadIdx.x % kChunks; }
-  static TC_DEVICE int row() { return threadIdx.x / kChunks; }
+  static TC_DEVICE int vector() { return threadIdx.x % kLanes; }
+  static TC_DEVICE int row() { return threadIdx.x / kLanes; }
 
-  // Rows of this thread, and elements of its vectors, that exist.
+  // Rows of this thread, and elements of its vector v, that exist.
   TC_DEVICE int rows_left(int k_left) const { return Tile::kKMajor ? mn_left : k_left - row(); }
-  TC_DEVICE int elements_left(int k_left) const {
-    return Tile::kKMajor ? k_left - chunk() * kPerChunk : mn_left;
+  TC_DEVICE int elements_left(int k_left, int v) const {
+    return (Tile::kKMajor ? k_left - vector() * kPerVector : mn_left) - v * 8 * kPerVector;
   }
 
-  // Passes [kBegin, kEnd), in order, into the stage at `stage`.
-  template <int kBegin, int kEnd>
+  static constexpr int kCopies = kPasses * kVectors;
+
+  // Copies [kBegin, kEnd), in order, into the stage at `stage`. kWhole: the tile is all there.
+  template <bool kWhole, int kBegin, int kEnd>
   TC_DEVICE void copy(u32 stage, int k_left) {
-    int rows = elements_left(k_left) >= kPerChunk ? rows_left(k_left) : 0;
 #pragma unroll
-    for (int i = kBegin; i < kEnd; ++i) {
+    for (int c = kBegin; c < kEnd; ++c) {
+      int pass = c / kVectors, v = c % kVectors;
       // With fewer rows than a pass takes, the last threads have nothing to do.
-      if (Tile::kRows % kRowsPerPass == 0 || row() + i * kRowsPerPass < Tile::kRows) {
-        cp_async<16>(stage + shared + i * kRowsPerPass * Tile::kRowBytes, global,
-                     i * kRowsPerPass < rows);
+      if (Tile::kRows % kRowsPerPass == 0 || row() + pass * kRowsPerPass < Tile::kRows) {
+        bool exists =
+            elements_left(k_left, v) >= kPerVector && pass * kRowsPerPass < rows_left(k_left);
+        cp_async<16>(shared + (stage + pass * kRowsPerPass * Tile::kRowBytes + v * 128),
+                     global + v * 128, kWhole || exists);
       }
-      global = advance(global, pass_step);
+      if (v == kVectors - 1) global = advance(global, pass_step);
     }
-    if constexpr (kEnd == kPasses) global += tile_step;
+    if constexpr (kEnd == kCopies) global += tile_step;
   }
 
   // Whether tiles of this operand hold vectors that straddle an end: in the last tile, in all.
-  static TC_DEVICE bool straddles_k(tc_int64 k) { return Tile::kKMajor && k % kPerChunk != 0; }
+  static TC_DEVICE bool straddles_k(tc_int64 k) { return Tile::kKMajor && k % kPerVector != 0; }
   static TC_DEVICE bool straddles_mn(tc_int64 mn) {
-    return !Tile::kKMajor && mn < Tile::kTileMn && mn % kPerChunk != 0;
+    return !Tile::kKMajor && mn < Tile::kTileMn && mn % kPerVector != 0;
   }
 
   // Those vectors of a tile, element by element.
@@ -125,14 +133,17 @@ struct VectorCopy {
                                         tc_int64 mn, int k_left, u32 stage) {
     using Storage = typename Tile::Storage;
     VectorCopy self(tile, stride_mn, stride_k, mn);
-    int elements = self.elements_left(k_left);
-    if (elements <= 0 || elements >= kPerChunk) return;
 #pragma unroll 1
-    for (int i = 0; i * kRowsPerPass < self.rows_left(k_left) && i < kPasses; ++i) {
-      u32 to = stage + self.shared + i * kRowsPerPass * Tile::kRowBytes;
-      auto from = reinterpret_cast<const Storage*>(self.global + i * self.pass_step);
+    for (int v = 0; v < kVectors; ++v) {
+      int elements = self.elements_left(k_left, v);
+      if (elements <= 0 || elements >= kPerVector) continue;
 #pragma unroll 1
-      for (int e = 0; e < elements; ++e) store_shared(to + e * Tile::kElement, from[e]);
+      for (int i = 0; i * kRowsPerPass < self.rows_left(k_left) && i < kPasses; ++i) {
+        u32 to = stage + self.shared + i * kRowsPerPass * Tile::kRowBytes + v * 128;
+        auto from = reinterpret_cast<const Storage*>(self.global + i * self.pass_step + v * 128);
+#pragma unroll 1
+        for (int e = 0; e < elements; ++e) store_shared(to + e * Tile::kElement, from[e]);
+      }
     }
   }
 };
@@ -193,17 +204,17 @@ template <class Tile>
 struct ElementCopy : WordMap<Tile> {
   static constexpr bool kAsync = true;
   using Map = WordMap<Tile>;
-  static constexpr int kPasses = Map::kPasses;
+  static constexpr int kCopies = Map::kPasses;
   using Map::Map;
 
-  template <int kBegin, int kEnd>
+  template <bool kWhole, int kBegin, int kEnd>
   TC_DEVICE void copy(u32 stage, int k_left) {
 #pragma unroll
     for (int i = kBegin; i < kEnd; ++i) {
       cp_async<Tile::kWord>(stage + this->shared(i), this->global, this->valid(i, k_left) != 0);
       this->global = advance(this->global, this->pass_step);
     }
-    if constexpr (kEnd == kPasses) this->global += this->tile_step;
+    if constexpr (kEnd == kCopies) this->global += this->tile_step;
   }
 
   // Single elements straddle nothing.
@@ -273,33 +284,33 @@ struct FragmentLoader {
     }
   }
 
-  // `bytes` along a row and `rows` down, added to the lane's base; both constants after unrolling.
-  static TC_DEVICE u32 moved(u32 address, int rows, int bytes) {
-    return (address ^ (bytes & 127)) + (bytes & ~127) + rows * Tile::kRowBytes;
+  // `bytes` along a row and `rows` down, added to the lane's base: both constants after unrolling,
+  // so that a few registers hold all the sums but the stage's.
+  TC_DEVICE u32 moved(u32 stage, int rows, int bytes) const {
+    return (base ^ (bytes & 127)) + (stage + (bytes & ~127) + rows * Tile::kRowBytes);
   }
 
   TC_DEVICE void load(Fragments& out, u32 stage, int step) const {
-    u32 address = stage + base;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if constexpr (Tile::kLdmatrix && Tile::kKMajor) {
-        ldmatrix<false>(out[i], moved(address, 16 * i, 32 * step));
+        ldmatrix<false>(out[i], moved(stage, 16 * i, 32 * step));
       } else if constexpr (Tile::kLdmatrix) {
-        ldmatrix<true>(out[i], moved(address, 16 * step, 32 * i));
+        ldmatrix<true>(out[i], moved(stage, 16 * step, 32 * i));
       } else {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           int mn = 16 * i + 8 * (Tile::kIsA ? j & 1 : j >> 1);
           int k = 8 * step + 4 * (Tile::kIsA ? j >> 1 : j & 1);
-          load_shared(out[i][j], Tile::kKMajor ? moved(address, mn, k * Tile::kWord)
-                                               : moved(address, k, mn * Tile::kWord));
+          load_shared(out[i][j], Tile::kKMajor ? moved(stage, mn, k * Tile::kWord)
+                                               : moved(stage, k, mn * Tile::kWord));
         }
       }
     }
   }
 };
 
-// float32 becomes tf32; the mma would truncate.
+// float32 becomes tf32; the mma would truncate, which makes 2.6 times the error.
 template <DType kDType, class Word, int kBlocks>
 TC_DEVICE void round_fragments(Word (&fragments)[kBlocks][4]) {
   if constexpr (kDType == DType::float32) {

@@ -92,10 +92,15 @@ TC_DEVICE void store_shared(u32 shared, double value) {
   asm volatile("st.shared.f64 [%0], %1;" ::"r"(shared), "d"(value));
 }
 
-// Rounds to nearest, ties away from zero; NaN stays NaN.
+// Rounds to nearest; NaN stays NaN. sm_90 has one instruction for it (ties to even), sm_80 takes
+// three (ties away from zero).
 TC_DEVICE u32 round_to_tf32(u32 bits) {
   u32 out;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(out) : "f"(__uint_as_float(bits)));
+#else
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(__uint_as_float(bits)));
+#endif
   return out;
 }
 
@@ -156,10 +161,9 @@ TC_DEVICE void mma_f64(double (&d)[4], const double (&a)[4], double b0, double b
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int k4 = 0; k4 < 2; ++k4) {
-      asm volatile(
-          "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-          : "+d"(d[2 * half]), "+d"(d[2 * half + 1])
-          : "d"(a[half + 2 * k4]), "d"(k4 == 0 ? b0 : b1));
+      asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                   : "+d"(d[2 * half]), "+d"(d[2 * half + 1])
+                   : "d"(a[half + 2 * k4]), "d"(k4 == 0 ? b0 : b1));
     }
   }
 #endif

@@ -1,7 +1,7 @@
 // The matmul family's entry points, as ops.cpp registers them.
 //
-// Raw ops allocate a fresh contiguous output. The composite functions only forward through the
-// dispatcher (composite.cpp); the CPU ones are references made of ATen (reference.cpp).
+// Each allocates a fresh contiguous output. The CPU ones are references made of ATen
+// (reference.cpp); the public ops that forward to these are in composite.cpp.
 #pragma once
 
 #include <optional>
@@ -9,9 +9,6 @@
 #include "runtime/tensor.h"
 
 namespace torch_cubin {
-
-Tensor matmul(const Tensor& self, const Tensor& other);
-Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
 
 Tensor matmul_cpu(const Tensor& self, const Tensor& other);
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);

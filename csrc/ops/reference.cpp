@@ -5,6 +5,8 @@
 // ATen: errors are alike on every device.
 #include <torch/csrc/stable/ops.h>
 
+#include <vector>
+
 #include "cubin/error.h"
 #include "ops/checks.h"
 #include "ops/matmul.h"
@@ -44,7 +46,13 @@ Tensor with_contiguous_strides(const Tensor& result, const Shape& shape) {
     same = same && view.strides[i] == step;
     step *= shape.sizes[i] > 1 ? shape.sizes[i] : 1;
   }
-  if (same) return result;
+  if (same) {
+    // NOTE: for some ranks ATen's result is a view, and autograd refuses to let a view that a custom
+    // Function returns be changed in place. Ours is fresh on every device.
+    StableIValue stack[] = {from(result),
+                            from(std::vector<int64_t>(shape.sizes, shape.sizes + shape.dim))};
+    return call_aten("aten::_unsafe_view", stack);
+  }
   AtenTensorHandle handle = nullptr;
   if (aoti_torch_empty_strided(shape.dim, shape.sizes, strides, static_cast<int32_t>(view.dtype),
                                view.device_type, view.device_index,
