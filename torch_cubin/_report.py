@@ -50,9 +50,9 @@ class Report:
         lines = []
         if self.served:
             rows = [(r.function, r.dtype, r.shapes, r.calls, r.traced) for r in self.served]
-            lines += table(("served from cubins", "dtype", "shapes", "calls", "traced"), rows)
+            lines += table(("served by cubin ops", "dtype", "shapes", "calls", "traced"), rows)
         else:
-            lines.append("served from cubins: nothing")
+            lines.append("served by cubin ops: nothing")
         lines.append("")
         if self.declined:
             rows = [(r.function, r.reason, r.calls, r.traced) for r in self.declined]
