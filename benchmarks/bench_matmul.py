@@ -119,7 +119,12 @@ def plain_ratio(sets: list) -> float:
 
 
 def measure(
-    name: str, layout: str, shape: tuple[int, int, int], budget_ms: float, kernels: bool
+    name: str,
+    layout: str,
+    shape: tuple[int, int, int],
+    budget_ms: float,
+    kernels: bool,
+    rest_ms: float = 0,
 ) -> Row:
     m, n, k = shape
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
@@ -133,7 +138,7 @@ def measure(
         graph, kept = common.graph_of([lambda s=s, f=function: f(*s) for s in order])
         graphs.append(graph)
         outputs += kept
-    timed = common.alternate(graphs[0].replay, graphs[1].replay, calls, budget_ms)
+    timed = common.alternate(graphs[0].replay, graphs[1].replay, calls, budget_ms, rest_ms=rest_ms)
     torch.cuda.synchronize()
     check(outputs[1], outputs[0], *order[-1])
     small = timed.first_us < 60
@@ -211,6 +216,13 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--layout", choices=["nt", "nn"])
     parser.add_argument("--budget", type=float, default=300, help="milliseconds a line (300)")
+    parser.add_argument(
+        "--rest",
+        type=float,
+        default=0,
+        metavar="MS",
+        help="rest before each block of 3 ms, so that power does not limit the clocks",
+    )
     parser.add_argument("--kernels", action="store_true", help="name the kernels that ran")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", action="store_true")
@@ -230,7 +242,9 @@ def main() -> None:
         del warm
         for name, layout, shape in plan(options):
             try:
-                rows.append(measure(name, layout, shape, options.budget, options.kernels))
+                rows.append(
+                    measure(name, layout, shape, options.budget, options.kernels, options.rest)
+                )
             except Exception as error:  # one bad line must not lose the others' numbers
                 failures.append(f"{name} {layout} {shape}: {type(error).__name__}: {error}")
             torch.cuda.empty_cache()

@@ -4,6 +4,10 @@ How a ratio is measured: both contenders run in one process, one block after the
 that flips every round; each block first runs unmeasured until the clocks have settled (a slow
 contender banks power for its neighbour: a false 1.16x was seen on an H200 without). A round gives
 one ratio; the median and the range of the rounds are reported.
+
+Large products run at the card's power limit after some milliseconds, and a kernel that needs more
+energy a product then loses more clock. `rest_ms` measures the other regime: a few milliseconds of
+work after a rest, at full clocks, as a product among lighter work sees them.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,9 +113,15 @@ def alternate(
     calls_per_run: int,
     budget_ms: float,
     rounds: int = 6,
+    rest_ms: float = 0,
 ) -> Ratio:
-    """Times two things on the GPU, alternating; each block half settling, half measured."""
+    """Times two things on the GPU, alternating; each block half settling, half measured.
+
+    With `rest_ms` a block is one run to settle and 3 ms measured, after that long a rest.
+    """
     contenders = (first, second)
+    if rest_ms:
+        budget_ms = 3 * 4 * rounds
     counts = []
     for run in contenders:
         once = min(_milliseconds(run, 1) for _ in range(2))
@@ -121,7 +132,10 @@ def alternate(
         times = [0.0, 0.0]
         for index in order:
             run, count = contenders[index], counts[index]
-            for _ in range(count):
+            if rest_ms:
+                torch.cuda.synchronize()
+                time.sleep(rest_ms / 1e3)
+            for _ in range(1 if rest_ms else count):
                 run()
             times[index] = _milliseconds(run, count) / count / calls_per_run * 1e3
         results.append((times[0], times[1]))

@@ -280,5 +280,5 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
      {"name": "128x128x8", "tile": [128, 128, 8], "threads": 128, "blocks": 2,
       "vectors": {"k_tile": 2700, "fixed": 4000}, "elements": {"k_tile": 3000, "fixed": 4000}},
      {"name": "64x64x8", "tile": [64, 64, 8], "threads": 64, "blocks": 4,
-      "vectors": {"k_tile": 1500, "fixed": 3500}, "elements": {"k_tile": 1900, "fixed": 3500}}]}}]}
+      "vectors": {"k_tile": 2300, "fixed": 3500}, "elements": {"k_tile": 1900, "fixed": 3500}}]}}]}
 */
