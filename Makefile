@@ -14,7 +14,7 @@ PY := .venv/bin/python
 READY := .venv/ready
 LIBRARY := torch_cubin/_C.so
 HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
-	\( -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print)
+	\( -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print) $(wildcard csrc/kernels/*_params.h)
 FORMATTED := $(shell find csrc tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 

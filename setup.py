@@ -116,7 +116,11 @@ def extension():
     return CppExtension(
         "torch_cubin._C",
         [str(path.relative_to(ROOT)) for path in files if path.suffix == ".cpp"],
-        depends=[str(path) for path in files if path.suffix in (".h", ".map")] + [__file__],
+        depends=[
+            *(str(path) for path in files if path.suffix in (".h", ".map")),
+            *map(str, (csrc / "kernels").glob("*_params.h")),
+            __file__,
+        ],
         py_limited_api=True,  # keeps libtorch_python out of the link line
         # cuda.h for types only: csrc/driver finds every function at run time.
         include_dirs=[str(csrc), *json_include(), str(cuda_include)],

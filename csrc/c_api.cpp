@@ -44,6 +44,8 @@ char* answer(const std::function<std::string()>& make) {
   } catch (const std::exception& error) {
     return copy_text(
         error_json("internal", std::string("torch_cubin [internal]: ") + error.what()));
+  } catch (...) {
+    return nullptr;
   }
 }
 
@@ -61,7 +63,7 @@ std::string device_json(int index) {
   } catch (const Error& error) {
     out["arch_error"] = {{"tag", error.tag()}, {"message", error.what()}};
   }
-  return out.dump();
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace

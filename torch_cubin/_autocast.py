@@ -14,6 +14,9 @@ import torch
 from torch_cubin import _private
 
 
+# NOTE: torch casts a leaf that requires grad once a region, out of a cache. Python can clear that
+# cache and switch it off (torch.clear_autocast_cache), but not read it: a weight that is used twice
+# in a region is cast twice here, with the same result and gradient.
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     if (
         isinstance(value, torch.Tensor)

@@ -8,8 +8,10 @@ formulas call the public ops, so that derivatives of every order compose. Neithe
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,9 +70,23 @@ def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Te
         # saves after forward, and the type would be lost in the C API between here and the public
         # op. All that it wanted is saved by now: the rest may as well run, on what forward made.
         return made[0].detach()
-    except Exception as error:
+    except BaseException as error:
         _checks.keep(error)
+        if isinstance(error, KeyboardInterrupt):
+            _interrupt_again()
         raise
+
+
+def _interrupt_again() -> None:
+    """Ctrl-C is not to end as the RuntimeError that some `except` takes for a failed product.
+
+    A saved-tensor hook or a mode of the user's runs inside the op, and the C API between it and the
+    public op makes a RuntimeError of whatever comes out: the text names the type (_checks.keep),
+    the type itself is lost. A signal is delivered once more. From another thread and a moment
+    later, because signal.raise_signal() would interrupt this very function.
+    """
+    if threading.current_thread() is threading.main_thread():
+        threading.Timer(0.01, _thread.interrupt_main).start()
 
 
 def _requires_grad(args: Sequence[Tensor | None]) -> bool:

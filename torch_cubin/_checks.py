@@ -6,6 +6,7 @@ the fake kernels and vmap. A test compares both.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -13,15 +14,22 @@ import torch
 
 from torch_cubin import _lib, errors
 
+MAX_DIMS = 64  # kMaxDims in csrc/runtime/tensor.h
+
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def keep(error: BaseException) -> None:
     """Leaves the text of an error on its way to a public op where that op looks for it.
 
-    Below torch 2.13 the C API between the op and Python loses the text.
+    Below torch 2.13 the C API between the op and Python loses the text. The type is lost always,
+    so a text that comes from elsewhere names it: the public op raises a RuntimeError.
     """
-    _lib.load().torch_cubin_keep_error(str(error).encode("utf-8", "backslashreplace"))
+    text = str(error)
+    if not text or not isinstance(error, RuntimeError):
+        text = "".join(traceback.format_exception_only(error)).strip()
+    kept = text.replace("\0", "\\0").encode("utf-8", "backslashreplace")  # a C string
+    _lib.load().torch_cubin_keep_error(kept)
 
 
 def _fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
@@ -50,6 +58,18 @@ def _require(equal: bool | torch.SymBool, *details: str) -> None:
             _fail(*details)
     else:
         torch._check(equal, lambda: str(_fault(*details)))
+
+
+def _check_dims(*tensors: torch.Tensor | None) -> None:
+    for tensor in tensors:
+        if tensor is not None and tensor.dim() > MAX_DIMS:
+            _fail(
+                "a tensor argument",
+                "has too many dimensions",
+                f"at most {MAX_DIMS}",
+                str(tensor.dim()),
+                "Reshape it.",
+            )
 
 
 def _check_dtype(op: str, name: str, tensor: torch.Tensor) -> None:
@@ -87,6 +107,7 @@ def _check_pair(
 
 def check_matmul(self: torch.Tensor, other: torch.Tensor) -> list[int]:
     """Checks the arguments of matmul and returns its output's shape."""
+    _check_dims(self, other)
     _check_dtype("matmul", "self", self)
     _check_dtype("matmul", "other", other)
     _check_pair("matmul", "self", self, "other", other)
@@ -133,6 +154,7 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
 
 def check_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> list[int]:
     """Checks the arguments of linear and returns its output's shape."""
+    _check_dims(input, weight, bias)
     _check_dtype("linear", "input", input)
     _check_dtype("linear", "weight", weight)
     _check_pair("linear", "input", input, "weight", weight)

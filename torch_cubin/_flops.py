@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -59,15 +59,24 @@ def _add_formulas(counter: ModuleType) -> None:
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Adds the formulas when the counter is imported: its module loads Triton, 0.6 s, for nothing
-    in a process that counts no flops."""
+    in a process that counts no flops.
+
+    It stays: a search need not lead to an import, and a reload empties the counter's registry.
+    """
+
+    def __init__(self) -> None:
+        self._here = threading.local()  # another's finder may start the search anew, within ours
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _COUNTER:
+        if fullname != _COUNTER or getattr(self._here, "searching", False):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._here.searching = True
+        try:
+            spec = self._search(fullname, path, target)
+        finally:
+            self._here.searching = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
@@ -78,9 +87,18 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
+    def _search(
+        self, fullname: str, path: Any, target: Any
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
 
 def register() -> None:
     if _COUNTER in sys.modules:
         _add_formulas(sys.modules[_COUNTER])
-    else:
-        sys.meta_path.insert(0, _AfterImport())
+    sys.meta_path.insert(0, _AfterImport())

@@ -55,6 +55,8 @@ def load() -> ctypes.CDLL:
     library.torch_cubin_free.restype = None
     library.torch_cubin_launches.argtypes = []
     library.torch_cubin_launches.restype = ctypes.c_int64
+    library.torch_cubin_keep_error.argtypes = [ctypes.c_char_p]
+    library.torch_cubin_keep_error.restype = None
     return library
 
 
@@ -78,7 +80,7 @@ def inspect(data: bytes, origin: str) -> dict[str, Any]:
 
 
 def catalog() -> dict[str, Any]:
-    """The built-in kernels: the manifest with "path", "archs" and "loaded" (name, device) added."""
+    """The built-in kernels: the manifest with "path", "archs" and "loaded" (name, arch) added."""
     return _answer(load().torch_cubin_catalog())
 
 

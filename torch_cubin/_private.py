@@ -13,15 +13,22 @@ import torch
 import torch._functorch.utils  # torch has loaded it already: found by name below
 import torch.autograd.forward_ad as forward_ad
 
+from torch_cubin import errors
+
 
 def _find(name: str) -> Any:
     try:
         return operator.attrgetter(name)(torch)
     except AttributeError:
-        raise ImportError(
-            f"torch_cubin [internal]: torch {torch.__version__} lacks a name that autograd needs: "
-            f"expected torch.{name}, got nothing. Use a version of torch that the README lists."
-        ) from None
+        missing = errors.fault(
+            "internal",
+            f"torch {torch.__version__}",
+            "lacks a name that autograd needs",
+            expected=f"torch.{name}",
+            got="nothing",
+            advice="Use torch 2.11 or newer, and the newest torch_cubin.",
+        )
+        raise ImportError(str(missing)) from None
 
 
 # An autograd.Function that may run at one level of torch.func's transforms, which is what a kernel

@@ -11,13 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from torch_cubin import _einsum, _private
-from torch_cubin._why_not import SHAPES, why_not, why_not_with
+from torch_cubin._why_not import SHAPES, output_dtype, why_not, why_not_with
 
 _cubin_matmul = torch.ops.cubin.matmul.default
 _cubin_linear = torch.ops.cubin.linear.default
 
 Result = torch.Tensor | str
 Handler = Callable[..., Result]
+
+_TWICE = "a factor or sum that PyTorch rounds to 16 bits once, with the product"
 
 
 def _unlike(rest: tuple[object, ...], out: object, others: dict[str, object]) -> str | None:
@@ -71,7 +73,8 @@ def _inner(input=None, other=None, *rest, out=None, **others) -> Result:
         return SHAPES
     if other.dim() == 1:
         return _cubin_matmul(input, other)
-    columns = other.reshape(-1, other.shape[-1]) if other.dim() != 2 else other
+    # NOTE: not reshape(-1, k), which is ambiguous where k == 0.
+    columns = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
     product = _cubin_matmul(input, columns.t())
     return product.reshape(input.shape[:-1] + other.shape[:-1])
 
@@ -94,6 +97,7 @@ def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
 
 def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = False) -> Handler:
     """beta * input + alpha * (a @ b): addmm, addmv, baddbmm and, with sum_batches, addbmm."""
+    gives_matrix = dims == (2, 2) or sum_batches
 
     def handler(input=None, a=None, b=None, *rest, beta=1, alpha=1, out=None, **others) -> Result:
         if a is None:
@@ -114,22 +118,26 @@ def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = F
             return SHAPES
         if dims[0] == 3 and a.shape[0] != b.shape[0]:
             return SHAPES
+        fused = (  # the kernel adds the bias
+            alpha == 1
+            and beta == 1
+            and gives_matrix
+            and input.dim() == 1
+            and input.shape[0] == b.shape[-1]
+        )
+        if not fused and (alpha != 1 or beta != 0) and output_dtype(a).itemsize == 2:
+            return (
+                _TWICE  # as a product of its own it would be rounded, or overflow, before the sum
+            )
         if sum_batches:
             a = a.transpose(0, 1).reshape(a.shape[1], a.shape[0] * a.shape[2])
             b = b.reshape(b.shape[0] * b.shape[1], b.shape[2])
         shape = a.shape[:-1] + b.shape[max(b.dim() - 1, 1) :]
         if not _expands(input.shape, shape):
             return SHAPES
-        if (
-            beta == 1
-            and alpha == 1
-            and b.dim() == 2
-            and input.dim() == 1
-            and input.shape[0] == shape[-1]
-        ):
-            return _cubin_linear(a, b.t(), input)  # the kernel adds the bias
-        product = _cubin_matmul(a, b)
-        return _scaled_sum(product, input, beta, alpha)
+        if fused:
+            return _cubin_linear(a, b.t(), input)
+        return _scaled_sum(_cubin_matmul(a, b), input, beta, alpha)
 
     return handler
 
@@ -156,8 +164,6 @@ def _scaled_sum(product, input, beta, alpha) -> torch.Tensor:
         product = product * alpha
     if beta == 0:  # NaN and infinity in the input are ignored, as PyTorch does
         return product
-    if input.dtype is not product.dtype:  # autocast changed the product's dtype, not the input's
-        input = input.to(product.dtype)
     return torch.add(product, input, alpha=beta)
 
 

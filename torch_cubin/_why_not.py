@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_cubin import _lib, _private
+from torch_cubin._checks import MAX_DIMS
 
 SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its own error
 
@@ -15,6 +16,7 @@ SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor})
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _CAST = _DTYPES - {torch.float64}
+_TOO_MANY_DIMS = f"more than {MAX_DIMS} dimensions"
 
 
 def plain(types: tuple[type, ...]) -> bool:
@@ -28,6 +30,8 @@ def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
         return _strange(a)
     if a.dtype not in _DTYPES:
         return f"dtype {str(a.dtype)[6:]}"
+    if a.dim() > MAX_DIMS:
+        return _TOO_MANY_DIMS
     reason = _where_traced(a) if torch.compiler.is_compiling() else _where(a)
     return reason or why_not_with(a, b)
 
@@ -40,9 +44,19 @@ def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
         return "different dtypes"
     if b.device != a.device:
         return "tensors on different devices"
+    if b.dim() > MAX_DIMS:
+        return _TOO_MANY_DIMS
     if torch.compiler.is_compiling() or (b.layout is torch.strided and not b.is_nested):
         return None
     return _laid_out(b)
+
+
+def output_dtype(a: torch.Tensor) -> torch.dtype:
+    """The dtype of a product of `a`, which was found to be well; autocast may give another."""
+    device = a.device.type
+    if a.dtype in _CAST and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return a.dtype
 
 
 def _where(a: torch.Tensor) -> str | None:

@@ -113,15 +113,21 @@ class drop_in(_Serving):
     ``torch.compile`` and around one, and is differentiable. Functions that PyTorch wrote in Python,
     such as the one behind :class:`torch.nn.MultiheadAttention`, are entered, so the products inside
     are served too; ``TorchScript`` and other code that never comes back to Python is not.
-    Results have PyTorch's shape and dtype; a product is always contiguous.
+    Results have PyTorch's shape and dtype; a product is always contiguous. In 16 bits ``addmm`` and
+    its kin are served where they add nothing or a bias of one dimension, and scale nothing:
+    anything more would round, or overflow, before the sum.
 
     With activation checkpointing call ``backward()`` inside as well: what is computed again must be
     computed the same way (torch.utils.checkpoint raises otherwise).
     """
 
+    def __init__(self):
+        super().__init__()
+        self._fastpaths = []  # as traced code found the switch: one an entry, for it may nest
+
     def __enter__(self):
         if torch.compiler.is_compiling():
-            self._fastpath = mha._is_fastpath_enabled
+            self._fastpaths.append(mha._is_fastpath_enabled)
             mha._is_fastpath_enabled = False
         else:
             _outermost.enter(self)
@@ -130,7 +136,7 @@ class drop_in(_Serving):
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)
         if torch.compiler.is_compiling():
-            mha._is_fastpath_enabled = self._fastpath
+            mha._is_fastpath_enabled = self._fastpaths.pop()
         else:
             _outermost.leave(self)
 
@@ -145,9 +151,10 @@ class _Outermost:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Weak: one that was entered in a compiled graph, and left outside or not at all, must not
-        # stand in the way of the next. Guarded by _lock, as is what the switch was.
-        self._entered: weakref.WeakSet[drop_in] = weakref.WeakSet()
+        # How often each is entered now. Weak: one that was entered in a compiled graph, and left
+        # outside or not at all, must not stand in the way of the next. Guarded by _lock, as is what
+        # the switch was.
+        self._entered: weakref.WeakKeyDictionary[drop_in, int] = weakref.WeakKeyDictionary()
         self._fastpath = True
 
     def enter(self, mode: drop_in) -> None:
@@ -156,14 +163,15 @@ class _Outermost:
                 _report.clear()
                 self._fastpath = mha.get_fastpath_enabled()
                 mha.set_fastpath_enabled(False)
-            self._entered.add(mode)
+            self._entered[mode] = self._entered.get(mode, 0) + 1
 
     def leave(self, mode: drop_in) -> None:
         with self._lock:
-            if mode in self._entered:
-                self._entered.discard(mode)
-                if not self._entered:
-                    mha.set_fastpath_enabled(self._fastpath)
+            times = self._entered.pop(mode, 0)
+            if times > 1:
+                self._entered[mode] = times - 1
+            elif times == 1 and not self._entered:
+                mha.set_fastpath_enabled(self._fastpath)
 
 
 _outermost = _Outermost()

@@ -10,8 +10,6 @@ also the built-in class that a Python user expects for that mistake.
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 
@@ -142,11 +140,6 @@ CLASSES: dict[str, type[Error]] = {
     )
 }
 
-# NOTE: a failed allocation's text begins as PyTorch's does ("CUDA out of memory."), so the tag is
-# looked for anywhere in the text. What follows the template's text (a C++ backtrace) is dropped.
-_TAGGED = re.compile(r"torch_cubin \[([a-z_]+)\]: ")
-_TRACE = re.compile(r"\n(?:Exception raised from |C\+\+ CapturedTraceback:)")
-
 
 def make(tag: str, message: str) -> Error:
     """The exception for a tag and a finished message (as C++ writes them)."""
@@ -163,19 +156,3 @@ def fault(
     if got:
         text += f", got {got}" if expected else f": got {got}"
     return make(tag, f"{text}. {advice}".rstrip())
-
-
-def translate(error: BaseException) -> Error | None:
-    """The torch_cubin exception that a RuntimeError out of an op stands for, or None.
-
-    Returns `error` itself where it already is one.
-    """
-    if isinstance(error, Error):
-        return error
-    if not isinstance(error, RuntimeError):
-        return None
-    text = str(error)
-    found = _TAGGED.search(text)
-    if found is None or found.group(1) not in CLASSES:
-        return None
-    return make(found.group(1), _TRACE.split(text, maxsplit=1)[0])

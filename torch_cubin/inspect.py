@@ -113,7 +113,8 @@ def inspect(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> 
     on any file: what is not a whole, consistent cubin is refused.
 
     Raises FileError [file] for a path that is missing, unreadable or not a regular file, and
-    ImageError [image] for bytes that are not a loadable cubin; the text says what they are.
+    ImageError [image] for bytes that are not a loadable cubin; the text says what they are. Of
+    another type, `source` is an InputError [input], which is a TypeError.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _image(_lib.inspect(bytes(source), "the bytes given"))
@@ -122,9 +123,13 @@ def inspect(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> 
         if isinstance(path, bytes):
             path = os.fsdecode(path)
         return _image(_lib.inspect(_read(path), _origin(path)))
-    raise TypeError(
-        "torch_cubin.inspect takes a path or the cubin's bytes: expected str, os.PathLike or "
-        f"bytes, got {type(source).__name__}."
+    raise errors.fault(
+        "input",
+        "torch_cubin.inspect argument 'source'",
+        "has a wrong type",
+        expected="str, os.PathLike or bytes",
+        got=type(source).__name__,
+        advice="Pass the cubin's path, or its bytes.",
     )
 
 

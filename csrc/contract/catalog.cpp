@@ -43,6 +43,20 @@ void read_triple(const json& object, const char* key, T (&out)[N]) {
   for (size_t i = 0; i < N; ++i) out[i] = list.at(i).get<T>();
 }
 
+// What the host divides by, or hands to the driver.
+void check_numbers(const CatalogEntry& e) {
+  const auto product = [](const uint32_t (&dims)[3]) {
+    return uint64_t{dims[0]} * dims[1] * dims[2];
+  };
+  const bool tile = e.tile[0] > 0 && e.tile[1] > 0 && e.tile[2] > 0;
+  const bool block = product(e.block) >= 1 && product(e.block) <= 1024;
+  const bool cluster = product(e.cluster) >= 1 && product(e.cluster) <= 16;
+  const bool cost = e.cost_k_tile >= 0 && e.cost_fixed >= 0 && e.cost_lone >= 0;
+  if (!tile || !block || !cluster || !cost || e.alignment < 1 || e.blocks_per_multiprocessor < 1) {
+    throw std::runtime_error("kernel '" + e.name + "' has a number out of range");
+  }
+}
+
 CatalogEntry read_entry(const json& object) {
   CatalogEntry e;
   e.name = object.at("name").get<std::string>();
@@ -52,7 +66,6 @@ CatalogEntry read_entry(const json& object) {
   e.file = object.at("file").get<std::string>();
   e.sha256 = object.at("sha256").get<std::string>();
   e.symbol = object.at("symbol").get<std::string>();
-  e.dtype = object.at("dtype").get<std::string>();
   e.math = object.at("math").get<std::string>();
   e.layout = object.at("layout").get<std::string>();
   e.alignment = object.at("alignment").get<int>();
@@ -64,6 +77,7 @@ CatalogEntry read_entry(const json& object) {
   e.cost_k_tile = object.at("cost").at("k_tile").get<double>();
   e.cost_fixed = object.at("cost").at("fixed").get<double>();
   e.cost_lone = object.at("cost").value("lone", e.cost_lone);
+  check_numbers(e);
   for (const json& p : object.at("params")) {
     ParamInfo info;
     info.index = p.at("index").get<uint32_t>();

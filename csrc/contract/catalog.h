@@ -19,7 +19,7 @@ namespace torch_cubin {
 // One manifest entry, as written there.
 struct CatalogEntry {
   std::string name, family, kind, arch, file, sha256, symbol;
-  std::string dtype, math, layout;
+  std::string math, layout;
   int alignment = 0;  // bytes
   int tile[3] = {0, 0, 0};
   uint32_t block[3] = {1, 1, 1};
@@ -61,7 +61,6 @@ class Catalog {
   // Throws [file] for a missing or malformed manifest; nothing is half-read.
   explicit Catalog(const std::string& folder);
 
-  const std::string& folder() const { return folder_; }
   std::deque<CatalogKernel>& kernels() { return kernels_; }
 
   // The best arch in the catalog for a device: exact with 'a', then family 'f', then the highest

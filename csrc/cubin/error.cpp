@@ -86,6 +86,11 @@ void fail_with_text(std::string_view tag, const std::string& message) {
   throw Error(std::string(tag), last_error_text);
 }
 
+void fail_out_of_memory(const std::string& what) {
+  fail_with_text("oom", "CUDA out of memory. torch_cubin [oom]: " + what +
+                            ". Free memory, or call torch.cuda.empty_cache().");
+}
+
 const std::string& last_error() { return last_error_text; }
 
 void clear_last_error() { last_error_text.clear(); }

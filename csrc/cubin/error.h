@@ -47,6 +47,10 @@ struct Fault {
 // \xNN, and what passes `limit` bytes is cut. For names that come from a file.
 std::string printable(std::string_view text, size_t limit = 200);
 
+// Throws [oom] with a text that begins as PyTorch's does, so that retry helpers know it. `what` is a
+// clause: "an output of 8192 bytes on cuda:0 could not be allocated".
+[[noreturn]] void fail_out_of_memory(const std::string& what);
+
 // The text of the last error thrown on this thread since clear_last_error(). Below torch 2.13 an
 // error that crosses a dispatcher call of the C API arrives as "API call failed": the caller
 // clears this before such a call and rethrows from it afterwards.

@@ -144,8 +144,7 @@ void check(CUresult result, const char* tag, const std::string& action) {
           got, "Start workers with the 'spawn' method."});
   }
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    fail_with_text("oom", "CUDA out of memory. torch_cubin [oom]: " + action + " failed: " + got +
-                              ". Free memory, or call torch.cuda.empty_cache() and try again.");
+    fail_out_of_memory(action + " failed: " + got);
   }
   if (poisons_context(result)) {
     fail({"fault", action, "found the GPU's context broken by an earlier fault", "success", got,
@@ -154,6 +153,11 @@ void check(CUresult result, const char* tag, const std::string& action) {
   if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_DEINITIALIZED) {
     fail({"closed", action, "found the CUDA context gone", "a live context", got,
           "Restart the process: the context that held the kernels was destroyed."});
+  }
+  if (result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+      result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {
+    fail({"capture", action, "is not allowed in this CUDA graph capture", "success", got,
+          "Make one call before the capture begins."});
   }
   fail({tag, action, "failed", "success", got, ""});
 }

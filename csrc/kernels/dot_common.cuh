@@ -9,8 +9,6 @@
 
 namespace torch_cubin {
 
-constexpr int kFlagSwapped = 1;  // MatmulParams::flags: the bias runs along m
-
 // 16 bytes of a tensor.
 template <DType kDType>
 struct Chunk {

@@ -9,16 +9,14 @@
 // partials in the order of the splits (same inputs, same bits), adds the bias, rounds and writes C.
 #pragma once
 
-#if defined(__CUDACC__)
-typedef long long tc_int64;
-#else
-#include <cstdint>
-typedef long long tc_int64;
-#endif
+typedef long long tc_int64;  // device code includes no <cstdint>
 
 namespace torch_cubin {
 
 constexpr int kMaxBatchDims = 4;
+
+// MatmulParams::flags of a dot-product kernel: the operands were swapped, so the bias runs along m.
+constexpr int kFlagSwapped = 1;
 
 struct MatmulParams {
   const void* a;
@@ -39,7 +37,7 @@ struct MatmulParams {
   tc_int64 tiles_m, tiles_n;  // grid.x = tiles_m * tiles_n * batch
   tc_int64 k_tiles_per_split;
   int splits;
-  int flags;  // kernel-specific, 0 by default
+  int flags;  // kFlagSwapped or 0
 };
 
 }  // namespace torch_cubin

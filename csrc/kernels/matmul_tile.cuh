@@ -1,6 +1,5 @@
-// What every matmul kernel does outside its multiplication: which tile a block computes, where that
-// tile's operands begin, and how accumulators become output. Used by mma_ and simt_ kernels; knows
-// nothing of shared memory or of instructions.
+// What every matmul kernel does outside its multiplication: which tile a block computes and where that
+// tile's operands begin. Knows nothing of shared memory or of instructions.
 #pragma once
 
 #include "matmul_params.h"

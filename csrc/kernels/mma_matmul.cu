@@ -297,10 +297,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
       "cost": {"k_tile": 1160, "fixed": 5500}},
      {"name": "64x64x64", "tile": [64, 64, 64], "wm": 32, "wn": 32, "fragments": 2, "stages": 4,
       "shared": 65536, "threads": 128, "blocks": 3,
-      "cost": {"k_tile": 1080, "fixed": 5000}},
+      "cost": {"k_tile": 1080, "fixed": 5000, "lone": 0.4}},
      {"name": "16x128x64", "tile": [16, 128, 64], "wm": 16, "wn": 32, "fragments": 2, "stages": 5,
       "shared": 92160, "threads": 128, "blocks": 2,
-      "cost": {"k_tile": 1300, "fixed": 4500}}]}},
+      "cost": {"k_tile": 1070, "fixed": 4200}}]}},
   {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
    "alignment": 2,
    "for": {

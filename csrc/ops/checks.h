@@ -10,16 +10,12 @@
 
 namespace torch_cubin {
 
-constexpr int64_t kMaxDims = 64;  // PyTorch's own limit
-
 struct Shape {
   int64_t dim = 0;
   int64_t sizes[kMaxDims];
-  int64_t numel() const {
-    int64_t product = 1;
-    for (int64_t i = 0; i < dim; ++i) product *= sizes[i];
-    return product;
-  }
+
+  // Throws [input] past 2^63 - 1.
+  int64_t numel() const;
 };
 
 // Shape of torch.matmul(self, other).

@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
 constexpr int kReduceBlocks = 16;  // a multiprocessor: full, and no more rounds than needed
-constexpr int kSwappedFlag = 1;    // see kernels/dot_matmul.cu
 
 // What a launch reads and writes besides the problem's integers.
 struct Buffers {
@@ -70,7 +69,7 @@ void fill_params(MatmulParams& out, const MatmulProblem& p, const MatmulPlan& pl
   out.tiles_n = plan.tiles_n;
   out.k_tiles_per_split = plan.k_tiles_per_split;
   out.splits = plan.splits;
-  out.flags = plan.swapped ? kSwappedFlag : 0;
+  out.flags = plan.swapped ? kFlagSwapped : 0;
 }
 
 void launch_entry(CatalogKernel& catalog_kernel, const MatmulParams& params, int64_t grid_x,
@@ -117,12 +116,13 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
   const int64_t tiles = plan.tiles_m * plan.tiles_n;
   if (tiles > kMaxGridX / p.batch()) {
     const int last = p.batch_dims - 1;
-    if (last < 0 || tiles * (p.batch() / p.batch_size[last]) > kMaxGridX) {
-      fail({"input", "matmul", "is too large for one launch",
+    if (last < 0) {
+      fail({"input", "this product", "is too large for one launch",
             "at most " + std::to_string(kMaxGridX) + " tiles of output", std::to_string(tiles),
             "Multiply it in parts."});
     }
-    const int64_t part = kMaxGridX / (tiles * (p.batch() / p.batch_size[last]));
+    const int64_t inner = tiles * (p.batch() / p.batch_size[last]);
+    const int64_t part = std::max<int64_t>(1, kMaxGridX / inner);
     return run_in_parts(p, buffers, dtype, device, part);
   }
 

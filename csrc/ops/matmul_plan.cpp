@@ -10,7 +10,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kVectorBytes = 16;            // what the aligned kernels load at a time
 constexpr int64_t kWorkspaceLimit = 128 << 20;  // bytes of split-K partials
 constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  20,
                            24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};

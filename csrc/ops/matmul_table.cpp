@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "cubin/error.h"
+#include "kernels/matmul_params.h"
 
 namespace torch_cubin {
 namespace {
@@ -22,7 +23,7 @@ int index_of(const std::string& text, const char* const (&names)[N], const char*
 
 constexpr const char* kMathNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
 constexpr const char* kLayoutNames[] = {"nn", "nt", "tn", "tt", "any"};
-constexpr int kVectorBytes = 16;
+enum Kind { kKindMma, kKindSimt, kKindDot, kKindReduce };
 constexpr const char* kKindNames[] = {"mma", "simt", "dot", "reduce"};
 
 // Dot-product kernels read A at any strides; their layout and alignment speak of B.
@@ -30,6 +31,21 @@ Access dot_access(const CatalogEntry& entry, int layout) {
   if (layout == kLayoutAny) return kKElements;
   if (layout == kLayoutNT) return kKVectors;
   return entry.alignment == kVectorBytes ? kOwnVectors : kOwnElements;
+}
+
+// Kernels take MatmulParams by value; catalog.cpp compares a manifest with its cubins.
+void check_params(const CatalogEntry& entry) {
+  if (entry.params.size() == 1 && entry.params[0].offset == 0 &&
+      entry.params[0].size == sizeof(MatmulParams)) {
+    return;
+  }
+  fail({"params", "catalog kernel '" + entry.name + "'", "is of another build than this library",
+        "one parameter of " + std::to_string(sizeof(MatmulParams)) + " bytes",
+        std::to_string(entry.params.size()) + " parameters" +
+            (entry.params.empty()
+                 ? ""
+                 : ", the first of " + std::to_string(entry.params[0].size) + " bytes"),
+        "Build the library and its kernels from one source tree."});
 }
 
 const MatmulTable* build(const Device& device) {
@@ -41,6 +57,7 @@ const MatmulTable* build(const Device& device) {
   for (CatalogKernel& kernel : catalog.kernels()) {
     const CatalogEntry& entry = kernel.entry();
     if (entry.family != "matmul" || entry.arch != table->arch) continue;
+    check_params(entry);
     const int math = index_of(entry.math, kMathNames, "math", entry);
     const int layout = index_of(entry.layout, kLayoutNames, "layout", entry);
     const MatmulTable::Row row = {
@@ -54,10 +71,10 @@ const MatmulTable* build(const Device& device) {
         entry.cost_lone,
     };
     switch (index_of(entry.kind, kKindNames, "kind", entry)) {
-      case 2:
+      case kKindDot:
         table->dots[math][dot_access(entry, layout)].push_back(row);
         break;
-      case 3:
+      case kKindReduce:
         table->reduce[math] = &kernel;
         break;
       default:

@@ -16,8 +16,10 @@ namespace torch_cubin {
 enum Math { kMathFloat16, kMathBFloat16, kMathTF32, kMathFloat32, kMathFloat64, kMathCount };
 
 // Order of A, then of B: A "n" has contiguous K, "t" contiguous M; B "n" has contiguous N, "t"
-// contiguous K. kAny takes any strides and any alignment.
+// contiguous K. kLayoutAny takes any strides and any alignment.
 enum Layout { kLayoutNN, kLayoutNT, kLayoutTN, kLayoutTT, kLayoutAny, kLayoutCount };
+
+constexpr int64_t kVectorBytes = 16;  // what the aligned kernels load at a time
 
 // How a kernel can read an operand. "Own" is the operand's dim that is not K: M of A, N of B.
 enum Access {

@@ -1,4 +1,4 @@
-// What PyTorch's autograd is doing on this thread, as far as the stable ABI has no getter for it.
+// What PyTorch's autograd is doing in this process, as far as the stable ABI has no getter for it.
 #pragma once
 
 namespace torch_cubin {

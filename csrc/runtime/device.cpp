@@ -41,10 +41,9 @@ const Device* open_device(int index) {
   // Double data rate: two transfers a clock; both clocks are in kHz.
   const double memory = 2.0 * attribute(device->handle, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE) *
                         attribute(device->handle, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH) / 8;
-  device->bytes_per_cycle = memory / attribute(device->handle, CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
-  device->max_grid[0] = attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X);
-  device->max_grid[1] = attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y);
-  device->max_grid[2] = attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z);
+  const int clock = attribute(device->handle, CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+  // Virtual and integrated GPUs may report 0: then a middling figure serves the cost model.
+  device->bytes_per_cycle = memory > 0 && clock > 0 ? memory / clock : 1000;
   check(d.cuDevicePrimaryCtxRetain(&device->context, device->handle), "driver",
         "cuDevicePrimaryCtxRetain of cuda:" + std::to_string(index));
   return device.release();

@@ -18,7 +18,6 @@ struct Device {
   int multiprocessors = 0;
   int shared_optin = 0;        // bytes a block may have with the opt-in
   double bytes_per_cycle = 0;  // peak of the memory, per cycle of the multiprocessors' top clock
-  int max_grid[3] = {0, 0, 0};
   std::string name;
 };
 

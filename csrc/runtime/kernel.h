@@ -67,7 +67,7 @@ struct LaunchConfig {
 };
 
 // Launches on the device's current PyTorch stream. `params` holds one pointer a parameter; the
-// caller has compared its parameters with kernel.info().params when it chose the kernel.
+// caller has compared its parameters with the kernel's when it made its table.
 void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params);
 
 // Kernels launched by this process so far.

@@ -4,6 +4,7 @@
 
 #include "cubin/error.h"
 #include "driver/driver.h"
+#include "runtime/torch_error.h"
 
 namespace torch_cubin {
 namespace {
@@ -23,6 +24,10 @@ TensorView::TensorView(const Tensor& tensor) : handle(tensor.get()) {
   int64_t* strides_ptr = nullptr;
   int32_t code = 0;
   check_read(aoti_torch_get_dim(handle, &dim));
+  if (dim > kMaxDims) {
+    fail({"input", "a tensor argument", "has too many dimensions",
+          "at most " + std::to_string(kMaxDims), std::to_string(dim), "Reshape it."});
+  }
   check_read(aoti_torch_get_sizes(handle, &sizes_ptr));
   check_read(aoti_torch_get_strides(handle, &strides_ptr));
   check_read(aoti_torch_get_dtype(handle, &code));
@@ -92,6 +97,12 @@ std::string dtype_name(ScalarType dtype) {
       return "float8_e4m3fn";
     case ScalarType::Float8_e5m2:
       return "float8_e5m2";
+    case ScalarType::Float8_e4m3fnuz:
+      return "float8_e4m3fnuz";
+    case ScalarType::Float8_e5m2fnuz:
+      return "float8_e5m2fnuz";
+    case ScalarType::Float8_e8m0fnu:
+      return "float8_e8m0fnu";
     case ScalarType::UInt16:
       return "uint16";
     case ScalarType::UInt32:
@@ -120,11 +131,18 @@ int64_t element_size(ScalarType dtype) {
 }
 
 Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index) {
-  int64_t strides[64];
+  int64_t strides[kMaxDims];
   int64_t numel = 1;
+  bool overflow = false;
   for (int64_t i = dim - 1; i >= 0; --i) {
     strides[i] = numel;
-    numel *= sizes[i] > 1 ? sizes[i] : 1;
+    const int64_t size = sizes[i] > 1 ? sizes[i] : 1;
+    overflow = __builtin_mul_overflow(numel, size, &numel) || overflow;
+  }
+  int64_t bytes = 0;
+  overflow = __builtin_mul_overflow(numel, element_size(dtype), &bytes) || overflow;
+  if (overflow) {
+    fail({"input", "an output or workspace", "is too large", "at most 2^63 - 1 bytes", "more", ""});
   }
   AtenTensorHandle handle = nullptr;
   static const int32_t cuda = aoti_torch_device_type_cuda();
@@ -135,11 +153,14 @@ Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t d
             "was asked for in a forked process", "the process that initialised CUDA", "its child",
             "Start workers with the 'spawn' method."});
     }
-    fail_with_text("oom",
-                   "CUDA out of memory. torch_cubin [oom]: an output or workspace of " +
-                       std::to_string(numel * element_size(dtype)) +
-                       " bytes could not be allocated on cuda:" + std::to_string(device_index) +
-                       ". Free memory, or call torch.cuda.empty_cache().");
+    const std::string object = "an output or workspace of " + std::to_string(bytes) +
+                               " bytes on cuda:" + std::to_string(device_index);
+    // Torch 2.13 says why. Below, its text goes to stderr: then a lack of memory is what it must be.
+    const std::string text = torch_error();
+    if (!text.empty() && text.find("out of memory") == std::string::npos) {
+      fail({"fault", object, "could not be allocated", "memory from PyTorch", text, ""});
+    }
+    fail_out_of_memory(object + " could not be allocated");
   }
   return Tensor(handle);
 }

@@ -16,6 +16,9 @@ namespace torch_cubin {
 using torch::stable::Tensor;
 using ScalarType = torch::headeronly::ScalarType;
 
+constexpr int64_t kMaxDims = 64;  // more than any model has; arrays of sizes live on the stack
+
+// Throws [input] for a tensor of more than kMaxDims dimensions.
 struct TensorView {
   explicit TensorView(const Tensor& tensor);
 
