@@ -77,9 +77,9 @@ def _batched_linear(
         out, dim = _batched_matmul(matmul, input, matrix, (input_dim, matrix_dim))
     if bias is None:
         return out, dim
-    # NOTE: no kernel adds a bias of its own to each batch, so in 16 bits the product is rounded before
-    # the sum, as by torch's rule for F.linear. To add the bias as one more column of the matrix
-    # would round once, and copy every operand.
+    # NOTE: no kernel adds a bias of its own to each batch, so in 16 bits the product is rounded
+    # before the sum, as by torch's rule for F.linear. The bias as one more column of the matrix
+    # would be rounded once, but would copy every operand.
     out = _front(out, dim)
     return out + _pad(_front(bias, bias_dim), out.dim()), 0
 

@@ -159,6 +159,26 @@ def test_graph_break_inside(where, device) -> None:
         torch.testing.assert_close(compiled(a), linear(a) @ a, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("made", ["inside", "outside"])
+def test_an_instance_within_itself(made, device) -> None:
+    outside = torch_cubin.drop_in()
+
+    def function(a):
+        mode = torch_cubin.drop_in() if made == "inside" else outside
+        with mode:
+            with mode:
+                b = a @ a
+            return b @ a
+
+    a = integers(4, 4, device=device)
+    graphs = Graphs()
+    compiled = torch.compile(function, backend=graphs, fullgraph=True)
+    for _ in range(2):
+        same(compiled(a), a @ a @ a)
+        assert mha.get_fastpath_enabled()
+    assert graphs.cubin() == [2]
+
+
 def test_without_the_mode_the_same_function_is_compiled_again(device) -> None:
     a = integers(4, 4, device=device)
     graphs = Graphs()
@@ -195,7 +215,8 @@ def test_autocast(where, device) -> None:
 
     def function(x):
         with torch.autocast(device, dtype=torch.bfloat16):
-            return x @ x, F.linear(x, x.bfloat16(), x[0]), torch.addmm(x[0], x, x, beta=2)
+            served = x @ x, F.linear(x, x.bfloat16(), x[0]), torch.addmm(x[0], x, x)
+            return *served, torch.addmm(x[0], x, x, beta=2)  # in 16 bits: PyTorch's
 
     graphs = Graphs()
     compiled = _compile(function, where, graphs, fullgraph=True)

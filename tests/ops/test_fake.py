@@ -131,6 +131,11 @@ WRONG_SHAPES = [
     (linear, ((2, 3), (4, 3), (3,))),
     (linear, ((2, 3), (4, 3), (2, 4))),
     (linear, ((2, 3), (3,), (1,))),
+    (matmul, ((1,) * 65, (1,) * 2)),
+    (matmul, ((1,), (1,) * 72)),
+    (linear, ((1,) * 72, (1, 1), None)),
+    (linear, ((1, 1), (1,) * 72, None)),
+    (linear, ((1, 1), (1, 1), (1,) * 65)),
 ]
 
 
@@ -143,8 +148,30 @@ def test_fake_and_real_refuse_alike(op, shapes, grad):
         assert message(op, make_all(shapes, "meta")) == real
 
 
-@pytest.mark.parametrize("dtypes", [(torch.int64,) * 2, (torch.float32, torch.float64)])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.int64,) * 2,
+        (torch.float32, torch.float64),
+        (torch.float8_e4m3fnuz,) * 2,
+        (torch.float8_e8m0fnu,) * 2,
+    ],
+    ids=str,
+)
 def test_fake_and_real_refuse_the_same_dtypes(dtypes):
     a, b = (torch.ones(2, 2, dtype=dtype) for dtype in dtypes)
     assert message(matmul, (a, b)) == message(matmul, (as_meta(a), as_meta(b)))
     assert message(linear, (a, b)) == message(linear, (as_meta(a), as_meta(b)))
+
+
+DTYPES_OF_TORCH = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
+
+
+@pytest.mark.filterwarnings("ignore")  # of half-supported and deprecated dtypes
+@pytest.mark.parametrize("dtype", DTYPES_OF_TORCH, ids=str)
+def test_a_refused_dtype_has_torchs_name(dtype):
+    x = torch.empty(2, 2, dtype=dtype, device="meta")
+    if dtype in DTYPES:
+        assert matmul(x, x).dtype == dtype
+    else:
+        assert f"got {str(dtype).removeprefix('torch.')}. " in message(matmul, (x, x))

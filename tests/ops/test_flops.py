@@ -68,15 +68,56 @@ def test_fake_tensors_are_counted():
     assert count(lambda: matmul(a, b)) == 48
 
 
-@pytest.mark.parametrize("first", ["torch_cubin", "torch.utils.flop_counter"])
-def test_counter_imported_before_or_after(first):
-    second = "torch.utils.flop_counter" if first == "torch_cubin" else "torch_cubin"
+IMPORTS = {
+    "before": "import torch.utils.flop_counter, torch_cubin",
+    "after": """
+import torch_cubin
+assert "torch.utils.flop_counter" not in sys.modules
+import torch.utils.flop_counter
+""",
+    "after a search": """
+import importlib.util, torch_cubin
+for _ in range(2):
+    assert importlib.util.find_spec("torch.utils.flop_counter") is not None
+assert "torch.utils.flop_counter" not in sys.modules
+""",
+    "through another finder": """
+import importlib.util, torch_cubin
+
+class Other:
+    busy = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch.utils.flop_counter" or self.busy:
+            return None
+        self.busy = True
+        try:
+            return importlib.util.find_spec(name)
+        finally:
+            self.busy = False
+
+sys.meta_path.insert({where}, Other())
+""",
+    "reloaded": """
+import importlib, torch_cubin, torch.utils.flop_counter
+importlib.reload(torch.utils.flop_counter)
+""",
+    "before and reloaded": """
+import importlib, torch.utils.flop_counter, torch_cubin
+importlib.reload(torch.utils.flop_counter)
+""",
+}
+finder = IMPORTS.pop("through another finder")
+IMPORTS["through a finder before"] = finder.replace("{where}", "0")
+IMPORTS["through a finder behind"] = finder.replace("{where}", "1")
+
+
+@pytest.mark.parametrize("order", IMPORTS)
+def test_counter_imported_before_or_after(order):
     code = f"""
 import sys
 import torch
-import {first}
-assert ({first!r} != "torch_cubin") or ("torch.utils.flop_counter" not in sys.modules)
-import {second}
+{IMPORTS[order]}
 from torch.utils.flop_counter import FlopCounterMode
 with FlopCounterMode(display=False) as mode:
     torch.ops.cubin.matmul(torch.ones(2, 3), torch.ones(3, 4))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -52,14 +55,20 @@ def test_wrong_batches(mode, device):
 
 @pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
 @pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str
+    "dtype",
+    [
+        *(torch.int64, torch.int8, torch.bool, torch.uint16, torch.complex32, torch.complex64),
+        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+        torch.float8_e8m0fnu,
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("op", [matmul, linear], ids=str)
 def test_unsupported_dtypes(op, dtype, mode, device):
     x = torch.zeros(2, 2, device=device).to(dtype)
     text = call(mode, op, x, x)
     assert text.startswith("torch_cubin [input]: ")
-    assert str(dtype).removeprefix("torch.") in text
+    assert f"got {str(dtype).removeprefix('torch.')}. " in text
     for supported in ("float16", "bfloat16", "float32", "float64"):
         assert supported in text
 
@@ -164,3 +173,74 @@ def test_an_error_of_a_saved_tensor_hook_keeps_its_text(device):
         pytest.raises(RuntimeError, match="nothing may be saved here"),
     ):
         matmul(x, x.t())
+
+
+class Mine(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (KeyError("k"), "KeyError: 'k'"),
+        (Mine(), "Mine"),
+        (SystemExit(3), "SystemExit: 3"),
+        (RuntimeError("as it is"), "as it is"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "CUDA out of memory. Tried"),
+    ],
+    ids=repr,
+)
+def test_an_error_of_the_users_names_its_type(error, text, device):
+    def refuse(tensor):
+        raise error
+
+    x = ones(2, 3, device=device).requires_grad_()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t),
+        pytest.raises(RuntimeError) as caught,
+    ):
+        matmul(x, x.t())
+    assert str(caught.value).removeprefix(f"{__name__}.").splitlines()[0] == text
+
+
+def test_ctrl_c_is_not_swallowed():
+    """Not even where every RuntimeError is: the signal comes again, after the call."""
+    code = """
+import signal, time, torch, torch_cubin
+
+def interrupted(tensor):
+    signal.raise_signal(signal.SIGINT)
+    return tensor
+
+x = torch.ones(2, 3, requires_grad=True)
+try:
+    with torch.autograd.graph.saved_tensors_hooks(interrupted, lambda t: t):
+        try:
+            torch.ops.cubin.matmul(x, x.t())
+        except RuntimeError as error:
+            print(str(error).splitlines()[0], flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert done.stdout.split() == ["KeyboardInterrupt", "interrupted"], done.stderr
+
+
+@pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
+def test_too_many_dimensions(mode, device):
+    many, matrix = ones(*[1] * 72, device=device), ones(1, 1, device=device)
+    for args in ((matmul, many, matrix), (matmul, matrix, many), (linear, many, matrix)):
+        text = call(mode, *args)
+        assert text.startswith("torch_cubin [input]: a tensor argument has too many dimensions: ")
+        assert "expected at most 64, got 72. " in text
+    most = many[(0,) * 8]
+    assert matmul(most, matrix).dim() == matmul(matrix, most).dim() == 64
+    assert linear(most, matrix).dim() == 64

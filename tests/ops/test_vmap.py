@@ -69,6 +69,16 @@ def test_vmap_options(device):
     assert_near(vmap(matmul, (-1, 0), out_dims=1, chunk_size=2)(a, b), expected)
 
 
+def test_a_bias_to_each_batch_is_added_after_rounding_as_torch_does(device):
+    x = torch.full((2, 3, 64), 200.0, dtype=torch.float16, device=device)
+    weight = torch.full((4, 64), 4.0, dtype=torch.float16, device=device)
+    bias = torch.tensor([[24.0], [-24.0]], dtype=torch.float16, device=device).expand(2, 4)
+    dims = (0, None, 0)
+    result = vmap(linear, dims)(x, weight, bias)
+    expected = vmap(reference_linear, dims)(x, weight, bias)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
 def test_nested_vmap(device):
     a, b = make((2, 5, 3), device), make((4, 3, 5), device)
     for op in (matmul, lambda x, y: linear(x, y)):
