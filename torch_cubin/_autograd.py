@@ -8,9 +8,9 @@ formulas call the public ops, so that derivatives of every order compose. Neithe
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import math
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -82,11 +82,12 @@ def _interrupt_again() -> None:
 
     A saved-tensor hook or a mode of the user's runs inside the op, and the C API between it and the
     public op makes a RuntimeError of whatever comes out: the text names the type (_checks.keep),
-    the type itself is lost. A signal is delivered once more. From another thread and a moment
-    later, because signal.raise_signal() would interrupt this very function.
+    the type itself is lost. A signal is delivered once more: a moment later and from another
+    thread, because signal.raise_signal() would interrupt this very function.
     """
-    if threading.current_thread() is threading.main_thread():
-        threading.Timer(0.01, _thread.interrupt_main).start()
+    main = threading.main_thread()
+    if threading.current_thread() is main and callable(signal.getsignal(signal.SIGINT)):
+        threading.Timer(0.01, signal.pthread_kill, (main.ident, signal.SIGINT)).start()
 
 
 def _requires_grad(args: Sequence[Tensor | None]) -> bool:

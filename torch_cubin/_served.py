@@ -45,8 +45,17 @@ def _rmatmul(self=None, other=None, *rest, **others) -> Result:
     return _matmul(other, self, *rest, **others)
 
 
-def _of_dims(input_dims: int, other_dims: int, other_name: str) -> Handler:
-    """A product of operands with fixed numbers of dims: mm, bmm, mv, dot."""
+# Autocast lowers these on no device, or on CUDA alone, where it lowers matmul on every one.
+_AUTOCAST = "autocast, whose rule for it is not matmul's"
+
+
+def _of_dims(
+    input_dims: int, other_dims: int, other_name: str, lowered_on: tuple[str, ...] = ("cpu", "cuda")
+) -> Handler:
+    """A product of operands with fixed numbers of dims: mm, bmm, mv, dot.
+
+    `lowered_on`: the devices on which autocast treats it as it treats matmul.
+    """
 
     def handler(input=None, other=None, *rest, out=None, **others) -> Result:
         if other is None:
@@ -54,6 +63,9 @@ def _of_dims(input_dims: int, other_dims: int, other_name: str) -> Handler:
         reason = _unlike(rest, out, others) or why_not(input, other)
         if reason:
             return reason
+        device = input.device.type
+        if device not in lowered_on and torch.is_autocast_enabled(device):
+            return _AUTOCAST
         if input.dim() != input_dims or other.dim() != other_dims:
             return SHAPES
         if input.shape[-1] != other.shape[max(other_dims - 2, 0)]:
@@ -69,6 +81,8 @@ def _inner(input=None, other=None, *rest, out=None, **others) -> Result:
     reason = _unlike(rest, out, others) or why_not(input, other)
     if reason:
         return reason
+    if torch.is_autocast_enabled(input.device.type):
+        return _AUTOCAST
     if input.dim() == 0 or other.dim() == 0 or input.shape[-1] != other.shape[-1]:
         return SHAPES
     if other.dim() == 1:
@@ -227,9 +241,9 @@ def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> tuple[_einsum.Plan 
 
 _mm = _of_dims(2, 2, "mat2")
 _bmm = _of_dims(3, 3, "mat2")
-_mv = _of_dims(2, 1, "vec")
-_dot = _of_dims(1, 1, "tensor")
-_vdot = _of_dims(1, 1, "other")
+_mv = _of_dims(2, 1, "vec", ("cuda",))
+_dot = _of_dims(1, 1, "tensor", ())
+_vdot = _of_dims(1, 1, "other", ())
 _addmm = _add_to(("mat1", "mat2"), (2, 2))
 _addmv = _add_to(("mat", "vec"), (2, 1))
 _baddbmm = _add_to(("batch1", "batch2"), (3, 3))

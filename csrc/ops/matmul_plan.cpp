@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "cubin/error.h"
@@ -10,7 +10,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kWorkspaceLimit = 128 << 20;  // bytes of split-K partials
 constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  20,
                            24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};
 
@@ -48,11 +47,18 @@ double k_tile_cycles(const MatmulTable::Row& row, double blocks, int64_t multipr
   return row.cost_k_tile * std::max(held / full, row.cost_lone);
 }
 
-// Fewest splits that keep the error of float64 near that of PyTorch, whose kernels split a long K
-// finely: chains of 1,024 terms had twice its error (16 x 6144 x 4096 on the H200).
-int64_t least_splits(Math math, int64_t k) {
+// Bytes of split-K partials that a product may take.
+int64_t workspace_limit(Math math) { return int64_t{math == kMathFloat64 ? 512 : 128} << 20; }
+
+// Fewest splits, where there are any, that keep the error of float64 near that of PyTorch, whose
+// kernels split a long K finely: chains of 1,024 terms had twice its error (16 x 6144 x 4096 on the
+// H200). Fewer where the partials would not fit.
+int64_t least_splits(Math math, int64_t k, int64_t k_tiles, double partial_bytes) {
   constexpr int64_t kLongestChain = 512;
-  return math == kMathFloat64 ? ceil_div(k, kLongestChain) : 1;
+  if (math != kMathFloat64) return 1;
+  const auto fitting = static_cast<int64_t>(workspace_limit(math) / partial_bytes);
+  constexpr int64_t kMost = std::end(kSplits)[-1];
+  return std::min({ceil_div(k, kLongestChain), k_tiles / 2, kMost, fitting * 2 / 3});
 }
 
 void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable::Row& row,
@@ -66,14 +72,15 @@ void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable
   const double bytes = element_bytes_of(math) * x.batch *
                        (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n +
                         static_cast<double>(x.m) * x.n);
-  for (const int splits : kSplits) {
-    if (splits > k_tiles) break;
-    if (splits > 1 && splits < least_splits(math, x.k)) continue;
-    const double partial = outputs * splits * accumulator_bytes(math);
-    if (splits > 1 && (table.reduce[math] == nullptr || partial > kWorkspaceLimit)) break;
-    const int64_t per_split = ceil_div(k_tiles, splits);
-    const int64_t used = ceil_div(k_tiles, per_split);
-    if (used != splits) continue;  // some split would be empty: a smaller count is the same
+  const double split_bytes = outputs * accumulator_bytes(math);
+  const int64_t least = least_splits(math, x.k, k_tiles, split_bytes);
+  for (const int wanted : kSplits) {
+    if (wanted > k_tiles) break;
+    if (wanted > 1 && wanted < least) continue;
+    const int64_t per_split = ceil_div(k_tiles, wanted);
+    const auto splits = static_cast<int>(ceil_div(k_tiles, per_split));  // none is empty
+    const double partial = splits * split_bytes;
+    if (splits > 1 && (table.reduce[math] == nullptr || partial > workspace_limit(math))) break;
     const double waves = std::max(
         1.0,
         static_cast<double>(static_cast<int64_t>((tiles * splits + row.slots - 1) / row.slots)));

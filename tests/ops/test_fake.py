@@ -164,10 +164,18 @@ def test_fake_and_real_refuse_the_same_dtypes(dtypes):
     assert message(linear, (a, b)) == message(linear, (as_meta(a), as_meta(b)))
 
 
-DTYPES_OF_TORCH = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
+# Quantised tensors are a backend of their own: torch refuses them before any kernel runs.
+DTYPES_OF_TORCH = sorted(
+    {
+        dtype
+        for name, dtype in vars(torch).items()
+        if isinstance(dtype, torch.dtype) and not name.startswith(("qint", "quint"))
+    },
+    key=str,
+)
 
 
-@pytest.mark.filterwarnings("ignore")  # of half-supported and deprecated dtypes
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", DTYPES_OF_TORCH, ids=str)
 def test_a_refused_dtype_has_torchs_name(dtype):
     x = torch.empty(2, 2, dtype=dtype, device="meta")

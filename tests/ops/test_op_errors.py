@@ -209,6 +209,8 @@ def test_ctrl_c_is_not_swallowed():
     code = """
 import signal, time, torch, torch_cubin
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+
 def interrupted(tensor):
     signal.raise_signal(signal.SIGINT)
     return tensor
