@@ -19,6 +19,7 @@ _cubin_linear = torch.ops.cubin.linear.default
 Result = torch.Tensor | str
 Handler = Callable[..., Result]
 
+# A product of its own would be rounded, or overflow, before the factor or the sum.
 _TWICE = "a factor or sum that PyTorch rounds to 16 bits once, with the product"
 
 
@@ -109,7 +110,12 @@ def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
     return _cubin_linear(input, weight, bias)
 
 
-def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = False) -> Handler:
+def _add_to(
+    names: tuple[str, str],
+    dims: tuple[int, int],
+    sum_batches: bool = False,
+    lowered_on: tuple[str, ...] = ("cpu", "cuda"),
+) -> Handler:
     """beta * input + alpha * (a @ b): addmm, addmv, baddbmm and, with sum_batches, addbmm."""
     gives_matrix = dims == (2, 2) or sum_batches
 
@@ -126,6 +132,9 @@ def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = F
         )
         if reason:
             return reason
+        device = a.device.type
+        if device not in lowered_on and torch.is_autocast_enabled(device):
+            return _AUTOCAST
         if a.dim() != dims[0] or b.dim() != dims[1]:
             return SHAPES
         if a.shape[-1] != b.shape[max(dims[1] - 2, 0)]:
@@ -140,9 +149,7 @@ def _add_to(names: tuple[str, str], dims: tuple[int, int], sum_batches: bool = F
             and input.shape[0] == b.shape[-1]
         )
         if not fused and (alpha != 1 or beta != 0) and output_dtype(a).itemsize == 2:
-            return (
-                _TWICE  # as a product of its own it would be rounded, or overflow, before the sum
-            )
+            return _TWICE
         if sum_batches:
             a = a.transpose(0, 1).reshape(a.shape[1], a.shape[0] * a.shape[2])
             b = b.reshape(b.shape[0] * b.shape[1], b.shape[2])
@@ -245,7 +252,7 @@ _mv = _of_dims(2, 1, "vec", ("cuda",))
 _dot = _of_dims(1, 1, "tensor", ())
 _vdot = _of_dims(1, 1, "other", ())
 _addmm = _add_to(("mat1", "mat2"), (2, 2))
-_addmv = _add_to(("mat", "vec"), (2, 1))
+_addmv = _add_to(("mat", "vec"), (2, 1), lowered_on=("cuda",))
 _baddbmm = _add_to(("batch1", "batch2"), (3, 3))
 _addbmm = _add_to(("batch1", "batch2"), (3, 3), sum_batches=True)
 

@@ -450,10 +450,14 @@ def test_a_gpu_without_kernels_goes_to_torch_and_a_broken_catalog_does_not(
     assert len(report.served) == (not declined)
 
 
-@pytest.mark.parametrize("function", [torch.dot, torch.vdot, torch.inner, torch.mv])
+def _addmv(a, b):
+    return torch.addmv(b, a, b, beta=0)
+
+
+@pytest.mark.parametrize("function", [torch.dot, torch.vdot, torch.inner, torch.mv, _addmv])
 def test_autocast_of_what_it_does_not_lower(device: str, function) -> None:
-    """dot, vdot and inner stay float32 under autocast on every device, mv on the CPU."""
-    x = torch.randn((3, 3) if function is torch.mv else (3,), device=device)
+    """dot, vdot and inner stay float32 under autocast on every device, mv and addmv on the CPU."""
+    x = torch.randn((3, 3) if function in (torch.mv, _addmv) else (3,), device=device)
     y = torch.randn(3, device=device)
     for dtype in (torch.float16, torch.bfloat16):
         with torch.autocast(device, dtype=dtype):
