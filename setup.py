@@ -31,6 +31,7 @@ SETUPTOOLS_MIN = 77  # pyproject.toml's license field; its own bdist_wheel
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "torch_cubin"
+GENERATED = ROOT / "build" / "generated"  # headers made from other sources
 
 
 def torch_target_version(version: tuple[int, int]) -> str:
@@ -102,6 +103,16 @@ def kernel_build():
     return module
 
 
+def write_params_digests(kernels) -> None:
+    """What csrc/contract/catalog.cpp compares with the manifest; left alone where it is right."""
+    digests = {
+        header.stem.removesuffix("_params"): kernels.kernel_table.params_digest(header)
+        for header in sorted((ROOT / "csrc" / "kernels").glob("*_params.h"))
+    }
+    text = "".join(f'{{"{family}", "{digest}"}},\n' for family, digest in digests.items())
+    kernels.replace_file(GENERATED / "params_digests.inc", text.encode())
+
+
 def extension():
     from torch.utils.cpp_extension import CppExtension, include_paths
 
@@ -123,7 +134,7 @@ def extension():
         ],
         py_limited_api=True,  # keeps libtorch_python out of the link line
         # cuda.h for types only: csrc/driver finds every function at run time.
-        include_dirs=[str(csrc), *json_include(), str(cuda_include)],
+        include_dirs=[str(csrc), str(GENERATED), *json_include(), str(cuda_include)],
         extra_compile_args=[
             "-O2",
             "-g0",
@@ -171,6 +182,7 @@ def build_ext_class():
                 print("torch_cubin: kernels left as they are (TORCH_CUBIN_SKIP_KERNELS=1)")
             else:
                 self.build_kernels()
+            write_params_digests(kernel_build())
             os.environ.setdefault("MAX_JOBS", "2")  # a compiler takes about 1 GB
             super().run()
             if not self.inplace and (PACKAGE / "cubins" / "manifest.json").is_file():

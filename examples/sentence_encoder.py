@@ -5,8 +5,6 @@
     python examples/sentence_encoder.py --export DIR      # a bfloat16 copy of the model (45 MB)
     python examples/sentence_encoder.py --model DIR       # ... for a machine without a network
 
-(In a checkout that is not installed: PYTHONPATH=. before it.)
-
 all-MiniLM-L6-v2 (22 million parameters) embeds sentences with stock PyTorch and inside
 `torch_cubin.drop_in()`. The embeddings must agree: cosine similarity at least 0.9999 in float32 and
 0.999 in bfloat16, for every sentence; the exit status says whether they do.
@@ -28,6 +26,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+
+# The checkout's torch_cubin, unless one is installed.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch_cubin
 

@@ -32,14 +32,16 @@ def keep(error: BaseException) -> None:
     _lib.load().torch_cubin_keep_error(kept)
 
 
-def _fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
+def fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
+    """An [input] error, kept for the public op."""
     error = errors.fault("input", object, problem, expected=expected, got=got, advice=advice)
     keep(error)
     return error
 
 
-def _fail(object: str, problem: str, expected: str, got: str, advice: str = "") -> NoReturn:
-    raise _fault(object, problem, expected, got, advice)
+def fail(object: str, problem: str, expected: str, got: str, advice: str = "") -> NoReturn:
+    """Raises :func:`fault`."""
+    raise fault(object, problem, expected, got, advice)
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -47,23 +49,25 @@ def shape_text(shape: Sequence[int]) -> str:
     return "(" + ", ".join(map(str, shape)) + (",)" if len(shape) == 1 else ")")
 
 
-def _dtype_name(tensor: torch.Tensor) -> str:
+def dtype_name(tensor: torch.Tensor) -> str:
+    """bfloat16, without the torch. before it."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _require(equal: bool | torch.SymBool, *details: str) -> None:
+def require(equal: bool | torch.SymBool, *details: str) -> None:
     """Fails unless sizes agree; a symbol that decides it becomes a guard or a run-time check."""
     if isinstance(equal, bool):
         if not equal:
-            _fail(*details)
+            fail(*details)
     else:
-        torch._check(equal, lambda: str(_fault(*details)))
+        torch._check(equal, lambda: str(fault(*details)))
 
 
-def _check_dims(*tensors: torch.Tensor | None) -> None:
+def check_dims(*tensors: torch.Tensor | None) -> None:
+    """Fails for a tensor of more dimensions than the kernels' host code keeps room for."""
     for tensor in tensors:
         if tensor is not None and tensor.dim() > MAX_DIMS:
-            _fail(
+            fail(
                 "a tensor argument",
                 "has too many dimensions",
                 f"at most {MAX_DIMS}",
@@ -72,15 +76,38 @@ def _check_dims(*tensors: torch.Tensor | None) -> None:
             )
 
 
+def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Fails for a tensor that is more than numbers at strides; C++ is never sent one."""
+    if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+        return
+    got, method = str(tensor.layout), "to_dense()"
+    if tensor.is_quantized:
+        got, method = "a quantized tensor", "dequantize()"
+    elif tensor.is_nested:
+        got, method = "a nested tensor", "to_padded_tensor(0)"
+    fail(
+        f"{op} argument '{name}'",
+        "has an unsupported layout",
+        "a dense tensor (torch.strided)",
+        got,
+        f"Convert it with .{method}, or use torch.{_replacement(op)}.",
+    )
+
+
+def _replacement(op: str) -> str:
+    if op == "matmul":
+        return op
+    return "nn.functional." + ("linear" if op == "linear" else "scaled_dot_product_attention")
+
+
 def _check_dtype(op: str, name: str, tensor: torch.Tensor) -> None:
     if tensor.dtype not in _DTYPES:
-        replacement = "matmul" if op == "matmul" else "nn.functional.linear"
-        _fail(
+        fail(
             f"{op} argument '{name}'",
             "has an unsupported dtype",
             "float16, bfloat16, float32 or float64",
-            _dtype_name(tensor),
-            f"Convert it with .to(dtype), or use torch.{replacement}.",
+            dtype_name(tensor),
+            f"Convert it with .to(dtype), or use torch.{_replacement(op)}.",
         )
 
 
@@ -88,7 +115,7 @@ def _check_pair(
     op: str, first_name: str, first: torch.Tensor, name: str, tensor: torch.Tensor
 ) -> None:
     if tensor.device != first.device:
-        _fail(
+        fail(
             f"{op} argument '{name}'",
             "is on another device",
             f"{first.device} like '{first_name}'",
@@ -96,18 +123,20 @@ def _check_pair(
             "Move one of them with .to(device).",
         )
     if tensor.dtype != first.dtype:
-        _fail(
+        fail(
             f"{op} argument '{name}'",
             "has another dtype",
-            f"{_dtype_name(first)} like '{first_name}'",
-            _dtype_name(tensor),
+            f"{dtype_name(first)} like '{first_name}'",
+            dtype_name(tensor),
             "Convert one of them with .to(dtype).",
         )
 
 
 def check_matmul(self: torch.Tensor, other: torch.Tensor) -> list[int]:
     """Checks the arguments of matmul and returns its output's shape."""
-    _check_dims(self, other)
+    check_dense("matmul", "self", self)
+    check_dense("matmul", "other", other)
+    check_dims(self, other)
     _check_dtype("matmul", "self", self)
     _check_dtype("matmul", "other", other)
     _check_pair("matmul", "self", self, "other", other)
@@ -117,7 +146,7 @@ def check_matmul(self: torch.Tensor, other: torch.Tensor) -> list[int]:
 def matmul_shape(a: Sequence[int], b: Sequence[int]) -> list[int]:
     """Shape of torch.matmul for tensors of shapes `a` and `b`."""
     if len(a) == 0 or len(b) == 0:
-        _fail(
+        fail(
             "matmul",
             "takes no 0-dimensional tensor",
             "at least 1 dimension each",
@@ -125,7 +154,7 @@ def matmul_shape(a: Sequence[int], b: Sequence[int]) -> list[int]:
             "Multiply with * instead.",
         )
     k, other_k = a[-1], b[0 if len(b) == 1 else -2]
-    _require(
+    require(
         other_k == k,
         "matmul",
         f"shapes {shape_text(a)} and {shape_text(b)} cannot be multiplied",
@@ -143,7 +172,7 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
     y = [1] * (len(x) - len(y)) + y
     for i, (p, q) in enumerate(zip(x, y, strict=True)):
         if p != q and p != 1 and q != 1:
-            _fail(
+            fail(
                 "matmul",
                 f"batch dimensions of shapes {shape_text(a)} and {shape_text(b)} do not broadcast",
                 f"equal sizes or 1 at output dimension {i}",
@@ -154,7 +183,10 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
 
 def check_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> list[int]:
     """Checks the arguments of linear and returns its output's shape."""
-    _check_dims(input, weight, bias)
+    for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            check_dense("linear", name, tensor)
+    check_dims(input, weight, bias)
     _check_dtype("linear", "input", input)
     _check_dtype("linear", "weight", weight)
     _check_pair("linear", "input", input, "weight", weight)
@@ -168,14 +200,14 @@ def check_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
 def linear_shape(input: Sequence[int], weight: Sequence[int]) -> list[int]:
     """Shape of F.linear for tensors of these shapes."""
     if len(input) == 0 or len(weight) not in (1, 2):
-        _fail(
+        fail(
             "linear",
             "has arguments of a wrong rank",
             "input with at least 1 dimension and weight with 1 or 2",
             f"shapes {shape_text(input)} and {shape_text(weight)}",
         )
     k = input[-1]
-    _require(
+    require(
         weight[-1] == k,
         "linear",
         f"shapes {shape_text(input)} and {shape_text(weight)} cannot be multiplied",
@@ -198,6 +230,6 @@ def check_bias(weight: Sequence[int], bias: Sequence[int]) -> None:
         "Add a bias of another shape after the call.",
     )
     if len(bias) > 1 or not matrix:
-        _fail(*details)
+        fail(*details)
     if bias[0] != 1:
-        _require(bias[0] == weight[0], *details)
+        require(bias[0] == weight[0], *details)

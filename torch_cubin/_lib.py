@@ -80,7 +80,7 @@ def inspect(data: bytes, origin: str) -> dict[str, Any]:
 
 
 def catalog() -> dict[str, Any]:
-    """The built-in kernels: the manifest with "path", "archs" and "loaded" (name, arch) added."""
+    """The built-in kernels: the manifest and more (Catalog::to_json in csrc/contract/catalog.h)."""
     return _answer(load().torch_cubin_catalog())
 
 

@@ -61,6 +61,8 @@ def _catalog() -> Iterator[Finding]:
         yield not changed, f"{arch}: {len(entries)} kernels, {size / 1e6:.1f} MB: {dtypes}"
         for file in changed:
             yield False, f"{file} is missing or not what the manifest promises: build it again"
+    for refused in catalog["refused"]:
+        yield False, f"{refused['arch']}: {refused['message']}"
 
 
 def _is_whole(folder: str, entry: dict[str, str]) -> bool:

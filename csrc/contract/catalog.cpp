@@ -18,6 +18,24 @@ using nlohmann::json;
 constexpr size_t kManifestLimit = 64u << 20;
 constexpr size_t kCubinLimit = 256u << 20;
 
+struct ParamsDigest {
+  const char* family;
+  const char* digest;
+};
+
+// One for each csrc/kernels/<family>_params.h, written by setup.py; csrc/kernels/build.py writes
+// the same to the manifest.
+constexpr ParamsDigest kParamsDigests[] = {
+#include "params_digests.inc"
+};
+
+std::string digest_of_family(const std::string& family) {
+  for (const ParamsDigest& known : kParamsDigests) {
+    if (family == known.family) return known.digest;
+  }
+  return "";
+}
+
 // "sm_90a" -> {90, 'a'}
 Arch parse_arch(const std::string& text) {
   Arch arch;
@@ -85,6 +103,7 @@ CatalogEntry read_entry(const json& object) {
     info.size = p.at("size").get<uint32_t>();
     e.params.push_back(info);
   }
+  e.params_digest = object.value("params_digest", "");
   e.parsed_arch = parse_arch(e.arch);
   if (e.parsed_arch.sm == 0) throw std::runtime_error("arch '" + e.arch + "' is not sm_XY[a|f]");
   if (!is_plain_relative(e.file))
@@ -185,16 +204,37 @@ std::string Catalog::to_json() const {
   json out = json::parse(manifest_);
   out["path"] = folder_;
   json loaded = json::array();
+  json refused = json::array();
   std::set<std::string> archs;
   for (const CatalogKernel& kernel : kernels_) {
     archs.insert(kernel.entry().arch);
     if (kernel.loaded()) {
       loaded.push_back({{"name", kernel.entry().name}, {"arch", kernel.entry().arch}});
     }
+    try {
+      kernel.check_params_digest();
+    } catch (const Error& error) {
+      refused.push_back({{"name", kernel.entry().name},
+                         {"arch", kernel.entry().arch},
+                         {"message", error.what()}});
+    }
   }
   out["archs"] = archs;
   out["loaded"] = loaded;
+  out["refused"] = refused;
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void CatalogKernel::check_params_digest() const {
+  const std::string known = digest_of_family(entry_.family);
+  if (!known.empty() && known == entry_.params_digest) return;
+  fail({"params", "catalog kernel '" + entry_.name + "'",
+        "takes other parameters than this library passes",
+        known.empty() ? "a family that this library has" : "params_digest " + known,
+        known.empty()                  ? "family '" + entry_.family + "'"
+        : entry_.params_digest.empty() ? "none"
+                                       : entry_.params_digest,
+        "Build the library and its kernels from one source tree."});
 }
 
 Kernel& CatalogKernel::kernel() {
@@ -204,6 +244,7 @@ Kernel& CatalogKernel::kernel() {
   kernel = ready_.load(std::memory_order_relaxed);
   if (kernel != nullptr) return *kernel;
 
+  check_params_digest();
   const std::string path = folder_ + "/" + entry_.file;
   const std::string origin = "cubin '" + path + "'";
   const std::vector<uint8_t> bytes = read_file(path, kCubinLimit);

@@ -30,6 +30,7 @@ struct CatalogEntry {
   double cost_fixed = 0;   // cycles of one block outside the k loop
   double cost_lone = 0.5;  // share of cost_k_tile that a block alone on its multiprocessor needs
   std::vector<ParamInfo> params;
+  std::string params_digest;  // of the header that declares the family's parameters
   Arch parsed_arch;
 };
 
@@ -39,6 +40,10 @@ class CatalogKernel {
   CatalogKernel(CatalogEntry entry, std::string folder)
       : entry_(std::move(entry)), folder_(std::move(folder)) {}
   const CatalogEntry& entry() const { return entry_; }
+
+  // Throws [params] unless the kernel and this library were built from one declaration of the
+  // family's parameters: two structs of one size are told apart by nothing else.
+  void check_params_digest() const;
 
   // Reads, hashes, parses and loads the cubin on the first call; safe from many threads, and a
   // failure can be retried. Throws [file], [hash], [image], [params] or what the driver says.
@@ -67,7 +72,8 @@ class Catalog {
   // plain one of the same major. Throws [arch], listing wanted and found.
   std::string arch_for(const Device& device) const;
 
-  // {"path": ..., "archs": [...], "kernels": [...], "loaded": [...]}
+  // The manifest, with "path", "archs", "loaded" [{"name", "arch"}] and "refused" [{"name", "arch",
+  // "message"}]: the kernels that this library would not load, as far as the manifest tells.
   std::string to_json() const;
 
  private:

@@ -134,8 +134,11 @@ class Builder:
         (ROOT / output.with_suffix(".log")).write_text(log)
         self.finish(output, key)
 
-    def entry(self, kernel: kernel_table.Kernel, arch: str, parameter_bytes: int) -> dict[str, Any]:
+    def entry(self, kernel: kernel_table.Kernel, arch: str) -> dict[str, Any]:
         """The manifest's entry of a finished cubin, checked."""
+        family = kernel.fields["family"]
+        header = self.sources / f"{family}_params.h"
+        parameter_bytes = cubin_facts.params_size(header)
         path = ROOT / self.cubin_path(kernel, arch)
         cubin = path.read_bytes()
         facts = cubin_facts.parse_log(path.with_suffix(".log").read_text())
@@ -151,7 +154,7 @@ class Builder:
                 "params",
                 f"kernel '{kernel.name}' for {arch}",
                 "has other parameters than the host passes",
-                expected=f"one struct of {parameter_bytes} bytes (MatmulParams)",
+                expected=f"one struct of {parameter_bytes} bytes ({family}_params.h)",
                 got=json.dumps(params),
             )
         if blocks < 1:
@@ -165,6 +168,7 @@ class Builder:
             "sha256": hashlib.sha256(cubin).hexdigest(),
             "symbol": kernel.name,
             "params": params,
+            "params_digest": kernel_table.params_digest(header),
             **kernel.fields,
             "registers": facts.registers,
             "static_shared": facts.static_shared,
@@ -176,7 +180,6 @@ class Builder:
         self, jobs: list[tuple[kernel_table.Kernel, str]], workers: int, log: Log
     ) -> list[dict[str, Any]]:
         """Makes what is out of date, in parallel; the entries, in the order of `jobs`."""
-        size = cubin_facts.params_size(self.sources / "matmul_params.h")
         stale = [
             (kernel, arch)
             for kernel, arch in jobs
@@ -192,7 +195,7 @@ class Builder:
                 start = time.monotonic()
                 ptx[(kernel.name, kernel.virtual_arch(arch))].result()
                 self.assemble(kernel, arch)
-                self.entry(kernel, arch, size)  # its checks, as early as possible
+                self.entry(kernel, arch)  # its checks, as early as possible
                 return time.monotonic() - start
 
             # First in, first out, and a cubin is queued behind the PTX that it waits for, by as
@@ -221,7 +224,7 @@ class Builder:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return [self.entry(kernel, arch, size) for kernel, arch in jobs]
+        return [self.entry(kernel, arch) for kernel, arch in jobs]
 
 
 def install(

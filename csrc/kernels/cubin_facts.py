@@ -7,6 +7,7 @@ trusts nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import re
 import struct
@@ -55,17 +56,19 @@ def read_params(cubin: bytes, kernel: str) -> list[dict[str, int]]:
     return sorted(params, key=lambda param: param["index"])
 
 
+@functools.cache
 def params_size(header: pathlib.Path) -> int:
-    """sizeof(MatmulParams), from its declaration: members of 8 and 4 bytes, without padding."""
+    """Size of the one struct that a family's header declares; no padding between the members."""
     text = header.read_text()
-    body = re.search(r"struct MatmulParams \{(.*?)\n\};", text, re.DOTALL).group(1)
+    body = re.search(r"struct \w+Params \{(.*?)\n\};", text, re.DOTALL).group(1)
     constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
     total = 0
-    for kind, names in re.findall(r"^\s*(const void\*|void\*|tc_int64|int) ([^;]+);", body, re.M):
+    members = r"^\s*((?:const )?\w+\*|tc_int64|int|float) ([^;(]+);"
+    for kind, names in re.findall(members, re.sub(r"//.*", "", body), re.M):
         for name in names.split(","):
             bracket = re.search(r"\[(\w+)\]", name)
             count = int(constants.get(bracket.group(1), bracket.group(1))) if bracket else 1
-            total += count * (4 if kind == "int" else 8)
+            total += count * (4 if kind in ("int", "float") else 8)
     return total
 
 

@@ -201,9 +201,9 @@ def digest(*parts: str | bytes) -> str:
     return total.hexdigest()
 
 
-def source_digest(source: pathlib.Path) -> str:
-    """Of a file and every header that it includes from its own folder; kernel tables left out:
-    each kernel's row enters its own key."""
+def with_includes(source: pathlib.Path) -> dict[str, str]:
+    """The texts, by name, of a file and every header that it includes from its own folder; kernel
+    tables left out: each kernel's row enters its own key."""
     seen: dict[str, str] = {}
     waiting = [source]
     while waiting:
@@ -215,4 +215,16 @@ def source_digest(source: pathlib.Path) -> str:
         for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
             if (path.parent / name).is_file():
                 waiting.append(path.parent / name)
-    return digest(*(part for name in sorted(seen) for part in (name, seen[name])))
+    return seen
+
+
+def source_digest(source: pathlib.Path) -> str:
+    return digest(*(part for named in sorted(with_includes(source).items()) for part in named))
+
+
+def params_digest(header: pathlib.Path) -> str:
+    """Of what a family's header declares, comments and spacing left out. The library and the
+    manifest both carry it: they must mean the same struct, which its size alone does not tell."""
+    comments = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+    texts = with_includes(header).items()
+    return digest(*(" ".join(comments.sub(" ", text).split()) for _, text in sorted(texts)))

@@ -22,8 +22,10 @@ using torch::stable::detail::to;
 Tensor call_aten(const char* op, StableIValue* stack) {
   if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
     const std::string text = torch_error();
-    fail({"internal", std::string("the CPU reference's ") + op, "failed", "a result",
-          text.empty() ? "an error" : text, ""});
+    const bool memory = text.find("allocate memory") != std::string::npos ||
+                        text.find("not enough memory") != std::string::npos;
+    fail({memory ? "oom" : "internal", std::string("the CPU reference's ") + op, "failed",
+          "a result", text.empty() ? "an error" : text, ""});
   }
   return to<Tensor>(stack[0]);
 }

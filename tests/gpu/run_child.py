@@ -71,6 +71,8 @@ def broken_catalog(kind: str, folder: Path) -> Path:
             kernel["arch"] = "sm_120a" if major != 12 else "sm_90a"
         elif kind == "wrong_parameters":
             kernel["params"] = [{"index": 0, "offset": 0, "size": 8}]
+        elif kind == "other_struct":
+            kernel["params_digest"] = "0" * 64
     path.write_text("{ broken" if kind == "bad_manifest" else json.dumps(manifest))
     if kind == "no_manifest":
         path.unlink()

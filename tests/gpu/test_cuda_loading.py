@@ -61,6 +61,12 @@ def test_manifest_that_contradicts_the_cubin_is_a_params_error(child) -> None:
     _check_catalog(child, "params")
 
 
+@pytest.mark.child("catalog", "other_struct")
+def test_kernels_of_another_struct_of_that_size_are_a_params_error(child) -> None:
+    _check_catalog(child, "params")
+    assert "params_digest" in child.answer["grad"]
+
+
 @pytest.mark.child("catalog", "missing_image")
 def test_missing_cubin_is_a_file_error(child) -> None:
     _check_catalog(child, "file")

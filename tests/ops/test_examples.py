@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,22 @@ import torch.nn.functional as F
 
 import torch_cubin
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sentence_encoder.py"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "sentence_encoder.py"
+SCRIPTS = [*ROOT.glob("examples/*.py"), *ROOT.glob("benchmarks/bench_*.py")]
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS), ids=lambda path: path.name)
+def test_scripts_start_in_a_checkout_that_is_not_installed(script, tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {script.name}")
 
 
 @pytest.fixture(scope="module")

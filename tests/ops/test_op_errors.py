@@ -236,6 +236,15 @@ except KeyboardInterrupt:
     assert done.stdout.split() == ["KeyboardInterrupt", "interrupted"], done.stderr
 
 
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
+def test_no_memory_on_the_cpu(mode):
+    if torch.__version__ < torch.torch_version.TorchVersion("2.13"):
+        pytest.skip("the C API of this torch does not say why an operator failed")
+    row = ones(1)
+    text = call(mode, matmul, row.expand(2**24, 1), row.expand(1, 2**24))  # past any address
+    assert text.startswith("torch_cubin [oom]: ")
+
+
 @pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
 def test_too_many_dimensions(mode, device):
     many, matrix = ones(*[1] * 72, device=device), ones(1, 1, device=device)

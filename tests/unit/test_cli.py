@@ -66,7 +66,10 @@ def test_bench_is_absent_without_the_benchmarks(monkeypatch, capsys, tmp_path) -
     assert "invalid choice" in capsys.readouterr().err
 
 
-CATALOG = {"path": "/nowhere", "compiler": "nvcc", "archs": ["sm_90a"], "kernels": []}
+CATALOG = {
+    "path": "/nowhere", "compiler": "nvcc", "archs": ["sm_90a"],
+    "kernels": [], "refused": [],
+}
 
 
 @pytest.fixture
@@ -106,6 +109,14 @@ def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys, tmp_path) ->
     status, text = _doctor(capsys)
     assert status == 1
     assert "a.cubin is missing or not what the manifest promises" in text
+
+
+def test_doctor_finds_a_kernel_that_the_library_refuses(no_gpu, monkeypatch, capsys) -> None:
+    refused = {"name": "k", "arch": "sm_80", "message": "torch_cubin [params]: another struct"}
+    monkeypatch.setattr(_lib, "catalog", lambda: {**CATALOG, "refused": [refused]})
+    status, text = _doctor(capsys)
+    assert status == 1
+    assert "BAD sm_80: torch_cubin [params]: another struct" in text
 
 
 def test_doctor_shows_a_catalog_that_cannot_be_read(no_gpu, monkeypatch, capsys) -> None:

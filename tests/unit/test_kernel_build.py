@@ -282,6 +282,37 @@ def test_params_size_is_what_the_compiler_says(tmp_path: Path) -> None:
     subprocess.run([compiler, "-fsyntax-only", f"-I{KERNELS}", str(source)], check=True)
 
 
+def test_params_digest_is_of_the_declaration_alone(tmp_path: Path) -> None:
+    header = tmp_path / "x_params.h"
+
+    def digest(text: str) -> str:
+        header.write_text(text)
+        return kernel_table.params_digest(header)
+
+    plain = digest("#pragma once\nstruct XParams {\n  int m;\n  int n;\n};\n")
+    assert plain == digest(
+        "// One.\n#pragma once\n\nstruct XParams { /* sizes\n */ int m;  // rows\n  int n; };"
+    )
+    assert plain != digest("#pragma once\nstruct XParams {\n  int n;\n  int m;\n};\n")
+    assert plain != digest("#pragma once\nstruct XParams {\n  int m;\n  float n;\n};\n")
+
+
+def test_params_digest_follows_includes(tmp_path: Path) -> None:
+    header, common = tmp_path / "x_params.h", tmp_path / "common.h"
+    header.write_text('#include "common.h"\nstruct XParams { Size m; };\n')
+    digests = []
+    for size in ("int", "long long", "int  /* 4 bytes */"):
+        common.write_text(f"typedef {size} Size;\n")
+        digests.append(kernel_table.params_digest(header))
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_every_family_has_its_parameters_header() -> None:
+    families = {kernel.fields["family"] for kernel in kernel_table.read_tables(KERNELS)}
+    for family in families:
+        assert (KERNELS / f"{family}_params.h").is_file(), family
+
+
 # --- whole packages -------------------------------------------------------------------------------
 
 SOURCE = """\
@@ -348,6 +379,8 @@ def test_package_matches_its_manifest(package: Package, tmp_path: Path) -> None:
     for entry in manifest["kernels"]:
         assert entry["sha256"] == hashlib.sha256(files[entry["file"]]).hexdigest()
         assert entry["params"] == [{"index": 0, "offset": 0, "size": 256}]
+        header = package.sources / "matmul_params.h"
+        assert entry["params_digest"] == kernel_table.params_digest(header)
         assert entry["symbol"] == entry["name"]
         assert entry["tile"] == [64, 64, 8]
         assert 0 < entry["registers"] < 64

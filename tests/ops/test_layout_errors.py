@@ -1,0 +1,119 @@
+"""Tensors that are not dense: a tagged error on every device, in every grad mode and when faked."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+matmul = torch.ops.cubin.matmul
+linear = torch.ops.cubin.linear
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([x, x])
+
+
+def jagged(x: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([x, x], layout=torch.jagged)
+
+
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    return torch.quantize_per_tensor(x, 1.0, 0, torch.qint8)
+
+
+def per_channel(x: torch.Tensor) -> torch.Tensor:
+    scales, zeros = torch.ones(2, device=x.device), torch.zeros(2, device=x.device)
+    return torch.quantize_per_channel(x, scales, zeros, 0, torch.qint8)
+
+
+# What makes it of a dense tensor, and how the error calls it.
+KINDS = {
+    "coo": (torch.Tensor.to_sparse, "torch.sparse_coo"),
+    "csr": (torch.Tensor.to_sparse_csr, "torch.sparse_csr"),
+    "csc": (torch.Tensor.to_sparse_csc, "torch.sparse_csc"),
+    "bsr": (lambda x: x.to_sparse_bsr((1, 1)), "torch.sparse_bsr"),
+    "mkldnn": (torch.Tensor.to_mkldnn, "torch._mkldnn"),
+    "quantized": (quantized, "a quantized tensor"),
+    "per_channel": (per_channel, "a quantized tensor"),
+    "nested": (nested, "a nested tensor"),
+    "jagged": (jagged, "a nested tensor"),
+}
+MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """PyTorch warns that these tensors are prototypes, or on their way out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def make(kind: str, device: str) -> torch.Tensor:
+    if kind == "mkldnn" and device != "cpu":
+        pytest.skip("MKL-DNN tensors live on the CPU")
+    return KINDS[kind][0](torch.ones(2, 2, device=device))
+
+
+def refused(op, name: str, got: str, *args: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        op(*args)
+    text = str(caught.value)
+    argument = f"{op._qualified_op_name.removeprefix('cubin::')} argument '{name}'"
+    assert text.startswith(f"torch_cubin [input]: {argument} has an unsupported layout: "), text
+    assert f"got {got}. " in text
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_dense_tensors_are_taken(kind, mode, device) -> None:
+    if (kind, mode) == ("jagged", "inference"):
+        pytest.skip("a subclass that then answers for itself, before any kernel of ours")
+    strange, dense = make(kind, device), torch.ones(2, 2, device=device)
+    got = KINDS[kind][1]
+    with MODES[mode]():
+        refused(matmul, "self", got, strange, dense)
+        refused(matmul, "other", got, dense, strange)
+        refused(linear, "input", got, strange, dense)
+        refused(linear, "weight", got, dense, strange)
+        refused(linear, "bias", got, dense, dense, strange)
+
+
+def test_a_sparse_tensor_with_a_gradient_is_refused(device) -> None:
+    x = torch.ones(2, 2, device=device, requires_grad=True)
+    refused(matmul, "self", "torch.sparse_coo", x.to_sparse(), x)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_autocast_changes_nothing(autocast, device) -> None:
+    x = torch.ones(2, 2, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+        refused(matmul, "other", "torch.sparse_coo", x, x.to_sparse())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_fake_refuses_alike(mode, device) -> None:
+    sparse, dense = make("coo", device), torch.ones(2, 2, device=device)
+    with FakeTensorMode() as fake, MODES[mode]():
+        sparse, dense = fake.from_tensor(sparse), fake.from_tensor(dense)
+        refused(matmul, "self", "torch.sparse_coo", sparse, dense)
+        refused(linear, "bias", "torch.sparse_coo", dense, dense, sparse)
+
+
+def test_a_sparse_meta_tensor_is_refused() -> None:
+    dense = torch.ones(2, 2, device="meta")
+    with contextlib.suppress(NotImplementedError):  # a torch that cannot make one
+        sparse = torch.sparse_coo_tensor(size=(2, 2), device="meta")
+        refused(matmul, "self", "torch.sparse_coo", sparse, dense)
+
+
+def test_compile_refuses_alike(device) -> None:
+    torch._dynamo.reset()
+    product = torch.compile(lambda a, b: matmul(a, b), backend="eager")
+    dense = torch.ones(2, 2, device=device)
+    with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]: .*sparse_coo"):
+        product(make("coo", device), dense)

@@ -1,0 +1,40 @@
+"""What the ops answer to tensors that are not dense: sparse, quantised, nested, MKL-DNN's.
+
+Such a tensor brings a dispatch key of its own, for which the ops have no kernel. Without these,
+PyTorch would say so in a text of its own, which the C API below torch 2.13 loses on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from torch_cubin import _checks, errors
+
+_KEYS = (
+    *("SparseCPU", "SparseCUDA", "SparseMeta", "SparseCsrCPU", "SparseCsrCUDA", "SparseCsrMeta"),
+    *("QuantizedCPU", "QuantizedCUDA", "MkldnnCPU"),
+    *("NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor"),
+)
+
+
+def _refusal(name: str) -> Callable[..., torch.Tensor]:
+    op = name.removeprefix("_").removesuffix("_autograd")
+    schema = getattr(torch.ops.cubin, name).default._schema
+    arguments = [argument.name for argument in schema.arguments]
+
+    def refuse(*args: object) -> torch.Tensor:
+        for argument, value in zip(arguments, args, strict=False):
+            if isinstance(value, torch.Tensor):
+                _checks.check_dense(op, argument, value)
+        raise errors.fault("internal", op, "was sent dense tensors under a key of other layouts")
+
+    return refuse
+
+
+def register(library: torch.library.Library) -> None:
+    for name in ("_matmul", "_matmul_autograd", "_linear", "_linear_autograd"):
+        refuse = _refusal(name)
+        for key in _KEYS:
+            library.impl(name, refuse, key)
