@@ -6,8 +6,10 @@
 // no derivative, and PyTorch warns when backward meets it.
 #include <torch/csrc/stable/library.h>
 
+#include "ops/attention.h"
 #include "ops/composite.h"
 #include "ops/matmul.h"
+#include "ops/softmax.h"
 
 namespace {
 
@@ -21,17 +23,59 @@ STABLE_TORCH_LIBRARY(cubin, m) {
   m.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("_linear_autograd(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
+
+  m.def(
+      "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
+      "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, "
+      "bool enable_gqa=False) -> Tensor");
+  m.def(
+      "_scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
+      "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
+      "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False) -> Tensor");
+
+#define TC_ATTENTION                                                                           \
+  "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "                        \
+  "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False, "                   \
+  "int window_left=-1, int window_right=-1, bool bottom_right=False, float softcap=0.0, "      \
+  "Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "                 \
+  "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0)"
+#define TC_FORWARD                                                                             \
+  "(Tensor query, Tensor key, Tensor value, " TC_ATTENTION " -> (Tensor out, Tensor logsumexp)"
+#define TC_BACKWARD                                                                            \
+  "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "   \
+  TC_ATTENTION " -> (Tensor dq, Tensor dk, Tensor dv)"
+  m.def("attention_forward" TC_FORWARD);
+  m.def("_attention_forward" TC_FORWARD);
+  m.def("_attention_forward_autograd" TC_FORWARD);
+  m.def("attention_backward" TC_BACKWARD);
+  m.def("_attention_backward" TC_BACKWARD);
+  m.def("_attention_backward_autograd" TC_BACKWARD);
+
+  m.def(
+      "_attention_softmax(Tensor scores, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, "
+      "float scale, float softcap, int first, int last, bool bottom_right) -> "
+      "(Tensor probs, Tensor logsumexp)");
+  m.def(
+      "_attention_softmax_backward(Tensor grad, Tensor probs, Tensor? grad_logsumexp, "
+      "Tensor? scores, float scale, float softcap) -> Tensor");
+  m.def("_attention_dropout(Tensor probs, Tensor seed, int drop_below) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
   m.impl("matmul", &matmul_composite);
   m.impl("linear", &linear_composite);
+  m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
+  m.impl("attention_forward", &attention_forward_composite);
+  m.impl("attention_backward", &attention_backward_composite);
 }
 
 // torch.vmap does not decompose a composite op by itself: it would loop over the batch.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
   m.impl("matmul", &matmul_composite);
   m.impl("linear", &linear_composite);
+  m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
+  m.impl("attention_forward", &attention_forward_composite);
+  m.impl("attention_backward", &attention_backward_composite);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
@@ -39,6 +83,14 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
   m.impl("_matmul_autograd", TORCH_BOX(&matmul_cpu));
   m.impl("_linear", TORCH_BOX(&linear_cpu));
   m.impl("_linear_autograd", TORCH_BOX(&linear_cpu));
+  m.impl("_scaled_dot_product_attention", TORCH_BOX(&scaled_dot_product_attention_cpu));
+  m.impl("_attention_forward", TORCH_BOX(&attention_forward_cpu));
+  m.impl("_attention_forward_autograd", TORCH_BOX(&attention_forward_cpu));
+  m.impl("_attention_backward", TORCH_BOX(&attention_backward_cpu));
+  m.impl("_attention_backward_autograd", TORCH_BOX(&attention_backward_cpu));
+  m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));
+  m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward));
+  m.impl("_attention_dropout", TORCH_BOX(&attention_dropout));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
@@ -46,6 +98,14 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
   m.impl("_matmul_autograd", TORCH_BOX(&matmul_cuda));
   m.impl("_linear", TORCH_BOX(&linear_cuda));
   m.impl("_linear_autograd", TORCH_BOX(&linear_cuda));
+  m.impl("_scaled_dot_product_attention", TORCH_BOX(&scaled_dot_product_attention_cuda));
+  m.impl("_attention_forward", TORCH_BOX(&attention_forward_cuda));
+  m.impl("_attention_forward_autograd", TORCH_BOX(&attention_forward_cuda));
+  m.impl("_attention_backward", TORCH_BOX(&attention_backward_cuda));
+  m.impl("_attention_backward_autograd", TORCH_BOX(&attention_backward_cuda));
+  m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));
+  m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward));
+  m.impl("_attention_dropout", TORCH_BOX(&attention_dropout));
 }
 
 }  // namespace

@@ -9,6 +9,10 @@ namespace torch_cubin {
 
 void matmul_composite(StableIValue* stack, uint64_t num_inputs, uint64_t num_outputs);
 void linear_composite(StableIValue* stack, uint64_t num_inputs, uint64_t num_outputs);
+void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t num_inputs,
+                                            uint64_t num_outputs);
+void attention_forward_composite(StableIValue* stack, uint64_t num_inputs, uint64_t num_outputs);
+void attention_backward_composite(StableIValue* stack, uint64_t num_inputs, uint64_t num_outputs);
 
 }  // namespace torch_cubin
 

@@ -120,10 +120,13 @@ int64_t element_size(ScalarType dtype) {
     case ScalarType::BFloat16:
       return 2;
     case ScalarType::Float:
+    case ScalarType::Int:
       return 4;
     case ScalarType::Double:
+    case ScalarType::Long:
       return 8;
     case ScalarType::Byte:
+    case ScalarType::Bool:
       return 1;
     default:
       fail({"internal", "element_size", "does not know " + dtype_name(dtype), "", "", ""});
@@ -132,12 +135,21 @@ int64_t element_size(ScalarType dtype) {
 
 Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index) {
   int64_t strides[kMaxDims];
+  int64_t step = 1;
+  for (int64_t i = dim - 1; i >= 0; --i) {
+    strides[i] = step;
+    // What overflows here is refused below.
+    if (__builtin_mul_overflow(step, sizes[i] > 1 ? sizes[i] : 1, &step)) break;
+  }
+  return empty_cuda_strided(sizes, strides, dim, dtype, device_index);
+}
+
+Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t dim,
+                          ScalarType dtype, int32_t device_index) {
   int64_t numel = 1;
   bool overflow = false;
-  for (int64_t i = dim - 1; i >= 0; --i) {
-    strides[i] = numel;
-    const int64_t size = sizes[i] > 1 ? sizes[i] : 1;
-    overflow = __builtin_mul_overflow(numel, size, &numel) || overflow;
+  for (int64_t i = 0; i < dim; ++i) {
+    overflow = __builtin_mul_overflow(numel, sizes[i] > 1 ? sizes[i] : 1, &numel) || overflow;
   }
   int64_t bytes = 0;
   overflow = __builtin_mul_overflow(numel, element_size(dtype), &bytes) || overflow;

@@ -44,4 +44,8 @@ int64_t element_size(ScalarType dtype);
 // "CUDA out of memory." first, as PyTorch's own does, so that retry helpers know it.
 Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index);
 
+// The same with strides, which lay the elements out without gaps.
+Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t dim,
+                          ScalarType dtype, int32_t device_index);
+
 }  // namespace torch_cubin

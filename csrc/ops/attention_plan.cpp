@@ -1,0 +1,111 @@
+#include "ops/attention_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
+constexpr int64_t kMostSplits = 128;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Cycles until the last of `blocks` is done.
+double cycles(const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
+  const double waves = static_cast<double>(ceil_div(blocks, row.slots));
+  return waves * (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile +
+                  row.cost_fixed);
+}
+
+// The split of the columns that fills the device once.
+void split(AttentionPlan& plan, const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
+  const int64_t tiles = ceil_div(columns, row.columns);
+  const int64_t wanted = std::min({row.slots / std::max<int64_t>(blocks, 1), tiles, kMostSplits});
+  const int64_t tiles_per_split = ceil_div(tiles, std::max<int64_t>(wanted, 1));
+  plan.columns_per_split = tiles_per_split * row.columns;
+  plan.splits = static_cast<int>(ceil_div(tiles, tiles_per_split));
+}
+
+}  // namespace
+
+AttentionVariant attention_variant(const AttentionSettings& settings,
+                                   const AttentionOptions& options) {
+  // A scale that is not positive turns the order of the scores around, which only the general
+  // kernels expect.
+  const bool general = options.attn_mask || options.alibi_slopes || options.sinks ||
+                       settings.drop_below > 0 || settings.softcap > 0 || !(settings.scale > 0) ||
+                       std::isinf(settings.scale);
+  return general ? kGeneral : kFull;
+}
+
+const AttentionTable::Row* narrowest(const std::vector<AttentionTable::Row>& rows,
+                                     int64_t head_dim) {
+  const AttentionTable::Row* best = nullptr;
+  for (const AttentionTable::Row& row : rows) {
+    if (row.head_dim >= head_dim && (best == nullptr || row.head_dim < best->head_dim)) best = &row;
+  }
+  return best;
+}
+
+AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
+                           AttentionVariant variant, const AttentionShape& shape, int64_t head_dim,
+                           int64_t batch) {
+  AttentionPlan plan;
+  const int64_t packed = shape.seqlen_q * shape.group();
+  const AttentionTable::Row* decode = nullptr;
+  for (const AttentionTable::Row& row : table.decode[dtype][variant]) {
+    if (row.head_dim < head_dim || row.rows < packed || shape.packed) continue;
+    const bool better = decode == nullptr || row.head_dim < decode->head_dim ||
+                        (row.head_dim == decode->head_dim && row.rows < decode->rows);
+    if (better) decode = &row;
+  }
+  if (decode != nullptr) {
+    plan.kernel = decode->kernel;
+    plan.packed_rows = true;
+    plan.blocks = shape.kv_heads;
+    plan.columns_per_split = shape.seqlen_k;
+    if (!table.combine[dtype].empty()) {
+      plan.combine = table.combine[dtype][0].kernel;
+      split(plan, *decode, plan.blocks * batch, shape.seqlen_k);
+    }
+    return plan;
+  }
+  const AttentionTable::Row* fits = narrowest(table.forward[dtype][variant], head_dim);
+  if (fits == nullptr) return plan;
+  double best = 0;
+  for (const AttentionTable::Row& row : table.forward[dtype][variant]) {
+    if (row.head_dim != fits->head_dim) continue;
+    const int64_t blocks = ceil_div(shape.seqlen_q, row.rows) * shape.heads;
+    const double cost = cycles(row, blocks * batch, shape.seqlen_k);
+    if (plan.kernel != nullptr && cost >= best) continue;
+    best = cost;
+    plan.kernel = row.kernel;
+    plan.blocks = blocks;
+  }
+  plan.columns_per_split = shape.seqlen_k;
+  return plan;
+}
+
+void launch_attention(CatalogKernel& kernel, const AttentionParams& params, int64_t blocks,
+                      int splits, const Device& device) {
+  if (blocks > kMaxGridX) {
+    fail({"input", "this attention", "is too large for one launch",
+          "at most " + std::to_string(kMaxGridX) + " tiles of output", std::to_string(blocks),
+          "Compute it in parts."});
+  }
+  const CatalogEntry& entry = kernel.entry();
+  LaunchConfig config;
+  config.grid[0] = static_cast<uint32_t>(blocks);
+  config.grid[1] = static_cast<uint32_t>(splits);
+  std::copy(std::begin(entry.block), std::end(entry.block), config.block);
+  std::copy(std::begin(entry.cluster), std::end(entry.cluster), config.cluster);
+  config.dynamic_shared = entry.dynamic_shared;
+  void* pointers[] = {const_cast<AttentionParams*>(&params)};
+  launch(kernel.kernel(), config, device, pointers);
+}
+
+}  // namespace torch_cubin
