@@ -8,6 +8,7 @@
 
 #include "ops/attention.h"
 #include "ops/composite.h"
+#include "ops/flash_attention.h"
 #include "ops/matmul.h"
 #include "ops/softmax.h"
 
@@ -33,23 +34,29 @@ STABLE_TORCH_LIBRARY(cubin, m) {
       "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
       "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False) -> Tensor");
 
-#define TC_ATTENTION                                                                           \
-  "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "                        \
-  "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False, "                   \
-  "int window_left=-1, int window_right=-1, bool bottom_right=False, float softcap=0.0, "      \
-  "Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "                 \
+#define TC_ATTENTION                                                                      \
+  "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "                   \
+  "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False, "              \
+  "int window_left=-1, int window_right=-1, bool bottom_right=False, float softcap=0.0, " \
+  "Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "            \
   "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0)"
-#define TC_FORWARD                                                                             \
+#define TC_FORWARD \
   "(Tensor query, Tensor key, Tensor value, " TC_ATTENTION " -> (Tensor out, Tensor logsumexp)"
-#define TC_BACKWARD                                                                            \
-  "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "   \
-  TC_ATTENTION " -> (Tensor dq, Tensor dk, Tensor dv)"
+#define TC_BACKWARD                                                               \
+  "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor " \
+  "logsumexp, " TC_ATTENTION " -> (Tensor dq, Tensor dk, Tensor dv)"
   m.def("attention_forward" TC_FORWARD);
   m.def("_attention_forward" TC_FORWARD);
   m.def("_attention_forward_autograd" TC_FORWARD);
   m.def("attention_backward" TC_BACKWARD);
   m.def("_attention_backward" TC_BACKWARD);
   m.def("_attention_backward_autograd" TC_BACKWARD);
+  m.def(
+      "flash_attention(Tensor query, Tensor? key=None, Tensor? value=None, *, "
+      "bool is_causal=False, float? scale=None, int window_left=-1, int window_right=-1, "
+      "bool bottom_right=True, float softcap=0.0, Tensor? alibi_slopes=None, "
+      "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+      "int max_seqlen_q=0, int max_seqlen_k=0, float dropout_p=0.0) -> Tensor");
 
   m.def(
       "_attention_softmax(Tensor scores, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, "
@@ -67,6 +74,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
   m.impl("attention_forward", &attention_forward_composite);
   m.impl("attention_backward", &attention_backward_composite);
+  m.impl("flash_attention", TORCH_BOX(&flash_attention));
 }
 
 // torch.vmap does not decompose a composite op by itself: it would loop over the batch.
@@ -76,6 +84,13 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
   m.impl("attention_forward", &attention_forward_composite);
   m.impl("attention_backward", &attention_backward_composite);
+  m.impl("flash_attention", TORCH_BOX(&flash_attention));
+}
+
+// Dropout draws a number that torch.vmap's randomness rules are about, though no argument may be
+// batched: below this key the draw would be one for all.
+STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
+  m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {

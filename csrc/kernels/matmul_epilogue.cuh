@@ -130,4 +130,17 @@ TC_DEVICE void store_tile(const MatmulParams& p, const TileCoordinates& tile, in
   write_warp<kDType, kSharedBytes>(mine, c, p.c_stride_m, p.c_stride_n, rows, columns, sum);
 }
 
+// The same for a tile of which all is there, in a product that is not split: `sum` to C.
+template <DType kDType, int kSharedBytes, int kBlocksM, int kTilesN, class Accumulator>
+TC_DEVICE void store_whole_tile(const MatmulParams& p, const TileCoordinates& tile, int warp_m,
+                                int warp_n, unsigned char* shared,
+                                Accumulator (&sum)[kBlocksM][kTilesN][4]) {
+  using Storage = typename DTypeTraits<kDType>::Storage;
+  constexpr int kRows = 16 * kBlocksM, kColumns = 8 * kTilesN;
+  auto mine = shared + threadIdx.x / 32 * kSharedBytes;
+  if (p.bias != nullptr) add_bias<kDType>(p, tile.n0 + warp_n, kColumns, sum);
+  auto c = static_cast<Storage*>(p.c) + tile.c + warp_m * p.c_stride_m + warp_n * p.c_stride_n;
+  write_warp<kDType, kSharedBytes>(mine, c, p.c_stride_m, p.c_stride_n, kRows, kColumns, sum);
+}
+
 }  // namespace torch_cubin

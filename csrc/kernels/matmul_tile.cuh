@@ -69,13 +69,18 @@ struct TileIndex {
 // grid.x is below 2^31, so the divisions need 32 bits only (64-bit ones cost about 100 instructions
 // each); offsets are 64-bit throughout.
 template <int kTileM>
-TC_DEVICE TileIndex tile_index(const MatmulParams& p) {
+TC_DEVICE TileIndex tile_index(const MatmulParams& p, u32 number) {
   TileIndex index;
   u32 tiles = static_cast<u32>(p.tiles_m) * static_cast<u32>(p.tiles_n);
-  index.batch = p.batch > 1 ? blockIdx.x / tiles : 0;
-  raster<kTileM>(blockIdx.x - index.batch * tiles, static_cast<u32>(p.tiles_m),
+  index.batch = p.batch > 1 ? number / tiles : 0;
+  raster<kTileM>(number - index.batch * tiles, static_cast<u32>(p.tiles_m),
                  static_cast<u32>(p.tiles_n), index.m, index.n);
   return index;
+}
+
+template <int kTileM>
+TC_DEVICE TileIndex tile_index(const MatmulParams& p) {
+  return tile_index<kTileM>(p, blockIdx.x);
 }
 
 template <int kTileM, int kTileN, int kTileK>

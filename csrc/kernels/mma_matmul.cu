@@ -6,6 +6,11 @@
 // k + TC_STAGES - 1 while they multiply tile k, with one barrier a tile. Fragments are loaded one
 // mma step ahead (TC_FRAGMENTS 2) or when needed (1: doubles, whose registers do not suffice).
 //
+// A block of a persistent kernel computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the
+// first copies of the next tile take the place of the empty ones past the end of this tile, and
+// the results leave through the one stage that is free then. With fewer blocks than tiles, all
+// tiles must be whole, K a multiple of TC_TILE_K of at least TC_STAGES tiles, and splits 1.
+//
 // Layout `any` takes any strides: element copies by cp.async, or for 16-bit types through
 // registers.
 #include "matmul_epilogue.cuh"
@@ -36,6 +41,12 @@ constexpr int kBlocksM = TC_WARP_M / 16;
 constexpr int kBlocksN = TC_WARP_N / 16;
 using Accumulator = typename DTypeTraits<kDType>::Accumulator;
 
+#ifdef TC_PERSISTENT  // kind "persistent": a block computes several tiles
+[[maybe_unused]] constexpr bool kPersistent = true;
+#else
+[[maybe_unused]] constexpr bool kPersistent = false;
+#endif
+
 struct Multiplier {
   ALoader a_loader;
   BLoader b_loader;
@@ -43,7 +54,9 @@ struct Multiplier {
   typename BLoader::Fragments b[TC_FRAGMENTS];
   Accumulator sum[kBlocksM][2 * kBlocksN][4];
 
-  TC_DEVICE Multiplier(int warp_m, int warp_n) : a_loader(warp_m), b_loader(warp_n) {
+  TC_DEVICE Multiplier(int warp_m, int warp_n) : a_loader(warp_m), b_loader(warp_n) { clear(); }
+
+  TC_DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < kBlocksM; ++i)
 #pragma unroll
@@ -90,10 +103,27 @@ TC_DEVICE int left_of(tc_int64 k) {
   return static_cast<int>(max(min(k, static_cast<tc_int64>(TC_TILE_K)), static_cast<tc_int64>(0)));
 }
 
-// The pipelined loop for copies that are asynchronous.
-template <class ACopy, class BCopy>
-TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, const TileIndex& index,
-                              u32 shared) {
+// From behind the last k tile of a block's tile to the first of its next one, in bytes of A and B.
+struct NextTile {
+  tc_int64 a, b;
+};
+
+// One warp finds it while the others multiply, and it waits in shared memory: in the loop over K no
+// register is free.
+TC_DEVICE void find_next(NextTile& next, const MatmulParams& p, const TileIndex& index,
+                         u32 next_number) {
+  if (threadIdx.x >= 32) return;
+  auto from = coordinates_again(p, index);
+  auto to = coordinates_again(p, tile_index<TC_TILE_M>(p, next_number));
+  next.a = (to.a - from.a - from.k_tiles * (TC_TILE_K * p.a_stride_k)) * ATile::kElement;
+  next.b = (to.b - from.b - from.k_tiles * (TC_TILE_K * p.b_stride_k)) * ATile::kElement;
+}
+
+// The pipelined loop for copies that are asynchronous. Of a persistent block's tiles it gives all
+// but the last, which `index` names in the end, to store_whole(index, offset of the free stage).
+template <class ACopy, class BCopy, class StoreWhole>
+TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex& index, u32 shared,
+                              StoreWhole&& store_whole) {
   auto t = tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p, index);
   using Storage = typename ATile::Storage;
   ACopy a(static_cast<const Storage*>(p.a) + t.a, p.a_stride_m, p.a_stride_k, p.m - t.m0);
@@ -119,13 +149,17 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, const Til
     }
     if (s == kSlots - 1) {
       cp_async_commit();
-      k_left -= TC_TILE_K;
+      if (!kPersistent || !kWhole) k_left -= TC_TILE_K;
     }
   };
 #pragma unroll
   for (int s = 0; s < TC_STAGES - 1; ++s) {
     unrolled<kSlots>([&](auto slot) { copy_slot(Constant<0>{}, slot, shared + s * kStageBytes); });
   }
+  __shared__ NextTile to_next;
+  u32 tiles = static_cast<u32>(p.tiles_m) * static_cast<u32>(p.tiles_n) * static_cast<u32>(p.batch);
+  u32 next_number = blockIdx.x + gridDim.x;
+  if (kPersistent && next_number < tiles) find_next(to_next, p, index, next_number);
   cp_async_wait<TC_STAGES - 2>();
   __syncthreads();
 
@@ -170,7 +204,33 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, const Til
   if constexpr (!kAny) {
     bool whole = p.m - t.m0 >= TC_TILE_M && p.n - t.n0 >= TC_TILE_N;
     int whole_tiles = static_cast<int>((t.k_end - t.k_begin) / TC_TILE_K);
-    if (whole) multiply_until(Constant<1>{}, whole_tiles - (TC_STAGES - 1));
+    int end = whole_tiles - (TC_STAGES - 1);
+    if constexpr (kPersistent) {
+      // NOTE: what steers this loop must come from parameters and block numbers, not from memory:
+      // then ptxas keeps the stages' addresses in uniform registers, or else the loop over K grows
+      // by a dozen instructions.
+      while (next_number < tiles) {
+        int until = end;
+        while (true) {
+          multiply_until(Constant<1>{}, until);
+          if (until == k_tiles) break;
+          until = k_tiles;
+          a.global += to_next.a;
+          b.global += to_next.b;
+        }
+        store_whole(index, write - shared);
+        index = tile_index<TC_TILE_M>(p, next_number);
+        next_number += gridDim.x;
+        __syncthreads();
+        if (next_number < tiles) find_next(to_next, p, index, next_number);
+        math.clear();
+        tile = 0;
+      }
+    }
+    if (whole) multiply_until(Constant<1>{}, end);
+    if constexpr (kPersistent) {
+      k_left = t.k_end - t.k_begin - static_cast<tc_int64>(tile + TC_STAGES - 1) * TC_TILE_K;
+    }
   }
 
   // The rest in stretches: a tile with straddling vectors begins one, and has them added first.
@@ -235,11 +295,11 @@ using CopyOf = std::conditional_t<
     !kAny, VectorCopy<Tile>,
     std::conditional_t<Tile::kElement == 2, RegisterCopy<Tile>, ElementCopy<Tile>>>;
 
-template <class ACopy, class BCopy>
-TC_DEVICE void multiply_tiles(Multiplier& math, const MatmulParams& p, const TileIndex& index,
-                              u32 shared) {
+template <class ACopy, class BCopy, class StoreWhole>
+TC_DEVICE void multiply_tiles(Multiplier& math, const MatmulParams& p, TileIndex& index, u32 shared,
+                              StoreWhole&& store_whole) {
   if constexpr (ACopy::kAsync) {
-    multiply_async<ACopy, BCopy>(math, p, index, shared);
+    multiply_async<ACopy, BCopy>(math, p, index, shared, store_whole);
   } else {
     multiply_registers<ACopy, BCopy>(math, p, index, shared);
   }
@@ -256,7 +316,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
   int warp_m = warp / kWarpsN * TC_WARP_M;
   int warp_n = warp % kWarpsN * TC_WARP_N;
   Multiplier math(warp_m, warp_n);
-  multiply_tiles<CopyOf<ATile>, CopyOf<BTile>>(math, p, index, shared_address(shared_memory));
+  multiply_tiles<CopyOf<ATile>, CopyOf<BTile>>(
+      math, p, index, shared_address(shared_memory), [&](const TileIndex& index, u32 stage) {
+        if constexpr (kPersistent) {
+          store_whole_tile<kDType, kStageBytes / kWarps>(p, coordinates_again(p, index), warp_m,
+                                                         warp_n, shared_memory + stage, math.sum);
+        }
+      });
   __syncthreads();  // all have read the last tile: its memory is free
   store_tile<kDType, TC_DYNAMIC_SHARED / kWarps>(p, coordinates_again(p, index), warp_m, warp_n,
                                                  shared_memory, math.sum);
@@ -270,7 +336,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
               "TC_WARP_N": "{t.wn}", "TC_FRAGMENTS": "{t.fragments}", "TC_MIN_BLOCKS": "{t.blocks}"}},
  "kernels": [
   {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
-   "alignment": 16, "archs": "{t.archs}",
+   "alignment": 16, "archs": "{t.archs}", "kind": "persistent",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}", "TC_WARP_M": "{t.wm}",
+               "TC_WARP_N": "{t.wn}", "TC_FRAGMENTS": "{t.fragments}", "TC_MIN_BLOCKS": "{t.blocks}",
+               "TC_PERSISTENT": 1},
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "layout": ["nn", "nt", "tn", "tt"],

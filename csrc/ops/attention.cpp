@@ -63,8 +63,7 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
     params.partial_out = static_cast<float*>(partial.mutable_data_ptr());
     params.partial_logsumexp = params.partial_out + plan.splits * rows * head_dim_v;
   }
-  float* lse =
-      logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
+  float* lse = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
   const int64_t parts = operands.problem.parts();
   for (int64_t part = 0; part < parts; ++part) {
     operands.fill(params, part);
@@ -89,8 +88,7 @@ Tensor forward(AttentionCall& call, const Tensor& query, const Tensor& key, cons
   if (logsumexp != nullptr) {
     const ScalarType dtype =
         call.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-    *logsumexp =
-        empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, dtype, call.device_index);
+    *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, dtype, call.device_index);
   }
   const bool wanted = logsumexp != nullptr && shape.logsumexp.numel() > 0;
   if (shape.out.numel() == 0 && !wanted) return out;
@@ -101,8 +99,8 @@ Tensor forward(AttentionCall& call, const Tensor& query, const Tensor& key, cons
   if (shape.out.numel() > 0 && !no_keys && run_fused(call, query, key, value, out, logsumexp)) {
     return out;
   }
-  const auto [composed, lse] = compose_forward(compose_inputs(call, query, key, value),
-                                               call.settings, logsumexp != nullptr);
+  const auto [composed, lse] =
+      compose_forward(compose_inputs(call, query, key, value), call.settings, logsumexp != nullptr);
   const std::vector<int64_t> sizes(shape.out.sizes, shape.out.sizes + shape.out.dim);
   torch::stable::copy_(out, torch::stable::reshape(composed, sizes));
   if (logsumexp != nullptr) {

@@ -40,12 +40,12 @@ struct AttentionSettings {
   double keep_scale = 1;      // 1 / kept fraction; 0 where all are dropped
 };
 
-#define TC_ATTENTION_ARGUMENTS                                                                   \
-  const OptionalTensor &attn_mask, double dropout_p, bool is_causal,                             \
-      const OptionalTensor &dropout_seed, std::optional<double> scale, bool enable_gqa,          \
-      int64_t window_left, int64_t window_right, bool bottom_right, double softcap,              \
-      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks,                           \
-      const OptionalTensor &cu_seqlens_q, const OptionalTensor &cu_seqlens_k,                    \
+#define TC_ATTENTION_ARGUMENTS                                                          \
+  const OptionalTensor &attn_mask, double dropout_p, bool is_causal,                    \
+      const OptionalTensor &dropout_seed, std::optional<double> scale, bool enable_gqa, \
+      int64_t window_left, int64_t window_right, bool bottom_right, double softcap,     \
+      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks,                  \
+      const OptionalTensor &cu_seqlens_q, const OptionalTensor &cu_seqlens_k,           \
       int64_t max_seqlen_q, int64_t max_seqlen_k
 
 Tensor scaled_dot_product_attention_cpu(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -63,11 +63,15 @@ std::tuple<Tensor, Tensor> attention_forward_cpu(const Tensor& query, const Tens
 std::tuple<Tensor, Tensor> attention_forward_cuda(const Tensor& query, const Tensor& key,
                                                   const Tensor& value, TC_ATTENTION_ARGUMENTS);
 
-std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(
-    const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& out, const Tensor& logsumexp, TC_ATTENTION_ARGUMENTS);
-std::tuple<Tensor, Tensor, Tensor> attention_backward_cuda(
-    const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& out, const Tensor& logsumexp, TC_ATTENTION_ARGUMENTS);
+std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(const Tensor& grad_out,
+                                                          const Tensor& query, const Tensor& key,
+                                                          const Tensor& value, const Tensor& out,
+                                                          const Tensor& logsumexp,
+                                                          TC_ATTENTION_ARGUMENTS);
+std::tuple<Tensor, Tensor, Tensor> attention_backward_cuda(const Tensor& grad_out,
+                                                           const Tensor& query, const Tensor& key,
+                                                           const Tensor& value, const Tensor& out,
+                                                           const Tensor& logsumexp,
+                                                           TC_ATTENTION_ARGUMENTS);
 
 }  // namespace torch_cubin

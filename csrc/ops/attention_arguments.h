@@ -27,9 +27,9 @@ inline AttentionOptions options_of(TC_ATTENTION_ARGUMENTS) {
   return options;
 }
 
-#define TC_ATTENTION_OPTIONS                                                                  \
-  options_of(attn_mask, dropout_p, is_causal, dropout_seed, scale, enable_gqa, window_left,   \
-             window_right, bottom_right, softcap, alibi_slopes, sinks, cu_seqlens_q,          \
-             cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+#define TC_ATTENTION_OPTIONS                                                                       \
+  options_of(attn_mask, dropout_p, is_causal, dropout_seed, scale, enable_gqa, window_left,        \
+             window_right, bottom_right, softcap, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, \
+             max_seqlen_q, max_seqlen_k)
 
 }  // namespace torch_cubin

@@ -49,9 +49,9 @@ struct Gradient {
     if (shape.has_heads) whole.sizes[whole.dim++] = heads;
     whole.sizes[whole.dim++] = operand.sizes[operand.dim - 2];
     whole.sizes[whole.dim++] = columns;
-    const bool own = shape.packed || (operand.dim == whole.dim &&
-                                      std::equal(operand.sizes, operand.sizes + operand.dim,
-                                                 whole.sizes));
+    const bool own =
+        shape.packed || (operand.dim == whole.dim &&
+                         std::equal(operand.sizes, operand.sizes + operand.dim, whole.sizes));
     direct = own && has_vector_rows(TensorView(result));
     if (direct) {
       written = result;
@@ -97,7 +97,6 @@ Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Ten
   operands.problem.merge();
 
   const int64_t batch = operands.problem.batch(), parts = operands.problem.parts();
-  const int64_t rows = batch * shape.heads * shape.seqlen_q;
   const int64_t tiles = (shape.seqlen_q + 15) / 16;  // of dq_sum, see backward_attention_dq.cuh
   int64_t sum_tiles = batch * shape.heads * tiles;
   if (shape.packed) {
@@ -114,16 +113,16 @@ Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Ten
   Tensor turns;
   if (deterministic_algorithms()) {
     const int64_t row_tile = kernels.backward->rows;
-    const int64_t counters = batch * shape.heads *
-                             ((shape.seqlen_q + row_tile - 1) / row_tile) *
+    const int64_t counters = batch * shape.heads * ((shape.seqlen_q + row_tile - 1) / row_tile) *
                              (kernels.backward->kernel->entry().block[0] / 32);
     turns = empty_cuda(&counters, 1, ScalarType::Int, call.device_index);
     params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
   }
   const int64_t columns = kernels.backward->columns;
-  const int64_t blocks =
-      batch * shape.kv_heads * ((shape.seqlen_k + columns - 1) / columns);
+  const int64_t blocks = batch * shape.kv_heads * ((shape.seqlen_k + columns - 1) / columns);
   const int64_t delta_rows = kernels.delta->entry().tile[0];
+  const int64_t delta_blocks =
+      batch * shape.heads * ((shape.seqlen_q + delta_rows - 1) / delta_rows);
   const int64_t convert_warps = kernels.convert->entry().block[0] / 32;
   float* logsumexps = const_cast<float*>(static_cast<const float*>(lse.data_ptr()));
   for (int64_t part = 0; part < parts; ++part) {
@@ -131,7 +130,7 @@ Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Ten
     params.logsumexp = logsumexps + part * lse_rows;
     torch::stable::zero_(dq_sum);
     if (params.dq_turn != nullptr) torch::stable::zero_(turns);
-    launch_attention(*kernels.delta, params, (rows + delta_rows - 1) / delta_rows, 1, gpu);
+    launch_attention(*kernels.delta, params, delta_blocks, 1, gpu);
     launch_attention(*kernels.backward->kernel, params, blocks, 1, gpu);
     launch_attention(*kernels.convert, params,
                      (batch * shape.heads * tiles + convert_warps - 1) / convert_warps, 1, gpu);
@@ -178,8 +177,7 @@ Gradients attention_backward_cuda(const Tensor& grad_out, const Tensor& query, c
     return {zeros_like_operand(call, q), zeros_like_operand(call, k), zeros_like_operand(call, v)};
   }
   const int64_t widest = padded_columns(std::max(shape.head_dim, shape.head_dim_v), call.dtype);
-  const Kernels kernels =
-      find_kernels(attention_table(device(call.device_index)), call, widest);
+  const Kernels kernels = find_kernels(attention_table(device(call.device_index)), call, widest);
   if (kernels.complete() && shape.head_dim > 0) {
     return run_fused(call, kernels, grad_out, query, key, value, out, logsumexp);
   }

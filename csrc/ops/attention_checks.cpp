@@ -27,9 +27,10 @@ void check_dtypes(const char* op, const Argument (&all)[3]) {
     const ScalarType dtype = each.view->dtype;
     if (dtype != ScalarType::Half && dtype != ScalarType::BFloat16 && dtype != ScalarType::Float &&
         dtype != ScalarType::Double) {
-      fail({"input", argument(op, each.name), "has an unsupported dtype",
-            "float16, bfloat16, float32 or float64", dtype_name(dtype),
-            "Convert it with .to(dtype), or use torch.nn.functional.scaled_dot_product_attention."});
+      fail(
+          {"input", argument(op, each.name), "has an unsupported dtype",
+           "float16, bfloat16, float32 or float64", dtype_name(dtype),
+           "Convert it with .to(dtype), or use torch.nn.functional.scaled_dot_product_attention."});
     }
   }
   for (const Argument& each : all) {
@@ -52,8 +53,7 @@ void check_side(const char* op, const char* name, const TensorView& view, const 
                 ScalarType dtype) {
   if (view.device_type != query.device_type || view.device_index != query.device_index) {
     fail({"input", argument(op, name), "is on another device",
-          query.device_text() + " like 'query'", view.device_text(),
-          "Move it with .to(device)."});
+          query.device_text() + " like 'query'", view.device_text(), "Move it with .to(device)."});
   }
   if (view.dtype != dtype) {
     fail({"input", argument(op, name), "has a wrong dtype", dtype_name(dtype),
@@ -72,15 +72,15 @@ int64_t size_from_end(const TensorView& view, int64_t i) {
 
 void set_heads(const char* op, AttentionShape& shape, int64_t q, int64_t k, int64_t v,
                bool enable_gqa) {
-  const std::string got = "query " + std::to_string(q) + ", key " + std::to_string(k) + ", value " +
-                          std::to_string(v);
+  const std::string got =
+      "query " + std::to_string(q) + ", key " + std::to_string(k) + ", value " + std::to_string(v);
   if (enable_gqa) {
-    if (k != v) fail_heads(op, "as many heads of key as of value", got, "");
-    if (k == 0 ? q != 0 : q % k != 0) {
+    const auto divides = [&](int64_t heads) { return heads == 0 ? q == 0 : q % heads == 0; };
+    if (!divides(k) || !divides(v)) {
       fail_heads(op, "heads of key and value that divide those of query", got, "");
     }
     shape.heads = q;
-    shape.kv_heads = k;
+    shape.kv_heads = k == v ? k : q;  // those of fewer heads are repeated (repeat_heads)
     return;
   }
   int64_t heads = 1;
@@ -254,8 +254,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   }
   if (std::max({shape.seqlen_q, shape.seqlen_k, shape.heads}) >= kNoBound ||
       std::max(shape.head_dim, shape.head_dim_v) > INT_MAX) {
-    fail({"input", op, "has a dimension that is too large",
-          "less than " + std::to_string(kNoBound),
+    fail({"input", op, "has a dimension that is too large", "less than " + std::to_string(kNoBound),
           query.shape_text() + ", " + key.shape_text() + ", " + value.shape_text(), ""});
   }
   if (options.attn_mask) check_mask(op, shape, query, options);
@@ -283,7 +282,8 @@ AttentionSettings attention_settings(const AttentionShape& shape, const Attentio
     for (int64_t i = 0; i < seed.dim; ++i) count *= seed.sizes[i];
     if (count != 1 || seed.dtype != ScalarType::Long) {
       fail({"input", "attention argument 'dropout_seed'", "is no seed",
-            "an int64 tensor of one element", dtype_name(seed.dtype) + " " + seed.shape_text(), ""});
+            "an int64 tensor of one element", dtype_name(seed.dtype) + " " + seed.shape_text(),
+            ""});
     }
     s.drop_below = static_cast<int>(std::lround(options.dropout_p * 65536));
     s.keep_scale = s.drop_below < 65536 ? 65536.0 / (65536 - s.drop_below) : 0;
@@ -300,8 +300,8 @@ AttentionSettings attention_settings(const AttentionShape& shape, const Attentio
   }
   s.softcap = options.softcap;
   const int64_t open = kNoBound;
-  s.first = static_cast<int>(
-      options.window_left < 0 ? -open : -std::min(options.window_left, open));
+  s.first =
+      static_cast<int>(options.window_left < 0 ? -open : -std::min(options.window_left, open));
   int64_t last = options.window_right < 0 ? open : std::min(options.window_right, open);
   if (options.is_causal) last = 0;
   s.last = static_cast<int>(last);

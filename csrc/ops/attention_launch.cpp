@@ -17,7 +17,8 @@ OptionalTensor contiguous(const OptionalTensor& tensor) {
 
 // Dropout's numbers count batches, and a launch knows only its own: operands whose batch dims do
 // not merge are copied then.
-bool merges(const AttentionCall& call, const Tensor& query, const Tensor& key, const Tensor& value) {
+bool merges(const AttentionCall& call, const Tensor& query, const Tensor& key,
+            const Tensor& value) {
   AttentionProblem problem(call.shape);
   problem.add(kQuery, TensorView(query));
   problem.add(kKey, TensorView(key));
@@ -42,8 +43,8 @@ FusedOperands::FusedOperands(const AttentionCall& call, const Tensor& q, const T
                              const Tensor& v)
     : call(call),
       query(vector_rows(q)),
-      key(vector_rows(k)),
-      value(vector_rows(v)),
+      key(vector_rows(repeat_heads(k, call.shape))),
+      value(vector_rows(repeat_heads(v, call.shape))),
       slopes(contiguous(call.options.alibi_slopes)),
       sinks(contiguous(call.options.sinks)),
       cu_seqlens_q(contiguous(call.options.cu_seqlens_q)),
@@ -89,7 +90,7 @@ AttentionParams FusedOperands::params(int64_t head_dim, int64_t head_dim_v) cons
   }
   if (mask_) {
     const ScalarType dtype = TensorView(*mask_).dtype;
-    p.flags |= dtype == ScalarType::Bool   ? kAttendBoolMask
+    p.flags |= dtype == ScalarType::Bool    ? kAttendBoolMask
                : dtype == ScalarType::Float ? kAttendFloatMask
                                             : kAttendOwnMask;
   }
@@ -125,8 +126,9 @@ ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, con
   };
   ComposeInputs inputs;
   inputs.query = merged(query, shape.heads, shape.seqlen_q, shape.head_dim);
-  inputs.key = merged(key, shape.kv_heads, shape.seqlen_k, shape.head_dim);
-  inputs.value = merged(value, shape.kv_heads, shape.seqlen_k, shape.head_dim_v);
+  inputs.key = merged(repeat_heads(key, shape), shape.kv_heads, shape.seqlen_k, shape.head_dim);
+  inputs.value =
+      merged(repeat_heads(value, shape), shape.kv_heads, shape.seqlen_k, shape.head_dim_v);
   if (call.options.attn_mask) {
     inputs.mask = torch::stable::reshape(expand_mask(*call.options.attn_mask, shape),
                                          {batch, shape.heads, shape.seqlen_q, shape.seqlen_k});

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "cubin/error.h"
 #include "ops/attention_problem.h"
@@ -58,6 +59,19 @@ Tensor expand(const Tensor& tensor, const AttentionShape& shape, int64_t heads, 
 }
 
 }  // namespace
+
+Tensor repeat_heads(const Tensor& tensor, const AttentionShape& shape) {
+  const TensorView view(tensor);
+  const int64_t own = view.dim > 2 && !shape.packed ? view.sizes[view.dim - 3] : 1;
+  if (own == 1 || own == shape.kv_heads) return tensor;
+  StableIValue stack[] = {from(tensor), from(shape.kv_heads / own),
+                          from(std::optional<int64_t>(-3)), from(std::nullopt)};
+  if (torch_call_dispatcher("aten::repeat_interleave", "self_int", stack, TORCH_ABI_VERSION) !=
+      AOTI_TORCH_SUCCESS) {
+    fail({"internal", "a repetition of attention heads", "failed", "", "", ""});
+  }
+  return to<Tensor>(stack[0]);
+}
 
 Tensor expand_leading(const Tensor& tensor, const AttentionShape& shape, int64_t heads) {
   const TensorView view(tensor);

@@ -18,8 +18,11 @@ Tensor vector_rows(const Tensor& tensor);
 // Columns of the copy that vector_rows() makes.
 int64_t padded_columns(int64_t columns, ScalarType dtype);
 
-// `tensor` with the leading dims of the problem (its own heads where they divide the problem's),
-// broadcast as a view.
+// key or value with the problem's kv_heads: itself, or a copy where enable_gqa gave key and value
+// different numbers of heads.
+Tensor repeat_heads(const Tensor& tensor, const AttentionShape& shape);
+
+// `tensor` with the leading dims of the problem and `heads`, broadcast as a view.
 Tensor expand_leading(const Tensor& tensor, const AttentionShape& shape, int64_t heads);
 
 // The mask as a view of shape (batch..., heads, seqlen_q, seqlen_k).

@@ -11,23 +11,31 @@ namespace {
 
 constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
 constexpr int64_t kMostSplits = 128;
+constexpr int64_t kFewestColumns = 256;  // of a split
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Cycles until the last of `blocks` is done.
 double cycles(const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
   const double waves = static_cast<double>(ceil_div(blocks, row.slots));
-  return waves * (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile +
-                  row.cost_fixed);
+  return waves *
+         (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile + row.cost_fixed);
 }
 
-// The split of the columns that fills the device once.
-void split(AttentionPlan& plan, const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
+// Splits the columns so that the blocks fill the device once, but no finer than is worth a second
+// kernel.
+void split(AttentionPlan& plan, const AttentionTable& table, AttentionDtype dtype,
+           const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
+  plan.columns_per_split = columns;
+  if (table.combine[dtype].empty() || blocks == 0) return;
   const int64_t tiles = ceil_div(columns, row.columns);
-  const int64_t wanted = std::min({row.slots / std::max<int64_t>(blocks, 1), tiles, kMostSplits});
-  const int64_t tiles_per_split = ceil_div(tiles, std::max<int64_t>(wanted, 1));
+  const int64_t fewest = std::max<int64_t>(1, kFewestColumns / row.columns);
+  const int64_t wanted = std::min({row.slots / blocks, tiles / fewest, kMostSplits});
+  if (wanted <= 1) return;
+  const int64_t tiles_per_split = ceil_div(tiles, wanted);
   plan.columns_per_split = tiles_per_split * row.columns;
   plan.splits = static_cast<int>(ceil_div(tiles, tiles_per_split));
+  plan.combine = table.combine[dtype][0].kernel;
 }
 
 }  // namespace
@@ -67,26 +75,29 @@ AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
     plan.kernel = decode->kernel;
     plan.packed_rows = true;
     plan.blocks = shape.kv_heads;
-    plan.columns_per_split = shape.seqlen_k;
-    if (!table.combine[dtype].empty()) {
-      plan.combine = table.combine[dtype][0].kernel;
-      split(plan, *decode, plan.blocks * batch, shape.seqlen_k);
-    }
+    split(plan, table, dtype, *decode, plan.blocks * batch, shape.seqlen_k);
     return plan;
   }
   const AttentionTable::Row* fits = narrowest(table.forward[dtype][variant], head_dim);
   if (fits == nullptr) return plan;
   double best = 0;
+  const AttentionTable::Row* chosen = nullptr;
   for (const AttentionTable::Row& row : table.forward[dtype][variant]) {
     if (row.head_dim != fits->head_dim) continue;
     const int64_t blocks = ceil_div(shape.seqlen_q, row.rows) * shape.heads;
     const double cost = cycles(row, blocks * batch, shape.seqlen_k);
-    if (plan.kernel != nullptr && cost >= best) continue;
+    if (chosen != nullptr && cost >= best) continue;
     best = cost;
-    plan.kernel = row.kernel;
+    chosen = &row;
     plan.blocks = blocks;
   }
-  plan.columns_per_split = shape.seqlen_k;
+  plan.kernel = chosen->kernel;
+  // The lengths of packed sequences are not known here: their columns are not split.
+  if (shape.packed) {
+    plan.columns_per_split = shape.seqlen_k;
+  } else {
+    split(plan, table, dtype, *chosen, plan.blocks * batch, shape.seqlen_k);
+  }
   return plan;
 }
 

@@ -45,7 +45,7 @@ class AttentionProblem {
   struct Operand {
     bool present = false;
     char* data = nullptr;
-    int64_t element = 0;  // bytes
+    int64_t element = 0;           // bytes
     int64_t batch[kMaxDims] = {};  // innermost first
     int64_t head = 0, row = 0, column = 0;
   };

@@ -67,7 +67,8 @@ Tensor laid_out(const Tensor& computed, const Shape& sizes, const TensorView& li
   int64_t strides[kMaxDims];
   output_strides(like, sizes, strides);
   Tensor out = fresh(like, sizes, strides, dtype);
-  torch::stable::copy_(out, torch::stable::reshape(computed, {sizes.sizes, sizes.sizes + sizes.dim}));
+  torch::stable::copy_(out,
+                       torch::stable::reshape(computed, {sizes.sizes, sizes.sizes + sizes.dim}));
   return out;
 }
 
@@ -108,9 +109,9 @@ Backward backward_dense(const AttentionCall& call, const Tensor& grad_out, const
   const std::vector<int64_t> rows = {TensorView(in.query).sizes[0], shape.heads, shape.seqlen_q};
   std::vector<int64_t> wide = rows;
   wide.push_back(shape.head_dim_v);
-  const auto [dq, dk, dv] = compose_backward(
-      in, call.settings, torch::stable::reshape(grad_out, wide), torch::stable::reshape(out, wide),
-      torch::stable::reshape(logsumexp, rows));
+  const auto [dq, dk, dv] =
+      compose_backward(in, call.settings, torch::stable::reshape(grad_out, wide),
+                       torch::stable::reshape(out, wide), torch::stable::reshape(logsumexp, rows));
   return {sum_to_operand(dq, shape, TensorView(query)), sum_to_operand(dk, shape, TensorView(key)),
           sum_to_operand(dv, shape, TensorView(value))};
 }
@@ -148,8 +149,7 @@ struct Sequence {
   static void put(Tensor& packed, int64_t begin, int64_t rows, const Tensor& one) {
     Tensor all = packed, own = one;
     Tensor place = torch::stable::narrow(all, 0, begin, rows);
-    torch::stable::copy_(place,
-                         torch::stable::transpose(torch::stable::squeeze(own, 0), 0, 1));
+    torch::stable::copy_(place, torch::stable::transpose(torch::stable::squeeze(own, 0), 0, 1));
   }
 };
 
@@ -177,8 +177,8 @@ Forward forward_packed(const AttentionCall& call, const Tensor& query, const Ten
                        const Tensor& value) {
   const Shape& sizes = call.shape.out;
   Tensor out = torch::stable::new_zeros(query, {sizes.sizes, sizes.sizes + sizes.dim});
-  Tensor logsumexp = torch::stable::new_zeros(query, {call.shape.heads, sizes.sizes[0]},
-                                              sums_dtype(call));
+  Tensor logsumexp =
+      torch::stable::new_zeros(query, {call.shape.heads, sizes.sizes[0]}, sums_dtype(call));
   torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
   for (const Sequence& one : sequences(call, query, key)) {
     const Tensor q = one.of_query(query), k = one.of_key(key), v = one.of_key(value);
@@ -187,8 +187,8 @@ Forward forward_packed(const AttentionCall& call, const Tensor& query, const Ten
     const Forward computed = forward_dense(own, q, k, v);
     Sequence::put(out, one.q_begin, one.q_rows, computed.out);
     Tensor place = torch::stable::narrow(logsumexp, 1, one.q_begin, one.q_rows);
-    torch::stable::copy_(place, torch::stable::reshape(
-                                    computed.logsumexp, {call.shape.heads, one.q_rows}));
+    torch::stable::copy_(
+        place, torch::stable::reshape(computed.logsumexp, {call.shape.heads, one.q_rows}));
   }
   return {out, logsumexp};
 }
@@ -229,8 +229,8 @@ std::tuple<Tensor, Tensor> forward(const char* op, const Tensor& query, const Te
     step *= rows.sizes[i] > 1 ? rows.sizes[i] : 1;
   }
   Tensor logsumexp = fresh(TensorView(q), rows, strides, sums_dtype(call));
-  torch::stable::copy_(logsumexp, torch::stable::reshape(computed.logsumexp,
-                                                         {rows.sizes, rows.sizes + rows.dim}));
+  torch::stable::copy_(
+      logsumexp, torch::stable::reshape(computed.logsumexp, {rows.sizes, rows.sizes + rows.dim}));
   return {laid_out(computed.out, call.shape.out, TensorView(q), call.dtype), logsumexp};
 }
 
@@ -256,9 +256,11 @@ std::tuple<Tensor, Tensor> attention_forward_cpu(const Tensor& query, const Tens
   return forward("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
 }
 
-std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(
-    const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& out, const Tensor& logsumexp, TC_ATTENTION_ARGUMENTS) {
+std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(const Tensor& grad_out,
+                                                          const Tensor& query, const Tensor& key,
+                                                          const Tensor& value, const Tensor& out,
+                                                          const Tensor& logsumexp,
+                                                          TC_ATTENTION_ARGUMENTS) {
   const Tensor q = detach(query), k = detach(key), v = detach(value), o = detach(out);
   const Tensor g = detach(grad_out), rows = detach(logsumexp);
   const AttentionCall call("attention_backward", q, k, v, detached(TC_ATTENTION_OPTIONS));

@@ -9,14 +9,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "cubin/error.h"
-#include "runtime/autograd_state.h"
-#include "runtime/tensor.h"
-#include "runtime/torch_error.h"
+#include "ops/dispatch.h"
 
 namespace torch_cubin {
 namespace {
@@ -24,45 +19,8 @@ namespace {
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-// A dual tensor keeps its tangent under no_grad, so an open forward-AD level counts as well.
-bool differentiable() { return aoti_torch_grad_mode_is_enabled() || dual_level_is_open(); }
-
-void call(const char* op, StableIValue* stack) {
-  clear_last_error();
-  if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
-
-  // Below torch 2.13 the C API loses an error's text: what fail() kept on this thread replaces it.
-  if (!last_error().empty()) throw std::runtime_error(last_error());
-  const std::string text = torch_error();
-  if (!text.empty()) throw std::runtime_error(text);
-  fail({"internal", std::string("PyTorch's dispatcher"), std::string("could not run ") + op,
-        "a kernel for these tensors",
-        "an error whose text this version of PyTorch prints on stderr",
-        "Look above, or use torch 2.13 or newer, which carries it here."});
-}
-
 void forward(const char* raw, const char* autograd, StableIValue* stack) {
-  call(differentiable() ? autograd : raw, stack);
-}
-
-// A new number from the device's generator, so that torch.manual_seed decides it, a CUDA graph
-// draws another at each replay, and checkpointing draws the same again. `query` is only asked for
-// its device.
-Tensor draw_seed(AtenTensorHandle query) {
-  int32_t type = 0, index = 0;
-  if (aoti_torch_get_device_type(query, &type) != AOTI_TORCH_SUCCESS ||
-      aoti_torch_get_device_index(query, &index) != AOTI_TORCH_SUCCESS) {
-    fail({"input", "a tensor argument", "could not be read", "a defined tensor", "", ""});
-  }
-  const torch::stable::Device device(static_cast<torch::headeronly::DeviceType>(type), index);
-  StableIValue stack[] = {from(int64_t{INT64_MAX}),
-                          from(std::vector<int64_t>{1}),
-                          from(std::optional<ScalarType>(ScalarType::Long)),
-                          from(std::nullopt),
-                          from(std::optional<torch::stable::Device>(device)),
-                          from(std::nullopt)};
-  call("aten::randint", stack);
-  return to<Tensor>(stack[0]);
+  call_op(differentiable() ? autograd : raw, "", stack);
 }
 
 }  // namespace
@@ -86,17 +44,31 @@ void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint6
   if (!differentiable()) {
     StableIValue raw[] = {stack[0], stack[1], stack[2], stack[3], stack[4],
                           stack[5], seed,     stack[6], stack[7]};
-    call("cubin::_scaled_dot_product_attention", raw);
+    call_op("cubin::_scaled_dot_product_attention", "", raw);
     stack[0] = raw[0];
     return;
   }
   const StableIValue none = from(std::nullopt);
-  StableIValue all[] = {stack[0],          stack[1],          stack[2],    stack[3],
-                        stack[4],          stack[5],          seed,        stack[6],
-                        stack[7],          from(int64_t{-1}), from(int64_t{-1}), from(false),
-                        from(0.0),         none,              none,        none,
-                        none,              from(int64_t{0}),  from(int64_t{0})};
-  call("cubin::_attention_forward_autograd", all);
+  StableIValue all[] = {stack[0],
+                        stack[1],
+                        stack[2],
+                        stack[3],
+                        stack[4],
+                        stack[5],
+                        seed,
+                        stack[6],
+                        stack[7],
+                        from(int64_t{-1}),
+                        from(int64_t{-1}),
+                        from(false),
+                        from(0.0),
+                        none,
+                        none,
+                        none,
+                        none,
+                        from(int64_t{0}),
+                        from(int64_t{0})};
+  call_op("cubin::_attention_forward_autograd", "", all);
   stack[0] = all[0];
   to<Tensor>(all[1]);  // takes the logsumexp over, and lets it go
 }

@@ -129,7 +129,7 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
   MatmulParams params;
   if (plan.reduce == nullptr) {
     fill_params(params, p, plan, buffers, nullptr);
-    launch_entry(*plan.kernel, params, tiles * p.batch(), 1, device);
+    launch_entry(*plan.kernel, params, plan.blocks, 1, device);
     return;
   }
   // Freed on return: the caching allocator keeps the memory in this stream's order.
@@ -138,7 +138,7 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
   const Tensor workspace = empty_cuda(
       &partials, 1, math == kMathFloat64 ? ScalarType::Double : ScalarType::Float, device.index);
   fill_params(params, p, plan, buffers, workspace.data_ptr());
-  launch_entry(*plan.kernel, params, tiles * p.batch(), plan.splits, device);
+  launch_entry(*plan.kernel, params, plan.blocks, plan.splits, device);
   // Any number of blocks is right: they share the outputs out among themselves.
   const int64_t per_block = plan.reduce->entry().tile[1];
   const int64_t blocks = std::min((outputs + per_block - 1) / per_block,

@@ -18,6 +18,9 @@ constexpr double kReduceFixed = 3000;
 // Share of the memory's peak that a streaming kernel reaches (H200: 4.3 of 4.9 TB/s).
 constexpr double kMemoryShare = 0.9;
 
+// Share of its time that a float64 product gives for the accuracy of split sums.
+constexpr double kWorthOfAccuracy = 1.15;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t accumulator_bytes(Math math) { return math == kMathFloat64 ? 8 : 4; }
@@ -50,15 +53,34 @@ double k_tile_cycles(const MatmulTable::Row& row, double blocks, int64_t multipr
 // Bytes of split-K partials that a product may take.
 int64_t workspace_limit(Math math) { return int64_t{math == kMathFloat64 ? 512 : 128} << 20; }
 
-// Fewest splits, where there are any, that keep the error of float64 near that of PyTorch, whose
-// kernels split a long K finely: chains of 1,024 terms had twice its error (16 x 6144 x 4096 on the
-// H200). Fewer where the partials would not fit.
-int64_t least_splits(Math math, int64_t k, int64_t k_tiles, double partial_bytes) {
+// Fewest splits that keep the error of float64 near that of PyTorch, which splits a long K by how
+// far the outputs fill the device. On the H200, by its errors: into 4 to 30 parts where they are up
+// to 1.5 tiles of 64 x 64 a multiprocessor (chains of 1,024 terms had twice its error for 16 x 6144
+// x 4096, one of 20,000 three times for 1024 x 768), into 2 to 8 up to 4.5 tiles, else not at all.
+// Errors fall with the square root of the splits. Fewer where the partials have no memory.
+int64_t least_splits(Math math, const MatmulTable::Row& row, double tiles_each, int64_t k,
+                     int64_t k_tiles, double partial_bytes) {
   constexpr int64_t kLongestChain = 512;
+  constexpr int64_t kMost = std::end(kSplits)[-1];
   if (math != kMathFloat64) return 1;
   const auto fitting = static_cast<int64_t>(workspace_limit(math) / partial_bytes);
-  constexpr int64_t kMost = std::end(kSplits)[-1];
-  return std::min({ceil_div(k, kLongestChain), k_tiles / 2, kMost, fitting * 2 / 3});
+  const int64_t least = std::min({ceil_div(k, kLongestChain), k_tiles / 2, kMost, fitting * 2 / 3});
+  if (row.dot) return least;  // a dot kernel's lanes share K out already
+  const double filling = tiles_each <= 1.5 ? std::ceil(12 / tiles_each) : tiles_each <= 4.5 ? 3 : 1;
+  return std::min(least, static_cast<int64_t>(filling));
+}
+
+// Blocks of a persistent kernel fetch the next tile while they finish one, which hides a tile's
+// start (4096^3 in bfloat16 on the H200: 2.5% of the time). They take whole tiles only, and a K
+// that fills their ring of stages. All get the same number of tiles, give or take one: more blocks
+// would not end sooner.
+int64_t blocks_for(const MatmulTable::Row& row, const Extent& x, const MatmulPlan& plan) {
+  constexpr int64_t kLeastKTiles = 4;
+  const int64_t tiles = plan.tiles_m * plan.tiles_n * x.batch;
+  const bool whole = x.m % row.tile_m == 0 && x.n % row.tile_n == 0 && x.k % row.tile_k == 0;
+  const bool several = row.persistent && whole && plan.splits == 1;
+  if (!several || x.k < kLeastKTiles * row.tile_k) return tiles;
+  return ceil_div(tiles, ceil_div(tiles, row.slots));
 }
 
 void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable::Row& row,
@@ -73,7 +95,8 @@ void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable
                        (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n +
                         static_cast<double>(x.m) * x.n);
   const double split_bytes = outputs * accumulator_bytes(math);
-  const int64_t least = least_splits(math, x.k, k_tiles, split_bytes);
+  const int64_t least =
+      least_splits(math, row, tiles / table.multiprocessors, x.k, k_tiles, split_bytes);
   for (const int wanted : kSplits) {
     if (wanted > k_tiles) break;
     if (wanted > 1 && wanted < least) continue;
@@ -88,6 +111,7 @@ void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable
     const double compute = waves * (per_split * k_tile + row.cost_fixed);
     double cycles = std::max(compute, bytes / rate + row.cost_fixed);
     if (splits > 1) cycles += kReduceFixed + 2 * partial / rate;
+    if (wanted < least && !row.dot) cycles *= kWorthOfAccuracy;
     if (cycles < best.cycles) {
       best.cycles = cycles;
       best.plan.kernel = row.kernel;
@@ -97,6 +121,7 @@ void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable
       best.plan.k_tiles_per_split = per_split;
       best.plan.splits = splits;
       best.plan.swapped = swapped;
+      best.plan.blocks = blocks_for(row, x, best.plan);
     }
     if (tiles * splits >= 4.0 * row.slots) break;  // the device is full: more splits only cost
   }

@@ -12,6 +12,7 @@ struct MatmulPlan {
   CatalogKernel* kernel = nullptr;
   CatalogKernel* reduce = nullptr;  // null: the kernel writes C itself
   int64_t tiles_m = 0, tiles_n = 0;
+  int64_t blocks = 0;  // grid x; fewer than tiles where blocks of the kernel compute several
   int64_t k_tiles_per_split = 0;
   int splits = 1;
   bool swapped = false;  // a dot-product kernel computes C^T = B^T A^T

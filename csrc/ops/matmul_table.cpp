@@ -23,8 +23,8 @@ int index_of(const std::string& text, const char* const (&names)[N], const char*
 
 constexpr const char* kMathNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
 constexpr const char* kLayoutNames[] = {"nn", "nt", "tn", "tt", "any"};
-enum Kind { kKindMma, kKindSimt, kKindDot, kKindReduce };
-constexpr const char* kKindNames[] = {"mma", "simt", "dot", "reduce"};
+enum Kind { kKindMma, kKindPersistent, kKindSimt, kKindDot, kKindReduce };
+constexpr const char* kKindNames[] = {"mma", "persistent", "simt", "dot", "reduce"};
 
 // Dot-product kernels read A at any strides; their layout and alignment speak of B.
 Access dot_access(const CatalogEntry& entry, int layout) {
@@ -60,6 +60,7 @@ const MatmulTable* build(const Device& device) {
     check_params(entry);
     const int math = index_of(entry.math, kMathNames, "math", entry);
     const int layout = index_of(entry.layout, kLayoutNames, "layout", entry);
+    const int kind = index_of(entry.kind, kKindNames, "kind", entry);
     const MatmulTable::Row row = {
         &kernel,
         entry.tile[0],
@@ -69,8 +70,10 @@ const MatmulTable* build(const Device& device) {
         entry.cost_k_tile,
         entry.cost_fixed,
         entry.cost_lone,
+        kind == kKindDot,
+        kind == kKindPersistent,
     };
-    switch (index_of(entry.kind, kKindNames, "kind", entry)) {
+    switch (kind) {
       case kKindDot:
         table->dots[math][dot_access(entry, layout)].push_back(row);
         break;

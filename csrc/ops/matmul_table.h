@@ -36,9 +36,11 @@ struct MatmulTable {
     int64_t tile_m, tile_n, tile_k;
     int64_t slots;  // blocks that the device runs at a time
     double cost_k_tile, cost_fixed, cost_lone;
+    bool dot;
+    bool persistent;  // a block can compute several tiles, one after the other, if all are whole
   };
   std::string arch;
-  std::vector<Row> tiles[kMathCount][kLayoutCount];  // kinds "mma" and "simt"
+  std::vector<Row> tiles[kMathCount][kLayoutCount];  // kinds "mma", "persistent", "simt"
   std::vector<Row> dots[kMathCount][kAccessCount];   // kind "dot", by B: at most tile_m rows of A
   CatalogKernel* reduce[kMathCount] = {};            // kind "reduce": adds split-K partials
   int64_t multiprocessors = 0;

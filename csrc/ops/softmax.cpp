@@ -1,6 +1,8 @@
 // The softmax family: check -> fill the parameters -> kernel or reference.
 #include "ops/softmax.h"
 
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -17,6 +19,11 @@ namespace {
 
 constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
 constexpr int64_t kWarpColumns = 4096;  // up to here a warp is quick enough for a row
+
+// A copy where it must be.
+OptionalTensor contiguous(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(torch::stable::contiguous(*tensor)) : std::nullopt;
+}
 
 // The catalog's softmax kernels for one device: for rows of a warp, and of a block.
 struct SoftmaxTable {
@@ -273,7 +280,8 @@ std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const Optiona
                                              const OptionalTensor& sinks, double scale,
                                              double softcap, int64_t first, int64_t last,
                                              bool bottom_right) {
-  const TensorView view(scores);
+  const Tensor dense = torch::stable::contiguous(scores);
+  const TensorView view(dense);
   AttentionSettings settings;
   settings.scale = scale;
   settings.softcap = softcap;
@@ -281,7 +289,8 @@ std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const Optiona
   settings.last = static_cast<int>(std::min<int64_t>(last, kNoBound));
   settings.bottom_right = bottom_right;
   SoftmaxParams p = params_for(view, settings);
-  set_extras(p, {attn_mask, alibi_slopes, sinks, {}}, view);
+  const AttentionExtras extras = {attn_mask, contiguous(alibi_slopes), contiguous(sinks), {}};
+  set_extras(p, extras, view);
   Tensor probs = empty_like_rows(view, 4), logsumexp = empty_like_rows(view, 3);
   p.scores = view.data();
   p.weights = data_of(probs);
@@ -293,22 +302,23 @@ std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const Optiona
 Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
                                   const OptionalTensor& grad_logsumexp,
                                   const OptionalTensor& scores, double scale, double softcap) {
-  const TensorView view(probs), grad_view(grad);
+  const Tensor dense = torch::stable::contiguous(probs);
+  const Tensor dense_grad = torch::stable::contiguous(grad);
+  const OptionalTensor raw = contiguous(scores), of_rows = contiguous(grad_logsumexp);
+  const TensorView view(dense), grad_view(dense_grad);
   AttentionSettings settings;
   settings.scale = scale;
   settings.softcap = softcap;
   SoftmaxParams p = params_for(view, settings);
   require_like("grad", grad_view, view, 4);
-  require(softcap == 0 || scores.has_value(), "softcap", "0 without scores", view);
-  if (scores) {
-    const TensorView raw(*scores);
-    require_like("scores", raw, view, 4);
-    p.scores = raw.data();
+  require(softcap == 0 || raw.has_value(), "softcap", "0 without scores", view);
+  if (raw) {
+    require_like("scores", TensorView(*raw), view, 4);
+    p.scores = data_of(*raw);
   }
-  if (grad_logsumexp) {
-    const TensorView rows(*grad_logsumexp);
-    require_like("grad_logsumexp", rows, view, 3);
-    p.grad_logsumexp = rows.data();
+  if (of_rows) {
+    require_like("grad_logsumexp", TensorView(*of_rows), view, 3);
+    p.grad_logsumexp = data_of(*of_rows);
   }
   Tensor out = empty_like_rows(view, 4);
   p.probs = view.data();
@@ -320,7 +330,8 @@ Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
 }
 
 Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_below) {
-  const TensorView view(probs);
+  const Tensor dense = torch::stable::contiguous(probs);
+  const TensorView view(dense);
   AttentionSettings settings;
   settings.drop_below = static_cast<int>(std::clamp<int64_t>(drop_below, 0, 65536));
   settings.keep_scale = settings.drop_below < 65536 ? 65536.0 / (65536 - settings.drop_below) : 0;

@@ -138,7 +138,7 @@ class Rows {
         probs[j] = at(p.probs, j);
       } else {
         const Wide value = logit(j), sum = of_row(p.logsumexp);
-        probs[j] = value == -kInfinity || sum == -kInfinity ? 0 : std::exp(value - sum);
+        probs[j] = sum == -kInfinity ? 0 : std::exp(value - sum);
       }
       delta += probs[j] * dropout(j) * at(p.grad, j);
     }
