@@ -3,10 +3,11 @@
     python benchmarks/bench_overhead.py
     python benchmarks/bench_overhead.py --markdown --json result.json
 
-64x64 bf16 on the GPU. A block of calls is submitted without waiting (few enough that the driver's
-queue never fills), then the GPU is awaited outside the measured time. All contenders take turns in
-every round, in a random order; the median over the rounds is printed with its quartiles. The bare
-launch is a cuLaunchKernel loop in C, in the same process, on the same stream.
+64x64 bf16 on the GPU; attention of 4 heads of that. A block of calls is submitted without waiting
+(few enough that the driver's queue never fills), then the GPU is awaited outside the measured time.
+All contenders take turns in every round, in a random order; the median over the rounds is printed
+with its quartiles. The bare launch is a cuLaunchKernel loop in C, in the same process, on the same
+stream.
 """
 
 from __future__ import annotations
@@ -139,10 +140,43 @@ def contenders() -> dict[str, Callable[[], float]]:
     for setting, context, arguments in settings:
         for name in ("torch.matmul", "torch.ops.cubin.matmul.default"):
             blocks[f"{setting}: {name}"] = block_of(matmuls[name], arguments, context)
+    blocks.update(attention_contenders())
     bare = build_launcher()
     if bare is not None:
         blocks["bare cuLaunchKernel loop in C"] = bare
     return blocks
+
+
+def attention_contenders() -> dict[str, Callable[[], float]]:
+    """Attention of (1, 4, 64, 64), PyTorch's with the backend that it chooses."""
+    shape = (1, 4, 64, 64)
+    plain = tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    leaves = tuple(t.clone().requires_grad_() for t in plain)
+    settings = [
+        ("no_grad", torch.no_grad, plain),
+        ("inference_mode", torch.inference_mode, plain),
+        ("grad mode, no requires_grad", torch.enable_grad, plain),
+        ("grad mode, requires_grad", torch.enable_grad, leaves),
+    ]
+    blocks = {}
+    for setting, context, arguments in settings:
+        for name, function in (
+            ("F.scaled_dot_product_attention", F.scaled_dot_product_attention),
+            (
+                "torch.ops.cubin.scaled_dot_product_attention.default",
+                torch.ops.cubin.scaled_dot_product_attention.default,
+            ),
+        ):
+            blocks[f"{setting}: {name}"] = block_of(function, arguments, context)
+    return blocks
+
+
+def family(name: str) -> str:
+    """What a contender is compared within: its setting and the op."""
+    for op in ("linear", "attention"):
+        if op in name:
+            return f"{name.split(': ')[0]}, {op}"
+    return name.split(": ")[0]
 
 
 def measure(blocks: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -185,16 +219,16 @@ def main() -> None:
 
     common.print_machine("Host cost of a call, 64x64 bf16")
     times = measure(contenders(), options.rounds)
+    theirs = (": torch.matmul", ": F.linear", ": F.scaled_dot_product_attention")
     baseline = {
-        name.split(": ")[0]: statistics.median(values)
+        family(name): statistics.median(values)
         for name, values in times.items()
-        if name.endswith(": torch.matmul")
+        if name.endswith(theirs)
     }
-    baseline["linear"] = statistics.median(times["no_grad: F.linear"])
     rows = []
     for name, values in times.items():
         low, middle, high = statistics.quantiles(values, n=4)
-        key = "linear" if "linear" in name else name.split(": ")[0]
+        key = family(name)
         share = f"{middle / baseline[key]:.2f}" if key in baseline else ""
         rows.append([name, f"{middle:.2f}", f"{low:.2f}-{high:.2f}", share])
     headers = ["call", "us", "quartiles", "of torch's"]

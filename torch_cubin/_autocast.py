@@ -28,23 +28,40 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     return value
 
 
-def _kernel(op: torch._ops.OpOverload, key: str, device_type: str) -> Callable[..., torch.Tensor]:
-    excluded = _private.DispatchKeySet(getattr(_private.DispatchKey, key))
+# Floating point whatever the dtype of query is, and read as such.
+_KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks"))
 
-    def autocast(*args: Any, **kwargs: Any) -> torch.Tensor:
+
+def _kernel(op: torch._ops.OpOverload, key: str, device_type: str) -> Callable[..., Any]:
+    excluded = _private.DispatchKeySet(getattr(_private.DispatchKey, key))
+    names = [argument.name for argument in op._schema.arguments]
+
+    def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(device_type)
+
+        def cast(name: str, value: Any) -> Any:
+            kept = name in _KEPT or _private.autocast_is_off()
+            return value if kept else _cast(value, device_type, dtype)
+
         with _private.exclude_keys(excluded):
             return op(
-                *(_cast(value, device_type, dtype) for value in args),
-                **{name: _cast(value, device_type, dtype) for name, value in kwargs.items()},
+                *map(cast, names, args),
+                **{name: cast(name, value) for name, value in kwargs.items()},
             )
 
     return autocast
 
 
+_NAMES = [
+    f"{prefix}{family}{suffix}"
+    for family in ("matmul", "linear", "attention_forward", "attention_backward")
+    for prefix, suffix in (("", ""), ("_", ""), ("_", "_autograd"))
+]
+_NAMES += ["scaled_dot_product_attention", "_scaled_dot_product_attention"]
+
+
 def register(library: torch.library.Library) -> None:
-    for family in ("matmul", "linear"):
-        for name in (family, f"_{family}", f"_{family}_autograd"):
-            op = getattr(torch.ops.cubin, name).default
-            for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
-                library.impl(name, _kernel(op, key, device_type), key)
+    for name in _NAMES:
+        op = getattr(torch.ops.cubin, name).default
+        for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
+            library.impl(name, _kernel(op, key, device_type), key)

@@ -27,12 +27,13 @@ matmul_autograd = torch.ops.cubin._matmul_autograd.default
 linear_autograd = torch.ops.cubin._linear_autograd.default
 
 
-def _call_below_autograd(op: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `op`, without a graph of its own, so that the levels further out still see it."""
     with _private.below_autograd():
         if not _private.transforms_active():
-            return op(*args)
+            return op(*args, **kwargs)
         with _outer_levels():
-            return op(*args)
+            return op(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -71,10 +72,15 @@ def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Te
         # op. All that it wanted is saved by now: the rest may as well run, on what forward made.
         return made[0].detach()
     except BaseException as error:
-        _checks.keep(error)
-        if isinstance(error, KeyboardInterrupt):
-            _interrupt_again()
+        keep(error)
         raise
+
+
+def keep(error: BaseException) -> None:
+    """What a kernel on the Autograd key does with an exception before it raises it again."""
+    _checks.keep(error)
+    if isinstance(error, KeyboardInterrupt):
+        _interrupt_again()
 
 
 def _interrupt_again() -> None:
@@ -138,7 +144,7 @@ class _Matmul(_private.SingleLevelFunction):
         ctx.shapes = self.shape, other.shape
         ctx.save_for_backward(self if needs_other else None, other if needs_self else None)
         ctx.save_for_forward(self, other)
-        made.append(_call_below_autograd(matmul_autograd, self, other))
+        made.append(call_below_autograd(matmul_autograd, self, other))
         return made[0]
 
     @staticmethod
@@ -169,7 +175,7 @@ class _Linear(_private.SingleLevelFunction):
         ctx.shapes = input.shape, weight.shape, None if bias is None else bias.shape
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
         ctx.save_for_forward(input, weight)
-        made.append(_call_below_autograd(linear_autograd, input, weight, bias))
+        made.append(call_below_autograd(linear_autograd, input, weight, bias))
         return made[0]
 
     @staticmethod

@@ -16,6 +16,7 @@ _CHECKS = (
 # Names by which a function is known to multiply inside. The last two stand for all that backward()
 # may run: hooks, custom functions, and what activation checkpointing computes again.
 _PRODUCTS = frozenset(("matmul", "mm", "mv", "bmm", "dot", "inner", "vdot", "einsum", "linear"))
+_PRODUCTS |= {"scaled_dot_product_attention"}
 _PRODUCTS |= {"addmm", "addmv", "addbmm", "baddbmm", "backward", "_engine_run_backward"}
 
 

@@ -24,8 +24,9 @@ def _refusal(name: str) -> Callable[..., torch.Tensor]:
     schema = getattr(torch.ops.cubin, name).default._schema
     arguments = [argument.name for argument in schema.arguments]
 
-    def refuse(*args: object) -> torch.Tensor:
-        for argument, value in zip(arguments, args, strict=False):
+    def refuse(*args: object, **kwargs: object) -> torch.Tensor:
+        given = {**dict(zip(arguments, args, strict=False)), **kwargs}
+        for argument, value in given.items():
             if isinstance(value, torch.Tensor):
                 _checks.check_dense(op, argument, value)
         raise errors.fault("internal", op, "was sent dense tensors under a key of other layouts")
@@ -34,7 +35,11 @@ def _refusal(name: str) -> Callable[..., torch.Tensor]:
 
 
 def register(library: torch.library.Library) -> None:
-    for name in ("_matmul", "_matmul_autograd", "_linear", "_linear_autograd"):
+    for name in (
+        *("_matmul", "_matmul_autograd", "_linear", "_linear_autograd"),
+        *("_scaled_dot_product_attention", "_attention_forward", "_attention_forward_autograd"),
+        *("_attention_backward", "_attention_backward_autograd"),
+    ):
         refuse = _refusal(name)
         for key in _KEYS:
             library.impl(name, refuse, key)

@@ -6,10 +6,15 @@ Looked up once, at import, so that a torch which has moved one says so then, in 
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._functorch.autograd_function
+import torch._functorch.pyfunctorch
 import torch._functorch.utils  # torch has loaded it already: found by name below
 import torch.autograd.forward_ad as forward_ad
 
@@ -35,6 +40,8 @@ def _find(name: str) -> Any:
 # on an Autograd key does. The public Function refuses to.
 SingleLevelFunction = _find("autograd.function._SingleLevelFunction")
 enable_single_level = _find("_functorch.utils.enable_single_level_autograd_function")
+vmap_helper = _find("_functorch.autograd_function.custom_function_call_vmap_helper")
+current_interpreter = _find("_functorch.pyfunctorch.retrieve_current_functorch_interpreter")
 transforms_active = _find("_C._are_functorch_transforms_active")
 below_autograd = _find("_C._AutoDispatchBelowAutograd")
 set_forward_grad_enabled = _find("autograd.forward_ad._set_fwd_grad_enabled")
@@ -44,6 +51,33 @@ StopRecomputation = _find("utils.checkpoint._StopRecomputationError")
 exclude_keys = _find("_C._ExcludeDispatchKeyGuard")
 DispatchKey = _find("_C.DispatchKey")
 DispatchKeySet = _find("_C.DispatchKeySet")
+
+
+_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCUDA) | DispatchKeySet(DispatchKey.AutocastCPU)
+
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """A context in which no op casts its arguments.
+
+    NOTE: inside torch.func's transforms each level further out begins with the dispatch keys of the
+    op that entered it, so excluded keys come back there; hence the flag, which our kernels read.
+    """
+    before = autocast_is_off()
+    _local.autocast_is_off = True
+    try:
+        with exclude_keys(_AUTOCAST):
+            yield
+    finally:
+        _local.autocast_is_off = before
+
+
+def autocast_is_off() -> bool:
+    """Whether this thread is inside :func:`without_autocast`."""
+    return getattr(_local, "autocast_is_off", False)
 
 
 def dual_level_is_open() -> bool:

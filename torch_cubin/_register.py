@@ -6,7 +6,16 @@ from functools import cache
 
 import torch
 
-from torch_cubin import _autocast, _autograd, _fake, _flops, _vmap
+from torch_cubin import (
+    _attention_autograd,
+    _autocast,
+    _autograd,
+    _compose,
+    _fake,
+    _flops,
+    _layouts,
+    _vmap,
+)
 
 
 @cache
@@ -15,7 +24,10 @@ def register() -> torch.library.Library:
     library = torch.library.Library("cubin", "IMPL")
     _fake.register(library)
     _autograd.register(library)
+    _attention_autograd.register(library)
+    _compose.register(library)
     _autocast.register(library)
     _vmap.register(library)
+    _layouts.register(library)
     _flops.register()
     return library

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from torch_cubin import _einsum, _private
-from torch_cubin._why_not import SHAPES, output_dtype, why_not, why_not_with
+from torch_cubin._why_not import SHAPES, output_dtype, why_no_mask, why_not, why_not_with
 
 _cubin_matmul = torch.ops.cubin.matmul.default
 _cubin_linear = torch.ops.cubin.linear.default
+_cubin_attention = torch.ops.cubin.scaled_dot_product_attention.default
 
 Result = torch.Tensor | str
 Handler = Callable[..., Result]
@@ -108,6 +109,65 @@ def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
         if bias.dim() != 1 or bias.shape[0] != right[0]:
             return SHAPES
     return _cubin_linear(input, weight, bias)
+
+
+def _attention(
+    query=None,
+    key=None,
+    value=None,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *rest,
+    scale=None,
+    enable_gqa=False,
+    **others,
+) -> Result:
+    reason = _unlike(rest, None, others) or why_not(query, key) or why_not_with(query, value)
+    if reason:
+        return reason
+    if not 0 <= dropout_p <= 1:
+        return "dropout_p out of range"
+    q, k, v = query.shape, key.shape, value.shape
+    if min(len(q), len(k), len(v)) < (3 if enable_gqa else 2):
+        return SHAPES
+    if k[-1] != q[-1] or k[-2] != v[-2]:
+        return SHAPES
+    if enable_gqa:
+        if any((q[-3] if n == 0 else q[-3] % n) != 0 for n in (k[-3], v[-3])):
+            return SHAPES
+        leading = _broadcast(q[:-3], k[:-3], v[:-3])
+        heads = q[-3:-2]
+    else:
+        leading = _broadcast(q[:-2], k[:-2], v[:-2])
+        heads = ()
+    if leading is None:
+        return SHAPES
+    if attn_mask is not None:
+        if is_causal:
+            return "a mask and is_causal"
+        reason = why_no_mask(query, attn_mask)
+        if reason:
+            return reason
+        if not _expands(attn_mask.shape, (*leading, *heads, q[-2], k[-2])):
+            return SHAPES
+    return _cubin_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _broadcast(*shapes: torch.Size) -> list[int] | None:
+    """What the shapes broadcast to, where they do."""
+    out: list[int] = []
+    for shape in shapes:
+        if len(shape) > len(out):
+            out = [1] * (len(shape) - len(out)) + out
+        for i in range(1, len(shape) + 1):
+            if shape[-i] != 1:
+                if out[-i] != 1 and out[-i] != shape[-i]:
+                    return None
+                out[-i] = shape[-i]
+    return out
 
 
 def _add_to(
@@ -274,7 +334,10 @@ SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
     torch.functional.einsum: ("torch.einsum", _einsum_product),
     torch._transformer_encoder_layer_fwd: ("torch._transformer_encoder_layer_fwd", _FUSED),
     torch._native_multi_head_attention: ("torch._native_multi_head_attention", _FUSED),
-    F.scaled_dot_product_attention: ("scaled_dot_product_attention", _NO_KERNEL),
+    F.scaled_dot_product_attention: (
+        "torch.nn.functional.scaled_dot_product_attention",
+        _attention,
+    ),
     F.bilinear: ("torch.nn.functional.bilinear", _NO_KERNEL),
     torch.tensordot: ("torch.tensordot", _NO_KERNEL),
     torch.chain_matmul: ("torch.chain_matmul", _NO_KERNEL),

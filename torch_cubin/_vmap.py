@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin import _checks
+from torch_cubin import _attention_checks, _checks, _private
+from torch_cubin._attention_checks import Options
 
 Dims = tuple[int | None, ...]
 
@@ -101,6 +102,107 @@ def _linear_rule(op: Any, matmul: Any) -> Any:
     return rule
 
 
+def _unpad(tensor: Tensor, rank: int) -> Tensor:
+    """Without the sizes of 1 after the batch dimension that go beyond `rank` dimensions."""
+    return tensor[(slice(None),) + (0,) * (tensor.dim() - 1 - rank)]
+
+
+def _batched_attention(
+    op: Any, size: int, tensors: list[Tensor], dims: Dims, options: Options, rest: Options
+) -> tuple[Any, Any]:
+    """A batch of `size` calls; `rest` holds the batch dimensions of what `options` holds."""
+    name = op.name().removeprefix("cubin::_").removesuffix("_autograd")
+    backward = name == "attention_backward"
+    logical = [_logical_shape(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+    query, key, value = logical[1:4] if backward else logical
+    shape = _attention_checks.attention_shape(name, query, key, value, options)
+    mask = options.attn_mask
+    if mask is not None:
+        mask_shape = _logical_shape(mask, rest.attn_mask)
+        _attention_checks.check_mask_shape(name, mask_shape, [*shape.logsumexp, key[-2]])
+    if not _is_one_call(options, rest):
+        return _one_by_one(op, size, tensors, dims, options, rest)
+
+    rank = max(3, len(shape.out))  # with a dim of heads, which the batch would become otherwise
+    ranks = [rank] * len(tensors)
+    if backward:
+        ranks[-1] = rank - 1  # logsumexp
+    folded = [
+        _pad(tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0), n + 1)
+        for tensor, dim, n in zip(tensors, dims, ranks, strict=True)
+    ]
+    if mask is not None and rest.attn_mask is not None:
+        mask = _pad(mask.movedim(rest.attn_mask, 0), rank + 1)
+    options = options._replace(attn_mask=mask, dropout_seed=None)
+    results = op(*folded, *options.positional(), **options.named())
+    if isinstance(results, Tensor):
+        return _unpad(results, len(shape.out)), 0
+    wanted = (query, key, value) if backward else (shape.out, shape.logsumexp)
+    pairs = zip(results, wanted, strict=True)
+    return tuple(_unpad(result, len(sizes)) for result, sizes in pairs), (0,) * len(results)
+
+
+def _is_one_call(options: Options, rest: Options) -> bool:
+    """Whether the batch can be one more dimension of the tensors.
+
+    Dropout is a function of the seed and of where in the tensors a weight stands: the same seed
+    for all, or one for each, is a call for each. So are packed sequences, and what has one value a
+    head.
+    """
+    slopes = options.alibi_slopes
+    return (
+        options.dropout_p == 0
+        and not options.packed
+        and rest.sinks is None
+        and rest.alibi_slopes is None
+        and (slopes is None or slopes.dim() == 1)
+    )
+
+
+def _one_by_one(
+    op: Any, size: int, tensors: list[Tensor], dims: Dims, options: Options, rest: Options
+) -> tuple[Any, Any]:
+    results = []
+    for i in range(size):
+        own = [_element(tensor, dim, i) for tensor, dim in zip(tensors, dims, strict=True)]
+        mine = Options(*(_element(x, dim, i) for x, dim in zip(options, rest, strict=True)))
+        results.append(op(*own, *mine.positional(), **mine.named()))
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def _element(value: Any, dim: int | None, i: int) -> Any:
+    return value if dim is None else value.select(dim, i)
+
+
+_NO_DIMS = Options(*[None] * len(Options._fields))
+
+
+def _attention_rule(op: Any) -> Any:
+    """A kernel for the FuncTorchBatched key: register_vmap takes no keyword-only tensors."""
+    count = 6 if "backward" in op.name() else 3
+
+    def call(*operands: Any) -> Any:
+        *args, kwargs = operands
+        return op(*args, **kwargs)
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> tuple[Any, Any]:
+        *args, kwargs = operands
+        *dims, named_dims = in_dims
+        names = Options._fields[: len(dims) - count]
+        rest = _NO_DIMS._replace(**dict(zip(names, dims[count:], strict=True)), **named_dims)
+        options = Options(*args[count:], **kwargs)
+        tensors, own_dims = list(args[:count]), tuple(dims[:count])
+        return _batched_attention(op, info.batch_size, tensors, own_dims, options, rest)
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return _private.vmap_helper(_private.current_interpreter(), rule, call, *args, kwargs)
+
+    return kernel
+
+
 def register(library: torch.library.Library) -> None:
     for suffix in ("", "_autograd"):
         matmul = getattr(torch.ops.cubin, f"_matmul{suffix}").default
@@ -109,3 +211,10 @@ def register(library: torch.library.Library) -> None:
         torch.library.register_vmap(
             f"cubin::_linear{suffix}", _linear_rule(linear, matmul), lib=library
         )
+    for name in (
+        "_scaled_dot_product_attention",
+        *("_attention_forward", "_attention_forward_autograd"),
+        *("_attention_backward", "_attention_backward_autograd"),
+    ):
+        kernel = _attention_rule(getattr(torch.ops.cubin, name).default)
+        library.impl(name, kernel, "FuncTorchBatched", with_keyset=True)

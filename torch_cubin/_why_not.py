@@ -42,6 +42,17 @@ def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
         return _strange(b)
     if b.dtype is not a.dtype and not _autocast_joins(a.dtype, b.dtype, a.device.type):
         return "different dtypes"
+    return _why_not_beside(a, b)
+
+
+def why_no_mask(query: torch.Tensor, mask: torch.Tensor) -> str | None:
+    """The same for a mask beside the query of attention: bool and float32 go with every dtype."""
+    if type(mask) in _PLAIN and mask.dtype in (torch.bool, torch.float32):
+        return _why_not_beside(query, mask)
+    return why_not_with(query, mask)
+
+
+def _why_not_beside(a: torch.Tensor, b: torch.Tensor) -> str | None:
     if b.device != a.device:
         return "tensors on different devices"
     if b.dim() > MAX_DIMS:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import statistics
@@ -38,6 +39,24 @@ ON_CPU = [
     ("linear", torch.float32, (64, 1536, 384)),
     ("linear", torch.float32, (1, 384, 384)),
 ]
+# The name, the dtype, and (batch, heads, heads of key and value), rows, columns, head_dim: a prompt
+# of 2048 tokens, and the next token of eight texts of 8192, four heads sharing one of keys.
+ATTENTION_ON_GPU = [
+    ("attention", torch.bfloat16, (4, 16, 16), 2048, 2048, 128),
+    ("causal", torch.bfloat16, (4, 16, 16), 2048, 2048, 128),
+    ("decode", torch.bfloat16, (8, 32, 8), 1, 8192, 128),
+    ("attention", torch.float32, (2, 8, 8), 1024, 1024, 64),
+]
+ATTENTION_ON_CPU = [
+    ("attention", torch.bfloat16, (1, 4, 4), 128, 128, 128),
+    ("causal", torch.bfloat16, (1, 4, 4), 128, 128, 128),
+    ("decode", torch.bfloat16, (2, 8, 2), 1, 512, 128),
+    ("attention", torch.float32, (1, 4, 4), 128, 128, 64),
+]
+# Kernels that only finish what others computed.
+HELPERS = ("reduce", "combine", "delta", "convert")
+
+Calls = tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor], torch.Tensor]
 
 
 def run() -> int:
@@ -47,6 +66,7 @@ def run() -> int:
     _show_machine(gpu)
     _show_kernels(gpu)
     good = _show_products(device)
+    good = _show_attention(device) and good
     if gpu:
         loaded = sorted({kernel["name"] for kernel in _lib.catalog()["loaded"]})
         print(f"Loaded for these, each when it was first needed: {', '.join(loaded)}\n")
@@ -61,7 +81,7 @@ def _show_machine(gpu: bool) -> None:
     else:
         print(
             "No GPU here: cubins are read and shown but cannot run. What follows runs on the CPU,\n"
-            "where torch.ops.cubin is PyTorch's own product behind the same operators."
+            "where torch.ops.cubin is a reference made of PyTorch's own operators."
         )
     print()
 
@@ -73,8 +93,10 @@ def _show_kernels(gpu: bool) -> None:
     entries = [entry for entry in catalog["kernels"] if entry["arch"] == arch]
     print(f"{len(entries)} kernels for {arch} in {catalog['path']}; one for each dtype and kind:")
     rows = []
+    entries = [entry for entry in entries if entry["kind"] not in HELPERS]
     entries.sort(key=lambda entry: math.prod(entry["tile"]))  # so that the largest tile stays
-    for entry in {(e["dtype"], e["math"], e["kind"]): e for e in entries}.values():
+    chosen = {tuple(e[key] for key in ("family", "kind", "dtype", "math")): e for e in entries}
+    for entry in chosen.values():
         image = torch_cubin.inspect(Path(catalog["path"], entry["file"]))
         kernel = image[entry["symbol"]]
         shared = kernel.static_shared + entry["dynamic_shared"]
@@ -89,34 +111,60 @@ def _print_table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> Non
 def _show_products(device: str) -> bool:
     rows, good = [], True
     for name, dtype, shape in ON_GPU if device == "cuda" else ON_CPU:
-        ours, theirs, exact = _calls(name, dtype, shape, device)
-        error, error_torch = _error(ours(), exact), _error(theirs(), exact)
-        # The same rule as in the tests: twice PyTorch's error, and a unit in the last place.
-        good = good and error <= 2 * error_torch + torch.finfo(dtype).eps
-        row = (f"{name} {str(dtype)[6:]}", "x".join(map(str, shape)))
-        row += (f"{error:.1e}", f"{error_torch:.1e}")
-        if device == "cuda":
-            mine, torchs = _milliseconds(ours, theirs)
-            row += (f"{mine:.3f}", f"{torchs:.3f}", f"{torchs / mine:.2f}x")
-        rows.append(row)
-    header = ("product", "MxNxK", "error", "torch's")
-    if device == "cuda":
-        header += ("ms", "torch's", "speed")
+        row, right = _compare(dtype, *_calls(name, dtype, shape, device))
+        rows.append((f"{name} {str(dtype)[6:]}", "x".join(map(str, shape)), *row))
+        good = good and right
     print("Largest error against float64, as a share of the largest value:")
-    _print_table(header, rows)
+    _print_table(("product", "MxNxK", *_header(device)), rows)
     return good
 
 
-def _calls(
-    name: str, dtype: torch.dtype, shape: tuple[int, int, int], device: str
-) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor], torch.Tensor]:
-    """Our call, torch's, and the exact result."""
-    m, n, k = shape
+def _show_attention(device: str) -> bool:
+    rows, good = [], True
+    for name, dtype, heads, *sizes in ATTENTION_ON_GPU if device == "cuda" else ATTENTION_ON_CPU:
+        row, right = _compare(dtype, *_attention_calls(name, dtype, heads, *sizes, device))
+        texts = (", ".join(map(str, heads)), "x".join(map(str, sizes)))
+        rows.append((f"{name} {str(dtype)[6:]}", *texts, *row))
+        good = good and right
+    header = ("scaled_dot_product", "batch, heads, kv", "rows x columns x dim")
+    _print_table((*header, *_header(device)), rows)
+    return good
+
+
+def _header(device: str) -> tuple[str, ...]:
+    return ("error", "torch's", *(("ms", "torch's", "speed") if device == "cuda" else ()))
+
+
+def _compare(
+    dtype: torch.dtype,
+    ours: Callable[[], torch.Tensor],
+    theirs: Callable[[], torch.Tensor],
+    exact: torch.Tensor,
+) -> tuple[tuple[str, ...], bool]:
+    """The columns of _header(), and whether the result is as good as it has to be."""
+    error, error_torch = _error(ours(), exact), _error(theirs(), exact)
+    row: tuple[str, ...] = (f"{error:.1e}", f"{error_torch:.1e}")
+    if exact.is_cuda:
+        mine, torchs = _milliseconds(ours, theirs)
+        row += (f"{mine:.3f}", f"{torchs:.3f}", f"{torchs / mine:.2f}x")
+    # The same rule as in the tests: twice PyTorch's error, and a unit in the last place.
+    return row, error <= 2 * error_torch + torch.finfo(dtype).eps
+
+
+def _normal(dtype: torch.dtype, device: str) -> Callable[..., torch.Tensor]:
+    """Makes random tensors of the sizes that it is given, each time the same."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator, device=device, dtype=torch.float64).to(dtype)
 
+    return normal
+
+
+def _calls(name: str, dtype: torch.dtype, shape: tuple[int, int, int], device: str) -> Calls:
+    """Our call, torch's, and the exact result."""
+    m, n, k = shape
+    normal = _normal(dtype, device)
     if name == "linear":
         x, weight, bias = normal(m, k), normal(n, k), normal(n)
         exact = F.linear(x.double(), weight.double(), bias.double())
@@ -125,6 +173,32 @@ def _calls(
     a, b = normal(m, k), normal(k, n)
     ours = torch.ops.cubin.matmul.default
     return lambda: ours(a, b), lambda: torch.matmul(a, b), a.double() @ b.double()
+
+
+def _attention_calls(
+    name: str,
+    dtype: torch.dtype,
+    heads: tuple[int, int, int],
+    rows: int,
+    columns: int,
+    head_dim: int,
+    device: str,
+) -> Calls:
+    """The same for attention."""
+    batch, query_heads, kv_heads = heads
+    normal = _normal(dtype, device)
+    query = normal(batch, query_heads, rows, head_dim)
+    key, value = (normal(batch, kv_heads, columns, head_dim) for _ in range(2))
+    options = {"is_causal": name == "causal", "enable_gqa": kv_heads != query_heads}
+    exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), **options)
+    ours, theirs = (
+        functools.partial(function, query, key, value, **options)
+        for function in (
+            torch.ops.cubin.scaled_dot_product_attention.default,
+            F.scaled_dot_product_attention,
+        )
+    )
+    return ours, theirs, exact
 
 
 def _error(result: torch.Tensor, exact: torch.Tensor) -> float:

@@ -1,5 +1,5 @@
-# The context manager that serves a model's matrix products from cubins. It routes: what a function
-# becomes is decided in _served.py, what is counted in _report.py.
+# The context manager that serves a model's products and attention from cubins. It routes: what a
+# function becomes is decided in _served.py, what is counted in _report.py.
 """``with torch_cubin.drop_in(): model(x)``: any model, unchanged, with its products from cubins."""
 
 import sys
@@ -100,12 +100,13 @@ def _nested() -> bool:
 
 
 class drop_in(_Serving):
-    """Serve the matrix products of the code inside from cubins.
+    """Serve the matrix products and the attention of the code inside from cubins.
 
     Served are ``@``, :func:`torch.matmul`, ``mm``, ``mv``, ``bmm``, ``dot``, ``vdot``, ``inner``,
     ``addmm``, ``addmv``, ``addbmm``, ``baddbmm``, the Tensor methods of these, ``torch.einsum`` of
-    two operands where it is a product, and ``F.linear`` (so :class:`torch.nn.Linear`), for float16,
-    bfloat16, float32 and float64 tensors on CUDA (on the CPU: by the reference implementation).
+    two operands where it is a product, ``F.linear`` (so :class:`torch.nn.Linear`) and
+    ``F.scaled_dot_product_attention``, for float16, bfloat16, float32 and float64 tensors on CUDA
+    (on the CPU: by the reference implementation).
     Everything else, and every call that cannot be served, goes to PyTorch;
     :func:`torch_cubin.report` lists both.
 
@@ -113,7 +114,9 @@ class drop_in(_Serving):
     ``torch.compile`` and around one, and is differentiable. Functions that PyTorch wrote in Python,
     such as the one behind :class:`torch.nn.MultiheadAttention`, are entered, so the products inside
     are served too; ``TorchScript`` and other code that never comes back to Python is not.
-    Results have PyTorch's shape and dtype; a product is always contiguous. In 16 bits ``addmm`` and
+    Results have PyTorch's shape and dtype; a product is always contiguous. Dropout of attention
+    drops as much as PyTorch's, but other weights; which kernel of its own PyTorch was told to use
+    (``torch.nn.attention.sdpa_kernel``) plays no part. In 16 bits ``addmm`` and
     its kin are served where they add nothing or a bias of one dimension, and scale nothing:
     anything more would round, or overflow, before the sum.
 

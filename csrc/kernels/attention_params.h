@@ -45,9 +45,9 @@ struct AttentionParams {
   const int* cu_seqlens_k;
   // Backward.
   const void* grad_out;
-  const float* delta;   // sum over the columns of grad_out * out
-  float* dq_sum;        // [batch][head][row padded to a tile][head_dim padded], zeroed
-  int* dq_turn;         // counters of the deterministic order, or null
+  const float* delta;  // sum over the columns of grad_out * out
+  float* dq_sum;       // dq in float; its size and order: backward_attention_dq.cuh
+  int* dq_turn;        // [batch][head][rows / 32]: whose turn it is to add to dq_sum
   void* dq;
   void* dk;
   void* dv;
@@ -68,9 +68,9 @@ struct AttentionParams {
   int splits, columns_per_split;  // split KV: a multiple of the tile's columns
   int flags;
   float scale;
-  float softcap;         // 0: none; else score = softcap * tanh(score / softcap), before the mask
-  float keep_scale;      // dropout: 1 / kept fraction
-  int drop_below;        // dropout: a 16-bit random number below this drops the weight
+  float softcap;     // 0: none; else score = softcap * tanh(score / softcap), before the mask
+  float keep_scale;  // dropout: 1 / kept fraction
+  int drop_below;    // dropout: a 16-bit random number below this drops the weight
 };
 
 }  // namespace torch_cubin

@@ -39,9 +39,9 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
 
   FusedOperands operands(call, query, key, value);
   // Rows that are no whole vectors are written beside the output, and copied.
-  const bool padded = !has_vector_rows(TensorView(out));
+  const bool beside = operands.one_launch || !has_vector_rows(TensorView(out));
   Tensor wide_out = out;
-  if (padded) {
+  if (beside) {
     Shape sizes = shape.out;
     sizes.sizes[sizes.dim - 1] = head_dim_v;
     wide_out = empty_cuda(sizes.sizes, sizes.dim, call.dtype, call.device_index);
@@ -74,7 +74,7 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
       launch_attention(*plan.combine, params, (rows + per_block - 1) / per_block, 1, gpu);
     }
   }
-  if (padded) {
+  if (beside) {
     torch::stable::copy_(out, torch::stable::narrow(wide_out, -1, 0, shape.head_dim_v));
   }
   return true;

@@ -1,7 +1,8 @@
 // Attention backward on CUDA: check -> choose -> launch.
 //
-// Three kernels in a row: delta (the rows' sums of grad_out * out), backward, and convert, which
-// rounds the float sums of dq. Gradients of operands that were broadcast are summed at the end.
+// Three kernels in a row: delta (the rows' sums of grad_out * out; it also clears the counters by
+// which blocks add to dq in a fixed order), backward, and convert, which rounds the float sums of
+// dq. Gradients of operands that were broadcast are summed at the end.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -10,10 +11,11 @@
 #include "ops/attention_arguments.h"
 #include "ops/attention_launch.h"
 #include "ops/attention_operands.h"
-#include "runtime/settings.h"
 
 namespace torch_cubin {
 namespace {
+
+constexpr int64_t kTurnRows = 32;  // of queries for a counter of dq_turn
 
 struct Kernels {
   const AttentionTable::Row* backward = nullptr;
@@ -41,7 +43,7 @@ struct Gradient {
   int64_t columns;  // of the result
   bool direct;
 
-  Gradient(const AttentionCall& call, const TensorView& operand, int64_t heads)
+  Gradient(const AttentionCall& call, const TensorView& operand, int64_t heads, bool beside)
       : result(empty_laid_out(operand, shape_of(operand), call.dtype)),
         columns(operand.sizes[operand.dim - 1]) {
     const AttentionShape& shape = call.shape;
@@ -52,7 +54,7 @@ struct Gradient {
     const bool own =
         shape.packed || (operand.dim == whole.dim &&
                          std::equal(operand.sizes, operand.sizes + operand.dim, whole.sizes));
-    direct = own && has_vector_rows(TensorView(result));
+    direct = own && !beside && has_vector_rows(TensorView(result));
     if (direct) {
       written = result;
       return;
@@ -80,11 +82,15 @@ Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Ten
   const Device& gpu = device(call.device_index);
   const int64_t head_dim = padded_columns(shape.head_dim, call.dtype);
   FusedOperands operands(call, query, key, value);
-  const Tensor aligned_grad = vector_rows(grad_out), aligned_out = vector_rows(out);
+  const bool one_launch = operands.one_launch;
+  const auto readable = [&](const Tensor& tensor) {
+    return vector_rows(one_launch ? torch::stable::contiguous(tensor) : tensor);
+  };
+  const Tensor aligned_grad = readable(grad_out), aligned_out = readable(out);
   const Tensor lse = torch::stable::contiguous(logsumexp);
-  Gradient dq(call, TensorView(query), shape.heads);
-  Gradient dk(call, TensorView(key), shape.kv_heads);
-  Gradient dv(call, TensorView(value), shape.kv_heads);
+  Gradient dq(call, TensorView(query), shape.heads, one_launch);
+  Gradient dk(call, TensorView(key), shape.kv_heads, one_launch);
+  Gradient dv(call, TensorView(value), shape.kv_heads, one_launch);
   // Rows of no sequence, and columns of padding, would keep what the memory held.
   if (shape.packed) {
     for (Gradient* each : {&dq, &dk, &dv}) torch::stable::zero_(each->written);
@@ -110,14 +116,9 @@ Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Ten
   AttentionParams params = operands.params(head_dim, padded_columns(shape.head_dim_v, call.dtype));
   params.dq_sum = static_cast<float*>(dq_sum.mutable_data_ptr());
   params.delta = static_cast<const float*>(delta.data_ptr());
-  Tensor turns;
-  if (deterministic_algorithms()) {
-    const int64_t row_tile = kernels.backward->rows;
-    const int64_t counters = batch * shape.heads * ((shape.seqlen_q + row_tile - 1) / row_tile) *
-                             (kernels.backward->kernel->entry().block[0] / 32);
-    turns = empty_cuda(&counters, 1, ScalarType::Int, call.device_index);
-    params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
-  }
+  const int64_t counters = batch * shape.heads * ((shape.seqlen_q + kTurnRows - 1) / kTurnRows);
+  Tensor turns = empty_cuda(&counters, 1, ScalarType::Int, call.device_index);
+  params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
   const int64_t columns = kernels.backward->columns;
   const int64_t blocks = batch * shape.kv_heads * ((shape.seqlen_k + columns - 1) / columns);
   const int64_t delta_rows = kernels.delta->entry().tile[0];
@@ -128,8 +129,6 @@ Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Ten
   for (int64_t part = 0; part < parts; ++part) {
     operands.fill(params, part);
     params.logsumexp = logsumexps + part * lse_rows;
-    torch::stable::zero_(dq_sum);
-    if (params.dq_turn != nullptr) torch::stable::zero_(turns);
     launch_attention(*kernels.delta, params, delta_blocks, 1, gpu);
     launch_attention(*kernels.backward->kernel, params, blocks, 1, gpu);
     launch_attention(*kernels.convert, params,

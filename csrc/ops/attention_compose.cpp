@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "cubin/error.h"
 #include "ops/matmul.h"
 
 namespace torch_cubin {
@@ -47,22 +46,8 @@ Tensor block_of(const Tensor& tensor, int64_t batch, int64_t batches, int64_t he
   return sizes.sizes[1] == 1 ? out : part_of(out, 1, head, heads);
 }
 
-Tensor empty_on(const TensorView& like, std::vector<int64_t> sizes, ScalarType dtype) {
-  const auto dim = static_cast<int64_t>(sizes.size());
-  if (like.on_cuda()) return empty_cuda(sizes.data(), dim, dtype, like.device_index);
-  std::vector<int64_t> strides(sizes.size());
-  int64_t step = 1;
-  for (int64_t i = dim - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
-  }
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(dim, sizes.data(), strides.data(), static_cast<int32_t>(dtype),
-                               like.device_type, like.device_index, &handle) != 0) {
-    fail({"oom", "the CPU reference's output", "could not be allocated",
-          std::to_string(step) + " elements", "an error", "Free memory."});
-  }
-  return Tensor(handle);
+Tensor empty_on(const TensorView& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  return empty_near(like, sizes.data(), static_cast<int64_t>(sizes.size()), dtype);
 }
 
 // The sizes, and the parts in which the call is worked off: whole batches, or some kv heads of one.

@@ -15,18 +15,6 @@ OptionalTensor contiguous(const OptionalTensor& tensor) {
   return torch::stable::contiguous(*tensor);
 }
 
-// Dropout's numbers count batches, and a launch knows only its own: operands whose batch dims do
-// not merge are copied then.
-bool merges(const AttentionCall& call, const Tensor& query, const Tensor& key,
-            const Tensor& value) {
-  AttentionProblem problem(call.shape);
-  problem.add(kQuery, TensorView(query));
-  problem.add(kKey, TensorView(key));
-  problem.add(kValue, TensorView(value));
-  problem.merge();
-  return problem.parts() == 1;
-}
-
 }  // namespace
 
 AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& key,
@@ -49,9 +37,10 @@ FusedOperands::FusedOperands(const AttentionCall& call, const Tensor& q, const T
       sinks(contiguous(call.options.sinks)),
       cu_seqlens_q(contiguous(call.options.cu_seqlens_q)),
       cu_seqlens_k(contiguous(call.options.cu_seqlens_k)),
-      problem(call.shape) {
+      problem(call.shape),
+      one_launch(call.settings.drop_below > 0 && call.shape.batch.dim > 1) {
   OptionalTensor mask = call.options.attn_mask;
-  if (call.settings.drop_below > 0 && !merges(call, query, key, value)) {
+  if (one_launch) {
     const auto copied = [&](const Tensor& tensor, int64_t heads) {
       return torch::stable::contiguous(expand_leading(tensor, call.shape, heads));
     };
@@ -59,10 +48,6 @@ FusedOperands::FusedOperands(const AttentionCall& call, const Tensor& q, const T
     key = copied(key, call.shape.kv_heads);
     value = copied(value, call.shape.kv_heads);
     if (mask) mask = torch::stable::contiguous(expand_mask(*mask, call.shape));
-  } else if (call.settings.drop_below > 0 && mask) {
-    // A mask of its own batch strides would keep the rest from merging.
-    const TensorView view(*mask);
-    if (view.dim > 3) mask = torch::stable::contiguous(expand_mask(*mask, call.shape));
   }
   problem.add(kQuery, TensorView(query));
   problem.add(kKey, TensorView(key));

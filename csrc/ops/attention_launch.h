@@ -34,6 +34,9 @@ struct FusedOperands {
   Tensor query, key, value;
   OptionalTensor slopes, sinks, cu_seqlens_q, cu_seqlens_k;  // contiguous
   AttentionProblem problem;
+  // Dropout's numbers count all batches, and a launch knows only its own: with several batch dims,
+  // which might not merge, all operands are contiguous then, copies if need be.
+  bool one_launch;
 
  private:
   OptionalTensor mask_;

@@ -12,6 +12,10 @@ namespace {
 constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
 constexpr int64_t kMostSplits = 128;
 constexpr int64_t kFewestColumns = 256;  // of a split
+// Decoding, measured on the H200: two blocks a multiprocessor saturate the memory.
+constexpr int64_t kDecodeBlocks = 2;
+constexpr int64_t kDecodeQueries = 16;
+constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -22,20 +26,33 @@ double cycles(const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
          (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile + row.cost_fixed);
 }
 
-// Splits the columns so that the blocks fill the device once, but no finer than is worth a second
-// kernel.
+// Splits the columns so that plan.blocks of `batch` fill the device's `slots` once, but no finer
+// than is worth a second kernel.
 void split(AttentionPlan& plan, const AttentionTable& table, AttentionDtype dtype,
-           const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
-  plan.columns_per_split = columns;
-  if (table.combine[dtype].empty() || blocks == 0) return;
-  const int64_t tiles = ceil_div(columns, row.columns);
+           const AttentionTable::Row& row, const AttentionShape& shape, int64_t batch,
+           int64_t slots) {
+  const int64_t blocks = plan.blocks * batch;
+  plan.columns_per_split = shape.seqlen_k;
+  // The lengths of packed sequences are not known here.
+  if (table.combine[dtype].empty() || blocks == 0 || shape.packed) return;
+  const int64_t tiles = ceil_div(shape.seqlen_k, row.columns);
   const int64_t fewest = std::max<int64_t>(1, kFewestColumns / row.columns);
-  const int64_t wanted = std::min({row.slots / blocks, tiles / fewest, kMostSplits});
+  const int64_t wanted = std::min({slots / blocks, tiles / fewest, kMostSplits});
   if (wanted <= 1) return;
   const int64_t tiles_per_split = ceil_div(tiles, wanted);
   plan.columns_per_split = tiles_per_split * row.columns;
   plan.splits = static_cast<int>(ceil_div(tiles, tiles_per_split));
   plan.combine = table.combine[dtype][0].kernel;
+}
+
+// The kernel for few queries, if these are few: it reads keys and values once for all heads of a
+// group, and has one variant, the general one.
+const AttentionTable::Row* decode_row(const AttentionTable& table, AttentionDtype dtype,
+                                      const AttentionShape& shape, int64_t head_dim) {
+  if (shape.seqlen_q > kDecodeQueries || shape.seqlen_q * shape.group() > kDecodeRows) {
+    return nullptr;
+  }
+  return narrowest(table.decode[dtype][kGeneral], head_dim);
 }
 
 }  // namespace
@@ -63,19 +80,11 @@ AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
                            AttentionVariant variant, const AttentionShape& shape, int64_t head_dim,
                            int64_t batch) {
   AttentionPlan plan;
-  const int64_t packed = shape.seqlen_q * shape.group();
-  const AttentionTable::Row* decode = nullptr;
-  for (const AttentionTable::Row& row : table.decode[dtype][variant]) {
-    if (row.head_dim < head_dim || row.rows < packed || shape.packed) continue;
-    const bool better = decode == nullptr || row.head_dim < decode->head_dim ||
-                        (row.head_dim == decode->head_dim && row.rows < decode->rows);
-    if (better) decode = &row;
-  }
-  if (decode != nullptr) {
-    plan.kernel = decode->kernel;
+  if (const AttentionTable::Row* row = decode_row(table, dtype, shape, head_dim)) {
+    plan.kernel = row->kernel;
     plan.packed_rows = true;
-    plan.blocks = shape.kv_heads;
-    split(plan, table, dtype, *decode, plan.blocks * batch, shape.seqlen_k);
+    plan.blocks = ceil_div(shape.seqlen_q * shape.group(), row->rows) * shape.kv_heads;
+    split(plan, table, dtype, *row, shape, batch, kDecodeBlocks * table.multiprocessors);
     return plan;
   }
   const AttentionTable::Row* fits = narrowest(table.forward[dtype][variant], head_dim);
@@ -92,12 +101,7 @@ AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
     plan.blocks = blocks;
   }
   plan.kernel = chosen->kernel;
-  // The lengths of packed sequences are not known here: their columns are not split.
-  if (shape.packed) {
-    plan.columns_per_split = shape.seqlen_k;
-  } else {
-    split(plan, table, dtype, *chosen, plan.blocks * batch, shape.seqlen_k);
-  }
+  split(plan, table, dtype, *chosen, shape, batch, chosen->slots);
   return plan;
 }
 

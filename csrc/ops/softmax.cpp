@@ -1,92 +1,20 @@
-// The softmax family: check -> fill the parameters -> kernel or reference.
+// The softmax family: check -> fill the parameters -> launch (softmax_launch.cpp).
 #include "ops/softmax.h"
 
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <memory>
-#include <mutex>
 
-#include "contract/catalog.h"
 #include "cubin/error.h"
 #include "kernels/attention_params.h"
-#include "runtime/device.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
-constexpr int64_t kWarpColumns = 4096;  // up to here a warp is quick enough for a row
-
 // A copy where it must be.
 OptionalTensor contiguous(const OptionalTensor& tensor) {
   return tensor ? OptionalTensor(torch::stable::contiguous(*tensor)) : std::nullopt;
-}
-
-// The catalog's softmax kernels for one device: for rows of a warp, and of a block.
-struct SoftmaxTable {
-  CatalogKernel* kernels[kSoftmaxKinds][2][2] = {};  // [kind][float64][long rows]
-};
-
-constexpr const char* kKindNames[] = {"forward", "backward", "dropout"};
-
-const SoftmaxTable* build(const Device& device) {
-  Catalog& catalog = Catalog::get();
-  auto table = std::make_unique<SoftmaxTable>();
-  const std::string arch = catalog.arch_for(device);
-  for (CatalogKernel& kernel : catalog.kernels()) {
-    const CatalogEntry& entry = kernel.entry();
-    if (entry.family != "softmax" || entry.arch != arch) continue;
-    const auto kind = std::find(std::begin(kKindNames), std::end(kKindNames), entry.kind);
-    if (kind == std::end(kKindNames)) continue;
-    table->kernels[kind - std::begin(kKindNames)][entry.math == "float64"][entry.tile[0] == 1] =
-        &kernel;
-  }
-  for (const auto& kinds : table->kernels) {
-    for (const auto& dtypes : kinds) {
-      for (const CatalogKernel* kernel : dtypes) {
-        if (kernel != nullptr) continue;
-        fail({"no_kernel", "the kernel catalog", "lacks kernels of the softmax family",
-              "all of rows_softmax.cu for " + arch, "some",
-              "Build the library and its kernels from one source tree."});
-      }
-    }
-  }
-  return table.release();
-}
-
-std::atomic<const SoftmaxTable*> g_tables[kMaxDevices];  // leaked on purpose, as the catalog is
-std::mutex g_tables_mutex;                               // guards the making of entries
-
-const SoftmaxTable& softmax_table(const Device& device) {
-  const SoftmaxTable* table = g_tables[device.index].load(std::memory_order_acquire);
-  if (table != nullptr) return *table;
-  std::lock_guard<std::mutex> lock(g_tables_mutex);
-  table = g_tables[device.index].load(std::memory_order_relaxed);
-  if (table == nullptr) {
-    table = build(device);
-    g_tables[device.index].store(table, std::memory_order_release);
-  }
-  return *table;
-}
-
-void run(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams& params) {
-  if (params.rows == 0) return;
-  if (!scores.on_cuda()) return softmax_reference(kind, scores.dtype, params);
-  const Device& gpu = device(scores.device_index);
-  const bool wide = params.seqlen_k > kWarpColumns;
-  CatalogKernel& kernel =
-      *softmax_table(gpu).kernels[kind][scores.dtype == ScalarType::Double][wide];
-  const CatalogEntry& entry = kernel.entry();
-  const int64_t tiles = (params.rows + entry.tile[0] - 1) / entry.tile[0];
-  LaunchConfig config;
-  config.grid[0] = static_cast<uint32_t>(std::min(tiles, kMaxGridX));
-  std::copy(std::begin(entry.block), std::end(entry.block), config.block);
-  config.dynamic_shared = entry.dynamic_shared;
-  void* pointers[] = {const_cast<SoftmaxParams*>(&params)};
-  launch(kernel.kernel(), config, gpu, pointers);
 }
 
 tc_int64 bits_of(double value) {
@@ -221,24 +149,6 @@ void set_dropout(SoftmaxParams& p, const AttentionSettings& settings, const Atte
   set_dropout(p, TensorView(*extras.dropout_seed), scores, settings.drop_below);
 }
 
-// A fresh contiguous tensor with the first `dim` sizes of `like`, on its device.
-Tensor empty_like_rows(const TensorView& like, int64_t dim) {
-  if (like.on_cuda()) return empty_cuda(like.sizes, dim, like.dtype, like.device_index);
-  int64_t strides[kMaxDims];
-  int64_t step = 1;
-  for (int64_t i = dim - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= std::max<int64_t>(like.sizes[i], 1);
-  }
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(dim, like.sizes, strides, static_cast<int32_t>(like.dtype),
-                               like.device_type, like.device_index, &handle) != 0) {
-    fail({"oom", "the CPU reference's output", "could not be allocated",
-          std::to_string(step) + " elements", "an error", "Free memory."});
-  }
-  return Tensor(handle);
-}
-
 void require_like(const char* name, const TensorView& view, const TensorView& scores, int64_t dim) {
   same_device(name, view, scores);
   const bool same = view.dtype == scores.dtype && view.dim == dim &&
@@ -247,6 +157,23 @@ void require_like(const char* name, const TensorView& view, const TensorView& sc
 }
 
 }  // namespace
+
+Tensor empty_near(const TensorView& like, const int64_t* sizes, int64_t dim, ScalarType dtype) {
+  if (like.on_cuda()) return empty_cuda(sizes, dim, dtype, like.device_index);
+  int64_t strides[kMaxDims];
+  int64_t step = 1;
+  for (int64_t i = dim - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(dim, sizes, strides, static_cast<int32_t>(dtype), like.device_type,
+                               like.device_index, &handle) != 0) {
+    fail({"oom", "the CPU reference's output", "could not be allocated",
+          std::to_string(step) + " elements", "an error", "Free memory."});
+  }
+  return Tensor(handle);
+}
 
 void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
                      HeadRange heads, const Tensor& scores, const Tensor* logsumexp) {
@@ -257,7 +184,7 @@ void softmax_forward(const AttentionSettings& settings, const AttentionExtras& e
   p.scores = view.data();
   p.weights = data_of(scores);
   if (logsumexp != nullptr) p.logsumexp = data_of(*logsumexp);
-  run(kSoftmaxForward, view, p);
+  run_softmax(kSoftmaxForward, view, p);
 }
 
 void softmax_backward(const AttentionSettings& settings, const AttentionExtras& extras,
@@ -272,7 +199,7 @@ void softmax_backward(const AttentionSettings& settings, const AttentionExtras& 
   p.grad = p.grad_scores = data_of(grad);
   p.logsumexp = data_of(logsumexp);
   p.delta = data_of(delta);
-  run(kSoftmaxBackward, view, p);
+  run_softmax(kSoftmaxBackward, view, p);
 }
 
 std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const OptionalTensor& attn_mask,
@@ -291,11 +218,12 @@ std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const Optiona
   SoftmaxParams p = params_for(view, settings);
   const AttentionExtras extras = {attn_mask, contiguous(alibi_slopes), contiguous(sinks), {}};
   set_extras(p, extras, view);
-  Tensor probs = empty_like_rows(view, 4), logsumexp = empty_like_rows(view, 3);
+  Tensor probs = empty_near(view, view.sizes, 4, view.dtype);
+  Tensor logsumexp = empty_near(view, view.sizes, 3, view.dtype);
   p.scores = view.data();
   p.weights = data_of(probs);
   p.logsumexp = data_of(logsumexp);
-  run(kSoftmaxForward, view, p);
+  run_softmax(kSoftmaxForward, view, p);
   return {std::move(probs), std::move(logsumexp)};
 }
 
@@ -320,12 +248,12 @@ Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
     require_like("grad_logsumexp", TensorView(*of_rows), view, 3);
     p.grad_logsumexp = data_of(*of_rows);
   }
-  Tensor out = empty_like_rows(view, 4);
+  Tensor out = empty_near(view, view.sizes, 4, view.dtype);
   p.probs = view.data();
   p.given_probs = 1;
   p.grad = grad_view.data();
   p.grad_scores = data_of(out);
-  run(kSoftmaxBackward, view, p);
+  run_softmax(kSoftmaxBackward, view, p);
   return out;
 }
 
@@ -337,10 +265,10 @@ Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_b
   settings.keep_scale = settings.drop_below < 65536 ? 65536.0 / (65536 - settings.drop_below) : 0;
   SoftmaxParams p = params_for(view, settings);
   set_dropout(p, TensorView(seed), view, settings.drop_below);
-  Tensor out = empty_like_rows(view, 4);
+  Tensor out = empty_near(view, view.sizes, 4, view.dtype);
   p.scores = view.data();
   p.weights = data_of(out);
-  run(kSoftmaxDropout, view, p);
+  run_softmax(kSoftmaxDropout, view, p);
   return out;
 }
 

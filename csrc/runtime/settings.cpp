@@ -12,12 +12,10 @@ constexpr int kTf32 = 2;  // at::Float32Precision::TF32
 
 using GlobalContext = void* (*)();
 using Float32Precision = int (*)(const void* context, Float32Backend backend, Float32Op op);
-using DeterministicAlgorithms = bool (*)(const void* context);
 
 struct Symbols {
   void* context = nullptr;
   Float32Precision float32_precision = nullptr;
-  DeterministicAlgorithms deterministic = nullptr;
 };
 
 Symbols find_symbols() {
@@ -28,30 +26,19 @@ Symbols find_symbols() {
       reinterpret_cast<GlobalContext>(dl_symbol(library, "_ZN2at13globalContextEv"));
   symbols.float32_precision = reinterpret_cast<Float32Precision>(
       dl_symbol(library, "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE"));
-  symbols.deterministic = reinterpret_cast<DeterministicAlgorithms>(
-      dl_symbol(library, "_ZNK2at7Context23deterministicAlgorithmsEv"));
-  if (global_context != nullptr) symbols.context = global_context();
-  return symbols;
-}
-
-const Symbols& found_symbols() {
-  static const Symbols symbols = find_symbols();
+  if (global_context != nullptr && symbols.float32_precision != nullptr) {
+    symbols.context = global_context();
+  }
   return symbols;
 }
 
 }  // namespace
 
 bool tf32_allowed() {
-  const Symbols& symbols = found_symbols();
-  if (symbols.context == nullptr || symbols.float32_precision == nullptr) return false;
+  static const Symbols symbols = find_symbols();
+  if (symbols.context == nullptr) return false;
   return symbols.float32_precision(symbols.context, Float32Backend::kCuda, Float32Op::kMatmul) ==
          kTf32;
-}
-
-bool deterministic_algorithms() {
-  const Symbols& symbols = found_symbols();
-  if (symbols.context == nullptr || symbols.deterministic == nullptr) return true;
-  return symbols.deterministic(symbols.context);
 }
 
 }  // namespace torch_cubin

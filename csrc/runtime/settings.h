@@ -9,8 +9,4 @@ namespace torch_cubin {
 // torch.backends.cuda.matmul.fp32_precision, allow_tf32 and set_float32_matmul_precision agree.
 bool tf32_allowed();
 
-// torch.use_deterministic_algorithms, warn_only included: whether a kernel whose sums have no fixed
-// order must give them one. True where it cannot be read.
-bool deterministic_algorithms();
-
 }  // namespace torch_cubin

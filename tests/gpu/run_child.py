@@ -1,4 +1,4 @@
-"""Runs a scenario of tests/gpu/child.py in a process of its own, with its environment prepared.
+"""Runs a scenario of child.py or attention_child.py in a process of its own, environment prepared.
 
 Whatever needs a fresh process (first use, import, fork, torch's precision switches) or may poison
 one (a bad catalog, sanitizers) runs there.
@@ -89,13 +89,14 @@ def sanitizer() -> str | None:
 
 
 def run(scenario: str, *arguments: str) -> Result:
-    """Runs one scenario. 'catalog KIND' and 'sanitize TOOL' prepare what child.py cannot."""
+    """Runs one scenario. 'catalog KIND' and '...sanitize TOOL' prepare what a child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    command = [sys.executable, str(ROOT / "tests/gpu/child.py"), scenario, *arguments]
+    script = "attention_child.py" if scenario.startswith("attention_") else "child.py"
+    command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         if scenario == "catalog":
             environment["TORCH_CUBIN_CATALOG"] = str(broken_catalog(arguments[0], Path(folder)))
-        if scenario == "sanitize":
+        if scenario.endswith("sanitize"):
             tool = sanitizer()
             if tool is None:
                 return Result(missing="compute-sanitizer is not installed")

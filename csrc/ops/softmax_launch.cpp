@@ -1,0 +1,84 @@
+// The softmax family's kernels: which there are for a device, and their launch.
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "contract/catalog.h"
+#include "cubin/error.h"
+#include "ops/softmax.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
+constexpr int64_t kWarpColumns = 4096;  // up to here a warp is quick enough for a row
+
+// The catalog's softmax kernels for one device: for rows of a warp, and of a block.
+struct SoftmaxTable {
+  CatalogKernel* kernels[kSoftmaxKinds][2][2] = {};  // [kind][float64][long rows]
+};
+
+constexpr const char* kKindNames[] = {"forward", "backward", "dropout"};
+
+const SoftmaxTable* build(const Device& device) {
+  Catalog& catalog = Catalog::get();
+  auto table = std::make_unique<SoftmaxTable>();
+  const std::string arch = catalog.arch_for(device);
+  for (CatalogKernel& kernel : catalog.kernels()) {
+    const CatalogEntry& entry = kernel.entry();
+    if (entry.family != "softmax" || entry.arch != arch) continue;
+    const auto kind = std::find(std::begin(kKindNames), std::end(kKindNames), entry.kind);
+    if (kind == std::end(kKindNames)) continue;
+    table->kernels[kind - std::begin(kKindNames)][entry.math == "float64"][entry.tile[0] == 1] =
+        &kernel;
+  }
+  for (const auto& kinds : table->kernels) {
+    for (const auto& dtypes : kinds) {
+      for (const CatalogKernel* kernel : dtypes) {
+        if (kernel != nullptr) continue;
+        fail({"no_kernel", "the kernel catalog", "lacks kernels of the softmax family",
+              "every kind for float32 and float64, for " + arch, "some",
+              "Build the library and its kernels from one source tree."});
+      }
+    }
+  }
+  return table.release();
+}
+
+std::atomic<const SoftmaxTable*> g_tables[kMaxDevices];  // leaked on purpose, as the catalog is
+std::mutex g_tables_mutex;                               // guards the making of entries
+
+const SoftmaxTable& softmax_table(const Device& device) {
+  const SoftmaxTable* table = g_tables[device.index].load(std::memory_order_acquire);
+  if (table != nullptr) return *table;
+  std::lock_guard<std::mutex> lock(g_tables_mutex);
+  table = g_tables[device.index].load(std::memory_order_relaxed);
+  if (table == nullptr) {
+    table = build(device);
+    g_tables[device.index].store(table, std::memory_order_release);
+  }
+  return *table;
+}
+
+}  // namespace
+
+void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams& params) {
+  if (params.rows == 0) return;
+  if (!scores.on_cuda()) return softmax_reference(kind, scores.dtype, params);
+  const Device& gpu = device(scores.device_index);
+  const bool wide = params.seqlen_k > kWarpColumns;
+  CatalogKernel& kernel =
+      *softmax_table(gpu).kernels[kind][scores.dtype == ScalarType::Double][wide];
+  const CatalogEntry& entry = kernel.entry();
+  const int64_t tiles = (params.rows + entry.tile[0] - 1) / entry.tile[0];
+  LaunchConfig config;
+  config.grid[0] = static_cast<uint32_t>(std::min(tiles, kMaxGridX));
+  std::copy(std::begin(entry.block), std::end(entry.block), config.block);
+  config.dynamic_shared = entry.dynamic_shared;
+  void* pointers[] = {const_cast<SoftmaxParams*>(&params)};
+  launch(kernel.kernel(), config, gpu, pointers);
+}
+
+}  // namespace torch_cubin

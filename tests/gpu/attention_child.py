@@ -1,0 +1,205 @@
+"""The scenarios of attention that run in a process of their own: see child.py.
+
+    python tests/gpu/attention_child.py NAME ARGUMENT...
+
+Inputs are made on the CPU, and results compared there with the CPU's reference: few kernels but
+ours run under a sanitizer.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import sys
+
+import torch
+
+LIMITS = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5, torch.float64: 1e-12}
+
+
+def _near(ours: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Up to rounding in `dtype`; infinities in the same places, NaN nowhere."""
+    ours, want = ours.cpu().double(), want.cpu().double()
+    finite = want[want.isfinite()]
+    most = max(float(finite.abs().max()) if finite.numel() else 0.0, 1.0)
+    return torch.allclose(ours, want, rtol=LIMITS[dtype], atol=LIMITS[dtype] * most)
+
+
+def _both(args, grad, options) -> list[torch.Tensor]:
+    with torch.no_grad():
+        out, logsumexp = torch.ops.cubin.attention_forward(*args, **options)
+        grads = torch.ops.cubin.attention_backward(grad, *args, out, logsumexp, **options)
+    return [out, logsumexp, *grads]
+
+
+def attention_capture_first_call(mode: str) -> dict:
+    """The very first calls of the process happen inside a CUDA graph capture, both directions."""
+    import torch_cubin  # noqa: F401
+
+    shapes = [(1, 8, 2, 1, 4096, 128), (2, 4, 4, 100, 100, 64), (1, 2, 1, 70, 130, 256)]
+    dtypes = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+    cases = []
+    for dtype in dtypes:
+        for batch, heads, kv_heads, rows, columns, head_dim in shapes:
+            q = torch.randn(batch, heads, rows, head_dim).to(dtype)
+            k, v = (torch.randn(batch, kv_heads, columns, head_dim).to(dtype) for _ in range(2))
+            grad = torch.randn(batch, heads, rows, head_dim).to(dtype)
+            cases.append((dtype, [x.cuda() for x in (q, k, v)], grad.cuda()))
+    options = {"enable_gqa": True}
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        results = [_both(args, grad, options) for _, args, grad in cases]
+
+    def compare() -> list[bool]:
+        right = []
+        for (dtype, args, grad), outputs in zip(cases, results, strict=True):
+            want = _both([x.cpu() for x in args], grad.cpu(), options)
+            right += [_near(x, y, dtype) for x, y in zip(outputs, want, strict=True)]
+        return right
+
+    right = []
+    for _ in range(2):
+        for _, args, _ in cases:
+            for tensor in args:
+                tensor.copy_(torch.randn(tensor.shape))
+        for outputs in results:
+            for tensor in outputs:
+                tensor.fill_(torch.nan)
+        graph.replay()
+        right += compare()
+    # Replays go on being right after other work has used the library and the allocator.
+    _both(cases[1][1], cases[1][2], options)
+    gc.collect()
+    for _ in range(200):
+        graph.replay()
+    return {"right": right + compare()}
+
+
+def _bare(value: torch.Tensor, order: tuple[int, ...], pad: int) -> torch.Tensor:
+    """On the GPU with its dims in this order, its allocation ending with its last element."""
+    strides, stride = [0] * value.dim(), 1
+    for position, dim in enumerate(reversed(order)):
+        strides[dim] = stride
+        stride = stride * value.shape[dim] + (pad if position == 0 else 0)
+    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides, strict=True))
+    buffer = torch.zeros(extent, dtype=value.dtype)
+    buffer.as_strided(value.shape, strides).copy_(value)
+    return buffer.cuda().as_strided(value.shape, strides)
+
+
+def _calls(r: random.Random, tool: str) -> list[tuple]:
+    """(batch, heads, kv_heads, rows, columns, head_dim, head_dim_v), and options."""
+    shapes = [
+        (1, 2, 1, 65, 70, 64, 64),
+        (2, 2, 2, 1, 200, 128, 128),
+        (1, 2, 2, 130, 33, 40, 72),
+        (1, 2, 1, 17, 129, 256, 256),
+        (1, 1, 1, 5, 7, 20, 12),
+        (1, 4, 1, 3, 300, 96, 96),
+    ]
+    options = [
+        {}, {"is_causal": True}, {"attn_mask": "bool"}, {"attn_mask": "own"},
+        {"attn_mask": "float32"}, {"dropout_p": 0.3, "is_causal": True},
+        {"softcap": 2.0, "alibi_slopes": True, "sinks": True},
+        {"window_left": 9, "window_right": 3, "bottom_right": True},
+    ]  # fmt: skip
+    if tool == "racecheck":  # some hundred times slower
+        shapes = [
+            (1, 2, 1, 65, 70, 64, 64),
+            (1, 2, 1, 1, 200, 128, 128),
+            (1, 1, 1, 70, 65, 256, 256),
+        ]
+        options = [options[0], options[1], options[5], options[6]]
+    calls = [(shape, option) for shape in shapes for option in options]
+    r.shuffle(calls)
+    return calls
+
+
+def _options(raw: dict, shape: tuple, dtype: torch.dtype) -> dict:
+    batch, heads, _, rows, columns, *_ = shape
+    made = {**raw, "enable_gqa": True}
+    mask = torch.randn(batch, 1, rows, columns)
+    kind = raw.get("attn_mask")
+    if kind:
+        made["attn_mask"] = mask > -0.5 if kind == "bool" else mask.to(dtype)
+        if kind == "float32":
+            made["attn_mask"] = mask
+    for name in ("alibi_slopes", "sinks"):
+        if name in raw:
+            made[name] = torch.rand(heads)
+    if "dropout_p" in raw:
+        made["dropout_seed"] = torch.tensor([12345])
+    return made
+
+
+def _on_gpu(options: dict) -> dict:
+    return {
+        name: value.cuda() if isinstance(value, torch.Tensor) else value
+        for name, value in options.items()
+    }
+
+
+def _packed(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor, dict]:
+    args = [torch.randn(n, h, 64).to(dtype) for n, h in ((90, 4), (100, 2), (100, 2))]
+    options = {
+        "cu_seqlens_q": torch.tensor([0, 1, 60, 60, 90], dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([0, 30, 33, 70, 100], dtype=torch.int32),
+        "enable_gqa": True,
+    }
+    return args, torch.randn(90, 4, 64).to(dtype), options
+
+
+def attention_sanitize(tool: str) -> dict:
+    """A reduced set of shapes, dtypes, layouts and options; compute-sanitizer watches."""
+    import torch_cubin  # noqa: F401
+
+    torch.manual_seed(1)
+    r = random.Random(7)
+    orders = [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)]
+    wrong: list[str] = []
+    calls = 0
+
+    def compare(label: str, dtype: torch.dtype, args, grad, bare, bare_grad, options) -> None:
+        nonlocal calls
+        want = _both(args, grad, options)
+        on_gpu = _on_gpu(options)
+        ours = _both(bare, bare_grad, on_gpu)
+        calls += 2
+        names = ("out", "logsumexp", "dq", "dk", "dv")
+        for name, x, y in zip(names, ours, want, strict=True):
+            if not _near(x, y, dtype):
+                wrong.append(f"{name} of {label}")
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        chosen = _calls(r, tool)
+        if dtype != torch.bfloat16 and tool == "memcheck":
+            chosen = chosen[: len(chosen) // 4]
+        for index, (shape, raw) in enumerate(chosen):
+            batch, heads, kv_heads, rows, columns, head_dim, head_dim_v = shape
+            sizes = [
+                (batch, heads, rows, head_dim),
+                (batch, kv_heads, columns, head_dim),
+                (batch, kv_heads, columns, head_dim_v),
+            ]
+            args = [torch.randn(size).to(dtype) for size in sizes]
+            grad = torch.randn(batch, heads, rows, head_dim_v).to(dtype)
+            bare = [_bare(x, r.choice(orders), r.choice((0, 0, 8, 3))) for x in args]
+            bare_grad = _bare(grad, r.choice(orders), 0)
+            options = _options(raw, shape, dtype)
+            # Both orders of the sums of dq.
+            torch.use_deterministic_algorithms(index % 2 == 1)
+            label = f"{dtype} {shape} {raw}"
+            compare(label, dtype, args, grad, bare, bare_grad, options)
+        if dtype in (torch.bfloat16, torch.float16):
+            args, grad, options = _packed(dtype)
+            bare = [_bare(x, (0, 1, 2), 0) for x in args]
+            compare(f"{dtype} packed", dtype, args, grad, bare, grad.cuda(), options)
+    torch.cuda.synchronize()
+    return {"wrong": wrong, "calls": calls}
+
+
+if __name__ == "__main__":
+    scenario = globals()[sys.argv[1]]
+    print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)

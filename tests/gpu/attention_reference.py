@@ -1,0 +1,313 @@
+"""What the results of attention are held against: float64, PyTorch's own, and dropout's formula.
+
+The reference is the definition, written out in float64 with its gradients, so that what
+F.scaled_dot_product_attention lacks (windows, softcap, ALiBi, sinks, a given dropout) has one too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numerics
+import torch
+import torch.nn.functional as F
+from gpu import attention_cases
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# The definition.
+
+
+def _visible(
+    rows: int,
+    columns: int,
+    is_causal: bool,
+    window_left: int,
+    window_right: int,
+    bottom_right: bool,
+    device: torch.device,
+) -> Tensor:
+    i = torch.arange(rows, device=device)[:, None] + (columns - rows if bottom_right else 0)
+    j = torch.arange(columns, device=device)
+    visible = torch.ones(rows, columns, dtype=torch.bool, device=device)
+    if is_causal:
+        window_right = 0
+    if window_right >= 0:
+        visible &= j <= i + window_right
+    if window_left >= 0:
+        visible &= j >= i - window_left
+    return visible
+
+
+@dataclass
+class Reference:
+    """float64 results. `sizes` says how large each would be if its terms had random signs."""
+
+    out: Tensor
+    logsumexp: Tensor
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None
+    squares: dict[str, Tensor] = field(default_factory=dict)
+
+    def sizes(self) -> dict[str, float]:
+        """By name. Errors are measured in these: an element may be small by cancellation."""
+        names = list(self.squares)
+        means = torch.stack([self.squares[name].mean() for name in names]).sqrt().tolist()
+        return {
+            name: mean if math.isfinite(mean) and mean > 0 else 1.0
+            for name, mean in zip(names, means, strict=True)
+        }
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_out: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    kept: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    bottom_right: bool = False,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Reference:
+    """out, logsumexp and, given grad_out, the gradients. `kept`: what dropout multiplies by."""
+    product = numerics.reference_matmul if query.dtype == torch.float64 else torch.matmul
+    q, k, v = query.double(), key.double(), value.double()
+    group = q.shape[-3] // k.shape[-3] if enable_gqa and k.shape[-3] else 1
+    if group > 1:
+        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    rows, columns = q.shape[-2], k.shape[-2]
+    factor = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
+    scores = product(q, k.mT) * factor
+    slope = None
+    if softcap:
+        tanh = torch.tanh(scores / softcap)
+        scores, slope = softcap * tanh, 1 - tanh.square()
+    if alibi_slopes is not None:
+        i = torch.arange(rows, device=q.device)[:, None]
+        j = torch.arange(columns, device=q.device)
+        scores = scores - alibi_slopes.double()[..., None, None] * (i + columns - rows - j).abs()
+    seen = _visible(rows, columns, is_causal, window_left, window_right, bottom_right, q.device)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        seen = seen & attn_mask
+    elif attn_mask is not None:
+        scores = scores + attn_mask.double()
+    scores = torch.where(seen, scores, -math.inf)
+    joined = scores
+    if sinks is not None:
+        sink = sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)
+        joined = torch.cat([scores, sink], -1)
+    if joined.shape[-1] == 0:
+        logsumexp = torch.full(scores.shape[:-1], -math.inf, dtype=torch.double, device=q.device)
+    else:
+        logsumexp = torch.logsumexp(joined, -1)
+    weights = torch.softmax(joined, -1)[..., :columns]
+    weights = torch.where((logsumexp == -math.inf)[..., None], 0.0, weights)
+    dropped = weights if kept is None else weights * kept
+    result = Reference(product(dropped, v), logsumexp)
+    squared = dropped.square()
+    result.squares["out"] = squared @ v.square()
+    if grad_out is None:
+        return result
+
+    def gather(full: Tensor, operand: Tensor) -> Tensor:
+        """The sum over whatever shared or broadcast an operand."""
+        if group > 1 and operand is not query:
+            *leading, heads, n, width = full.shape
+            full = full.reshape(*leading, heads // group, group, n, width).sum(-3)
+        return full.sum_to_size(operand.shape)
+
+    grad = grad_out.double()
+    along = product(grad, v.mT)
+    if kept is not None:
+        along = along * kept
+    delta = (weights * along).sum(-1, keepdim=True)
+    inner = weights * (along - delta)
+    inner_squared = squared * (grad.square() @ v.square().mT)
+    if slope is not None:
+        inner, inner_squared = inner * slope, inner_squared * slope.square()
+    result.dq = gather(product(inner, k) * factor, query)
+    result.dk = gather(product(inner.mT, q) * factor, key)
+    result.dv = gather(product(dropped.mT, grad), value)
+    result.squares["dq"] = gather(inner_squared @ k.square() * factor**2, query)
+    result.squares["dk"] = gather(inner_squared.mT @ q.square() * factor**2, key)
+    result.squares["dv"] = gather(squared.mT @ grad.square(), value)
+    return result
+
+
+# PyTorch's own results, the yardstick.
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Contiguous and aligned: PyTorch's flash kernel faults where 16-byte loads do not fit."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _stock(query, key, value, grad_out, mask, options, expanded: bool = False) -> list[Tensor]:
+    leaves = [_copy(x).requires_grad_(grad_out is not None) for x in (query, key, value)]
+    operands = leaves
+    if expanded:
+        own = 3 if options.get("enable_gqa") else 2  # dims that are not broadcast
+        leading = torch.broadcast_shapes(*(x.shape[:-own] for x in leaves))
+        operands = [x.expand(*leading, *x.shape[-own:]) for x in leaves]
+    out = F.scaled_dot_product_attention(*operands, attn_mask=mask, **options)
+    if grad_out is None:
+        return [out]
+    return [out.detach(), *torch.autograd.grad(out, leaves, _copy(grad_out))]
+
+
+def pytorch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_out: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    **options,
+) -> list[Tensor]:
+    """out, or out, dq, dk, dv, of F.scaled_dot_product_attention with the backend it chooses.
+
+    NOTE: where that backend refuses what PyTorch documents, or gives NaN for it (rows that see
+    nothing, scales that are not positive), PyTorch's composition ("math") is asked instead, with
+    operands of equal leading dims: it takes no mask that is broader than query and key.
+    """
+    mask = None if attn_mask is None else _copy(attn_mask)
+    if mask is not None and mask.dtype not in (torch.bool, query.dtype):
+        mask = mask.to(query.dtype)
+    scale = options.get("scale")
+    if scale is None or scale > 0:
+        try:
+            results = _stock(query, key, value, grad_out, mask, options)
+        except (RuntimeError, ValueError):
+            results = []
+        if results and all(bool(x.isfinite().all()) for x in results):
+            return results
+    with sdpa_kernel(SDPBackend.MATH):
+        return _stock(query, key, value, grad_out, mask, options, expanded=True)
+
+
+def cubin(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_out: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    **options,
+) -> list[Tensor]:
+    """The same of torch.ops.cubin.scaled_dot_product_attention."""
+    op = torch.ops.cubin.scaled_dot_product_attention
+    if grad_out is None:
+        with torch.no_grad():
+            return [op(query, key, value, attn_mask, **options)]
+    leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+    out = op(*leaves, attn_mask, **options)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
+
+
+class Judges:
+    """One numerics.Judge for each result; cases of any magnitude share them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.judges = {name: numerics.Judge(dtype) for name in ("out", "dq", "dk", "dv")}
+
+    def add(self, label: str, ours: list[Tensor], own: list[Tensor], want: Reference) -> None:
+        sizes = want.sizes()
+        for name, mine, theirs in zip(self.judges, ours, own, strict=False):
+            self.judges[name].add(
+                f"{name} of {label}", mine, theirs, getattr(want, name), scale=sizes[name]
+            )
+
+    def finish(self) -> None:
+        for judge in self.judges.values():
+            judge.finish()
+
+
+# Dropout, as csrc/kernels/attention_dropout.cuh says.
+
+_LOW = 0xFFFFFFFF
+
+
+def _multiply(a: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """The high and the low 32 bits of a * factor, both below 2^32, in int64."""
+    low = (a & 0xFFFF) * factor
+    high = (a >> 16) * factor + (low >> 16)
+    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
+
+
+def dropout_kept(
+    seed: int, batch: int, heads: int, rows: int, columns: int, dropout_p: float
+) -> Tensor:
+    """What dropout multiplies the weights [batch, heads, rows, columns] by: 0, or 1 / kept."""
+    device = attention_cases.DEVICE
+    n = torch.arange(batch * heads, device=device)[:, None, None]
+    i = torch.arange(rows, device=device)[None, :, None]
+    j = torch.arange(columns, device=device)[None, None, :]
+    c0, c1, c2, c3 = torch.broadcast_tensors(i, j // 32 * 4 + j % 8 // 2, n, torch.zeros_like(n))
+    k0, k1 = seed & _LOW, seed >> 32 & _LOW
+    for _ in range(7):
+        high0, low0 = _multiply(c0, 0xD2511F53)
+        high1, low1 = _multiply(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    word = torch.stack([c0, c1, c2, c3])
+    word = word.gather(0, (j % 32 // 8).expand_as(c0)[None])[0]
+    number = torch.where(j % 2 == 0, word & 0xFFFF, word >> 16)
+    drop_below = math.floor(dropout_p * 65536 + 0.5)
+    kept = (number >= drop_below).double()
+    if drop_below < 65536:
+        kept = kept * (65536 / (65536 - drop_below))
+    return kept.view(batch, heads, rows, columns)
+
+
+# Where PyTorch has nothing to compare with.
+
+# The largest error relative to the result's size (Reference.sizes): some roundings of the dtype.
+LIMITS = {"float16": 2**-7, "bfloat16": 2**-4, "float32": 2**-16, "float64": 2**-43}
+NAMES = ("out", "dq", "dk", "dv")
+
+
+def both(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, attn_mask: Tensor | None = None, **options
+) -> tuple[list[Tensor], Tensor]:
+    """[out, dq, dk, dv] and logsumexp of the ops that users of the kernels call."""
+    with torch.no_grad():
+        out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, attn_mask, **options)
+        grads = torch.ops.cubin.attention_backward(
+            grad, q, k, v, out, logsumexp, attn_mask, **options
+        )
+    return [out, *grads], logsumexp
+
+
+def check(name: str, label: str, ours: list[Tensor], want: Reference) -> None:
+    sizes = want.sizes()
+    for result, mine in zip(NAMES, ours, strict=False):
+        expected = getattr(want, result)
+        assert mine.shape == expected.shape, f"{label}: {result} {tuple(mine.shape)}"
+        if mine.numel() == 0:
+            continue
+        error = float((mine.double() - expected).abs().max()) / sizes[result]
+        # Sizes vary: of keys that one row alone sees, a few have all the terms.
+        peak = float(torch.maximum(expected.abs(), want.squares[result].sqrt()).max())
+        peak /= sizes[result]
+        limit = LIMITS[name] * max(1.0, peak / 4)
+        assert not numerics.exceeds(error, limit), f"{label}: {result} is off by {error:.3e}"
+
+
+def check_logsumexp(name: str, label: str, ours: Tensor, want: Tensor) -> None:
+    assert ours.shape == want.shape, f"{label}: logsumexp {tuple(ours.shape)}"
+    assert torch.equal(ours == -math.inf, want == -math.inf), f"{label}: rows that see nothing"
+    finite = want.isfinite()
+    if not bool(finite.any()):
+        return
+    error = float((ours.double() - want)[finite].abs().max())
+    limit = 1e-12 if name == "float64" else 1e-5
+    limit *= max(1.0, float(want[finite].abs().max()))
+    assert not numerics.exceeds(error, limit), f"{label}: logsumexp is off by {error:.3e}"

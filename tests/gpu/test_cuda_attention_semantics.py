@@ -1,0 +1,403 @@
+"""What attention on the GPU does at the edges: lengths of 0, rows that see nothing, NaN, layouts.
+
+And what F.scaled_dot_product_attention lacks: windows, softcap, ALiBi, sinks, packed sequences,
+forward and backward against the definition in float64 (attention_reference.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator
+
+import numerics
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu import attention_cases as ac
+from gpu import attention_reference as ar
+from gpu import cases
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def _draws(name: str, shapes, g: torch.Generator, layout=None) -> list[Tensor]:
+    return [ac.draw(shape, ac.DTYPES[name], g, layout) for shape in shapes]
+
+
+EXTRAS = {
+    "window left": {"window_left": 20},
+    "window right": {"window_right": 5},
+    "window": {"window_left": 33, "window_right": 7},
+    "window causal": {"window_left": 40, "is_causal": True},
+    "diagonal": {"window_left": 0, "window_right": 0},
+    "bottom right": {"bottom_right": True, "is_causal": True},
+    "bottom right window": {"bottom_right": True, "window_left": 12, "window_right": 3},
+    "softcap": {"softcap": 1.5},
+    "softcap causal": {"softcap": 20.0, "is_causal": True},
+    "alibi": {"alibi_slopes": (4,)},
+    "alibi of each batch": {"alibi_slopes": (2, 4), "is_causal": True, "bottom_right": True},
+    "sinks": {"sinks": (4,)},
+    "sinks window": {"sinks": (4,), "window_left": 16, "window_right": 0},
+    "all": {
+        "sinks": (4,), "softcap": 5.0, "alibi_slopes": (4,), "window_left": 50, "is_causal": True,
+        "bottom_right": True, "scale": 0.2,
+    },
+}  # fmt: skip
+EXTRA_SHAPES = [  # rows, columns, head_dim, head_dim_v
+    (100, 100, 64, 64), (257, 130, 128, 128), (70, 300, 40, 72), (1, 200, 128, 128),
+    (3, 65, 256, 64),
+]  # fmt: skip
+
+
+def _extra(name: str, g: torch.Generator) -> dict:
+    return {
+        option: torch.rand(value, generator=g, device=ac.DEVICE)
+        if isinstance(value, tuple)
+        else value
+        for option, value in EXTRAS[name].items()
+    }
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("name", ac.DTYPES)
+def test_extras(name: str, extra: str, nan_memory) -> None:
+    g = ac.generator(f"{name} {extra}")
+    for rows, columns, head_dim, head_dim_v in EXTRA_SHAPES:
+        q, k, v = _draws(
+            name,
+            [(2, 4, rows, head_dim), (2, 2, columns, head_dim), (2, 2, columns, head_dim_v)],
+            g,
+        )
+        grad = ac.gradient(q.new_empty(2, 4, rows, head_dim_v), g)
+        options = {**_extra(extra, g), "enable_gqa": True}
+        label = f"{name} {extra} {(rows, columns, head_dim, head_dim_v)}"
+        want = ar.reference(q, k, v, grad, **options)
+        ours, logsumexp = ar.both(q, k, v, grad, **options)
+        ar.check(name, label, ours, want)
+        ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
+
+
+@pytest.mark.parametrize("name", ac.HALVES)
+def test_extras_through_autograd(name: str, nan_memory) -> None:
+    g = ac.generator(name)
+    q, k, v = _draws(name, [(2, 4, 90, 64)] * 3, g, cases.Layout(order=(0, 2, 1, 3)))
+    grad = ac.gradient(q, g)
+    for extra in EXTRAS:
+        options = _extra(extra, g)
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out, logsumexp = torch.ops.cubin.attention_forward(*leaves, **options)
+        grads = torch.autograd.grad(out, leaves, grad)
+        want = ar.reference(q, k, v, grad, **options)
+        ar.check(name, f"{name} {extra}", [out.detach(), *grads], want)
+        ar.check_logsumexp(name, f"{name} {extra}", logsumexp.detach(), want.logsumexp)
+
+
+# Lengths of the packed sequences.
+PACKED = {
+    "even": ([64, 64, 64], [64, 64, 64]),
+    "ragged": ([1, 129, 33, 200, 7], [5, 129, 300, 64, 1]),
+    "empty queries": ([0, 50, 0, 70], [10, 50, 20, 0]),
+    "one": ([77], [300]),
+    "decode": ([1, 1, 1, 1], [400, 17, 1, 128]),
+    "many": ([3] * 300, [5] * 300),
+    "none": ([0, 0], [0, 0]),
+}
+PACKED_OPTIONS = [
+    {}, {"is_causal": True}, {"is_causal": True, "bottom_right": True}, {"window_left": 9},
+    {"softcap": 2.0, "alibi_slopes": (4,), "sinks": (4,)},
+]  # fmt: skip
+
+
+def _offsets(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("lengths", PACKED)
+@pytest.mark.parametrize("name", ac.HALVES)
+def test_packed_sequences(name: str, lengths: str, nan_memory) -> None:
+    """cu_seqlens, with rows before, between and after the sequences' own left untouched."""
+    g = ac.generator(f"{name} {lengths}")
+    q_lengths, k_lengths = PACKED[lengths]
+    q_at, k_at = _offsets(q_lengths), _offsets(k_lengths)
+    spare = 3  # rows that belong to no sequence
+    for number, raw in enumerate(PACKED_OPTIONS):
+        head_dim = (64, 128, 40, 256, 64)[number]
+        rows, columns = int(q_at[-1]) + spare, int(k_at[-1]) + spare
+        shapes = [(rows, 4, head_dim), (columns, 2, head_dim), (columns, 2, head_dim)]
+        q, k, v = _draws(name, shapes, g)
+        grad = ac.gradient(q, g)
+        options = {
+            key: torch.rand(value, generator=g, device=ac.DEVICE)
+            if isinstance(value, tuple)
+            else value
+            for key, value in raw.items()
+        }
+        named = {
+            "cu_seqlens_q": q_at.to(ac.DEVICE),
+            "cu_seqlens_k": k_at.to(ac.DEVICE),
+            "enable_gqa": True,
+        }
+        if number % 2:
+            named |= {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths)}
+        ours, logsumexp = ar.both(q, k, v, grad, **options, **named)
+        want = _packed_reference(q, k, v, grad, q_at.tolist(), k_at.tolist(), options)
+        label = f"{name} {lengths} {raw}"
+        ar.check(name, label, ours, want)
+        ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
+
+
+def _packed_reference(q, k, v, grad, q_at, k_at, options) -> ar.Reference:
+    """Each sequence by itself; zeros, and -inf, for rows of none."""
+    total = {n: torch.zeros_like(x, dtype=torch.double) for n, x in zip(ar.NAMES, (q, q, k, v))}
+    squares = {n: torch.zeros_like(x) for n, x in total.items()}
+    logsumexp = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.double, device=q.device)
+    for index in range(len(q_at) - 1):
+        rows = slice(q_at[index], q_at[index + 1])
+        columns = slice(k_at[index], k_at[index + 1])
+        if rows.start == rows.stop:
+            continue
+        q_one, k_one, v_one, grad_one = (
+            x.transpose(0, 1) for x in (q[rows], k[columns], v[columns], grad[rows])
+        )
+        one = ar.reference(q_one, k_one, v_one, grad_one, enable_gqa=True, **options)
+        logsumexp[:, rows] = one.logsumexp
+        for name, place in zip(ar.NAMES, (rows, rows, columns, columns), strict=True):
+            total[name][place] = getattr(one, name).transpose(0, 1)
+            squares[name][place] = one.squares[name].transpose(0, 1)
+    return ar.Reference(total["out"], logsumexp, total["dq"], total["dk"], total["dv"], squares)
+
+
+@pytest.mark.parametrize("name", ac.DTYPES)
+def test_sizes_of_zero(name: str, nan_memory) -> None:
+    dtype = ac.DTYPES[name]
+    sizes = [
+        ((2, 3, 0, 8), (2, 3, 5, 8), (2, 3, 5, 8)),
+        ((2, 3, 5, 8), (2, 3, 0, 8), (2, 3, 0, 8)),
+        ((2, 3, 0, 8), (2, 3, 0, 8), (2, 3, 0, 8)),
+        ((0, 3, 5, 8), (0, 3, 5, 8), (0, 3, 5, 8)),
+        ((2, 0, 5, 8), (2, 0, 5, 8), (2, 0, 5, 8)),
+        ((2, 3, 5, 0), (2, 3, 7, 0), (2, 3, 7, 8)),
+        ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 0)),
+        ((0, 8), (5, 8), (5, 8)),
+        ((5, 8), (0, 8), (0, 16)),
+    ]
+    for shapes in sizes:
+        tensors = [torch.ones(shape, dtype=dtype, device=ac.DEVICE) for shape in shapes]
+        grad = torch.ones(*shapes[0][:-1], shapes[2][-1], dtype=dtype, device=ac.DEVICE)
+        cases.poison(256, dtype, ac.DEVICE)
+        ours, logsumexp = ar.both(*tensors, grad)
+        want = ar.reference(*tensors, grad)
+        ar.check(name, f"{name} {shapes}", ours, want)
+        ar.check_logsumexp(name, f"{name} {shapes}", logsumexp, want.logsumexp)
+        leaves = [x.requires_grad_() for x in tensors]
+        out = torch.ops.cubin.scaled_dot_product_attention(*leaves)
+        ar.check(
+            name, f"{name} {shapes}", [out.detach(), *torch.autograd.grad(out.sum(), leaves)], want
+        )
+
+
+@pytest.mark.parametrize("kind", ["bool", "own", "float32"])
+@pytest.mark.parametrize("name", ac.DTYPES)
+def test_rows_that_see_nothing(name: str, kind: str, nan_memory) -> None:
+    """Zeros, -inf, and gradients as if the rows were not there."""
+    dtype = ac.DTYPES[name]
+    g = ac.generator(f"{name} {kind}")
+    for rows, columns, head_dim in [(130, 200, 64), (70, 65, 128), (1, 300, 64), (40, 40, 256)]:
+        q, k, v = _draws(
+            name, [(2, 3, rows, head_dim), (2, 3, columns, head_dim), (2, 3, columns, head_dim)], g
+        )
+        visible = torch.rand(2, 3, rows, columns, generator=g, device=ac.DEVICE) > 0.4
+        visible[:, :, ::3] = False
+        visible[:, 1] = False  # a whole head
+        mask = visible
+        if kind != "bool":
+            mask = torch.zeros(visible.shape, device=ac.DEVICE).masked_fill(~visible, -math.inf)
+            mask = mask.to(dtype) if kind == "own" else mask
+        grad = ac.gradient(q, g)
+        ours, logsumexp = ar.both(q, k, v, grad, mask)
+        want = ar.reference(q, k, v, grad, visible)
+        label = f"{name} {kind} {(rows, columns, head_dim)}"
+        ar.check(name, label, ours, want)
+        ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
+        assert bool((ours[0][:, :, ::3] == 0).all()), label
+        assert bool((ours[1][:, :, ::3] == 0).all()), label
+        assert bool((ours[0][:, 1] == 0).all()), label
+        for result in ours[1:]:
+            assert bool((result[:, 1] == 0).all()), label
+        own = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), visible)
+        assert bool((own[:, :, ::3] == 0).all()), "PyTorch gives something else"
+
+
+def _set(place: str, q: Tensor, k: Tensor, v: Tensor, number: float) -> None:
+    {"query": q, "key": k, "value": v}[place][0, 1, 2, 3] = number
+    if place == "query" and math.isinf(number):
+        k[..., 3] = (k[..., 3].abs() + 1) * math.copysign(1, number)  # scores of +inf alone
+
+
+@pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+@pytest.mark.parametrize("name", ac.DTYPES)
+def test_what_is_not_finite_goes_where_pytorch_puts_it(name: str, place: str, what: float) -> None:
+    """Compared with PyTorch's composition in float64: its fused kernels differ among themselves."""
+    g = ac.generator(f"{name} {place}")
+    for rows, columns, head_dim in [(70, 130, 64), (5, 7, 8), (130, 40, 128), (33, 65, 256)]:
+        q, k, v = _draws(
+            name, [(2, 3, rows, head_dim), (2, 3, columns, head_dim), (2, 3, columns, head_dim)], g
+        )
+        _set(place, q, k, v, what)
+        with sdpa_kernel(SDPBackend.MATH):
+            own = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+        out = ar.cubin(q, k, v)[0]
+        numerics.check_same_class(
+            out, own, f"{name} {what} in {place}, {(rows, columns, head_dim)}"
+        )
+
+
+@pytest.mark.parametrize("name", ac.DTYPES)
+def test_masks_that_are_not_finite(name: str) -> None:
+    """NaN and +inf in an additive mask make their rows NaN; -inf hides; others are untouched."""
+    dtype = ac.DTYPES[name]
+    g = ac.generator(name)
+    for mask_dtype in {dtype, torch.float32}:
+        if name == "float64" and mask_dtype == torch.float32:
+            continue
+        q, k, v = _draws(name, [(2, 3, 70, 64), (2, 3, 100, 64), (2, 3, 100, 64)], g)
+        mask = torch.randn(70, 100, generator=g, device=ac.DEVICE).to(mask_dtype)
+        mask[3, 5], mask[10, 99], mask[20] = math.nan, math.inf, -math.inf
+        mask[33, 1:] = -math.inf
+        with sdpa_kernel(SDPBackend.MATH):
+            own = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask.double())
+        out = ar.cubin(q, k, v, None, mask)[0]
+        numerics.check_same_class(out, own, f"{name}, mask {mask_dtype}")
+        clean = torch.ones(70, dtype=torch.bool, device=ac.DEVICE)
+        clean[[3, 10]] = False
+        want = ar.reference(q[:, :, clean], k, v, None, mask[clean])
+        ar.check(name, f"{name}, mask {mask_dtype}", [out[:, :, clean]], want)
+
+
+@pytest.mark.parametrize("name", ac.DTYPES)
+def test_output_follows_the_layout_of_query(name: str) -> None:
+    dtype = ac.DTYPES[name]
+    g = ac.generator(name)
+    packed = torch.randn(2, 40, 3, 4, 64, generator=g, device=ac.DEVICE).to(dtype)
+    q, k, v = (x.transpose(1, 2) for x in packed.unbind(2))
+    assert ar.cubin(q, k, v)[0].is_contiguous(), "a view with gaps: contiguous"
+    rows_outside = ac.draw((2, 40, 4, 64), dtype, g).transpose(1, 2)
+    out = ar.cubin(rows_outside, k, v)[0]
+    assert out.transpose(1, 2).is_contiguous()
+    want = ar.reference(rows_outside, k, v)
+    ar.check(name, name, [out], want)
+    one = packed[:, :, 0].transpose(1, 2)
+    ar.check(name, f"{name}, one tensor", ar.cubin(one, one, one), ar.reference(one, one, one))
+
+
+@pytest.mark.parametrize("name", ac.HALVES)
+def test_more_blocks_than_a_grid_has_in_y(name: str, nan_memory) -> None:
+    """Batches times heads past 65,535."""
+    g = ac.generator(name)
+    for rows, columns, heads, kv_heads in [(3, 5, 2, 2), (1, 9, 4, 1), (20, 17, 1, 1)]:
+        q = ac.draw((70_000, heads, rows, 16), ac.DTYPES[name], g)
+        k, v = (ac.draw((70_000, kv_heads, columns, 16), ac.DTYPES[name], g) for _ in range(2))
+        grad = ac.gradient(q, g)
+        want = ar.reference(q, k, v, grad, enable_gqa=True)
+        ours, logsumexp = ar.both(q, k, v, grad, enable_gqa=True)
+        ar.check(name, f"{name} {tuple(q.shape)}", ours, want)
+        ar.check_logsumexp(name, f"{name} {tuple(q.shape)}", logsumexp, want.logsumexp)
+
+
+@pytest.mark.parametrize("name", ac.DTYPES)
+def test_batch_dims_that_do_not_merge(name: str, nan_memory) -> None:
+    g = ac.generator(name)
+    dtype = ac.DTYPES[name]
+    layouts = [
+        cases.Layout(order=(1, 0, 2, 3, 4)),
+        cases.Layout(expand=(1,)),
+        cases.Layout(order=(1, 2, 0, 3, 4), pad=8),
+        cases.Layout(expand=(0,)),
+    ]
+    for index, layout in enumerate(layouts):
+        q = ac.draw((2, 3, 4, 65, 64), dtype, g, layout)
+        k = ac.draw((2, 3, 2, 70, 64), dtype, g, layouts[index - 1])
+        v = ac.draw((2, 3, 2, 70, 64), dtype, g)
+        slopes = torch.rand(6, 4, generator=g, device=ac.DEVICE)
+        mask = ac.draw((2, 3, 4, 65, 70), dtype, g, cases.Layout(order=(1, 0, 2, 4, 3)))
+        grad = ac.gradient(q, g)
+        for options in ({}, {"alibi_slopes": slopes}, {"attn_mask": mask}):
+            named = {**options, "enable_gqa": True}
+            ours, logsumexp = ar.both(q, k, v, grad, **named)
+            flat = dict(named)
+            if "alibi_slopes" in flat:
+                flat["alibi_slopes"] = slopes.view(2, 3, 4)
+            want = ar.reference(q, k, v, grad, **flat)
+            ar.check(name, f"{name} {layout} {list(options)}", ours, want)
+            ar.check_logsumexp(name, f"{name} {layout}", logsumexp, want.logsumexp)
+
+
+# Offsets past 2^31 elements.
+
+
+@pytest.fixture
+def freed_memory() -> Iterator[None]:
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _need(gigabytes: float) -> None:
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0] / 1e9
+    if free < gigabytes * 1.1:
+        pytest.skip(f"needs {gigabytes:.0f} GB of GPU memory free, found {free:.0f}")
+
+
+SPREADS = {  # strides of batch, head, row of (2, 2, 130, 64)
+    "rows": (64, 128, 17_000_000),
+    "rows unaligned": (64, 128, 17_000_001),
+    "heads": (64 * 130, 2_150_000_000, 64),
+    "batch": (2_150_000_000, 64 * 130, 64),
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_offsets_past_2_to_31(spread: str, freed_memory) -> None:
+    """Key, value and mask are views of buffers of more than 2^31 elements, NaN between."""
+    strides = (*SPREADS[spread], 1)
+    shape = (2, 2, 130, 64)
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    assert extent > 2**31
+    _need(5 * extent / 1e9)
+    g = ac.generator(spread)
+    q, near_k, near_v = (ac.draw(shape, torch.bfloat16, g) for _ in range(3))
+    grad = ac.gradient(q, g)
+    want = ar.reference(q, near_k, near_v, grad)
+    buffer = torch.full((extent,), torch.nan, dtype=torch.bfloat16, device=ac.DEVICE)
+    far = buffer.as_strided(shape, strides)
+    for place, near in ((1, near_k), (2, near_v)):
+        far.copy_(near)
+        args = [q, near_k, near_v]
+        args[place] = far
+        ar.check("bfloat16", f"{spread} {place}", ar.both(*args, grad)[0], want)
+    far.copy_(q)
+    ar.check("bfloat16", f"{spread} 0", ar.both(far, near_k, near_v, grad)[0], want)
+    # As a mask of 130 rows and 64 columns.
+    far.copy_(torch.randn(shape, generator=g, device=ac.DEVICE))
+    few = [q, near_k[:, :, :64], near_v[:, :, :64]]
+    want = ar.reference(*few, grad, far.clone(memory_format=torch.contiguous_format))
+    ar.check("bfloat16", f"{spread} mask", ar.both(*few, grad, far)[0], want)
+
+
+def test_output_past_2_to_31(freed_memory) -> None:
+    """2^25 + 1001 rows of 64: each the same, because the query is one row expanded."""
+    rows = 2**25 + 1001
+    assert rows * 64 > 2**31
+    _need(12)
+    g = ac.generator("rows")
+    query = ac.draw((1, 1, 1, 64), torch.bfloat16, g)
+    k, v = (ac.draw((1, 1, 70, 64), torch.bfloat16, g) for _ in range(2))
+    with torch.no_grad():
+        out, logsumexp = torch.ops.cubin.attention_forward(query.expand(1, 1, rows, 64), k, v)
+    want = ar.reference(query, k, v)
+    ar.check("bfloat16", "first row", [out[:, :, :1]], want)
+    assert bool((out == out[:, :, :1]).all())
+    assert bool((logsumexp == logsumexp[:, :, :1]).all())

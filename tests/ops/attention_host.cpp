@@ -1,0 +1,473 @@
+// The CUDA half of attention's host code, without a GPU: attention.cpp and its neighbours are
+// compiled here with the device taken away, so that they lay out, copy, merge, split and launch
+// CPU tensors; and each "launch" runs its kernel's contract (csrc/kernels/attention_params.h) as
+// plain loops. Registered as torch.ops.cubin_host.* for test_attention_host.py.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/attention_params.h"
+#include "ops/attention.h"
+#include "ops/attention_arguments.h"
+#include "ops/attention_compose.h"
+#include "ops/attention_launch.h"
+#include "ops/attention_operands.h"
+#include "ops/dropout_bits.h"
+
+namespace torch_cubin {
+namespace host_check {
+
+[[noreturn]] void broken(const std::string& what) { throw std::runtime_error("contract: " + what); }
+void require(bool holds, const char* what) {
+  if (!holds) broken(what);
+}
+
+const Device& a_device(int index) {
+  static Device device;
+  device.index = index;
+  device.multiprocessors = 4;
+  return device;
+}
+
+// Fresh memory is full of NaN (of huge counters): what no kernel writes is found.
+Tensor empty_strided(const int64_t* sizes, const int64_t* strides, int64_t dim, ScalarType dtype) {
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(dim, sizes, strides, static_cast<int32_t>(dtype),
+                               aoti_torch_device_type_cpu(), 0, &handle) != AOTI_TORCH_SUCCESS) {
+    broken("allocation");
+  }
+  Tensor out(handle);
+  int64_t bytes = element_size(dtype);
+  for (int64_t i = 0; i < dim; ++i) bytes *= sizes[i];
+  if (bytes > 0) std::fill_n(static_cast<unsigned char*>(out.mutable_data_ptr()), bytes, 0xFF);
+  return out;
+}
+
+Tensor empty(const int64_t* sizes, int64_t dim, ScalarType dtype) {
+  std::vector<int64_t> strides(static_cast<size_t>(dim));
+  int64_t step = 1;
+  for (int64_t i = dim - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  return empty_strided(sizes, strides.data(), dim, dtype);
+}
+
+CatalogKernel* make_kernel(const char* kind, const char* math, const char* layout, int rows,
+                           int columns, int depth) {
+  CatalogEntry e;
+  e.name = std::string(kind) + "_" + math + "_" + layout;
+  e.kind = kind;
+  e.math = math;
+  e.layout = layout;
+  e.tile[0] = rows;
+  e.tile[1] = columns;
+  e.tile[2] = depth;
+  e.block[0] = 128;
+  return new CatalogKernel(e, "");  // one a table, for the life of the process
+}
+
+AttentionTable make_table() {
+  AttentionTable table;
+  table.multiprocessors = 4;
+  const char* maths[] = {"float16", "bfloat16", "float32"};
+  const char* variants[] = {"full", "general"};
+  const auto row = [](CatalogKernel* kernel) {
+    const int* tile = kernel->entry().tile;
+    return AttentionTable::Row{kernel, tile[0], tile[1], tile[2], 8, 100, 100};
+  };
+  for (int d = 0; d < kAttendDtypes; ++d) {
+    for (int v = 0; v < kAttentionVariants; ++v) {
+      for (int depth : {16, 48}) {
+        table.forward[d][v].push_back(
+            row(make_kernel("mma", maths[d], variants[v], 32, 32, depth)));
+        table.backward[d][v].push_back(
+            row(make_kernel("backward", maths[d], variants[v], 16, 32, depth)));
+      }
+    }
+    if (d != kAttendFloat32) {
+      table.decode[d][kGeneral].push_back(
+          row(make_kernel("decode", maths[d], "general", 16, 32, 48)));
+    }
+    table.combine[d].push_back(row(make_kernel("combine", maths[d], "any", 8, 1, 1)));
+    table.delta[d].push_back(row(make_kernel("delta", maths[d], "any", 32, 1, 1)));
+    table.convert[d].push_back(row(make_kernel("convert", maths[d], "any", 64, 1, 1)));
+  }
+  return table;
+}
+
+const AttentionTable& a_table() {
+  static const AttentionTable table = make_table();
+  return table;
+}
+
+// --- the kernels' contracts -----------------------------------------------------------------------
+
+using Half = torch::headeronly::Half;
+using BFloat16 = torch::headeronly::BFloat16;
+
+std::vector<std::string>& launches() {
+  static std::vector<std::string> all;
+  return all;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <typename T>
+struct Emulated {
+  const AttentionParams& p;
+  const CatalogEntry& kernel;
+
+  struct Sequence {
+    int64_t b, q0 = 0, k0 = 0, rows, columns, first, last;
+  };
+  Sequence sequence(int64_t b) const {
+    Sequence s = {b, 0, 0, p.seqlen_q, p.seqlen_k, p.first, p.last};
+    if (p.cu_seqlens_q != nullptr) {
+      s.q0 = p.cu_seqlens_q[b];
+      s.rows = p.cu_seqlens_q[b + 1] - s.q0;
+      s.k0 = p.cu_seqlens_k[b];
+      s.columns = p.cu_seqlens_k[b + 1] - s.k0;
+      require(s.rows <= p.seqlen_q && s.columns <= p.seqlen_k, "lengths are upper bounds");
+    }
+    const int64_t shift = p.flags & kAttendBottomRight ? s.columns - s.rows : 0;
+    if (s.first > -kNoBound) s.first += shift;
+    if (s.last < kNoBound) s.last += shift;
+    return s;
+  }
+  template <typename P>
+  P* row(P* base, const tc_int64 (&stride)[3], int64_t b, int64_t h, int64_t i) const {
+    return base + (p.cu_seqlens_q ? 0 : b * stride[0]) + h * stride[1] + i * stride[2];
+  }
+  const T* q(const Sequence& s, int64_t h, int64_t i) const {
+    return row(static_cast<const T*>(p.q), p.q_stride, s.b, h, s.q0 + i);
+  }
+  const T* k(const Sequence& s, int64_t h, int64_t j) const {
+    return row(static_cast<const T*>(p.k), p.k_stride, s.b, h / p.group, s.k0 + j);
+  }
+  const T* v(const Sequence& s, int64_t h, int64_t j) const {
+    return row(static_cast<const T*>(p.v), p.v_stride, s.b, h / p.group, s.k0 + j);
+  }
+  int64_t index(const Sequence& s, int64_t h, int64_t i) const {
+    if (p.cu_seqlens_q != nullptr) return h * p.cu_seqlens_q[p.batch] + s.q0 + i;
+    return (s.b * p.heads + h) * p.seqlen_q + i;
+  }
+
+  static double dot(const T* a, const T* b, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      sum += static_cast<double>(static_cast<float>(a[i])) * static_cast<float>(b[i]);
+    }
+    return sum;
+  }
+
+  // The score of (i, j), -inf where hidden; and its derivative by the dot product.
+  double score(const Sequence& s, int64_t h, int64_t i, int64_t j, double* slope = nullptr) const {
+    if (j < i + s.first || j > i + s.last) return -INFINITY;
+    double x = dot(q(s, h, i), k(s, h, j), p.head_dim) * p.scale, derivative = p.scale;
+    if (p.softcap > 0) {
+      const double t = std::tanh(x / p.softcap);
+      x = p.softcap * t;
+      derivative *= 1 - t * t;
+    }
+    if (p.alibi_slopes != nullptr) {
+      x -= p.alibi_slopes[s.b * p.alibi_stride + h] *
+           std::abs(static_cast<double>(i + s.columns - s.rows - j));
+    }
+    if (p.mask != nullptr) {
+      const int64_t at = s.b * p.mask_stride[0] + h * p.mask_stride[1] + i * p.mask_stride[2] +
+                         j * p.mask_stride[3];
+      if (p.flags & kAttendBoolMask) {
+        x += static_cast<const bool*>(p.mask)[at] ? 0 : -INFINITY;
+      } else if (p.flags & kAttendFloatMask) {
+        x += static_cast<const float*>(p.mask)[at];
+      } else {
+        require(p.flags & kAttendOwnMask, "the mask's kind");
+        x += static_cast<float>(static_cast<const T*>(p.mask)[at]);
+      }
+    }
+    if (slope != nullptr) *slope = derivative;
+    return x;
+  }
+  double kept(const Sequence& s, int64_t h, int64_t i, int64_t j) const {
+    if (!(p.flags & kAttendDropout)) return 1;
+    const int bits = dropout_bits(static_cast<uint64_t>(*p.dropout_seed), s.b * p.heads + h, i, j);
+    return bits >= p.drop_below ? p.keep_scale : 0;
+  }
+
+  void check_operand(const void* data, const tc_int64 (&stride)[3]) const {
+    require(reinterpret_cast<uintptr_t>(data) % 16 == 0, "bases are aligned");
+    const bool used[] = {p.batch > 1 && !p.cu_seqlens_q, p.heads > 1,
+                         p.seqlen_q > 1 || p.seqlen_k > 1};
+    for (int i = 0; i < 3; ++i) {
+      require(!used[i] || stride[i] * sizeof(T) % 16 == 0, "rows are whole vectors");
+    }
+  }
+  void check() const {
+    require(p.head_dim * sizeof(T) % 16 == 0 && p.head_dim_v * sizeof(T) % 16 == 0, "head dims");
+    require(p.head_dim <= kernel.tile[2] && p.head_dim_v <= kernel.tile[2], "a wide enough tile");
+    check_operand(p.q, p.q_stride);
+    check_operand(p.k, p.k_stride);
+    check_operand(p.v, p.v_stride);
+    check_operand(p.out, p.out_stride);
+    if (kernel.layout == "full") {
+      require(p.mask == nullptr && !(p.flags & kAttendDropout) && p.softcap == 0 &&
+                  p.alibi_slopes == nullptr && p.sinks == nullptr && p.scale > 0,
+              "the full variant knows none of this");
+    }
+  }
+
+  void forward(int64_t blocks, int splits) const {
+    check();
+    const bool packed = kernel.kind == "decode";
+    require(packed == ((p.flags & kAttendPackedRows) != 0), "the packed flag");
+    const int64_t rows = packed ? int64_t{p.seqlen_q} * p.group : p.seqlen_q;
+    const int64_t heads = packed ? p.heads / p.group : p.heads;
+    require(blocks == ceil_div(rows, kernel.tile[0]) * heads * p.batch, "the grid");
+    require(splits == p.splits, "splits");
+    if (splits > 1) require(p.columns_per_split % kernel.tile[1] == 0, "whole tiles a split");
+    require(int64_t{p.columns_per_split} * splits >= p.seqlen_k, "all columns");
+    for (int part = 0; part < splits; ++part) {
+      for (int64_t b = 0; b < p.batch; ++b) {
+        const Sequence s = sequence(b);
+        const int64_t begin = splits > 1 ? int64_t{part} * p.columns_per_split : 0;
+        const int64_t end =
+            splits > 1 ? std::min(s.columns, begin + p.columns_per_split) : s.columns;
+        for (int64_t h = 0; h < p.heads; ++h) {
+          for (int64_t i = 0; i < s.rows; ++i) one_row(s, h, i, begin, end, part);
+        }
+      }
+    }
+  }
+
+  void one_row(const Sequence& s, int64_t h, int64_t i, int64_t begin, int64_t end,
+               int part) const {
+    std::vector<double> x;
+    double most = p.splits == 1 && p.sinks != nullptr ? p.sinks[h] : -INFINITY;
+    for (int64_t j = begin; j < end; ++j) {
+      x.push_back(score(s, h, i, j));
+      most = std::max(most, x.back());
+    }
+    double sum = p.splits == 1 && p.sinks != nullptr ? std::exp(p.sinks[h] - most) : 0;
+    std::vector<double> out(static_cast<size_t>(p.head_dim_v));
+    for (int64_t j = begin; j < end && most > -INFINITY; ++j) {
+      const double w = std::exp(x[j - begin] - most);
+      sum += w;
+      const double kept_w = w * kept(s, h, i, j);
+      const T* values = v(s, h, j);
+      for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += kept_w * static_cast<float>(values[c]);
+    }
+    const double lse = most > -INFINITY ? most + std::log(sum) : -INFINITY;
+    if (p.splits > 1) {
+      const int64_t at = ((int64_t{part} * p.batch + s.b) * p.heads + h) * p.seqlen_q + i;
+      p.partial_logsumexp[at] = static_cast<float>(lse);
+      for (int64_t c = 0; c < p.head_dim_v; ++c) {
+        p.partial_out[at * p.head_dim_v + c] = static_cast<float>(sum > 0 ? out[c] / sum : 0);
+      }
+      return;
+    }
+    store(s, h, i, out, sum, lse);
+  }
+
+  void store(const Sequence& s, int64_t h, int64_t i, const std::vector<double>& out, double sum,
+             double lse) const {
+    if (p.logsumexp != nullptr) p.logsumexp[index(s, h, i)] = static_cast<float>(lse);
+    T* to = row(static_cast<T*>(p.out), p.out_stride, s.b, h, s.q0 + i);
+    for (int64_t c = 0; c < p.head_dim_v; ++c)
+      to[c] = static_cast<float>(sum > 0 ? out[c] / sum : 0);
+  }
+
+  void combine(int64_t blocks) const {
+    const int64_t rows = int64_t{p.batch} * p.heads * p.seqlen_q;
+    require(blocks == ceil_div(rows, kernel.tile[0]), "the combine grid");
+    for (int64_t n = 0; n < rows; ++n) {
+      const Sequence s = sequence(n / p.seqlen_q / p.heads);
+      const int64_t h = n / p.seqlen_q % p.heads, i = n % p.seqlen_q;
+      double most = p.sinks != nullptr ? p.sinks[h] : -INFINITY, sum = 0;
+      for (int part = 0; part < p.splits; ++part) {
+        most = std::max(most, static_cast<double>(p.partial_logsumexp[part * rows + n]));
+      }
+      if (p.sinks != nullptr) sum += std::exp(p.sinks[h] - most);
+      std::vector<double> out(static_cast<size_t>(p.head_dim_v));
+      for (int part = 0; part < p.splits && most > -INFINITY; ++part) {
+        const double w = std::exp(p.partial_logsumexp[part * rows + n] - most);
+        sum += w;
+        for (int64_t c = 0; c < p.head_dim_v; ++c) {
+          out[c] += w * p.partial_out[(part * rows + n) * p.head_dim_v + c];
+        }
+      }
+      store(s, h, i, out, sum, most > -INFINITY ? most + std::log(sum) : -INFINITY);
+    }
+  }
+
+  const T* grad(const Sequence& s, int64_t h, int64_t i) const {
+    return row(static_cast<const T*>(p.grad_out), p.grad_out_stride, s.b, h, s.q0 + i);
+  }
+
+  template <class Body>
+  void each_row(Body body) const {
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const Sequence s = sequence(b);
+      for (int64_t h = 0; h < p.heads; ++h) {
+        for (int64_t i = 0; i < s.rows; ++i) body(s, h, i);
+      }
+    }
+  }
+
+  void delta(int64_t blocks) const {
+    require(blocks == ceil_div(p.seqlen_q, kernel.tile[0]) * p.batch * p.heads, "the delta grid");
+    require(kernel.tile[0] == 32, "a counter for every block");
+    for (int64_t i = 0; i < blocks; ++i) p.dq_turn[i] = 0;
+    check_operand(p.grad_out, p.grad_out_stride);
+    each_row([&](const Sequence& s, int64_t h, int64_t i) {
+      const T* out = row(static_cast<const T*>(p.out), p.out_stride, s.b, h, s.q0 + i);
+      const_cast<float*>(p.delta)[index(s, h, i)] =
+          static_cast<float>(dot(grad(s, h, i), out, p.head_dim_v));
+    });
+  }
+
+  // dq_sum here: (batch, head, row) in this file's own order, in a buffer of the true size.
+  int64_t sum_at(const Sequence& s, int64_t h, int64_t i) const {
+    if (p.cu_seqlens_q != nullptr) {
+      const int64_t total = p.cu_seqlens_q[p.batch];
+      return (h * (total / 16 + p.batch) * 16 + s.q0 + i) * p.head_dim;
+    }
+    return ((s.b * p.heads + h) * ceil_div(p.seqlen_q, 16) * 16 + i) * p.head_dim;
+  }
+
+  void backward(int64_t blocks) const {
+    check();
+    require(blocks == ceil_div(p.seqlen_k, kernel.tile[1]) * (p.heads / p.group) * p.batch,
+            "the backward grid");
+    check_operand(p.dk, p.dk_stride);
+    check_operand(p.dv, p.dv_stride);
+    std::map<std::pair<T*, int64_t>, std::vector<double>> sums;  // of dk and dv rows
+    each_row([&](const Sequence& s, int64_t h, int64_t i) {
+      std::fill_n(p.dq_sum + sum_at(s, h, i), p.head_dim, 0.0f);
+    });
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const Sequence s = sequence(b);
+      for (int64_t h = 0; h < p.heads; ++h) {
+        for (int64_t j = 0; j < s.columns; ++j) {
+          T* dk = row(static_cast<T*>(p.dk), p.dk_stride, b, h / p.group, s.k0 + j);
+          T* dv = row(static_cast<T*>(p.dv), p.dv_stride, b, h / p.group, s.k0 + j);
+          auto& k_sum = sums[{dk, p.head_dim}];
+          auto& v_sum = sums[{dv, p.head_dim_v}];
+          k_sum.resize(static_cast<size_t>(p.head_dim));
+          v_sum.resize(static_cast<size_t>(p.head_dim_v));
+          for (int64_t i = 0; i < s.rows; ++i) {
+            double slope = 0;
+            const double x = score(s, h, i, j, &slope), lse = p.logsumexp[index(s, h, i)];
+            if (x == -INFINITY || lse == -INFINITY) continue;
+            const double w = std::exp(x - lse), keep = kept(s, h, i, j);
+            const double dp = dot(grad(s, h, i), v(s, h, j), p.head_dim_v) * keep;
+            const double ds = w * (dp - p.delta[index(s, h, i)]) * slope;
+            for (int64_t c = 0; c < p.head_dim_v; ++c) {
+              v_sum[c] += w * keep * static_cast<float>(grad(s, h, i)[c]);
+            }
+            for (int64_t c = 0; c < p.head_dim; ++c) {
+              k_sum[c] += ds * static_cast<float>(q(s, h, i)[c]);
+              p.dq_sum[sum_at(s, h, i) + c] +=
+                  static_cast<float>(ds / p.scale * static_cast<float>(k(s, h, j)[c]));
+            }
+          }
+        }
+      }
+    }
+    for (const auto& [place, sum] : sums) {
+      for (size_t c = 0; c < sum.size(); ++c) place.first[c] = static_cast<float>(sum[c]);
+    }
+  }
+
+  void convert(int64_t blocks) const {
+    const int64_t warps = kernel.block[0] / 32;
+    require(blocks == ceil_div(p.batch * p.heads * ceil_div(p.seqlen_q, 16), warps),
+            "the convert grid");
+    check_operand(p.dq, p.dq_stride);
+    each_row([&](const Sequence& s, int64_t h, int64_t i) {
+      T* to = row(static_cast<T*>(p.dq), p.dq_stride, s.b, h, s.q0 + i);
+      for (int64_t c = 0; c < p.head_dim; ++c) to[c] = p.dq_sum[sum_at(s, h, i) + c] * p.scale;
+    });
+  }
+
+  void run(int64_t blocks, int splits) const {
+    if (kernel.kind == "mma" || kernel.kind == "decode") return forward(blocks, splits);
+    require(splits == 1, "one split");
+    if (kernel.kind == "combine") return combine(blocks);
+    if (kernel.kind == "delta") return delta(blocks);
+    if (kernel.kind == "backward") return backward(blocks);
+    if (kernel.kind == "convert") return convert(blocks);
+    broken("an unknown kind");
+  }
+};
+
+void run(CatalogKernel& kernel, const AttentionParams& p, int64_t blocks, int splits) {
+  const CatalogEntry& entry = kernel.entry();
+  launches().push_back(entry.name);
+  if (entry.math == "float16") return Emulated<Half>{p, entry}.run(blocks, splits);
+  if (entry.math == "bfloat16") return Emulated<BFloat16>{p, entry}.run(blocks, splits);
+  return Emulated<float>{p, entry}.run(blocks, splits);
+}
+
+}  // namespace host_check
+}  // namespace torch_cubin
+
+#define device(index) host_check::a_device(index)
+#define attention_table(device) host_check::a_table()
+#define launch_attention(kernel, params, blocks, splits, device) \
+  host_check::run(kernel, params, blocks, splits)
+#define empty_cuda(sizes, dim, dtype, device) host_check::empty(sizes, dim, dtype)
+#define empty_cuda_strided(sizes, strides, dim, dtype, device) \
+  host_check::empty_strided(sizes, strides, dim, dtype)
+#include "ops/attention.cpp"
+#define run_fused run_fused_backward
+#include "ops/attention_backward.cpp"
+#include "ops/attention_launch.cpp"
+#include "ops/attention_operands.cpp"
+
+namespace {
+
+using namespace torch_cubin;
+
+#define TC_ATTENTION                                                                      \
+  "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "                   \
+  "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False, "              \
+  "int window_left=-1, int window_right=-1, bool bottom_right=False, float softcap=0.0, " \
+  "Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "            \
+  "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0)"
+
+STABLE_TORCH_LIBRARY(cubin_host, m) {
+  m.def("attention_forward(Tensor query, Tensor key, Tensor value, " TC_ATTENTION
+        " -> (Tensor, Tensor)");
+  m.def(
+      "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
+      "Tensor logsumexp, " TC_ATTENTION " -> (Tensor, Tensor, Tensor)");
+  m.def("launches() -> str");
+}
+
+std::string take_launches() {
+  std::string text;
+  for (const std::string& name : host_check::launches()) text += name + " ";
+  host_check::launches().clear();
+  return text;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cubin_host, CPU, m) {
+  m.impl("attention_forward", TORCH_BOX(&attention_forward_cuda));
+  m.impl("attention_backward", TORCH_BOX(&attention_backward_cuda));
+}
+STABLE_TORCH_LIBRARY_IMPL(cubin_host, CompositeExplicitAutograd, m) {
+  m.impl("launches", TORCH_BOX(&take_launches));
+}
+
+}  // namespace

@@ -1,0 +1,211 @@
+"""torch_cubin.huggingface: models of transformers with attention "cubin" compute what they should.
+
+Small ones, built from a config with random weights, so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from ops.test_autograd import Calls
+
+import torch_cubin
+
+transformers = pytest.importorskip("transformers", "4.53")
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+LAYERS = 2
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    torch_cubin.huggingface.register()
+    torch_cubin.huggingface.register()  # again, which changes nothing
+
+
+def llama(**options):
+    config = transformers.LlamaConfig(**SMALL, num_key_value_heads=2, **options)
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert(**options):
+    config = transformers.BertConfig(**SMALL, **options)
+    return transformers.BertForMaskedLM(config)
+
+
+def vit(**options):
+    sizes = {k: v for k, v in SMALL.items() if k not in ("vocab_size", "max_position_embeddings")}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=5, **options)
+    return transformers.ViTForImageClassification(config)
+
+
+def make(build, device: str, **options) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return build(attn_implementation="cubin", **options).to(device).eval()
+
+
+def inputs(build, device: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    if build is vit:
+        pixels = torch.randn(2, 3, 16, 16, device=device)
+        return {"pixel_values": pixels, "labels": torch.tensor([1, 4], device=device)}
+    ids = torch.randint(0, 64, (2, 9), device=device)
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def padded(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    mask = torch.ones_like(given["input_ids"])
+    mask[1, :3] = 0
+    return {**given, "attention_mask": mask}
+
+
+CASES = [(llama, False), (llama, True), (bert, False), (bert, True), (vit, False)]
+
+
+@pytest.mark.parametrize(
+    ("build", "padding"), CASES, ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_logits_and_a_training_step_as_sdpa(build, padding, device):
+    model, given = make(build, device), inputs(build, device)
+    if padding:
+        given = padded(given)
+    results = []
+    for name in ("cubin", "sdpa"):
+        model.set_attn_implementation(name)
+        with Calls() as calls:
+            out = model(**given)
+        used = [op for op, *_ in calls.seen if op == "_attention_forward_autograd"]
+        assert len(used) == (LAYERS if name == "cubin" else 0)
+        model.zero_grad()
+        out.loss.backward()
+        results.append([out.logits.detach(), *(p.grad.clone() for p in model.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_training_with_dropout_runs(device):
+    model = make(llama, device, attention_dropout=0.5).train()
+    given = inputs(llama, device)
+    torch.manual_seed(2)
+    first = model(**given).loss
+    assert model(**given).loss != first
+    torch.manual_seed(2)
+    assert model(**given).loss == first
+    first.backward()
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
+def test_greedy_generation_gives_the_same_tokens(cache, padding, device):
+    model, given = make(llama, device), inputs(llama, device)
+    del given["labels"]
+    if padding:
+        given = padded(given)
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache}
+    tokens = []
+    for name in ("cubin", "sdpa"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            tokens.append(model.generate(**given, **options, disable_compile=True))
+    assert tokens[0].shape == (2, 17)
+    assert torch.equal(*tokens)
+
+
+def soft_capped(**options):
+    sizes = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8}
+    config = transformers.Gemma2Config(
+        **sizes, attn_logit_softcapping=0.5, sliding_window=4, **options
+    )
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def with_sinks(**options):
+    sizes = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2}
+    config = transformers.GptOssConfig(**sizes, num_experts_per_tok=1, sliding_window=4, **options)
+    model = transformers.GptOssForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+@pytest.mark.parametrize("build", [soft_capped, with_sinks])
+def test_what_sdpa_lacks_is_as_eager(build, device):
+    model, given = make(build, device), inputs(build, device)
+    results = []
+    for name in ("cubin", "eager"):
+        model.set_attn_implementation(name)
+        out = model(**given)
+        model.zero_grad()
+        out.loss.backward()
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        results.append([out.logits.detach(), *grads])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_position_bias(device):
+    if not hasattr(transformers.integrations.sdpa_attention, "create_position_bias_mask"):
+        pytest.skip("this transformers adds the bias in its models")
+    query = torch.randn(2, 4, 5, 8, device=device)
+    bias = torch.randn(1, 4, 5, 5, device=device)
+    layer = torch.nn.Module()
+    for is_causal in (False, True):
+        for mask in (None, torch.rand(2, 1, 5, 5, device=device) > 0.3):
+            args = (layer, query, query, query, mask)
+            options = {"is_causal": is_causal, "position_bias": bias}
+            sdpa = transformers.integrations.sdpa_attention.sdpa_attention_forward
+            expected, _ = sdpa(*args, **options)
+            out, _ = torch_cubin.huggingface.attention(*args, **options)
+            torch.testing.assert_close(out, expected)
+
+
+def test_weights_that_are_asked_for_are_not_given_silently(device):
+    query = torch.randn(2, 4, 5, 8, device=device)
+    layer = torch.nn.Module()
+    with pytest.warns(UserWarning, match="eager"):
+        torch_cubin.huggingface.attention(layer, query, query, query, None, output_attentions=True)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_compiled(device):
+    model, given = make(llama, device), padded(inputs(llama, device))
+    with torch.no_grad():
+        expected = model(**given).logits
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(**given).logits, expected)
+
+
+def test_drop_in_serves_sdpa(device):
+    model, given = make(llama, device), inputs(llama, device)
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        expected = model(**given).logits
+        with torch_cubin.drop_in():
+            logits = model(**given).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-5)
+    calls = {row.function: row.calls for row in torch_cubin.report().served}
+    assert calls["torch.nn.functional.scaled_dot_product_attention"] == LAYERS
+    assert torch_cubin.report().declined == ()
+
+
+def test_importing_torch_cubin_imports_no_transformers():
+    code = "import sys, torch_cubin; assert 'transformers' not in sys.modules"
+    path = ":".join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**__import__("os").environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,96 @@
+"""The attention implementation "cubin" for models of Hugging Face's transformers.
+
+    torch_cubin.huggingface.register()
+    model = AutoModel.from_pretrained(name, attn_implementation="cubin")
+
+Importing this module does not import transformers; :func:`register` does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAME = "cubin"
+
+
+def register() -> None:
+    """Add "cubin" to the attention implementations that transformers knows.
+
+    It takes what "sdpa" takes and masks are made as for "sdpa"; logits soft-capped (Gemma 2) and
+    attention sinks (GPT-OSS), which "sdpa" lacks, are served too, and heads that share keys and
+    values are not repeated. Calling it again changes nothing.
+
+    Raises:
+        ImportError: transformers is missing, or older than 4.53.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls for a layer.
+
+    Args:
+        module: the layer; `module.is_causal` (default True) says what no mask means.
+        query: (batch, heads, rows, head_dim).
+        key: (batch, heads that divide those of query, columns, head_dim).
+        value: as key; head_dim may be another.
+        attention_mask: bool (False hides) or added to the scores; broadcasts to
+            (batch, heads, rows, columns).
+        position_bias: added to the scores as well (T5).
+        softcap: scores become softcap * tanh(scores / softcap).
+        s_aux: (heads,): a logit that joins each row's softmax, without a value.
+
+    Returns:
+        (batch, rows, heads, head_dim of value), contiguous, and None for the weights.
+    """
+    if kwargs.get("output_attentions"):
+        warnings.warn(
+            'attention "cubin" gives no attention weights: use "eager" where they are wanted',
+            stacklevel=2,
+        )
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    # NOTE: this order, because under torch.compile with dynamic sizes the first is symbolic.
+    is_causal = query.shape[2] > 1 and attention_mask is None and is_causal
+    if position_bias is not None:
+        from transformers.integrations.sdpa_attention import create_position_bias_mask
+
+        attention_mask = create_position_bias_mask(
+            position_bias, attention_mask, is_causal, query, key
+        )
+        is_causal = False
+    options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+    if softcap is None and s_aux is None:
+        out = torch.ops.cubin.scaled_dot_product_attention(
+            query, key, value, attention_mask, dropout, is_causal, **options
+        )
+    else:
+        seed = torch.randint(2**63 - 1, (1,), device=query.device) if dropout > 0 else None
+        out, _ = torch.ops.cubin.attention_forward(
+            *(query, key, value, attention_mask, dropout, is_causal, seed),
+            **options,
+            softcap=softcap or 0.0,
+            sinks=None if s_aux is None else s_aux.float(),
+        )
+    # A view already: the output lies in memory as query does, whose heads models put last.
+    return out.transpose(1, 2).contiguous(), None
