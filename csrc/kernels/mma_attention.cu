@@ -8,7 +8,7 @@
 // second product without leaving their registers; exponentials and mma of a tile's parts alternate.
 //
 // `full` kernels (TC_GENERAL 0) know lengths and the band, and need scale > 0. `general` ones may
-// spill a few bytes on sm_8x, around code that is slow anyway.
+// spill a few bytes, around code that is slow anyway.
 #include "attention_epilogue.cuh"
 #include "attention_score.cuh"
 #include "attention_softmax.cuh"
@@ -258,11 +258,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     "general": [0],
     "t": [
      {"name": "128x128x64", "tile": [128, 128, 64], "warp_rows": 32, "threads": 128,
-      "shared": 81920, "blocks": 2, "cost": {"k_tile": 10400, "fixed": 6000}},
+      "shared": 81920, "blocks": 2, "cost": {"k_tile": 5600, "fixed": 6000}},
      {"name": "128x64x128", "tile": [128, 64, 128], "warp_rows": 32, "threads": 128,
       "shared": 98304, "blocks": 2, "cost": {"k_tile": 4700, "fixed": 6000}}]}},
   {"name": "mma_attention_{d.short}_general_{t.name}", "layout": "general",
-   "accepted_spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16},
+   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 16, "sm_100a": 64,
+                      "sm_120a": 64},
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "general": [1],

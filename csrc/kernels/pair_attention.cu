@@ -316,5 +316,5 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": [128, 64, 256], "stages": 2,
    "block": [256, 1, 1], "dynamic_shared": 229376, "archs": ["sm_90a", "sm_100a"],
-   "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 5000, "fixed": 7000}}]}
+   "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 5300, "fixed": 8000}}]}
 */

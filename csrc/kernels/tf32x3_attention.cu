@@ -282,6 +282,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
   "defines": {"TC_GENERAL": "{l.general}", "TC_WARP_ROWS": "{t.rows}", "TC_MIN_BLOCKS": "{t.blocks}"}},
  "kernels": [
   {"name": "tf32x3_attention_{l.layout}_{t.name}",
+   "accepted_spill": {"sm_100a": 64, "sm_120a": 64},
    "for": {
     "l": [{"layout": "full", "general": 0}],
     "t": [

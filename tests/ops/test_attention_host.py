@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -101,10 +100,8 @@ def case(seed: int) -> tuple[tuple, dict]:
     group, kv_heads = rng.choice([(1, 1), (1, 3), (2, 2), (4, 1)])
     batch = rng.choice([(), (2,), (2, 3), (1, 2), (2, 1, 2)])
     of_keys = tuple(rng.choice([size, size, 1]) for size in batch)
-    if group > 1 and rng.random() < 0.3:  # other numbers of heads for key and value
-        value_heads = kv_heads * group
-    else:
-        value_heads = kv_heads
+    # Sometimes other numbers of heads for key and value.
+    value_heads = kv_heads * group if rng.random() < 0.3 else kv_heads
     q = scattered(rng, *batch, kv_heads * group, rows, depth, dtype=dtype)
     k = scattered(rng, *of_keys, kv_heads, columns, depth, dtype=dtype)
     v = scattered(rng, *of_keys, value_heads, columns, depth_v, dtype=dtype)
@@ -164,11 +161,12 @@ def extras(rng: random.Random, named: dict, heads: int) -> None:
 
 def text(args: tuple, named: dict) -> str:
     shown = [f"{x.dtype} {tuple(x.shape)} {x.stride()}" if torch.is_tensor(x) else x for x in args]
-    return f"{shown} {({k: v for k, v in named.items() if v is not None})}"
+    return f"{shown} { ({k: v for k, v in named.items() if v is not None}) }"
 
 
 def close(name: str, ours: torch.Tensor, theirs: torch.Tensor, about: str) -> None:
-    assert ours.shape == theirs.shape and ours.stride() == theirs.stride(), f"{name}: {about}"
+    assert ours.shape == theirs.shape, f"{name}: {about}"
+    assert ours.stride() == theirs.stride(), f"{name}: {about}"
     tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}[ours.dtype]
     torch.testing.assert_close(
         ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=False, msg=lambda m: f"{about} {m}"
