@@ -31,8 +31,8 @@ struct RowOutput {
   }
 
   // Joins the quad's sums of the row `down` rows below, writes its logsumexp if it exists, and
-  // returns the factor that makes accumulators outputs. `maximum` is in natural units. Every lane of
-  // the warp must call it.
+  // returns the factor that makes accumulators outputs. `maximum` is in natural units. Every lane
+  // of the warp must call it.
   TC_DEVICE float finish(const AttentionParams& p, int head, int down, bool exists, float maximum,
                          float sum) const {
     return finish_joined(p, head, down, exists && threadIdx.x % 4 == 0, maximum, quad_sum(sum));

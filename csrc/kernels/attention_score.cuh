@@ -1,5 +1,6 @@
-// From q . k to the score that enters the softmax: scale, softcap, ALiBi, mask, band; in this order.
-// The `full` kernels know only scale and band; the `general` ones everything in AttentionParams.
+// From q . k to the score that enters the softmax: scale, softcap, ALiBi, mask, band; in this
+// order. The `full` kernels know only scale and band; the `general` ones everything in
+// AttentionParams.
 #pragma once
 
 #include "attention_dropout.cuh"
@@ -56,8 +57,8 @@ struct ScoreRule {
   }
 };
 
-// Everything but the band, of kTiles neighbouring m16n8 accumulator tiles of q . k; the lane's first
-// element is (i, j).
+// Everything but the band, of kTiles neighbouring m16n8 accumulator tiles of q . k; the lane's
+// first element is (i, j).
 template <DType kDType, int kTiles>
 TC_DEVICE void apply_rule(const ScoreRule<kDType>& rule, float (&tiles)[kTiles][4],
                           const AttentionParams& p, const Sequence& s, int i, int j) {
@@ -79,8 +80,8 @@ TC_DEVICE void apply_rule(const ScoreRule<kDType>& rule, float (&tiles)[kTiles][
   }
 }
 
-// Drops weights of the four tiles (of the two, if there are but two) from `n` on, of those that begin
-// at `column`; the lane's first row is i.
+// Drops weights of the four tiles (of the two, if there are but two) from `n` on, of those that
+// begin at `column`; the lane's first row is i.
 template <int kTiles>
 TC_DEVICE void drop_weights(float (&tiles)[kTiles][4], const AttentionParams& p, const Sequence& s,
                             int i, int column, int n) {

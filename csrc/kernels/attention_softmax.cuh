@@ -1,12 +1,13 @@
 // The running softmax of the forward kernels, over tiles of scores in registers.
 //
-// The reference of the exponentials is not the maximum itself but at most kSlack below it: it moves,
-// and sums and outputs are scaled, only when some score of the warp exceeds it by more. That keeps
-// shuffles and scaling out of nearly all tiles; weights up to 2^kSlack are safe in float16 too.
+// The reference of the exponentials is not the maximum itself but at most kSlack below it: it
+// moves, and sums and outputs are scaled, only when some score of the warp exceeds it by more. That
+// keeps shuffles and scaling out of nearly all tiles; weights up to 2^kSlack are safe in float16
+// too.
 //
 // `full` kernels keep raw q . k and references in powers of two, and `unit` is scale * log2(e): one
-// FFMA makes an exponent. `general` ones keep scores and references in natural units, where a mask of
-// -FLT_MAX is not yet -inf, and `unit` is 1.
+// FFMA makes an exponent. `general` ones keep scores and references in natural units, where a mask
+// of -FLT_MAX is not yet -inf, and `unit` is 1.
 #pragma once
 
 #include "attention_tile.cuh"

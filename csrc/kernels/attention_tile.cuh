@@ -1,6 +1,6 @@
-// What the attention kernels share below the softmax: which tile of which sequence a block works on,
-// tiles of q, k, v in shared memory, their copies and fragments, and which columns a tile of rows
-// sees. Knows nothing of scores.
+// What the attention kernels share below the softmax: which tile of which sequence a block works
+// on, tiles of q, k, v in shared memory, their copies and fragments, and which columns a tile of
+// rows sees. Knows nothing of scores.
 //
 // Lane 4 g + t of a warp holds of an m16n8 accumulator tile: rows g and g + 8, columns 2 t and
 // 2 t + 1, in the order (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
@@ -49,7 +49,8 @@ struct Sequence {
       k_end = p.cu_seqlens_k[batch + 1];
     }
     // NOTE: uniform() stands outside of every condition. Inside of one, ptxas 13.0 makes predicated
-    // REDUX instructions of it, some with a wrong predicate (d256 backward hung on packed sequences).
+    // REDUX instructions of it, some with a wrong predicate (d256 backward hung on packed
+    // sequences).
     q_row = uniform(q_begin);
     rows = uniform(q_end) - q_row;
     k_row = uniform(k_begin);
@@ -86,8 +87,8 @@ struct Work {
 };
 
 // Under a band the longest tiles come first, so that short ones fill the end, for as many heads in
-// turn as leave their k and v in L2; without, the tiles of one head are neighbours. Integer divisions
-// take 100 cycles each, hence the shortcuts.
+// turn as leave their k and v in L2; without, the tiles of one head are neighbours. Integer
+// divisions take 100 cycles each, hence the shortcuts.
 template <int kTileM>
 TC_DEVICE Work find_work(const AttentionParams& p) {
   u32 tiles = (p.seqlen_q + kTileM - 1u) / kTileM;
@@ -244,9 +245,9 @@ struct KvRing {
     v.tile -= kColumns * v.row_bytes;
   }
 
-  // Copies all tiles that fit but one: the last of the sequence may end within, all others are whole
-  // from here on. k of the first tile is a group of its own, with what the caller copied before: the
-  // first product need not wait for v.
+  // Copies all tiles that fit but one: the last of the sequence may end within, all others are
+  // whole from here on. k of the first tile is a group of its own, with what the caller copied
+  // before: the first product need not wait for v.
   TC_DEVICE void start(const AttentionParams& p, int tile, int begin, int columns,
                        int column_limit) {
 #pragma unroll
@@ -307,8 +308,8 @@ struct FragmentAddress {
                                             column / 8 + (kRowsFirst ? high : low));
   }
 
-  // The block `rows` (of 8) down and `columns` (of 16) to the right, both constants after unrolling.
-  // The base's column must be a multiple of 64 for columns that cross one.
+  // The block `rows` (of 8) down and `columns` (of 16) to the right, both constants after
+  // unrolling. The base's column must be a multiple of 64 for columns that cross one.
   TC_DEVICE void load(u32 (&out)[4], u32 stage, int rows, int columns) const {
     int bytes = columns * 2;
     ldmatrix<kTranspose>(out, (base ^ (bytes & 127)) + (stage + (bytes & ~127) + rows * kRowBytes));
@@ -336,8 +337,8 @@ TC_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// word[n] of lane t becomes word[t] of lane n, within each quad: afterwards a lane has what the quad
-// had of one n8 tile, 8 columns in order.
+// word[n] of lane t becomes word[t] of lane n, within each quad: afterwards a lane has what the
+// quad had of one n8 tile, 8 columns in order.
 TC_DEVICE void quad_transpose(u32 (&word)[4]) {
   int t = threadIdx.x % 4;
 #pragma unroll

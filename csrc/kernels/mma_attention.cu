@@ -2,10 +2,11 @@
 // instructions of sm_80 (cp.async, ldmatrix, mma.sync), for every architecture from one source.
 //
 // A block computes TC_TILE_M rows of one head, a warp TC_WARP_ROWS of them: it keeps their sums,
-// maxima and outputs in registers while tiles of TC_TILE_N columns of k and v come through a ring of
-// TC_STAGES stages in shared memory. Tiles go from right to left, so that the tiles that need masks
-// come first where the band is causal. The accumulators of q . k become the A fragments of the
-// second product without leaving their registers; exponentials and mma of a tile's parts alternate.
+// maxima and outputs in registers while tiles of TC_TILE_N columns of k and v come through a ring
+// of TC_STAGES stages in shared memory. Tiles go from right to left, so that the tiles that need
+// masks come first where the band is causal. The accumulators of q . k become the A fragments of
+// the second product without leaving their registers; exponentials and mma of a tile's parts
+// alternate.
 //
 // `full` kernels (TC_GENERAL 0) know lengths and the band, and need scale > 0. `general` ones may
 // spill a few bytes, around code that is slow anyway.
@@ -262,8 +263,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
      {"name": "128x64x128", "tile": [128, 64, 128], "warp_rows": 32, "threads": 128,
       "shared": 98304, "blocks": 2, "cost": {"k_tile": 4700, "fixed": 6000}}]}},
   {"name": "mma_attention_{d.short}_general_{t.name}", "layout": "general",
-   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 16, "sm_100a": 64,
-                      "sm_120a": 64},
+   "accepted_spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 16},
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "general": [1],

@@ -1,6 +1,6 @@
 // Attention forward for 16-bit types and head_dim up to 256, where mma_attention.cu is bound by
-// shared memory: a warp's outputs fill its registers at 16 rows, and each fragment of k and v serves
-// 16 rows only. Here two warps share 32 rows:
+// shared memory: a warp's outputs fill its registers at 16 rows, and each fragment of k and v
+// serves 16 rows only. Here two warps share 32 rows:
 //
 //   scores: each multiplies q with its half of a tile's columns of k,
 //   weights: they exchange them through shared memory, as fragments,

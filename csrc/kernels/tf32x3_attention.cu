@@ -1,14 +1,17 @@
-// Attention forward for float32 on tensor cores: each number is the sum of two tf32 (big and small),
-// and a product takes three mma (small * big, big * small, big * big). Otherwise as
+// Attention forward for float32 on tensor cores: each number is the sum of two tf32 (big and
+// small), and a product takes three mma (small * big, big * small, big * big). Otherwise as
 // mma_attention.cu, which see.
 //
-// NOTE: an mma rounds its sum towards zero, and over many steps that bias was ten times the error of
-// float32. So the products of each step are summed apart, the small ones first, and added by FADDs.
+// NOTE: an mma rounds its sum towards zero, and over many steps that bias was ten times the error
+// of float32. So the products of each step are summed apart, the small ones first, and added by
+// FADDs.
 //
-// Key 8 n + 2 t of a tile is column t of an A fragment of weights, key 8 n + 2 t + 1 column t + 4: so
-// the accumulators of q . k are A fragments without leaving their lanes. The columns of the outputs
-// are permuted too: n8 tile 4 q + j holds columns 32 q + 4 g + j, so that a lane reads v and writes
-// out in vectors of 16 bytes.
+// Key 8 n + 2 t of a tile is column t of an A fragment of weights, key 8 n + 2 t + 1 column t + 4:
+// so the accumulators of q . k are A fragments without leaving their lanes. The columns of the
+// outputs are permuted too: n8 tile 4 q + j holds columns 32 q + 4 g + j, so that a lane reads v
+// and writes out in vectors of 16 bytes.
+//
+// The spills that the table accepts are a few scalars of a tile, where a warp has 32 rows.
 #include "attention_epilogue.cuh"
 #include "attention_score.cuh"
 #include "attention_softmax.cuh"
