@@ -83,6 +83,9 @@ def check_attention(op: str, query: Tensor, key: Tensor, value: Tensor, options:
         _check_mask(op, shape, key.shape, query, options.attn_mask, options.is_causal)
     _check_per_head(op, "alibi_slopes", options.alibi_slopes, shape, query, batched=True)
     _check_per_head(op, "sinks", options.sinks, shape, query, batched=False)
+    seed = options.dropout_seed
+    if seed is not None and options.dropout_p > 0:
+        _check_side(op, "dropout_seed", seed, query, seed.dtype)
     _check_settings(options)
     return shape
 
@@ -439,9 +442,9 @@ def _check_settings(options: Options) -> None:
         if seed.dtype != torch.int64 or seed.numel() != 1:
             got = f"{dtype_name(seed)} {shape_text(seed.shape)}"
             fail("attention argument 'dropout_seed'", "is no seed", wanted, got)
-    if not options.softcap >= 0:
+    if not 0 <= options.softcap < math.inf:
         got = f"{options.softcap:f}"
-        fail("attention argument 'softcap'", "is negative", "0 (none) or more", got)
+        fail("attention argument 'softcap'", "is out of range", "0 (none) or a finite number", got)
     if options.window_left < -1 or options.window_right < -1:
         got = f"{options.window_left} left, {options.window_right} right"
         fail("an attention window", "is negative", "-1 (open) or more columns", got)

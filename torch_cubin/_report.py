@@ -58,7 +58,7 @@ class Report:
             rows = [(r.function, r.reason, r.calls, r.traced) for r in self.declined]
             lines += table(("left to PyTorch", "because", "calls", "traced"), rows)
         else:
-            lines.append("left to PyTorch: no matrix product")
+            lines.append("left to PyTorch: nothing")
         if any(row.traced for row in self.served + self.declined):
             lines += [
                 "",

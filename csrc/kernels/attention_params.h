@@ -47,7 +47,7 @@ struct AttentionParams {
   const void* grad_out;
   const float* delta;  // sum over the columns of grad_out * out
   float* dq_sum;       // dq in float; its size and order: backward_attention_dq.cuh
-  int* dq_turn;        // [batch][head][rows / 32]: whose turn it is to add to dq_sum
+  int* dq_turn;        // [batch][head][ceil(seqlen_q / 32)]: whose turn it is to add to dq_sum
   void* dq;
   void* dk;
   void* dv;
@@ -61,6 +61,7 @@ struct AttentionParams {
   tc_int64 dv_stride[3];
   tc_int64 mask_stride[4];  // batch, head, row, column
   tc_int64 alibi_stride;    // of a batch in alibi_slopes: 0 or heads
+  tc_int64 sums_stride;     // packed sequences: of a head in logsumexp and delta
   int batch, heads, group;
   int seqlen_q, seqlen_k;  // with cu_seqlens: the longest
   int head_dim, head_dim_v;

@@ -52,9 +52,10 @@ struct Sequence {
     // REDUX instructions of it, some with a wrong predicate (d256 backward hung on packed
     // sequences).
     q_row = uniform(q_begin);
-    rows = uniform(q_end) - q_row;
+    // A bound that is too small must not lead outside of the buffers that it sized.
+    rows = min(uniform(q_end) - q_row, p.seqlen_q);
     k_row = uniform(k_begin);
-    columns = uniform(k_end) - k_row;
+    columns = min(uniform(k_end) - k_row, p.seqlen_k);
     kv_head = uniform(p.group > 1 ? head / p.group : head);
     int shift = p.flags & kAttendBottomRight ? columns - rows : 0;
     first = p.first == -kNoBound ? -kNoBound : p.first + shift;
@@ -75,7 +76,7 @@ struct Sequence {
   // Index of a row in logsumexp and delta.
   TC_DEVICE tc_int64 row_index(const AttentionParams& p, int row) const {
     if (p.cu_seqlens_q != nullptr) {
-      return static_cast<tc_int64>(head) * p.cu_seqlens_q[p.batch] + q_row + row;
+      return head * p.sums_stride + q_row + row;
     }
     return (static_cast<tc_int64>(batch) * p.heads + head) * p.seqlen_q + row;
   }
@@ -98,7 +99,7 @@ TC_DEVICE Work find_work(const AttentionParams& p) {
     constexpr float kL2 = 24 << 20;
     float bytes = 2.0f * (p.head_dim + p.head_dim_v) * max(p.seqlen_k, 1);
     float resident = fmaxf(__fdividef(kL2, bytes), 1.0f);  // heads of k and v
-    turn = min(static_cast<u32>(resident) * p.group, heads);
+    turn = resident * p.group < heads ? static_cast<u32>(resident) * p.group : heads;
   }
   u32 index = turn < heads ? blockIdx.x / (tiles * turn) : 0;
   u32 within = blockIdx.x - index * (tiles * turn);

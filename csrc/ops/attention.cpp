@@ -45,6 +45,7 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
     Shape sizes = shape.out;
     sizes.sizes[sizes.dim - 1] = head_dim_v;
     wide_out = empty_cuda(sizes.sizes, sizes.dim, call.dtype, call.device_index);
+    if (shape.packed) torch::stable::zero_(wide_out);  // rows of no sequence
   }
   operands.problem.add(kOut, TensorView(wide_out));
   operands.problem.merge();

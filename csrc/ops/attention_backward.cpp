@@ -15,8 +15,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kTurnRows = 32;  // of queries for a counter of dq_turn
-
 struct Kernels {
   const AttentionTable::Row* backward = nullptr;
   CatalogKernel* delta = nullptr;
@@ -116,14 +114,13 @@ Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Ten
   AttentionParams params = operands.params(head_dim, padded_columns(shape.head_dim_v, call.dtype));
   params.dq_sum = static_cast<float*>(dq_sum.mutable_data_ptr());
   params.delta = static_cast<const float*>(delta.data_ptr());
-  const int64_t counters = batch * shape.heads * ((shape.seqlen_q + kTurnRows - 1) / kTurnRows);
-  Tensor turns = empty_cuda(&counters, 1, ScalarType::Int, call.device_index);
-  params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
   const int64_t columns = kernels.backward->columns;
   const int64_t blocks = batch * shape.kv_heads * ((shape.seqlen_k + columns - 1) / columns);
   const int64_t delta_rows = kernels.delta->entry().tile[0];
   const int64_t delta_blocks =
       batch * shape.heads * ((shape.seqlen_q + delta_rows - 1) / delta_rows);
+  Tensor turns = empty_cuda(&delta_blocks, 1, ScalarType::Int, call.device_index);  // one a block
+  params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
   const int64_t convert_warps = kernels.convert->entry().block[0] / 32;
   float* logsumexps = const_cast<float*>(static_cast<const float*>(lse.data_ptr()));
   for (int64_t part = 0; part < parts; ++part) {

@@ -260,6 +260,10 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   if (options.attn_mask) check_mask(op, shape, query, options);
   check_per_head(op, "alibi_slopes", options.alibi_slopes, shape, query, true);
   check_per_head(op, "sinks", options.sinks, shape, query, false);
+  if (options.dropout_seed && options.dropout_p > 0) {
+    const TensorView seed(*options.dropout_seed);
+    check_side(op, "dropout_seed", seed, query, seed.dtype);  // attention_settings sees to the rest
+  }
   return shape;
 }
 
@@ -288,8 +292,8 @@ AttentionSettings attention_settings(const AttentionShape& shape, const Attentio
     s.drop_below = static_cast<int>(std::lround(options.dropout_p * 65536));
     s.keep_scale = s.drop_below < 65536 ? 65536.0 / (65536 - s.drop_below) : 0;
   }
-  if (!(options.softcap >= 0)) {
-    fail({"input", "attention argument 'softcap'", "is negative", "0 (none) or more",
+  if (!(options.softcap >= 0) || std::isinf(options.softcap)) {
+    fail({"input", "attention argument 'softcap'", "is out of range", "0 (none) or a finite number",
           std::to_string(options.softcap), ""});
   }
   if (options.window_left < -1 || options.window_right < -1) {

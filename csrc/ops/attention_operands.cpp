@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "cubin/error.h"
 #include "ops/attention_problem.h"
+#include "ops/dispatch.h"
 
 namespace torch_cubin {
 
@@ -52,9 +52,7 @@ Tensor expand(const Tensor& tensor, const AttentionShape& shape, int64_t heads, 
   sizes.push_back(columns);
   if (sizes == sizes_of(TensorView(tensor))) return tensor;
   StableIValue stack[] = {from(tensor), from(sizes), from(false)};
-  if (torch_call_dispatcher("aten::expand", "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
-    fail({"internal", "a broadcast of attention operands", "failed", "", "", ""});
-  }
+  call_op("aten::expand", "", stack);
   return to<Tensor>(stack[0]);
 }
 
@@ -66,10 +64,7 @@ Tensor repeat_heads(const Tensor& tensor, const AttentionShape& shape) {
   if (own == 1 || own == shape.kv_heads) return tensor;
   StableIValue stack[] = {from(tensor), from(shape.kv_heads / own),
                           from(std::optional<int64_t>(-3)), from(std::nullopt)};
-  if (torch_call_dispatcher("aten::repeat_interleave", "self_int", stack, TORCH_ABI_VERSION) !=
-      AOTI_TORCH_SUCCESS) {
-    fail({"internal", "a repetition of attention heads", "failed", "", "", ""});
-  }
+  call_op("aten::repeat_interleave", "self_int", stack);
   return to<Tensor>(stack[0]);
 }
 

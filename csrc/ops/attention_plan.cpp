@@ -60,10 +60,12 @@ const AttentionTable::Row* decode_row(const AttentionTable& table, AttentionDtyp
 AttentionVariant attention_variant(const AttentionSettings& settings,
                                    const AttentionOptions& options) {
   // A scale that is not positive turns the order of the scores around, which only the general
-  // kernels expect.
+  // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,
+  // where a positive double can become 0 or inf.
+  const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
   const bool general = options.attn_mask || options.alibi_slopes || options.sinks ||
-                       settings.drop_below > 0 || settings.softcap > 0 || !(settings.scale > 0) ||
-                       std::isinf(settings.scale);
+                       settings.drop_below > 0 || settings.softcap > 0 || !(unit > 0) ||
+                       !std::isnormal(unit);
   return general ? kGeneral : kFull;
 }
 
@@ -107,6 +109,7 @@ AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
 
 void launch_attention(CatalogKernel& kernel, const AttentionParams& params, int64_t blocks,
                       int splits, const Device& device) {
+  if (blocks == 0) return;  // cu_seqlens of no sequence
   if (blocks > kMaxGridX) {
     fail({"input", "this attention", "is too large for one launch",
           "at most " + std::to_string(kMaxGridX) + " tiles of output", std::to_string(blocks),

@@ -30,7 +30,8 @@ AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
 const AttentionTable::Row* narrowest(const std::vector<AttentionTable::Row>& rows,
                                      int64_t head_dim);
 
-// Runs a kernel of the family. Throws [input] where the grid is larger than a launch can be.
+// Runs a kernel of the family, unless there are no blocks. Throws [input] where the grid is larger
+// than a launch can be.
 void launch_attention(CatalogKernel& kernel, const AttentionParams& params, int64_t blocks,
                       int splits, const Device& device);
 

@@ -106,28 +106,20 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
   if (!varlen) {
     for (Tensor& tensor : qkv) tensor = swap_heads(tensor);
   }
-  const bool drops = dropout_p > 0;
+  // Before the stack, whose handles nobody would release if this threw.
+  const OptionalTensor seed = dropout_p > 0 ? OptionalTensor(draw_seed(query.get())) : std::nullopt;
   // Rows packed together have one set of offsets.
   const bool same_offsets = all_packed && !cu_seqlens_k;
-  StableIValue stack[] = {from(qkv[0]),
-                          from(qkv[1]),
-                          from(qkv[2]),
-                          from(std::nullopt),  // attn_mask
-                          from(dropout_p),
-                          from(is_causal),
-                          from(drops ? OptionalTensor(draw_seed(query.get())) : std::nullopt),
-                          from(scale),
-                          from(true),  // enable_gqa: the heads' numbers say what is shared
-                          from(window_left),
-                          from(window_right),
-                          from(bottom_right),
-                          from(softcap),
-                          from(alibi_slopes),
-                          from(sinks),
-                          from(cu_seqlens_q),
-                          from(same_offsets ? cu_seqlens_q : cu_seqlens_k),
-                          from(max_seqlen_q),
-                          from(same_offsets && max_seqlen_k == 0 ? max_seqlen_q : max_seqlen_k)};
+  const OptionalTensor& offsets_k = same_offsets ? cu_seqlens_q : cu_seqlens_k;
+  const int64_t longest_k = same_offsets && max_seqlen_k == 0 ? max_seqlen_q : max_seqlen_k;
+  const OptionalTensor no_mask;
+  const bool enable_gqa = true;  // the heads' numbers say what is shared
+  StableIValue stack[] = {
+      from(qkv[0]),     from(qkv[1]),       from(qkv[2]),       from(no_mask),
+      from(dropout_p),  from(is_causal),    from(seed),         from(scale),
+      from(enable_gqa), from(window_left),  from(window_right), from(bottom_right),
+      from(softcap),    from(alibi_slopes), from(sinks),        from(cu_seqlens_q),
+      from(offsets_k),  from(max_seqlen_q), from(longest_k)};
   call_op(differentiable() ? "cubin::_attention_forward_autograd" : "cubin::_attention_forward", "",
           stack);
   Tensor out = to<Tensor>(stack[0]);

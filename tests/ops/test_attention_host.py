@@ -139,8 +139,9 @@ def packed_case(rng, dtype, depth, depth_v, named) -> tuple[tuple, dict]:
         torch.tensor([0, *torch.tensor(own).cumsum(0).tolist()], dtype=torch.int32)
         for own in lengths
     ]
+    spare = rng.choice([0, 3])  # rows of no sequence
     q, k, v = (
-        torch.randn(int(own[-1]), h, d).to(dtype)
+        torch.randn(int(own[-1]) + spare, h, d).to(dtype)
         for own, h, d in (
             (offsets[0], heads * group, depth),
             (offsets[1], heads, depth),

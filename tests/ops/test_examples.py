@@ -103,7 +103,7 @@ def test_training_is_the_same_with_and_without_drop_in(training, device, capsys,
     assert training.main(["--device", device, "--steps", "12", "--plot", str(plot)]) == 0
     text = capsys.readouterr().out
     assert "12 steps in torch." in text
-    assert "left to PyTorch: no matrix product" in text
+    assert "left to PyTorch: nothing" in text
     served = {row.function: row.calls for row in torch_cubin.report().served}
     layers = training.SIZES[device].layers
     assert served[training.ATTENTION] == 12 * layers
