@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "contract/family_table.h"
 #include "contract/files.h"
 #include "cubin/error.h"
 #include "cubin/sha256.h"
@@ -264,6 +265,19 @@ Kernel& CatalogKernel::kernel() {
   kernel = std::make_unique<Kernel>(std::move(module), entry_.symbol).release();
   ready_.store(kernel, std::memory_order_release);
   return *kernel;
+}
+
+void check_one_parameter(const CatalogEntry& entry, size_t bytes) {
+  if (entry.params.size() == 1 && entry.params[0].offset == 0 && entry.params[0].size == bytes) {
+    return;
+  }
+  fail({"params", "catalog kernel '" + entry.name + "'", "is of another build than this library",
+        "one parameter of " + std::to_string(bytes) + " bytes",
+        std::to_string(entry.params.size()) + " parameters" +
+            (entry.params.empty()
+                 ? ""
+                 : ", the first of " + std::to_string(entry.params[0].size) + " bytes"),
+        "Build the library and its kernels from one source tree."});
 }
 
 }  // namespace torch_cubin

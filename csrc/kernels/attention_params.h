@@ -25,7 +25,6 @@ constexpr int kAttendBoolMask = 2;     // mask holds bytes: 0 hides
 constexpr int kAttendOwnMask = 4;      // mask holds values of q's dtype, added to the scores
 constexpr int kAttendFloatMask = 8;    // mask holds floats, added to the scores
 constexpr int kAttendDropout = 16;
-constexpr int kAttendPackedRows = 32;  // decode: a row of a tile is (query row, head of the group)
 
 struct AttentionParams {
   const void* q;

@@ -2,9 +2,8 @@
 // memory that holds k and v.
 //
 // The rows of a tile are (query row, head of the group), so that the heads that share k and v read
-// them once: tile row r of KV head h is query row r / group of head h * group + r % group
-// (kAttendPackedRows). grid.x = ceil(seqlen_q * group / 16) * (heads / group) * batch, and grid.y
-// splits the columns.
+// them once: tile row r of KV head h is query row r / group of head h * group + r % group. grid.x =
+// ceil(seqlen_q * group / 16) * (heads / group) * batch, and grid.y splits the columns.
 //
 // All warps of a block have the same 16 rows and take 16 columns of a tile each, in rings of their
 // own: they wait for nobody until they join their results at the end, in the order of the warps.

@@ -61,8 +61,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"kernels": [
   {"name": "delta_attention_{d.short}",
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-                 {"short": "f32", "dtype": "float32"}]},
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "defines": {"TC_DTYPE": "{d.dtype}"},
    "kind": "delta", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any", "alignment": 16,
    "tile": [32, 1, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,

@@ -53,7 +53,6 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   const int64_t batch = operands.problem.batch();
   const AttentionPlan plan = plan_forward(table, dtype, variant, shape, widest, batch);
   AttentionParams params = operands.params(head_dim, head_dim_v);
-  if (plan.packed_rows) params.flags |= kAttendPackedRows;
   params.splits = plan.splits;
   params.columns_per_split = static_cast<int>(plan.columns_per_split);
   const int64_t rows = batch * shape.heads * shape.seqlen_q;

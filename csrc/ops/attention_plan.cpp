@@ -84,7 +84,6 @@ AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
   AttentionPlan plan;
   if (const AttentionTable::Row* row = decode_row(table, dtype, shape, head_dim)) {
     plan.kernel = row->kernel;
-    plan.packed_rows = true;
     plan.blocks = ceil_div(shape.seqlen_q * shape.group(), row->rows) * shape.kv_heads;
     split(plan, table, dtype, *row, shape, batch, kDecodeBlocks * table.multiprocessors);
     return plan;

@@ -12,7 +12,6 @@ namespace torch_cubin {
 struct AttentionPlan {
   CatalogKernel* kernel = nullptr;   // null: no fused kernel takes the problem
   CatalogKernel* combine = nullptr;  // with splits > 1
-  bool packed_rows = false;          // decode: a tile's rows are (query row, head of the group)
   int64_t blocks = 0;                // for one batch
   int splits = 1;
   int64_t columns_per_split = 0;

@@ -1,25 +1,13 @@
 #include "ops/attention_table.h"
 
-#include <atomic>
 #include <memory>
-#include <mutex>
 
+#include "contract/family_table.h"
 #include "cubin/error.h"
 #include "kernels/attention_params.h"
 
 namespace torch_cubin {
 namespace {
-
-template <size_t N>
-int index_of(const std::string& text, const char* const (&names)[N], const char* field,
-             const CatalogEntry& entry) {
-  for (size_t i = 0; i < N; ++i) {
-    if (text == names[i]) return static_cast<int>(i);
-  }
-  fail({"internal", "catalog kernel '" + entry.name + "'",
-        std::string("has a ") + field + " that the attention family does not know", "", text,
-        "Build the library and its kernels from one source tree."});
-}
 
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: what has no variants
@@ -30,17 +18,6 @@ bool per_variant(const std::string& kind) {
   return kind == "mma" || kind == "decode" || kind == "backward";
 }
 
-void check_params(const CatalogEntry& entry) {
-  if (entry.params.size() == 1 && entry.params[0].offset == 0 &&
-      entry.params[0].size == sizeof(AttentionParams)) {
-    return;
-  }
-  fail({"params", "catalog kernel '" + entry.name + "'", "is of another build than this library",
-        "one parameter of " + std::to_string(sizeof(AttentionParams)) + " bytes",
-        std::to_string(entry.params.size()) + " parameters",
-        "Build the library and its kernels from one source tree."});
-}
-
 const AttentionTable* build(const Device& device) {
   Catalog& catalog = Catalog::get();
   auto table = std::make_unique<AttentionTable>();
@@ -49,7 +26,7 @@ const AttentionTable* build(const Device& device) {
   for (CatalogKernel& kernel : catalog.kernels()) {
     const CatalogEntry& entry = kernel.entry();
     if (entry.family != "attention" || entry.arch != table->arch) continue;
-    check_params(entry);
+    check_one_parameter(entry, sizeof(AttentionParams));
     const int dtype = index_of(entry.math, kDtypeNames, "math", entry);
     const int variant = index_of(entry.layout, kVariantNames, "layout", entry);
     if (variant == kAttentionVariants && per_variant(entry.kind)) {
@@ -89,8 +66,7 @@ const AttentionTable* build(const Device& device) {
   return table.release();
 }
 
-std::atomic<const AttentionTable*> g_tables[kMaxDevices];  // leaked on purpose, as the catalog is
-std::mutex g_tables_mutex;                                 // guards the making of entries
+FamilyTables<AttentionTable> g_tables;
 
 }  // namespace
 
@@ -107,16 +83,6 @@ AttentionDtype attention_dtype(ScalarType dtype) {
   }
 }
 
-const AttentionTable& attention_table(const Device& device) {
-  const AttentionTable* table = g_tables[device.index].load(std::memory_order_acquire);
-  if (table != nullptr) return *table;
-  std::lock_guard<std::mutex> lock(g_tables_mutex);
-  table = g_tables[device.index].load(std::memory_order_relaxed);
-  if (table == nullptr) {
-    table = build(device);
-    g_tables[device.index].store(table, std::memory_order_release);
-  }
-  return *table;
-}
+const AttentionTable& attention_table(const Device& device) { return g_tables.get(device, build); }
 
 }  // namespace torch_cubin

@@ -1,10 +1,8 @@
 // The softmax family's kernels: which there are for a device, and their launch.
 #include <algorithm>
-#include <atomic>
 #include <memory>
-#include <mutex>
 
-#include "contract/catalog.h"
+#include "contract/family_table.h"
 #include "cubin/error.h"
 #include "ops/softmax.h"
 #include "runtime/device.h"
@@ -29,10 +27,9 @@ const SoftmaxTable* build(const Device& device) {
   for (CatalogKernel& kernel : catalog.kernels()) {
     const CatalogEntry& entry = kernel.entry();
     if (entry.family != "softmax" || entry.arch != arch) continue;
-    const auto kind = std::find(std::begin(kKindNames), std::end(kKindNames), entry.kind);
-    if (kind == std::end(kKindNames)) continue;
-    table->kernels[kind - std::begin(kKindNames)][entry.math == "float64"][entry.tile[0] == 1] =
-        &kernel;
+    check_one_parameter(entry, sizeof(SoftmaxParams));
+    const int kind = index_of(entry.kind, kKindNames, "kind", entry);
+    table->kernels[kind][entry.math == "float64"][entry.tile[0] == 1] = &kernel;
   }
   for (const auto& kinds : table->kernels) {
     for (const auto& dtypes : kinds) {
@@ -47,20 +44,7 @@ const SoftmaxTable* build(const Device& device) {
   return table.release();
 }
 
-std::atomic<const SoftmaxTable*> g_tables[kMaxDevices];  // leaked on purpose, as the catalog is
-std::mutex g_tables_mutex;                               // guards the making of entries
-
-const SoftmaxTable& softmax_table(const Device& device) {
-  const SoftmaxTable* table = g_tables[device.index].load(std::memory_order_acquire);
-  if (table != nullptr) return *table;
-  std::lock_guard<std::mutex> lock(g_tables_mutex);
-  table = g_tables[device.index].load(std::memory_order_relaxed);
-  if (table == nullptr) {
-    table = build(device);
-    g_tables[device.index].store(table, std::memory_order_release);
-  }
-  return *table;
-}
+FamilyTables<SoftmaxTable> g_tables;
 
 }  // namespace
 
@@ -70,7 +54,7 @@ void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams
   const Device& gpu = device(scores.device_index);
   const bool wide = params.seqlen_k > kWarpColumns;
   CatalogKernel& kernel =
-      *softmax_table(gpu).kernels[kind][scores.dtype == ScalarType::Double][wide];
+      *g_tables.get(gpu, build).kernels[kind][scores.dtype == ScalarType::Double][wide];
   const CatalogEntry& entry = kernel.entry();
   const int64_t tiles = (params.rows + entry.tile[0] - 1) / entry.tile[0];
   LaunchConfig config;

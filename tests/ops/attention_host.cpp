@@ -230,7 +230,6 @@ struct Emulated {
   void forward(int64_t blocks, int splits) const {
     check();
     const bool packed = kernel.kind == "decode";
-    require(packed == ((p.flags & kAttendPackedRows) != 0), "the packed flag");
     const int64_t rows = packed ? int64_t{p.seqlen_q} * p.group : p.seqlen_q;
     const int64_t heads = packed ? p.heads / p.group : p.heads;
     require(blocks == ceil_div(rows, kernel.tile[0]) * heads * p.batch, "the grid");
