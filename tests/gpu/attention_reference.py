@@ -175,17 +175,23 @@ def pytorch(
 ) -> list[Tensor]:
     """out, or out, dq, dk, dv, of F.scaled_dot_product_attention with the backend it chooses.
 
+    Not among its backends is cuDNN, which compiles for every new shape: seconds of many a test.
+
     NOTE: where that backend refuses what PyTorch documents, or gives NaN for it (rows that see
     nothing, scales that are not positive), PyTorch's composition ("math") is asked instead, with
     operands of equal leading dims: it takes no mask that is broader than query and key.
     """
-    mask = None if attn_mask is None else _copy(attn_mask)
+    mask = attn_mask
+    if mask is not None:
+        # PyTorch's efficient kernel faults on a mask that is broadcast along the columns.
+        mask = _copy(mask.expand(*mask.shape[:-2], query.shape[-2], key.shape[-2]))
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         mask = mask.to(query.dtype)
     scale = options.get("scale")
     if scale is None or scale > 0:
         try:
-            results = _stock(query, key, value, grad_out, mask, options)
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+                results = _stock(query, key, value, grad_out, mask, options)
         except (RuntimeError, ValueError):
             results = []
         if results and all(bool(x.isfinite().all()) for x in results):

@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 import concurrent.futures
+import faulthandler
 import os
 
 import pytest
 import torch
 from gpu import run_child
 
+# Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
+_LIMIT = float(os.environ.get("TORCH_CUBIN_TEST_LIMIT", "240"))
+
 _pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 4))
 _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that wait for child processes come last: the children run while the others do."""
+    items.sort(key=lambda item: item.get_closest_marker("child") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """Ends the run where a kernel has faulted: after that, every call of the process fails."""
+    report = yield
+    if report.failed and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            item.session.shouldstop = f"{item.nodeid}: the CUDA context is lost: {error}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def _stderr(request: pytest.FixtureRequest):
+    """The real one, which pytest does not capture."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        file = os.fdopen(os.dup(2), "w")
+    with file:
+        yield file
+
+
+@pytest.fixture(autouse=True)
+def _time_limit(_stderr):
+    """Ends the process, and says where it stands, after a test that takes too long."""
+    faulthandler.dump_traceback_later(_LIMIT, exit=True, file=_stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,6 +52,7 @@ def test_random_calls_match_pytorch(name: str, seed: int, nan_memory) -> None:
             mask = ac.random_mask(case, dtype, generator)
             options = case.options()
             out = ar.cubin(*args, None, mask, **options)[0]
+            torch.cuda.synchronize()  # a fault of ours must not look like one of PyTorch's
             grad = ac.gradient(out, generator) if case.backward else None
             own = ar.pytorch(*args, grad, mask, **options)
             want = ar.reference(*args, grad, mask, **options)

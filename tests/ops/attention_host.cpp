@@ -91,17 +91,25 @@ AttentionTable make_table() {
       for (int depth : {16, 48}) {
         table.forward[d][v].push_back(
             row(make_kernel("mma", maths[d], variants[v], 32, 32, depth)));
+        if (d == kAttendFloat32) continue;
         table.backward[d][v].push_back(
             row(make_kernel("backward", maths[d], variants[v], 16, 32, depth)));
       }
     }
-    if (d != kAttendFloat32) {
+    if (d == kAttendFloat32) {
+      for (int depth : {16, 48}) {
+        table.gradient_k[d].push_back(
+            row(make_kernel("gradient_k", maths[d], "any", 16, 32, depth)));
+        table.gradient_q[d].push_back(
+            row(make_kernel("gradient_q", maths[d], "any", 32, 16, depth)));
+      }
+    } else {
       table.decode[d][kGeneral].push_back(
           row(make_kernel("decode", maths[d], "general", 16, 32, 48)));
+      table.convert[d].push_back(row(make_kernel("convert", maths[d], "any", 64, 1, 1)));
     }
     table.combine[d].push_back(row(make_kernel("combine", maths[d], "any", 8, 1, 1)));
     table.delta[d].push_back(row(make_kernel("delta", maths[d], "any", 32, 1, 1)));
-    table.convert[d].push_back(row(make_kernel("convert", maths[d], "any", 64, 1, 1)));
   }
   return table;
 }
@@ -326,7 +334,7 @@ struct Emulated {
   void delta(int64_t blocks) const {
     require(blocks == ceil_div(p.seqlen_q, kernel.tile[0]) * p.batch * p.heads, "the delta grid");
     require(kernel.tile[0] == 32, "a counter for every block");
-    for (int64_t i = 0; i < blocks; ++i) p.dq_turn[i] = 0;
+    for (int64_t i = 0; i < blocks && p.dq_turn != nullptr; ++i) p.dq_turn[i] = 0;
     check_operand(p.grad_out, p.grad_out_stride);
     each_row([&](const Sequence& s, int64_t h, int64_t i) {
       const T* out = row(static_cast<const T*>(p.out), p.out_stride, s.b, h, s.q0 + i);
@@ -344,48 +352,89 @@ struct Emulated {
     return ((s.b * p.heads + h) * ceil_div(p.seqlen_q, 16) * 16 + i) * p.head_dim;
   }
 
-  void backward(int64_t blocks) const {
+  // body(sequence, head, row, column, weight with dropout in it, dS) for every pair that counts.
+  template <class Body>
+  void each_pair(Body body) const {
+    each_row([&](const Sequence& s, int64_t h, int64_t i) {
+      for (int64_t j = 0; j < s.columns; ++j) {
+        double slope = 0;
+        const double x = score(s, h, i, j, &slope), lse = p.logsumexp[index(s, h, i)];
+        if (x == -INFINITY || lse == -INFINITY) continue;
+        const double w = std::exp(x - lse), keep = kept(s, h, i, j);
+        const double dp = dot(grad(s, h, i), v(s, h, j), p.head_dim_v) * keep;
+        body(s, h, i, j, w * keep, w * (dp - p.delta[index(s, h, i)]) * slope);
+      }
+    });
+  }
+
+  // dk and dv.
+  void gradient_k(int64_t blocks) const {
     check();
     require(blocks == ceil_div(p.seqlen_k, kernel.tile[1]) * (p.heads / p.group) * p.batch,
-            "the backward grid");
+            "the grid of keys");
     check_operand(p.dk, p.dk_stride);
     check_operand(p.dv, p.dv_stride);
-    std::map<std::pair<T*, int64_t>, std::vector<double>> sums;  // of dk and dv rows
-    each_row([&](const Sequence& s, int64_t h, int64_t i) {
-      std::fill_n(p.dq_sum + sum_at(s, h, i), p.head_dim, 0.0f);
-    });
+    std::map<T*, std::vector<double>> sums;  // of dk and dv rows
     for (int64_t b = 0; b < p.batch; ++b) {
       const Sequence s = sequence(b);
-      for (int64_t h = 0; h < p.heads; ++h) {
+      for (int64_t h = 0; h < p.heads / p.group; ++h) {
         for (int64_t j = 0; j < s.columns; ++j) {
-          T* dk = row(static_cast<T*>(p.dk), p.dk_stride, b, h / p.group, s.k0 + j);
-          T* dv = row(static_cast<T*>(p.dv), p.dv_stride, b, h / p.group, s.k0 + j);
-          auto& k_sum = sums[{dk, p.head_dim}];
-          auto& v_sum = sums[{dv, p.head_dim_v}];
-          k_sum.resize(static_cast<size_t>(p.head_dim));
-          v_sum.resize(static_cast<size_t>(p.head_dim_v));
-          for (int64_t i = 0; i < s.rows; ++i) {
-            double slope = 0;
-            const double x = score(s, h, i, j, &slope), lse = p.logsumexp[index(s, h, i)];
-            if (x == -INFINITY || lse == -INFINITY) continue;
-            const double w = std::exp(x - lse), keep = kept(s, h, i, j);
-            const double dp = dot(grad(s, h, i), v(s, h, j), p.head_dim_v) * keep;
-            const double ds = w * (dp - p.delta[index(s, h, i)]) * slope;
-            for (int64_t c = 0; c < p.head_dim_v; ++c) {
-              v_sum[c] += w * keep * static_cast<float>(grad(s, h, i)[c]);
-            }
-            for (int64_t c = 0; c < p.head_dim; ++c) {
-              k_sum[c] += ds * static_cast<float>(q(s, h, i)[c]);
-              p.dq_sum[sum_at(s, h, i) + c] +=
-                  static_cast<float>(ds / p.scale * static_cast<float>(k(s, h, j)[c]));
-            }
-          }
+          sums[dk(s, h * p.group, j)].resize(static_cast<size_t>(p.head_dim));
+          sums[dv(s, h * p.group, j)].resize(static_cast<size_t>(p.head_dim_v));
         }
       }
     }
+    each_pair([&](const Sequence& s, int64_t h, int64_t i, int64_t j, double weight, double ds) {
+      std::vector<double>&k_sum = sums[dk(s, h, j)], &v_sum = sums[dv(s, h, j)];
+      const T *q_row = q(s, h, i), *grad_row = grad(s, h, i);
+      for (size_t c = 0; c < v_sum.size(); ++c) v_sum[c] += weight * static_cast<float>(grad_row[c]);
+      for (size_t c = 0; c < k_sum.size(); ++c) k_sum[c] += ds * static_cast<float>(q_row[c]);
+    });
     for (const auto& [place, sum] : sums) {
-      for (size_t c = 0; c < sum.size(); ++c) place.first[c] = static_cast<float>(sum[c]);
+      for (size_t c = 0; c < sum.size(); ++c) place[c] = static_cast<float>(sum[c]);
     }
+  }
+  T* dk(const Sequence& s, int64_t h, int64_t j) const {
+    return row(static_cast<T*>(p.dk), p.dk_stride, s.b, h / p.group, s.k0 + j);
+  }
+  T* dv(const Sequence& s, int64_t h, int64_t j) const {
+    return row(static_cast<T*>(p.dv), p.dv_stride, s.b, h / p.group, s.k0 + j);
+  }
+
+  void gradient_q(int64_t blocks) const {
+    check();
+    require(blocks == ceil_div(p.seqlen_q, kernel.tile[0]) * p.heads * p.batch, "the grid of rows");
+    check_operand(p.dq, p.dq_stride);
+    std::map<T*, std::vector<double>> sums;
+    const auto dq = [&](const Sequence& s, int64_t h, int64_t i) {
+      return row(static_cast<T*>(p.dq), p.dq_stride, s.b, h, s.q0 + i);
+    };
+    each_row([&](const Sequence& s, int64_t h, int64_t i) {
+      sums[dq(s, h, i)].resize(static_cast<size_t>(p.head_dim));
+    });
+    each_pair([&](const Sequence& s, int64_t h, int64_t i, int64_t j, double, double ds) {
+      std::vector<double>& sum = sums[dq(s, h, i)];
+      const T* k_row = k(s, h, j);
+      for (size_t c = 0; c < sum.size(); ++c) sum[c] += ds * static_cast<float>(k_row[c]);
+    });
+    for (const auto& [place, sum] : sums) {
+      for (size_t c = 0; c < sum.size(); ++c) place[c] = static_cast<float>(sum[c]);
+    }
+  }
+
+  // dk and dv, and dq_sum.
+  void backward(int64_t blocks) const {
+    gradient_k(blocks);
+    each_row([&](const Sequence& s, int64_t h, int64_t i) {
+      std::fill_n(p.dq_sum + sum_at(s, h, i), p.head_dim, 0.0f);
+    });
+    each_pair([&](const Sequence& s, int64_t h, int64_t i, int64_t j, double, double ds) {
+      const T* k_row = k(s, h, j);
+      for (int64_t c = 0; c < p.head_dim; ++c) {
+        p.dq_sum[sum_at(s, h, i) + c] +=
+            static_cast<float>(ds / p.scale * static_cast<float>(k_row[c]));
+      }
+    });
   }
 
   void convert(int64_t blocks) const {
@@ -405,6 +454,8 @@ struct Emulated {
     if (kernel.kind == "combine") return combine(blocks);
     if (kernel.kind == "delta") return delta(blocks);
     if (kernel.kind == "backward") return backward(blocks);
+    if (kernel.kind == "gradient_k") return gradient_k(blocks);
+    if (kernel.kind == "gradient_q") return gradient_q(blocks);
     if (kernel.kind == "convert") return convert(blocks);
     broken("an unknown kind");
   }

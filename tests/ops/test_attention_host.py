@@ -205,3 +205,16 @@ def test_the_cases_meet_every_kernel(host) -> None:
         host.attention_forward(*args, **named)
     kinds = {name.split("_")[0] for name in host.launches().split()}
     assert kinds == {"mma", "decode", "combine"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_backward_of_a_dtype_has_its_kernels(host, dtype) -> None:
+    q, k, v = (torch.randn(2, 2, 5, 8).to(dtype) for _ in range(3))
+    results = host.attention_forward(q, k, v)
+    host.launches()
+    host.attention_backward(torch.randn_like(q), q, k, v, *results)
+    launched = [name.split("_float")[0] for name in host.launches().split()]
+    if dtype == torch.float32:
+        assert launched == ["delta", "gradient_k", "gradient_q"]
+    else:
+        assert launched == ["delta", "backward", "convert"]
