@@ -62,16 +62,22 @@ def require_gpu() -> None:
         sys.exit("This benchmark needs a CUDA device; torch sees none.")
 
 
-def graph_of(calls: Sequence[Callable[[], torch.Tensor]]) -> tuple[torch.cuda.CUDAGraph, list]:
-    """A CUDA graph of the calls in order; the last output is kept, the others are dropped."""
+def graph_of(
+    calls: Sequence[Callable[[], torch.Tensor]], alive: int = 1
+) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A CUDA graph of the calls in order, and the last one's output.
+
+    The outputs of the last `alive` calls are kept while the next one runs, so that so many blocks
+    of memory take turns.
+    """
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = None
+        outputs: list[torch.Tensor] = []
         for call in calls:
-            out = call()
-    return graph, [out]
+            outputs = [*outputs[-alive:], call()]
+    return graph, outputs[-1]
 
 
 def _milliseconds(run: Callable[[], object], count: int) -> float:

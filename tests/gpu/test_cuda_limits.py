@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Iterator
 
 import numerics
@@ -34,6 +35,9 @@ def _windows(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtyp
     return base.as_strided((*sizes, 1, 1), (*strides, 1, 1))
 
 
+@pytest.mark.skipif(
+    "TORCH_CUBIN_SLOW_TESTS" not in os.environ, reason="half a minute: TORCH_CUBIN_SLOW_TESTS=1"
+)
 def test_more_batches_than_a_grid_has_blocks() -> None:
     dtype = torch.bfloat16
     sizes = (2**11 + 1, 2**20)
