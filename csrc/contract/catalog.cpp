@@ -1,6 +1,8 @@
 #include "contract/catalog.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -236,6 +238,18 @@ void CatalogKernel::check_params_digest() const {
         : entry_.params_digest.empty() ? "none"
                                        : entry_.params_digest,
         "Build the library and its kernels from one source tree."});
+}
+
+void CatalogKernel::launch(int64_t grid_x, int64_t grid_y, const Device& device,
+                           const void* params) {
+  LaunchConfig config;
+  config.grid[0] = static_cast<uint32_t>(grid_x);
+  config.grid[1] = static_cast<uint32_t>(grid_y);
+  std::copy(std::begin(entry_.block), std::end(entry_.block), config.block);
+  std::copy(std::begin(entry_.cluster), std::end(entry_.cluster), config.cluster);
+  config.dynamic_shared = entry_.dynamic_shared;
+  void* pointers[] = {const_cast<void*>(params)};
+  torch_cubin::launch(kernel(), config, device, pointers);
 }
 
 Kernel& CatalogKernel::kernel() {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "cubin/error.h"
 
@@ -114,15 +113,7 @@ void launch_attention(CatalogKernel& kernel, const AttentionParams& params, int6
           "at most " + std::to_string(kMaxGridX) + " tiles of output", std::to_string(blocks),
           "Compute it in parts."});
   }
-  const CatalogEntry& entry = kernel.entry();
-  LaunchConfig config;
-  config.grid[0] = static_cast<uint32_t>(blocks);
-  config.grid[1] = static_cast<uint32_t>(splits);
-  std::copy(std::begin(entry.block), std::end(entry.block), config.block);
-  std::copy(std::begin(entry.cluster), std::end(entry.cluster), config.cluster);
-  config.dynamic_shared = entry.dynamic_shared;
-  void* pointers[] = {const_cast<AttentionParams*>(&params)};
-  launch(kernel.kernel(), config, device, pointers);
+  kernel.launch(blocks, splits, device, &params);
 }
 
 }  // namespace torch_cubin

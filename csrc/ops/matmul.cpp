@@ -72,19 +72,6 @@ void fill_params(MatmulParams& out, const MatmulProblem& p, const MatmulPlan& pl
   out.flags = plan.swapped ? kFlagSwapped : 0;
 }
 
-void launch_entry(CatalogKernel& catalog_kernel, const MatmulParams& params, int64_t grid_x,
-                  int grid_y, const Device& device) {
-  const CatalogEntry& entry = catalog_kernel.entry();
-  LaunchConfig config;
-  config.grid[0] = static_cast<uint32_t>(grid_x);
-  config.grid[1] = static_cast<uint32_t>(grid_y);
-  std::copy(std::begin(entry.block), std::end(entry.block), config.block);
-  std::copy(std::begin(entry.cluster), std::end(entry.cluster), config.cluster);
-  config.dynamic_shared = entry.dynamic_shared;
-  void* pointers[] = {const_cast<MatmulParams*>(&params)};
-  launch(catalog_kernel.kernel(), config, device, pointers);
-}
-
 void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const Device& device);
 
 // More batch dims or blocks than one launch takes: one launch for each part of the outermost dim.
@@ -129,7 +116,7 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
   MatmulParams params;
   if (plan.reduce == nullptr) {
     fill_params(params, p, plan, buffers, nullptr);
-    launch_entry(*plan.kernel, params, plan.blocks, 1, device);
+    plan.kernel->launch(plan.blocks, 1, device, &params);
     return;
   }
   // Freed on return: the caching allocator keeps the memory in this stream's order.
@@ -138,12 +125,12 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
   const Tensor workspace = empty_cuda(
       &partials, 1, math == kMathFloat64 ? ScalarType::Double : ScalarType::Float, device.index);
   fill_params(params, p, plan, buffers, workspace.data_ptr());
-  launch_entry(*plan.kernel, params, plan.blocks, plan.splits, device);
+  plan.kernel->launch(plan.blocks, plan.splits, device, &params);
   // Any number of blocks is right: they share the outputs out among themselves.
   const int64_t per_block = plan.reduce->entry().tile[1];
   const int64_t blocks = std::min((outputs + per_block - 1) / per_block,
                                   int64_t{kReduceBlocks} * device.multiprocessors);
-  launch_entry(*plan.reduce, params, blocks, 1, device);
+  plan.reduce->launch(blocks, 1, device, &params);
 }
 
 // K = 0: sums of nothing, plus the bias. There is no product to compute, only memory to fill.

@@ -55,14 +55,9 @@ void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams
   const bool wide = params.seqlen_k > kWarpColumns;
   CatalogKernel& kernel =
       *g_tables.get(gpu, build).kernels[kind][scores.dtype == ScalarType::Double][wide];
-  const CatalogEntry& entry = kernel.entry();
-  const int64_t tiles = (params.rows + entry.tile[0] - 1) / entry.tile[0];
-  LaunchConfig config;
-  config.grid[0] = static_cast<uint32_t>(std::min(tiles, kMaxGridX));
-  std::copy(std::begin(entry.block), std::end(entry.block), config.block);
-  config.dynamic_shared = entry.dynamic_shared;
-  void* pointers[] = {const_cast<SoftmaxParams*>(&params)};
-  launch(kernel.kernel(), config, gpu, pointers);
+  const int64_t tile_rows = kernel.entry().tile[0];
+  const int64_t tiles = (params.rows + tile_rows - 1) / tile_rows;
+  kernel.launch(std::min(tiles, kMaxGridX), 1, gpu, &params);
 }
 
 }  // namespace torch_cubin
