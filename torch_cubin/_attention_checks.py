@@ -167,13 +167,14 @@ def output_strides(like: Tensor, sizes: Sequence[int]) -> list[int]:
     """Strides of a fresh tensor of `sizes` whose dims lie in memory as those of `like` do.
 
     That is in the order of its strides, largest first (ties: the order of the dims), where `like`
-    has the same sizes but for the last, is dense, and its last dim is the innermost; otherwise
-    contiguous.
+    has the same sizes but for the last, its dims lie one within the other (gaps are allowed, as a
+    part of a packed tensor has them; no element is shared), and its last dim is the innermost;
+    otherwise contiguous.
     """
     order = list(range(len(sizes)))
     if like.dim() == len(sizes) and all(map(_equal, like.shape[:-1], sizes[:-1])):
         order.sort(key=functools.cmp_to_key(lambda i, j: _compare(like.stride(j), like.stride(i))))
-        if not _is_dense(like, order) or order[-1] != len(sizes) - 1:
+        if not _is_nested(like, order) or order[-1] != len(sizes) - 1:
             order.sort()
     strides = [1] * len(sizes)
     step = 1
@@ -183,13 +184,15 @@ def output_strides(like: Tensor, sizes: Sequence[int]) -> list[int]:
     return strides
 
 
-def _is_dense(tensor: Tensor, order: Sequence[int]) -> bool:
-    step = 1
+def _is_nested(tensor: Tensor, order: Sequence[int]) -> bool:
+    reach = 1  # elements that the dims within span
     for d in reversed(order):
-        size = tensor.shape[d]
-        if _equal(size, 0) or not (_equal(size, 1) or _equal(tensor.stride(d), step)):
+        size, stride = tensor.shape[d], tensor.stride(d)
+        if _equal(size, 1):
+            continue
+        if _equal(size, 0) or not _reaches(stride, reach):
             return False
-        step = step * size
+        reach = stride * size
     return True
 
 
@@ -204,6 +207,15 @@ def _equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
 
         return guard_or_false(a == b)
     return a == b
+
+
+def _reaches(stride: int | torch.SymInt, reach: int | torch.SymInt) -> bool:
+    """Whether a dim steps over `reach` elements; what only run time knows counts as done so."""
+    if _is_symbol(stride) or _is_symbol(reach):
+        from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+        return guard_or_true(stride >= reach)
+    return stride >= reach
 
 
 def _compare(a: int | torch.SymInt, b: int | torch.SymInt) -> int:

@@ -347,11 +347,12 @@ void output_strides(const TensorView& like, const Shape& sizes, int64_t* strides
         std::swap(order[j - 1], order[j]);
       }
     }
-    int64_t step = 1;
+    int64_t reach = 1;  // elements that the dims within span
     for (int64_t i = dim - 1; i >= 0; --i) {
       const int64_t d = order[i];
-      follow = follow && like.sizes[d] != 0 && (like.sizes[d] == 1 || like.strides[d] == step);
-      step *= like.sizes[d];
+      if (like.sizes[d] == 1) continue;
+      follow = follow && like.sizes[d] != 0 && like.strides[d] >= reach;
+      reach = like.strides[d] * like.sizes[d];
     }
     follow = follow && order[dim - 1] == dim - 1;
     if (!follow) std::iota(order, order + dim, 0);

@@ -38,7 +38,8 @@ void check_attention_backward(const AttentionShape& shape, const TensorView& que
 
 // Strides of a fresh tensor of `sizes` whose dims lie in memory as those of `like` do: in the order
 // of its strides, largest first (ties: the order of the dims), where `like` has the same sizes but
-// for the last, is dense, and its last dim is the innermost; otherwise contiguous.
+// for the last, its dims lie one within the other (gaps are allowed, as a part of a packed tensor
+// has them; no element is shared), and its last dim is the innermost; otherwise contiguous.
 void output_strides(const TensorView& like, const Shape& sizes, int64_t* strides);
 
 }  // namespace torch_cubin

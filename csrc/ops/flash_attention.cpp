@@ -124,8 +124,7 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
           stack);
   Tensor out = to<Tensor>(stack[0]);
   to<Tensor>(stack[1]);  // takes the logsumexp over, and lets it go
-  // Already so where query is contiguous. NOTE: a packed query is not: the output of
-  // attention_forward then has its heads first in memory.
+  // Already so where query's dims lie in this order, packed or not (output_strides).
   StableIValue contiguous[] = {from(varlen ? out : swap_heads(out)),
                                from(torch::headeronly::MemoryFormat::Contiguous)};
   call_op("aten::contiguous", "", contiguous);

@@ -82,10 +82,28 @@ def test_order_of_dims(order, kept, device):
     assert out.stride() == (query.stride() if kept else torch.empty(sizes).stride())
 
 
-def test_a_query_with_gaps_gives_a_contiguous_output(device):
+def test_parts_of_a_packed_tensor_give_rows_before_heads(device):
     qkv = torch.randn(2, 5, 3, 4, 8, device=device)
     query, key, value = (x.transpose(1, 2) for x in qkv.unbind(2))
-    assert attention(query, key, value).is_contiguous()
+    assert attention(query, key, value).transpose(1, 2).is_contiguous()
+
+
+def test_a_query_that_shares_elements_gives_a_contiguous_output(device):
+    key = torch.randn(2, 3, 5, 8, device=device)
+    shared = torch.randn(2, 5, 1, 8, device=device).transpose(1, 2).expand(2, 3, 5, 8)
+    overlapping = torch.randn(400, device=device).as_strided((2, 3, 5, 8), (160, 8, 12, 1))
+    for query in (shared, overlapping):
+        assert attention(query, key, key).is_contiguous()
+
+
+def test_a_cut_of_a_length_that_only_run_time_knows_keeps_the_order():
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        rows = mode.shape_env.create_unbacked_symint()
+        torch._check(rows >= 2)
+        torch._check(rows <= 16)
+        query = torch.empty(2, 16, 3, 8)[:, :rows].transpose(1, 2)
+        key = torch.empty(2, 3, 7, 8)
+        assert attention(query, key, key).stride()[1:] == (8, 24, 1)
 
 
 def test_symbolic_sizes_keep_the_order(device):
