@@ -182,7 +182,11 @@ struct Block {
     return value;
   }
   TC_DEVICE void put_sum(float value, int buffer) const {
-    if (threadIdx.x < kRows) value = value == -kInfinity ? kInfinity : value * kLog2e;
+    // NOTE: in the general kernels logsumexp and scores are subtracted before they are scaled: masks
+    // make them so large (-1e9, finfo.min) that a product's rounding, or its overflow, would show.
+    if (threadIdx.x < kRows) {
+      value = value == -kInfinity ? kInfinity : kGeneral ? value : value * kLog2e;
+    }
     if (threadIdx.x < 2 * kRows) {
       store_shared(shared + kSumsAt + buffer * (8 * kRows) + threadIdx.x * 4, value);
     }

@@ -196,7 +196,7 @@ struct Scores : Block {
             if (p.alibi_slopes != nullptr) value = rule.alibi(value, row, at);
             if (p.mask != nullptr) value = rule.masked(p, of_head, value, row, at);
             float weight =
-                !edge || within(8 * j + e) ? exp2_approx(fmaf(value, kLog2e, -lse[i][h])) : 0.0f;
+                !edge || within(8 * j + e) ? exp2_approx((value - lse[i][h]) * kLog2e) : 0.0f;
             float keep = 1.0f;
             if (drops) {
               int number = e == 0 ? bits[j] & 0xFFFF : bits[j] >> 16;

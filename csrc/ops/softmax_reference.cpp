@@ -137,7 +137,8 @@ class Rows {
       if (p.given_probs) {
         probs[j] = at(p.probs, j);
       } else {
-        const Wide value = logit(j), sum = of_row(p.logsumexp);
+        // Rounded as logsumexp was: under masks of -1e9 what rounding took away would show.
+        const Wide value = static_cast<Real>(logit(j)), sum = of_row(p.logsumexp);
         probs[j] = sum == -kInfinity ? 0 : std::exp(value - sum);
       }
       delta += probs[j] * dropout(j) * at(p.grad, j);

@@ -276,13 +276,48 @@ def test_masks_that_are_not_finite(name: str) -> None:
         ar.check(name, f"{name}, mask {mask_dtype}", [out[:, :, clean]], want)
 
 
+@pytest.mark.parametrize("name", [*ac.HALVES, "float32"])
+def test_rows_hidden_by_finite_masks_disturb_no_other(name: str, nan_memory) -> None:
+    """Padding as models write it: the rows' own results mean nothing, their gradients are zero."""
+    dtype = ac.DTYPES[name]
+    g = ac.generator(name)
+    for value in (-1e4, -1e9, -1e20, torch.finfo(torch.bfloat16).min, torch.finfo(dtype).min):
+        for mask_dtype in {dtype, torch.float32}:
+            if (
+                not -math.inf < float(torch.tensor(value, dtype=mask_dtype))
+                or dtype == torch.double
+            ):
+                continue
+            q, k, v, grad = _draws(name, [(2, 3, 70, 64)] * 4, g)
+            mask = torch.zeros(70, 70, dtype=mask_dtype, device=ac.DEVICE)
+            mask[5], mask[40:, :9] = value, value
+            grad[:, :, 5] = 0
+            seen = torch.arange(70, device=ac.DEVICE) != 5
+            want = ar.reference(q[:, :, seen], k, v, grad[:, :, seen], mask[seen])
+            (out, dq, dk, dv), _ = ar.both(q, k, v, grad, mask)
+            assert all(bool(x.isfinite().all()) for x in (out, dq, dk, dv)), f"{value} {mask_dtype}"
+            label = f"{name}, {value} in {mask_dtype}"
+            ar.check(name, label, [out[:, :, seen], dq[:, :, seen], dk, dv], want)
+
+
+@pytest.mark.parametrize("name", ac.DTYPES)
+@pytest.mark.parametrize("softcap", [2.0, 50.0, 1e3, 1e6])
+def test_softcap_is_exact_where_it_caps_little(name: str, softcap: float) -> None:
+    g = ac.generator(name)
+    q, k, v, grad = _draws(name, [(2, 3, 70, 64)] * 4, g)
+    want = ar.reference(q, k, v, grad, softcap=softcap)
+    ours, logsumexp = ar.both(q, k, v, grad, softcap=softcap)
+    ar.check(name, f"{name}, softcap {softcap}", ours, want)
+    ar.check_logsumexp(name, f"{name}, softcap {softcap}", logsumexp, want.logsumexp)
+
+
 @pytest.mark.parametrize("name", ac.DTYPES)
 def test_output_follows_the_layout_of_query(name: str) -> None:
     dtype = ac.DTYPES[name]
     g = ac.generator(name)
     packed = torch.randn(2, 40, 3, 4, 64, generator=g, device=ac.DEVICE).to(dtype)
     q, k, v = (x.transpose(1, 2) for x in packed.unbind(2))
-    assert ar.cubin(q, k, v)[0].is_contiguous(), "a view with gaps: contiguous"
+    assert ar.cubin(q, k, v)[0].transpose(1, 2).is_contiguous(), "parts of a packed tensor"
     rows_outside = ac.draw((2, 40, 4, 64), dtype, g).transpose(1, 2)
     out = ar.cubin(rows_outside, k, v)[0]
     assert out.transpose(1, 2).is_contiguous()
