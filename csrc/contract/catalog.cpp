@@ -240,14 +240,15 @@ void CatalogKernel::check_params_digest() const {
         "Build the library and its kernels from one source tree."});
 }
 
-void CatalogKernel::launch(int64_t grid_x, int64_t grid_y, const Device& device,
-                           const void* params) {
+void CatalogKernel::launch(int64_t grid_x, int64_t grid_y, const Device& device, const void* params,
+                           bool overlap) {
   LaunchConfig config;
   config.grid[0] = static_cast<uint32_t>(grid_x);
   config.grid[1] = static_cast<uint32_t>(grid_y);
   std::copy(std::begin(entry_.block), std::end(entry_.block), config.block);
   std::copy(std::begin(entry_.cluster), std::end(entry_.cluster), config.cluster);
   config.dynamic_shared = entry_.dynamic_shared;
+  config.waits_itself = overlap;
   void* pointers[] = {const_cast<void*>(params)};
   torch_cubin::launch(kernel(), config, device, pointers);
 }

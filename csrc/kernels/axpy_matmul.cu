@@ -122,6 +122,7 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   constexpr int kWarps = TC_THREADS / 32;
   __shared__ union {
     Accumulator sums[kWarps][kMaxRows][kTileN];
@@ -174,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 }
 
 /* torch_cubin kernels
-{"virtual_arch": [80],
+{"virtual_arch": [80, 90],
  "defaults": {
   "kind": "dot", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "nn", "stages": 1,
   "block": [256, 1, 1], "dynamic_shared": 0},

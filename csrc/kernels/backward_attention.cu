@@ -236,6 +236,7 @@ struct Backward : Scores {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Place place(p);
   Sequence s(p, place.batch, place.head * p.group);

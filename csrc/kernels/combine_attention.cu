@@ -39,6 +39,7 @@ TC_DEVICE void store4(To* to, float4 x) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   __shared__ float4 sums[TC_TILE_M][kWarps][2][32];
   int warp = threadIdx.x / 32 % kWarps, slot = threadIdx.x / 32 / kWarps, lane = threadIdx.x % 32;
   tc_int64 rows = static_cast<tc_int64>(p.batch) * p.heads * p.seqlen_q;

@@ -55,6 +55,7 @@ TC_DEVICE void store_row(typename DTypeTraits<kType>::Storage* at, bool exists,
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   u32 tiles = static_cast<u32>(p.seqlen_q + 15) / 16;
   u32 index = blockIdx.x * kWarps + threadIdx.x / 32;
   u32 pair = index / tiles;

@@ -4,7 +4,7 @@
 //
 // Eight lanes a row, so that they read 128 neighbouring bytes. A block has TC_TILE_M rows of one
 // (batch, head); rows past the end of a packed sequence do nothing. It also sets the backward
-// kernel's turns to 0.
+// kernel's turns to 0, if it has any.
 #include "backward_attention_dq.cuh"
 
 namespace torch_cubin {
@@ -34,10 +34,11 @@ TC_DEVICE Vector load(const Storage* at) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   u32 tiles = static_cast<u32>(p.seqlen_q + TC_TILE_M - 1) / TC_TILE_M;
   u32 pair = blockIdx.x / tiles;
   Sequence s(p, static_cast<int>(pair / p.heads), static_cast<int>(pair % p.heads));
-  if (threadIdx.x == 0) p.dq_turn[blockIdx.x] = 0;
+  if (threadIdx.x == 0 && p.dq_turn != nullptr) p.dq_turn[blockIdx.x] = 0;
   int row = static_cast<int>(blockIdx.x % tiles) * TC_TILE_M + threadIdx.x / kLanes;
   if (row >= s.rows) return;
   auto out = static_cast<const Storage*>(p.out) + s.q_offset(p, p.out_stride, row);
@@ -61,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"kernels": [
   {"name": "delta_attention_{d.short}",
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+                 {"short": "f32", "dtype": "float32"}]},
    "defines": {"TC_DTYPE": "{d.dtype}"},
    "kind": "delta", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any", "alignment": 16,
    "tile": [32, 1, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,

@@ -180,6 +180,7 @@ TC_DEVICE void store_group(const MatmulParams& p, const TileCoordinates& t, int 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   __shared__ Shared shared;
   TileCoordinates t = tile_coordinates<kMaxRows, TC_TILE_N, kTileK>(p);
   int lane = threadIdx.x % kLanes;
@@ -223,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 }
 
 /* torch_cubin kernels
-{"virtual_arch": [80],
+{"virtual_arch": [80, 90],
  "defaults": {
   "kind": "dot", "dtype": "{d.dtype}", "math": "{d.dtype}", "stages": 1, "block": [128, 1, 1],
   "dynamic_shared": 0},

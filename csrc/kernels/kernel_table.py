@@ -157,7 +157,7 @@ def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
         table = json.loads(blocks[0])
     except json.JSONDecodeError as error:
         raise fail(source, "is not JSON", got=f"{error} of the block") from None
-    virtual = tuple(str(v) for v in table.get("virtual_arch", [80]))
+    virtual = tuple(str(v) for v in table.get("virtual_arch", [80, 90]))
     kernels = []
     for entry in table["kernels"]:
         for row in expand({**table.get("defaults", {}), **entry}, source):

@@ -310,6 +310,7 @@ TC_DEVICE void multiply_tiles(Multiplier& math, const MatmulParams& p, TileIndex
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto index = tile_index<TC_TILE_M>(p);
   int warp = threadIdx.x / 32;

@@ -157,6 +157,7 @@ struct Attention {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Work kept;
   __shared__ float exchange[kPairs][2][32];  // maxima or sums of a warp's rows

@@ -1,5 +1,5 @@
 // The PTX instructions that the kernels use, one function an instruction, and fixed-width types.
-// Everything here exists on sm_80; no CUDA header is needed.
+// No CUDA header is needed; what sm_80 lacks is left out there.
 #pragma once
 
 #include <utility>
@@ -24,6 +24,17 @@ TC_DEVICE void unrolled(Body&& body, std::integer_sequence<int, kIndices...>) {
 template <int kCount, class Body>
 TC_DEVICE void unrolled(Body&& body) {
   unrolled(body, std::make_integer_sequence<int, kCount>{});
+}
+
+// The first statement of every kernel. The host launches kernels on sm_90 and newer so that they may
+// start while the one before them in the stream is ending (programmatic dependent launch): their
+// blocks wait here until it has ended and its results are visible, and let the next kernel's come.
+// NOTE: no block may return before it, or the kernel after this one could miss what came before.
+TC_DEVICE void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 TC_DEVICE u32 shared_address(const void* pointer) {

@@ -43,6 +43,7 @@ TC_DEVICE void write(const MatmulParams& p, tc_int64 index, Accumulator value) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   __shared__ Accumulator parts[kThreads];
   const tc_int64 outputs = p.batch * p.m * p.n;
   if (p.splits <= kManySplits) {
@@ -72,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 }
 
 /* torch_cubin kernels
-{"virtual_arch": [80],
+{"virtual_arch": [80, 90],
  "kernels": [
   {"name": "reduce_matmul_{d.name}", "kind": "reduce", "dtype": "{d.dtype}", "math": "{d.dtype}",
    "layout": "any", "alignment": "{d.bytes}", "tile": [1, 32, 1], "stages": 1, "block": [256, 1, 1],

@@ -248,6 +248,7 @@ TC_DEVICE void drop(const SoftmaxParams& p, const Row& row, int lane) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ torch_cubin::SoftmaxParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   const int lane = threadIdx.x % kThreads;
   const tc_int64 step = static_cast<tc_int64>(gridDim.x) * kRows;
   for (tc_int64 number = static_cast<tc_int64>(blockIdx.x) * kRows + threadIdx.x / kThreads;
@@ -262,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 // The spills that the table accepts: ptxas saves a few registers around the calls of the slow paths
 // of log and division, which it makes subroutines.
 /* torch_cubin kernels
-{"virtual_arch": [80],
+{"virtual_arch": [80, 90],
  "kernels": [
   {"name": "rows_softmax_{d.name}_{kind}_{rows}", "kind": "{kind}", "dtype": "{d.dtype}",
    "math": "{d.dtype}", "layout": "any", "alignment": "{d.bytes}", "tile": ["{rows}", 1, 1],

@@ -196,6 +196,7 @@ struct LongSum<true> {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   __shared__ __align__(16) float shared_a[2][kTileK * kTileM];
   __shared__ __align__(16) float shared_b[2][kTileK * kTileN];
 
@@ -264,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 }
 
 /* torch_cubin kernels
-{"virtual_arch": [80],
+{"virtual_arch": [80, 90],
  "kernels": [
   {"name": "simt_matmul_f32_{layout}_{t.name}",
    "kind": "simt", "dtype": "float32", "math": "float32", "layout": "{layout}",

@@ -1,10 +1,5 @@
-// Attention forward for float32 on tensor cores: each number is the sum of two tf32 (big and
-// small), and a product takes three mma (small * big, big * small, big * big). Otherwise as
-// mma_attention.cu, which see.
-//
-// NOTE: an mma rounds its sum towards zero, and over many steps that bias was ten times the error
-// of float32. So the products of each step are summed apart, the small ones first, and added by
-// FADDs.
+// Attention forward for float32 on tensor cores, each product as three of TF32
+// (tf32x3_product.cuh). Otherwise as mma_attention.cu, which see.
 //
 // Key 8 n + 2 t of a tile is column t of an A fragment of weights, key 8 n + 2 t + 1 column t + 4:
 // so the accumulators of q . k are A fragments without leaving their lanes. The columns of the
@@ -15,6 +10,7 @@
 #include "attention_epilogue.cuh"
 #include "attention_score.cuh"
 #include "attention_softmax.cuh"
+#include "tf32x3_product.cuh"
 
 namespace torch_cubin {
 
@@ -42,25 +38,21 @@ using Ring = KvRing<KCopy, VCopy, TC_TILE_N, kTileBytes, TC_STAGES>;
 constexpr int kQOffset = TC_STAGES * Ring::kStageBytes;
 static_assert(kQOffset + TC_TILE_M * kRowBytes == TC_DYNAMIC_SHARED, "the kernel table's memory");
 
-template <int kCount>
-struct Split {
-  u32 big[kCount], small[kCount];
-
-  TC_DEVICE void set(int i, u32 bits) {
-    big[i] = round_to_tf32(bits);
-    small[i] = round_to_tf32(__float_as_uint(__uint_as_float(bits) - __uint_as_float(big[i])));
-  }
-};
-
-// sum[first + n] += a * b[n]
+// multiply_add, where infinite numbers may come: their small parts are NaN, and so are the sums of
+// products with small parts that they meet. Without those sums, the big parts' products give what
+// the numbers' own would.
 template <int kTiles, int kAll>
-TC_DEVICE void multiply_add(float (&sum)[kAll][4], int first, const Split<4>& a,
-                            const Split<2> (&b)[kTiles]) {
-  float part[kTiles][4] = {};
+TC_DEVICE void multiply_add_ieee(float (&sum)[kAll][4], int first, const Split<4>& a,
+                                 const Split<2> (&b)[kTiles]) {
+  float part[kTiles][4];
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n) mma_tf32(part[n], a.small, b[n].big[0], b[n].big[1]);
+  for (int n = 0; n < kTiles; ++n) start_tf32(part[n], a.small, b[n].big[0], b[n].big[1]);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) mma_tf32(part[n], a.big, b[n].small[0], b[n].small[1]);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) part[n][e] = part[n][e] == part[n][e] ? part[n][e] : 0.0f;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) mma_tf32(part[n], a.big, b[n].big[0], b[n].big[1]);
 #pragma unroll
@@ -117,7 +109,7 @@ struct Attention {
           q_address.load(words, q_shared, 16 * b, 16 * step);
 #pragma unroll
           for (int i = 0; i < 4; ++i) q.set(i, words[i]);
-          multiply_add(score[b], 0, q, k);
+          multiply_add_ieee(score[b], 0, q, k);
         }
       }
   }
@@ -150,7 +142,7 @@ struct Attention {
           for (int j = 0; j < 4; ++j) v[j].set(odd, words[j]);
         }
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) multiply_add(out[b], 4 * q, weights[b], v);
+        for (int b = 0; b < kBlocks; ++b) multiply_add_ieee(out[b], 4 * q, weights[b], v);
       }
     }
   }
@@ -182,6 +174,7 @@ TC_DEVICE void store(const AttentionParams& p, const RowOutput<kDType>& output, 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
   using namespace torch_cubin;
+  wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Work kept;
   Work work = find_work<TC_TILE_M>(p);
@@ -285,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
   "defines": {"TC_GENERAL": "{l.general}", "TC_WARP_ROWS": "{t.rows}", "TC_MIN_BLOCKS": "{t.blocks}"}},
  "kernels": [
   {"name": "tf32x3_attention_{l.layout}_{t.name}",
-   "accepted_spill": {"sm_100a": 64, "sm_120a": 64},
+   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 64, "sm_120a": 64},
    "for": {
     "l": [{"layout": "full", "general": 0}],
     "t": [

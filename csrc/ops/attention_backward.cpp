@@ -1,8 +1,9 @@
 // Attention backward on CUDA: check -> choose -> launch.
 //
-// Three kernels in a row: delta (the rows' sums of grad_out * out; it also clears the counters by
-// which blocks add to dq in a fixed order), backward, and convert, which rounds the float sums of
-// dq. Gradients of operands that were broadcast are summed at the end.
+// Three kernels in a row. For 16-bit types: delta (the rows' sums of grad_out * out; it also clears
+// the counters by which blocks add to dq in a fixed order), backward, and convert, which rounds the
+// float sums of dq. For float32: delta, then one kernel for dk and dv and one for dq, which share
+// nothing. Gradients of operands that were broadcast are summed at the end.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -15,12 +16,23 @@
 namespace torch_cubin {
 namespace {
 
-struct Kernels {
-  const AttentionTable::Row* backward = nullptr;
-  CatalogKernel* delta = nullptr;
-  CatalogKernel* convert = nullptr;
+// With so few rows of queries float32's kernel of dq has a block a head, and the scores that a
+// composition holds are small. It is also the more exact where a gradient has one term: a product
+// of three of TF32 has twice the error of float32's.
+constexpr int64_t kFewRows = 16;
 
-  bool complete() const { return backward != nullptr && delta != nullptr && convert != nullptr; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Kernels {
+  CatalogKernel* delta = nullptr;
+  const AttentionTable::Row* backward = nullptr;
+  CatalogKernel* convert = nullptr;
+  const AttentionTable::Row* gradient_k = nullptr;
+  const AttentionTable::Row* gradient_q = nullptr;
+
+  bool joined() const { return backward != nullptr && convert != nullptr; }
+  bool apart() const { return gradient_k != nullptr && gradient_q != nullptr; }
+  bool complete() const { return delta != nullptr && (joined() || apart()); }
 };
 
 Kernels find_kernels(const AttentionTable& table, const AttentionCall& call, int64_t head_dim) {
@@ -29,6 +41,8 @@ Kernels find_kernels(const AttentionTable& table, const AttentionCall& call, int
   if (dtype == kAttendDtypes) return found;
   const AttentionVariant variant = attention_variant(call.settings, call.options);
   found.backward = narrowest(table.backward[dtype][variant], head_dim);
+  found.gradient_k = narrowest(table.gradient_k[dtype], head_dim);
+  found.gradient_q = narrowest(table.gradient_q[dtype], head_dim);
   if (!table.delta[dtype].empty()) found.delta = table.delta[dtype][0].kernel;
   if (!table.convert[dtype].empty()) found.convert = table.convert[dtype][0].kernel;
   return found;
@@ -71,6 +85,29 @@ struct Gradient {
   }
 };
 
+// Where the blocks of a backward kernel add up dq, and the counters of their turns; see
+// backward_attention_dq.cuh.
+struct DqSum {
+  Tensor sum, turns;
+  int64_t tiles_of_head = 0;
+
+  DqSum() = default;
+  DqSum(const AttentionCall& call, const Tensor& query, int64_t batch, int64_t head_dim,
+        int64_t delta_blocks, AttentionParams& params)
+      : tiles_of_head(ceil_div(call.shape.seqlen_q, 16)) {
+    const AttentionShape& shape = call.shape;
+    int64_t tiles = batch * shape.heads * tiles_of_head;
+    if (shape.packed) {
+      tiles = shape.heads * (TensorView(query).sizes[0] / 16 + shape.batch.sizes[0]);
+    }
+    const int64_t floats = tiles * 16 * head_dim;
+    sum = empty_cuda(&floats, 1, ScalarType::Float, call.device_index);
+    turns = empty_cuda(&delta_blocks, 1, ScalarType::Int, call.device_index);  // one a block
+    params.dq_sum = static_cast<float*>(sum.mutable_data_ptr());
+    params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
+  }
+};
+
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Tensor& grad_out,
@@ -101,35 +138,34 @@ Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Ten
   operands.problem.merge();
 
   const int64_t batch = operands.problem.batch(), parts = operands.problem.parts();
-  const int64_t tiles = (shape.seqlen_q + 15) / 16;  // of dq_sum, see backward_attention_dq.cuh
-  int64_t sum_tiles = batch * shape.heads * tiles;
-  if (shape.packed) {
-    sum_tiles = shape.heads * (TensorView(query).sizes[0] / 16 + shape.batch.sizes[0]);
-  }
-  const int64_t floats = sum_tiles * 16 * head_dim;
   const int64_t lse_rows = shape.logsumexp.numel() / parts;
-  Tensor dq_sum = empty_cuda(&floats, 1, ScalarType::Float, call.device_index);
   Tensor delta = empty_cuda(&lse_rows, 1, ScalarType::Float, call.device_index);
-
   AttentionParams params = operands.params(head_dim, padded_columns(shape.head_dim_v, call.dtype));
-  params.dq_sum = static_cast<float*>(dq_sum.mutable_data_ptr());
   params.delta = static_cast<const float*>(delta.data_ptr());
-  const int64_t columns = kernels.backward->columns;
-  const int64_t blocks = batch * shape.kv_heads * ((shape.seqlen_k + columns - 1) / columns);
   const int64_t delta_rows = kernels.delta->entry().tile[0];
-  const int64_t delta_blocks =
-      batch * shape.heads * ((shape.seqlen_q + delta_rows - 1) / delta_rows);
-  Tensor turns = empty_cuda(&delta_blocks, 1, ScalarType::Int, call.device_index);  // one a block
-  params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
-  const int64_t convert_warps = kernels.convert->entry().block[0] / 32;
+  const int64_t delta_blocks = batch * shape.heads * ceil_div(shape.seqlen_q, delta_rows);
+  DqSum sum;
+  if (kernels.joined()) sum = DqSum(call, query, batch, head_dim, delta_blocks, params);
   float* logsumexps = const_cast<float*>(static_cast<const float*>(lse.data_ptr()));
   for (int64_t part = 0; part < parts; ++part) {
     operands.fill(params, part);
     params.logsumexp = logsumexps + part * lse_rows;
-    launch_attention(*kernels.delta, params, delta_blocks, 1, gpu);
-    launch_attention(*kernels.backward->kernel, params, blocks, 1, gpu);
-    launch_attention(*kernels.convert, params,
-                     (batch * shape.heads * tiles + convert_warps - 1) / convert_warps, 1, gpu);
+    const auto run = [&](CatalogKernel& kernel, int64_t blocks) {
+      launch_attention(kernel, params, blocks, 1, gpu);
+    };
+    const auto run_keys = [&](const AttentionTable::Row& row) {
+      run(*row.kernel, batch * shape.kv_heads * ceil_div(shape.seqlen_k, row.columns));
+    };
+    run(*kernels.delta, delta_blocks);
+    if (kernels.joined()) {
+      run_keys(*kernels.backward);
+      const int64_t warps = kernels.convert->entry().block[0] / 32;
+      run(*kernels.convert, ceil_div(batch * shape.heads * sum.tiles_of_head, warps));
+    } else {
+      run_keys(*kernels.gradient_k);
+      const AttentionTable::Row& row = *kernels.gradient_q;
+      run(*row.kernel, batch * shape.heads * ceil_div(shape.seqlen_q, row.rows));
+    }
   }
   return {dq.finish(call), dk.finish(call), dv.finish(call)};
 }
@@ -174,7 +210,8 @@ Gradients attention_backward_cuda(const Tensor& grad_out, const Tensor& query, c
   }
   const int64_t widest = padded_columns(std::max(shape.head_dim, shape.head_dim_v), call.dtype);
   const Kernels kernels = find_kernels(attention_table(device(call.device_index)), call, widest);
-  if (kernels.complete() && shape.head_dim > 0) {
+  const bool few = !kernels.joined() && !shape.packed && shape.seqlen_q <= kFewRows;
+  if (kernels.complete() && shape.head_dim > 0 && !few) {
     return run_fused(call, kernels, grad_out, query, key, value, out, logsumexp);
   }
   return run_composed(call, grad_out, query, key, value, out, logsumexp);

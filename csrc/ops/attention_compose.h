@@ -1,5 +1,6 @@
 // Attention from the library's own parts: two products of csrc/ops/matmul.h and the softmax family
-// between them. For what no fused kernel takes: float64, wide heads, float32's backward.
+// between them. For what no fused kernel takes: float64, wide heads, and for float32's
+// backward of few rows.
 //
 // On the CPU it is a reference, as its parts are.
 #pragma once

@@ -11,8 +11,18 @@ namespace {
 
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: what has no variants
-enum Kind { kKindMma, kKindDecode, kKindBackward, kKindCombine, kKindDelta, kKindConvert };
-constexpr const char* kKindNames[] = {"mma", "decode", "backward", "combine", "delta", "convert"};
+enum Kind {
+  kKindMma,
+  kKindDecode,
+  kKindBackward,
+  kKindGradientK,
+  kKindGradientQ,
+  kKindCombine,
+  kKindDelta,
+  kKindConvert
+};
+constexpr const char* kKindNames[] = {"mma",        "decode",  "backward", "gradient_k",
+                                      "gradient_q", "combine", "delta",    "convert"};
 
 bool per_variant(const std::string& kind) {
   return kind == "mma" || kind == "decode" || kind == "backward";
@@ -49,6 +59,12 @@ const AttentionTable* build(const Device& device) {
         break;
       case kKindBackward:
         table->backward[dtype][variant].push_back(row);
+        break;
+      case kKindGradientK:
+        table->gradient_k[dtype].push_back(row);
+        break;
+      case kKindGradientQ:
+        table->gradient_q[dtype].push_back(row);
         break;
       case kKindCombine:
         table->combine[dtype].push_back(row);

@@ -24,9 +24,10 @@ struct AttentionTable {
     double cost_tile, cost_fixed;     // cycles of a block: a tile of columns, the rest
   };
   std::string arch;
-  std::vector<Row> forward[kAttendDtypes][kAttentionVariants];   // kind "mma"
-  std::vector<Row> decode[kAttendDtypes][kAttentionVariants];    // kind "decode"
-  std::vector<Row> backward[kAttendDtypes][kAttentionVariants];  // kind "backward"
+  std::vector<Row> forward[kAttendDtypes][kAttentionVariants];            // kind "mma"
+  std::vector<Row> decode[kAttendDtypes][kAttentionVariants];             // kind "decode"
+  std::vector<Row> backward[kAttendDtypes][kAttentionVariants];           // kind "backward"
+  std::vector<Row> gradient_k[kAttendDtypes], gradient_q[kAttendDtypes];  // kinds of these names
   std::vector<Row> combine[kAttendDtypes], delta[kAttendDtypes], convert[kAttendDtypes];
   int64_t multiprocessors = 0;
 };

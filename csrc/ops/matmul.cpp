@@ -116,7 +116,10 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
   MatmulParams params;
   if (plan.reduce == nullptr) {
     fill_params(params, p, plan, buffers, nullptr);
-    plan.kernel->launch(plan.blocks, 1, device, &params);
+    // Blocks of several tiles run long: an early start of the next gains nothing and, where they do
+    // not fill the device, costs locality in L2 (0.4% of 4096^3 on the H200; 2048^3 gains 1%).
+    const bool one_tile = plan.blocks == plan.tiles_m * plan.tiles_n * p.batch();
+    plan.kernel->launch(plan.blocks, 1, device, &params, one_tile);
     return;
   }
   // Freed on return: the caching allocator keeps the memory in this stream's order.

@@ -93,14 +93,19 @@ void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, vo
   launch.blockDimZ = config.block[2];
   launch.sharedMemBytes = config.dynamic_shared;
   launch.hStream = current_stream(device.index);
-  CUlaunchAttribute attribute{};
+  CUlaunchAttribute attributes[2] = {};
+  launch.attrs = attributes;
   if (config.cluster[0] * config.cluster[1] * config.cluster[2] > 1) {
-    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    attribute.value.clusterDim.x = config.cluster[0];
-    attribute.value.clusterDim.y = config.cluster[1];
-    attribute.value.clusterDim.z = config.cluster[2];
-    launch.attrs = &attribute;
-    launch.numAttrs = 1;
+    CUlaunchAttribute& cluster = attributes[launch.numAttrs++];
+    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    cluster.value.clusterDim.x = config.cluster[0];
+    cluster.value.clusterDim.y = config.cluster[1];
+    cluster.value.clusterDim.z = config.cluster[2];
+  }
+  if (config.waits_itself && device.sm >= 90) {
+    CUlaunchAttribute& programmatic = attributes[launch.numAttrs++];
+    programmatic.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    programmatic.value.programmaticStreamSerializationAllowed = 1;
   }
   const CUresult result = driver().cuLaunchKernelEx(&launch, function, params, nullptr);
   if (result != CUDA_SUCCESS) {  // the text is built on failure only

@@ -64,6 +64,9 @@ struct LaunchConfig {
   uint32_t block[3] = {1, 1, 1};
   uint32_t cluster[3] = {1, 1, 1};
   uint32_t dynamic_shared = 0;
+  // The kernel waits itself for the one before it in the stream (griddepcontrol.wait), so its
+  // blocks may come while that one's last are running. Ignored below sm_90.
+  bool waits_itself = false;
 };
 
 // Launches on the device's current PyTorch stream. `params` holds one pointer a parameter; the

@@ -387,7 +387,8 @@ struct Emulated {
     each_pair([&](const Sequence& s, int64_t h, int64_t i, int64_t j, double weight, double ds) {
       std::vector<double>&k_sum = sums[dk(s, h, j)], &v_sum = sums[dv(s, h, j)];
       const T *q_row = q(s, h, i), *grad_row = grad(s, h, i);
-      for (size_t c = 0; c < v_sum.size(); ++c) v_sum[c] += weight * static_cast<float>(grad_row[c]);
+      for (size_t c = 0; c < v_sum.size(); ++c)
+        v_sum[c] += weight * static_cast<float>(grad_row[c]);
       for (size_t c = 0; c < k_sum.size(); ++c) k_sum[c] += ds * static_cast<float>(q_row[c]);
     });
     for (const auto& [place, sum] : sums) {

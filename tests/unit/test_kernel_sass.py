@@ -1,5 +1,8 @@
 """What the compiler made of our kernels, where cuobjdump is at hand (a toolkit, Triton).
 
+Every kernel for sm_90 and newer must wait for the one before it in the stream (ACQBULK) before it
+reads or writes memory, or ends: the host launches it before that one has ended.
+
 ptxas 13.0 turns a warp reduction under a condition into a predicated REDUX, in one case with a
 predicate of something else: a block then read another sequence's lengths and hung. The sources keep
 reductions out of conditions (attention_tile.cuh, `uniform`); this looks at the result.
@@ -10,6 +13,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,12 +25,46 @@ CUOBJDUMP = real_cubins.cuobjdump()
 PREDICATED = re.compile(r"@!?U?P\w+\s+(U?REDUX|CREDUX)")
 
 
-def attention_cubins() -> list[Path]:
+WAIT = re.compile(r"\bACQBULK\b")
+# Whatever reads or writes memory that other kernels know of, or ends the block.
+TOUCHES = re.compile(r"\b(LDG|LD|STG|ST|LDGSTS|ATOM|ATOMG|RED|UBLKCP|UTMALDG|EXIT|RET)\b")
+
+
+def kernels_where(wanted: Callable[[dict], bool]) -> list[Path]:
     manifest = CUBINS / "manifest.json"
     if not manifest.is_file():
         return []
-    kernels = json.loads(manifest.read_text())["kernels"]
-    return [CUBINS / kernel["file"] for kernel in kernels if kernel["family"] == "attention"]
+    return [CUBINS / k["file"] for k in json.loads(manifest.read_text())["kernels"] if wanted(k)]
+
+
+@cache
+def disassembly(cubin: Path) -> str:
+    command = [str(CUOBJDUMP), "-sass", str(cubin)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def instructions(cubin: Path) -> dict[str, list[str]]:
+    """By kernel, in the order of their addresses."""
+    functions = re.split(r"^\s*Function : (\S+)$", disassembly(cubin), flags=re.MULTILINE)
+    return {
+        name: re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", text)
+        for name, text in zip(functions[1::2], functions[2::2], strict=True)
+    }
+
+
+@pytest.mark.skipif(CUOBJDUMP is None, reason="needs cuobjdump (CUDA toolkit or Triton)")
+def test_kernels_wait_for_the_one_before_them_first() -> None:
+    cubins = set(kernels_where(lambda k: int(re.search(r"\d+", k["arch"])[0]) >= 90))
+    if not cubins:
+        pytest.skip("needs kernels for sm_90 or newer: make build")
+    wrong = []
+    for cubin in sorted(cubins):
+        for name, lines in instructions(cubin).items():
+            waits = next((i for i, line in enumerate(lines) if WAIT.search(line)), None)
+            touches = next(i for i, line in enumerate(lines) if TOUCHES.search(line))
+            if waits is None or lines[waits].startswith("@") or touches < waits:
+                wrong.append(f"{cubin.name}: {name}")
+    assert not wrong
 
 
 def test_the_pattern_knows_a_predicated_reduction() -> None:
@@ -35,16 +74,12 @@ def test_the_pattern_knows_a_predicated_reduction() -> None:
 
 @pytest.mark.skipif(CUOBJDUMP is None, reason="needs cuobjdump (CUDA toolkit or Triton)")
 def test_no_reduction_is_predicated() -> None:
-    cubins = attention_cubins()
+    cubins = kernels_where(lambda k: k["family"] == "attention")
     if not cubins:
         pytest.skip("needs the attention kernels: make build")
-    assert CUOBJDUMP is not None
     found = {}
     for cubin in cubins:
-        done = subprocess.run(
-            [str(CUOBJDUMP), "-sass", str(cubin)], capture_output=True, text=True, check=True
-        )
-        lines = [line for line in done.stdout.splitlines() if PREDICATED.search(line)]
+        lines = [line for line in disassembly(cubin).splitlines() if PREDICATED.search(line)]
         if lines:
             found[cubin.name] = lines[0].strip()
     assert not found
