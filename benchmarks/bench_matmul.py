@@ -5,9 +5,9 @@
     python benchmarks/bench_matmul.py --shapes 16x4096x4096,8192x8192x8192 --dtype bf16 --layout nt
     python benchmarks/bench_matmul.py --markdown --json result.json
 
-Random normal data; inputs rotate over sets that exceed the L2 cache three times, and outputs with
-them (one that is written to the same memory every time costs up to 3% less); every call is in a
-CUDA graph, so that GPU time is measured and not the host's; both outputs are checked against
+Random normal data; inputs rotate over sets that exceed the L2 cache three times, and outputs over
+a few blocks of memory (one block would stay in the cache); every call is in a CUDA graph, so that
+GPU time is measured and not the host's; both outputs are checked against
 float64. Ratios above 1 mean that torch_cubin is faster. `plain` is the ratio of ordinary calls,
 host overhead included, for shapes under 60 microseconds. NT: B is [N, K] (a @ w.t()); NN: [K, N].
 """

@@ -129,6 +129,7 @@ class Builder:
         (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
         ptx = self.ptx_path(kernel, kernel.virtual_arch(arch))
+        cubin_facts.check_waits(kernel.name, arch, (ROOT / ptx).read_text())
         command = [self.tools.ptxas, *PTXAS_FLAGS, f"-arch={arch}", "-o", output, ptx]
         log = run(command, f"kernel '{kernel.name}' for {arch}")
         (ROOT / output.with_suffix(".log")).write_text(log)

@@ -179,6 +179,26 @@ def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared: i
     )
 
 
+# What reads or writes memory that other kernels know of, or ends the kernel.
+_TOUCHES = re.compile(r"\b(ld|st|atom|red)\.[\w.]*global|\bcp\.async\.c|\bret;")
+
+
+def check_waits(name: str, arch: str, ptx: str) -> None:
+    """The host launches kernels for sm_90 and newer before the one ahead of them has ended."""
+    if int(re.sub(r"\D", "", arch)) < 90:
+        return
+    body = ptx[ptx.index(".entry") :]
+    touches = _TOUCHES.search(body)
+    if "griddepcontrol.wait" in body[: touches.start() if touches else None]:
+        return
+    raise BuildError(
+        "image",
+        f"kernel '{name}' for {arch}",
+        "does not wait for the kernel before it",
+        expected="wait_for_previous_kernel() first, in PTX for 90 or newer ('virtual_arch')",
+    )
+
+
 def check_shared(kernel: str, arch: str, shared: int) -> None:
     limit = limits_of(arch).shared_block
     if shared > limit:

@@ -38,29 +38,6 @@ using Ring = KvRing<KCopy, VCopy, TC_TILE_N, kTileBytes, TC_STAGES>;
 constexpr int kQOffset = TC_STAGES * Ring::kStageBytes;
 static_assert(kQOffset + TC_TILE_M * kRowBytes == TC_DYNAMIC_SHARED, "the kernel table's memory");
 
-// multiply_add, where infinite numbers may come: their small parts are NaN, and so are the sums of
-// products with small parts that they meet. Without those sums, the big parts' products give what
-// the numbers' own would.
-template <int kTiles, int kAll>
-TC_DEVICE void multiply_add_ieee(float (&sum)[kAll][4], int first, const Split<4>& a,
-                                 const Split<2> (&b)[kTiles]) {
-  float part[kTiles][4];
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) start_tf32(part[n], a.small, b[n].big[0], b[n].big[1]);
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) mma_tf32(part[n], a.big, b[n].small[0], b[n].small[1]);
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) part[n][e] = part[n][e] == part[n][e] ? part[n][e] : 0.0f;
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) mma_tf32(part[n], a.big, b[n].big[0], b[n].big[1]);
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sum[first + n][e] += part[n][e];
-}
-
 struct Attention {
   float out[kBlocks][kOutTiles][4];
   float score[kBlocks][kScoreTiles][4];
@@ -109,7 +86,7 @@ struct Attention {
           q_address.load(words, q_shared, 16 * b, 16 * step);
 #pragma unroll
           for (int i = 0; i < 4; ++i) q.set(i, words[i]);
-          multiply_add_ieee(score[b], 0, q, k);
+          multiply_add<true>(score[b], 0, q, k);
         }
       }
   }
@@ -142,7 +119,7 @@ struct Attention {
           for (int j = 0; j < 4; ++j) v[j].set(odd, words[j]);
         }
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) multiply_add_ieee(out[b], 4 * q, weights[b], v);
+        for (int b = 0; b < kBlocks; ++b) multiply_add<true>(out[b], 4 * q, weights[b], v);
       }
     }
   }

@@ -31,7 +31,10 @@ TC_DEVICE void start_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // sum[first + n] += a * b[n], of m16n8 tiles, 8 deep.
-template <int kTiles, int kAll>
+//
+// kInfinite: infinite numbers may come. Their small parts are NaN, and so are the sums of products
+// with small parts that they meet; without those, the big parts give what the numbers' own would.
+template <bool kInfinite = false, int kTiles, int kAll>
 TC_DEVICE void multiply_add(float (&sum)[kAll][4], int first, const Split<4>& a,
                             const Split<2> (&b)[kTiles]) {
   float part[kTiles][4];
@@ -39,6 +42,12 @@ TC_DEVICE void multiply_add(float (&sum)[kAll][4], int first, const Split<4>& a,
   for (int n = 0; n < kTiles; ++n) start_tf32(part[n], a.small, b[n].big[0], b[n].big[1]);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) mma_tf32(part[n], a.big, b[n].small[0], b[n].small[1]);
+  if constexpr (kInfinite) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) part[n][e] = part[n][e] == part[n][e] ? part[n][e] : 0.0f;
+  }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) mma_tf32(part[n], a.big, b[n].big[0], b[n].big[1]);
 #pragma unroll

@@ -21,8 +21,6 @@ namespace {
 // of three of TF32 has twice the error of float32's.
 constexpr int64_t kFewRows = 16;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 struct Kernels {
   CatalogKernel* delta = nullptr;
   const AttentionTable::Row* backward = nullptr;

@@ -16,8 +16,6 @@ constexpr int64_t kDecodeBlocks = 2;
 constexpr int64_t kDecodeQueries = 16;
 constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Cycles until the last of `blocks` is done.
 double cycles(const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
   const double waves = static_cast<double>(ceil_div(blocks, row.slots));

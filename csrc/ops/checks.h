@@ -10,6 +10,8 @@
 
 namespace torch_cubin {
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 struct Shape {
   int64_t dim = 0;
   int64_t sizes[kMaxDims];

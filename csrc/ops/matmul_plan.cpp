@@ -21,8 +21,6 @@ constexpr double kMemoryShare = 0.9;
 // Share of its time that a float64 product gives for the accuracy of split sums.
 constexpr double kWorthOfAccuracy = 1.15;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t accumulator_bytes(Math math) { return math == kMathFloat64 ? 8 : 4; }
 int64_t element_bytes_of(Math math) {
   return math == kMathFloat64 ? 8 : math == kMathFloat16 || math == kMathBFloat16 ? 2 : 4;

@@ -313,12 +313,41 @@ def test_every_family_has_its_parameters_header() -> None:
         assert (KERNELS / f"{family}_params.h").is_file(), family
 
 
+@pytest.mark.parametrize(
+    ("arch", "body", "right"),
+    [
+        ("sm_80", "ld.global.f32 %f1, [%rd1]; ret;", True),
+        ("sm_90a", "griddepcontrol.wait; ld.global.f32 %f1, [%rd1]; ret;", True),
+        (
+            "sm_120a",
+            "ld.param.u64 %r, [p]; griddepcontrol.wait; st.global.f32 [%r], %f;",
+            True,
+        ),
+        ("sm_90a", "ld.global.f32 %f1, [%rd1]; ret;", False),
+        ("sm_100a", "ld.global.f32 %f1, [%rd1]; griddepcontrol.wait; ret;", False),
+        ("sm_90a", "@%p1 ret; griddepcontrol.wait; ret;", False),
+        ("sm_90a", "ld.relaxed.gpu.global.u32 %r1, [%rd1]; griddepcontrol.wait; ret;", False),
+        ("sm_90a", "cp.async.cg.shared.global [%r1], [%rd1], 16; griddepcontrol.wait;", False),
+    ],
+)
+def test_kernels_wait_before_they_touch_memory(arch: str, body: str, right: bool) -> None:
+    ptx = f".func helper () {{ ret; }} .visible .entry k (.param .u64 p) {{ {body} }}"
+    if right:
+        cubin_facts.check_waits("k", arch, ptx)
+        return
+    with pytest.raises(BuildError, match=rf"kernel 'k' for {arch} does not wait"):
+        cubin_facts.check_waits("k", arch, ptx)
+
+
 # --- whole packages -------------------------------------------------------------------------------
 
 SOURCE = """\
 #include "matmul_params.h"
 #include "scale.cuh"
 extern "C" __global__ void TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
   static_cast<float*>(p.c)[threadIdx.x] = scale(static_cast<const float*>(p.a)[threadIdx.x]);
 }
 """
