@@ -65,8 +65,8 @@ static struct {
 } state;
 
 typedef struct {
-  uint8_t size; /* 1, 2, 4, 8, or 0 for others */
-  uint8_t may_point, may_count;
+  uint8_t size;                 /* 1, 2, 4, 8, or 0 for others */
+  uint8_t may_point, may_float; /* where the binary tells pointers from numbers */
 } Param;
 
 typedef struct {
@@ -126,7 +126,7 @@ static int read_tensor(PyObject* object, int32_t* device, uint64_t* out) {
 /* Little-endian machines only: a number's low bytes come first. */
 static int pack_int(const Param* param, PyObject* value, uint64_t* out) {
   long long number;
-  if (!param->may_count || !read_int(value, &number)) return 0;
+  if (!read_int(value, &number)) return 0;
   switch (param->size) {
     case 8:
       break;
@@ -148,7 +148,8 @@ static int pack_int(const Param* param, PyObject* value, uint64_t* out) {
 
 static int pack_float(const Param* param, PyObject* value, uint64_t* out) {
   const double number = PyFloat_AsDouble(value);
-  if (param->size == 8 && param->may_count) {
+  if (!param->may_float) return 0;
+  if (param->size == 8) {
     memcpy(out, &number, 8);
     return 1;
   }
@@ -167,7 +168,7 @@ static int pack(const Param* param, PyObject* argument, int32_t* device, uint64_
   if (PyLong_CheckExact(argument)) return pack_int(param, argument, out);
   if (PyFloat_CheckExact(argument)) return pack_float(param, argument, out);
   *out = argument == Py_True;
-  if (argument == Py_True || argument == Py_False) return param->size != 0 && param->may_count;
+  if (argument == Py_True || argument == Py_False) return param->size != 0;
   return argument == Py_None && param->size == 8 && param->may_point;
 }
 
@@ -293,7 +294,7 @@ static PyObject* launcher_bind(PyObject* object, PyObject* arguments) {
     if (!PyArg_ParseTuple(PyTuple_GetItem(params, i), "Is", &size, &kind)) return NULL;
     self->params[i].size = size == 1 || size == 2 || size == 4 || size == 8 ? (uint8_t)size : 0;
     self->params[i].may_point = strcmp(kind, "value") != 0;
-    self->params[i].may_count = 1;
+    self->params[i].may_float = strcmp(kind, "pointer") != 0;
   }
   self->count = count;
   self->kernel = (void*)(uintptr_t)handle;

@@ -237,7 +237,7 @@ def _tensor_address(
             "is not contiguous",
             "a contiguous tensor",
             f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
-            "Call .contiguous(), or pass torch_cubin.strided(tensor) if the kernel knows its strides.",
+            "Call .contiguous(), or pass torch_cubin.strided(tensor) to a kernel with strides.",
         )
     try:
         address = tensor.data_ptr()

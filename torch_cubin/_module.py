@@ -195,7 +195,7 @@ class Module:
 
     def _stays(self, what: str, advice: str) -> bool:
         text = f"torch_cubin [closed]: {self.origin} stays loaded: it is needed by {what}. {advice}"
-        warnings.warn(text.rstrip(), RuntimeWarning, stacklevel=4)
+        warnings.warn(text.rstrip(), RuntimeWarning, stacklevel=3)
         return False
 
     def __enter__(self) -> Module:
