@@ -62,6 +62,10 @@ class FakeDriver:
         yield
         self._library.fake_unset(name.encode())
 
+    def quiet(self, on: bool) -> None:
+        """Whether to record nothing: for measuring the host's own cost."""
+        self._library.fake_quiet(int(on))
+
     def declare(self, module) -> None:
         """Tells the sizes of the kernels' parameters, which a driver reads from the cubin."""
         for image in module.images:

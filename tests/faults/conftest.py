@@ -28,7 +28,7 @@ def driver():
 
 @pytest.fixture(autouse=True)
 def clean(driver):
-    """Nothing recorded and nothing failing at the start; no rule of the driver broken at the end."""
+    """Nothing recorded or failing at the start; no rule of the driver broken at the end."""
     driver.reset()
     yield
     assert driver.violations() == []

@@ -193,7 +193,18 @@ def test_strided_tensors_give_their_address(driver, vec_add):
         torch.zeros(5)[2:],
         torch.zeros(3, requires_grad=True),
     ],
-    ids=["empty", "empty_3d", "0d", "size_1", "parameter", "complex", "fp8", "bool", "offset", "grad"],
+    ids=[
+        "empty",
+        "empty_3d",
+        "0d",
+        "size_1",
+        "parameter",
+        "complex",
+        "fp8",
+        "bool",
+        "offset",
+        "grad",
+    ],
 )
 def test_tensors_of_every_kind(driver, vec_add, tensor):
     y = torch.zeros(1)
