@@ -14,7 +14,7 @@ from collections.abc import Iterator
 class FakeDriver:
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
-        for name in ("functions", "journal", "launches", "violations"):
+        for name in ("functions", "images", "journal", "launches", "violations"):
             getattr(library, f"fake_{name}").restype = ctypes.c_char_p
         for name in ("calls", "libraries_alive"):
             getattr(library, f"fake_{name}").restype = ctypes.c_long
@@ -31,6 +31,10 @@ class FakeDriver:
     def journal(self) -> list[str]:
         """The functions called, in order."""
         return self._lines("journal")
+
+    def images(self) -> list[str]:
+        """The ELF headers of what was given to cuLibraryLoadData, in hex; "PTX" for text."""
+        return self._lines("images")
 
     def launches(self) -> list[dict]:
         return [json.loads(line) for line in self._lines("launches")]

@@ -35,7 +35,6 @@ const char* const kNames[] = {
 
 struct Library {
   bool alive = true;
-  std::string bytes;  // the first ones
 };
 struct Function {
   Library* library;
@@ -60,6 +59,7 @@ struct State {
   std::map<std::string, long> settings;
   std::set<Library*> libraries;
   std::set<Function*> functions;
+  std::vector<std::string> images;      // given to cuLibraryLoadData: their ELF headers
   std::vector<std::string> launches;    // JSON
   std::vector<std::string> violations;  // what no caller may do
   int pid = 0;
@@ -244,8 +244,8 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* o
     }
   }
   auto* made = new Library;
-  made->bytes.assign(bytes, 4);
   state.libraries.insert(made);
+  state.images.push_back(bytes[0] == '.' ? std::string("PTX") : hex(bytes, 64));
   *library = reinterpret_cast<CUlibrary>(made);
   return CUDA_SUCCESS;
 }
@@ -475,6 +475,10 @@ FAKE_API const char* fake_journal() {
   std::lock_guard<std::mutex> lock(mutex);
   return join(state.journal, "\n");
 }
+FAKE_API const char* fake_images() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return join(state.images, "\n");
+}
 FAKE_API const char* fake_launches() {
   std::lock_guard<std::mutex> lock(mutex);
   return join(state.launches, "\n");
@@ -495,6 +499,7 @@ FAKE_API void fake_reset() {
   for (long& count : state.calls) count = 0;
   for (Failure& failure : state.failures) failure = Failure();
   state.journal.clear();
+  state.images.clear();
   state.launches.clear();
   state.violations.clear();
   state.settings.clear();
