@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin import _launch_call, _lib, errors
+from torch_cubin import _global_memory, _launch_call, _lib, errors
 from torch_cubin._extension import Launcher
 from torch_cubin.inspect import Kernel as KernelFacts
 from torch_cubin.inspect import _image, _origin
@@ -101,7 +101,7 @@ class Module:
             for kernel in image.kernels:
                 self._facts.setdefault(kernel.name, kernel)
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
-        self._globals: weakref.WeakSet[_GlobalMemory] = weakref.WeakSet()
+        self._globals: set[int] = set()  # tensors over global variables (_global_memory.py)
         self._closed = False
 
     def __getitem__(self, name: str) -> Kernel:
@@ -143,8 +143,9 @@ class Module:
 
         The bytes of `dtype` and `shape` must be those of the variable. Each device has its own copy
         (default: PyTorch's current one). Writes go to the variable in the order of their stream,
-        and kernels of other streams may see either value. The tensor cannot be resized, does not
-        come from PyTorch's allocator, and keeps the module loaded while it lives.
+        and kernels of other streams may see either value; write a `__constant__` one with copy_().
+        The tensor cannot be resized, does not come from PyTorch's allocator, and keeps the module
+        loaded while it lives.
 
         Raises NoKernelError [no_kernel] for an unknown name, InputError [input] for another size.
         """
@@ -160,10 +161,7 @@ class Module:
                 expected=f"{size} bytes",
                 got=f"{wanted} bytes, {dtype} of shape {tuple(shape)}",
             )
-        memory = _GlobalMemory(self, address, size)
-        # Bytes first: __cuda_array_interface__ has no name for bfloat16 and the 8-bit floats.
-        flat = torch.as_tensor(memory, device=f"cuda:{index}")
-        self._globals.add(memory)
+        flat = _global_memory.tensor_over(self, address, size, index)
         return flat.view(dtype).view(tuple(shape))
 
     def preload(self, device: int | str | torch.device | None = None) -> None:
@@ -213,20 +211,6 @@ class Module:
         archs = ", ".join(image.arch for image in self.images)
         state = ", unloaded" if self._closed else ""
         return f"<torch_cubin.Module of {self.origin}: {archs}; {len(self)} kernels{state}>"
-
-
-class _GlobalMemory:
-    """A variable's memory, which a tensor holds: it keeps the module."""
-
-    def __init__(self, module: Module, address: int, size: int) -> None:
-        self.module = module
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "strides": None,
-            "version": 2,  # no stream to wait for
-        }
 
 
 def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:

@@ -58,7 +58,11 @@ def main() -> int:
             out = folder / f"{stem}.cubin"
             assemble(ptxas, text, arch, isa, out)
             (DATA / out.name).write_bytes(out.read_bytes())
-        for stem, text in (("vec_add.sm_120a", source), ("several.sm_90a", DATA / "several.cu")):
+        for stem, text in (
+            ("vec_add.sm_120a", source),
+            ("several.sm_90a", DATA / "several.cu"),
+            ("launch.sm_90a", DATA / "launch.cu"),
+        ):
             arch = stem.split(".")[1]
             run("nvcc", "-cubin", f"-arch={arch}", text, "-o", DATA / f"{stem}.cuda130.cubin")
     for path in sorted(DATA.glob("*.cubin")):

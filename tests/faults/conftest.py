@@ -15,14 +15,15 @@ def driver():
     """The stand-in driver, with CPU tensors standing for those of its device 0."""
     from fake_driver.control import FakeDriver
 
-    from torch_cubin import _arguments, _extension
+    from torch_cubin import _arguments, _extension, _global_memory
 
     ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
     _arguments.DEVICE_TYPE = "cpu"
+    _global_memory.DEVICE_TYPE = 1  # DLPack's number for the CPU
     if _extension.Launcher is not _extension.PlainLauncher:
         from torch_cubin import _launch
 
-        _extension.configure(_launch, 1)  # DLPack's number for the CPU
+        _extension.configure(_launch, 1)
     return FakeDriver()
 
 
