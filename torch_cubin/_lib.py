@@ -74,9 +74,9 @@ def _answer(address: int | None) -> dict[str, Any]:
 
 
 def inspect(data: bytes, origin: str) -> dict[str, Any]:
-    """The facts in a cubin's bytes (csrc/cubin/image_json.cpp). `origin` names it in errors."""
+    """What a file's bytes hold (csrc/cubin/inspect.h). `origin` names it in errors."""
     origin_bytes = origin.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
-    return _answer(load().torch_cubin_inspect(data, len(data), origin_bytes))["image"]
+    return _answer(load().torch_cubin_inspect(data, len(data), origin_bytes))["file"]
 
 
 def catalog() -> dict[str, Any]:
