@@ -39,7 +39,7 @@ def hex_array(data: bytes, *, per_line: int = 16, form: str = "0x{:02x}") -> str
 
 
 def triton_aot(data: bytes, name: str = "add_kernel_1a2b3c4d_0d1d2d") -> str:
-    """The source that Triton's tools/compile.py writes around a cubin (its array's name a macro)."""
+    """The source that Triton's AOT tool writes around a cubin: the array's name is a macro."""
     return f"""/* clang-format off */
 #include <stdio.h>
 #include <cuda.h>

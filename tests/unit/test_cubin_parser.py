@@ -100,6 +100,7 @@ def test_parse_cubin_reads_committed(stem: str) -> None:
     found = {entry.pop("name"): entry for entry in facts.pop("kernels")}
     assert found == kernels
     assert facts == {
+        "kind": "cubin",
         "arch": arch,
         "sm": int(arch[3:].rstrip("af")),
         "abi_version": layout,
