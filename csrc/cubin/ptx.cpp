@@ -126,9 +126,11 @@ void PtxReader::next() {
     return;
   }
   if (text_[start] == '"') {
-    const size_t end = text_.find('"', start + 1);
-    if (end == std::string_view::npos) damaged("it ends within a string");
-    at_ = end + 1;
+    for (++at_; at_ < text_.size() && text_[at_] != '"'; ++at_) {
+      if (text_[at_] == '\\') ++at_;
+    }
+    if (at_ >= text_.size()) damaged("it ends within a string");
+    ++at_;
   } else if (is_word(text_[start])) {
     while (at_ < text_.size() && is_word(text_[at_])) ++at_;
   } else {

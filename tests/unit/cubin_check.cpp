@@ -72,7 +72,7 @@ void print_error(const Error& error) {
 void write_file(const char* path, const Buffer& bytes) {
   std::FILE* file = std::fopen(path, "wb");
   if (file == nullptr) throw std::runtime_error(std::string("cannot write ") + path);
-  std::fwrite(bytes.data(), 1, bytes.size(), file);
+  if (!bytes.empty()) std::fwrite(bytes.data(), 1, bytes.size(), file);
   std::fclose(file);
 }
 
