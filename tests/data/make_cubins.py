@@ -1,12 +1,13 @@
-"""Remakes the committed cubins of this folder, so that the parser's tests run without nvcc.
+"""Remakes the committed files of this folder, so that the readers' tests run without nvcc.
 
     python tests/data/make_cubins.py PTXAS_11_8 PTXAS_12_4 PTXAS_12_9
     python tests/data/make_cubins.py containers
 
-The second line makes only containers/, of the cubins that are there: fatbins in each compression,
-an object with a fatbin in it, a relocatable cubin, PTX. It needs nvcc and fatbinary 13. The arguments are the `ptxas` of older toolkits, which write layouts that nvcc 13 (taken from PATH)
+The arguments are the `ptxas` of older toolkits, which write layouts that nvcc 13 (taken from PATH)
 no longer does. They come with the PyPI packages nvidia-cuda-nvcc-cu11==11.8.89,
-nvidia-cuda-nvcc-cu12==12.4.131 and nvidia-cuda-nvcc-cu12==12.9.86.
+nvidia-cuda-nvcc-cu12==12.4.131 and nvidia-cuda-nvcc-cu12==12.9.86. The second line makes only
+containers/, out of the cubins that are there: fatbins in each compression, an object with a fatbin
+in it, a relocatable cubin, PTX. It needs nvcc and fatbinary of CUDA 13.
 """
 
 from __future__ import annotations
