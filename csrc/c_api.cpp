@@ -10,7 +10,7 @@
 #include "c_answer.h"
 #include "contract/catalog.h"
 #include "cubin/error.h"
-#include "cubin/image.h"
+#include "cubin/inspect.h"
 #include "runtime/device.h"
 #include "runtime/kernel.h"
 
@@ -41,11 +41,10 @@ std::string device_json(int index) {
 
 using namespace torch_cubin;
 
-// The facts in an image's bytes: {"image": {...}}. Never touches the driver.
+// What a file's bytes hold: {"file": {...}} (cubin/inspect.h). Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, const char* origin) {
   return answer([&] {
-    const Image image = parse_cubin(data, size, origin != nullptr ? origin : "bytes");
-    return "{\"image\": " + image_to_json(image) + "}";
+    return "{\"file\": " + inspect_to_json(data, size, origin != nullptr ? origin : "bytes") + "}";
   });
 }
 

@@ -5,6 +5,8 @@
 
 #include "c_answer.h"
 #include "contract/user_images.h"
+#include "cubin/json_facts.h"
+#include "cubin/ptx.h"
 #include "runtime/tensor_map.h"
 #include "runtime/user_launch.h"
 #include "runtime/user_module.h"
@@ -43,10 +45,11 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
     auto module = std::make_unique<UserModule>(std::move(images), origin);
     json out = {{"handle", handle_json(module.get())}, {"images", json::array()}};
     for (const SourceImage& source : module->images()) {
-      json facts = json::parse(image_to_json(source.image));
-      out["images"].push_back({{"image", facts}, {"ptx", source.is_ptx}});
+      out["images"].push_back(source.is_ptx ? to_json(parse_ptx(source.bytes.data(),
+                                                                source.bytes.size(), source.origin))
+                                            : to_json(source.image));
     }
-    const std::string text = out.dump(-1, ' ', false, json::error_handler_t::replace);
+    const std::string text = dump(out);
     module.release();
     return text;
   });

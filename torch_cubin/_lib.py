@@ -107,8 +107,8 @@ def _answer(address: int | None) -> dict[str, Any]:
 
 
 def inspect(data: bytes, origin: str) -> dict[str, Any]:
-    """The facts in a cubin's bytes (csrc/cubin/image_json.cpp). `origin` names it in errors."""
-    return _answer(load().torch_cubin_inspect(data, len(data), _text(origin)))["image"]
+    """What a file's bytes hold (csrc/cubin/inspect.h). `origin` names it in errors."""
+    return _answer(load().torch_cubin_inspect(data, len(data), _text(origin)))["file"]
 
 
 def _text(name: str) -> bytes:

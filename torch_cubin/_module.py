@@ -14,7 +14,7 @@ import torch
 from torch_cubin import _global_memory, _launch_call, _lib, errors
 from torch_cubin._extension import Launcher
 from torch_cubin.inspect import Kernel as KernelFacts
-from torch_cubin.inspect import _image, _origin
+from torch_cubin.inspect import _content, _origin
 from torch_cubin.inspect import _read as _read_file
 
 Source = str | os.PathLike | bytes | bytearray | memoryview
@@ -95,9 +95,9 @@ class Module:
         self._drop = weakref.finalize(self, _lib.module_drop, self._handle)
         self._drop.atexit = False
         self.origin = origin
-        self.images = tuple(_image(entry["image"]) for entry in facts["images"])
+        self.images = tuple(_content(entry) for entry in facts["images"])
         self._facts: dict[str, KernelFacts] = {}
-        for image in self.images:
+        for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
             for kernel in image.kernels:
                 self._facts.setdefault(kernel.name, kernel)
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
@@ -216,10 +216,12 @@ class Module:
 def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     """Opens a cubin, from a path or its bytes, for launching its kernels.
 
-    Several sources are one module for several architectures: each device gets the best of them
+    A fatbin, an object, library or program with fatbins in it, and C source with device code in
+    arrays are opened too (torch_cubin.inspect lists what they hold). Several sources, and several
+    images in one, are one module: of the images that have a kernel, each device gets the best
     (exactly its own sm_XYa, then its family, then the same major with the nearest lower minor).
     The bytes are checked now; the driver is first asked at the first launch, so this needs no GPU.
-    PTX, which the driver compiles at its first use, is taken only with `jit=True`.
+    PTX is taken only with `jit=True`: then the driver compiles it where no cubin runs.
 
     Raises FileError [file] for a path that cannot be read, ImageError [image] for bytes that are no
     loadable cubin, ParamsError [params] for images that disagree on a kernel's parameters.

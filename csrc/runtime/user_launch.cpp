@@ -76,8 +76,10 @@ class Launch {
     UserKernel::OnDevice& here = kernel_.on(device);
     if (product(call_.block) > here.max_threads) {
       refuse("has a block that the kernel cannot have on " + device.name,
-             "at most " + std::to_string(here.max_threads) + " threads (it needs " +
-                 std::to_string(info_.registers) + " registers for each)",
+             "at most " + std::to_string(here.max_threads) + " threads" +
+                 (info_.registers == 0
+                      ? ""
+                      : " (it needs " + std::to_string(info_.registers) + " registers for each)"),
              "block " + triple(call_.block), "Launch smaller blocks.");
     }
     const auto shared = static_cast<uint32_t>(call_.shared_memory);

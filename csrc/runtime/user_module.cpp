@@ -2,6 +2,10 @@
 
 #include <time.h>
 
+#include <algorithm>
+#include <set>
+#include <utility>
+
 #include "cubin/error.h"
 
 namespace torch_cubin {
@@ -19,6 +23,13 @@ bool runs_on(const SourceImage& source, int device_sm) {
   const Arch& arch = source.image.arch;
   if (!source.is_ptx || arch.suffix != 0) return arch.runs_on(device_sm);
   return device_sm >= arch.sm;  // compiled for whatever is there
+}
+
+bool has_kernel(const Image& image, const std::string& name) {
+  const auto found = std::lower_bound(
+      image.kernels.begin(), image.kernels.end(), name,
+      [](const KernelInfo& kernel, const std::string& wanted) { return kernel.name < wanted; });
+  return found != image.kernels.end() && found->name == name;
 }
 
 std::string sizes_text(const std::vector<ParamInfo>& params) {
@@ -90,16 +101,21 @@ UserKernel& UserModule::kernel(const std::string& name) {
   return *kernels_.emplace(name, std::move(kernel)).first->second;
 }
 
-const SourceImage& UserModule::choose(const Device& device) const {
+const SourceImage* UserModule::choose(const Device& device, const std::string& kernel) const {
   const SourceImage* best = nullptr;
+  for (const SourceImage& source : images_) {
+    if (!runs_on(source, device.sm) || !has_kernel(source.image, kernel)) continue;
+    if (best == nullptr || preference(source) > preference(*best)) best = &source;
+  }
+  return best;
+}
+
+void UserModule::fail_no_image(const Device& device) const {
   std::string found;
   for (const SourceImage& source : images_) {
     found += (found.empty() ? "" : ", ") + std::string(source.is_ptx ? "PTX for " : "") +
              source.image.arch.name();
-    if (!runs_on(source, device.sm)) continue;
-    if (best == nullptr || preference(source) > preference(*best)) best = &source;
   }
-  if (best != nullptr) return *best;
   const std::string capability =
       std::to_string(device.sm / 10) + "." + std::to_string(device.sm % 10);
   fail({"arch", origin_, "has no code for " + device.name,
@@ -107,9 +123,8 @@ const SourceImage& UserModule::choose(const Device& device) const {
         "Build it with -arch=sm_" + std::to_string(device.sm) + "."});
 }
 
-std::shared_ptr<const Module> UserModule::on(const Device& device) {
+std::shared_ptr<const Module> UserModule::load(const Device& device, const SourceImage& source) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const SourceImage& source = choose(device);
   std::shared_ptr<const Module>& module = modules_[static_cast<size_t>(&source - images_.data())];
   if (module == nullptr) {
     module = source.is_ptx ? Module::compile(source.image, source.bytes, source.origin)
@@ -120,31 +135,59 @@ std::shared_ptr<const Module> UserModule::on(const Device& device) {
   return module;
 }
 
+std::shared_ptr<const Module> UserModule::on(const Device& device, const std::string& kernel) {
+  const SourceImage* source = choose(device, kernel);
+  if (source == nullptr) fail_no_image(device);
+  return load(device, *source);
+}
+
+std::vector<std::string> UserModule::names() const {
+  std::set<std::string> names;
+  for (const SourceImage& source : images_) {
+    for (const KernelInfo& kernel : source.image.kernels) names.insert(kernel.name);
+  }
+  return {names.begin(), names.end()};
+}
+
+std::map<const SourceImage*, std::string> UserModule::chosen(const Device& device) const {
+  std::map<const SourceImage*, std::string> found;
+  for (const std::string& name : names()) {
+    const SourceImage* source = choose(device, name);
+    if (source != nullptr) found.emplace(source, name);
+  }
+  if (found.empty()) fail_no_image(device);
+  return found;
+}
+
 UserModule::Global UserModule::global(const Device& device, const std::string& name) {
   const Use use(*this);
   const ContextGuard guard(device);
-  const std::shared_ptr<const Module> module = on(device);
-  CUdeviceptr address = 0;
-  size_t bytes = 0;
-  const CUresult result =
-      driver().cuLibraryGetGlobal(&address, &bytes, module->handle(), name.c_str());
-  if (result == CUDA_ERROR_NOT_FOUND) {
-    fail({"no_kernel", "global variable '" + printable(name) + "'", "is not in " + origin_, "", "",
-          "Names are the symbols: C++ mangles variables of namespaces and static ones; one that no "
-          "kernel uses may have been dropped by the compiler."});
+  for (const auto& [source, kernel] : chosen(device)) {
+    const std::shared_ptr<const Module> module = load(device, *source);
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    const CUresult result =
+        driver().cuLibraryGetGlobal(&address, &bytes, module->handle(), name.c_str());
+    if (result == CUDA_ERROR_NOT_FOUND) continue;
+    check(result, "driver",
+          "cuLibraryGetGlobal of '" + printable(name) + "' in " + module->origin());
+    Global global;
+    global.address = static_cast<uint64_t>(address);
+    global.bytes = bytes;
+    return global;
   }
-  check(result, "driver", "cuLibraryGetGlobal of '" + printable(name) + "' in " + module->origin());
-  Global global;
-  global.address = static_cast<uint64_t>(address);
-  global.bytes = bytes;
-  return global;
+  fail({"no_kernel", "global variable '" + printable(name) + "'", "is not in " + origin_, "", "",
+        "Names are the symbols: C++ mangles variables of namespaces and static ones; one that no "
+        "kernel uses may have been dropped by the compiler."});
 }
 
 void UserModule::preload(const Device& device) {
   const Use use(*this);
   const ContextGuard guard(device);
-  const std::shared_ptr<const Module> module = on(device);
-  for (const KernelInfo& info : module->image().kernels) kernel(info.name).preload(device);
+  chosen(device);  // throws where nothing runs there
+  for (const std::string& name : names()) {
+    if (choose(device, name) != nullptr) kernel(name).preload(device);
+  }
 }
 
 void UserModule::look_for_capture(CUstream stream) {
@@ -199,11 +242,11 @@ bool UserModule::unload() {
   return true;
 }
 
-UserKernel::OnDevice& UserKernel::open(const Device& device) {
+UserKernel::OnDevice& UserKernel::make(const Device& device) {
   std::lock_guard<std::mutex> lock(mutex_);
   OnDevice* ready = on_[device.index].load(std::memory_order_relaxed);
   if (ready != nullptr) return *ready;
-  auto made = std::make_unique<OnDevice>(module_.on(device), name());
+  auto made = std::make_unique<OnDevice>(module_.on(device, name()), name());
   const CUfunction function = made->kernel.ready(device, 0);
   check(driver().cuKernelGetAttribute(&made->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
                                       reinterpret_cast<CUkernel>(function), device.handle),

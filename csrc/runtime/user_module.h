@@ -1,5 +1,5 @@
-// UserModule: what torch_cubin.load() returns, one or more images of the same kernels, of which each
-// device gets the best. UserKernel: one of its kernels.
+// UserModule: what torch_cubin.load() returns: one or more images. Of those that have a kernel, each
+// device gets the best. UserKernel: one of the kernels.
 //
 // Nothing reaches the driver before the first launch, global or preload. Nothing is unloaded but by
 // unload(), which waits for launches under way and for submitted work; what a CUDA graph captured
@@ -75,11 +75,18 @@ class UserModule {
     if (!captured_.load(std::memory_order_relaxed)) look_for_capture(stream);
   }
 
-  // The image for the device, given to the driver. Throws [arch] with what is wanted and found.
-  std::shared_ptr<const Module> on(const Device& device);
+  // The image with that kernel that suits the device best, given to the driver. Throws [arch] with
+  // what is wanted and found.
+  std::shared_ptr<const Module> on(const Device& device, const std::string& kernel);
 
  private:
-  const SourceImage& choose(const Device& device) const;
+  // Null where no image with that kernel runs there.
+  const SourceImage* choose(const Device& device, const std::string& kernel) const;
+  std::shared_ptr<const Module> load(const Device& device, const SourceImage& source);
+  [[noreturn]] void fail_no_image(const Device& device) const;
+  // Of every image that some kernel is taken from on that device, one such kernel.
+  std::map<const SourceImage*, std::string> chosen(const Device& device) const;
+  std::vector<std::string> names() const;
   void look_for_capture(CUstream stream);
   void check_same_params() const;
   void refuse_during_capture(const Device& device) const;
@@ -131,7 +138,7 @@ class UserKernel {
 
   OnDevice& on(const Device& device) {
     OnDevice* ready = on_[device.index].load(std::memory_order_acquire);
-    return ready != nullptr ? *ready : open(device);
+    return ready != nullptr ? *ready : make(device);
   }
 
   // Loads the code onto the device now, rather than at the first launch.
@@ -141,7 +148,7 @@ class UserKernel {
   void forget();
 
  private:
-  OnDevice& open(const Device& device);
+  OnDevice& make(const Device& device);
 
   UserModule& module_;  // owns this kernel
   KernelInfo info_;

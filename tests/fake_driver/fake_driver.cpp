@@ -231,10 +231,11 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* o
                            void** values, unsigned count, CUlibraryOption*, void**, unsigned) {
   std::lock_guard<std::mutex> lock(mutex);
   const auto* bytes = static_cast<const char*>(code);
-  if (std::memcmp(bytes,
-                  "\x7f"
-                  "ELF",
-                  4) != 0) {
+  const bool is_elf = std::memcmp(bytes,
+                                  "\x7f"
+                                  "ELF",
+                                  4) == 0;
+  if (!is_elf) {
     const std::string text =
         bytes;  // NUL-terminated, or this reads too far and the sanitizer tells
     for (unsigned i = 0; i < count && text.find("broken") != std::string::npos; ++i) {
@@ -245,7 +246,7 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* o
   }
   auto* made = new Library;
   state.libraries.insert(made);
-  state.images.push_back(bytes[0] == '.' ? std::string("PTX") : hex(bytes, 64));
+  state.images.push_back(is_elf ? hex(bytes, 64) : "PTX");
   *library = reinterpret_cast<CUlibrary>(made);
   return CUDA_SUCCESS;
 }
