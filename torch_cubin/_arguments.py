@@ -98,8 +98,17 @@ def _wrong_size(facts: KernelFacts, param: Param, got: str, advice: str = "") ->
     )
 
 
+# What isinstance() takes microseconds to tell: torch.Tensor's is Python code.
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
 def _pack_one(facts: KernelFacts, param: Param, argument: Any) -> tuple[bytes, int | None]:
-    if isinstance(argument, torch.Tensor):
+    exact = type(argument)
+    if exact is int:
+        return _pack_int(facts, param, argument), None
+    if exact is float:
+        return _pack_float(facts, param, argument), None
+    if exact in _TENSORS or isinstance(argument, torch.Tensor):
         return _pointer(facts, param, *_tensor_address(facts, param, argument, dense=True))
     if isinstance(argument, Strided):
         inner = argument.tensor

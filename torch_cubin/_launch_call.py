@@ -57,12 +57,13 @@ def launch(
             raise _refuse(facts, "needs a block", "block=threads or block=(x, y, z)", "none")
         block = facts.required_block
     pieces, device = _arguments.pack(facts, arguments)
-    call = Call(size=ctypes.sizeof(Call))
-    call.grid[:] = _triple(facts, "grid", grid)
-    call.block[:] = _triple(facts, "block", block)
-    call.shared_memory = _integer(facts, "shared_memory", shared_memory)
+    call = Call(ctypes.sizeof(Call))
+    call.grid = _triple(facts, "grid", grid)
+    call.block = _triple(facts, "block", block)
+    if shared_memory != 0:
+        call.shared_memory = _integer(facts, "shared_memory", shared_memory)
     if cluster is not None:
-        call.cluster[:] = _triple(facts, "cluster", cluster)
+        call.cluster = _triple(facts, "cluster", cluster)
         call.flags |= CLUSTER
     if cooperative:
         call.flags |= COOPERATIVE
@@ -84,8 +85,13 @@ def launch(
             )
         device = where if device is None else device
     call.device = current_device() if device is None else device
-    buffers = [ctypes.create_string_buffer(piece, len(piece)) for piece in pieces]
-    params = (ctypes.c_void_p * max(1, len(buffers)))(*map(ctypes.addressof, buffers))
+    # One block of memory, each piece at a multiple of 8 bytes, and a pointer to each.
+    values = ctypes.create_string_buffer(b"".join(p.ljust(-(-len(p) // 8) * 8) for p in pieces))
+    params = (ctypes.c_void_p * (len(pieces) or 1))()
+    address = ctypes.addressof(values)
+    for index, piece in enumerate(pieces):
+        params[index] = address
+        address += -(-len(piece) // 8) * 8
     call.params = ctypes.addressof(params)
     _lib.kernel_launch(handle, call)
 
@@ -123,6 +129,8 @@ def _integer(facts: KernelFacts, name: str, value: Any, bits: int = 64) -> int:
 
 def _triple(facts: KernelFacts, name: str, value: Any) -> tuple[int, int, int]:
     """x, or a sequence of one to three of x, y, z; what is missing is 1."""
+    if type(value) is int and 0 <= value < 1 << 63:
+        return value, 1, 1
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
         return _integer(facts, name, value), 1, 1
     if not 1 <= len(value) <= 3:
