@@ -87,10 +87,10 @@ TORCH_CUBIN_API char* torch_cubin_kernel_preload(void* kernel, int index) {
   });
 }
 
-// {"unloaded": false} where a captured graph keeps it.
-TORCH_CUBIN_API char* torch_cubin_module_unload(void* module) {
+// {"unloaded": false} where a captured graph, or the caller, keeps it loaded.
+TORCH_CUBIN_API char* torch_cubin_module_unload(void* module, int keep) {
   return answer([&] {
-    const json out = {{"unloaded", module_of(module).unload()}};
+    const json out = {{"unloaded", module_of(module).unload(keep != 0)}};
     return out.dump();
   });
 }

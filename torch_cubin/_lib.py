@@ -73,7 +73,7 @@ def _declare_modules(library: ctypes.CDLL) -> None:
     library.torch_cubin_module_global.argtypes = [handle, ctypes.c_int, *name]
     library.torch_cubin_module_preload.argtypes = [handle, ctypes.c_int]
     library.torch_cubin_kernel_preload.argtypes = [handle, ctypes.c_int]
-    library.torch_cubin_module_unload.argtypes = [handle]
+    library.torch_cubin_module_unload.argtypes = [handle, ctypes.c_int]
     library.torch_cubin_kernel_launch.argtypes = [handle, ctypes.c_void_p]
     library.torch_cubin_encode_tensor_map.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     library.torch_cubin_pointer_device.argtypes = [ctypes.c_uint64]
@@ -163,9 +163,9 @@ def kernel_preload(kernel: int, device: int) -> None:
     _answer(load().torch_cubin_kernel_preload(kernel, device))
 
 
-def module_unload(module: int) -> bool:
-    """False where a captured CUDA graph keeps the module loaded."""
-    return _answer(load().torch_cubin_module_unload(module))["unloaded"]
+def module_unload(module: int, keep: bool) -> bool:
+    """Closes it; False where a captured CUDA graph, or `keep`, leaves it loaded."""
+    return _answer(load().torch_cubin_module_unload(module, keep))["unloaded"]
 
 
 def module_drop(module: int) -> None:

@@ -179,17 +179,14 @@ class Module:
         captured there: CaptureError [capture].
         """
         living = len(self._globals)
-        if living:
-            self._closed = True
-            return self._stays(
-                f"{living} tensor{'s' if living > 1 else ''} over its global variables",
-                "Delete them and unload again.",
-            )
-        unloaded = _lib.module_unload(self._handle)
+        unloaded = _lib.module_unload(self._handle, keep=living > 0)
         self._closed = True
-        if not unloaded:
-            return self._stays("a CUDA graph that captured a kernel of it", "")
-        return True
+        if unloaded:
+            return True
+        if living:
+            tensors = f"{living} tensor{'s' if living > 1 else ''} over its global variables"
+            return self._stays(tensors, "Delete them and unload again.")
+        return self._stays("a CUDA graph that captured a kernel of it", "")
 
     def _stays(self, what: str, advice: str) -> bool:
         text = f"torch_cubin [closed]: {self.origin} stays loaded: it is needed by {what}. {advice}"

@@ -210,14 +210,14 @@ void UserModule::refuse_during_capture(const Device& device) const {
         "Unload it after the capture."});
 }
 
-bool UserModule::unload() {
+bool UserModule::unload(bool keep) {
   std::lock_guard<std::mutex> one(unload_mutex_);
   bool used[kMaxDevices];
   {
     std::lock_guard<std::mutex> lock(mutex_);
     std::copy(std::begin(used_), std::end(used_), std::begin(used));
   }
-  if (loaded() && !captured_) {
+  if (loaded() && !captured_ && !keep) {
     for (int i = 0; i < kMaxDevices; ++i) {
       if (used[i]) refuse_during_capture(device(i));
     }
@@ -225,7 +225,7 @@ bool UserModule::unload() {
   closed_.store(true);
   while (users_.load() != 0) pause_for_launches();
   if (!loaded()) return true;
-  if (captured_) return false;
+  if (captured_ || keep) return false;
   // Nobody launches any more: nothing below needs a lock.
   for (int i = 0; i < kMaxDevices; ++i) {
     if (!used_[i]) continue;

@@ -50,10 +50,10 @@ class UserModule {
   // Loads every kernel that the device's image has, completely.
   void preload(const Device& device);
 
-  // True where everything is given back to the driver; false where a CUDA graph has captured a
-  // kernel, and all stays loaded. Either way the module is closed. After an error it can be called
-  // again.
-  bool unload();
+  // True where everything is given back to the driver; false where all stays loaded: a CUDA graph
+  // has captured a kernel, or the caller says that it is in use (`keep`). Either way the module is
+  // closed. After an error it can be called again.
+  bool unload(bool keep);
 
   // Whether the driver holds any of it. Such a module must not be deleted.
   bool loaded() const { return loaded_.load(std::memory_order_acquire); }

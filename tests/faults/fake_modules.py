@@ -284,6 +284,8 @@ def test_dropped_modules(driver):
 
 def test_global_tensors(driver, several):
     driver.declare_global("table", 64)
+    kernel = several["vec_add"]
+    add(kernel)
     table = several.global_tensor("table", torch.float32, (4, 4), device=0)
     table.fill_(3)
     again = several.global_tensor("table", torch.bfloat16, [32], "cuda:0")
@@ -295,6 +297,8 @@ def test_global_tensors(driver, several):
         assert several.unload() is False
     with pytest.raises(errors.ClosedError):
         several["vec_add"]
+    with pytest.raises(errors.ClosedError):
+        add(kernel)
     part = again[4:8].view(torch.uint8)
     del table, again
     with pytest.warns(RuntimeWarning, match="1 tensor over its global"):
