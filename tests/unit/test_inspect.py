@@ -78,7 +78,8 @@ def test_container_prints_a_table_of_its_entries() -> None:
     assert "    param type   size  align  kind     name" in lines
     nested = str(torch_cubin.inspect(containers.FOLDER / "vec_add.object")).splitlines()
     assert nested[0] == "host ELF file (x86-64), 6888 bytes, 1 fatbin"
-    assert nested[5] == "fatbin 0 '.nv_fatbin': fatbin, 1496 bytes, 2 entries"
+    assert nested[1] == "cubins for sm_80; PTX for sm_80; 1 kernel"
+    assert nested[6] == "fatbin 0 '.nv_fatbin': fatbin, 1496 bytes, 2 entries"
     relocatable = str(torch_cubin.inspect(containers.FOLDER / "vec_add.relocatable"))
     assert relocatable.startswith("relocatable cubin (link it before loading) for sm_90a, CUDA 13")
 
