@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()  # here, where a closed pipe is understood
+        return status
     except torch_cubin.Error as error:
         print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `inspect LIBRARY | head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

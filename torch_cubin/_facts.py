@@ -222,6 +222,8 @@ class Container:
             "c_source": ("C source", "array"),
         }[self.kind]
         head = f"{what}, {self.size} bytes, {_count(len(self.entries), unit)}"
+        if self.kind == "host_elf":
+            head += f"\n{_summary(self.images())}"
         parts = [head, _entry_table(self.entries)]
         for index, entry in enumerate(self.entries):
             title = f"{unit} {index}"
@@ -267,6 +269,20 @@ def _entry_table(entries: tuple[Entry, ...]) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def _summary(images: list[Image | Ptx]) -> str:
+    """What many fatbins hold together: "cubins for sm_80, sm_90a; PTX for sm_90; 24 kernels"."""
+    archs: dict[str, dict[str, int]] = {}
+    for image in images:
+        what = {"ptx": "PTX", "cubin": "cubins"}.get(image.kind, "relocatable cubins")
+        archs.setdefault(what, {})[image.arch] = image.sm
+    parts = [
+        f"{what} for {', '.join(sorted(found, key=lambda arch: (found[arch], arch)))}"
+        for what, found in sorted(archs.items(), key=lambda item: item[0].lower())
+    ]
+    names = {kernel.name for image in images for kernel in image.kernels}
+    return "; ".join([*parts, _count(len(names), "kernel")])
 
 
 def _entry_arch(entry: Entry) -> str:

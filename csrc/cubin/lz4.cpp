@@ -1,4 +1,6 @@
 // lz4_decompress, and what the two decoders share.
+#include <cstring>
+
 #include "cubin/decompress.h"
 #include "cubin/error.h"
 
@@ -31,6 +33,10 @@ void copy_match(Buffer& out, size_t distance, size_t length) {
   out.resize(out.size() + length);
   uint8_t* to = out.data() + (out.size() - length);
   const uint8_t* from = out.data() + start;
+  if (length <= distance) {
+    std::memcpy(to, from, length);
+    return;
+  }
   for (size_t i = 0; i < length; ++i) to[i] = from[i];  // they may overlap, on purpose
 }
 

@@ -96,11 +96,16 @@ uint64_t BackwardBits::read(int count) {
   if (count == 0 || left_ + count <= 0) return 0;
   const int missing = left_ < 0 ? static_cast<int>(-left_) : 0;  // below `count`
   const auto from = static_cast<uint64_t>(left_ < 0 ? 0 : left_);
-  const size_t first = static_cast<size_t>(from / 8);
-  const size_t last = static_cast<size_t>((from + static_cast<uint64_t>(count - missing) - 1) / 8);
-  uint64_t value = 0;
-  for (size_t i = last + 1; i-- > first;) value = value << 8 | bytes_.data()[i];
-  value = value >> (from % 8) & ((uint64_t{1} << (count - missing)) - 1);
+  const auto first = static_cast<size_t>(from / 8);
+  const uint8_t* start = bytes_.data() + first;
+  const size_t inside = bytes_.size() - first;
+  uint64_t word = 0;
+  if (inside >= 8) {  // the usual case, apart so that a compiler makes one load of it
+    for (int i = 0; i < 8; ++i) word |= uint64_t{start[i]} << (8 * i);
+  } else {
+    for (size_t i = 0; i < inside; ++i) word |= uint64_t{start[i]} << (8 * i);
+  }
+  const uint64_t value = word >> (from % 8) & ((uint64_t{1} << (count - missing)) - 1);
   return value << missing;
 }
 

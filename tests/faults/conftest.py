@@ -28,8 +28,12 @@ def driver():
 
 
 @pytest.fixture(autouse=True)
-def clean(driver):
+def clean(request: pytest.FixtureRequest):
     """Nothing recorded or failing at the start; no rule of the driver broken at the end."""
+    if not request.path.name.startswith("fake_"):  # test_faults.py, which has the real driver
+        yield
+        return
+    driver = request.getfixturevalue("driver")
     driver.reset()
     yield
     assert driver.violations() == []

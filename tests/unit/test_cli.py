@@ -88,6 +88,19 @@ def test_inspect_names_what_it_does_not_read(data, what, capsys, tmp_path) -> No
     assert what in captured.err
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path) -> None:
+    path = tmp_path / "many.cpp"
+    path.write_text(containers.tensorrt_llm({f"k{i}": SEVERAL.read_bytes() for i in range(100)}))
+    command = f"{sys.executable} -m torch_cubin inspect {path} | head -n 1"
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, cwd=real_cubins.ROOT
+    )
+    assert (done.stdout, done.stderr) == (
+        f"C source, {path.stat().st_size} bytes, 100 arrays\n",
+        "",
+    )
+
+
 def test_an_error_is_one_line_and_status_1(capsys, tmp_path) -> None:
     assert cli.main(["inspect", str(tmp_path / "none.cubin")]) == 1
     captured = capsys.readouterr()

@@ -68,27 +68,18 @@ def test_container_gives_images_and_types() -> None:
 def test_container_prints_a_table_of_its_entries() -> None:
     lines = str(torch_cubin.inspect(containers.FOLDER / "vec_add.zstd.fatbin")).splitlines()
     assert lines[0] == "fatbin, 3520 bytes, 4 entries"
-    assert lines[2].split() == (
-        ["#", "kind", "arch", "offset", "stored", "size", "compression", "flags", "name", "options"]
-    )
-    assert lines[3].split() == [
-        "0",
-        "cubin",
-        "sm_80",
-        "96",
-        "710",
-        "2920",
-        "zstd",
-        "0x8013",
-        "vec_add.cu",
-    ]
+    titles = ["#", "kind", "arch", "offset", "stored", "size", "compression", "flags", "name"]
+    assert lines[2].split() == [*titles, "options"]
+    first = ["0", "cubin", "sm_80", "96", "710", "2920", "zstd", "0x8013", "vec_add.cu"]
+    assert lines[3].split() == first
     assert lines[6].split()[1:3] == ["ptx", "sm_80"]
     assert lines[6].endswith("vec_add.cu  -O3 -v")
     assert lines[8] == "entry 0 'vec_add.cu': cubin for sm_80, CUDA 11.8, 2920 bytes, 1 kernel"
     assert "    param type   size  align  kind     name" in lines
     nested = str(torch_cubin.inspect(containers.FOLDER / "vec_add.object")).splitlines()
     assert nested[0] == "host ELF file (x86-64), 6888 bytes, 1 fatbin"
-    assert nested[5] == "fatbin 0 '.nv_fatbin': fatbin, 1496 bytes, 2 entries"
+    assert nested[1] == "cubins for sm_80; PTX for sm_80; 1 kernel"
+    assert nested[6] == "fatbin 0 '.nv_fatbin': fatbin, 1496 bytes, 2 entries"
     relocatable = str(torch_cubin.inspect(containers.FOLDER / "vec_add.relocatable"))
     assert relocatable.startswith("relocatable cubin (link it before loading) for sm_90a, CUDA 13")
 
