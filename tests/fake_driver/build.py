@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -14,10 +15,10 @@ ROOT = HERE.parents[1]
 
 def cuda_include() -> Path | None:
     """The folder of cuda.h, found as the build of the library finds it; None without a toolkit."""
-    spec = importlib.util.spec_from_file_location(
-        "toolkit", ROOT / "csrc" / "kernels" / "toolkit.py"
-    )
+    path = ROOT / "csrc" / "kernels" / "toolkit.py"
+    spec = importlib.util.spec_from_file_location("fake_driver_toolkit", path)
     toolkit = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = toolkit  # dataclasses looks a class's module up here
     spec.loader.exec_module(toolkit)
     try:
         return Path(toolkit.find_toolkit().include)
