@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import runpy
 import struct
 import threading
 import time
@@ -423,6 +424,15 @@ def test_a_global_tensor_keeps_its_module() -> None:
     gc.collect()
     table.copy_(torch.full((4,), 3.0))
     assert (table + 1).tolist() == [4] * 4
+
+
+def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    path = DATA.parents[1] / "examples" / "vec_add.py"
+    monkeypatch.setattr("sys.argv", [str(path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0
+    assert "right" in capsys.readouterr().out
 
 
 def test_refused_calls_leave_the_context_whole(module) -> None:
