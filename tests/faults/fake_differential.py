@@ -1,4 +1,4 @@
-"""Random calls through the extension and through Python alone: one launch, or one error, of both."""
+"""Random calls, through the extension and through Python alone, end alike."""
 
 from __future__ import annotations
 
