@@ -84,3 +84,8 @@ def run(*commands: Sequence[object], timeout: float = 300) -> list[str]:
 def facts(path: Path) -> dict[str, Any]:
     """The image in a file, or {"error": {"tag", "message"}}."""
     return json.loads(run(("facts", path))[0])
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What inspect_to_json finds in a file, or {"error": {"tag", "message"}}."""
+    return json.loads(run(("inspect", path))[0])
