@@ -36,11 +36,13 @@ def sources() -> list[Path]:
     return sorted((ROOT / "csrc" / "cubin").glob("*.cpp"))
 
 
-def build(main: Path, compiler: str = "g++", extra: Sequence[str] = ()) -> Path:
-    """The program made of `main` and csrc/cubin, with sanitizers where the compiler has them."""
+def build(
+    main: Path, compiler: str = "g++", extra: Sequence[str] = (), more: Sequence[Path] = ()
+) -> Path:
+    """The program of `main`, csrc/cubin and `more`, with sanitizers where the compiler has them."""
     headers = sorted((ROOT / "csrc" / "cubin").glob("*.h"))
     digest = hashlib.sha256(repr((compiler, FLAGS, SANITIZE, list(extra))).encode())
-    for path in [main, *sources(), *headers]:
+    for path in [main, *more, *sources(), *headers]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     program = BUILD / f"{main.stem}-{digest.hexdigest()[:16]}"
     if program.exists():
@@ -50,7 +52,7 @@ def build(main: Path, compiler: str = "g++", extra: Sequence[str] = ()) -> Path:
         old.unlink()
     unfinished = BUILD / f".{program.name}.{os.getpid()}"
     command = [compiler, *FLAGS, *extra, f"-I{ROOT / 'csrc'}", f"-isystem{json_include()}"]
-    command += [str(path) for path in (main, *sources())] + ["-o", str(unfinished)]
+    command += [str(path) for path in (main, *more, *sources())] + ["-o", str(unfinished)]
     found = subprocess.run([*command, *SANITIZE], capture_output=True, text=True)
     if found.returncode != 0 and "asan" in found.stderr:  # no runtime of the sanitizers
         found = subprocess.run(command, capture_output=True, text=True)
