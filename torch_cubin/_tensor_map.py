@@ -54,7 +54,7 @@ class _Spec(ctypes.Structure):
         ("swizzle", ctypes.c_uint32),
         ("l2_promotion", ctypes.c_uint32),
         ("oob_fill", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
+        ("device", ctypes.c_int32),
         ("address", ctypes.c_void_p),
         ("dims", ctypes.c_uint64 * _MAX_DIMS),
         ("strides", ctypes.c_uint64 * _MAX_DIMS),
@@ -156,6 +156,7 @@ class TensorMap:
                     f"a multiple of {step} bytes below 2^40",
                     f"{stride * item} bytes",
                 )
+        spec.device = tensor.device.index or 0
         spec.address = tensor.data_ptr()
         spec.dims[:rank] = shape[::-1]
         spec.strides[: rank - 1] = [stride * item for stride in strides[-2::-1]]

@@ -1,6 +1,7 @@
 // choose_entry: which of several images serves a device.
 #include <algorithm>
 
+#include "cubin/arch.h"
 #include "cubin/container.h"
 #include "cubin/error.h"
 
@@ -8,21 +9,6 @@ namespace torch_cubin {
 namespace {
 
 constexpr size_t kMaxShown = 12;
-
-// Higher serves better; 0: not at all. An exact 'a' beats a family beats a plain arch, and within
-// each the later arch wins.
-int rank_cubin(const Arch& arch, int device_sm) {
-  if (!arch.runs_on(device_sm)) return 0;
-  const int group = arch.suffix == 'a' ? 3 : arch.suffix == 'f' ? 2 : 1;
-  return group * 10000 + arch.sm;
-}
-
-// PTX for a plain arch is compiled for any later device; for an 'a' or 'f' arch it is bound to the
-// devices that the cubin would be.
-int rank_ptx(const Arch& arch, int device_sm) {
-  if (arch.suffix != 0) return rank_cubin(arch, device_sm);
-  return arch.sm <= device_sm ? 10000 + arch.sm : 0;
-}
 
 std::string found_text(const std::vector<Entry>& entries) {
   std::vector<std::string> names;

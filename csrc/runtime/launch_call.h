@@ -36,7 +36,7 @@ struct torch_cubin_tensor_map {
   uint32_t swizzle;
   uint32_t l2_promotion;
   uint32_t oob_fill;
-  uint32_t unused;
+  int32_t device; /* of the tensor */
   void* address;
   uint64_t dims[TORCH_CUBIN_MAP_DIMS];
   uint64_t strides[TORCH_CUBIN_MAP_DIMS]; /* bytes, from the second dim on */

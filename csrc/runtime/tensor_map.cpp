@@ -3,12 +3,13 @@
 #include <cstring>
 #include <string>
 
-#include "driver/driver.h"
+#include "runtime/device.h"
 
 namespace torch_cubin {
 
 void encode_tensor_map(const torch_cubin_tensor_map& map, uint8_t* out) {
   static_assert(sizeof(CUtensorMap) == kTensorMapBytes, "the size that kernels take");
+  const ContextGuard guard(device(map.device));  // a thread may never have touched CUDA
   alignas(64) CUtensorMap encoded;  // the driver wants 64 bytes, a launch copies from anywhere
   check(driver().cuTensorMapEncodeTiled(&encoded, static_cast<CUtensorMapDataType>(map.data_type),
                                         map.rank, map.address, map.dims, map.strides, map.box,

@@ -6,23 +6,19 @@
 #include <set>
 #include <utility>
 
+#include "cubin/arch.h"
 #include "cubin/error.h"
 
 namespace torch_cubin {
 namespace {
 
 // The design's order: exactly this device's arch, its family, the same major at the nearest lower
-// minor; PTX only where no image runs.
-int preference(const SourceImage& source) {
-  const Arch& arch = source.image.arch;
-  if (source.is_ptx) return arch.sm;
-  return 10000 + (arch.suffix == 'a' ? 2000 : arch.suffix == 'f' ? 1000 : 0) + arch.sm;
-}
-
-bool runs_on(const SourceImage& source, int device_sm) {
-  const Arch& arch = source.image.arch;
-  if (!source.is_ptx || arch.suffix != 0) return arch.runs_on(device_sm);
-  return device_sm >= arch.sm;  // compiled for whatever is there
+// minor; PTX only where no cubin runs. 0: not at all.
+int rank(const SourceImage& source, int device_sm) {
+  constexpr int kBeforePtx = 1000000;
+  if (source.is_ptx) return rank_ptx(source.image.arch, device_sm);
+  const int cubin = rank_cubin(source.image.arch, device_sm);
+  return cubin == 0 ? 0 : kBeforePtx + cubin;
 }
 
 bool has_kernel(const Image& image, const std::string& name) {
@@ -103,9 +99,13 @@ UserKernel& UserModule::kernel(const std::string& name) {
 
 const SourceImage* UserModule::choose(const Device& device, const std::string& kernel) const {
   const SourceImage* best = nullptr;
+  int best_rank = 0;
   for (const SourceImage& source : images_) {
-    if (!runs_on(source, device.sm) || !has_kernel(source.image, kernel)) continue;
-    if (best == nullptr || preference(source) > preference(*best)) best = &source;
+    if (!has_kernel(source.image, kernel)) continue;
+    const int value = rank(source, device.sm);
+    if (value <= best_rank) continue;  // of equals the first
+    best = &source;
+    best_rank = value;
   }
   return best;
 }
@@ -125,10 +125,12 @@ void UserModule::fail_no_image(const Device& device) const {
 
 std::shared_ptr<const Module> UserModule::load(const Device& device, const SourceImage& source) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<const Module>& module = modules_[static_cast<size_t>(&source - images_.data())];
+  const auto index = static_cast<size_t>(&source - images_.data());
+  std::shared_ptr<const Module>& module = modules_[index];
   if (module == nullptr) {
     module = source.is_ptx ? Module::compile(source.image, source.bytes, source.origin)
                            : Module::load(source.image, source.bytes, source.origin);
+    std::vector<uint8_t>().swap(images_[index].bytes);  // the driver has its own, for all devices
     loaded_.store(true, std::memory_order_release);
   }
   used_[device.index] = true;

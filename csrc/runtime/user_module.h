@@ -91,7 +91,7 @@ class UserModule {
   void check_same_params() const;
   void refuse_during_capture(const Device& device) const;
 
-  std::vector<SourceImage> images_;  // the bytes go when the last device has its own
+  std::vector<SourceImage> images_;  // their bytes, guarded by mutex_, go when they are loaded
   std::string origin_;
   std::mutex mutex_;                                    // guards what follows
   std::vector<std::shared_ptr<const Module>> modules_;  // beside images_, null until loaded
