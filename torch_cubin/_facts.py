@@ -175,6 +175,14 @@ class Ptx(_Kernels):
 
 
 @dataclasses.dataclass(frozen=True)
+class Fault:
+    """Why an entry could not be read: the tag and the text that an error of its own would have."""
+
+    tag: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Entry:
     """One thing in a container. `content` is None where it is of no kind that can be read, and
     where it is damaged: then `error` says how."""
@@ -189,7 +197,7 @@ class Entry:
     flags: int  # of a fatbin's entry
     options: str  # the compiler's, where a fatbin holds them
     content: Image | Ptx | Container | None
-    error: dict[str, str] | None  # {"tag", "message"}
+    error: Fault | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +238,7 @@ class Container:
             if entry.name:
                 title += f" '{shown(entry.name)}'"
             if entry.error is not None:
-                parts.append(f"{title}: {entry.error['message']}")
+                parts.append(f"{title}: {entry.error.message}")
             elif entry.content is not None:
                 parts.append(_indented(f"{title}: {entry.content}"))
         return "\n\n".join(parts)

@@ -10,6 +10,7 @@ from torch_cubin import _lib, errors
 from torch_cubin._facts import (
     Container,
     Entry,
+    Fault,
     Image,
     Kernel,
     Param,
@@ -102,8 +103,14 @@ def _content(facts: dict[str, Any]) -> Image | Ptx | Container:
     if "entries" in facts:
         entries = []
         for entry in facts["entries"]:
-            content = entry.pop("content")
-            entries.append(Entry(content=_content(content) if content else None, **entry))
+            content, error = entry.pop("content"), entry.pop("error")
+            entries.append(
+                Entry(
+                    content=_content(content) if content is not None else None,
+                    error=Fault(**error) if error is not None else None,
+                    **entry,
+                )
+            )
         return Container(**{**facts, "entries": tuple(entries)})
     image, kernel, param = (
         (Ptx, PtxKernel, PtxParam) if facts["kind"] == "ptx" else (Image, Kernel, Param)
@@ -121,6 +128,7 @@ def _content(facts: dict[str, Any]) -> Image | Ptx | Container:
 __all__ = [
     "Container",
     "Entry",
+    "Fault",
     "Image",
     "Kernel",
     "Param",

@@ -66,6 +66,16 @@ def test_fatbin_lists_and_unpacks_its_entries(packing: str, tmp_path: Path) -> N
     assert path.stat().st_size - end < 8
 
 
+@pytest.mark.parametrize(
+    "path",
+    [real_cubins.DATA / IMAGES["sm_90a"], FOLDER / "vec_add.ptx", FOLDER / "vec_add.relocatable"],
+    ids=lambda path: path.name,
+)
+def test_an_image_alone_is_a_container_of_one(path: Path, tmp_path: Path) -> None:
+    """For load(), which takes any of them."""
+    assert unpacked(path, 0, out=tmp_path / "out") == path.read_bytes()
+
+
 def test_lto_ir_is_listed_by_name() -> None:
     (entry,) = cubin_check.inspect(FOLDER / "vec_add.lto.fatbin")["entries"]
     assert (entry["kind"], entry["arch"], entry["compression"]) == ("lto_ir", "sm_90", "unknown")

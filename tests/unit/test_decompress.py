@@ -35,6 +35,7 @@ def refused(how: str, stored: bytes, size: int, folder: Path, *words: str) -> No
 def samples() -> dict[str, bytes]:
     """Data of every kind of entropy, so that every part of the format is used."""
     random.seed(20261121)
+    words = [random.randbytes(4) for _ in range(300)]
     cubins = b"".join(path.read_bytes() for path in real_cubins.COMMITTED)
     skewed = bytes(
         random.choices(range(256), weights=[2 ** (8 - i // 8) for i in range(256)], k=70_000)
@@ -49,6 +50,9 @@ def samples() -> dict[str, bytes]:
         "random": random.randbytes(200_000),
         "skewed": skewed,
         "two symbols": bytes(random.choices(b"ab", k=50_000)),
+        # So few symbols that zstd writes their Huffman weights plainly; many short matches.
+        "few low symbols": bytes(random.choices(range(6), weights=[40, 20, 9, 5, 2, 1], k=4000)),
+        "short words": b"".join(random.choices(words, k=70_000)),
         "all symbols": bytes(range(256)) * 600,
         "runs": b"".join(
             bytes([random.randrange(256)]) * random.randrange(1, 400) for _ in range(999)

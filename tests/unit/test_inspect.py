@@ -91,7 +91,9 @@ def test_a_damaged_entry_is_shown_beside_the_others() -> None:
     data[at : at + 4] = b"oops"
     damaged = torch_cubin.inspect(bytes(data))
     assert damaged.entries[1].content is None
-    assert damaged.entries[1].error["tag"] == "image"
+    assert damaged.entries[1].error.tag == "image"
+    assert set(damaged.to_dict()["entries"][1]["error"]) == {"tag", "message"}
+    assert len({damaged, torch_cubin.inspect(bytes(data))}) == 1
     assert damaged.images() == [image for image in found.images() if image.arch != "sm_90a"]
     assert (
         "entry 1 'vec_add.cu': torch_cubin [image]: entry 1 of the bytes given is damaged"
