@@ -14,8 +14,8 @@ PY := .venv/bin/python
 READY := .venv/ready
 LIBRARY := torch_cubin/_C.so
 HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
-	\( -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print) $(wildcard csrc/kernels/*_params.h)
-FORMATTED := $(shell find csrc tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
+	\( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print) $(wildcard csrc/kernels/*_params.h)
+FORMATTED := $(shell find csrc tests \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
 .PHONY: help demo test lint format bench build wheel clean environment
@@ -52,7 +52,7 @@ demo: $(LIBRARY) kernels-demo
 	@$(PY) -m torch_cubin demo
 
 test: $(LIBRARY) kernels-test
-	@$(PY) -m pytest tests/unit tests/ops tests/gpu $(PYTEST)
+	@$(PY) -m pytest tests/unit tests/ops tests/faults tests/gpu $(PYTEST)
 
 lint: $(LIBRARY)
 	@$(PY) -m ruff check .
@@ -79,5 +79,5 @@ wheel: $(READY)
 	@$(PY) tools/portability.py --tag dist
 
 clean:
-	rm -rf build dist torch_cubin/cubins torch_cubin/_C.so torch_cubin.egg-info
+	rm -rf build dist torch_cubin/cubins torch_cubin/_C.so torch_cubin/_launch.abi3.so torch_cubin.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,5 @@
-"""Builds torch_cubin: the library torch_cubin/_C.so, and the kernel package torch_cubin/cubins.
+"""Builds torch_cubin: the library torch_cubin/_C.so, the kernel package torch_cubin/cubins, and the
+extension module torch_cubin/_launch.abi3.so, without which kernel calls from Python take longer.
 
     pip install --no-build-isolation .        (or -e .)
 
@@ -18,7 +19,9 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import setuptools
@@ -163,6 +166,30 @@ def extension():
     )
 
 
+def build_launch_extension(target: Path) -> None:
+    """csrc/python_launch.c, by the limited API: one file for every Python from 3.10 on.
+
+    Apart from the library, which uses no Python. Where Python's headers or a C compiler are missing
+    it is left out: torch_cubin/_extension.py does without.
+    """
+    include = Path(sysconfig.get_paths()["include"])
+    compiler = shutil.which(os.environ.get("CC", "").split(" ")[0] or "cc") or shutil.which("gcc")
+    if compiler is None or not (include / "Python.h").is_file():
+        missing = "a C compiler" if compiler is None else f"{include / 'Python.h'}"
+        print(f"torch_cubin: {missing} is missing: built without {target.name}, calls of your own")
+        print("kernels from Python take some microseconds longer")
+        target.unlink(missing_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    command = [compiler, "-std=c99", "-O2", "-g0", "-Wall", "-Wextra", "-fPIC", "-shared"]
+    command += ["-fvisibility=hidden", "-Wno-missing-field-initializers", "-Wl,--as-needed"]
+    command += ["-DPy_LIMITED_API=0x030A0000", f"-ffile-prefix-map={ROOT}/="]
+    command += [f"-I{include}", f"-I{ROOT / 'csrc'}", str(ROOT / "csrc" / "python_launch.c")]
+    done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"\n{done.stderr}\n")
+
+
 def copy_kernels(source: Path, target: Path) -> None:
     """The manifest and what it lists: a folder may still hold cubins of an older build."""
     shutil.rmtree(target, ignore_errors=True)
@@ -185,6 +212,8 @@ def build_ext_class():
             write_params_digests(kernel_build())
             os.environ.setdefault("MAX_JOBS", "2")  # a compiler takes about 1 GB
             super().run()
+            package = PACKAGE if self.inplace else Path(self.build_lib) / "torch_cubin"
+            build_launch_extension(package / "_launch.abi3.so")
             if not self.inplace and (PACKAGE / "cubins" / "manifest.json").is_file():
                 # Not package_data: that is collected before the kernels are built.
                 copy_kernels(PACKAGE / "cubins", Path(self.build_lib) / "torch_cubin" / "cubins")

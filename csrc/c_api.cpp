@@ -2,52 +2,22 @@
 // The library uses no Python C API, so one file serves every Python.
 //
 // Functions that return char* give a malloc'd JSON object that the caller passes to
-// torch_cubin_free; a failure is the object {"error": {"tag": ..., "message": ...}}. No exception
-// leaves this file.
+// torch_cubin_free (csrc/c_answer.h). Modules and launches are in c_api_modules.cpp.
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "c_answer.h"
 #include "contract/catalog.h"
 #include "cubin/error.h"
-#include "cubin/image.h"
+#include "cubin/inspect.h"
 #include "runtime/device.h"
 #include "runtime/kernel.h"
-
-#define TORCH_CUBIN_API extern "C" __attribute__((visibility("default")))
 
 namespace torch_cubin {
 namespace {
 
 using nlohmann::json;
-
-char* copy_text(const std::string& text) {
-  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (copy != nullptr) std::memcpy(copy, text.c_str(), text.size() + 1);
-  return copy;
-}
-
-std::string error_json(const std::string& tag, const std::string& message) {
-  const json error = {{"error", {{"tag", tag}, {"message", message}}}};
-  return error.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-char* answer(const std::function<std::string()>& make) {
-  try {
-    return copy_text(make());
-  } catch (const Error& error) {
-    return copy_text(error_json(error.tag(), error.what()));
-  } catch (const std::bad_alloc&) {
-    return copy_text(error_json("oom", "torch_cubin [oom]: the host is out of memory."));
-  } catch (const std::exception& error) {
-    return copy_text(
-        error_json("internal", std::string("torch_cubin [internal]: ") + error.what()));
-  } catch (...) {
-    return nullptr;
-  }
-}
 
 std::string device_json(int index) {
   const Device& d = device(index);
@@ -71,11 +41,10 @@ std::string device_json(int index) {
 
 using namespace torch_cubin;
 
-// The facts in an image's bytes: {"image": {...}}. Never touches the driver.
+// What a file's bytes hold: {"file": {...}} (cubin/inspect.h). Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, const char* origin) {
   return answer([&] {
-    const Image image = parse_cubin(data, size, origin != nullptr ? origin : "bytes");
-    return "{\"image\": " + image_to_json(image) + "}";
+    return "{\"file\": " + inspect_to_json(data, size, origin != nullptr ? origin : "bytes") + "}";
   });
 }
 

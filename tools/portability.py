@@ -79,6 +79,8 @@ def tag(wheel: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         library = Path(archive.extract("torch_cubin/_C.so", folder))
         excess, text = too_new(library), summary(library)
+        if "torch_cubin/_launch.abi3.so" in archive.namelist():
+            excess += too_new(Path(archive.extract("torch_cubin/_launch.abi3.so", folder)))
     size = f"{wheel.stat().st_size / 1e6:.1f} MB"
     if excess or "-linux_" not in wheel.name:
         why = f"; not {MANYLINUX}: {' '.join(excess)}" if excess else ""

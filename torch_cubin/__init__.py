@@ -9,7 +9,24 @@ from torch_cubin import _lib
 _lib.load()  # first: the other modules refer to the ops that the library defines
 
 from torch_cubin import _register, huggingface  # noqa: E402
+from torch_cubin._arguments import strided  # noqa: E402
+from torch_cubin._module import Kernel, Module, load, preload  # noqa: E402
 from torch_cubin._report import Report  # noqa: E402
+from torch_cubin._scalars import (  # noqa: E402
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from torch_cubin._tensor_map import TensorMap  # noqa: E402
 from torch_cubin.drop_in import drop_in, report  # noqa: E402
 from torch_cubin.errors import Error  # noqa: E402
 from torch_cubin.inspect import inspect  # noqa: E402
@@ -17,4 +34,30 @@ from torch_cubin.inspect import inspect  # noqa: E402
 _register.register()
 
 __version__ = "0.1.0"
-__all__ = ["Error", "Report", "__version__", "drop_in", "huggingface", "inspect", "report"]
+__all__ = [
+    "Error",
+    "Kernel",
+    "Module",
+    "Report",
+    "TensorMap",
+    "__version__",
+    "bfloat16",
+    "drop_in",
+    "float16",
+    "float32",
+    "float64",
+    "huggingface",
+    "inspect",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "load",
+    "preload",
+    "report",
+    "strided",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]

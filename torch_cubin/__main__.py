@@ -1,10 +1,11 @@
 # The command line: reads arguments, calls the module that does the work, turns errors into text.
-"""python -m torch_cubin: a demonstration, a look into a cubin, a check of this machine."""
+"""python -m torch_cubin: a demonstration, a look into device code, a check of this machine."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()  # here, where a closed pipe is understood
+        return status
     except torch_cubin.Error as error:
         print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `inspect LIBRARY | head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -36,9 +42,14 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="kernels and a model at work, compared with PyTorch")
     demo.set_defaults(run=_demo)
 
-    inspect = commands.add_parser("inspect", help="what a cubin holds; needs no GPU")
-    inspect.add_argument("file", metavar="FILE")
-    inspect.add_argument("--json", action="store_true", help="for programs")
+    inspect = commands.add_parser("inspect", help="what a file of device code holds; needs no GPU")
+    inspect.add_argument(
+        "file",
+        metavar="FILE",
+        help="a cubin, a fatbin, PTX, an object, library or program with device code in it, or C "
+        "source with device code in an array",
+    )
+    inspect.add_argument("--json", action="store_true", help="for programs: see docs/inspect.md")
     inspect.set_defaults(run=_inspect)
 
     doctor = commands.add_parser("doctor", help="check the installation, the driver and the GPU")
@@ -61,8 +72,8 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    image = torch_cubin.inspect(options.file)
-    print(json.dumps(image.to_dict(), indent=2) if options.json else image)
+    found = torch_cubin.inspect(options.file)
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     return 0
 
 

@@ -57,7 +57,40 @@ def load() -> ctypes.CDLL:
     library.torch_cubin_launches.restype = ctypes.c_int64
     library.torch_cubin_keep_error.argtypes = [ctypes.c_char_p]
     library.torch_cubin_keep_error.restype = None
+    _declare_modules(library)
     return library
+
+
+def _declare_modules(library: ctypes.CDLL) -> None:
+    """The functions of csrc/c_api_modules.cpp; handles are plain addresses."""
+    handle, name = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_size_t]
+    texts = ctypes.POINTER(ctypes.c_char_p)
+    sizes = ctypes.POINTER(ctypes.c_size_t)
+    library.torch_cubin_module_open.argtypes = [
+        *(texts, sizes, texts, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int)
+    ]
+    library.torch_cubin_module_kernel.argtypes = [handle, *name]
+    library.torch_cubin_module_global.argtypes = [handle, ctypes.c_int, *name]
+    library.torch_cubin_module_preload.argtypes = [handle, ctypes.c_int]
+    library.torch_cubin_kernel_preload.argtypes = [handle, ctypes.c_int]
+    library.torch_cubin_module_unload.argtypes = [handle, ctypes.c_int]
+    library.torch_cubin_kernel_launch.argtypes = [handle, ctypes.c_void_p]
+    library.torch_cubin_encode_tensor_map.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    library.torch_cubin_pointer_device.argtypes = [ctypes.c_uint64]
+    for function in (
+        library.torch_cubin_module_open,
+        library.torch_cubin_module_kernel,
+        library.torch_cubin_module_global,
+        library.torch_cubin_module_preload,
+        library.torch_cubin_kernel_preload,
+        library.torch_cubin_module_unload,
+        library.torch_cubin_kernel_launch,
+        library.torch_cubin_encode_tensor_map,
+        library.torch_cubin_pointer_device,
+    ):
+        function.restype = ctypes.c_void_p
+    library.torch_cubin_module_drop.argtypes = [handle]
+    library.torch_cubin_module_drop.restype = None
 
 
 def _answer(address: int | None) -> dict[str, Any]:
@@ -74,9 +107,13 @@ def _answer(address: int | None) -> dict[str, Any]:
 
 
 def inspect(data: bytes, origin: str) -> dict[str, Any]:
-    """The facts in a cubin's bytes (csrc/cubin/image_json.cpp). `origin` names it in errors."""
-    origin_bytes = origin.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
-    return _answer(load().torch_cubin_inspect(data, len(data), origin_bytes))["image"]
+    """What a file's bytes hold (csrc/cubin/inspect.h). `origin` names it in errors."""
+    return _answer(load().torch_cubin_inspect(data, len(data), _text(origin)))["file"]
+
+
+def _text(name: str) -> bytes:
+    """A name for errors, as C takes it."""
+    return name.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
 
 
 def catalog() -> dict[str, Any]:
@@ -92,3 +129,68 @@ def device(index: int) -> dict[str, Any]:
 def launches() -> int:
     """Kernels launched so far by this process."""
     return load().torch_cubin_launches()
+
+
+def open_module(sources: list[tuple[bytes, str]], origin: str, jit: bool) -> dict[str, Any]:
+    """A module of the images in (bytes, name for errors): its "handle" and the facts of each."""
+    count = len(sources)
+    data = (ctypes.c_char_p * count)(*(content for content, _ in sources))
+    sizes = (ctypes.c_size_t * count)(*(len(content) for content, _ in sources))
+    names = (ctypes.c_char_p * count)(*(_text(name) for _, name in sources))
+    return _answer(
+        load().torch_cubin_module_open(data, sizes, names, count, _text(origin), bool(jit))
+    )
+
+
+def module_kernel(module: int, name: str) -> int:
+    """The handle of a kernel, valid as long as its module."""
+    text = name.encode("utf-8", "surrogateescape")
+    return _answer(load().torch_cubin_module_kernel(module, text, len(text)))["handle"]
+
+
+def module_global(module: int, device: int, name: str) -> tuple[int, int]:
+    """Address and bytes of a global variable on that device."""
+    text = name.encode("utf-8", "surrogateescape")
+    answer = _answer(load().torch_cubin_module_global(module, device, text, len(text)))
+    return answer["address"], answer["bytes"]
+
+
+def module_preload(module: int, device: int) -> None:
+    _answer(load().torch_cubin_module_preload(module, device))
+
+
+def kernel_preload(kernel: int, device: int) -> None:
+    _answer(load().torch_cubin_kernel_preload(kernel, device))
+
+
+def module_unload(module: int, keep: bool) -> bool:
+    """Closes it; False where a captured CUDA graph, or `keep`, leaves it loaded."""
+    return _answer(load().torch_cubin_module_unload(module, keep))["unloaded"]
+
+
+def module_drop(module: int) -> None:
+    """The Python object is gone. What the driver holds of the module stays."""
+    load().torch_cubin_module_drop(module)
+
+
+def kernel_launch(kernel: int, call: ctypes.Structure) -> None:
+    """Launches with a struct torch_cubin_launch_call (csrc/runtime/launch_call.h)."""
+    raise_error(load().torch_cubin_kernel_launch(kernel, ctypes.addressof(call)))
+
+
+def raise_error(address: int | None) -> None:
+    """Raises the error at that address, which it takes over; 0 or None is none."""
+    if address:
+        _answer(address)
+
+
+def encode_tensor_map(spec: ctypes.Structure) -> bytes:
+    """The 128 bytes of a struct torch_cubin_tensor_map."""
+    out = ctypes.create_string_buffer(128)
+    _answer(load().torch_cubin_encode_tensor_map(ctypes.addressof(spec), out))
+    return out.raw
+
+
+def pointer_device(address: int) -> int:
+    """The index of the device on which that memory lies; -1 for no GPU's memory."""
+    return _answer(load().torch_cubin_pointer_device(address))["device"]

@@ -78,4 +78,15 @@ bool Arch::runs_on(int device_sm) const {
   return device_sm / 10 == sm / 10 && device_sm >= sm;
 }
 
+int rank_cubin(const Arch& arch, int device_sm) {
+  if (!arch.runs_on(device_sm)) return 0;
+  const int group = arch.suffix == 'a' ? 3 : arch.suffix == 'f' ? 2 : 1;
+  return group * 10000 + arch.sm;
+}
+
+int rank_ptx(const Arch& arch, int device_sm) {
+  if (arch.suffix != 0) return rank_cubin(arch, device_sm);
+  return arch.sm <= device_sm ? 10000 + arch.sm : 0;
+}
+
 }  // namespace torch_cubin

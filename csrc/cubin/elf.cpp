@@ -19,11 +19,18 @@ constexpr uint32_t kSectionNull = 0;
 constexpr uint32_t kSectionSymbolTable = 2;
 constexpr uint32_t kSectionStringTable = 3;
 constexpr uint32_t kSectionNoBits = 8;
+// Sections of relocatable cubins that say how much memory code wants, and hold none (names: LLVM's
+// SHT_CUDA_*). A loadable cubin uses SHT_NOBITS for them.
+constexpr uint32_t kSectionCudaGlobal = 0x70000007;
+constexpr uint32_t kSectionCudaLocal = 0x70000009;
+constexpr uint32_t kSectionCudaShared = 0x7000000a;
 constexpr uint32_t kReservedSections = 0xff00;  // SHN_LORESERVE
 
 std::string bytes_text(uint64_t n) { return std::to_string(n) + (n == 1 ? " byte" : " bytes"); }
 
 }  // namespace
+
+const char* machine_name(uint16_t machine) { return machine == kMachineX86 ? "x86-64" : "aarch64"; }
 
 uint64_t Bytes::read(uint64_t offset, int bytes) const {
   if (!contains(offset, static_cast<uint64_t>(bytes))) {
@@ -123,7 +130,7 @@ void Elf::read_sections() {
     section.size = file_.u64(at + 32);
     section.link = file_.u32(at + 40);
     section.info = file_.u32(at + 44);
-    if (section.type != kSectionNull && section.type != kSectionNoBits) {
+    if (!has_no_bytes(section.type)) {
       const uint64_t start = file_.u64(at + 24);
       cover(start, section.size, "section " + std::to_string(i));
       section.bytes = Bytes(file_.data() + start, section.size);
@@ -142,6 +149,12 @@ void Elf::read_sections() {
     const auto [entry_at, inserted] = by_name_.emplace(section.name, section.index);
     if (!inserted) entry_at->second = -1;
   }
+}
+
+bool Elf::has_no_bytes(uint32_t type) const {
+  if (type == kSectionNull || type == kSectionNoBits) return true;
+  return header_.type == kElfRelocatable &&
+         (type == kSectionCudaGlobal || type == kSectionCudaLocal || type == kSectionCudaShared);
 }
 
 // In every cubin seen (CUDA 11.8 to 13.0, all archs) one of the tables is the last thing in the

@@ -22,7 +22,12 @@ constexpr size_t kMaxTotalNameBytes = 64 << 20;  // all names that are read
 
 constexpr uint16_t kElfRelocatable = 1;
 constexpr uint16_t kElfExecutable = 2;
+constexpr uint16_t kMachineX86 = 62;
+constexpr uint16_t kMachineArm = 183;  // aarch64
 constexpr uint16_t kMachineCuda = 190;
+
+// "x86-64" or "aarch64".
+const char* machine_name(uint16_t machine);
 
 // Bytes inside the file. Reads past its end throw.
 class Bytes {
@@ -79,8 +84,8 @@ struct ElfSymbol {
 
 class Elf {
  public:
-  // Reads the header, checks that the file is a loadable CUDA ELF whose tables and contents end
-  // exactly at `size`, and reads the section table. `origin` names the file in errors.
+  // Reads the header, checks that the tables and contents of the file end exactly at `size`, and
+  // reads the section table. The caller has seen that it is a CUDA ELF (cubin/sniff.h). `origin` names the file in errors.
   Elf(const uint8_t* data, size_t size, const std::string& origin);
 
   const ElfHeader& header() const { return header_; }
@@ -101,6 +106,7 @@ class Elf {
   void read_program_headers();
   void read_sections();
   void read_symbol_table();
+  bool has_no_bytes(uint32_t type) const;
   void check_extent() const;
   void cover(uint64_t offset, uint64_t length, const std::string& what);
   std::string_view name_at(const Bytes& table, uint64_t offset, const std::string& what);

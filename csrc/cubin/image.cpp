@@ -33,6 +33,7 @@ class CubinReader {
       : elf_(data, size, origin) {
     image_.arch = read_arch(elf_);
     image_.abi_version = elf_.header().abi_version;
+    image_.relocatable = elf_.header().type == kElfRelocatable;
     image_.size = size;
   }
 
@@ -61,7 +62,9 @@ class CubinReader {
   KernelInfo read_kernel(uint32_t index, const ElfSymbol& symbol, std::string_view name);
   const ElfSection& code_of(const ElfSymbol& symbol, const std::string& name) const;
   const ElfSection& info_of(const ElfSymbol& symbol, const std::string& name);
-  uint64_t reserved_shared() const { return image_.arch.sm >= 90 ? kReservedShared : 0; }
+  uint64_t reserved_shared() const {  // the linker adds it
+    return image_.arch.sm >= 90 && !image_.relocatable ? kReservedShared : 0;
+  }
 
   Elf elf_;
   Image image_;
@@ -160,7 +163,7 @@ const ElfSection& CubinReader::info_of(const ElfSymbol& symbol, const std::strin
 // one with static arrays, without a symbol. NOTE: every kernel of a file gets such a section as
 // soon as one needs it (all archs with CUDA 13, sm_90 always), so only a lone kernel is sure.
 void CubinReader::mark_dynamic_shared() {
-  if (image_.kernels.size() != 1) return;
+  if (image_.kernels.size() != 1 || image_.relocatable) return;
   KernelInfo& kernel = image_.kernels[0];
   const ElfSection* shared = elf_.find(".nv.shared." + kernel.name);
   kernel.uses_dynamic_shared =
@@ -171,6 +174,14 @@ void CubinReader::mark_dynamic_shared() {
 
 Image parse_cubin(const uint8_t* data, size_t size, const std::string& origin) {
   require_cubin(data, size, origin);
+  return CubinReader(data, size, origin).read();
+}
+
+Image inspect_cubin(const uint8_t* data, size_t size, const std::string& origin) {
+  const Sniffed found = sniff(data, size, origin);
+  if (found.format != Format::kCubin && found.format != Format::kRelocatableCubin) {
+    fail(found.refusal);
+  }
   return CubinReader(data, size, origin).read();
 }
 

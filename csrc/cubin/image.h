@@ -50,6 +50,7 @@ struct KernelInfo {
 
 struct Image {
   Arch arch;
+  bool relocatable = false;         // must be linked before it can be loaded
   int abi_version = 0;              // EI_ABIVERSION: 7 or 8
   std::string toolkit;              // "13.0" where the file tells
   size_t size = 0;                  // bytes
@@ -62,6 +63,9 @@ struct Image {
 // Parses a loadable cubin. `origin` names it in errors ("file 'x.cubin'", "bytes"). Throws [image]
 // for anything else, every truncation and every inconsistent offset included.
 Image parse_cubin(const uint8_t* data, size_t size, const std::string& origin);
+
+// As parse_cubin, and takes relocatable cubins too: for looking, not for loading.
+Image inspect_cubin(const uint8_t* data, size_t size, const std::string& origin);
 
 // The same facts as JSON (what torch_cubin.inspect returns).
 std::string image_to_json(const Image& image);

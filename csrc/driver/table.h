@@ -6,22 +6,32 @@
 #pragma once
 
 // X(function, version as 1000 * major + 10 * minor)
-#define TORCH_CUBIN_DRIVER_FUNCTIONS(X) \
-  X(cuInit, 2000)                       \
-  X(cuDriverGetVersion, 2020)           \
-  X(cuGetErrorName, 6000)               \
-  X(cuGetErrorString, 6000)             \
-  X(cuDeviceGet, 2000)                  \
-  X(cuDeviceGetCount, 2000)             \
-  X(cuDeviceGetName, 2000)              \
-  X(cuDeviceGetAttribute, 2000)         \
-  X(cuDevicePrimaryCtxRetain, 7000)     \
-  X(cuCtxGetCurrent, 4000)              \
-  X(cuCtxPushCurrent, 4000)             \
-  X(cuCtxPopCurrent, 4000)              \
-  X(cuLibraryLoadData, 12000)           \
-  X(cuLibraryUnload, 12000)             \
-  X(cuLibraryGetKernel, 12000)          \
-  X(cuKernelGetAttribute, 12000)        \
-  X(cuKernelSetAttribute, 12000)        \
+#define TORCH_CUBIN_DRIVER_FUNCTIONS(X)                \
+  X(cuInit, 2000)                                      \
+  X(cuDriverGetVersion, 2020)                          \
+  X(cuGetErrorName, 6000)                              \
+  X(cuGetErrorString, 6000)                            \
+  X(cuDeviceGet, 2000)                                 \
+  X(cuDeviceGetCount, 2000)                            \
+  X(cuDeviceGetName, 2000)                             \
+  X(cuDeviceGetAttribute, 2000)                        \
+  X(cuDevicePrimaryCtxRetain, 7000)                    \
+  X(cuCtxGetCurrent, 4000)                             \
+  X(cuCtxPushCurrent, 4000)                            \
+  X(cuCtxPopCurrent, 4000)                             \
+  X(cuCtxSynchronize, 2000)                            \
+  X(cuCtxGetStreamPriorityRange, 5050)                 \
+  X(cuStreamIsCapturing, 10000)                        \
+  X(cuPointerGetAttribute, 4000)                       \
+  X(cuLibraryLoadData, 12000)                          \
+  X(cuLibraryUnload, 12000)                            \
+  X(cuLibraryGetKernel, 12000)                         \
+  X(cuLibraryGetGlobal, 12000)                         \
+  X(cuKernelGetFunction, 12000)                        \
+  X(cuKernelGetAttribute, 12000)                       \
+  X(cuKernelSetAttribute, 12000)                       \
+  X(cuFuncGetAttribute, 2020)                          \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050) \
+  X(cuOccupancyMaxActiveClusters, 11070)               \
+  X(cuTensorMapEncodeTiled, 12000)                     \
   X(cuLaunchKernelEx, 11060)

@@ -74,6 +74,15 @@ int device_count() {
   return count;
 }
 
+int device_of_pointer(uint64_t address) {
+  int ordinal = -1;
+  const CUresult result = driver().cuPointerGetAttribute(
+      &ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, static_cast<CUdeviceptr>(address));
+  if (result == CUDA_ERROR_INVALID_VALUE) return -1;
+  check(result, "driver", "cuPointerGetAttribute");
+  return ordinal;
+}
+
 std::string driver_version() {
   const int version = driver().version;
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);

@@ -26,6 +26,9 @@ const Device& device(int index);
 
 int device_count();
 
+// The index of the device on which that memory lies; -1 for memory that CUDA does not know.
+int device_of_pointer(uint64_t address);
+
 // "13.0": the newest CUDA that the driver serves.
 std::string driver_version();
 
@@ -45,5 +48,8 @@ class ContextGuard {
 
 // PyTorch's current stream on that device.
 CUstream current_stream(int device_index);
+
+// The same where this PyTorch has CUDA streams at all; false where it has none.
+bool find_current_stream(int device_index, CUstream* stream);
 
 }  // namespace torch_cubin

@@ -3,6 +3,11 @@
 #include "cubin/error.h"
 
 namespace torch_cubin {
+namespace {
+
+constexpr size_t kLogBytes = 4096;  // of the driver's PTX compiler
+
+}  // namespace
 
 std::shared_ptr<const Module> Module::load(Image image, const std::vector<uint8_t>& bytes,
                                            const std::string& origin) {
@@ -12,6 +17,31 @@ std::shared_ptr<const Module> Module::load(Image image, const std::vector<uint8_
                                    nullptr, 0),
         "driver", "cuLibraryLoadData of " + origin);
   return module;
+}
+
+std::shared_ptr<const Module> Module::compile(Image image, const std::vector<uint8_t>& text,
+                                              const std::string& origin) {
+  std::shared_ptr<Module> module(new Module(std::move(image), origin));
+  module->compiled_ = true;
+  std::vector<char> log(kLogBytes, '\0');
+  CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+  // The driver takes numbers in place of pointers here.
+  void* values[] = {log.data(), reinterpret_cast<void*>(log.size() - 1)};
+  const CUresult result = driver().cuLibraryLoadData(&module->handle_, text.data(), options, values,
+                                                     2, nullptr, nullptr, 0);
+  if (result != CUDA_SUCCESS) {
+    const std::string said = printable(log.data(), kLogBytes);
+    check(result, "image",
+          "cuLibraryLoadData of " + origin +
+              " (the compiler says: " + (said.empty() ? "nothing" : said) + ")");
+  }
+  return module;
+}
+
+void Module::unload() const {
+  if (handle_ == nullptr) return;
+  check(driver().cuLibraryUnload(handle_), "driver", "cuLibraryUnload of " + origin_);
+  handle_ = nullptr;
 }
 
 Module::~Module() {
@@ -35,7 +65,7 @@ CUfunction Kernel::prepare(const Device& device, uint32_t dynamic_shared) {
   const Driver& d = driver();
   const std::string object = "kernel '" + name() + "' of " + module_->origin();
   const Arch& arch = module_->image().arch;
-  if (!arch.runs_on(device.sm)) {
+  if (!module_->is_compiled() && !arch.runs_on(device.sm)) {
     fail({"arch", object, "cannot run on " + device.name,
           "code for compute capability " + std::to_string(device.sm / 10) + "." +
               std::to_string(device.sm % 10),
@@ -79,6 +109,8 @@ namespace {
 std::atomic<int64_t> g_launches{0};
 }  // namespace
 
+void count_launch() { g_launches.fetch_add(1, std::memory_order_relaxed); }
+
 int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
 
 void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params) {
@@ -117,7 +149,7 @@ void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, vo
               std::to_string(config.dynamic_shared) +
               " bytes of dynamic shared memory on cuda:" + std::to_string(device.index));
   }
-  g_launches.fetch_add(1, std::memory_order_relaxed);
+  count_launch();
 }
 
 }  // namespace torch_cubin

@@ -20,6 +20,15 @@ class Module {
   // parsed and hashed already: the driver takes no length and walks off the end of a bad image.
   static std::shared_ptr<const Module> load(Image image, const std::vector<uint8_t>& bytes,
                                             const std::string& origin);
+
+  // The same for PTX, which the driver compiles: `text` ends with a NUL. What the compiler says
+  // stands in the error.
+  static std::shared_ptr<const Module> compile(Image image, const std::vector<uint8_t>& text,
+                                               const std::string& origin);
+
+  // Gives the library back to the driver now, with its errors told. The caller has waited for the
+  // work that uses it; a second call does nothing.
+  void unload() const;
   ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
@@ -27,12 +36,14 @@ class Module {
   const Image& image() const { return image_; }
   const std::string& origin() const { return origin_; }
   CUlibrary handle() const { return handle_; }
+  bool is_compiled() const { return compiled_; }  // from PTX, for whatever device runs it
 
  private:
   Module(Image image, std::string origin) : image_(std::move(image)), origin_(std::move(origin)) {}
   Image image_;
   std::string origin_;  // for errors: "cubin 'sm_90a/x.cubin'"
-  CUlibrary handle_ = nullptr;
+  mutable CUlibrary handle_ = nullptr;
+  bool compiled_ = false;
 };
 
 class Kernel {
@@ -75,5 +86,6 @@ void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, vo
 
 // Kernels launched by this process so far.
 int64_t launch_count();
+void count_launch();
 
 }  // namespace torch_cubin

@@ -43,4 +43,10 @@ CUstream current_stream(int device_index) {
   return static_cast<CUstream>(stream);
 }
 
+bool find_current_stream(int device_index, CUstream* stream) {
+  if (dl_loaded("libtorch_cuda.so") == nullptr) return false;
+  *stream = current_stream(device_index);
+  return true;
+}
+
 }  // namespace torch_cubin

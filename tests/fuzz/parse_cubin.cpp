@@ -1,4 +1,4 @@
-// libFuzzer target: any bytes through everything that reads a cubin (tests/fuzz/run.sh).
+// libFuzzer target: any bytes through everything that reads device code (tests/fuzz/run.sh).
 //
 // Built with -DTORCH_CUBIN_REPLAY it has a main() of its own that runs the files given
 // as arguments once each, for compilers without libFuzzer.
@@ -7,11 +7,15 @@
 #include <cstring>
 #include <memory>
 
+#include "cubin/container.h"
 #include "cubin/error.h"
 #include "cubin/image.h"
+#include "cubin/inspect.h"
 #include "cubin/sha256.h"
 
 namespace {
+
+constexpr size_t kMostUnpacked = 1 << 22;  // the fuzzer's own memory is bounded
 
 // Ends the program, so that the fuzzer keeps the input.
 void require(bool condition) {
@@ -34,12 +38,75 @@ void check_image(const torch_cubin::Image& image, size_t size) {
   }
 }
 
+// What list_entries promises of every container, two levels deep, and unpack of every entry.
+void check_container(const uint8_t* data, size_t size, int depth) {
+  const torch_cubin::Container found = torch_cubin::list_entries(data, size, "the input");
+  require(found.size == size);
+  size_t unpacked = 0;
+  for (const torch_cubin::Entry& entry : found.entries) {
+    if (entry.owned != nullptr) {
+      require(entry.stored.size() == entry.owned->size() && entry.offset < size);
+    } else {
+      require(entry.offset <= size && entry.stored.size() <= size - entry.offset);
+      require(entry.stored.data() == data + entry.offset);
+    }
+    unpacked += entry.size;
+    if (unpacked > kMostUnpacked) break;
+    try {
+      const torch_cubin::Buffer bytes = torch_cubin::unpack(entry, "an entry");
+      require(bytes.size() == entry.size);
+      if (entry.format == torch_cubin::Format::kFatbin && depth < 2) {
+        check_container(bytes.data(), bytes.size(), depth + 1);
+      }
+    } catch (const torch_cubin::Error& error) {
+      require(error.tag() == "image");
+    }
+  }
+  for (int device_sm : {80, 90, 103, 121}) {
+    try {
+      const torch_cubin::Entry& best =
+          torch_cubin::choose_entry(found.entries, device_sm, device_sm != 90, "the input");
+      const bool cubin = best.format == torch_cubin::Format::kCubin;
+      require(cubin ? best.arch.runs_on(device_sm) : best.format == torch_cubin::Format::kPtx);
+    } catch (const torch_cubin::Error& error) {
+      require(error.tag() == "arch");
+    }
+  }
+}
+
+// A zstd frame by itself: deeper than the fuzzer gets through a fatbin's headers.
+void check_zstd(const uint8_t* data, size_t size) {
+  uint32_t claimed = 0;
+  if (size < 9 || std::memcmp(data, "\x28\xb5\x2f\xfd", 4) != 0) return;
+  std::memcpy(&claimed, data + 5, 4);
+  const int flag = data[4] >> 6;
+  const size_t wanted = flag == 0 ? data[5] : flag == 1 ? (claimed & 0xffff) + 256 : claimed;
+  try {
+    const torch_cubin::Buffer out = torch_cubin::zstd_decompress(
+        torch_cubin::Bytes(data, size), wanted % kMostUnpacked, "the input");
+    require(out.size() == wanted % kMostUnpacked);
+  } catch (const torch_cubin::Error& error) {
+    require(error.tag() == "image");
+  }
+}
+
+void check_inspect(const uint8_t* data, size_t size) {
+  try {
+    check_container(data, size, 0);
+    torch_cubin::inspect_to_json(data, size, "the input");
+  } catch (const torch_cubin::Error& error) {
+    require(error.tag() == "image" && torch_cubin::last_error() == error.what());
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // A block of exactly this size, so that AddressSanitizer sees the first byte read past its end.
   std::unique_ptr<uint8_t[]> copy(new uint8_t[size]);
   if (size > 0) std::memcpy(copy.get(), data, size);
+  check_zstd(copy.get(), size);
+  check_inspect(copy.get(), size);
   try {
     const torch_cubin::Image image = torch_cubin::parse_cubin(copy.get(), size, "the input");
     check_image(image, size);

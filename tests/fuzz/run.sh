@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fuzzes the cubin parser: tests/fuzz/run.sh [SECONDS=60] [more libFuzzer options]
+# Fuzzes what reads device code: tests/fuzz/run.sh [SECONDS=60] [more libFuzzer options]
 #
 # Needs clang++ with libFuzzer (Debian: clang-14 libclang-rt-14-dev). Without it, the committed
 # inputs are run once each through g++'s sanitizers. A crashing input is left in build/fuzz/; once
@@ -29,9 +29,9 @@ done
 if [ -n "$clang" ]; then
   "$clang" $set_flags -fsanitize=fuzzer,address,undefined $sources -o "$out/parse_cubin"
   cd "$out"
-  exec ./parse_cubin "$out/corpus" "$root/tests/fuzz/corpus" "$root/tests/data" \
+  exec ./parse_cubin "$out/corpus" "$root/tests/fuzz/corpus" "$root/tests/data" "$root/tests/data/containers" \
     -max_total_time="$seconds" -max_len=32768 -timeout=10 -rss_limit_mb=1024 "$@"
 fi
 echo "run.sh: no clang++ here, so nothing new is tried: replaying the committed inputs" >&2
 g++ $set_flags -fsanitize=address,undefined -DTORCH_CUBIN_REPLAY $sources -o "$out/replay"
-exec "$out/replay" "$root"/tests/fuzz/corpus/* "$root"/tests/data/*.cubin
+exec "$out/replay" "$root"/tests/fuzz/corpus/* "$root"/tests/data/*.cubin "$root"/tests/data/containers/*

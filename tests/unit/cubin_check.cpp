@@ -2,7 +2,13 @@
 //
 //   facts FILE...            a line of JSON a file: the image, or {"error": {"tag", "message"}}
 //   lookup FILE NAME         the kernel's name, or the error
+//   inspect FILE...          the same of inspect_to_json: any kind of file
 //   truncate FILE            refuses each of the lengths 0 to size - 1?
+//   truncate_inspect FILE, flip_inspect FILE SEED COUNT: the same with inspect_to_json
+//   edit_inspect FILE LIMIT  every field of the first LIMIT bytes
+//   unpack FILE INDEX... OUT the entry's bytes; of a container in a container: two indexes
+//   decompress lz4|zstd FILE SIZE OUT
+//   choose SM JIT ENTRY...   index of the best of entries such as cubin:90a, ptx:80
 //   append FILE              refuses trailing bytes?
 //   edit FILE                every byte and every field of every table, set to what breaks parsers
 //   flip FILE SEED COUNT     random bit flips
@@ -23,14 +29,14 @@
 #include <string>
 #include <vector>
 
+#include "cubin/container.h"
 #include "cubin/error.h"
 #include "cubin/image.h"
+#include "cubin/inspect.h"
 #include "cubin/sha256.h"
 
 namespace torch_cubin {
 namespace {
-
-using Buffer = std::vector<uint8_t>;
 
 Buffer read_file(const char* path) {
   std::FILE* file = std::fopen(path, "rb");
@@ -63,8 +69,27 @@ void print_error(const Error& error) {
               quoted(error.what()).c_str());
 }
 
+void write_file(const char* path, const Buffer& bytes) {
+  std::FILE* file = std::fopen(path, "wb");
+  if (file == nullptr) throw std::runtime_error(std::string("cannot write ") + path);
+  if (!bytes.empty()) std::fwrite(bytes.data(), 1, bytes.size(), file);
+  std::fclose(file);
+}
+
+using Read = void (*)(const uint8_t*, size_t, bool);
+
+void read_cubin(const uint8_t* data, size_t size, bool and_print) {
+  const Image image = parse_cubin(data, size, "bytes");
+  if (and_print) image_to_json(image);
+}
+
+void read_anything(const uint8_t* data, size_t size, bool) { inspect_to_json(data, size, "bytes"); }
+
 // What the loops below count.
 struct Tally {
+  explicit Tally(Read read = read_cubin) : read(read) {}
+
+  Read read;
   size_t refused = 0;
   size_t accepted = 0;
   double slowest = 0;
@@ -76,8 +101,7 @@ struct Tally {
     const std::clock_t start = std::clock();
     bool ok = true;
     try {
-      const Image image = parse_cubin(copy.get(), size, "bytes");
-      if (and_print) image_to_json(image);
+      read(copy.get(), size, and_print);
       ++accepted;
     } catch (const Error& error) {
       if (error.tag() != "image" || last_error() != error.what()) throw;
@@ -94,10 +118,13 @@ struct Tally {
   }
 };
 
-void truncate(const Buffer& file) {
-  Tally tally;
+void truncate(const Buffer& file, Read read) {
+  Tally tally(read);
   for (size_t n = 0; n < file.size(); ++n) {
-    if (tally.parse(file.data(), n)) std::printf("accepted at %zu of %zu bytes\n", n, file.size());
+    const bool accepted = tally.parse(file.data(), n);
+    if (accepted && read == read_cubin) {
+      std::printf("accepted at %zu of %zu bytes\n", n, file.size());
+    }
   }
   tally.print();
 }
@@ -169,8 +196,15 @@ void edit(Buffer file) {
   tally.print();
 }
 
-void flip(const Buffer& original, unsigned seed, int count) {
-  Tally tally;
+// The first `limit` bytes of a container, where its own tables are.
+void edit_start(Buffer file, size_t limit) {
+  Tally tally(read_anything);
+  edit_range(tally, file, 0, std::min(limit, file.size()));
+  tally.print();
+}
+
+void flip(const Buffer& original, unsigned seed, int count, Read read) {
+  Tally tally(read);
   std::mt19937 random(seed);
   for (int i = 0; i < count; ++i) {
     Buffer file = original;
@@ -205,6 +239,58 @@ void facts(const char* path) {
   }
 }
 
+void inspect(const char* path) {
+  try {
+    const Buffer file = read_file(path);
+    std::puts(inspect_to_json(file.data(), file.size(), "the file").c_str());
+  } catch (const Error& error) {
+    print_error(error);
+  }
+}
+
+void unpack_to(const std::vector<std::string>& words) {
+  Buffer bytes = read_file(words.at(1).c_str());
+  for (size_t i = 2; i + 1 < words.size(); ++i) {
+    const Container container = list_entries(bytes.data(), bytes.size(), "the file");
+    Buffer entry = unpack(container.entries.at(std::stoul(words[i])), "the entry");
+    bytes = std::move(entry);
+  }
+  write_file(words.back().c_str(), bytes);
+  std::printf("%zu\n", bytes.size());
+}
+
+void decompress(const std::vector<std::string>& words) {
+  const Buffer file = read_file(words.at(2).c_str());
+  std::unique_ptr<uint8_t[]> copy(new uint8_t[file.size()]);
+  std::copy(file.begin(), file.end(), copy.get());
+  const Bytes stored(copy.get(), file.size());
+  const size_t size = std::stoul(words.at(3));
+  write_file(words.at(4).c_str(), words.at(1) == "lz4" ? lz4_decompress(stored, size, "the data")
+                                                       : zstd_decompress(stored, size, "the data"));
+  std::puts("done");
+}
+
+// "cubin:90a", "ptx:80", "relocatable_cubin:90"
+Entry described(const std::string& text) {
+  const size_t colon = text.find(':');
+  const std::string kind = text.substr(0, colon), arch = text.substr(colon + 1);
+  Entry entry;
+  for (Format format : {Format::kCubin, Format::kRelocatableCubin, Format::kPtx, Format::kLtoIr}) {
+    if (kind == format_name(format)) entry.format = format;
+  }
+  entry.arch.sm = std::atoi(arch.c_str());
+  if (arch.back() == 'a' || arch.back() == 'f') entry.arch.suffix = arch.back();
+  return entry;
+}
+
+void choose(const std::vector<std::string>& words) {
+  std::vector<Entry> entries;
+  for (size_t i = 3; i < words.size(); ++i) entries.push_back(described(words[i]));
+  const Entry& best =
+      choose_entry(entries, std::stoi(words.at(1)), words.at(2) == "1", "file 'set'");
+  std::printf("%zu\n", static_cast<size_t>(&best - entries.data()));
+}
+
 int run(const std::vector<std::string>& words) {
   const std::string& mode = words.at(0);
   const auto word = [&](size_t i) { return words.at(i).c_str(); };
@@ -215,13 +301,27 @@ int run(const std::vector<std::string>& words) {
     const Buffer file = read_file(word(1));
     std::puts(parse_cubin(file.data(), file.size(), "the file").kernel(words.at(2)).name.c_str());
   } else if (mode == "truncate") {
-    truncate(read_file(word(1)));
+    truncate(read_file(word(1)), read_cubin);
+  } else if (mode == "truncate_inspect") {
+    truncate(read_file(word(1)), read_anything);
+  } else if (mode == "flip_inspect") {
+    flip(read_file(word(1)), static_cast<unsigned>(number(2)), number(3), read_anything);
+  } else if (mode == "edit_inspect") {
+    edit_start(read_file(word(1)), static_cast<size_t>(number(2)));
+  } else if (mode == "inspect") {
+    for (size_t i = 1; i < words.size(); ++i) inspect(word(i));
+  } else if (mode == "unpack") {
+    unpack_to(words);
+  } else if (mode == "decompress") {
+    decompress(words);
+  } else if (mode == "choose") {
+    choose(words);
   } else if (mode == "append") {
     append(read_file(word(1)));
   } else if (mode == "edit") {
     edit(read_file(word(1)));
   } else if (mode == "flip") {
-    flip(read_file(word(1)), static_cast<unsigned>(number(2)), number(3));
+    flip(read_file(word(1)), static_cast<unsigned>(number(2)), number(3), read_cubin);
   } else if (mode == "noise") {
     noise(static_cast<unsigned>(number(1)), number(2));
   } else if (mode == "runs_on") {

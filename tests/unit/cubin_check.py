@@ -36,11 +36,13 @@ def sources() -> list[Path]:
     return sorted((ROOT / "csrc" / "cubin").glob("*.cpp"))
 
 
-def build(main: Path, compiler: str = "g++", extra: Sequence[str] = ()) -> Path:
-    """The program made of `main` and csrc/cubin, with sanitizers where the compiler has them."""
+def build(
+    main: Path, compiler: str = "g++", extra: Sequence[str] = (), more: Sequence[Path] = ()
+) -> Path:
+    """The program of `main`, csrc/cubin and `more`, with sanitizers where the compiler has them."""
     headers = sorted((ROOT / "csrc" / "cubin").glob("*.h"))
     digest = hashlib.sha256(repr((compiler, FLAGS, SANITIZE, list(extra))).encode())
-    for path in [main, *sources(), *headers]:
+    for path in [main, *more, *sources(), *headers]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     program = BUILD / f"{main.stem}-{digest.hexdigest()[:16]}"
     if program.exists():
@@ -50,7 +52,7 @@ def build(main: Path, compiler: str = "g++", extra: Sequence[str] = ()) -> Path:
         old.unlink()
     unfinished = BUILD / f".{program.name}.{os.getpid()}"
     command = [compiler, *FLAGS, *extra, f"-I{ROOT / 'csrc'}", f"-isystem{json_include()}"]
-    command += [str(path) for path in (main, *sources())] + ["-o", str(unfinished)]
+    command += [str(path) for path in (main, *more, *sources())] + ["-o", str(unfinished)]
     found = subprocess.run([*command, *SANITIZE], capture_output=True, text=True)
     if found.returncode != 0 and "asan" in found.stderr:  # no runtime of the sanitizers
         found = subprocess.run(command, capture_output=True, text=True)
@@ -84,3 +86,8 @@ def run(*commands: Sequence[object], timeout: float = 300) -> list[str]:
 def facts(path: Path) -> dict[str, Any]:
     """The image in a file, or {"error": {"tag", "message"}}."""
     return json.loads(run(("facts", path))[0])
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What inspect_to_json finds in a file, or {"error": {"tag", "message"}}."""
+    return json.loads(run(("inspect", path))[0])

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "torch_cubin" / "_C.so"
+EXTENSION = ROOT / "torch_cubin" / "_launch.abi3.so"
 
 spec = importlib.util.spec_from_file_location("portability", ROOT / "tools" / "portability.py")
 portability = importlib.util.module_from_spec(spec)
@@ -89,3 +90,35 @@ def test_tells_no_path_of_the_build_machine():
 def test_portability_sees_a_symbol_that_is_too_new(monkeypatch):
     monkeypatch.setitem(portability.LIMITS, "GLIBC", (2, 1))
     assert any("GLIBC_2.2.5" in text for text in portability.too_new(LIBRARY))
+
+
+# --- the extension module, which is Python's and nobody else's ---
+
+needs_extension = pytest.mark.skipif(not EXTENSION.is_file(), reason="built without Python.h")
+
+
+@needs_extension
+@needs_readelf
+def test_the_extension_needs_libc_alone():
+    assert set(portability.needed(EXTENSION)) <= {"libc.so.6", "libpthread.so.0"}
+    assert portability.too_new(EXTENSION) == []
+
+
+@needs_extension
+@needs_readelf
+def test_the_extension_shows_its_one_function():
+    assert portability.exported(EXTENSION) == ["PyInit__launch"]
+    assert str(ROOT).encode() not in EXTENSION.read_bytes()
+
+
+@needs_extension
+@needs_readelf
+def test_the_extension_keeps_to_the_limited_api():
+    """Of what is not in 3.10's, the one function that 3.12 added and that 3.9 had already."""
+    undefined = set(re.findall(r"UND\s+(_?Py\w+)", portability.readelf(EXTENSION, "--dyn-syms")))
+    private = {name for name in undefined if name.startswith("_Py")}
+    assert private <= {
+        *("_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseStruct", "_Py_Dealloc"),
+        *("_PyArg_ParseTuple_SizeT", "_PyObject_CallFunction_SizeT"),
+    }
+    assert "PyVectorcall_Call" in undefined

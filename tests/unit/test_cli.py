@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import containers
+import cubin_check
 import pytest
 import real_cubins
 import torch
@@ -28,6 +30,74 @@ def test_inspect_json_is_the_facts(capsys) -> None:
     assert cli.main(["inspect", "--json", str(SEVERAL)]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(
         json.dumps(torch_cubin.inspect(SEVERAL).to_dict())
+    )
+
+
+@pytest.mark.parametrize("path", containers.COMMITTED, ids=lambda path: path.name)
+def test_inspect_of_every_kind_of_file(path, capsys) -> None:
+    assert cli.main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == cubin_check.inspect(path)
+    assert cli.main(["inspect", str(path)]) == 0
+    assert capsys.readouterr().out == f"{torch_cubin.inspect(path)}\n"
+
+
+def keys_of(value, kind: str, found: dict) -> dict:
+    """{kind of object: its keys} in a tree of facts."""
+    found.setdefault(kind, set()).update(value)
+    for key in ("entries", "kernels", "params"):
+        for item in value.get(key, ()):
+            keys_of(item, f"{value.get('kind', kind)}.{key}", found)
+    if value.get("content"):
+        keys_of(value["content"], value["content"]["kind"], found)
+    return found
+
+
+def test_every_key_of_the_json_is_documented() -> None:
+    found: dict = {}
+    for path in containers.COMMITTED:
+        facts = torch_cubin.inspect(path).to_dict()
+        keys_of(facts, facts["kind"], found)
+    text = (real_cubins.ROOT / "docs" / "inspect.md").read_text()
+    for kind in ("cubin", "relocatable_cubin", "ptx", "fatbin", "host_elf"):
+        assert found[kind]
+        assert f"`{kind}`" in text
+    for kind, keys in found.items():
+        for key in keys:
+            assert f"`{key}`" in text or f"[].{key}`" in text, (kind, key)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"\xed\x43\x4e\x7f" + b"\0" * 60, "LTO-IR"),
+        (b"BC\xc0\xde" + b"\0" * 60, "LLVM bitcode"),
+        (b"\x7fTileIR\0" + b"\0" * 60, "cuTile bytecode"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        (b"PK\3\4" + b"\0" * 60, "zip archive"),
+        (b"int main() { return 0; }\n", "text"),
+        (b"", "empty"),
+    ],
+)
+def test_inspect_names_what_it_does_not_read(data, what, capsys, tmp_path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    assert cli.main(["inspect", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("torch_cubin [image]: file '")
+    assert what in captured.err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path) -> None:
+    path = tmp_path / "many.cpp"
+    path.write_text(containers.tensorrt_llm({f"k{i}": SEVERAL.read_bytes() for i in range(100)}))
+    command = f"{sys.executable} -m torch_cubin inspect {path} | head -n 1"
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, cwd=real_cubins.ROOT
+    )
+    assert (done.stdout, done.stderr) == (
+        f"C source, {path.stat().st_size} bytes, 100 arrays\n",
+        "",
     )
 
 

@@ -65,6 +65,35 @@ EXPECTED = {
             "spaces": kernel([*SPACES, (64, 128, V)], registers=4, required_block=[128, 1, 1]),
         },
     ),
+    "launch.sm_90a.cuda130": (
+        "sm_90a",
+        8,
+        "13.0",
+        {
+            "cluster_of_two": kernel([(0, 8, U)], registers=10, cluster=[2, 1, 1]),
+            "cluster_ranks": kernel([(0, 8, U)], registers=10, barriers=1),
+            "echo": kernel(
+                [
+                    *((0, 1, V), (1, 1, V), (2, 1, V), (4, 2, V), (6, 2, V), (8, 4, V)),
+                    *((12, 4, V), (16, 4, V), (24, 8, U), (32, 8, U), (40, 8, U), (48, 8, U)),
+                ],
+                registers=20,
+            ),
+            "grid_sum": kernel([(0, 8, U), (8, 8, U), (16, 8, U)], registers=18),
+            "reverse": kernel([(0, 8, U), (8, 8, U), (16, 4, V)], registers=14, barriers=1),
+            "scale": kernel([(0, 24, V), (24, 8, U), (32, 8, U), (40, 4, V)], registers=12),
+            # As above: the descriptor stands first, and not at 0.
+            "tma_box": kernel(
+                [(48, 128, V), (176, 4, V), (180, 4, V), (184, 4, V), (192, 8, U)],
+                registers=12,
+                static_shared=4112,
+                barriers=1,
+            ),
+            "use_globals": kernel([(0, 8, U)], registers=14),
+            "vec_add": kernel(VEC_ADD, registers=12),
+            "wait_and_write": kernel([(0, 8, U), (8, 8, U), (16, 4, V)], registers=8),
+        },
+    ),
     "several.sm_90a.cuda130": (
         "sm_90a",
         8,
@@ -100,6 +129,7 @@ def test_parse_cubin_reads_committed(stem: str) -> None:
     found = {entry.pop("name"): entry for entry in facts.pop("kernels")}
     assert found == kernels
     assert facts == {
+        "kind": "cubin",
         "arch": arch,
         "sm": int(arch[3:].rstrip("af")),
         "abi_version": layout,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+import containers
 import cubin_check
 import real_cubins
 
@@ -12,7 +13,7 @@ FUZZ = cubin_check.ROOT / "tests" / "fuzz"
 
 
 def test_replay_of_the_corpus() -> None:
-    inputs = sorted((FUZZ / "corpus").iterdir()) + real_cubins.COMMITTED
+    inputs = sorted((FUZZ / "corpus").iterdir()) + real_cubins.COMMITTED + containers.COMMITTED
     assert len(inputs) > 20
     program = cubin_check.build(FUZZ / "parse_cubin.cpp", extra=("-DTORCH_CUBIN_REPLAY",))
     found = subprocess.run(

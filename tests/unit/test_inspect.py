@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import containers
 import cubin_check
 import pytest
 import real_cubins
@@ -17,6 +18,7 @@ from elf_builder import Cubin, Kernel
 
 import torch_cubin
 from torch_cubin import _lib, errors
+from torch_cubin.inspect import Container, Image, Ptx
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 
@@ -25,6 +27,85 @@ SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 def test_inspect_gives_the_parsers_facts(path: Path) -> None:
     image = torch_cubin.inspect(path)
     assert json.loads(json.dumps(image.to_dict())) == cubin_check.facts(path)
+
+
+@pytest.mark.parametrize("path", containers.COMMITTED, ids=lambda path: path.name)
+def test_inspect_gives_the_facts_of_every_kind(path: Path) -> None:
+    found = torch_cubin.inspect(path)
+    assert json.loads(json.dumps(found.to_dict())) == cubin_check.inspect(path)
+    assert found == torch_cubin.inspect(path.read_bytes())
+
+
+def test_inspect_reads_arrays(tmp_path: Path) -> None:
+    source = tmp_path / "kernels.cpp"
+    arrays = {"a_cubin": containers.CUBIN.read_bytes(), "b_cubin": SEVERAL.read_bytes()}
+    source.write_text(containers.tensorrt_llm(arrays))
+    found = torch_cubin.inspect(source)
+    assert (found.kind, found.machine) == ("c_source", None)
+    assert [entry.name for entry in found.entries] == list(arrays)
+    assert found.images() == [torch_cubin.inspect(data) for data in arrays.values()]
+    text = str(found)
+    assert text.startswith(f"C source, {source.stat().st_size} bytes, 2 arrays\n")
+    assert "array 1 'b_cubin': cubin for sm_90a, CUDA 13.0, 18232 bytes, 8 kernels" in text
+
+
+def test_container_gives_images_and_types() -> None:
+    library = torch_cubin.inspect(containers.FOLDER / "vec_add.object")
+    assert isinstance(library, Container)
+    assert isinstance(library.entries[0].content, Container)
+    cubin, ptx = library.images()
+    assert isinstance(cubin, Image)
+    assert isinstance(ptx, Ptx)
+    assert cubin["vec_add"].param_bytes == 28
+    assert [p.type for p in ptx["vec_add"].params] == ["u64", "u64", "u64", "u32"]
+    with pytest.raises(errors.NoKernelError, match="in the PTX"):
+        ptx["vec_ad"]
+    assert not cubin.relocatable
+    assert torch_cubin.inspect(containers.FOLDER / "vec_add.relocatable").relocatable
+    assert len({library, torch_cubin.inspect(containers.FOLDER / "vec_add.object")}) == 1
+
+
+def test_container_prints_a_table_of_its_entries() -> None:
+    lines = str(torch_cubin.inspect(containers.FOLDER / "vec_add.zstd.fatbin")).splitlines()
+    assert lines[0] == "fatbin, 3520 bytes, 4 entries"
+    titles = ["#", "kind", "arch", "offset", "stored", "size", "compression", "flags", "name"]
+    assert lines[2].split() == [*titles, "options"]
+    first = ["0", "cubin", "sm_80", "96", "710", "2920", "zstd", "0x8013", "vec_add.cu"]
+    assert lines[3].split() == first
+    assert lines[6].split()[1:3] == ["ptx", "sm_80"]
+    assert lines[6].endswith("vec_add.cu  -O3 -v")
+    assert lines[8] == "entry 0 'vec_add.cu': cubin for sm_80, CUDA 11.8, 2920 bytes, 1 kernel"
+    assert "    param type   size  align  kind     name" in lines
+    nested = str(torch_cubin.inspect(containers.FOLDER / "vec_add.object")).splitlines()
+    assert nested[0] == "host ELF file (x86-64), 6888 bytes, 1 fatbin"
+    assert nested[1] == "cubins for sm_80; PTX for sm_80; 1 kernel"
+    assert nested[6] == "fatbin 0 '.nv_fatbin': fatbin, 1496 bytes, 2 entries"
+    relocatable = str(torch_cubin.inspect(containers.FOLDER / "vec_add.relocatable"))
+    assert relocatable.startswith("relocatable cubin (link it before loading) for sm_90a, CUDA 13")
+
+
+def test_a_damaged_entry_is_shown_beside_the_others() -> None:
+    data = bytearray((containers.FOLDER / "vec_add.zstd.fatbin").read_bytes())
+    found = torch_cubin.inspect(bytes(data))
+    at = found.entries[1].offset
+    data[at : at + 4] = b"oops"
+    damaged = torch_cubin.inspect(bytes(data))
+    assert damaged.entries[1].content is None
+    assert damaged.entries[1].error.tag == "image"
+    assert set(damaged.to_dict()["entries"][1]["error"]) == {"tag", "message"}
+    assert len({damaged, torch_cubin.inspect(bytes(data))}) == 1
+    assert damaged.images() == [image for image in found.images() if image.arch != "sm_90a"]
+    assert (
+        "entry 1 'vec_add.cu': torch_cubin [image]: entry 1 of the bytes given is damaged"
+        in str(damaged)
+    )
+
+
+def test_names_within_containers_cannot_move_the_cursor(tmp_path: Path) -> None:
+    kernel = Cubin(kernels=[Kernel(name=b"\x1b[2J\nk")]).build()
+    source = containers.tensorrt_llm({"k": kernel, "cut": kernel[:-8]})
+    text = str(torch_cubin.inspect(source.encode()))
+    assert all(line.isprintable() for line in text.splitlines())
 
 
 def test_inspect_takes_paths_and_bytes(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+// How the C API answers: a malloc'd JSON object, {"error": {"tag": ..., "message": ...}} for a
+// failure. No exception passes.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cubin/error.h"
+
+#define TORCH_CUBIN_API extern "C" __attribute__((visibility("default")))
+
+namespace torch_cubin {
+
+inline char* copy_text(const std::string& text) {
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy != nullptr) std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+inline std::string error_json(const std::string& tag, const std::string& message) {
+  const nlohmann::json error = {{"error", {{"tag", tag}, {"message", message}}}};
+  return error.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// The error that is being handled, as JSON; never null but where memory ran out twice.
+inline char* error_answer() {
+  try {
+    try {
+      throw;
+    } catch (const Error& error) {
+      return copy_text(error_json(error.tag(), error.what()));
+    } catch (const std::bad_alloc&) {
+      return copy_text(error_json("oom", "torch_cubin [oom]: the host is out of memory."));
+    } catch (const std::exception& error) {
+      return copy_text(
+          error_json("internal", std::string("torch_cubin [internal]: ") + error.what()));
+    }
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+template <class Make>
+char* answer(Make make) {
+  try {
+    return copy_text(make());
+  } catch (...) {
+    return error_answer();
+  }
+}
+
+}  // namespace torch_cubin

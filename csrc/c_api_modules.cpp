@@ -1,0 +1,130 @@
+// The C API of torch_cubin.load(): modules, kernels, launches (torch_cubin/_module.py). A handle is
+// the address of a UserModule or UserKernel; a kernel lives as long as its module.
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "c_answer.h"
+#include "contract/user_images.h"
+#include "cubin/json_facts.h"
+#include "cubin/ptx.h"
+#include "runtime/tensor_map.h"
+#include "runtime/user_launch.h"
+#include "runtime/user_module.h"
+
+using namespace torch_cubin;
+using nlohmann::json;
+
+namespace {
+
+UserModule& module_of(void* handle) { return *static_cast<UserModule*>(handle); }
+UserKernel& kernel_of(void* handle) { return *static_cast<UserKernel*>(handle); }
+
+json handle_json(const void* object) { return reinterpret_cast<uintptr_t>(object); }
+
+template <class T>
+void check_build(const T& value) {
+  if (value.size == sizeof(T)) return;
+  fail({"internal", "the caller", "is of another build than the library",
+        std::to_string(sizeof(T)) + " bytes", std::to_string(value.size),
+        "Build torch_cubin again: `make build`."});
+}
+
+}  // namespace
+
+// A module of one or more files' bytes: {"handle": ..., "images": [...]}. Never touches the driver.
+TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const size_t* sizes,
+                                              const char* const* origins, size_t count,
+                                              const char* origin, int jit) {
+  return answer([&] {
+    std::vector<SourceImage> images;
+    for (size_t i = 0; i < count; ++i) {
+      for (SourceImage& image : images_of(data[i], sizes[i], origins[i], jit != 0)) {
+        images.push_back(std::move(image));
+      }
+    }
+    auto module = std::make_unique<UserModule>(std::move(images), origin);
+    json out = {{"handle", handle_json(module.get())}, {"images", json::array()}};
+    for (const SourceImage& source : module->images()) {
+      out["images"].push_back(source.is_ptx ? to_json(parse_ptx(source.bytes.data(),
+                                                                source.bytes.size(), source.origin))
+                                            : to_json(source.image));
+    }
+    const std::string text = dump(out);
+    module.release();
+    return text;
+  });
+}
+
+// {"handle": ...} of a kernel.
+TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, size_t size) {
+  return answer([&] {
+    const json out = {{"handle", handle_json(&module_of(module).kernel({name, size}))}};
+    return out.dump();
+  });
+}
+
+// {"address": ..., "bytes": ...} of a global variable on a device.
+TORCH_CUBIN_API char* torch_cubin_module_global(void* module, int index, const char* name,
+                                                size_t size) {
+  return answer([&] {
+    const UserModule::Global global = module_of(module).global(device(index), {name, size});
+    const json out = {{"address", global.address}, {"bytes", global.bytes}};
+    return out.dump();
+  });
+}
+
+TORCH_CUBIN_API char* torch_cubin_module_preload(void* module, int index) {
+  return answer([&] {
+    module_of(module).preload(device(index));
+    return std::string("{}");
+  });
+}
+
+TORCH_CUBIN_API char* torch_cubin_kernel_preload(void* kernel, int index) {
+  return answer([&] {
+    kernel_of(kernel).preload(device(index));
+    return std::string("{}");
+  });
+}
+
+// {"unloaded": false} where a captured graph, or the caller, keeps it loaded.
+TORCH_CUBIN_API char* torch_cubin_module_unload(void* module, int keep) {
+  return answer([&] {
+    const json out = {{"unloaded", module_of(module).unload(keep != 0)}};
+    return out.dump();
+  });
+}
+
+// For the end of the Python object. What the driver holds stays: only unload() gives it back.
+TORCH_CUBIN_API void torch_cubin_module_drop(void* module) {
+  if (!module_of(module).loaded()) delete &module_of(module);
+}
+
+// Null, or the error. Python and csrc/python_launch.c call it for every launch.
+TORCH_CUBIN_API char* torch_cubin_kernel_launch(void* kernel, const torch_cubin_launch_call* call) {
+  try {
+    check_build(*call);
+    launch(kernel_of(kernel), *call);
+    return nullptr;
+  } catch (...) {
+    return error_answer();
+  }
+}
+
+// Writes 128 bytes to `out`.
+TORCH_CUBIN_API char* torch_cubin_encode_tensor_map(const torch_cubin_tensor_map* map,
+                                                    uint8_t* out) {
+  return answer([&] {
+    check_build(*map);
+    encode_tensor_map(*map, out);
+    return std::string("{}");
+  });
+}
+
+// {"device": ...}: where memory of CUDA lies, for arrays that do not say; -1 where it is none.
+TORCH_CUBIN_API char* torch_cubin_pointer_device(uint64_t address) {
+  return answer([&] {
+    const json out = {{"device", device_of_pointer(address)}};
+    return out.dump();
+  });
+}

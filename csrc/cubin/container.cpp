@@ -1,0 +1,105 @@
+// list_entries and unpack: the dispatch on what the bytes are.
+#include "cubin/container.h"
+
+#include "cubin/arch.h"
+#include "cubin/error.h"
+#include "cubin/ptx.h"
+
+namespace torch_cubin {
+namespace {
+
+Arch arch_of(Format format, const Bytes& bytes, const std::string& origin) {
+  if (format == Format::kPtx) return parse_ptx(bytes.data(), bytes.size(), origin).arch;
+  return read_arch(Elf(bytes.data(), bytes.size(), origin));
+}
+
+bool is_image(Format format) {
+  return format == Format::kCubin || format == Format::kRelocatableCubin || format == Format::kPtx;
+}
+
+// A damaged array is listed nevertheless, with no arch: others in the file may be whole.
+void read_arch_of_array(Entry& entry, const std::string& origin) {
+  if (!is_image(entry.format)) return;
+  try {
+    entry.arch = arch_of(entry.format, entry.stored, origin);
+  } catch (const Error&) {
+    entry.arch = Arch{};
+  }
+}
+
+}  // namespace
+
+const char* packing_name(Packing packing) {
+  switch (packing) {
+    case Packing::kNone:
+      return "none";
+    case Packing::kLz4:
+      return "lz4";
+    case Packing::kZstd:
+      return "zstd";
+    case Packing::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+Container list_entries(const uint8_t* data, size_t size, const std::string& origin) {
+  if (size > kMaxImageBytes) {
+    fail({"image", origin, "is too large", "at most " + std::to_string(kMaxImageBytes) + " bytes",
+          std::to_string(size) + " bytes", "Take the part that you want out of it."});
+  }
+  const Sniffed found = sniff(data, size, origin);
+  const Bytes file(data, size);
+  Container container;
+  container.format = found.format;
+  container.size = size;
+  switch (found.format) {
+    case Format::kCubin:
+    case Format::kRelocatableCubin:
+    case Format::kPtx: {
+      Entry whole;
+      whole.format = found.format;
+      whole.stored = file;
+      whole.size = size;
+      whole.arch = arch_of(found.format, file, origin);
+      container.entries.push_back(whole);
+      break;
+    }
+    case Format::kFatbin:
+      list_fatbin(file, 0, origin, container.entries);
+      break;
+    case Format::kHostElf:
+      list_host_elf(file, origin, container);
+      break;
+    case Format::kText:
+      list_arrays(file, origin, container.entries);
+      for (Entry& entry : container.entries) read_arch_of_array(entry, origin);
+      if (container.entries.empty()) {
+        fail({"image", origin,
+              "is not a cubin: it is text, but neither PTX nor C source with device code in an "
+              "array of bytes",
+              "", "", "Pass the file that `nvcc -cubin -arch=sm_XY` writes."});
+      }
+      break;
+    default:
+      fail(found.refusal);
+  }
+  return container;
+}
+
+Buffer unpack(const Entry& entry, const std::string& origin) {
+  switch (entry.packing) {
+    case Packing::kNone:
+      return Buffer(entry.stored.data(), entry.stored.data() + entry.stored.size());
+    case Packing::kLz4:
+      return lz4_decompress(entry.stored, static_cast<size_t>(entry.size), origin);
+    case Packing::kZstd:
+      return zstd_decompress(entry.stored, static_cast<size_t>(entry.size), origin);
+    case Packing::kUnknown:
+      break;
+  }
+  fail({"image", origin, "is packed in a way that this version does not know", "raw, LZ4 or zstd",
+        "", "Take it out with `cuobjdump -xelf all FILE`."});
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,77 @@
+// Container: what lies in a file that may hold device code, one level at a time.
+//
+//   Container file = list_entries(data, size, "file 'x.so'");        // a host ELF: its fatbins
+//   Buffer fatbin = unpack(file.entries[0], "...");                   // a fatbin: list_entries again
+//   const Entry& best = choose_entry(entries, 90, /*jit=*/false, "..."); // sm_90a, sm_90, ...
+//
+// Every offset, size and count is checked; nothing is unpacked until unpack(). Includes neither
+// torch nor cuda.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cubin/decompress.h"
+#include "cubin/elf.h"
+#include "cubin/image.h"
+#include "cubin/sniff.h"
+
+namespace torch_cubin {
+
+constexpr size_t kMaxEntries = 100000;  // of one container
+
+enum class Packing { kNone, kLz4, kZstd, kUnknown };
+
+const char* packing_name(Packing packing);  // "none", "lz4", "zstd", "unknown"
+
+struct Entry {
+  // Of an entry that is packed: what the container says. A fatbin does not tell a relocatable cubin
+  // from a loadable one, so kCubin may turn out to be kRelocatableCubin.
+  Format format = Format::kOther;
+  std::string name;     // section, array, or what fatbinary's -ident said; may be empty
+  Arch arch;            // of a fatbin's entry: what its header says; sm is 0 where it is not known
+  uint64_t offset = 0;  // in the container
+  Bytes stored;         // where they lie in the container, or in `owned`
+  Packing packing = Packing::kNone;
+  uint64_t size = 0;                    // unpacked, in bytes
+  uint32_t kind = 0;                    // fatbin: the number that stands for the format
+  uint64_t flags = 0;                   // fatbin
+  std::string options;                  // fatbin: the compiler's options, where it left them
+  std::shared_ptr<const Buffer> owned;  // the bytes of an array in C source
+};
+
+struct Container {
+  Format format = Format::kOther;
+  size_t size = 0;
+  std::string machine;  // of a host ELF: "x86-64"
+  std::vector<Entry> entries;
+};
+
+// The entries of a fatbin, of a host ELF (its fatbins) or of C source (its arrays); for a cubin or
+// PTX one entry that is all of it. The bytes must outlive the result. Throws [image] for a damaged
+// container and for anything else, saying what it is.
+Container list_entries(const uint8_t* data, size_t size, const std::string& origin);
+
+// The entry's own bytes, decompressed. Throws [image] where they are damaged or cannot be unpacked.
+Buffer unpack(const Entry& entry, const std::string& origin);
+
+// The entry that serves a device of compute capability `device_sm` best: its exact 'a' arch, then
+// the latest of its family ('f'), then the same major with the highest minor that is not above the
+// device's. With `jit` and no cubin: PTX, the latest. Throws [arch] with what there is. Looks at
+// format and arch alone.
+const Entry& choose_entry(const std::vector<Entry>& entries, int device_sm, bool jit,
+                          const std::string& origin);
+
+// The parts of list_entries, a format each. They add to `entries`; offsets count from `file`.
+void list_fatbin(const Bytes& file, uint64_t offset, const std::string& origin,
+                 std::vector<Entry>& entries);
+void list_host_elf(const Bytes& file, const std::string& origin, Container& container);
+void list_arrays(const Bytes& file, const std::string& origin, std::vector<Entry>& entries);
+
+// A fatbin's whole length, its header included; throws [image] where it is none or is cut short.
+uint64_t fatbin_bytes(const Bytes& file, uint64_t offset, const std::string& origin);
+
+}  // namespace torch_cubin

@@ -1,0 +1,295 @@
+// parse_ptx: a scanner of words and signs, and the grammar of what stands outside of function
+// bodies (PTX ISA, "Kernel Function Parameters" and "Performance-Tuning Directives").
+#include "cubin/ptx.h"
+
+#include <string_view>
+#include <utility>
+
+#include "cubin/elf.h"
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr uint64_t kMaxParamBytes = uint64_t{1} << 31;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+bool is_word(char c) {
+  return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '$' ||
+         c == '%' || c == '.';
+}
+
+struct TypeSize {
+  std::string_view name;
+  uint32_t bytes;
+};
+
+constexpr TypeSize kTypes[] = {
+    {".b8", 1},    {".u8", 1},     {".s8", 1},      {".b16", 2},        {".u16", 2},  {".s16", 2},
+    {".f16", 2},   {".bf16", 2},   {".b32", 4},     {".u32", 4},        {".s32", 4},  {".f32", 4},
+    {".f16x2", 4}, {".bf16x2", 4}, {".b64", 8},     {".u64", 8},        {".s64", 8},  {".f64", 8},
+    {".b128", 16}, {".texref", 0}, {".surfref", 0}, {".samplerref", 0}, {".pred", 1},
+};
+
+const TypeSize* find_type(std::string_view word) {
+  for (const TypeSize& type : kTypes) {
+    if (type.name == word) return &type;
+  }
+  return nullptr;
+}
+
+class PtxReader {
+ public:
+  PtxReader(std::string_view text, const std::string& origin) : text_(text), origin_(origin) {
+    ptx_.size = text.size();
+  }
+
+  Ptx read() {
+    bool external = false;  // `.extern` was the word before
+    for (next(); !word_.empty(); next()) {
+      if (word_ == ".version") {
+        next();
+        ptx_.version = std::string(word_.substr(0, 16));
+      } else if (word_ == ".target") {
+        next();
+        read_target();
+      } else if (word_ == ".address_size") {
+        next();
+        ptx_.address_size = static_cast<int>(number());
+      } else if (word_ == ".entry") {
+        read_entry();
+        if (word_ == "{") ++depth_;
+      } else if (word_ == ".shared" && external) {
+        ptx_.uses_dynamic_shared = true;
+      } else if (word_ == "{") {
+        ++depth_;
+      } else if (word_ == "}") {
+        if (depth_-- == 0) damaged("a '}' has no '{'");
+      }
+      external = word_ == ".extern";
+    }
+    if (ptx_.version.empty()) damaged("it names no version");
+    if (ptx_.arch.sm == 0) damaged("it names no target");
+    if (depth_ != 0) damaged("it ends within a function");
+    return std::move(ptx_);
+  }
+
+ private:
+  void next();
+  void skip_blanks();
+  void read_target();
+  void read_entry();
+  void read_params(PtxKernel& kernel);
+  PtxParam read_param();
+  void read_directives(PtxKernel& kernel);
+  std::array<uint32_t, 3> read_triple();
+  void read_dimension(PtxParam& param);
+  uint64_t number();
+  void require(std::string_view sign);
+  [[noreturn]] void damaged(const std::string& problem) const {
+    fail({"image", origin_, "is damaged PTX: " + problem, "", "", "Build or copy it again."});
+  }
+
+  std::string_view text_;
+  const std::string& origin_;
+  size_t at_ = 0;
+  std::string_view word_;  // a word, a sign or a string; empty at the end
+  uint64_t depth_ = 0;
+  Ptx ptx_;
+};
+
+void PtxReader::skip_blanks() {
+  while (at_ < text_.size()) {
+    const std::string_view rest = text_.substr(at_);
+    if (rest[0] == ' ' || (rest[0] >= '\t' && rest[0] <= '\r')) {
+      ++at_;
+      continue;
+    }
+    const bool line = rest.substr(0, 2) == "//";
+    if (!line && rest.substr(0, 2) != "/*") return;
+    const size_t end = rest.find(line ? "\n" : "*/", 2);
+    if (end == std::string_view::npos) {
+      if (!line) damaged("it ends within a comment");
+      at_ = text_.size();
+      return;
+    }
+    at_ += end + (line ? 1 : 2);
+  }
+}
+
+void PtxReader::next() {
+  skip_blanks();
+  const size_t start = at_;
+  if (start == text_.size()) {
+    word_ = {};
+    return;
+  }
+  if (text_[start] == '"') {
+    for (++at_; at_ < text_.size() && text_[at_] != '"'; ++at_) {
+      if (text_[at_] == '\\') ++at_;
+    }
+    if (at_ >= text_.size()) damaged("it ends within a string");
+    ++at_;
+  } else if (is_word(text_[start])) {
+    while (at_ < text_.size() && is_word(text_[at_])) ++at_;
+  } else {
+    ++at_;
+  }
+  word_ = text_.substr(start, at_ - start);
+}
+
+void PtxReader::require(std::string_view sign) {
+  if (word_ == sign) return;
+  damaged(word_.empty()
+              ? "it ends within a declaration"
+              : "'" + printable(word_, 40) + "' stands where '" + std::string(sign) + "' should");
+}
+
+uint64_t PtxReader::number() {
+  if (word_.empty() || !is_digit(word_[0]) || word_.size() > 10) {
+    damaged("'" + printable(word_, 40) + "' stands where a number should");
+  }
+  uint64_t value = 0;
+  for (const char c : word_) {
+    if (!is_digit(c)) damaged("'" + printable(word_, 40) + "' stands where a number should");
+    value = value * 10 + static_cast<uint64_t>(c - '0');
+  }
+  return value;
+}
+
+void PtxReader::read_target() {
+  if (ptx_.arch.sm != 0) return;  // a linked file may name it again
+  std::string_view name = word_;
+  if (name.substr(0, 3) != "sm_") damaged("its target is no sm_XY");
+  name.remove_prefix(3);
+  for (; !name.empty() && is_digit(name[0]) && ptx_.arch.sm < 1000; name.remove_prefix(1)) {
+    ptx_.arch.sm = ptx_.arch.sm * 10 + (name[0] - '0');
+  }
+  if (name == "a" || name == "f") {
+    ptx_.arch.suffix = name[0];
+  } else if (!name.empty()) {
+    damaged("its target is no sm_XY");
+  }
+}
+
+void PtxReader::read_entry() {
+  next();
+  if (word_.empty() || !is_word(word_[0])) damaged("an entry has no name");
+  PtxKernel kernel;
+  kernel.name = std::string(word_);
+  if (kernel.name.size() > kMaxNameBytes) damaged("an entry's name is too long");
+  next();
+  if (word_ == "(") read_params(kernel);
+  read_directives(kernel);
+  if (word_ == "{") ptx_.kernels.push_back(std::move(kernel));  // else only declared
+}
+
+void PtxReader::read_params(PtxKernel& kernel) {
+  next();
+  while (word_ != ")") {
+    PtxParam param = read_param();
+    param.index = static_cast<uint32_t>(kernel.params.size());
+    kernel.params.push_back(std::move(param));
+    if (word_ == ",") {
+      next();
+    } else {
+      require(")");
+    }
+  }
+  next();
+}
+
+PtxParam PtxReader::read_param() {
+  PtxParam param;
+  require(".param");
+  bool pointer = false;
+  const TypeSize* type = nullptr;
+  for (next(); !word_.empty() && word_[0] == '.'; next()) {
+    if (word_ == ".align") {
+      next();
+      const uint64_t alignment = number();
+      if (!pointer) param.alignment = alignment;  // behind .ptr: the pointee's
+    } else if (word_ == ".ptr") {
+      pointer = true;
+    } else if (const TypeSize* found = find_type(word_)) {
+      type = found;
+    } else if (!pointer) {  // behind .ptr: the state space
+      damaged("a parameter has the unknown type '" + printable(word_, 40) + "'");
+    }
+  }
+  if (type == nullptr) damaged("a parameter has no type");
+  if (word_.empty() || !is_word(word_[0])) damaged("a parameter has no name");
+  param.name = std::string(word_);
+  if (param.name.size() > kMaxNameBytes) damaged("a parameter's name is too long");
+  param.type = std::string(type->name.substr(1));
+  param.size = type->bytes;
+  if (param.alignment == 0) param.alignment = type->bytes;
+  for (next(); word_ == "[";) read_dimension(param);
+  const bool may_point =
+      param.size == 8 && param.type.find('[') == std::string::npos && param.type[0] != 'f';
+  param.kind = pointer ? ParamKind::kPointer : may_point ? ParamKind::kUnknown : ParamKind::kValue;
+  return param;
+}
+
+void PtxReader::read_dimension(PtxParam& param) {
+  next();
+  const uint64_t count = number();
+  if (count != 0 && param.size > kMaxParamBytes / count) damaged("a parameter is too large");
+  param.size *= count;
+  param.type += "[" + std::to_string(count) + "]";
+  if (param.type.size() > 80) damaged("a parameter has too many dimensions");
+  next();
+  require("]");
+  next();
+}
+
+std::array<uint32_t, 3> PtxReader::read_triple() {
+  std::array<uint32_t, 3> value = {0, 1, 1};
+  for (size_t i = 0;; ++i) {
+    next();
+    const uint64_t n = number();
+    if (n > UINT32_MAX) damaged("a directive's number is too large");
+    value[i] = static_cast<uint32_t>(n);
+    next();
+    if (word_ != ",") return value;
+    if (i == 2) damaged("a directive has more than three numbers");
+  }
+}
+
+// Leaves the word that ends them, '{' or ';'.
+void PtxReader::read_directives(PtxKernel& kernel) {
+  while (word_ != "{" && word_ != ";") {
+    if (word_.empty()) damaged("it ends within a declaration");
+    if (word_ == ".maxntid") {
+      kernel.max_block = read_triple();
+    } else if (word_ == ".reqntid") {
+      kernel.required_block = read_triple();
+    } else if (word_ == ".reqnctapercluster") {
+      kernel.cluster = read_triple();
+    } else if (word_ == ".maxnreg") {
+      kernel.max_registers = read_triple()[0];
+    } else if (word_ == ".pragma") {
+      while (word_ != ";" && !word_.empty()) next();
+      next();
+    } else {
+      next();
+    }
+  }
+}
+
+}  // namespace
+
+Ptx parse_ptx(const uint8_t* data, size_t size, const std::string& origin) {
+  std::string_view text(reinterpret_cast<const char*>(data), size);
+  const size_t end = text.find_last_not_of('\0');
+  text = text.substr(0, end == std::string_view::npos ? 0 : end + 1);
+  const size_t nul = text.find('\0');
+  if (nul != std::string_view::npos) {
+    fail({"image", origin, "is damaged PTX: it has a NUL byte at offset " + std::to_string(nul), "",
+          "", "Build or copy it again."});
+  }
+  return PtxReader(text, origin).read();
+}
+
+}  // namespace torch_cubin

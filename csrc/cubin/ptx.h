@@ -1,0 +1,48 @@
+// The facts in PTX text: version, target, and each entry with its parameters.
+//
+// Reads declarations and skips the code, so it knows nothing of instructions. Includes neither torch
+// nor cuda.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cubin/image.h"
+
+namespace torch_cubin {
+
+struct PtxParam {
+  uint32_t index = 0;
+  std::string name;
+  std::string type;        // "u64", "f32", "b8[128]"
+  uint64_t size = 0;       // bytes; 0 for textures, samplers and surfaces
+  uint64_t alignment = 0;  // bytes
+  ParamKind kind = ParamKind::kUnknown;
+};
+
+struct PtxKernel {
+  std::string name;
+  std::vector<PtxParam> params;
+  uint32_t max_registers = 0;                // 0 where not declared
+  std::array<uint32_t, 3> required_block{};  // 0 where not declared
+  std::array<uint32_t, 3> max_block{};       // 0 where not declared
+  std::array<uint32_t, 3> cluster{};         // 0 where not declared
+};
+
+struct Ptx {
+  std::string version;  // "9.0"
+  Arch arch;            // of the target "sm_90a"
+  int address_size = 0;
+  size_t size = 0;                   // bytes, without NULs at the end
+  bool uses_dynamic_shared = false;  // the file declares `.extern .shared`
+  std::vector<PtxKernel> kernels;    // in the file's order
+};
+
+// Throws [image] for text that is not whole: no version or target, an entry cut short, a brace left
+// open. NULs at the end are taken for the text's end.
+Ptx parse_ptx(const uint8_t* data, size_t size, const std::string& origin);
+
+}  // namespace torch_cubin

@@ -1,0 +1,386 @@
+/* torch_cubin._launch: the common kernel calls, without Python's cost for each argument.
+ *
+ * A Launcher packs contiguous plain tensors, ints, floats, bools and None, and calls the library's
+ * torch_cubin_kernel_launch. Whatever else it meets, wrong calls included, it hands over unchanged to
+ * _launch_plainly() of the Python class above it (torch_cubin/_module.py): the rules and the messages
+ * live there, and what passes here must be what passes there.
+ *
+ * Python's limited API of 3.10 only: one file serves every later Python. Links neither CUDA nor torch:
+ * configure() brings the library's function, and PyTorch's own function table for reading tensors
+ * (DLPack's exchange API), which is several times quicker than asking a tensor's attributes. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <string.h>
+#include <structmember.h>
+
+#include "runtime/launch_call.h"
+
+/* NOTE: the flag and both functions joined the limited API in 3.12 as they had been since 3.9; for
+ * 3.10 and 3.11, which are finished, the headers only hide them. */
+#ifndef Py_TPFLAGS_HAVE_VECTORCALL
+#define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
+#endif
+#define ARGUMENTS_OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1))
+typedef PyObject* (*Vectorcall)(PyObject*, PyObject* const*, size_t, PyObject*);
+extern PyObject* PyVectorcall_Call(PyObject* callable, PyObject* tuple, PyObject* dict);
+
+/* DLPack 1.x (dlpack.h), what is used of it. */
+typedef struct {
+  void* data;
+  struct {
+    int32_t type, index;
+  } device;
+  int32_t ndim;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+} DLTensor;
+typedef struct ExchangeApi {
+  struct {
+    uint32_t major, minor;
+  } version;
+  struct ExchangeApi* previous;
+  void* allocator;
+  void* managed_from_object;
+  void* managed_to_object;
+  int (*tensor_from_object)(void* object, DLTensor* out); /* borrows; may be null */
+  void* current_stream;
+} ExchangeApi;
+enum { kDlComplex = 5 };
+
+enum { kMaxParams = 64 }; /* more go the plain way */
+
+static struct {
+  char* (*launch)(void* kernel, const struct torch_cubin_launch_call* call);
+  PyObject* tensor_types[2]; /* torch.Tensor and Parameter: exactly these */
+  int (*read_tensor)(void* object, DLTensor* out);
+  int32_t device_type;
+  PyObject* raise_error; /* takes an error's address, and raises it */
+  PyObject *grid, *block, *shared_memory, *stream, *plainly;
+} state;
+
+typedef struct {
+  uint8_t size;                 /* 1, 2, 4, 8, or 0 for others */
+  uint8_t may_point, may_float; /* where the binary tells pointers from numbers */
+} Param;
+
+typedef struct {
+  PyObject_HEAD Vectorcall call;
+  void* kernel; /* null until bound */
+  Py_ssize_t count;
+  Param params[kMaxParams];
+} Launcher;
+
+/* --- the parts of a call; 0 means: not here, let Python see to it (no exception is set) --- */
+
+static int read_int(PyObject* value, long long* out) {
+  int overflow = 0;
+  if (!PyLong_CheckExact(value)) return 0;
+  *out = PyLong_AsLongLongAndOverflow(value, &overflow);
+  return overflow == 0;
+}
+
+static int read_triple(PyObject* value, int64_t out[3]) {
+  long long number;
+  out[0] = out[1] = out[2] = 1;
+  if (PyLong_CheckExact(value)) {
+    if (!read_int(value, &number)) return 0;
+    out[0] = number;
+    return 1;
+  }
+  if (!PyTuple_CheckExact(value)) return 0;
+  const Py_ssize_t size = PyTuple_Size(value);
+  if (size < 1 || size > 3) return 0;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (!read_int(PyTuple_GetItem(value, i), &number)) return 0;
+    out[i] = number;
+  }
+  return 1;
+}
+
+static int read_tensor(PyObject* object, int32_t* device, uint64_t* out) {
+  DLTensor tensor;
+  if (state.read_tensor(object, &tensor) != 0) {
+    PyErr_Clear(); /* Python says what is wrong with it */
+    return 0;
+  }
+  /* Complex and 0-dim tensors may be lazily conjugated or negated, as may views with odd strides. */
+  if (tensor.device.type != state.device_type || tensor.dtype.code == kDlComplex) return 0;
+  if (tensor.ndim < 1 || tensor.strides == NULL) return 0;
+  int64_t expected = 1;
+  for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.strides[i] != expected) return 0;
+    expected *= tensor.shape[i] > 1 ? tensor.shape[i] : 1;
+  }
+  if (*device >= 0 && *device != tensor.device.index) return 0;
+  *device = tensor.device.index;
+  *out = (uint64_t)(uintptr_t)tensor.data + tensor.byte_offset;
+  return 1;
+}
+
+/* Little-endian machines only: a number's low bytes come first. */
+static int pack_int(const Param* param, PyObject* value, uint64_t* out) {
+  long long number;
+  if (!read_int(value, &number)) return 0;
+  switch (param->size) {
+    case 8:
+      break;
+    case 4:
+      if (number < INT32_MIN || number > (long long)UINT32_MAX) return 0;
+      break;
+    case 2:
+      if (number < INT16_MIN || number > UINT16_MAX) return 0;
+      break;
+    case 1:
+      if (number < INT8_MIN || number > UINT8_MAX) return 0;
+      break;
+    default:
+      return 0;
+  }
+  *out = (uint64_t)number;
+  return 1;
+}
+
+static int pack_float(const Param* param, PyObject* value, uint64_t* out) {
+  const double number = PyFloat_AsDouble(value);
+  if (!param->may_float) return 0;
+  if (param->size == 8) {
+    memcpy(out, &number, 8);
+    return 1;
+  }
+  /* Python knows where rounding to float32 overflows. */
+  if (param->size != 4 || (number - number == 0 && (number > 3.4e38 || number < -3.4e38))) return 0;
+  const float rounded = (float)number;
+  memcpy(out, &rounded, 4);
+  return 1;
+}
+
+static int pack(const Param* param, PyObject* argument, int32_t* device, uint64_t* out) {
+  PyObject* type = (PyObject*)Py_TYPE(argument);
+  if (type == state.tensor_types[0] || type == state.tensor_types[1]) {
+    return param->size == 8 && param->may_point && read_tensor(argument, device, out);
+  }
+  if (PyLong_CheckExact(argument)) return pack_int(param, argument, out);
+  if (PyFloat_CheckExact(argument)) return pack_float(param, argument, out);
+  *out = argument == Py_True;
+  if (argument == Py_True || argument == Py_False) return param->size != 0;
+  return argument == Py_None && param->size == 8 && param->may_point;
+}
+
+static int is_name(PyObject* name, PyObject* known) {
+  return name == known || PyUnicode_Compare(name, known) == 0;
+}
+
+static int read_keywords(PyObject* const* values, PyObject* names,
+                         struct torch_cubin_launch_call* call) {
+  const Py_ssize_t count = names != NULL ? PyTuple_Size(names) : 0;
+  int given = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* name = PyTuple_GetItem(names, i);
+    if (is_name(name, state.grid)) {
+      given |= 1;
+      if (!read_triple(values[i], call->grid)) return 0;
+    } else if (is_name(name, state.block)) {
+      given |= 2;
+      if (!read_triple(values[i], call->block)) return 0;
+    } else if (is_name(name, state.shared_memory)) {
+      long long number;
+      if (!read_int(values[i], &number)) return 0;
+      call->shared_memory = number;
+    } else if (is_name(name, state.stream) && values[i] == Py_None) {
+      continue;
+    } else {
+      return 0;
+    }
+  }
+  return given == 3;
+}
+
+static PyObject* call_plainly(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
+                              PyObject* names) {
+  PyObject* method = PyObject_GetAttr(self, state.plainly);
+  if (method == NULL) return NULL;
+  const Py_ssize_t named = names != NULL ? PyTuple_Size(names) : 0;
+  PyObject* result = NULL;
+  PyObject* tuple = PyTuple_New(count);
+  PyObject* dict = PyDict_New();
+  if (tuple == NULL || dict == NULL) goto done;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Py_INCREF(arguments[i]);
+    PyTuple_SetItem(tuple, i, arguments[i]);
+  }
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    if (PyDict_SetItem(dict, PyTuple_GetItem(names, i), arguments[count + i]) != 0) goto done;
+  }
+  result = PyObject_Call(method, tuple, dict);
+done:
+  Py_XDECREF(dict);
+  Py_XDECREF(tuple);
+  Py_DECREF(method);
+  return result;
+}
+
+static PyObject* launcher_call(PyObject* object, PyObject* const* arguments, size_t flagged,
+                               PyObject* names) {
+  const Launcher* self = (const Launcher*)object;
+  const Py_ssize_t count = (Py_ssize_t)(flagged & ~ARGUMENTS_OFFSET);
+  struct torch_cubin_launch_call call;
+  uint64_t values[kMaxParams];
+  void* params[kMaxParams];
+  memset(&call, 0, sizeof(call));
+  call.size = sizeof(call);
+  call.device = -1;
+  if (self->kernel == NULL || count != self->count) goto plainly;
+  if (!read_keywords(arguments + count, names, &call)) goto plainly;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    params[i] = &values[i];
+    if (!pack(&self->params[i], arguments[i], &call.device, &values[i])) goto plainly;
+  }
+  if (call.device < 0) goto plainly;
+  call.params = params;
+  char* error;
+  /* The driver waits where its queue is full. */
+  Py_BEGIN_ALLOW_THREADS;
+  error = state.launch(self->kernel, &call);
+  Py_END_ALLOW_THREADS;
+  if (error != NULL) {
+    PyObject* raised =
+        PyObject_CallFunction(state.raise_error, "K", (unsigned long long)(uintptr_t)error);
+    if (raised == NULL) return NULL;
+    Py_DECREF(raised);
+  }
+  Py_RETURN_NONE;
+plainly:
+  return call_plainly(object, arguments, count, names);
+}
+
+/* --- the type --- */
+
+static PyObject* launcher_new(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
+  (void)arguments;
+  (void)keywords;
+  allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  Launcher* self = (Launcher*)allocate(type, 0);
+  if (self == NULL) return NULL;
+  self->call = launcher_call;
+  self->kernel = NULL;
+  self->count = 0;
+  return (PyObject*)self;
+}
+
+static void launcher_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  release(self);
+  Py_DECREF(type);
+}
+
+/* _bind(handle, ((size, kind), ...)) */
+static PyObject* launcher_bind(PyObject* object, PyObject* arguments) {
+  Launcher* self = (Launcher*)object;
+  unsigned long long handle;
+  PyObject* params;
+  if (!PyArg_ParseTuple(arguments, "KO!", &handle, &PyTuple_Type, &params)) return NULL;
+  const Py_ssize_t count = PyTuple_Size(params);
+  if (count > kMaxParams) Py_RETURN_NONE; /* stays unbound */
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    unsigned int size;
+    const char* kind;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(params, i), "Is", &size, &kind)) return NULL;
+    self->params[i].size = size == 1 || size == 2 || size == 4 || size == 8 ? (uint8_t)size : 0;
+    self->params[i].may_point = strcmp(kind, "value") != 0;
+    self->params[i].may_float = strcmp(kind, "pointer") != 0;
+  }
+  self->count = count;
+  self->kernel = (void*)(uintptr_t)handle;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef launcher_methods[] = {
+    {"_bind", launcher_bind, METH_VARARGS, "Takes a kernel's handle and parameters."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef launcher_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Launcher, call), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot launcher_slots[] = {
+    {Py_tp_doc, "Launches a kernel; the base class of torch_cubin.Kernel."},
+    {Py_tp_new, launcher_new},
+    {Py_tp_dealloc, launcher_dealloc},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_methods, launcher_methods},
+    {Py_tp_members, launcher_members},
+    {0, NULL},
+};
+static PyType_Spec launcher_spec = {
+    "torch_cubin._launch.Launcher", sizeof(Launcher), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL, launcher_slots};
+
+/* --- the module --- */
+
+/* configure(launch, (Tensor, Parameter), exchange_api, device_type, raise_error) */
+static PyObject* configure(PyObject* module, PyObject* arguments) {
+  unsigned long long launch;
+  PyObject *types[2], *capsule, *raise_error;
+  int device_type;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "K(OO)OiO", &launch, &types[0], &types[1], &capsule,
+                        &device_type, &raise_error)) {
+    return NULL;
+  }
+  const ExchangeApi* api = (const ExchangeApi*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (api == NULL) return NULL;
+  while (api != NULL && api->version.major != 1) api = api->previous;
+  if (api == NULL || api->tensor_from_object == NULL) {
+    PyErr_SetString(PyExc_ImportError, "PyTorch's DLPack exchange API is of another version");
+    return NULL;
+  }
+  /* Kept for the life of the process: calls may be under way. */
+  for (int i = 0; i < 2; ++i) {
+    Py_INCREF(types[i]);
+    state.tensor_types[i] = types[i];
+  }
+  Py_INCREF(raise_error);
+  state.raise_error = raise_error;
+  state.launch = (char* (*)(void*, const struct torch_cubin_launch_call*))(uintptr_t)launch;
+  state.read_tensor = api->tensor_from_object;
+  state.device_type = device_type;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"configure", configure, METH_VARARGS, "Brings what the extension does not link."},
+    {NULL, NULL, 0, NULL},
+};
+static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT,
+                                               "torch_cubin._launch",
+                                               "Kernel calls without Python's cost.",
+                                               -1,
+                                               module_methods,
+                                               NULL,
+                                               NULL,
+                                               NULL,
+                                               NULL};
+
+PyMODINIT_FUNC PyInit__launch(void) {
+  PyObject* module = PyModule_Create(&module_definition);
+  if (module == NULL) return NULL;
+  state.grid = PyUnicode_InternFromString("grid");
+  state.block = PyUnicode_InternFromString("block");
+  state.shared_memory = PyUnicode_InternFromString("shared_memory");
+  state.stream = PyUnicode_InternFromString("stream");
+  state.plainly = PyUnicode_InternFromString("_launch_plainly");
+  PyObject* type = PyType_FromSpec(&launcher_spec);
+  if (type == NULL || PyModule_AddObject(module, "Launcher", type) != 0) {
+    Py_XDECREF(type);
+    Py_DECREF(module);
+    return NULL;
+  }
+  return module;
+}

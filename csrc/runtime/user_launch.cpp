@@ -1,0 +1,290 @@
+#include "runtime/user_launch.h"
+
+#include <climits>
+#include <cstring>
+
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+// The same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per Compute
+// Capability").
+constexpr int64_t kMaxGrid[3] = {2147483647, 65535, 65535};
+constexpr int64_t kMaxBlock[3] = {1024, 1024, 64};
+constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kMaxCluster = 16;
+constexpr int64_t kPortableCluster = 8;
+constexpr const char* kAxes[3] = {"x", "y", "z"};
+
+template <class T>
+std::string triple(const T* values) {
+  return "(" + std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " +
+         std::to_string(values[2]) + ")";
+}
+
+// Saturates where the sizes were not checked yet.
+int64_t product(const int64_t* values) {
+  int64_t result = 1;
+  for (int i = 0; i < 3; ++i) {
+    if (values[i] > 0 && result > INT64_MAX / values[i]) return INT64_MAX;
+    result *= values[i];
+  }
+  return result;
+}
+
+class Launch {
+ public:
+  Launch(UserKernel& kernel, const torch_cubin_launch_call& call, const KernelInfo& info)
+      : kernel_(kernel), call_(call), info_(info) {
+    for (int i = 0; i < 3; ++i) {
+      cluster_[i] = has(TORCH_CUBIN_CLUSTER) ? call.cluster[i] : info.cluster[i];
+    }
+    clustered_ = cluster_[0] != 0;
+  }
+
+  // What needs no device.
+  void check_shape() const {
+    for (int i = 0; i < 3; ++i) {
+      const std::string axis = kAxes[i];
+      if (call_.grid[i] <= 0) {
+        refuse("has an empty grid", "at least 1 block in " + axis, "grid " + triple(call_.grid),
+               "Skip the launch where there is nothing to do.");
+      }
+      if (call_.grid[i] > kMaxGrid[i]) {
+        refuse("has too large a grid", "at most " + std::to_string(kMaxGrid[i]) + " in " + axis,
+               "grid " + triple(call_.grid),
+               i == 0 ? "" : "Put the largest extent in x, or loop in the kernel.");
+      }
+      if (call_.block[i] <= 0 || call_.block[i] > kMaxBlock[i]) {
+        refuse("has a block that no GPU runs",
+               "1 to " + std::to_string(kMaxBlock[i]) + " threads in " + axis,
+               "block " + triple(call_.block), "");
+      }
+    }
+    check_block();
+    check_cluster();
+    if (call_.shared_memory < 0 || call_.shared_memory > INT_MAX) {
+      refuse("has shared memory out of range", "0 or more bytes, as much as a block may have",
+             std::to_string(call_.shared_memory), "");
+    }
+  }
+
+  void run(const Device& device) {
+    check_device(device);
+    const ContextGuard guard(device);
+    UserKernel::OnDevice& here = kernel_.on(device);
+    if (product(call_.block) > here.max_threads) {
+      refuse("has a block that the kernel cannot have on " + device.name,
+             "at most " + std::to_string(here.max_threads) + " threads" +
+                 (info_.registers == 0
+                      ? ""
+                      : " (it needs " + std::to_string(info_.registers) + " registers for each)"),
+             "block " + triple(call_.block), "Launch smaller blocks.");
+    }
+    const auto shared = static_cast<uint32_t>(call_.shared_memory);
+    const CUfunction function = here.kernel.ready(device, shared);
+    CUlaunchConfig config{};
+    config.gridDimX = static_cast<unsigned>(call_.grid[0]);
+    config.gridDimY = static_cast<unsigned>(call_.grid[1]);
+    config.gridDimZ = static_cast<unsigned>(call_.grid[2]);
+    config.blockDimX = static_cast<unsigned>(call_.block[0]);
+    config.blockDimY = static_cast<unsigned>(call_.block[1]);
+    config.blockDimZ = static_cast<unsigned>(call_.block[2]);
+    config.sharedMemBytes = shared;
+    config.hStream = has(TORCH_CUBIN_STREAM) ? static_cast<CUstream>(call_.stream)
+                                             : current_stream(device.index);
+    CUlaunchAttribute attributes[4] = {};
+    config.attrs = attributes;
+    // A cluster that the binary demands is in force without being named.
+    if (clustered_ && info_.cluster[0] == 0) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      attribute.value.clusterDim.x = static_cast<unsigned>(cluster_[0]);
+      attribute.value.clusterDim.y = static_cast<unsigned>(cluster_[1]);
+      attribute.value.clusterDim.z = static_cast<unsigned>(cluster_[2]);
+    }
+    if (has(TORCH_CUBIN_PRIORITY)) {
+      check_priority(here, device);
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_PRIORITY;
+      attribute.value.priority = call_.priority;
+    }
+    if (clustered_ || has(TORCH_CUBIN_COOPERATIVE)) {
+      check_residency(here, device, function, config);
+    }
+    if (has(TORCH_CUBIN_COOPERATIVE)) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      attribute.value.cooperative = 1;
+    }
+    if (has(TORCH_CUBIN_DEPENDENT)) {
+      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+      attribute.value.programmaticStreamSerializationAllowed = 1;
+    }
+    kernel_.module().note_capture(config.hStream);
+    const CUresult result = driver().cuLaunchKernelEx(&config, function, call_.params, nullptr);
+    if (result != CUDA_SUCCESS) {  // the text is built on failure only
+      check(result, "launch",
+            "the launch of " + object() + " with grid " + triple(call_.grid) + ", block " +
+                triple(call_.block) + " and " + std::to_string(shared) +
+                " bytes of dynamic shared memory on cuda:" + std::to_string(device.index));
+    }
+    count_launch();
+  }
+
+ private:
+  bool has(uint32_t flag) const { return (call_.flags & flag) != 0; }
+  std::string object() const { return "kernel '" + printable(kernel_.name()) + "'"; }
+
+  [[noreturn]] void refuse(const std::string& problem, const std::string& expected,
+                           const std::string& got, const std::string& advice) const {
+    fail({"launch", "the launch of " + object(), problem, expected, got, advice});
+  }
+
+  void check_block() const {
+    const int64_t threads = product(call_.block);
+    if (threads > kMaxThreads) {
+      refuse("has too many threads a block", "at most " + std::to_string(kMaxThreads),
+             std::to_string(threads) + ", block " + triple(call_.block), "");
+    }
+    const auto& required = info_.required_block;
+    for (int i = 0; i < 3; ++i) {
+      if (required[0] != 0 && call_.block[i] != required[i]) {
+        refuse("has another block than the kernel was compiled for",
+               "block " + triple(required.data()), "block " + triple(call_.block), "");
+      }
+    }
+    const auto& max = info_.max_block;
+    const int64_t most = int64_t{max[0]} * max[1] * max[2];
+    if (most != 0 && threads > most) {
+      refuse("has a larger block than the kernel was compiled for",
+             "at most " + std::to_string(most) + " threads (__launch_bounds__)",
+             std::to_string(threads) + ", block " + triple(call_.block), "");
+    }
+  }
+
+  void check_cluster() const {
+    if (!has(TORCH_CUBIN_CLUSTER) && !clustered_) return;
+    for (int i = 0; i < 3; ++i) {
+      if (cluster_[i] <= 0) {
+        refuse("has an empty cluster", std::string("at least 1 block in ") + kAxes[i],
+               "cluster " + triple(cluster_), "");
+      }
+      if (info_.cluster[0] != 0 && cluster_[i] != info_.cluster[i]) {
+        refuse("has another cluster than the kernel was compiled for",
+               "cluster " + triple(info_.cluster.data()), "cluster " + triple(cluster_), "");
+      }
+    }
+    if (product(cluster_) > kMaxCluster) {
+      refuse("has too large a cluster", "at most " + std::to_string(kMaxCluster) + " blocks",
+             std::to_string(product(cluster_)) + ", cluster " + triple(cluster_), "");
+    }
+    for (int i = 0; i < 3; ++i) {
+      if (call_.grid[i] % cluster_[i] != 0) {
+        refuse("has a grid that is no whole number of clusters",
+               "a multiple of " + std::to_string(cluster_[i]) + " blocks in " + kAxes[i],
+               "grid " + triple(call_.grid) + ", cluster " + triple(cluster_), "");
+      }
+    }
+  }
+
+  void check_device(const Device& device) const {
+    if (device.sm >= 90) return;
+    const char* what = clustered_                   ? "a cluster"
+                       : has(TORCH_CUBIN_DEPENDENT) ? "programmatic dependent launch"
+                                                    : nullptr;
+    if (what == nullptr) return;
+    refuse("asks for " + std::string(what) + ", which " + device.name + " does not have",
+           "compute capability 9.0 or newer",
+           std::to_string(device.sm / 10) + "." + std::to_string(device.sm % 10), "");
+  }
+
+  void check_priority(UserKernel::OnDevice& here, const Device& device) const {
+    std::lock_guard<std::mutex> lock(here.mutex);
+    int* range = here.priorities;
+    if (range[0] > range[1]) {
+      int greatest = 0, least = 0;
+      check(driver().cuCtxGetStreamPriorityRange(&least, &greatest), "driver",
+            "cuCtxGetStreamPriorityRange of cuda:" + std::to_string(device.index));
+      range[0] = greatest;
+      range[1] = least;
+    }
+    if (call_.priority >= range[0] && call_.priority <= range[1]) return;
+    refuse("has a priority that the device does not know",
+           std::to_string(range[0]) + " (first) to " + std::to_string(range[1]) + " (last)",
+           std::to_string(call_.priority), "");
+  }
+
+  // A grid whose blocks wait for each other hangs if they do not all run at once; a cluster whose
+  // blocks do not fit together never starts.
+  void check_residency(UserKernel::OnDevice& here, const Device& device, CUfunction function,
+                       const CUlaunchConfig& config) const {
+    std::lock_guard<std::mutex> lock(here.mutex);
+    const int64_t cluster_blocks = clustered_ ? product(cluster_) : 1;
+    if (cluster_blocks > kPortableCluster && !here.large_clusters) {
+      check(driver().cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1,
+                                          reinterpret_cast<CUkernel>(function), device.handle),
+            "launch", "cuKernelSetAttribute of " + object());
+      here.large_clusters = true;
+    }
+    UserKernel::Residency& last = here.residency;
+    const bool known =
+        last.blocks >= 0 && last.config.blockDimX == config.blockDimX &&
+        last.config.blockDimY == config.blockDimY && last.config.blockDimZ == config.blockDimZ &&
+        last.config.sharedMemBytes == config.sharedMemBytes &&
+        (!clustered_ ? last.cluster[0] == 0
+                     : last.cluster[0] == cluster_[0] && last.cluster[1] == cluster_[1] &&
+                           last.cluster[2] == cluster_[2]);
+    if (!known) {
+      last.blocks = -1;
+      int64_t blocks = 0;
+      int count = 0;
+      if (clustered_) {
+        check(driver().cuOccupancyMaxActiveClusters(&count, function, &config), "launch",
+              "cuOccupancyMaxActiveClusters of " + object());
+        blocks = cluster_blocks * count;
+      } else {
+        check(driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                  &count, function, static_cast<int>(product(call_.block)),
+                  static_cast<size_t>(call_.shared_memory)),
+              "launch", "cuOccupancyMaxActiveBlocksPerMultiprocessor of " + object());
+        blocks = int64_t{device.multiprocessors} * count;
+      }
+      last.config = config;
+      for (int i = 0; i < 3; ++i) last.cluster[i] = static_cast<uint32_t>(cluster_[i]);
+      last.blocks = blocks;
+    }
+    if (last.blocks < cluster_blocks) {
+      refuse("has a cluster that does not fit on " + device.name,
+             "blocks that run together with " + std::to_string(config.sharedMemBytes) +
+                 " bytes of dynamic shared memory each",
+             "cluster " + triple(cluster_), "Use smaller clusters, blocks or shared memory.");
+    }
+    if (has(TORCH_CUBIN_COOPERATIVE) && product(call_.grid) > last.blocks) {
+      refuse("is cooperative and does not fit on " + device.name,
+             "at most " + std::to_string(last.blocks) + " blocks of " +
+                 std::to_string(product(call_.block)) + " threads at once",
+             std::to_string(product(call_.grid)) + ", grid " + triple(call_.grid),
+             "Launch fewer blocks and let each do more.");
+    }
+  }
+
+  UserKernel& kernel_;
+  const torch_cubin_launch_call& call_;
+  const KernelInfo& info_;
+  int64_t cluster_[3];  // what is in force; 0 where there is none
+  bool clustered_;
+};
+
+}  // namespace
+
+void launch(UserKernel& kernel, const torch_cubin_launch_call& call) {
+  const UserModule::Use use(kernel.module());
+  Launch launch(kernel, call, kernel.info());
+  launch.check_shape();
+  launch.run(device(call.device));
+}
+
+}  // namespace torch_cubin

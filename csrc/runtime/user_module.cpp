@@ -1,0 +1,278 @@
+#include "runtime/user_module.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "cubin/arch.h"
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+// The design's order: exactly this device's arch, its family, the same major at the nearest lower
+// minor; PTX only where no cubin runs. 0: not at all.
+int rank(const SourceImage& source, int device_sm) {
+  constexpr int kBeforePtx = 1000000;
+  if (source.is_ptx) return rank_ptx(source.image.arch, device_sm);
+  const int cubin = rank_cubin(source.image.arch, device_sm);
+  return cubin == 0 ? 0 : kBeforePtx + cubin;
+}
+
+bool has_kernel(const Image& image, const std::string& name) {
+  const auto found = std::lower_bound(
+      image.kernels.begin(), image.kernels.end(), name,
+      [](const KernelInfo& kernel, const std::string& wanted) { return kernel.name < wanted; });
+  return found != image.kernels.end() && found->name == name;
+}
+
+std::string sizes_text(const std::vector<ParamInfo>& params) {
+  std::string text = std::to_string(params.size()) + " parameters";
+  for (const ParamInfo& p : params) text += (p.index == 0 ? " of " : ", ") + std::to_string(p.size);
+  return text + (params.empty() ? "" : " bytes");
+}
+
+void pause_for_launches() {
+  const timespec pause = {0, 50000};
+  nanosleep(&pause, nullptr);
+}
+
+}  // namespace
+
+UserModule::UserModule(std::vector<SourceImage> images, std::string origin)
+    : images_(std::move(images)), origin_(std::move(origin)), modules_(images_.size()) {
+  if (images_.empty()) {
+    fail({"image", origin_, "holds no image", "at least one cubin", "none", ""});
+  }
+  check_same_params();
+}
+
+// A call packs its arguments once, whatever device it goes to.
+void UserModule::check_same_params() const {
+  std::map<std::string, std::pair<const KernelInfo*, const SourceImage*>> first;
+  for (const SourceImage& source : images_) {
+    for (const KernelInfo& kernel : source.image.kernels) {
+      const auto [at, added] = first.emplace(kernel.name, std::make_pair(&kernel, &source));
+      if (added) continue;
+      const KernelInfo& other = *at->second.first;
+      bool same = other.params.size() == kernel.params.size();
+      for (size_t i = 0; same && i < kernel.params.size(); ++i) {
+        same = other.params[i].size == kernel.params[i].size;
+      }
+      if (same) continue;
+      fail({"params", "kernel '" + printable(kernel.name) + "' of " + origin_,
+            "has other parameters for " + source.image.arch.name() + " than for " +
+                at->second.second->image.arch.name(),
+            sizes_text(other.params), sizes_text(kernel.params),
+            "Build all images from one source."});
+    }
+  }
+}
+
+UserModule::Use::Use(UserModule& module) : module_(module) {
+  // The order of these two, and of their twins in unload(), is what keeps a launch and an unload
+  // apart: both are sequentially consistent.
+  module_.users_.fetch_add(1);
+  if (!module_.closed_.load()) return;
+  module_.users_.fetch_sub(1);
+  fail({"closed", module_.origin_, "was unloaded", "", "",
+        "Load it again, or unload it after its last use."});
+}
+
+UserKernel& UserModule::kernel(const std::string& name) {
+  const Use use(*this);
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = kernels_.find(name);
+  if (found != kernels_.end()) return *found->second;
+  const KernelInfo* known = nullptr;
+  for (const SourceImage& source : images_) {
+    for (const KernelInfo& info : source.image.kernels) {
+      if (known == nullptr && info.name == name) known = &info;
+    }
+  }
+  if (known == nullptr) known = &images_.front().image.kernel(name);  // throws: the nearest names
+  auto kernel = std::make_unique<UserKernel>(*this, *known);
+  return *kernels_.emplace(name, std::move(kernel)).first->second;
+}
+
+const SourceImage* UserModule::choose(const Device& device, const std::string& kernel) const {
+  const SourceImage* best = nullptr;
+  int best_rank = 0;
+  for (const SourceImage& source : images_) {
+    if (!has_kernel(source.image, kernel)) continue;
+    const int value = rank(source, device.sm);
+    if (value <= best_rank) continue;  // of equals the first
+    best = &source;
+    best_rank = value;
+  }
+  return best;
+}
+
+void UserModule::fail_no_image(const Device& device) const {
+  std::string found;
+  for (const SourceImage& source : images_) {
+    found += (found.empty() ? "" : ", ") + std::string(source.is_ptx ? "PTX for " : "") +
+             source.image.arch.name();
+  }
+  const std::string capability =
+      std::to_string(device.sm / 10) + "." + std::to_string(device.sm % 10);
+  fail({"arch", origin_, "has no code for " + device.name,
+        "an image that runs on compute capability " + capability, found,
+        "Build it with -arch=sm_" + std::to_string(device.sm) + "."});
+}
+
+std::shared_ptr<const Module> UserModule::load(const Device& device, const SourceImage& source) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto index = static_cast<size_t>(&source - images_.data());
+  std::shared_ptr<const Module>& module = modules_[index];
+  if (module == nullptr) {
+    module = source.is_ptx ? Module::compile(source.image, source.bytes, source.origin)
+                           : Module::load(source.image, source.bytes, source.origin);
+    std::vector<uint8_t>().swap(images_[index].bytes);  // the driver has its own, for all devices
+    loaded_.store(true, std::memory_order_release);
+  }
+  used_[device.index] = true;
+  return module;
+}
+
+std::shared_ptr<const Module> UserModule::on(const Device& device, const std::string& kernel) {
+  const SourceImage* source = choose(device, kernel);
+  if (source == nullptr) fail_no_image(device);
+  return load(device, *source);
+}
+
+std::vector<std::string> UserModule::names() const {
+  std::set<std::string> names;
+  for (const SourceImage& source : images_) {
+    for (const KernelInfo& kernel : source.image.kernels) names.insert(kernel.name);
+  }
+  return {names.begin(), names.end()};
+}
+
+std::map<const SourceImage*, std::string> UserModule::chosen(const Device& device) const {
+  std::map<const SourceImage*, std::string> found;
+  for (const std::string& name : names()) {
+    const SourceImage* source = choose(device, name);
+    if (source != nullptr) found.emplace(source, name);
+  }
+  if (found.empty()) fail_no_image(device);
+  return found;
+}
+
+UserModule::Global UserModule::global(const Device& device, const std::string& name) {
+  const Use use(*this);
+  const ContextGuard guard(device);
+  for (const auto& [source, kernel] : chosen(device)) {
+    const std::shared_ptr<const Module> module = load(device, *source);
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    const CUresult result =
+        driver().cuLibraryGetGlobal(&address, &bytes, module->handle(), name.c_str());
+    if (result == CUDA_ERROR_NOT_FOUND) continue;
+    check(result, "driver",
+          "cuLibraryGetGlobal of '" + printable(name) + "' in " + module->origin());
+    Global global;
+    global.address = static_cast<uint64_t>(address);
+    global.bytes = bytes;
+    return global;
+  }
+  fail({"no_kernel", "global variable '" + printable(name) + "'", "is not in " + origin_, "", "",
+        "Names are the symbols: C++ mangles variables of namespaces and static ones; one that no "
+        "kernel uses may have been dropped by the compiler."});
+}
+
+void UserModule::preload(const Device& device) {
+  const Use use(*this);
+  const ContextGuard guard(device);
+  chosen(device);  // throws where nothing runs there
+  for (const std::string& name : names()) {
+    if (choose(device, name) != nullptr) kernel(name).preload(device);
+  }
+}
+
+void UserModule::look_for_capture(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  // An error is no answer, and the launch that follows meets it too: a capture that is invalid, or
+  // the legacy stream beside one.
+  const CUresult result = driver().cuStreamIsCapturing(stream, &status);
+  if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) return;
+  if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) captured_ = true;
+}
+
+// Waiting for a device whose stream is being captured is an error that ends the capture, too.
+void UserModule::refuse_during_capture(const Device& device) const {
+  CUstream stream = nullptr;
+  if (!find_current_stream(device.index, &stream)) return;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  check(driver().cuStreamIsCapturing(stream, &status), "capture", "cuStreamIsCapturing");
+  if (status == CU_STREAM_CAPTURE_STATUS_NONE) return;
+  fail({"capture", origin_, "cannot be unloaded while a CUDA graph is captured", "", "",
+        "Unload it after the capture."});
+}
+
+bool UserModule::unload(bool keep) {
+  std::lock_guard<std::mutex> one(unload_mutex_);
+  bool used[kMaxDevices];
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::copy(std::begin(used_), std::end(used_), std::begin(used));
+  }
+  if (loaded() && !captured_ && !keep) {
+    for (int i = 0; i < kMaxDevices; ++i) {
+      if (used[i]) refuse_during_capture(device(i));
+    }
+  }
+  closed_.store(true);
+  while (users_.load() != 0) pause_for_launches();
+  if (!loaded()) return true;
+  if (captured_ || keep) return false;
+  // Nobody launches any more: nothing below needs a lock.
+  for (int i = 0; i < kMaxDevices; ++i) {
+    if (!used_[i]) continue;
+    const ContextGuard guard(device(i));
+    check(driver().cuCtxSynchronize(), "driver",
+          "cuCtxSynchronize of cuda:" + std::to_string(i) + ", to unload " + origin_);
+  }
+  for (auto& kernel : kernels_) kernel.second->forget();
+  for (const std::shared_ptr<const Module>& module : modules_) {
+    if (module != nullptr) module->unload();
+  }
+  modules_.assign(images_.size(), nullptr);
+  loaded_.store(false, std::memory_order_release);
+  return true;
+}
+
+UserKernel::OnDevice& UserKernel::make(const Device& device) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  OnDevice* ready = on_[device.index].load(std::memory_order_relaxed);
+  if (ready != nullptr) return *ready;
+  auto made = std::make_unique<OnDevice>(module_.on(device, name()), name());
+  const CUfunction function = made->kernel.ready(device, 0);
+  check(driver().cuKernelGetAttribute(&made->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+                                      reinterpret_cast<CUkernel>(function), device.handle),
+        "driver", "cuKernelGetAttribute of kernel '" + printable(name()) + "'");
+  on_[device.index].store(made.get(), std::memory_order_release);
+  return *made.release();
+}
+
+void UserKernel::preload(const Device& device) {
+  const UserModule::Use use(module_);
+  const ContextGuard guard(device);
+  const auto kernel = reinterpret_cast<CUkernel>(on(device).kernel.ready(device, 0));
+  const std::string object = "kernel '" + printable(name()) + "'";
+  // With CUDA's lazy loading the code moves to the device when its function is asked for something.
+  CUfunction function = nullptr;
+  check(driver().cuKernelGetFunction(&function, kernel), "driver",
+        "cuKernelGetFunction of " + object);
+  int registers = 0;
+  check(driver().cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function), "driver",
+        "cuFuncGetAttribute of " + object);
+}
+
+void UserKernel::forget() {
+  for (std::atomic<OnDevice*>& slot : on_) delete slot.exchange(nullptr);
+}
+
+}  // namespace torch_cubin

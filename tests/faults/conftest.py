@@ -1,0 +1,54 @@
+"""Fixtures of the tests that run on the stand-in driver (fake_*.py: see test_faults.py)."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+
+@pytest.fixture(scope="session")
+def driver():
+    """The stand-in driver, with CPU tensors standing for those of its device 0."""
+    from fake_driver.control import FakeDriver
+
+    from torch_cubin import _arguments, _extension, _global_memory
+
+    ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
+    _arguments.DEVICE_TYPE = "cpu"
+    _global_memory.DEVICE_TYPE = 1  # DLPack's number for the CPU
+    if _extension.Launcher is not _extension.PlainLauncher:
+        from torch_cubin import _launch
+
+        _extension.configure(_launch, 1)
+    return FakeDriver()
+
+
+@pytest.fixture(autouse=True)
+def clean(request: pytest.FixtureRequest):
+    """Nothing recorded or failing at the start; no rule of the driver broken at the end."""
+    if not request.path.name.startswith("fake_"):  # test_faults.py, which has the real driver
+        yield
+        return
+    driver = request.getfixturevalue("driver")
+    driver.reset()
+    yield
+    assert driver.violations() == []
+
+
+@pytest.fixture
+def several(driver):
+    """A fresh module with vec_add, structs, small, cluster and more."""
+    import torch_cubin
+
+    module = torch_cubin.load(DATA / "several.sm_90a.cuda130.cubin")
+    driver.declare(module)
+    return module
+
+
+@pytest.fixture
+def vec_add(several):
+    return several["vec_add"]

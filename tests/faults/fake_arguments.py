@@ -1,0 +1,264 @@
+"""What arrives at the driver for every kind of argument."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+
+import numpy
+import pytest
+import torch
+
+import torch_cubin
+
+
+def launched(driver) -> dict:
+    (launch,) = driver.launches()
+    return launch
+
+
+def address(tensor: torch.Tensor) -> str:
+    return tensor.data_ptr().to_bytes(8, "little").hex()
+
+
+def test_three_tensors_and_an_int(driver, vec_add):
+    x, y, z = (torch.zeros(64) for _ in range(3))
+    vec_add(x, y, z, 64, grid=1, block=64)
+    launch = launched(driver)
+    assert launch == {
+        "kernel": "vec_add",
+        "grid": [1, 1, 1],
+        "block": [64, 1, 1],
+        "shared": 0,
+        "stream": 0x5000,
+        "device": 0,
+        "attributes": {},
+        "params": [address(x), address(y), address(z), "40000000"],
+    }
+
+
+def test_every_launch_keyword(driver, vec_add):
+    x = torch.zeros(4)
+    vec_add(
+        *(x, x, x, 4),
+        grid=(4, 2, 3),
+        block=[32, 4],
+        shared_memory=100,
+        cluster=(2, 1, 1),
+        cooperative=True,
+        programmatic_dependent_launch=True,
+        priority=-3,
+        stream=0x77,
+    )
+    launch = launched(driver)
+    assert launch["grid"] == [4, 2, 3]
+    assert launch["block"] == [32, 4, 1]
+    assert launch["shared"] == 100
+    assert launch["stream"] == 0x77
+    # cuda.h: cooperative 2, cluster 4, programmatic stream serialization 6, priority 8
+    assert launch["attributes"] == {"2": [1], "4": [2, 1, 1], "6": [1], "8": [-3]}
+
+
+def test_a_compiled_cluster_is_not_named_again(driver, several):
+    several["cluster"](torch.zeros(1), grid=4, block=1)
+    several["cluster"](torch.zeros(1), grid=4, block=1, cluster=2)
+    assert [launch["attributes"] for launch in driver.launches()] == [{}, {}]
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 2**31 - 1, -(2**31), 2**32 - 1])
+def test_ints_of_four_bytes(driver, vec_add, value):
+    vec_add(torch.zeros(1), None, None, value, grid=1, block=1)
+    assert launched(driver)["params"][3] == (value % 2**32).to_bytes(4, "little").hex()
+
+
+@pytest.mark.parametrize("value", [0, 2**63 - 1, -(2**63), 2**64 - 1, 2**63])
+def test_ints_of_eight_bytes(driver, vec_add, value):
+    x = torch.zeros(1)
+    vec_add(value, x, None, 0, grid=1, block=1)
+    assert launched(driver)["params"][0] == (value % 2**64).to_bytes(8, "little").hex()
+
+
+SMALL = [  # bool flag, char c, short h, double d, Empty e, float* out
+    ((True, -128, -32768, 0.1, b"\0"), ("01", "80", "0080", struct.pack("<d", 0.1).hex(), "00")),
+    ((False, 255, 65535, math.inf, b"\7"), ("00", "ff", "ffff", "000000000000f07f", "07")),
+    (
+        (torch_cubin.int8(-3), torch_cubin.uint8(200), torch_cubin.float16(1.5)),
+        ("fd", "c8", "003e"),
+    ),
+    (
+        (1, torch_cubin.uint8(0), torch_cubin.bfloat16(1.5), torch_cubin.float64(2)),
+        ("01", "00", "c03f", "0000000000000040"),
+    ),
+    (
+        (numpy.bool_(True), numpy.int8(-1), numpy.float16(1.5), numpy.float64(2)),
+        ("01", "ff", "003e", "0000000000000040"),
+    ),
+    (
+        (ctypes.c_bool(True), ctypes.c_byte(-1), ctypes.c_short(-2), ctypes.c_double(2)),
+        ("01", "ff", "feff", "0000000000000040"),
+    ),
+    ((True, True, True, 7), ("01", "01", "0100", "0700000000000000")),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), SMALL)
+def test_small_parameters(driver, several, given, expected):
+    out = torch.zeros(1)
+    given = given + (False, 0, 0, 0.0, b"\0")[len(given) :]
+    several["small"](*given, out, grid=1, block=1)
+    params = launched(driver)["params"]
+    assert params[: len(expected)] == list(expected)
+    assert params[5] == address(out)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.1, 3.4028234e38, math.inf, -math.inf, math.nan])
+def test_floats_of_four_bytes(driver, vec_add, value):
+    x = torch.zeros(1)
+    vec_add(x, x, x, value, grid=1, block=1)
+    vec_add(x, x, x, torch_cubin.float32(value), grid=1, block=1)
+    for launch in driver.launches():
+        assert launch["params"][3] == struct.pack("<f", value).hex()
+
+
+def test_bfloat16_rounds_as_torch_does():
+    generator = torch.Generator().manual_seed(1)
+    values = (torch.randn(2000, generator=generator) * 10).double().tolist()
+    values += [1.0 + 2**-8, 1.0 + 2**-8 + 2**-9, 1.0 + 3 * 2**-8, -0.0, 1e-40, math.inf, -math.inf]
+    wanted = torch.tensor(values, dtype=torch.float64).to(torch.bfloat16).view(torch.int16).tolist()
+    found = [int.from_bytes(torch_cubin.bfloat16(v).data, "little", signed=True) for v in values]
+    assert found == wanted
+    assert math.isnan(
+        torch.frombuffer(bytearray(torch_cubin.bfloat16(math.nan).data), dtype=torch.bfloat16)
+    )
+
+
+class Three(ctypes.Structure):
+    _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_int), ("c", ctypes.c_int)]
+
+
+THREE = numpy.array([(1, 2, 3)], dtype=[("a", "i4"), ("b", "i4"), ("c", "i4")])
+
+
+@pytest.mark.parametrize(
+    "three", [Three(1, 2, 3), THREE[0], struct.pack("<3i", 1, 2, 3), bytearray(THREE.tobytes())]
+)
+def test_structs_by_value(driver, several, three):
+    descriptor = bytes(range(128))
+    several["structs"](5, three, descriptor, torch.zeros(1), grid=1, block=1)
+    params = launched(driver)["params"]
+    assert params[0] == "05000000"
+    assert params[1] == "010000000200000003000000"
+    assert params[2] == descriptor.hex()
+
+
+def test_a_tensor_map_goes_by_value(driver, several):
+    tensor = torch.zeros(6, 40, 64, dtype=torch.bfloat16)
+    map = torch_cubin.TensorMap(
+        tensor[:, :32], (1, 8, 64), swizzle="128B", oob_fill="nan", element_strides=(1, 2, 1)
+    )
+    out = torch.zeros(1)
+    for _ in range(2):
+        several["structs"](5, bytes(12), map, out, grid=1, block=1)
+    assert driver.calls("cuTensorMapEncodeTiled") == 1
+    first, second = (bytes.fromhex(launch["params"][2]) for launch in driver.launches())
+    assert first == second
+    words = struct.unpack("<16Q", first)
+    assert words[0] == tensor.data_ptr()
+    assert words[1] == 9 | 3 << 8 | 0 << 16 | 3 << 24 | 2 << 32 | 1 << 40
+    assert words[2:5] == (64, 32, 6)
+    assert words[7:9] == (64 * 2, 40 * 64 * 2)
+    assert struct.unpack("<3H", first[88:94]) == (64, 8, 1)
+    assert struct.unpack("<3H", first[104:110]) == (1, 2, 1)
+
+
+def test_strided_tensors_give_their_address(driver, vec_add):
+    x = torch.zeros(8, 8)
+    odd = x[1:, 3]
+    vec_add(torch_cubin.strided(odd), torch_cubin.strided(x.t()), x, 4, grid=1, block=1)
+    assert launched(driver)["params"][:2] == [address(odd), address(x)]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(0),
+        torch.zeros(3, 0, 5),
+        torch.zeros(()),
+        torch.zeros(1, 5).as_strided((1, 5), (77, 1)),
+        torch.nn.Parameter(torch.zeros(3)),
+        torch.zeros(3, dtype=torch.complex64),
+        torch.zeros(3, dtype=torch.float8_e4m3fn),
+        torch.zeros(3, dtype=torch.bool),
+        torch.zeros(5)[2:],
+        torch.zeros(3, requires_grad=True),
+    ],
+    ids=[
+        "empty",
+        "empty_3d",
+        "0d",
+        "size_1",
+        "parameter",
+        "complex",
+        "fp8",
+        "bool",
+        "offset",
+        "grad",
+    ],
+)
+def test_tensors_of_every_kind(driver, vec_add, tensor):
+    y = torch.zeros(1)
+    vec_add(tensor, y, y, 1, grid=1, block=1)
+    assert launched(driver)["params"][0] == address(tensor)
+
+
+class Array:
+    """What CuPy and Numba arrays show."""
+
+    def __init__(self, shape, strides=None, device=1):
+        self.__cuda_array_interface__ = {
+            "data": ((device + 1 << 40) + 64, False),
+            "shape": shape,
+            "strides": strides,
+            "typestr": "<f4",
+            "version": 3,
+        }
+
+
+def test_arrays_of_other_libraries(driver, vec_add):
+    arrays = [Array((4, 3)), Array((4, 3), (12, 4)), torch_cubin.strided(Array((4, 3), (4, 16)))]
+    vec_add(*arrays, 4, grid=1, block=1)
+    launch = launched(driver)
+    assert launch["params"][:3] == [(2 * 2**40 + 64).to_bytes(8, "little").hex()] * 3
+    assert launch["device"] == 1
+    assert launch["stream"] == 0x5001
+
+
+class Stream:
+    cuda_stream = 0x99
+    device_index = 1
+
+
+class Core:
+    def __cuda_stream__(self):
+        return (0, 0x98)
+
+
+@pytest.mark.parametrize(("stream", "handle"), [(Stream(), 0x99), (Core(), 0x98), (0, 0), (7, 7)])
+def test_streams(driver, vec_add, stream, handle):
+    array = Array((4,))
+    vec_add(array, array, array, 4, grid=1, block=1, stream=stream)
+    assert launched(driver)["stream"] == handle
+
+
+def test_a_kernel_without_tensors_goes_to_the_current_device(driver, vec_add, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    vec_add(None, None, None, 4, grid=1, block=1)
+    assert launched(driver)["device"] == 1
+    assert launched(driver)["stream"] == 0x5001
+
+
+def test_a_kernel_without_parameters(driver, several, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    several["no_params"](grid=2, block=32)
+    assert launched(driver)["params"] == []

@@ -1,0 +1,544 @@
+"""The list of wrong calls, each with its class and its message.
+
+One table: what a user reads for each mistake. Every launch of it is refused before the driver is
+asked to launch, and the kernel works at the next right call.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_cubin
+from torch_cubin import errors
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+x = torch.zeros(64)
+wide = torch.zeros(8, 8)
+VEC_ADD = """The binary says:
+kernel vec_add
+  12 registers
+  param  offset   size  kind
+      0       0      8  unknown
+      1       8      8  unknown
+      2      16      8  unknown
+      3      24      4  value"""
+SMALL = """The binary says:
+kernel small
+  8 registers
+  param  offset   size  kind
+      0       0      1  value
+      1       1      1  value
+      2       2      2  value
+      3       8      8  unknown
+      4      16      1  value
+      5      24      8  unknown"""
+
+
+class Array:
+    def __init__(self, strides=None, address=1 << 40):
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": (4, 3),
+            "strides": strides,
+            "typestr": "<f4",
+            "version": 3,
+        }
+
+
+class OtherStream:
+    cuda_stream = 7
+    device_index = 1
+
+
+def call(*arguments, kernel="vec_add", **keywords):
+    """A call of `kernel` with those arguments; grid and block are 1 where nothing is said."""
+    keywords = {"grid": 1, "block": 1, **keywords}
+    return kernel, arguments, {k: v for k, v in keywords.items() if v != "absent"}
+
+
+def launch(**keywords):
+    return call(x, x, x, 64, **keywords)
+
+
+def small(index, value):
+    """A call of `small` whose argument `index` is `value`."""
+    arguments = [True, 0, 0, 0.0, b"\0", x]
+    arguments[index] = value
+    return call(*arguments, kernel="small")
+
+
+# (call, class, message after "torch_cubin [tag]: "); a "..." stands for anything.
+WRONG = {
+    # --- count and sizes ---
+    "too_few": (
+        call(x, x, x),
+        errors.ParamsError,
+        "kernel 'vec_add' was given another number of arguments than it has parameters: expected "
+        f"4, got 3. {VEC_ADD}",
+    ),
+    "too_many": (
+        call(x, x, x, 64, 64),
+        errors.ParamsError,
+        "kernel 'vec_add' was given another number of arguments than it has parameters: expected "
+        f"4, got 5. {VEC_ADD}",
+    ),
+    "tensor_for_int": (
+        call(x, x, x, x),
+        errors.ParamsError,
+        "argument 3 of kernel 'vec_add' does not fit its parameter: expected 4 bytes, got a "
+        f"tensor: a pointer of 8 bytes. {VEC_ADD}",
+    ),
+    "none_for_int": (
+        call(x, x, x, None),
+        errors.ParamsError,
+        "argument 3 of kernel 'vec_add' does not fit its parameter: expected 4 bytes, got None, a "
+        f"null pointer of 8 bytes. {VEC_ADD}",
+    ),
+    "int64_for_int32": (
+        call(x, x, x, torch_cubin.int64(64)),
+        errors.ParamsError,
+        "argument 3 of kernel 'vec_add' does not fit its parameter: expected 4 bytes, got "
+        f"torch_cubin.int64(64). {VEC_ADD}",
+    ),
+    "bytes": (
+        call(x, x, x, b"abc"),
+        errors.ParamsError,
+        "argument 3 of kernel 'vec_add' does not fit its parameter: expected 4 bytes, got 3 bytes "
+        f"(bytes). {VEC_ADD}",
+    ),
+    "float_of_two_bytes": (
+        small(2, 1.5),
+        errors.ParamsError,
+        "argument 2 of kernel 'small' does not fit its parameter: expected 2 bytes, got the float "
+        f"1.5. Say which 16-bit type is meant: torch_cubin.float16 or bfloat16. {SMALL}",
+    ),
+    "float_of_one_byte": (
+        small(1, 1.5),
+        errors.ParamsError,
+        "argument 1 of kernel 'small' does not fit its parameter: expected 1 bytes, got the float "
+        f"1.5. {SMALL}",
+    ),
+    "struct_for_number": (
+        small(3, b"12345"),
+        errors.ParamsError,
+        "argument 3 of kernel 'small' does not fit its parameter: expected 8 bytes, got 5 bytes "
+        f"(bytes). {SMALL}",
+    ),
+    "int_for_struct": (
+        call(5, 6, bytes(128), x, kernel="structs"),
+        errors.ParamsError,
+        "argument 1 of kernel 'structs' does not fit its parameter: expected 12 bytes, got the "
+        "int 6. Pass a struct as bytes. The binary says:...",
+    ),
+    # --- ranges ---
+    "int_too_large": (
+        call(x, x, x, 2**32),
+        errors.ParamsError,
+        "argument 3 of kernel 'vec_add' is out of range for a parameter of 4 bytes: expected "
+        "-2147483648 to 4294967295, got 4294967296.",
+    ),
+    "int_too_small": (
+        call(x, x, x, -(2**31) - 1),
+        errors.ParamsError,
+        "argument 3 of kernel 'vec_add' is out of range for a parameter of 4 bytes: expected "
+        "-2147483648 to 4294967295, got -2147483649.",
+    ),
+    "byte_too_large": (
+        small(1, 256),
+        errors.ParamsError,
+        "argument 1 of kernel 'small' is out of range for a parameter of 1 bytes: expected -128 "
+        "to 255, got 256.",
+    ),
+    "short_too_small": (
+        small(2, -32769),
+        errors.ParamsError,
+        "argument 2 of kernel 'small' is out of range for a parameter of 2 bytes: expected -32768 "
+        "to 65535, got -32769.",
+    ),
+    "pointer_too_large": (
+        call(2**64, x, x, 1),
+        errors.ParamsError,
+        "argument 0 of kernel 'vec_add' is out of range for a parameter of 8 bytes: expected "
+        "-9223372036854775808 to 18446744073709551615, got 18446744073709551616.",
+    ),
+    "float_too_large": (
+        call(x, x, x, 1e39),
+        errors.ParamsError,
+        "argument 3 of kernel 'vec_add' is out of range for float32, which a parameter of 4 bytes "
+        "takes: expected a number of at most 3.4028235e38, inf or nan, got 1e+39.",
+    ),
+    # --- tensors ---
+    "not_contiguous": (
+        call(x, wide.t(), x, 64),
+        errors.InputError,
+        "argument 1 of kernel 'vec_add' is not contiguous: expected a contiguous tensor, got "
+        "shape (8, 8), strides (1, 8). Call .contiguous(), or pass torch_cubin.strided(tensor) to "
+        "a kernel with strides.",
+    ),
+    "expanded": (
+        call(x[:1].expand(5), x, x, 64),
+        errors.InputError,
+        "argument 0 of kernel 'vec_add' is not contiguous: expected a contiguous tensor, got shape "
+        "(5,), strides (0,). Call .contiguous(), or pass torch_cubin.strided(tensor) to a kernel "
+        "with strides.",
+    ),
+    "other_device_type": (
+        call(x, x, torch.zeros(3, device="meta"), 64),
+        errors.InputError,
+        "argument 2 of kernel 'vec_add' lies on another kind of device: expected a cpu tensor, got "
+        "meta. Copy it with .cuda(); pass a number as int or float.",
+    ),
+    "other_device": (
+        call(x, Array(address=2 << 40), x, 64),
+        errors.InputError,
+        "argument 1 of kernel 'vec_add' lies on another device than an argument before it: "
+        "expected cpu:0, got cpu:1. Copy it there with .to(), or launch on each device by itself.",
+    ),
+    "sparse": (
+        call(torch.eye(3).to_sparse(), x, x, 64),
+        errors.InputError,
+        "argument 0 of kernel 'vec_add' is not a strided tensor: expected torch.strided, got "
+        "torch.sparse_coo.",
+    ),
+    "conjugated": (
+        call(torch.zeros(3, dtype=torch.complex64).conj(), x, x, 64),
+        errors.InputError,
+        "argument 0 of kernel 'vec_add' holds values that are yet to be conjugated or negated: "
+        "expected memory with the tensor's own values, got a lazy view. Call .resolve_conj() or "
+        ".resolve_neg() first.",
+    ),
+    "negated": (
+        call(torch.zeros((), dtype=torch.complex64).conj().imag, x, x, 64),
+        errors.InputError,
+        "argument 0 of kernel 'vec_add' holds values that are yet to be conjugated or negated: "
+        "expected memory with the tensor's own values, got a lazy view. Call .resolve_conj() or "
+        ".resolve_neg() first.",
+    ),
+    "array_not_contiguous": (
+        call(Array(strides=(4, 16)), x, x, 64),
+        errors.InputError,
+        "argument 0 of kernel 'vec_add' is not contiguous: expected a contiguous array, got shape "
+        "(4, 3), strides (4, 16). Copy it, or pass torch_cubin.strided(array).",
+    ),
+    "array_on_no_gpu": (
+        call(Array(address=0x1234), x, x, 64),
+        errors.InputError,
+        "argument 0 of kernel 'vec_add' is no memory of a GPU: expected the address of device "
+        "memory, got 0x1234.",
+    ),
+    "list": (
+        call([1, 2], x, x, 64),
+        errors.InputError,
+        "argument 0 of kernel 'vec_add' is of a type that a kernel cannot be given: expected a "
+        "tensor, an int, float, bool or None, a torch_cubin scalar or TensorMap, bytes, a "
+        "ctypes.Structure or a NumPy scalar, got list. A CPU array must be copied to the GPU "
+        "first.",
+    ),
+    # --- grid and block ---
+    "no_grid": (
+        launch(grid="absent"),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' needs a grid: expected grid=blocks or grid=(x, y, z), got "
+        "none.",
+    ),
+    "no_block": (
+        launch(block="absent"),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' needs a block: expected block=threads or block=(x, y, z), "
+        "got none.",
+    ),
+    "empty_grid": (
+        launch(grid=0),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has an empty grid: expected at least 1 block in x, got "
+        "grid (0, 1, 1). Skip the launch where there is nothing to do.",
+    ),
+    "negative_grid": (
+        launch(grid=(1, -1)),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has an empty grid: expected at least 1 block in y, got "
+        "grid (1, -1, 1). Skip the launch where there is nothing to do.",
+    ),
+    "grid_x": (
+        launch(grid=2**31),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has too large a grid: expected at most 2147483647 in x, "
+        "got grid (2147483648, 1, 1).",
+    ),
+    "grid_y": (
+        launch(grid=(1, 65536)),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has too large a grid: expected at most 65535 in y, got "
+        "grid (1, 65536, 1). Put the largest extent in x, or loop in the kernel.",
+    ),
+    "grid_z": (
+        launch(grid=(1, 1, 65536)),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has too large a grid: expected at most 65535 in z, got "
+        "grid (1, 1, 65536). Put the largest extent in x, or loop in the kernel.",
+    ),
+    "huge_grid": (
+        launch(grid=2**70),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has a grid out of range: expected 64 bits, got "
+        "1180591620717411303424.",
+    ),
+    "grid_of_four": (
+        launch(grid=(1, 1, 1, 1)),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has a wrong grid: expected an int or 1 to 3 ints, got 4 of "
+        "them.",
+    ),
+    "float_grid": (
+        launch(grid=64 / 2),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has a wrong grid: expected an int, got float.",
+    ),
+    "empty_block": (
+        launch(block=(32, 0)),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has a block that no GPU runs: expected 1 to 1024 threads "
+        "in y, got block (32, 0, 1).",
+    ),
+    "block_z": (
+        launch(block=(1, 1, 65)),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has a block that no GPU runs: expected 1 to 64 threads in "
+        "z, got block (1, 1, 65).",
+    ),
+    "block_product": (
+        launch(block=(32, 33)),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has too many threads a block: expected at most 1024, got "
+        "1056, block (32, 33, 1).",
+    ),
+    "launch_bounds": (
+        call(x, kernel="static_shared", block=129),
+        errors.LaunchError,
+        "the launch of kernel 'static_shared' has a larger block than the kernel was compiled for: "
+        "expected at most 128 threads (__launch_bounds__), got 129, block (129, 1, 1).",
+    ),
+    # --- clusters, shared memory, the rest ---
+    "cluster_of_the_binary": (
+        call(x, kernel="cluster", grid=4, cluster=4),
+        errors.LaunchError,
+        "the launch of kernel 'cluster' has another cluster than the kernel was compiled for: "
+        "expected cluster (2, 1, 1), got cluster (4, 1, 1).",
+    ),
+    "cluster_and_grid": (
+        call(x, kernel="cluster", grid=3),
+        errors.LaunchError,
+        "the launch of kernel 'cluster' has a grid that is no whole number of clusters: expected a "
+        "multiple of 2 blocks in x, got grid (3, 1, 1), cluster (2, 1, 1).",
+    ),
+    "large_cluster": (
+        launch(grid=32, cluster=32),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has too large a cluster: expected at most 16 blocks, got "
+        "32, cluster (32, 1, 1).",
+    ),
+    "empty_cluster": (
+        launch(cluster=0),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has an empty cluster: expected at least 1 block in x, got "
+        "cluster (0, 1, 1).",
+    ),
+    "shared_memory": (
+        launch(shared_memory=232449),
+        errors.LaunchError,
+        "kernel 'vec_add' of ... needs more shared memory than a block may have: expected at most "
+        "232448 dynamic bytes (232448 less 0 static), got 232449.",
+    ),
+    "static_and_dynamic_shared_memory": (
+        call(x, kernel="static_shared", shared_memory=232448 - 1023),
+        errors.LaunchError,
+        "kernel 'static_shared' of ... needs more shared memory than a block may have: expected "
+        "at most 231424 dynamic bytes (232448 less 1024 static), got 231425.",
+    ),
+    "negative_shared_memory": (
+        launch(shared_memory=-1),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has shared memory out of range: expected 0 or more bytes, "
+        "as much as a block may have, got -1.",
+    ),
+    "cooperative": (
+        launch(grid=265, cooperative=True),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' is cooperative and does not fit on Fake GPU: expected at "
+        "most 264 blocks of 1 threads at once, got 265, grid (265, 1, 1). Launch fewer blocks and "
+        "let each do more.",
+    ),
+    "priority": (
+        launch(priority=1),
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has a priority that the device does not know: expected -5 "
+        "(first) to 0 (last), got 1.",
+    ),
+    "stream_of_another_device": (
+        launch(stream=OtherStream()),
+        errors.InputError,
+        "stream of the launch of kernel 'vec_add' is of another device than the arguments: "
+        "expected a stream of cuda:0, got one of cuda:1.",
+    ),
+    "no_stream": (
+        launch(stream="default"),
+        errors.InputError,
+        "stream of the launch of kernel 'vec_add' is no CUDA stream: expected a "
+        "torch.cuda.Stream, an object with __cuda_stream__, or a handle as int, got 'default'.",
+    ),
+    "unknown_keyword": (
+        launch(shared=5),
+        errors.InputError,
+        "the launch of kernel 'vec_add' has an unknown keyword: expected grid, block, "
+        "shared_memory, cluster, cooperative, programmatic_dependent_launch, priority, stream, "
+        "got shared.",
+    ),
+}
+
+
+def check(error: BaseException, kind: type, message: str) -> None:
+    assert type(error) is kind
+    pattern = re.escape(f"torch_cubin [{kind.tag}]: {message}").replace(r"\.\.\.", ".*")
+    assert re.fullmatch(pattern, str(error), re.DOTALL), f"{error}\n--- expected\n{message}"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_call(driver, several, name):
+    (kernel, arguments, keywords), kind, message = WRONG[name]
+    with pytest.raises(errors.Error) as raised:
+        several[kernel](*arguments, **keywords)
+    check(raised.value, kind, message)
+    assert driver.launches() == []
+    several["vec_add"](x, x, x, 64, grid=1, block=1)
+    assert len(driver.launches()) == 1
+
+
+def test_registers_limit_the_block(driver, vec_add):
+    driver.set("max_threads", 512)
+    with pytest.raises(errors.LaunchError) as raised:
+        vec_add(x, x, x, 64, grid=1, block=513)
+    check(
+        raised.value,
+        errors.LaunchError,
+        "the launch of kernel 'vec_add' has a block that the kernel cannot have on Fake GPU: "
+        "expected at most 512 threads (it needs 12 registers for each), got block (513, 1, 1). "
+        "Launch smaller blocks.",
+    )
+
+
+def test_a_cluster_that_does_not_fit(driver, vec_add):
+    driver.set("clusters", 0)
+    for shared in (0, 1000):
+        with pytest.raises(errors.LaunchError, match="does not fit on Fake GPU"):
+            vec_add(x, x, x, 64, grid=8, block=1, cluster=8, shared_memory=shared)
+    assert driver.launches() == []
+
+
+def test_a_cooperative_grid_of_clusters(driver, vec_add):
+    driver.set("clusters", 2)
+    vec_add(x, x, x, 64, grid=8, block=1, cluster=4, cooperative=True)
+    with pytest.raises(errors.LaunchError, match="at most 8 blocks"):
+        vec_add(x, x, x, 64, grid=12, block=1, cluster=4, cooperative=True)
+    vec_add(x, x, x, 64, grid=12, block=1, cluster=4)
+    assert driver.calls("cuOccupancyMaxActiveClusters") == 1
+
+
+def test_large_clusters_are_allowed_once(driver, vec_add):
+    for _ in range(2):
+        vec_add(x, x, x, 64, grid=16, block=1, cluster=16)
+    assert driver.calls("cuKernelSetAttribute") == 1
+    assert driver.launches()[1]["attributes"] == {"4": [16, 1, 1]}
+
+
+MAP = torch.zeros(4, 8, 32)
+WRONG_MAPS = {
+    "box_of_other_rank": (lambda: torch_cubin.TensorMap(MAP, (8, 32)), "box"),
+    "large_box": (lambda: torch_cubin.TensorMap(MAP, (1, 1, 512)), "box"),
+    "box_out_of_step": (lambda: torch_cubin.TensorMap(MAP, (1, 1, 3)), "box"),
+    "swizzle_span": (lambda: torch_cubin.TensorMap(MAP, (1, 1, 32), swizzle="64B"), "box"),
+    "unknown_swizzle": (lambda: torch_cubin.TensorMap(MAP, (1, 1, 4), swizzle="256B"), "swizzle"),
+    "interleave_32B": (lambda: torch_cubin.TensorMap(MAP, (1, 1, 4), interleave="32B"), "swizzle"),
+    "interleave_rank": (
+        lambda: torch_cubin.TensorMap(MAP[0], (1, 4), interleave="16B"),
+        "tensor",
+    ),
+    "nan_for_ints": (
+        lambda: torch_cubin.TensorMap(MAP.int(), (1, 1, 4), oob_fill="nan"),
+        "oob_fill",
+    ),
+    "element_strides": (
+        lambda: torch_cubin.TensorMap(MAP, (1, 1, 4), element_strides=(1, 1, 9)),
+        "element_strides",
+    ),
+    "complex": (lambda: torch_cubin.TensorMap(MAP.to(torch.complex64), (1, 1, 4)), "tensor"),
+    "gaps": (lambda: torch_cubin.TensorMap(MAP[:, :, ::2], (1, 1, 4)), "tensor"),
+    "misaligned": (lambda: torch_cubin.TensorMap(MAP[:, :, 1:], (1, 1, 4)), "tensor"),
+    "stride": (lambda: torch_cubin.TensorMap(torch.zeros(4, 5), (1, 4)), "tensor"),
+    "empty": (lambda: torch_cubin.TensorMap(MAP[:0], (1, 1, 4)), "tensor"),
+    "six_dims": (lambda: torch_cubin.TensorMap(torch.zeros([4] * 6), [4] * 6), "tensor"),
+    "no_tensor": (lambda: torch_cubin.TensorMap([1], (1,)), "tensor"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MAPS)
+def test_wrong_tensor_map(driver, name):
+    make, argument = WRONG_MAPS[name]
+    with pytest.raises(errors.InputError, match=f"TensorMap argument '{argument}'"):
+        make()
+    assert driver.journal() == []
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (torch_cubin.int8, 128),
+        (torch_cubin.int8, 1.0),
+        (torch_cubin.uint16, -1),
+        (torch_cubin.int32, 2**31),
+        (torch_cubin.uint64, 2**64),
+        (torch_cubin.int32, "5"),
+        (torch_cubin.float16, 65520.0),
+        (torch_cubin.bfloat16, 3.4e38),
+        (torch_cubin.float32, 1e39),
+        (torch_cubin.float32, "x"),
+        (torch_cubin.float64, 10**400),
+    ],
+)
+def test_wrong_scalar(make, value):
+    with pytest.raises(errors.ParamsError, match=f"torch_cubin.{make.__name__} does not hold"):
+        make(value)
+
+
+def test_objects_that_raise(driver, vec_add):
+    class Broken:
+        @property
+        def __cuda_array_interface__(self):
+            raise KeyError("of its own")
+
+        def __index__(self):
+            raise KeyError("of its own")
+
+    with pytest.raises(KeyError, match="of its own"):
+        vec_add(Broken(), x, x, 64, grid=1, block=1)
+    with pytest.raises(KeyError, match="of its own"):
+        vec_add(x, x, x, 64, grid=Broken(), block=1)
+
+
+def test_fake_and_wrapped_tensors_are_refused(driver, vec_add):
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode(), pytest.raises(errors.InputError, match="no memory of its own"):
+        vec_add(torch.zeros(3), x, x, 64, grid=1, block=1)
+
+    def inside(row):
+        with pytest.raises(errors.InputError, match="no memory of its own"):
+            vec_add(row, x, x, 64, grid=1, block=1)
+        return row
+
+    torch.func.vmap(inside)(torch.zeros(2, 3))
+    assert driver.launches() == []

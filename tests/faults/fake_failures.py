@@ -1,0 +1,191 @@
+"""Every driver call fails once: a tagged error, and the same call works the next time.
+
+Each case is a forked process: a driver and a device are opened once. This process itself never
+opens the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+from faults.forked import error_of, forked
+
+import torch_cubin
+from torch_cubin import _lib
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+# What the code of a failure says wherever it comes from (cuda.h), and 999 by the call.
+TAGS = {2: "oom", 4: "closed", 700: "fault", 719: "fault", 900: "capture"}
+OF_THE_CALL = ("driver", "launch", "no_kernel", "no_device", "input")
+# No error: texts of errors; a destructor's call; a question whose answer the launch finds too; a
+# symbol that is asked for by its name.
+SILENT = {"cuGetErrorName", "cuGetErrorString", "cuCtxPopCurrent", "cuDriverGetVersion"}
+
+
+class Array:
+    __cuda_array_interface__ = {
+        "data": (1 << 40, False),
+        "shape": (4,),
+        "typestr": "<f4",
+        "version": 3,
+    }
+
+
+def scenario(driver) -> None:
+    """Every driver call that there is, and the right result of each launch."""
+    module = torch_cubin.load(DATA / "several.sm_90a.cuda130.cubin")
+    driver.declare(module)
+    driver.declare_global("table", 64)
+    x = torch.zeros(64)
+    before = len(driver.launches())
+    module["vec_add"](x, Array(), x, 64, grid=4, block=64, priority=-1, cooperative=True)
+    module["vec_add"](x, x, x, 64, grid=16, block=64, cluster=16, shared_memory=100000)
+    map = torch_cubin.TensorMap(torch.zeros(8, 64), (8, 32))
+    module["structs"](1, bytes(12), map, x, grid=1, block=1)
+    module.preload(0)
+    torch_cubin.preload(module["small"], "cuda:0")
+    assert _lib.module_global(module._handle, 0, "table")[1] == 64
+    assert module.unload()
+    assert len(driver.launches()) == before + 3
+
+
+def names() -> list[str]:
+    library = ctypes.CDLL("libcuda.so.1")
+    library.fake_functions.restype = ctypes.c_char_p
+    return library.fake_functions().decode().split("\n")
+
+
+def test_the_scenario_calls_all_of_the_driver(driver):
+    def run() -> list[str]:
+        scenario(driver)
+        return sorted(set(driver.functions()) - set(driver.journal()))
+
+    assert forked(run) == sorted({"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"})
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name not in SILENT])
+def test_a_call_that_fails_once(driver, name):
+    def run(code: int) -> list:
+        driver.fail(name, code)
+        failed = error_of(lambda: scenario(driver))
+        scenario(driver)
+        # What the failed run had loaded may stay: its module was not unloaded.
+        return [failed, driver.violations(), driver.libraries()]
+
+    for code in (1, 2, 4, 700, 719, 900):
+        error, violations, libraries = forked(lambda code=code: run(code))
+        assert violations == []
+        assert libraries <= 1
+        if name == "cuStreamIsCapturing" and not error:
+            continue  # a launch goes on without the answer
+        assert error, (name, code)
+        tag = error[1].split("[")[1].split("]")[0] if "[" in error[1] else error[0]
+        if code == 2 and name != "cuInit":
+            assert error[0] == "OutOfMemoryError"
+            assert error[1].startswith("CUDA out of memory.")
+        elif name == "cuInit":
+            assert tag == "driver", error
+        elif name == "cuPointerGetAttribute" and code == 1:
+            assert tag == "input", error
+        else:
+            assert tag in ((TAGS[code],) if code in TAGS else OF_THE_CALL), (code, error)
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_later_calls_that_fail(driver, after):
+    """A failure in the middle of things, not at the first call."""
+
+    def run(name: str) -> list:
+        driver.fail(name, 1, after=after)
+        errors = [error_of(lambda: scenario(driver)) for _ in range(after + 2)]
+        return [[error for error in errors if error], error_of(lambda: scenario(driver))]
+
+    for name in ("cuLibraryLoadData", "cuLibraryGetKernel", "cuLaunchKernelEx", "cuLibraryUnload"):
+        failed, last = forked(lambda name=name: run(name))
+        assert len(failed) == 1, (name, failed)
+        assert last == []
+
+
+def test_missing_function(driver):
+    def run() -> list[str]:
+        driver.set("missing cuTensorMapEncodeTiled", 1)
+        driver.set("version", 11080)
+        return error_of(lambda: scenario(driver))
+
+    kind, message = forked(run)
+    assert kind == "DriverError"
+    assert "has no function cuTensorMapEncodeTiled: expected a driver for CUDA 12.0" in message
+
+
+def test_no_device(driver, monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "0")
+    kind, message = forked(lambda: error_of(lambda: scenario(driver)))
+    assert kind == "NoDeviceError"
+    assert "[no_device]" in message
+
+
+def test_a_forked_process_is_told_so(driver):
+    def run() -> list:
+        module = torch_cubin.load(DATA / "several.sm_90a.cuda130.cubin")
+        driver.declare(module)
+        x = torch.zeros(4)
+
+        def use() -> None:
+            module["vec_add"](x, x, x, 4, grid=1, block=4)
+
+        use()
+        inside = forked(lambda: [error_of(use), error_of(module.unload)])
+        use()
+        return inside
+
+    for kind, message in forked(run):
+        assert kind == "ForkError", message
+        assert "spawn" in message
+
+
+def test_a_fork_before_the_first_use_works(driver):
+    assert forked(lambda: error_of(lambda: scenario(driver))) == []
+
+
+@pytest.mark.parametrize(
+    ("sm", "files", "chosen"),
+    [
+        (90, "*", "vec_add.sm_90a.cuda124"),
+        (80, "*", "vec_add.sm_80.cuda118"),
+        (89, "*", "vec_add.sm_80.cuda118"),
+        (120, "*", "vec_add.sm_120a.cuda130"),
+        (103, "*", None),
+        (121, "*", None),
+        (100, "pointers", "pointers.sm_100f.cuda129"),
+        (103, "pointers", "pointers.sm_100f.cuda129"),
+        (90, "pointers", "pointers.sm_90.cuda124"),
+    ],
+)
+def test_the_best_image_for_the_device(driver, sm, files, chosen):
+    pattern = "pointers.*.cubin" if files == "pointers" else "vec_add.*.cubin"
+    paths = sorted(DATA.glob(pattern))
+    assert len(paths) >= 2
+
+    def run() -> list:
+        driver.set("sm", sm)
+        module = torch_cubin.load(paths)
+        driver.declare(module)
+        kernel = module[module.names[0]]
+        x = torch.zeros(4)
+        arguments = [x if p.kind == "pointer" else bytes(p.size) for p in kernel.info.params]
+        return [error_of(lambda: kernel(*arguments, grid=1, block=32)), driver.images()]
+
+    error, images = forked(run)
+    if chosen is None:
+        assert error[0] == "ArchError"
+        assert "has no code for Fake GPU: expected an image that runs on" in error[1]
+        assert "sm_80" in error[1]
+        assert "sm_90a" in error[1]
+        return
+    assert error == []
+    (image,) = images
+    assert bytes.fromhex(image) == (DATA / f"{chosen}.cubin").read_bytes()[:64]

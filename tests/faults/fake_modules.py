@@ -1,0 +1,318 @@
+"""Modules: laziness, threads, unload, captures, preload, global variables."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from unit import elf_builder
+
+import torch_cubin
+from torch_cubin import errors
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+SEVERAL = DATA / "several.sm_90a.cuda130.cubin"
+x = torch.zeros(64)
+
+
+def add(kernel, n=64, **keywords):
+    kernel(x, x, x, n, grid=1, block=64, **keywords)
+
+
+def test_nothing_touches_the_driver_before_the_first_launch(driver):
+    module = torch_cubin.load(SEVERAL)
+    assert list(module) == list(module.names)
+    assert len(module) == 8
+    assert "vec_add" in module
+    assert "nope" not in module
+    assert module["vec_add"].info.params[3].size == 4
+    assert module["vec_add"] is module["vec_add"]
+    assert module.images[0].arch == "sm_90a"
+    assert "8 kernels" in repr(module)
+    assert "vec_add" in repr(module["vec_add"])
+    with pytest.raises(errors.NoKernelError, match="expected 'vec_add'"):
+        module["vec_ad"]
+    with pytest.raises(LookupError):
+        module["vec_add\0"]
+    module.unload()
+    assert driver.journal() == []
+
+
+def test_sources(driver):
+    content = SEVERAL.read_bytes()
+    for source in (SEVERAL, str(SEVERAL), content, bytearray(content), memoryview(content)):
+        assert torch_cubin.load(source).names == torch_cubin.load([source]).names
+    with pytest.raises(errors.FileError):
+        torch_cubin.load("/nowhere.cubin")
+    with pytest.raises(errors.ImageError):
+        torch_cubin.load(content[:-1])
+    with pytest.raises(errors.InputError):
+        torch_cubin.load(5)
+    with pytest.raises(errors.InputError):
+        torch_cubin.load([])
+    assert driver.journal() == []
+
+
+def test_images_must_agree_on_parameters():
+    """An arch set packs its arguments once: the sizes must be the same everywhere."""
+
+    def cubin(second: int) -> bytes:
+        info = elf_builder.param(0, 0, 8) + elf_builder.param(1, 8, second)
+        info += elf_builder.value(0x19, 8 + second)
+        return elf_builder.Cubin(kernels=[elf_builder.Kernel("k", info)]).build()
+
+    assert torch_cubin.load([cubin(4), cubin(4)]).names == ("k",)
+    with pytest.raises(errors.ParamsError, match="2 parameters of 8, 4 bytes, got 2 parameters"):
+        torch_cubin.load([cubin(4), cubin(8)])
+
+
+def test_a_module_is_loaded_once_and_launches_make_no_other_calls(driver, vec_add):
+    add(vec_add)
+    first = driver.journal()
+    assert first.count("cuLibraryLoadData") == 1
+    driver.reset()
+    add(vec_add)
+    assert driver.journal() == [
+        "cuCtxGetCurrent",
+        "cuCtxPushCurrent",
+        "cuStreamIsCapturing",
+        "cuLaunchKernelEx",
+        "cuCtxPopCurrent",
+    ]
+
+
+def test_sixteen_threads_launch_at_once(driver, several):
+    barrier = threading.Barrier(16)
+    problems = []
+
+    def work(index: int) -> None:
+        try:
+            kernel = several["vec_add"]
+            barrier.wait()
+            for call in range(50):
+                add(kernel, 1000 * index + call, shared_memory=(index % 4) * 30000)
+        except Exception as error:  # reported below
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert driver.calls("cuLibraryLoadData") == 1
+    seen = sorted(
+        int.from_bytes(bytes.fromhex(launch["params"][3]), "little") for launch in driver.launches()
+    )
+    assert seen == sorted(1000 * index + call for index in range(16) for call in range(50))
+
+
+def test_a_loader_that_fails_in_one_thread_only(driver, several):
+    """One error for one call; every other call launches."""
+    driver.fail("cuLibraryLoadData", 1)
+    kernel = several["vec_add"]
+    outcomes = []
+
+    def work() -> None:
+        try:
+            add(kernel)
+            outcomes.append("right")
+        except errors.Error as error:
+            outcomes.append(error.tag)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["driver"] + ["right"] * 7
+
+
+def test_unload_waits_then_gives_back(driver, several):
+    kernel = several["vec_add"]
+    add(kernel)
+    before = driver.libraries()
+    assert several.unload() is True
+    assert driver.libraries() == before - 1
+    journal = driver.journal()
+    assert journal.index("cuCtxSynchronize") < journal.index("cuLibraryUnload")
+    assert several.unload() is True
+    assert driver.journal() == journal
+    for use in (
+        lambda: add(kernel),
+        lambda: several["vec_add"],
+        lambda: several["small"],
+        lambda: several.preload(0),
+        lambda: torch_cubin.preload(kernel, 0),
+        lambda: several.global_tensor("table", torch.float32, device=0),
+        several.__enter__,
+    ):
+        with pytest.raises(errors.ClosedError, match="was unloaded"):
+            use()
+    assert "unloaded" in repr(several)
+
+
+def test_with_unloads(driver):
+    with torch_cubin.load(SEVERAL) as module:
+        driver.declare(module)
+        add(module["vec_add"])
+        loaded = driver.libraries()
+    assert driver.libraries() == loaded - 1
+    with pytest.raises(ZeroDivisionError), torch_cubin.load(SEVERAL) as module:
+        driver.declare(module)
+        add(module["vec_add"])
+        raise ZeroDivisionError
+    assert driver.libraries() == loaded - 1
+
+
+def test_unload_while_threads_launch(driver, several):
+    """Every launch happens or is refused; none meets a library that is gone (see `clean`)."""
+    kernel = several["vec_add"]
+    stop, problems, counts = threading.Event(), [], []
+
+    def work() -> None:
+        count = 0
+        try:
+            while not stop.is_set():
+                add(kernel)
+                count += 1
+        except errors.ClosedError:
+            pass
+        except Exception as error:  # reported below
+            problems.append(error)
+        counts.append(count)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    assert several.unload() is True
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert all(counts)
+
+
+def test_an_unload_that_fails_can_be_repeated(driver, several):
+    kernel = several["vec_add"]
+    add(kernel)
+    for name in ("cuCtxSynchronize", "cuLibraryUnload"):
+        driver.fail(name, 1)
+        with pytest.raises(errors.DriverError, match=name):
+            several.unload()
+        with pytest.raises(errors.ClosedError):
+            add(kernel)
+    before = driver.libraries()
+    assert several.unload() is True
+    assert driver.libraries() == before - 1
+
+
+def test_a_captured_kernel_stays_loaded(driver, several):
+    kernel = several["vec_add"]
+    with driver.setting("capturing", 1):
+        add(kernel)
+    loaded = driver.libraries()
+    with pytest.warns(RuntimeWarning, match="stays loaded: it is needed by a CUDA graph"):
+        assert several.unload() is False
+    assert driver.libraries() == loaded
+    assert driver.calls("cuCtxSynchronize") == 0
+    with pytest.raises(errors.ClosedError):
+        add(kernel)
+    with pytest.warns(RuntimeWarning):
+        assert several.unload() is False
+
+
+def test_no_unload_during_a_capture(driver, several):
+    kernel = several["vec_add"]
+    add(kernel)
+    capturing = driver.setting("capturing", 1)
+    with capturing, pytest.raises(errors.CaptureError, match="Unload it after the capture"):
+        several.unload()
+    assert driver.calls("cuCtxSynchronize") == 0  # which would end the capture
+    add(kernel)
+    assert several.unload() is True
+
+
+def test_the_first_launch_inside_a_capture_makes_no_forbidden_call(driver, several):
+    with driver.setting("capturing", 1):
+        add(several["vec_add"], shared_memory=100000)
+    assert not {"cuCtxSynchronize", "cuLibraryUnload"} & set(driver.journal())
+    assert len(driver.launches()) == 1
+
+
+def test_preload_leaves_only_the_launch(driver, several):
+    torch_cubin.preload(several, "cuda:1")
+    assert driver.calls("cuKernelGetFunction") == len(several)
+    torch_cubin.preload(several["vec_add"], 0)
+    driver.reset()
+    add(several["vec_add"])
+    assert set(driver.journal()) <= {
+        *("cuCtxGetCurrent", "cuCtxPushCurrent", "cuStreamIsCapturing"),
+        *("cuLaunchKernelEx", "cuCtxPopCurrent"),
+    }
+    for wrong in ("vec_add", several.names):
+        with pytest.raises(errors.InputError):
+            torch_cubin.preload(wrong, 0)
+    with pytest.raises(errors.InputError):
+        torch_cubin.preload(several, "cpu")
+    with pytest.raises(errors.NoDeviceError):
+        torch_cubin.preload(several, 2)
+
+
+def test_dropped_modules(driver):
+    """What the driver holds stays when Python's objects go; a kernel keeps its module."""
+    module = torch_cubin.load(SEVERAL)
+    driver.declare(module)
+    kernel = module["vec_add"]
+    del module
+    gc.collect()
+    add(kernel)
+    loaded = driver.libraries()
+    del kernel
+    gc.collect()
+    assert driver.libraries() == loaded
+    for _ in range(20):
+        torch_cubin.load(SEVERAL)["vec_add"]
+    gc.collect()
+    assert driver.libraries() == loaded
+
+
+def test_global_tensors(driver, several):
+    driver.declare_global("table", 64)
+    kernel = several["vec_add"]
+    add(kernel)
+    table = several.global_tensor("table", torch.float32, (4, 4), device=0)
+    table.fill_(3)
+    again = several.global_tensor("table", torch.bfloat16, [32], "cuda:0")
+    assert table.shape == (4, 4)
+    assert again.shape == (32,)
+    assert torch.equal(again, torch.full((16,), 3.0).view(torch.bfloat16))
+    loaded = driver.libraries()
+    with pytest.warns(RuntimeWarning, match="2 tensors over its global variables"):
+        assert several.unload() is False
+    with pytest.raises(errors.ClosedError):
+        several["vec_add"]
+    with pytest.raises(errors.ClosedError):
+        add(kernel)
+    part = again[4:8].view(torch.uint8)
+    del table, again
+    with pytest.warns(RuntimeWarning, match="1 tensor over its global"):
+        assert several.unload() is False
+    del part
+    assert several.unload() is True
+    assert driver.libraries() == loaded - 1
+
+
+def test_wrong_globals(driver, several):
+    driver.declare_global("table", 64)
+    with pytest.raises(errors.NoKernelError, match="global variable 'tabel' is not in"):
+        several.global_tensor("tabel", torch.float32, (16,), device=0)
+    with pytest.raises(errors.InputError, match="expected 64 bytes, got 68 bytes"):
+        several.global_tensor("table", torch.float32, (17,), device=0)
+    with pytest.raises(errors.InputError):
+        several.global_tensor("table", torch.float32, (16,), device="cpu")

@@ -1,0 +1,69 @@
+// Evaluates expressions for tests/unit/test_expressions.py: one JSON object a line in, one out.
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "contract/expression.h"
+#include "cubin/error.h"
+
+using namespace torch_cubin;
+using nlohmann::json;
+
+namespace {
+
+Value value_of(const json& x) {
+  if (x.is_boolean()) return Value::of(x.get<bool>());
+  return x.is_number_float() ? Value::of(x.get<double>()) : Value::of(x.get<int64_t>());
+}
+
+json to_json(const Value& x) {
+  if (x.type == ValueType::kBool) return x.integer != 0;
+  return x.type == ValueType::kInt ? json(x.integer) : json(x.number);
+}
+
+json answer(const json& line) {
+  Scope scope;
+  std::vector<Value> numbers;
+  for (const auto& [name, x] : line["numbers"].items()) {
+    numbers.push_back(value_of(x));
+    scope.numbers.emplace_back(name, numbers.back().type);
+  }
+  std::vector<TensorFacts> tensors;
+  std::vector<std::vector<int64_t>> storage;
+  std::vector<std::string> dtypes;
+  storage.reserve(2 * line["tensors"].size());
+  dtypes.reserve(line["tensors"].size());
+  for (const auto& [name, x] : line["tensors"].items()) {
+    scope.tensors.push_back(name);
+    TensorFacts facts;
+    if (!x.is_null()) {
+      storage.push_back(x["sizes"].get<std::vector<int64_t>>());
+      facts.sizes = storage.back().data();
+      facts.dim = static_cast<int64_t>(storage.back().size());
+      storage.push_back(x["strides"].get<std::vector<int64_t>>());
+      facts.strides = storage.back().data();
+      facts.itemsize = x["itemsize"].get<int64_t>();
+      dtypes.push_back(x["dtype"].get<std::string>());
+      facts.dtype = dtypes.back().c_str();
+      facts.defined = true;
+    }
+    tensors.push_back(facts);
+  }
+  try {
+    const Expression expression(line["tree"], scope, "a test");
+    const Value value = expression.evaluate({tensors.data(), numbers.data(), 90, 132});
+    return {{"value", to_json(value)}, {"text", expression.text()}};
+  } catch (const Error& error) {
+    return {{"tag", error.tag()}, {"message", error.what()}};
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::cout << answer(json::parse(line)).dump(-1, ' ', false, json::error_handler_t::replace)
+              << "\n";
+  }
+}

@@ -1,0 +1,275 @@
+"""Expressions: C++ and Python evaluate the same trees alike, and tracing says what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+from pathlib import Path
+
+import cubin_check
+import pytest
+import torch
+
+from torch_cubin import _expressions as ex
+from torch_cubin import errors
+from torch_cubin._evaluate import evaluate
+
+HERE = Path(__file__).resolve().parent
+CASES = 100_000
+DEVICE = {"sm": 90, "multiprocessors": 132}
+INTERESTING = [0, 1, -1, 2, 3, 7, 255, 256, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
+FLOATS = [0.0, -0.0, 1.0, 0.5, -2.75, 1e300, -1e-300, 3.0]
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return cubin_check.build(
+        HERE / "expression_check.cpp", more=[cubin_check.ROOT / "csrc/contract/expression.cpp"]
+    )
+
+
+def ask(program: Path, lines: list[dict]) -> list[dict]:
+    """What C++ makes of each {"tree", "tensors", "numbers"}."""
+    text = "\n".join(json.dumps(line) for line in lines) + "\n"
+    done = subprocess.run([str(program)], input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def facts(tensor: torch.Tensor | None) -> dict | None:
+    if tensor is None:
+        return None
+    return {
+        "sizes": list(tensor.shape),
+        "strides": list(tensor.stride()),
+        "itemsize": tensor.element_size(),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+    }
+
+
+def random_tensor(r: random.Random) -> torch.Tensor | None:
+    if r.random() < 0.1:
+        return None
+    sizes = [r.choice((0, 1, 2, 3, 5, 8, 1024)) for _ in range(r.randrange(4))]
+    tensor = torch.empty(sizes, dtype=r.choice(DTYPES), device="meta")
+    if len(sizes) > 1 and r.random() < 0.4:
+        tensor = tensor.transpose(0, 1)
+    return tensor
+
+
+def random_tree(r: random.Random, type_: type, depth: int) -> ex.Tree:
+    """A well-typed tree, half of whose integers are ones that overflow easily."""
+    if depth <= 0 or r.random() < 0.15:
+        if type_ is bool:
+            leaves = [
+                True, False, ["number", "flag"], ["defined", "x"], ["contiguous", "y"],
+                ["is_dtype", "x", "float32"],
+            ]  # fmt: skip
+            return r.choice(leaves)
+        if type_ is float:
+            return r.choice([r.choice(FLOATS), ["number", "alpha"]])
+        leaves = [
+            r.choice(INTERESTING), r.randrange(-20, 20), ["number", "n"],
+            ["size", "x", r.randrange(-3, 3)], ["stride", "y", r.randrange(-2, 2)],
+            ["numel", "x"], ["dim", "y"], ["itemsize", "x"], ["sm"], ["multiprocessors"],
+        ]  # fmt: skip
+        return r.choice(leaves)
+
+    def sub(wanted: type) -> ex.Tree:
+        return random_tree(r, wanted, depth - 1)
+
+    def number() -> type:
+        return r.choice((int, float))
+
+    if r.random() < 0.1:
+        return ["select", sub(bool), sub(type_), sub(type_)]
+    if type_ is bool:
+        operation = r.choice(("lt", "le", "eq", "ne", "and", "or", "not"))
+        if operation == "not":
+            return ["not", sub(bool)]
+        if operation in ("and", "or"):
+            return [operation, sub(bool), sub(bool)]
+        return [operation, sub(number()), sub(number())]
+    if type_ is int:
+        operation = r.choice(("add", "sub", "mul", "floordiv", "mod", "min", "max", "neg", "abs"))
+        return [operation, *(sub(int) for _ in range(1 if operation in ("neg", "abs") else 2))]
+    operation = r.choice(("add", "sub", "mul", "min", "max", "truediv", "sqrt", "float", "neg"))
+    if operation in ("sqrt", "float"):
+        return [operation, sub(number())]
+    if operation == "neg":
+        return ["neg", sub(float)]
+    if operation == "truediv":
+        return ["truediv", sub(number()), sub(number())]
+    first, second = sub(float), sub(number())
+    return [operation, *((first, second) if r.random() < 0.5 else (second, first))]
+
+
+def outcome(line: dict, tensors: dict, numbers: dict) -> tuple:
+    try:
+        value = evaluate(line["tree"], tensors, numbers, "a test", DEVICE)
+    except errors.Error as error:
+        return ("error", error.tag)
+    return ("value", type(value).__name__, value)
+
+
+def test_cpp_and_python_agree_on_random_trees(program) -> None:
+    r = random.Random(5)
+    lines, wanted = [], []
+    for _ in range(CASES):
+        tensors = {"x": random_tensor(r), "y": random_tensor(r)}
+        numbers = {
+            "n": r.choice((*INTERESTING, r.randrange(100))),
+            "alpha": r.choice(FLOATS),
+            "flag": r.random() < 0.5,
+        }
+        tree = random_tree(r, r.choice((bool, int, int, float)), r.randrange(6))
+        described = {name: facts(tensor) for name, tensor in tensors.items()}
+        lines.append({"tree": tree, "tensors": described, "numbers": numbers})
+        wanted.append(outcome(lines[-1], tensors, numbers))
+    kinds = {"error": 0, "bool": 0, "int": 0, "float": 0}
+    for line, want, got in zip(lines, wanted, ask(program, lines), strict=True):
+        where = f"{json.dumps(line)}: C++ {got}, Python {want}"
+        if want[0] == "error":
+            kinds["error"] += 1
+            assert got.get("tag") == want[1], where
+            continue
+        kinds[want[1]] += 1
+        assert "value" in got, where
+        value = got["value"]
+        if want[1] == "float":  # JSON has neither infinities nor NaN: null
+            if value is None:
+                assert not math.isfinite(want[2]), where
+                continue
+            assert math.copysign(1, value) == math.copysign(1, want[2]), where
+        assert type(value).__name__ == want[1], where
+        assert value == want[2], where
+    assert min(kinds.values()) > CASES // 50, kinds
+
+
+MALFORMED = [
+    None, {}, "n", [], [1], ["nothing", 1, 2], ["add", 1], ["add", 1, 2, 3], ["add", True, 1],
+    ["floordiv", 1.0, 2], ["not", 1], ["and", True, 1], ["select", 1, 2, 3],
+    ["select", True, True, 1], ["size", "x"], ["size", "x", 1.0], ["size", "z", 0], ["numel", 3],
+    ["number", "m"], ["is_dtype", "x"], ["sm", 1], ["lt", True, False], 2**64 - 1,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", MALFORMED, ids=json.dumps)
+def test_what_is_no_tree_is_refused(program, tree) -> None:
+    tensors = {"x": facts(torch.empty(2, 3, device="meta"))}
+    (got,) = ask(program, [{"tree": tree, "tensors": tensors, "numbers": {"n": 1}}])
+    assert got.get("tag") == "input", got
+
+
+def test_deep_and_wide_trees_are_refused(program) -> None:
+    deep: ex.Tree = 1
+    for _ in range(100):
+        deep = ["neg", deep]
+    wide: ex.Tree = 1
+    for _ in range(12):
+        wide = ["add", wide, wide]
+    for tree in (deep, wide):
+        (got,) = ask(program, [{"tree": tree, "tensors": {}, "numbers": {}}])
+        assert got.get("tag") == "input", got
+
+
+def test_errors_show_the_expression(program) -> None:
+    tree = ["floordiv", ["numel", "x"], ["sub", ["number", "n"], 1]]
+    tensors = {"x": facts(torch.empty(2, 3, device="meta"))}
+    (got,) = ask(program, [{"tree": tree, "tensors": tensors, "numbers": {"n": 1}}])
+    assert "(x.numel // (n - 1))" in got["message"]
+    assert "a test" in got["message"]
+
+
+# Tracing.
+
+X, Y = ex.TracedTensor("x"), ex.TracedTensor("y")
+N = ex.Traced(["number", "n"], int)
+
+
+def trace(function):
+    arguments = {"x": X, "y": Y, "n": N, "alpha": ex.Traced(["number", "alpha"], float)}
+    return ex.trace(function, arguments, "a test")
+
+
+def test_traced_functions_give_what_they_would_give() -> None:
+    functions = [
+        lambda x, y: ex.cdiv(x.numel(), 256),
+        lambda x, y: x.shape[0] * y.shape[-1] + 3,
+        lambda x: 100 - x.size(1) % 7,
+        lambda x, n: ex.minimum(x.stride(0), n) + ex.maximum(4, n),
+        lambda x: ex.select(x.dtype == torch.float32, 8, 16),
+        lambda x: ex.select((x.dtype != torch.float16) & (x.dim() == 2), 1.5, 2),
+        lambda x, alpha: alpha / ex.sqrt(x.shape[1]),
+        lambda x: -x.shape[0] // 3 + abs(2 - x.element_size()),
+        lambda x, y: ex.select(~(x.numel() > y.numel()) | x.is_contiguous(), 1, 0),
+        lambda n: 7 // n - 7 % n,
+        lambda alpha: 2 * alpha - 1,
+    ]
+    x, y = torch.empty(300, 17), torch.empty(5, 9)
+    for function in functions:
+        traced = trace(function)
+        code = function.__code__
+        values = {"x": x, "y": y, "n": 11, "alpha": 0.25}
+        want = function(*(values[name] for name in code.co_varnames[: code.co_argcount]))
+        got = evaluate(traced.tree, {"x": x, "y": y}, {"n": 11, "alpha": 0.25})
+        assert got == want
+        assert type(got) is traced.type
+
+
+BRANCH = "torch_cubin.select"
+UNTRACEABLE = [
+    (lambda x: 1 if x.numel() > 5 else 2, BRANCH),
+    (lambda x: max(x.numel(), 5), BRANCH),
+    (lambda x, y: x.numel() > 5 and y.numel() > 5, BRANCH),
+    (lambda x: not x.is_contiguous(), BRANCH),
+    (lambda x: list(range(x.shape[0])), "cdiv"),
+    (lambda x: int(x.shape[0]), "cdiv"),
+    (lambda x: math.ceil(x.shape[0] / 2), "cdiv"),
+    (lambda x: math.sqrt(x.shape[0]), "torch_cubin.sqrt"),
+    (lambda x: x.data_ptr(), "It knows"),
+    (lambda x: len(x.shape), "x.dim()"),
+    (lambda x: [*x.shape], "x.dim()"),
+    (lambda x: x.shape[N], "x.shape[0]"),
+    (lambda x: x.dtype == "float32", "torch.dtype"),
+    (lambda x: x.numel() + "1", "ints, floats"),
+    (lambda x: (x.numel() > 1) + 1, "select"),
+    (lambda x: x.numel() & 1, "Compare"),
+    (lambda x: x.numel() // 2.0, "integer division"),
+    (lambda x: x.numel() + 2**64, "64 bits"),
+]
+
+
+@pytest.mark.parametrize(("function", "says"), UNTRACEABLE, ids=range(len(UNTRACEABLE)))
+def test_what_cannot_be_traced_names_the_line_and_the_alternative(function, says) -> None:
+    with pytest.raises(errors.InputError) as caught:
+        trace(function)
+    text = str(caught.value)
+    assert f"{__file__}:{function.__code__.co_firstlineno}" in text
+    assert says in text
+
+
+def test_arguments_that_the_op_does_not_have() -> None:
+    with pytest.raises(errors.InputError, match="'z'"):
+        trace(lambda x, z: 1)
+    with pytest.raises(errors.InputError, match="is not a Python function"):
+        trace(len)
+
+
+def test_symbolic_sizes_give_symbols() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    real = torch.empty(300, 17)
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        x = mode.from_tensor(
+            real,
+            symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC]),
+        )
+        tree = trace(lambda x: ex.cdiv(x.numel(), 256) + ex.maximum(x.shape[0], 4)).tree
+        found = evaluate(tree, {"x": x}, {})
+        assert not isinstance(found, int)
+        assert int(found) == 20 + 300
