@@ -9,11 +9,11 @@
     # mine/__init__.py
     torch_cubin.load_package(Path(__file__).with_name("_kernels.abi3.so"))
 
-The library gets a read-only section `.torch_cubin` with the files and their sha256
-(csrc/cubin/embedded.h says how it is laid out), by `.incbin` in one C file; that takes a C compiler,
-neither nvcc nor CUDA. It is read as a file: nothing in it runs. For CMake see cmake/torch_cubin.cmake
-(`python -m torch_cubin cmake-dir`), which runs this file as a program: its top imports nothing but
-Python's own modules.
+The library gets a read-only section `.torch_cubin` with the files and their sha256, laid out as
+csrc/cubin/embedded.h says, by `.incbin` in one C file; that takes a C compiler, neither nvcc nor
+CUDA. It is read as a file: nothing in it runs. For CMake see cmake/torch_cubin.cmake (`python -m
+torch_cubin cmake-dir`), which runs this file as a program: its top imports nothing but Python's own
+modules.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ def write_unit(
 
     The files are found from where the compiler runs: give absolute paths where that is elsewhere.
     `symbol` is the bundle's, for `-Wl,-u,SYMBOL` where a linker drops what nothing refers to; by
-    default it is made of the contents. Raises FileError [file] for a file that cannot be read, InputError [input] for no files or
-    two of one name, HashError [hash] for a package whose manifest promises other bytes.
+    default it is made of the contents. Raises FileError [file] for a file that cannot be read,
+    InputError [input] for no files or two of one name, HashError [hash] for a package whose
+    manifest promises other bytes.
     """
     files = list(files)
     if (package is None) == (not files):
-        raise _fault("input", "torch_cubin.embed", "has nothing to do", expected="files, or a package")
+        raise _fault(
+            "input", "torch_cubin.embed", "has nothing to do", expected="files, or a package"
+        )
     named = _package_files(Path(package)) if package is not None else _by_name(files)
     contents = {name: _read(path) for name, path in named.items()}
     digest = hashlib.sha256()
@@ -118,7 +121,9 @@ def _package_files(folder: Path) -> dict[str, Path]:
     """manifest.json and the images that it lists, whose hashes are compared."""
     manifest = folder / "manifest.json"
     try:
-        images = [(image["file"], image["sha256"]) for image in json.loads(_read(manifest))["images"]]
+        images = [
+            (image["file"], image["sha256"]) for image in json.loads(_read(manifest))["images"]
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise _fault(
             "file",
@@ -200,11 +205,11 @@ def _extension_class() -> type:
             sources: Iterable[FilePath] = (),
             **keywords: Any,
         ) -> None:
-            from torch_cubin import inspect
+            from torch_cubin.inspect import inspect
 
             cubins = list(cubins)
             for path in cubins:
-                inspect.inspect(path)
+                inspect(path)
             unit = Path("build", "torch_cubin", f"{name}.c")
             write_unit(unit, cubins, package)
             embedded = _package_files(Path(package)).values() if package is not None else cubins
@@ -231,7 +236,7 @@ def main() -> int:
     return 0
 
 
-__all__ = ["CubinExtension", "write_unit"]
+__all__ = ["CubinExtension", "write_unit"]  # noqa: F822 (the first is made by __getattr__)
 
 if __name__ == "__main__":
     sys.exit(main())
