@@ -22,19 +22,17 @@ DTYPES = {"float32": 4, "float16": 8, "bfloat16": 8}  # elements in 16 bytes
 
 def kernels(name, args, grid):
     """One for each dtype and each size of a read."""
-    return [
-        torch_cubin.KernelChoice(
+
+    def choice(dtype, size):
+        return torch_cubin.KernelChoice(
             (support.cubin(name), f"{name}_{dtype}{'' if size > 1 else '_1'}"),
-            when=lambda weight, n, dtype=dtype, size=size: (
-                (weight.dtype == getattr(torch, dtype)) & (n % size == 0)
-            ),
+            when=lambda weight, n: (weight.dtype == getattr(torch, dtype)) & (n % size == 0),
             args=args,
             grid=grid,
-            block=lambda n, size=size: minimum(1024, cdiv(cdiv(n, size), 32) * 32),
+            block=lambda n: minimum(1024, cdiv(cdiv(n, size), 32) * 32),
         )
-        for dtype, most in DTYPES.items()
-        for size in (most, 1)
-    ]
+
+    return [choice(dtype, size) for dtype, most in DTYPES.items() for size in (most, 1)]
 
 
 add_rms_norm = torch_cubin.define_op(
