@@ -169,7 +169,8 @@ def entry(value: Any, label: str) -> list:
     if isinstance(value, TracedScalar):
         return [value.type_name, value.number.tree]
     if isinstance(value, Scalar):
-        if not math.isfinite(value.value):  # JSON has neither infinities nor NaN
+        # JSON has neither infinities nor NaN, an expression no integer beyond 64 signed bits.
+        if not math.isfinite(value.value) or abs(value.value) >= 2**63:
             return ["bytes", value.data.hex()]
         return [value.type_name, value.value]
     if value is None:
