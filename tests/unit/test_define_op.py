@@ -278,7 +278,10 @@ def test_several_kernels() -> None:
         schema("copy(Tensor x) -> Tensor"),
         kernels=[
             choice((DECLARED, "copy_32"), when=lambda x: x.dtype == torch.float32, block=128),
-            {"kernel": (DECLARED, "copy_16"), "when": lambda x: (x.numel() % 8 == 0) & (x.dim() == 1)},
+            {
+                "kernel": (DECLARED, "copy_16"),
+                "when": lambda x: (x.numel() % 8 == 0) & (x.dim() == 1),
+            },
         ],
         dtypes={"T": ["float16", "float32"]},
         tensors={"x": "T[m]", "out": "T[m]"},

@@ -163,9 +163,7 @@ WRONG = {
 def test_wrong_definitions(case: str) -> None:
     changes, says = WRONG[case]
     with pytest.raises(errors.InputError) as caught:
-        torch_cubin.define_op(
-            schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes}
-        )
+        torch_cubin.define_op(schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes})
     text = str(caught.value)
     assert says in text, text
     assert text.startswith("torch_cubin [input]: "), text
@@ -178,7 +176,9 @@ def test_errors_of_functions_name_their_line() -> None:
         {"args": lambda x: (x, "text")},
     ):
         with pytest.raises(errors.InputError) as caught:
-            torch_cubin.define_op(schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes})
+            torch_cubin.define_op(
+                schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes}
+            )
         assert Path(__file__).name in str(caught.value)
 
 
@@ -204,9 +204,7 @@ BINARY = {
 def test_definitions_that_do_not_fit_the_binary(case: str) -> None:
     changes, error, says = BINARY[case]
     with pytest.raises(error, match=re.escape(says)):
-        torch_cubin.define_op(
-            schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes}
-        )
+        torch_cubin.define_op(schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes})
 
 
 def test_an_op_that_another_library_has() -> None:
