@@ -25,25 +25,25 @@ std::string ops_json(json ops) { return dump(json{{"ops", std::move(ops)}}); }
 }  // namespace
 
 // Registers the ops of {"version": 1, "ops": [CONTRACT, ...]} (docs/manifest.md), whose kernels name
-// the images by index; origins[i] names image i in errors. {"ops": [{"name", "schema", "state"}]},
-// the state being "defined", "same" (there already) or "swapped" (another contract before). All or
-// none.
+// the images by index; origins[i] names image i in errors. {"ops": [{"name", "schema", "state",
+// "contract", "package"}]}, the state being "defined", "same" (there already) or "swapped" (another
+// contract before), the package null. All or none.
 TORCH_CUBIN_API char* torch_cubin_define_ops(const char* text, const uint8_t* const* data,
                                              const size_t* sizes, const char* const* origins,
                                              size_t count) {
   return answer([&] {
     ContractImages images;
-    for (size_t i = 0; i < count; ++i) images.add(data[i], sizes[i], origins[i]);
+    for (size_t i = 0; i < count; ++i) images.add({data[i], data[i] + sizes[i]}, origins[i]);
     return ops_json(define_ops(text, images));
   });
 }
 
-// The same of a package's folder; each op with its "contract" besides.
+// The same of a package, whose path without links is each op's "package"; it swaps nothing.
 TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder) {
   return answer([&] { return ops_json(load_package(folder)); });
 }
 
-// {"ops": [{"name", "schema", "contract"}]}: all declared ops of this process.
+// {"ops": [{"name", "schema", "contract", "package"}]}: all declared ops of this process.
 TORCH_CUBIN_API char* torch_cubin_ops() {
   return answer([] { return ops_json(declared_ops()); });
 }

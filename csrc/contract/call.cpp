@@ -4,6 +4,7 @@
 // of parameters.
 #include <vector>
 
+#include "contract/boxed.h"
 #include "contract/contract.h"
 #include "cubin/error.h"
 #include "runtime/autograd_state.h"
@@ -52,6 +53,7 @@ class Contract::Call {
     for (const size_t i : contract_.optional_) {
       if (state_.facts[i].defined) check_expressions(i, -1);
     }
+    for (const Names::Item& item : contract_.items_) state_.facts[item.place] = TensorFacts{};
     for (const size_t i : contract_.lists_) match_list(i);
     if (device_ == nullptr) {
       fail({"input", contract_.op_, "was given no tensor", "at least one, which says the device",
@@ -60,7 +62,7 @@ class Contract::Call {
     check_no_derivative();
 
     const Launch& launch = choose();
-    const size_t first = contract_.schema_.arguments.size();
+    const size_t first = contract_.first_own_;
     bool empty = true;
     for (size_t i = 0; i < contract_.outputs_.size(); ++i) {
       empty &= make(contract_.outputs_[i], first + i, outputs);
@@ -128,11 +130,16 @@ class Contract::Call {
 
   // An item's sizes are bound anew for each.
   void match_list(size_t i) {
-    const auto length = static_cast<int>(boxed_.length(i));
-    for (int item = 0; item < length; ++item) {
-      match(i, boxed_.item(i, static_cast<size_t>(item)), item);
+    const size_t length = boxed_.length(i);
+    for (size_t item = 0; item < length; ++item) {
+      match(i, boxed_.item(i, item), static_cast<int>(item));
       set_device();
-      check_expressions(i, item);
+      check_expressions(i, static_cast<int>(item));
+      for (const Names::Item& named : contract_.items_) {
+        if (named.argument != i || named.index != item) continue;
+        state_.facts[named.place] = state_.facts[i];
+        state_.addresses[named.place] = state_.addresses[i];
+      }
     }
   }
 
@@ -226,7 +233,7 @@ class Contract::Call {
       heap_params.resize(packing.params());
       call.params = heap_params.data();
     }
-    packing.pack(state_, boxed_, bytes, call.params);
+    packing.pack(state_, bytes, call.params);
     torch_cubin::launch(*launch.kernel, call);
   }
 

@@ -12,7 +12,7 @@ namespace torch_cubin {
 
 // Checked when an op is defined.
 constexpr size_t kMaxOpArguments = 64;
-constexpr size_t kMaxOpTensors = kMaxOpArguments + 32;  // outputs and scratch too
+constexpr size_t kMaxOpTensors = kMaxOpArguments + 64;  // items of lists, outputs and scratch too
 constexpr size_t kMaxOpNumbers = 256;
 constexpr size_t kMaxOpVariables = 16;  // of dtypes; groups of dims ("*s")
 
@@ -37,10 +37,10 @@ struct DimGroup {
   int64_t count;
 };
 
-// Places: of tensors, the argument's index in the schema, then outputs, then scratch; of numbers,
-// the argument's index, then what the Names of contract/pattern.h add.
+// Places: of tensors, the argument's index in the schema, then the items of lists that expressions or
+// pointers name, then outputs, then scratch; of numbers, the argument's index, then what the Names of
+// contract/pattern.h add.
 struct CallState {
-  Unset<AtenTensorHandle, kMaxOpTensors> handles;
   Unset<TensorFacts, kMaxOpTensors> facts;
   Unset<void*, kMaxOpTensors> addresses;
   Unset<Value, kMaxOpNumbers> numbers;

@@ -16,6 +16,14 @@ namespace {
 
 constexpr size_t kMaxKernels = 256;
 
+// Names that PyTorch and this library keep for their own ops.
+constexpr const char* kReserved[] = {"aten", "prim", "prims", "cubin"};
+
+bool has_kernel(const Image& image, const std::string& name) {
+  return std::any_of(image.kernels.begin(), image.kernels.end(),
+                     [&](const KernelInfo& kernel) { return kernel.name == name; });
+}
+
 // Whether a tree anywhere in the definition is [operation, name...].
 bool mentions(const json& tree, const char* operation, const std::vector<std::string>* names) {
   if (tree.is_array() && !tree.empty() && tree[0] == operation) {
@@ -44,42 +52,52 @@ std::vector<Expression> read_three(const json& trees, const Scope& scope, const 
 
 }  // namespace
 
-void ContractImages::add(const uint8_t* data, size_t size, const std::string& origin) {
+void ContractImages::add(std::vector<uint8_t> bytes, const std::string& origin) {
   File file;
-  file.images = images_of(data, size, origin, /*jit=*/false);
-  file.sha256 = sha256_hex(data, size);
+  file.sha256 = sha256_hex(bytes.data(), bytes.size());
+  file.bytes = std::move(bytes);
   file.origin = origin;
   files_.push_back(std::move(file));
 }
 
-bool ContractImages::has_kernel(size_t i, const std::string& name) const {
-  for (const SourceImage& source : files_[i].images) {
-    for (const KernelInfo& kernel : source.image.kernels) {
-      if (kernel.name == name) return true;
+std::shared_ptr<UserModule> ContractImages::module(const std::vector<size_t>& indices, bool jit,
+                                                   const std::string& kernel) {
+  std::vector<SourceImage> images;
+  std::string origin, lacking;
+  for (const size_t i : indices) {
+    File& file = files_[i];
+    std::vector<SourceImage>& opened = file.images[jit];
+    if (opened.empty()) {
+      opened = images_of(file.bytes.data(), file.bytes.size(), file.origin, jit);
+    }
+    images.insert(images.end(), opened.begin(), opened.end());
+    origin += (origin.empty() ? "" : ", ") + file.origin;
+    if (std::none_of(opened.begin(), opened.end(),
+                     [&](const SourceImage& source) { return has_kernel(source.image, kernel); })) {
+      lacking = file.origin;
     }
   }
-  return false;
-}
-
-std::shared_ptr<UserModule> ContractImages::module(const std::vector<size_t>& indices) {
-  std::shared_ptr<UserModule>& module = modules_[indices];
-  if (module == nullptr) {
-    std::vector<SourceImage> images;
-    std::string origin;
-    for (const size_t i : indices) {
-      images.insert(images.end(), files_[i].images.begin(), files_[i].images.end());
-      origin += (origin.empty() ? "" : ", ") + files_[i].origin;
-    }
-    module = std::make_shared<UserModule>(std::move(images), origin);
+  std::shared_ptr<UserModule>& module = modules_[{indices, jit}];
+  if (module == nullptr) module = std::make_shared<UserModule>(std::move(images), origin);
+  module->kernel(kernel);  // throws where none has it: the nearest names
+  if (!lacking.empty()) {
+    fail({"no_kernel", "kernel '" + printable(kernel) + "'", "is not in every image",
+          "an image that has it", lacking, "Leave that image out."});
   }
   return module;
 }
 
-Contract::Contract(const json& definition, ContractImages& images) : definition_(definition) {
+Contract::Contract(const json& definition, ContractImages& images, std::string package)
+    : definition_(definition), package_(std::move(package)) {
   Fields first(definition, "a contract");
   const std::string text = first.text("schema");
   schema_ = parse_schema(text);
   op_ = "op '" + schema_.qualified_name() + "'";
+  for (const char* reserved : kReserved) {
+    if (schema_.name_space != reserved) continue;
+    fail({"input", op_, "lies in a namespace that is taken", "a name of your own",
+          "'" + schema_.name_space + "'", ""});
+  }
   Fields fields(definition, op_);
   fields.find("schema");
   Names names(schema_, fields.find("dtypes"), op_);
@@ -90,8 +108,12 @@ Contract::Contract(const json& definition, ContractImages& images) : definition_
   if (const json* backward = fields.find("backward")) {
     if (!backward->is_string()) refuse_json(fields.at("backward"), "the name of an op", *backward);
   }
+  const bool jit = fields.truth("jit", false);
   fields.finish();
 
+  names.add_items(definition);
+  items_ = names.items();
+  first_own_ = names.scope().tensors.size();
   read_tensors(tensors, outputs, scratch, names);
   for (size_t i = 0; i < schema_.arguments.size(); ++i) {
     const SchemaArgument& argument = schema_.arguments[i];
@@ -118,7 +140,7 @@ Contract::Contract(const json& definition, ContractImages& images) : definition_
   }
   for (size_t i = 0; i < kernels.size(); ++i) {
     launches_.emplace_back(kernels[i], op_ + ": kernels[" + std::to_string(i) + "]", schema_,
-                           names.scope(), all, images);
+                           names.scope(), all, images, jit);
   }
 
   reads_device_ = mentions(definition, "sm", nullptr) ||
@@ -234,7 +256,8 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
 }
 
 Contract::Launch::Launch(const json& definition, const std::string& label, const Schema& schema,
-                         const Scope& arguments, const Scope& all, ContractImages& images) {
+                         const Scope& arguments, const Scope& all, ContractImages& images,
+                         bool jit) {
   Fields fields(definition, label);
   if (const json* tree = fields.find("when")) {
     when.emplace_back(*tree, arguments, fields.at("when"));
@@ -255,13 +278,8 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
     indices.push_back(index.get<size_t>());
   }
   if (indices.empty()) refuse_json(fields.at("images"), "at least one image", json::array());
-  module = images.module(indices);
-  kernel = &module->kernel(name);  // throws: the nearest names
-  for (const size_t i : indices) {
-    if (images.has_kernel(i, name)) continue;
-    fail({"no_kernel", label, "names a kernel that an image lacks", "'" + printable(name) + "'",
-          images.origin(i) + " without it", "Leave that image out."});
-  }
+  module = images.module(indices, jit, name);
+  kernel = &module->kernel(name);
   grid = read_three(fields.get("grid"), all, fields.at("grid"));
   block = read_three(fields.get("block"), all, fields.at("block"));
   if (const json* trees = fields.find("cluster")) {

@@ -22,36 +22,39 @@ namespace torch_cubin {
 // The images that contracts name by index, each a file's bytes, and the modules made of them.
 class ContractImages {
  public:
-  // Throws what opening them throws.
-  void add(const uint8_t* data, size_t size, const std::string& origin);
+  void add(std::vector<uint8_t> bytes, const std::string& origin);
 
   size_t count() const { return files_.size(); }
   const std::string& sha256(size_t i) const { return files_[i].sha256; }
   const std::string& origin(size_t i) const { return files_[i].origin; }
-  bool has_kernel(size_t i, const std::string& name) const;
 
-  // The module of those images, one for every equal set.
-  std::shared_ptr<UserModule> module(const std::vector<size_t>& indices);
+  // The module of those images, one for every equal set. PTX is taken only with `jit`. Throws what
+  // opening them throws, and [no_kernel] where one of them lacks the kernel.
+  std::shared_ptr<UserModule> module(const std::vector<size_t>& indices, bool jit,
+                                     const std::string& kernel);
 
  private:
   struct File {
-    std::vector<SourceImage> images;
+    std::vector<uint8_t> bytes;
+    std::vector<SourceImage> images[2];  // without and with PTX; empty until asked for
     std::string sha256;
     std::string origin;
   };
   std::vector<File> files_;
-  std::map<std::vector<size_t>, std::shared_ptr<UserModule>> modules_;
+  std::map<std::pair<std::vector<size_t>, bool>, std::shared_ptr<UserModule>> modules_;
 };
 
 class Contract {
  public:
-  // Throws [input], [params], [no_kernel].
-  Contract(const nlohmann::json& definition, ContractImages& images);
+  // `package`: the folder or file that it is read from, or "". Throws [input], [params],
+  // [no_kernel].
+  Contract(const nlohmann::json& definition, ContractImages& images, std::string package = "");
   Contract(const Contract&) = delete;
   Contract& operator=(const Contract&) = delete;
 
   const Schema& schema() const { return schema_; }
   const nlohmann::json& definition() const { return definition_; }
+  const std::string& package() const { return package_; }
 
   // Equal for contracts that do the same with the same images, wherever those came from.
   const std::string& identity() const { return identity_; }
@@ -65,7 +68,7 @@ class Contract {
  private:
   struct Launch {
     Launch(const nlohmann::json& definition, const std::string& label, const Schema& schema,
-           const Scope& arguments, const Scope& all, ContractImages& images);
+           const Scope& arguments, const Scope& all, ContractImages& images, bool jit);
 
     std::vector<Expression> when;  // none or one
     std::shared_ptr<UserModule> module;
@@ -82,6 +85,7 @@ class Contract {
                     const nlohmann::json* scratch, Names& names);
 
   nlohmann::json definition_;
+  std::string package_;
   std::string identity_;
   Schema schema_;
   std::string op_;  // "op 'mylib::vec_add'"
@@ -89,6 +93,8 @@ class Contract {
   // By argument: which of patterns_, -1 for what is no tensor.
   std::vector<int> pattern_of_;
   std::vector<size_t> required_, optional_, lists_, mutated_, numbers_, texts_;  // arguments
+  std::vector<Names::Item> items_;
+  size_t first_own_ = 0;  // the place of the first output
   std::vector<Pattern> outputs_, scratch_;
   std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
   std::vector<Launch> launches_;

@@ -95,6 +95,41 @@ int Names::find_size(const std::string& name) const {
   return -1;
 }
 
+void Names::add_item(const std::string& list, const std::string& index) {
+  const bool digits = !index.empty() && index.size() <= 5 &&
+                      std::all_of(index.begin(), index.end(),
+                                  [](char c) { return c >= '0' && c <= '9'; }) &&
+                      (index == "0" || index[0] != '0');
+  const std::string name = list + "[" + index + "]";
+  for (size_t i = 0; digits && i < schema_.arguments.size(); ++i) {
+    const SchemaArgument& argument = schema_.arguments[i];
+    if (argument.name != list || argument.type != ArgumentType::kTensorList) continue;
+    auto& tensors = scope_.tensors;
+    if (std::find(tensors.begin(), tensors.end(), name) != tensors.end()) return;
+    items_.push_back({i, std::stoul(index), tensors.size()});
+    tensors.push_back(name);
+    if (tensors.size() <= kMaxOpTensors) return;
+    fail({"input", op_, "names too many items of lists", "at most 64 with all outputs", "more", ""});
+  }
+}
+
+void Names::add_items(const json& tree) {
+  if (tree.is_string()) {
+    const std::string text = tree.get<std::string>();
+    const size_t open = text.find('[');
+    if (open != std::string::npos && text.back() == ']') {
+      add_item(text.substr(0, open), text.substr(open + 1, text.size() - open - 2));
+    }
+    return;
+  }
+  if (tree.is_array() && tree.size() == 3 && tree[0] == "pointer" && tree[1].is_string() &&
+      tree[2].is_number_unsigned()) {
+    add_item(tree[1].get<std::string>(), std::to_string(tree[2].get<uint64_t>()));
+  }
+  if (!tree.is_structured()) return;
+  for (const json& part : tree) add_items(part);
+}
+
 int Names::find_group(const std::string& name) const {
   const auto found = std::find(groups_.begin(), groups_.end(), name);
   return found == groups_.end() ? -1 : static_cast<int>(found - groups_.begin());

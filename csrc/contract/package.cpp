@@ -43,11 +43,10 @@ void check_version(Fields& fields, const std::string& label) {
         shown_json(version), "Load it with the torch_cubin that wrote it, or a newer one."});
 }
 
-std::vector<std::unique_ptr<const Contract>> read_contracts(const json& ops,
-                                                            ContractImages& images) {
+json define_all(const json& ops, ContractImages& images, const std::string& package) {
   std::vector<std::unique_ptr<const Contract>> contracts;
-  for (const json& op : ops) contracts.push_back(std::make_unique<Contract>(op, images));
-  return contracts;
+  for (const json& op : ops) contracts.push_back(std::make_unique<Contract>(op, images, package));
+  return define_contracts(std::move(contracts));
 }
 
 struct Freed {
@@ -60,30 +59,51 @@ std::string resolved(const std::string& path) {
   return found == nullptr ? "" : found.get();
 }
 
-// The path of a file of the package; it must lie in the folder.
-std::string path_in(const std::string& folder, const std::string& name, const std::string& label) {
-  const auto refuse = [&](const std::string& expected) {
-    fail({"file", label, "names a file outside of its package", expected,
-          "'" + printable(name) + "'", ""});
-  };
-  if (name.empty() || name[0] == '/' || name.find('\0') != std::string::npos) {
-    refuse("a path relative to the folder");
+// Where a package's files come from.
+class PackageFiles {
+ public:
+  virtual ~PackageFiles() = default;
+  // Throws [file].
+  virtual std::vector<uint8_t> read(const std::string& name, size_t limit) const = 0;
+  // For errors: "file '/x/vec_add.cubin'".
+  virtual std::string origin(const std::string& name) const = 0;
+};
+
+class Folder : public PackageFiles {
+ public:
+  explicit Folder(std::string root) : root_(std::move(root)) {}
+
+  std::vector<uint8_t> read(const std::string& name, size_t limit) const override {
+    const std::string real = resolved(root_ + "/" + name);
+    if (!real.empty() && root_ != "/" && real.compare(0, root_.size() + 1, root_ + "/") != 0) {
+      fail({"file", origin(name), "is a link out of its package", "a file below " + printable(root_),
+            printable(real), ""});
+    }
+    return read_file(real.empty() ? root_ + "/" + name : real, limit);
   }
-  for (size_t start = 0; start <= name.size();) {
+
+  std::string origin(const std::string& name) const override {
+    return "file '" + printable(root_ + "/" + name, PATH_MAX) + "'";
+  }
+
+ private:
+  std::string root_;  // without links
+};
+
+// A package names only files of its own.
+void check_name(const std::string& name, const std::string& label) {
+  bool inside = !name.empty() && name[0] != '/' && name.find('\0') == std::string::npos;
+  for (size_t start = 0; inside && start <= name.size();) {
     const size_t end = std::min(name.find('/', start), name.size());
-    if (name.compare(start, end - start, "..") == 0) refuse("a path without '..'");
+    inside = name.compare(start, end - start, "..") != 0;
     start = end + 1;
   }
-  const std::string path = folder + "/" + name;
-  const std::string root = resolved(folder);
-  const std::string real = resolved(path);
-  if (!real.empty() && real.compare(0, root.size() + 1, root + "/") != 0 && root != "/") {
-    refuse("no link out of " + printable(root));
-  }
-  return path;
+  if (inside) return;
+  fail({"file", label, "names a file outside of its package", "a relative path without '..'",
+        "'" + printable(name) + "'", ""});
 }
 
-void add_image(const json& image, const std::string& folder, const std::string& label,
+void add_image(const json& image, const PackageFiles& files, const std::string& label,
                ContractImages& images) {
   Fields fields(image, label);
   const std::string name = fields.text("file");
@@ -93,31 +113,20 @@ void add_image(const json& image, const std::string& folder, const std::string& 
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
   });
   if (!digits) refuse_json(fields.at("sha256"), "64 lower-case hex digits", image["sha256"]);
-  const std::string path = path_in(folder, name, label);
-  const std::vector<uint8_t> bytes = read_file(path, kMaxImageBytes);
+  check_name(name, label);
+  std::vector<uint8_t> bytes = files.read(name, kMaxImageBytes);
   const std::string found = sha256_hex(bytes.data(), bytes.size());
   if (found != wanted) {
-    fail({"hash", "file '" + printable(path) + "'", "is not the one that the package was made with",
+    fail({"hash", files.origin(name), "is not the one that the package was made with",
           "sha256 " + wanted, "sha256 " + found, "Copy the package again."});
   }
-  images.add(bytes.data(), bytes.size(), "file '" + path + "'");
+  images.add(std::move(bytes), files.origin(name));
 }
 
-}  // namespace
-
-json define_ops(const std::string& text, ContractImages& images) {
-  const json definition = parse(text, "the definition");
-  Fields fields(definition, "the definition");
-  check_version(fields, "the definition");
-  const json& ops = fields.list("ops");
-  fields.finish();
-  return define_contracts(read_contracts(ops, images));
-}
-
-json load_package(const std::string& folder) {
-  const std::string path = folder + "/manifest.json";
-  const std::string label = "package '" + printable(folder, PATH_MAX) + "'";
-  const std::vector<uint8_t> bytes = read_file(path, kMaxManifestBytes);
+// `path` names the package in errors and answers.
+json load(const PackageFiles& files, const std::string& path) {
+  const std::string label = "package '" + printable(path, PATH_MAX) + "'";
+  const std::vector<uint8_t> bytes = files.read("manifest.json", kMaxManifestBytes);
   const json manifest = parse(std::string(bytes.begin(), bytes.end()), label + ": manifest.json");
   Fields fields(manifest, label);
   if (fields.text("format") != kFormat) {
@@ -130,11 +139,29 @@ json load_package(const std::string& folder) {
   fields.finish();
   ContractImages images;
   for (size_t i = 0; i < list.size(); ++i) {
-    add_image(list[i], folder, label + ": images[" + std::to_string(i) + "]", images);
+    add_image(list[i], files, label + ": images[" + std::to_string(i) + "]", images);
   }
-  json answer = define_contracts(read_contracts(ops, images));
-  for (size_t i = 0; i < ops.size(); ++i) answer[i]["contract"] = ops[i];
-  return answer;
+  return define_all(ops, images, path);
+}
+
+}  // namespace
+
+json define_ops(const std::string& text, ContractImages& images) {
+  const json definition = parse(text, "the definition");
+  Fields fields(definition, "the definition");
+  check_version(fields, "the definition");
+  const json& ops = fields.list("ops");
+  fields.finish();
+  return define_all(ops, images, "");
+}
+
+json load_package(const std::string& path) {
+  const std::string root = resolved(path);
+  if (root.empty()) {
+    fail({"file", "package '" + printable(path, PATH_MAX) + "'", "does not exist", "a folder", "",
+          ""});
+  }
+  return load(Folder(root), root);
 }
 
 void load_packages_of_environment() noexcept {

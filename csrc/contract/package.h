@@ -13,9 +13,9 @@ namespace torch_cubin {
 // define_contracts().
 nlohmann::json define_ops(const std::string& text, ContractImages& images);
 
-// Registers all ops of a package, or none. The answer of define_contracts(), each op with its
-// "contract" besides. Throws [file], [hash], [image] and what Contract throws.
-nlohmann::json load_package(const std::string& folder);
+// Registers all ops of a package, or none. The answer of define_contracts(). Throws [file], [hash],
+// [image] and what Contract throws.
+nlohmann::json load_package(const std::string& path);
 
 // Loads the packages that TORCH_CUBIN_PACKAGES names (paths with ':' between). Never throws: the
 // first failure is kept (contract/kept_error.h), the other packages are loaded.

@@ -17,7 +17,6 @@ using nlohmann::json;
 // CUDA's limit of a kernel's parameters; a struct or constant cannot be larger.
 constexpr uint32_t kMaxParamBytes = 32764;
 constexpr uint32_t kParamStep = 16;  // each parameter begins at a multiple of it
-constexpr int64_t kMaxItem = 65535;
 
 // The kinds of scalars by name; `code` is i, u, f or b.
 struct ScalarKind {
@@ -117,23 +116,13 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
       argument.size() > 1 && argument[1].is_string() ? argument[1].get<std::string>() : "";
   piece.size = sizeof(void*);
   piece.kind = Kind::kPointer;
-  piece.index = find_named(places.scope.tensors, name);
-  bool right = argument.size() == 2 && piece.index >= 0;
-  if (argument.size() == 3) {
-    const auto& schema = places.schema.arguments;
-    const auto list =
-        std::find_if(schema.begin(), schema.end(), [&](const SchemaArgument& candidate) {
-          return candidate.name == name && candidate.type == ArgumentType::kTensorList;
-        });
-    right = list != schema.end() && argument[2].is_number_integer() && argument[2] >= 0 &&
-            argument[2] <= kMaxItem;
-    if (right) {
-      piece.kind = Kind::kItem;
-      piece.index = static_cast<int32_t>(list - schema.begin());
-      piece.item = argument[2].get<int32_t>();
-    }
+  std::string full = name;
+  if (argument.size() == 3 && argument[2].is_number_unsigned()) {
+    full += "[" + std::to_string(argument[2].get<uint64_t>()) + "]";
+    piece.kind = Kind::kItem;
   }
-  if (!right) {
+  piece.index = find_named(places.scope.tensors, full);
+  if (piece.index < 0 || argument.size() != (piece.kind == Kind::kItem ? 3 : 2)) {
     refuse_json(piece.label,
                 "[\"pointer\", a tensor of the op] or [\"pointer\", a list, an index]", argument);
   }
@@ -302,8 +291,7 @@ void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const 
   }
 }
 
-void Packing::pack(const CallState& state, const BoxedArguments& boxed, uint8_t* out,
-                   void** params) const {
+void Packing::pack(const CallState& state, uint8_t* out, void** params) const {
   std::memcpy(out, constant_.data(), constant_.size());
   for (size_t i = 0; i < starts_.size(); ++i) params[i] = out + starts_[i];
   const Arguments arguments = state.arguments();
@@ -313,19 +301,13 @@ void Packing::pack(const CallState& state, const BoxedArguments& boxed, uint8_t*
       case Kind::kPointer:
         std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
         break;
-      case Kind::kItem: {
-        const size_t length = boxed.length(index);
-        if (static_cast<size_t>(piece.item) >= length) {
-          fail({"input", piece.label, "wants an item that its list does not have",
-                "at least " + std::to_string(piece.item + 1) + " tensors", std::to_string(length),
-                ""});
+      case Kind::kItem:
+        if (!state.facts[index].defined) {
+          fail({"input", piece.label, "wants an item that its list does not have", "a longer list",
+                "", ""});
         }
-        const TensorView view(boxed.item(index, static_cast<size_t>(piece.item)));
-        const bool empty = std::find(view.sizes, view.sizes + view.dim, 0) != view.sizes + view.dim;
-        const void* address = empty ? nullptr : view.data();
-        std::memcpy(out + piece.at, &address, sizeof(void*));
+        std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
         break;
-      }
       case Kind::kTensorMap:
         maps_[index].encode(state, out + piece.at);
         break;

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "contract/boxed.h"
 #include "contract/call_state.h"
 #include "contract/pattern.h"
 #include "contract/tensor_map_argument.h"
@@ -20,7 +19,7 @@ namespace torch_cubin {
 // Where a kernel's arguments are found: the tensors of a call by name, lists apart.
 struct ArgumentPlaces {
   const Schema& schema;
-  const Scope& scope;  // with outputs and scratch
+  const Scope& scope;  // with items of lists ("xs[2]"), outputs and scratch
   std::string label;   // "op 'mylib::vec_add': kernels[0].args"
 };
 
@@ -34,12 +33,12 @@ class Packing {
   size_t params() const { return starts_.size(); }
 
   // `out` has room for bytes() at a multiple of 16, `params` for params(). Throws [input].
-  void pack(const CallState& state, const BoxedArguments& boxed, uint8_t* out, void** params) const;
+  void pack(const CallState& state, uint8_t* out, void** params) const;
 
  private:
   enum class Kind : uint8_t {
     kPointer,
-    kItem,
+    kItem,     // a pointer, which is never absent
     kInteger,
     kAnyInteger,  // signed or unsigned, as the value fits
     kFloat16,
@@ -55,7 +54,6 @@ class Packing {
     uint32_t size = 0;  // bytes
     uint32_t at = 0;
     int32_t index = 0;  // of a tensor, an expression or a tensor map
-    int32_t item = 0;   // of a list
     std::string label;
   };
 

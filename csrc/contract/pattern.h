@@ -57,8 +57,19 @@ class Names {
   // Of the flag "x?" and of "len(xs)" for an argument; -1 where it has none.
   int extra(size_t argument) const { return extras_[argument]; }
 
+  // An item of a Tensor[] that the definition names: "xs[2]", or ["pointer", "xs", 2].
+  struct Item {
+    size_t argument;
+    size_t index;
+    size_t place;
+  };
+  // Gives places to all that `definition` names; to be called once, before anything is read.
+  void add_items(const nlohmann::json& definition);
+  const std::vector<Item>& items() const { return items_; }
+
  private:
   void check_capacity() const;
+  void add_item(const std::string& list, const std::string& index);
 
   const Schema& schema_;
   std::string op_;
@@ -66,6 +77,7 @@ class Names {
   std::vector<Variable> variables_;
   std::vector<std::string> groups_;
   std::vector<int> extras_;
+  std::vector<Item> items_;
 };
 
 class Pattern {

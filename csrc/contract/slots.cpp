@@ -85,6 +85,10 @@ class Registration {
   std::vector<TorchLibraryHandle> libraries_;
 };
 
+json package_json(const Contract& contract) {
+  return contract.package().empty() ? json() : json(contract.package());
+}
+
 struct Step {
   std::unique_ptr<const Contract> contract;
   const char* state;
@@ -124,6 +128,13 @@ json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
             schema.text(), "PyTorch keeps an op's schema for the process: choose another name."});
     }
     const bool same = present.identity() == contract->identity();
+    if (!same && !contract->package().empty()) {
+      fail({"input", "op '" + name + "'", "exists with other content",
+            "the op of package '" + printable(contract->package()) + "'",
+            present.package().empty() ? "one that was defined in this process"
+                                      : "that of package '" + printable(present.package()) + "'",
+            "Load one of them, or name the ops differently."});
+    }
     steps.push_back({std::move(contract), same ? "same" : "swapped", found->second});
   }
 
@@ -131,7 +142,11 @@ json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
   for (const Step& step : steps) {
     const Schema& schema = step.contract->schema();
     answer.push_back(
-        {{"name", schema.qualified_name()}, {"schema", schema.text()}, {"state", step.state}});
+        {{"name", schema.qualified_name()},
+         {"schema", schema.text()},
+         {"state", step.state},
+         {"contract", step.contract->definition()},
+         {"package", package_json(*step.contract)}});
   }
   std::vector<Registration> registrations;
   registrations.reserve(steps.size());
@@ -173,7 +188,8 @@ json declared_ops() {
     const Contract& contract = *g_slots[slot].load();
     ops.push_back({{"name", name},
                    {"schema", contract.schema().text()},
-                   {"contract", contract.definition()}});
+                   {"contract", contract.definition()},
+                   {"package", package_json(contract)}});
   }
   return ops;
 }

@@ -16,15 +16,16 @@ namespace torch_cubin {
 constexpr size_t kMaxDeclaredOps = 1024;
 
 // Registers the contracts' ops with PyTorch, all or none. A contract that equals the op's present one
-// changes nothing; another one of the same schema takes its place. Throws [input] where an op exists
-// with another schema, or where PyTorch refuses it. Gives for each {"name", "schema", "state"}, the
-// state being "defined", "same" or "swapped".
+// changes nothing; another one of the same schema takes its place, unless it comes from a package,
+// which has no business to change an op under its users: [input]. Throws [input] where an op exists
+// with another schema, or where PyTorch refuses it. Gives for each {"name", "schema", "state",
+// "contract", "package"}, the state being "defined", "same" or "swapped".
 nlohmann::json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts);
 
 // The contract of an op; throws [input] for one that is not declared here.
 const Contract& find_contract(const std::string& name);
 
-// {"name", "schema", "contract"} of every declared op.
+// {"name", "schema", "contract", "package"} of every declared op; the package's path, or null.
 nlohmann::json declared_ops();
 
 }  // namespace torch_cubin
