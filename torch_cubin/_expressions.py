@@ -448,7 +448,12 @@ def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str
         raise errors.fault("input", label, "is not a Python function", got=type(function).__name__)
     count = code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames[:count]
-    unknown = [name for name in names if name not in arguments]
+    plain = code.co_varnames[: code.co_argcount]
+    # What has a default and is none of the op's keeps it: `lambda n, size=size: n % size`.
+    defaults = function.__defaults__ or ()
+    own = dict(zip(plain[len(plain) - len(defaults) :], defaults, strict=True))
+    own.update(function.__kwdefaults__ or {})
+    unknown = [name for name in names if name not in arguments and name not in own]
     if unknown:
         raise errors.fault(
             "input",
@@ -457,7 +462,7 @@ def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str
             expected=", ".join(arguments) or "no arguments",
             got=", ".join(names),
         )
-    _refuse_none_tests(code, names)
-    positional = [arguments[name] for name in code.co_varnames[: code.co_argcount]]
-    keywords = {name: arguments[name] for name in names[code.co_argcount :]}
-    return function(*positional, **keywords)
+    _refuse_none_tests(code, tuple(name for name in names if name in arguments))
+    values = {**own, **{name: arguments[name] for name in names if name in arguments}}
+    keywords = {name: values[name] for name in names[code.co_argcount :]}
+    return function(*(values[name] for name in plain), **keywords)
