@@ -224,13 +224,15 @@ def adopt(
     signature = _signature.parse(contract["schema"])
     with _lock:
         op = _ops.get(signature.name)
+        known = op is not None
         if op is None:
             op = Op(signature, contract)
-            op._redefine(contract)
             _ops[signature.name] = op
-        elif state == "swapped":
+        if not known or state == "swapped":
             op._redefine(contract)
-        if state == "swapped":
+            # Images are numbered by this very contract: "same" content may number them otherwise.
+            op._images, op._package = images, package
+        if known and state == "swapped":
             warnings.warn(
                 f"torch_cubin [input]: op '{op.name}' is defined again, with other content. Calls"
                 " run the new definition from now on; a backward given by register_autograd is"
@@ -239,8 +241,6 @@ def adopt(
                 UserWarning,
                 stacklevel=3,
             )
-        if images is not None or package is not None:
-            op._images, op._package = images, package
         if cpu is not None or state == "swapped":
             op._cpu = cpu
         return op

@@ -25,7 +25,6 @@ from torch_cubin import _private, errors
 from torch_cubin._contract_call import no_derivative
 from torch_cubin._signature import Signature
 
-
 _PLAIN = torch.contiguous_format
 
 
@@ -132,7 +131,7 @@ class _Derivative(torch.autograd.Function):
         """A call for each item of the batch."""
         results = []
         for index in range(info.batch_size):
-            # Copied, because a kernel's pattern is of the item: without gaps, at an aligned address.
+            # Copied: a kernel's pattern is of the item, without gaps, at an aligned address.
             items = [
                 operand if dim is None else operand.select(dim, index).clone(memory_format=_PLAIN)
                 for operand, dim in zip(operands, in_dims[1:], strict=True)

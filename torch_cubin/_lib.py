@@ -178,12 +178,12 @@ def define_ops(
 
 
 def load_package(folder: str) -> list[dict[str, Any]]:
-    """Defines a package's ops, all or none; each also with its "contract"."""
+    """Defines a package's ops, all or none; each also with its "contract" and "package"."""
     return _answer(load().torch_cubin_load_package(os.fsencode(folder)))["ops"]
 
 
 def defined_ops() -> list[dict[str, Any]]:
-    """All declared ops of the process: {"name", "schema", "contract"}."""
+    """All declared ops of the process: {"name", "schema", "contract", "package"}."""
     return _answer(load().torch_cubin_ops())["ops"]
 
 

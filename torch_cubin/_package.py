@@ -79,23 +79,22 @@ def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
     unknown field or a path that leads out of the folder, and for an op that is there already with
     other content.
     """
-    path = os.path.abspath(os.fsdecode(folder))
-    return _adopt(_lib.load_package(path), path)
+    return _adopt(_lib.load_package(os.path.abspath(os.fsdecode(folder))))
 
 
 def adopt_environment() -> None:
     """At import: the ops of TORCH_CUBIN_PACKAGES, which the library has loaded with itself."""
     _lib.packages_error()
-    _adopt(_lib.defined_ops(), None)
+    _adopt(_lib.defined_ops())
 
 
-def _adopt(answers: list[dict[str, Any]], path: str | None) -> dict[str, Op]:
-    out = {}
-    for answer in answers:
-        state = answer.get("state", "same")
-        package = answer.get("package") or path
-        out[answer["name"]] = _declared.adopt(answer["contract"], state, package=package)
-    return out
+def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
+    return {
+        answer["name"]: _declared.adopt(
+            answer["contract"], answer.get("state", "same"), package=answer["package"]
+        )
+        for answer in answers
+    }
 
 
 def _renumbered(op: Op, images: dict[str, tuple[bytes, str]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import struct
 from typing import SupportsFloat, SupportsIndex
 
 from torch_cubin import errors
-from torch_cubin._expressions import Traced
+from torch_cubin._expressions import Traced, untraceable
 
 
 class TracedScalar:
@@ -24,7 +24,10 @@ class TracedScalar:
     def __init__(self, type_name: str, number: Traced) -> None:
         wanted = (int,) if "int" in type_name else (int, float)
         if number.type not in wanted:
-            raise _refuse(type_name, number.type.__name__, " or ".join(t.__name__ for t in wanted))
+            untraceable(
+                f"gives torch_cubin.{type_name} a {number.type.__name__}",
+                f"Give it {' or '.join(t.__name__ for t in wanted)}: // divides integers.",
+            )
         self.type_name = type_name
         self.number = number
 

@@ -1,4 +1,4 @@
-"""define_op: what a definition becomes, without a GPU. The kernels are in tests/data/declared.cu."""
+"""define_op: what a definition becomes, without a GPU."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_patterns(text: str, shape: list, layout: str, align: int) -> None:
 
 def test_schemas_are_read() -> None:
     signature = _signature.parse(
-        "mylib::f.two(Tensor x, Tensor(a!) y, Tensor? z, Tensor[] xs, SymInt n, int? k, float a=1.5,"
-        " *, bool b=False, str mode='fast', ScalarType d=bfloat16) -> (Tensor out, Tensor lse)"
+        "mylib::f.two(Tensor x, Tensor(a!) y, Tensor? z, Tensor[] xs, SymInt n, int? k,"
+        "mylib::f.two(Tensor x, Tensor(a!) y, Tensor? z, Tensor[] xs, SymInt n, int? k,"
     )
     assert signature.name == "mylib::f.two"
     assert [(a.name, a.kind) for a in signature.arguments] == [
@@ -296,15 +296,14 @@ def test_several_kernels() -> None:
 
 
 def test_a_block_that_the_binary_demands() -> None:
-    several = DATA / "several.sm_90a.cuda130.cubin"
-    module = torch_cubin.load(several)
-    demanding = [k for k in module if module[k].info.required_block is not None]
-    assert demanding
-    for name in demanding:
-        from torch_cubin import _define
-
-        data = [(several.read_bytes(), "a test")]
-        assert _define._block("op", data, name, False) == module[name].info.required_block
+    op = torch_cubin.define_op(
+        schema("fill(Tensor x) -> Tensor"),
+        kernel=(DECLARED, "fill_64"),
+        tensors={"x": "float32[n]", "out": "float32[n]"},
+        args=lambda out, n: (out, i32(n)),
+        grid=lambda n: torch_cubin.cdiv(n, 64),
+    )
+    assert op.contract["kernels"][0]["block"] == [64, 1, 1]
 
 
 def test_the_same_again_is_nothing_and_a_change_is_announced() -> None:
@@ -337,7 +336,7 @@ def test_ops_show_what_they_are() -> None:
     op = declared.cube()
     assert op.name == op.schema.split("(")[0]
     assert repr(op) == f"<torch_cubin.Op '{op.schema}'>"
-    assert op.overload is getattr(getattr(torch.ops, op.name.split("::")[0]), "cube").default
+    assert op.overload is getattr(torch.ops, op.name.split("::")[0]).cube.default
 
 
 def test_module_kernels_of_ptx_take_jit_along() -> None:
