@@ -58,10 +58,14 @@ def _shell(text: str) -> None:
         # What is committed was made by the same line, of the same source.
         shutil.copy(f"{KERNEL}.sm_90a.cubin", "silu.cubin")
         text = "\n".join(line for line in text.splitlines() if not line.startswith("nvcc "))
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    this_python = 'python() { "$PYTHON" "$@"; }\n'
     done = subprocess.run(
-        ["bash", "-euc", text], capture_output=True, text=True, env=environment, timeout=200
+        ["bash", "-euc", this_python + text],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=200,
     )
     assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
 
