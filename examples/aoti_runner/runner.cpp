@@ -20,8 +20,8 @@
 
 namespace {
 
-// Loads torch_cubin, and the package unless the environment has named it; gives torch_cubin's
-// answer, which is JSON.
+// Loads torch_cubin, and the package unless the environment has named it; gives where the ops came
+// from. torch_cubin answers in JSON, where an error is {"error": {"tag": ..., "message": ...}}.
 std::string load_ops(const std::string& library, const std::string& package) {
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) throw std::runtime_error(dlerror());
@@ -37,7 +37,7 @@ std::string load_ops(const std::string& library, const std::string& package) {
   const std::string text = answer;
   release(answer);
   if (text.rfind("{\"error\"", 0) == 0) throw std::runtime_error(text);
-  return named ? "from TORCH_CUBIN_PACKAGES" : text;
+  return named ? "TORCH_CUBIN_PACKAGES" : package;
 }
 
 // What torch.save wrote.
@@ -57,7 +57,7 @@ bool python_is_loaded() {
 }
 
 int run(const std::string& library, const std::string& folder) {
-  std::printf("ops: %s\n", load_ops(library, folder + "/ops").c_str());
+  std::printf("ops from %s\n", load_ops(library, folder + "/ops").c_str());
   torch::inductor::AOTIModelPackageLoader model(folder + "/model.pt2");
   const at::Tensor input = load_tensor(folder + "/input.pt").to(at::kCUDA);
   const at::Tensor expected = load_tensor(folder + "/expected.pt");

@@ -38,7 +38,7 @@ def run(folder: Path, packages: str | Path) -> subprocess.CompletedProcess:
 
 def test_a_process_without_python_runs_the_model(made) -> None:
     _, said = made
-    assert "aoti_runner::vec_add" in said
+    assert "ops from " in said
     assert "Python in this process: no" in said
     assert said.rstrip().endswith("right")
 
@@ -47,7 +47,7 @@ def test_ops_of_the_environment(made) -> None:
     folder, _ = made
     done = run(folder, folder / "ops")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "from TORCH_CUBIN_PACKAGES" in done.stdout
+    assert "ops from TORCH_CUBIN_PACKAGES" in done.stdout
     assert done.stdout.rstrip().endswith("right")
 
 
