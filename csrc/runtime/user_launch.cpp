@@ -224,7 +224,7 @@ class Launch {
     const int64_t cluster_blocks = clustered_ ? product(cluster_) : 1;
     if (cluster_blocks > kPortableCluster && !here.large_clusters) {
       check(driver().cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1,
-                                          reinterpret_cast<CUkernel>(function), device.handle),
+                                          here.kernel.handle(), device.handle),
             "launch", "cuKernelSetAttribute of " + object());
       here.large_clusters = true;
     }
