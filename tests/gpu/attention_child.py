@@ -188,7 +188,7 @@ def attention_sanitize(tool: str) -> dict:
             bare = [_bare(x, r.choice(orders), r.choice((0, 0, 8, 3))) for x in args]
             bare_grad = _bare(grad, r.choice(orders), 0)
             options = _options(raw, shape, dtype)
-            # Both orders of the sums of dq.
+            # Fresh memory filled by torch, and left as it is.
             torch.use_deterministic_algorithms(index % 2 == 1)
             label = f"{dtype} {shape} {raw}"
             compare(label, dtype, args, grad, bare, bare_grad, options)
