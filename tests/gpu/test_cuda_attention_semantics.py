@@ -114,7 +114,7 @@ def _offsets(lengths: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("lengths", PACKED)
-@pytest.mark.parametrize("name", ac.HALVES)
+@pytest.mark.parametrize("name", ac.FUSED)
 def test_packed_sequences(name: str, lengths: str, nan_memory) -> None:
     """cu_seqlens, with rows before, between and after the sequences' own left untouched."""
     g = ac.generator(f"{name} {lengths}")
@@ -276,7 +276,7 @@ def test_masks_that_are_not_finite(name: str) -> None:
         ar.check(name, f"{name}, mask {mask_dtype}", [out[:, :, clean]], want)
 
 
-@pytest.mark.parametrize("name", [*ac.HALVES, "float32"])
+@pytest.mark.parametrize("name", ac.FUSED)
 def test_rows_hidden_by_finite_masks_disturb_no_other(name: str, nan_memory) -> None:
     """Padding as models write it: the rows' own results mean nothing, their gradients are zero."""
     dtype = ac.DTYPES[name]
@@ -327,7 +327,7 @@ def test_output_follows_the_layout_of_query(name: str) -> None:
     ar.check(name, f"{name}, one tensor", ar.cubin(one, one, one), ar.reference(one, one, one))
 
 
-@pytest.mark.parametrize("name", ac.HALVES)
+@pytest.mark.parametrize("name", ac.FUSED)
 def test_more_blocks_than_a_grid_has_in_y(name: str, nan_memory) -> None:
     """Batches times heads past 65,535."""
     g = ac.generator(name)
