@@ -147,6 +147,20 @@ def test_packed_sequences(name: str, lengths: str, nan_memory) -> None:
         ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
 
 
+@pytest.mark.parametrize("name", ac.FUSED)
+def test_packed_sequences_of_sinks_alone(name: str, nan_memory) -> None:
+    """No key at all: zeros, and the sink as the only weight."""
+    q = torch.randn(5, 2, 64, device=ac.DEVICE).to(ac.DTYPES[name])
+    k = q[:0]
+    sinks = torch.tensor([0.5, -2.0], device=ac.DEVICE)
+    at = torch.tensor([0, 3, 5], dtype=torch.int32, device=ac.DEVICE)
+    out, logsumexp = torch.ops.cubin.attention_forward(
+        q, k, k, sinks=sinks, cu_seqlens_q=at, cu_seqlens_k=torch.zeros_like(at)
+    )
+    assert bool((out == 0).all())
+    assert torch.allclose(logsumexp, sinks[:, None].expand(2, 5), atol=1e-6)
+
+
 def _packed_reference(q, k, v, grad, q_at, k_at, options) -> ar.Reference:
     """Each sequence by itself; zeros, and -inf, for rows of none."""
     total = {n: torch.zeros_like(x, dtype=torch.double) for n, x in zip(ar.NAMES, (q, q, k, v))}
@@ -252,6 +266,28 @@ def test_what_is_not_finite_goes_where_pytorch_puts_it(name: str, place: str, wh
         numerics.check_same_class(
             out, own, f"{name} {what} in {place}, {(rows, columns, head_dim)}"
         )
+
+
+@pytest.mark.parametrize("name", ac.DTYPES)
+def test_a_gradient_that_is_infinite_goes_where_pytorch_puts_it(name: str) -> None:
+    """A column of dv is infinite; its row of dq, and all that it meets in dk, are NaN."""
+    g = ac.generator(name)
+    for rows, columns, head_dim in [(70, 130, 64), (130, 40, 128), (33, 65, 256)]:
+        q, k, v = _draws(
+            name, [(1, 2, rows, head_dim), (1, 2, columns, head_dim), (1, 2, columns, head_dim)], g
+        )
+        grad = ac.gradient(q, g)
+        grad[0, 1, 3, 5] = math.inf
+        leaves = [x.double().requires_grad_() for x in (q, k, v)]
+        with sdpa_kernel(SDPBackend.MATH):
+            own = F.scaled_dot_product_attention(*leaves)
+        wanted = torch.autograd.grad(own, leaves, grad.double())
+        for which, result, want in zip("qkv", ar.cubin(q, k, v, grad)[1:], wanted, strict=True):
+            label = f"d{which} of {name}, {(rows, columns, head_dim)}"
+            if which == "v":
+                numerics.check_same_class(result, want, label)
+            else:  # infinite or NaN, by the order of the sums
+                assert torch.equal(result.isfinite(), want.isfinite()), label
 
 
 @pytest.mark.parametrize("name", ac.DTYPES)
