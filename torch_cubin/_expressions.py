@@ -8,25 +8,30 @@ symbols, so that the fake implementation follows from the one definition.
 
 A tree is a number, a bool, or a list [operation, operand, ...]:
 
-    ["number", name]                   a number of the op, or a size that a pattern has bound
+    ["number", name]                   a number of the op, or a size that a pattern has bound;
+                                       "len(xs)" of a list, "n?" for "the number n is given"
     ["size", tensor, i]  ["stride", tensor, i]  ["numel", tensor]  ["dim", tensor]
     ["itemsize", tensor]               bytes
     ["defined", tensor]  ["contiguous", tensor]  ["is_dtype", tensor, "float32"]
+    ["is", name, text]                 a str or ScalarType argument is that text, or dtype
     ["sm"]  ["multiprocessors"]        of the device
     add sub mul min max neg abs        of numbers; of integers they raise on overflow of 64 bits
     floordiv mod                       of integers, rounded as Python does
     truediv sqrt float                 of numbers, in float64
     lt le eq ne                        of numbers
     and or not  select(bool, a, b)     evaluate what they need and no more
+
+A tensor in a list is named "xs[2]".
 """
 
 from __future__ import annotations
 
+import dis
 import linecache
 import math
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -145,6 +150,41 @@ class Traced:
         )
 
 
+class TracedOptional(Traced):
+    """A number that a call may leave out (`int?`)."""
+
+    @property
+    def defined(self) -> Traced:
+        """Whether it is given."""
+        return _node("number", bool, f"{self.tree[1]}?")
+
+
+class TracedText:
+    """A `str` or `ScalarType` argument: it can be compared with a str or a torch.dtype."""
+
+    def __init__(self, name: str, type_: type) -> None:
+        self.name, self.type = name, type_
+
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
+        if not isinstance(other, self.type):
+            _untraceable(
+                f"compares '{self.name}' with a {type(other).__name__}",
+                f"Compare it with a {'str' if self.type is str else 'torch.dtype'}.",
+            )
+        return _node("is", bool, self.name, str(other).removeprefix("torch."))
+
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
+        return ~(self == other)
+
+    def __bool__(self) -> NoReturn:
+        _untraceable(
+            f"branches on '{self.name}', which each call decides",
+            "Compare it: torch_cubin.select(mode == 'fast', 1, 2), or `when`.",
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class TracedDtype:
     """A tensor's dtype: it can be compared with one of torch's."""
 
@@ -218,6 +258,12 @@ class TracedTensor:
         """Whether an optional tensor is given."""
         return _node("defined", bool, self._name)
 
+    def __bool__(self) -> NoReturn:
+        _untraceable(
+            f"branches on the tensor '{self._name}'",
+            f"Ask {self._name}.defined, in torch_cubin.select or `when`.",
+        )
+
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -227,9 +273,38 @@ class TracedTensor:
         )
 
 
+class TracedList:
+    """Stands for a list of tensors: its items by number, and length(xs)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getitem__(self, i: int) -> TracedTensor:
+        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
+            _untraceable(
+                f"asks the list '{self._name}' for what is no item", f"Write {self._name}[0]."
+            )
+        return TracedTensor(f"{self._name}[{i}]")
+
+    def __len__(self) -> NoReturn:
+        _untraceable(
+            f"needs the length of '{self._name}' now, which each call decides",
+            f"Write torch_cubin.length({self._name}), or items by number: {self._name}[0].",
+        )
+
+    __iter__ = __bool__ = __len__  # type: ignore[assignment]
+
+
 def cdiv(a: Any, b: Any) -> Any:
     """ceil(a / b) of integers, of sizes known or traced."""
     return -(-a // b)
+
+
+def length(values: Any) -> Any:
+    """len() of a list of tensors, known or traced."""
+    if isinstance(values, TracedList):
+        return _node("number", int, f"len({values._name})")
+    return len(values)
 
 
 def minimum(a: Any, b: Any) -> Any:
@@ -282,6 +357,8 @@ def tree_of(value: object) -> Tree:
     type_of(value)
     if isinstance(value, int) and not MIN <= value <= MAX:
         _untraceable(f"holds {value}", "Integers have 64 bits.")
+    if isinstance(value, float) and not math.isfinite(value):
+        _untraceable(f"holds {value}", "Pass it alone: torch_cubin.float32(float('inf')).")
     return value
 
 
@@ -322,17 +399,40 @@ def _users_frame() -> FrameType | None:
     return frame
 
 
+def place(path: str, line: int) -> str:
+    """How errors name a line of the user's."""
+    source = linecache.getline(path, line).strip()
+    return f"{path}:{line}" + (f" ('{source[:120]}')" if source else "")
+
+
 def _untraceable(problem: str, advice: str) -> NoReturn:
     """An error that names the user's line."""
     frame = _users_frame()
     where = "an expression"
     if frame is not None:
-        path, line = frame.f_code.co_filename, frame.f_lineno
-        where = f"{path}:{line}"
-        source = linecache.getline(path, line).strip()
-        if source:
-            where += f" ('{source[:120]}')"
+        where = place(frame.f_code.co_filename, frame.f_lineno)
     raise errors.fault("input", where, problem, advice=advice)
+
+
+def _refuse_none_tests(code: CodeType, names: tuple[str, ...]) -> None:
+    """`x is None` would quietly be False: nothing can trace it, but its bytecode shows it."""
+    line = code.co_firstlineno
+    before: list[Any] = [None, None]
+    for step in dis.get_instructions(code):
+        line = getattr(getattr(step, "positions", None), "lineno", None) or line
+        jumps = step.opname.startswith("POP_JUMP") and step.opname.endswith("NONE")
+        compares = step.opname == "IS_OP" and before[1].argval is None
+        if jumps or compares:
+            loaded = before[0] if compares else before[1]
+            name = loaded.argval[-1] if isinstance(loaded.argval, tuple) else loaded.argval
+            if loaded.opname.startswith("LOAD_FAST") and name in names:
+                raise errors.fault(
+                    "input",
+                    place(code.co_filename, line),
+                    f"asks whether '{name}' is None, which each call decides",
+                    advice=f"Ask {name}.defined, in torch_cubin.select or `when`.",
+                )
+        before = [before[1], step]
 
 
 def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str) -> Any:
@@ -355,6 +455,7 @@ def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str
             expected=", ".join(arguments) or "no arguments",
             got=", ".join(names),
         )
+    _refuse_none_tests(code, names)
     positional = [arguments[name] for name in code.co_varnames[: code.co_argcount]]
     keywords = {name: arguments[name] for name in names[code.co_argcount :]}
     return function(*positional, **keywords)

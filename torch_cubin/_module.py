@@ -91,11 +91,13 @@ class Module:
 
     def __init__(self, sources: list[tuple[bytes, str]], origin: str, jit: bool) -> None:
         facts = _lib.open_module(sources, origin, jit)
+        self._jit = jit
         self._handle: int = facts["handle"]
         self._drop = weakref.finalize(self, _lib.module_drop, self._handle)
         self._drop.atexit = False
         self.origin = origin
         self.images = tuple(_content(entry) for entry in facts["images"])
+        self._sources: list[Source] = []  # for define_op
         self._facts: dict[str, KernelFacts] = {}
         for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
             for kernel in image.kernels:
@@ -232,7 +234,10 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     origin = sources[0][1]
     if len(sources) > 1:
         origin += f" and {len(sources) - 1} more"
-    return Module(sources, origin, jit)
+    module = Module(sources, origin, jit)
+    # Paths are read again, and bytes are the caller's: nothing is held twice.
+    module._sources = list(source) if isinstance(source, (list, tuple)) else [source]
+    return module
 
 
 def preload(target: Module | Kernel, device: int | str | torch.device | None = None) -> None:

@@ -33,6 +33,7 @@ enum Code {
   kDefined,
   kContiguous,
   kIsDtype,
+  kIs,
   kSm,
   kMultiprocessors,
   kAdd,
@@ -78,6 +79,7 @@ constexpr ExpressionOperation kOperations[] = {
     {"defined", kDefined, kLeaf, 0, "defined"},
     {"contiguous", kContiguous, kLeaf, 0, "contiguous"},
     {"is_dtype", kIsDtype, kLeaf, 0, "dtype"},
+    {"is", kIs, kLeaf, 0, ""},
     {"sm", kSm, kLeaf, 0, "sm"},
     {"multiprocessors", kMultiprocessors, kLeaf, 0, "multiprocessors"},
     {"add", kAdd, kArithmetic, 2, "+"},
@@ -115,8 +117,10 @@ const char* name_of(ValueType type) {
       return "bool";
     case ValueType::kInt:
       return "int";
-    default:
+    case ValueType::kFloat:
       return "float";
+    default:
+      return "None";
   }
 }
 
@@ -202,9 +206,9 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) con
     return;
   }
   const bool with_dim = code == kSize || code == kStride;
-  const bool with_dtype = code == kIsDtype;
+  const bool with_dtype = code == kIsDtype || code == kIs;
   const size_t wanted = with_dim || with_dtype ? 3 : 2;
-  if (tree.size() != wanted || !tree[1].is_string() || (with_dim && !tree[2].is_number_integer()) ||
+  if (tree.size() != wanted || !tree[1].is_string() || tree[1] == "" || (with_dim && !tree[2].is_number_integer()) ||
       (with_dtype && !tree[2].is_string())) {
     malformed("reads an argument in a wrong way",
               "[\"size\", \"x\", 0], [\"numel\", \"x\"] and so on", shown(tree));
@@ -220,10 +224,14 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) con
     node.type = found->second;
     return;
   }
-  const auto found = std::find(scope.tensors.begin(), scope.tensors.end(), node.name);
-  if (found == scope.tensors.end())
-    malformed("reads an unknown tensor", "a tensor of the op", shown(tree));
-  node.index = static_cast<int32_t>(found - scope.tensors.begin());
+  const auto& names = code == kIs ? scope.texts : scope.tensors;
+  const auto found = std::find(names.begin(), names.end(), node.name);
+  if (found == names.end()) {
+    malformed(code == kIs ? "compares what is no string or dtype" : "reads an unknown tensor",
+              code == kIs ? "a str or ScalarType argument of the op" : "a tensor of the op",
+              shown(tree));
+  }
+  node.index = static_cast<int32_t>(found - names.begin());
   if (with_dim) node.value = Value::of(tree[2].get<int64_t>());
   if (with_dtype) node.dtype = tree[2].get<std::string>();
   if (with_dtype || code == kDefined || code == kContiguous) {
@@ -279,7 +287,12 @@ void Expression::check_operands(Node& node) const {
 Value Expression::evaluate_leaf(int32_t at, const Arguments& arguments) const {
   const Node& node = nodes_[at];
   const int code = node.operation->code;
-  if (code == kNumber) return arguments.numbers[node.index];
+  if (code == kNumber) {
+    const Value& number = arguments.numbers[node.index];
+    if (number.type == ValueType::kNone) no_value(at, "reads a number that is None");
+    return number;
+  }
+  if (code == kIs) return Value::of(arguments.texts[node.index] == node.dtype);
   if (code == kSm) return Value::of(arguments.sm);
   if (code == kMultiprocessors) return Value::of(arguments.multiprocessors);
   const TensorFacts& tensor = arguments.tensors[node.index];
@@ -429,6 +442,7 @@ std::string Expression::text(int32_t at) const {
       if (node.operation->code == kNumber) return node.name;
       if (node.operation->code == kIsDtype)
         return "(" + node.name + ".dtype == " + node.dtype + ")";
+      if (node.operation->code == kIs) return "(" + node.name + " == '" + node.dtype + "')";
       if (node.name.empty()) return symbol;
       if (node.operation->code == kSize || node.operation->code == kStride) {
         return node.name + "." + symbol + "(" + std::to_string(node.value.integer) + ")";

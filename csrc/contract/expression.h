@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace torch_cubin {
 
-enum class ValueType : uint8_t { kBool, kInt, kFloat };
+// kNone: an optional number that a call left out; no expression gives it.
+enum class ValueType : uint8_t { kBool, kInt, kFloat, kNone };
 
 struct Value {
   ValueType type = ValueType::kInt;
@@ -29,10 +31,12 @@ struct Value {
   }
 };
 
-// What the names in a tree mean: an op's tensors, and its numbers with their types.
+// What the names in a tree mean: an op's tensors, its numbers with their types, and what is only
+// compared: strings and dtypes. An entry without a name is out of reach.
 struct Scope {
   std::vector<std::string> tensors;
   std::vector<std::pair<std::string, ValueType>> numbers;
+  std::vector<std::string> texts;
 };
 
 // What an expression may read of a tensor argument. Those of an absent one are zeros.
@@ -51,6 +55,7 @@ struct Arguments {
   const Value* numbers = nullptr;
   int64_t sm = 0;  // of the device: 90 for 9.0
   int64_t multiprocessors = 0;
+  const std::string_view* texts = nullptr;  // of a dtype: torch's name
 };
 
 struct ExpressionOperation;
@@ -61,6 +66,9 @@ class Expression {
   Expression(const nlohmann::json& tree, const Scope& scope, std::string label);
 
   ValueType type() const { return nodes_[0].type; }
+
+  // Whether it reads nothing.
+  bool is_constant() const { return nodes_[0].operation == nullptr; }
 
   // Throws [input] with the part of the expression that has no value.
   Value evaluate(const Arguments& arguments) const { return evaluate(0, arguments); }

@@ -17,9 +17,47 @@ void check_read(AOTITorchError error) {
   }
 }
 
+struct DtypeInfo {
+  ScalarType dtype;
+  const char* name;
+  int64_t size;  // bytes
+};
+
+constexpr DtypeInfo kDtypes[] = {
+    {ScalarType::Half, "float16", 2},
+    {ScalarType::BFloat16, "bfloat16", 2},
+    {ScalarType::Float, "float32", 4},
+    {ScalarType::Double, "float64", 8},
+    {ScalarType::Byte, "uint8", 1},
+    {ScalarType::Char, "int8", 1},
+    {ScalarType::Short, "int16", 2},
+    {ScalarType::Int, "int32", 4},
+    {ScalarType::Long, "int64", 8},
+    {ScalarType::Bool, "bool", 1},
+    {ScalarType::ComplexHalf, "complex32", 4},
+    {ScalarType::ComplexFloat, "complex64", 8},
+    {ScalarType::ComplexDouble, "complex128", 16},
+    {ScalarType::Float8_e4m3fn, "float8_e4m3fn", 1},
+    {ScalarType::Float8_e5m2, "float8_e5m2", 1},
+    {ScalarType::Float8_e4m3fnuz, "float8_e4m3fnuz", 1},
+    {ScalarType::Float8_e5m2fnuz, "float8_e5m2fnuz", 1},
+    {ScalarType::Float8_e8m0fnu, "float8_e8m0fnu", 1},
+    {ScalarType::Float4_e2m1fn_x2, "float4_e2m1fn_x2", 1},
+    {ScalarType::UInt16, "uint16", 2},
+    {ScalarType::UInt32, "uint32", 4},
+    {ScalarType::UInt64, "uint64", 8},
+};
+
+const DtypeInfo* find(ScalarType dtype) {
+  for (const DtypeInfo& info : kDtypes) {
+    if (info.dtype == dtype) return &info;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
-TensorView::TensorView(const Tensor& tensor) : handle(tensor.get()) {
+TensorView::TensorView(AtenTensorHandle tensor) : handle(tensor) {
   int64_t* sizes_ptr = nullptr;
   int64_t* strides_ptr = nullptr;
   int32_t code = 0;
@@ -66,71 +104,30 @@ std::string TensorView::device_text() const {
 }
 
 std::string dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Byte:
-      return "uint8";
-    case ScalarType::Char:
-      return "int8";
-    case ScalarType::Short:
-      return "int16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    case ScalarType::Bool:
-      return "bool";
-    case ScalarType::ComplexHalf:
-      return "complex32";
-    case ScalarType::ComplexFloat:
-      return "complex64";
-    case ScalarType::ComplexDouble:
-      return "complex128";
-    case ScalarType::Float8_e4m3fn:
-      return "float8_e4m3fn";
-    case ScalarType::Float8_e5m2:
-      return "float8_e5m2";
-    case ScalarType::Float8_e4m3fnuz:
-      return "float8_e4m3fnuz";
-    case ScalarType::Float8_e5m2fnuz:
-      return "float8_e5m2fnuz";
-    case ScalarType::Float8_e8m0fnu:
-      return "float8_e8m0fnu";
-    case ScalarType::UInt16:
-      return "uint16";
-    case ScalarType::UInt32:
-      return "uint32";
-    case ScalarType::UInt64:
-      return "uint64";
-    default:
-      return "dtype " + std::to_string(static_cast<int>(dtype));
-  }
+  const char* name = dtype_text(dtype);
+  return name != nullptr ? name : "dtype " + std::to_string(static_cast<int>(dtype));
+}
+
+const char* dtype_text(ScalarType dtype) {
+  const DtypeInfo* info = find(dtype);
+  return info != nullptr ? info->name : nullptr;
 }
 
 int64_t element_size(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-    case ScalarType::BFloat16:
-      return 2;
-    case ScalarType::Float:
-    case ScalarType::Int:
-      return 4;
-    case ScalarType::Double:
-    case ScalarType::Long:
-      return 8;
-    case ScalarType::Byte:
-    case ScalarType::Bool:
-      return 1;
-    default:
-      fail({"internal", "element_size", "does not know " + dtype_name(dtype), "", "", ""});
+  const DtypeInfo* info = find(dtype);
+  if (info == nullptr) {
+    fail({"internal", "element_size", "does not know " + dtype_name(dtype), "", "", ""});
   }
+  return info->size;
+}
+
+bool find_dtype(const std::string& name, ScalarType* dtype) {
+  for (const DtypeInfo& info : kDtypes) {
+    if (name != info.name) continue;
+    *dtype = info.dtype;
+    return true;
+  }
+  return false;
 }
 
 Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index) {
@@ -146,6 +143,11 @@ Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t d
 
 Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t dim,
                           ScalarType dtype, int32_t device_index) {
+  return Tensor(allocate_cuda(sizes, strides, dim, dtype, device_index));
+}
+
+AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int64_t dim,
+                               ScalarType dtype, int32_t device_index) {
   int64_t numel = 1;
   bool overflow = false;
   for (int64_t i = 0; i < dim; ++i) {
@@ -174,7 +176,7 @@ Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t 
     }
     fail_out_of_memory(object + " could not be allocated");
   }
-  return Tensor(handle);
+  return handle;
 }
 
 }  // namespace torch_cubin

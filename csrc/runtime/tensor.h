@@ -20,7 +20,8 @@ constexpr int64_t kMaxDims = 64;  // more than any model has; arrays of sizes li
 
 // Throws [input] for a tensor of more than kMaxDims dimensions.
 struct TensorView {
-  explicit TensorView(const Tensor& tensor);
+  explicit TensorView(const Tensor& tensor) : TensorView(tensor.get()) {}
+  explicit TensorView(AtenTensorHandle tensor);  // which stays the caller's
 
   AtenTensorHandle handle;
   int64_t dim = 0;
@@ -38,7 +39,11 @@ struct TensorView {
 
 // "bfloat16", as torch prints it without its "torch." prefix; "dtype 42" where unknown.
 std::string dtype_name(ScalarType dtype);
-int64_t element_size(ScalarType dtype);
+const char* dtype_text(ScalarType dtype);  // the same; null where unknown
+int64_t element_size(ScalarType dtype);    // bytes
+
+// The dtype of that name, as torch prints it; false where there is none.
+bool find_dtype(const std::string& name, ScalarType* dtype);
 
 // A contiguous tensor on a CUDA device from PyTorch's caching allocator. A failure says
 // "CUDA out of memory." first, as PyTorch's own does, so that retry helpers know it.
@@ -47,5 +52,10 @@ Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t d
 // The same with strides, which lay the elements out without gaps.
 Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t dim,
                           ScalarType dtype, int32_t device_index);
+
+// The same as a bare handle, which the caller deletes with aoti_torch_delete_tensor_object: a Tensor
+// costs one more allocation.
+AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int64_t dim,
+                               ScalarType dtype, int32_t device_index);
 
 }  // namespace torch_cubin

@@ -1,0 +1,66 @@
+// The C API of declared ops and packages, for Python (torch_cubin/_lib.py) and for C++-only programs.
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "c_answer.h"
+#include "contract/kept_error.h"
+#include "contract/package.h"
+#include "contract/slots.h"
+#include "cubin/json_facts.h"
+
+using namespace torch_cubin;
+using nlohmann::json;
+
+namespace {
+
+// Before main, or when the library is loaded into a running process.
+const bool g_packages_loaded = [] {
+  load_packages_of_environment();
+  return true;
+}();
+
+std::string ops_json(json ops) { return dump(json{{"ops", std::move(ops)}}); }
+
+}  // namespace
+
+// Registers the ops of {"version": 1, "ops": [CONTRACT, ...]} (docs/manifest.md), whose kernels name
+// the images by index; origins[i] names image i in errors. {"ops": [{"name", "schema", "state",
+// "contract", "package"}]}, the state being "defined", "same" (there already) or "swapped" (another
+// contract before), the package null. All or none.
+TORCH_CUBIN_API char* torch_cubin_define_ops(const char* text, const uint8_t* const* data,
+                                             const size_t* sizes, const char* const* origins,
+                                             size_t count) {
+  return answer([&] {
+    ContractImages images;
+    for (size_t i = 0; i < count; ++i) images.add({data[i], data[i] + sizes[i]}, origins[i]);
+    return ops_json(define_ops(text, images));
+  });
+}
+
+// The same of a package, whose path without links is each op's "package"; it swaps nothing.
+TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder) {
+  return answer([&] { return ops_json(load_package(folder)); });
+}
+
+// {"ops": [{"name", "schema", "contract", "package"}]}: all declared ops of this process.
+TORCH_CUBIN_API char* torch_cubin_ops() {
+  return answer([] { return ops_json(declared_ops()); });
+}
+
+// {}, or the first error of TORCH_CUBIN_PACKAGES, which then no call raises any more.
+TORCH_CUBIN_API char* torch_cubin_packages_error() {
+  return answer([] {
+    std::string tag, message;
+    if (take_kept_error(&tag, &message)) return error_json(tag, message);
+    return std::string("{}");
+  });
+}
+
+// Loads an op's kernels onto a device now, rather than at its first call.
+TORCH_CUBIN_API char* torch_cubin_preload_op(const char* name, int index) {
+  return answer([&] {
+    find_contract(name).preload(device(index));
+    return std::string("{}");
+  });
+}
