@@ -272,7 +272,7 @@ def _is_empty(tensor: Tensor) -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """No gaps and no overlaps: from the innermost dim on, one goes on where the one before ended."""
+    """No gaps and no overlaps: from the innermost on, a dim goes on where the last one ended."""
     left = [dim for dim in range(tensor.dim()) if tensor.shape[dim] != 1]
     step: Any = 1
     while left:
