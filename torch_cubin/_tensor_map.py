@@ -70,7 +70,9 @@ class TensorMap:
 
     A kernel declares it as `const __grid_constant__ CUtensorMap map` and gets its 128 bytes by
     value. All sequences are in the order of the tensor's dims, the last being the innermost, which
-    must be contiguous; the driver's own order is the reverse.
+    must be contiguous; the driver's own order is the reverse. A kernel's box may begin anywhere,
+    outside the tensor too, but its innermost coordinate must be a multiple of 16 bytes: at others
+    the GPU raises an illegal instruction.
 
     - `tensor`: CUDA, 1 to 5 dims, none empty; its address and every stride but the last a multiple
       of 16 bytes (32 with interleave "32B"). 8-bit floats and bools go as bytes.
