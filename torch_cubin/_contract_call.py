@@ -210,13 +210,13 @@ class Call:
         )
 
     def _match_layout(self, layout: str, name: str, tensor: Tensor) -> None:
-        if layout == "strided":
+        if layout == "strided" or (layout != "contiguous" and _is_empty(tensor)):
             return
         if layout == "rows":
-            fits = tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
+            fits = tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] == 1
             expected = "stride 1 in its last dim"
         elif layout == "dense":
-            fits = torch._prims_common.is_non_overlapping_and_dense(tensor)
+            fits = _is_dense(tensor)
             expected = "no gaps and no overlaps"
         else:
             fits, expected = tensor.is_contiguous(), "a contiguous tensor"
@@ -265,6 +265,23 @@ class Call:
             )
             shape.append(value)
         return Output(name, tuple(shape), None, dtype)
+
+
+def _is_empty(tensor: Tensor) -> bool:
+    return any(type(size) is int and size == 0 for size in tensor.shape)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """No gaps and no overlaps: from the innermost on, a dim goes on where the last one ended."""
+    left = [dim for dim in range(tensor.dim()) if tensor.shape[dim] != 1]
+    step: Any = 1
+    while left:
+        found = [dim for dim in left if tensor.stride(dim) == step]
+        if not found:
+            return False
+        left.remove(found[0])
+        step = step * tensor.shape[found[0]]
+    return True
 
 
 _CONVERT = "Convert it with .to(dtype)."

@@ -150,7 +150,8 @@ class Op:
         with torch.no_grad(), _private.below_autograd():
             found = cpu(*args, **kwargs)
         for argument in self._signature.arguments:
-            if argument.mutable:  # the ops in `cpu` ran where nothing counts versions
+            # The ops in `cpu` may have run where nothing counts versions.
+            if argument.mutable and not values[argument.name].is_inference():
                 torch.autograd.graph.increment_version(values[argument.name])
         return self._returned(self._checked(found, outputs, values))
 

@@ -419,22 +419,25 @@ def untraceable(problem: str, advice: str) -> NoReturn:
 def _refuse_none_tests(code: CodeType, names: tuple[str, ...]) -> None:
     """`x is None` would quietly be False: nothing can trace it, but its bytecode shows it."""
     line = code.co_firstlineno
-    before: list[Any] = [None, None]
+    earlier: list[dis.Instruction] = []
     for step in dis.get_instructions(code):
-        line = getattr(getattr(step, "positions", None), "lineno", None) or line
-        jumps = step.opname.startswith("POP_JUMP") and step.opname.endswith("NONE")
-        compares = step.opname == "IS_OP" and before[1].argval is None
-        if jumps or compares:
-            loaded = before[0] if compares else before[1]
+        positions = getattr(step, "positions", None)  # from Python 3.11 on
+        line = (positions.lineno if positions else step.starts_line) or line
+        loaded = None
+        if step.opname.startswith("POP_JUMP") and step.opname.endswith("NONE"):
+            loaded = earlier[-1]
+        elif step.opname == "IS_OP" and earlier[-1].opname == "LOAD_CONST":
+            loaded = earlier[-2] if earlier[-1].argval is None else None
+        if loaded is not None and loaded.opname.startswith("LOAD_FAST"):
             name = loaded.argval[-1] if isinstance(loaded.argval, tuple) else loaded.argval
-            if loaded.opname.startswith("LOAD_FAST") and name in names:
+            if name in names:
                 raise errors.fault(
                     "input",
                     place(code.co_filename, line),
                     f"asks whether '{name}' is None, which each call decides",
                     advice=f"Ask {name}.defined, in torch_cubin.select or `when`.",
                 )
-        before = [before[1], step]
+        earlier.append(step)
 
 
 def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str) -> Any:

@@ -1,4 +1,4 @@
-"""The part of JSON Schema that docs/manifest.schema.json uses, for where `jsonschema` is missing."""
+"""The part of JSON Schema that docs/manifest.schema.json uses: `jsonschema` may be missing."""
 
 from __future__ import annotations
 

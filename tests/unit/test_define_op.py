@@ -89,7 +89,8 @@ def test_patterns(text: str, shape: list, layout: str, align: int) -> None:
 def test_schemas_are_read() -> None:
     signature = _signature.parse(
         "mylib::f.two(Tensor x, Tensor(a!) y, Tensor? z, Tensor[] xs, SymInt n, int? k,"
-        "mylib::f.two(Tensor x, Tensor(a!) y, Tensor? z, Tensor[] xs, SymInt n, int? k,"
+        " float a=1.5, *, bool b=False, str mode='fast', ScalarType d=bfloat16)"
+        " -> (Tensor out, Tensor lse)"
     )
     assert signature.name == "mylib::f.two"
     assert [(a.name, a.kind) for a in signature.arguments] == [
@@ -343,12 +344,12 @@ def test_module_kernels_of_ptx_take_jit_along() -> None:
     ptx = DATA / "pointers.ptx"
     module = torch_cubin.load(ptx, jit=True)
     (name,) = list(module)[:1]
-    params = len(module[name].info.params)
+    params = module[name].info.params
     op = torch_cubin.define_op(
         schema("pointers(Tensor x) -> Tensor"),
         kernel=module[name],
         tensors={"x": "float32[*s]", "out": "float32[*s]"},
-        args=lambda x, out: (x, out, *[None] * (params - 2))[:params],
+        args=lambda x, out: (x, out, *(bytes(p.size) for p in params[2:])),
         grid=1,
         block=1,
     )
