@@ -67,7 +67,7 @@ def build(folder: Path) -> Path:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     program, (libraries, *_) = folder / "runner", library_paths()
-    command = ["g++", "-std=c++20", "-O1", str(HERE / "runner.cpp"), "-o", str(program)]
+    command = ["g++", "-std=c++20", "-O0", str(HERE / "runner.cpp"), "-o", str(program)]
     command += [word for path in include_paths() for word in ("-isystem", path)]
     command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
     # Nothing here refers to libtorch_cuda, which registers itself, or to libtorch: the model does.
