@@ -3,9 +3,9 @@
     python examples/tensor_map.py
 
 Launched directly, torch_cubin.TensorMap is made once for a tensor and passed to each launch; in an
-op it is made for each call's tensor. Rows must be a multiple of 16 bytes apart, the hardware's rule,
-which is checked; so x may be a slice. What a tile reads outside x is zero: the kernel has no such
-case.
+op it is made for each call's tensor. Rows must be a multiple of 16 bytes apart: the hardware's
+rule, which is checked. So x may be a slice. What a tile reads outside x is zero: the kernel has no
+such case.
 """
 
 import sys

@@ -215,8 +215,9 @@ class Module:
 def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     """Opens a cubin, from a path or its bytes, for launching its kernels.
 
-    A fatbin, an object, library or program with fatbins in it, and C source with device code in
-    arrays are opened too (torch_cubin.inspect lists what they hold). Several sources, and several
+    A fatbin, an object, library or program with fatbins in it or with what torch_cubin.embed put
+    there, and C source with device code in arrays are opened too (torch_cubin.inspect lists what
+    they hold). Several sources, and several
     images in one, are one module: of the images that have a kernel, each device gets the best
     (exactly its own sm_XYa, then its family, then the same major with the nearest lower minor).
     The bytes are checked now; the driver is first asked at the first launch, so this needs no GPU.

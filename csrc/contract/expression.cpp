@@ -199,7 +199,7 @@ int32_t Expression::read(const json& tree, const Scope& scope, int depth) {
   return at;
 }
 
-void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) const {
+void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) {
   const int code = node.operation->code;
   if (code == kSm || code == kMultiprocessors) {
     if (tree.size() != 1) malformed("has a wrong number of operands", "none", shown(tree));
@@ -213,11 +213,13 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) con
     malformed("reads an argument in a wrong way",
               "[\"size\", \"x\", 0], [\"numel\", \"x\"] and so on", shown(tree));
   }
-  node.name = tree[1].get<std::string>();
+  const std::string name = tree[1].get<std::string>();
+  node.words = static_cast<int32_t>(words_.size());
+  words_.push_back({name, with_dtype ? tree[2].get<std::string>() : ""});
   if (code == kNumber) {
     const auto& numbers = scope.numbers;
     const auto found = std::find_if(numbers.begin(), numbers.end(),
-                                    [&](const auto& number) { return number.first == node.name; });
+                                    [&](const auto& number) { return number.first == name; });
     if (found == numbers.end())
       malformed("reads an unknown number", "a number of the op", shown(tree));
     node.index = static_cast<int32_t>(found - numbers.begin());
@@ -225,7 +227,7 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) con
     return;
   }
   const auto& names = code == kIs ? scope.texts : scope.tensors;
-  const auto found = std::find(names.begin(), names.end(), node.name);
+  const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) {
     malformed(code == kIs ? "compares what is no string or dtype" : "reads an unknown tensor",
               code == kIs ? "a str or ScalarType argument of the op" : "a tensor of the op",
@@ -233,7 +235,6 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) con
   }
   node.index = static_cast<int32_t>(found - names.begin());
   if (with_dim) node.value = Value::of(tree[2].get<int64_t>());
-  if (with_dtype) node.dtype = tree[2].get<std::string>();
   if (with_dtype || code == kDefined || code == kContiguous) {
     node.type = ValueType::kBool;
   }
@@ -292,7 +293,7 @@ Value Expression::evaluate_leaf(int32_t at, const Arguments& arguments) const {
     if (number.type == ValueType::kNone) no_value(at, "reads a number that is None");
     return number;
   }
-  if (code == kIs) return Value::of(arguments.texts[node.index] == node.dtype);
+  if (code == kIs) return Value::of(arguments.texts[node.index] == words_[node.words].compare);
   if (code == kSm) return Value::of(arguments.sm);
   if (code == kMultiprocessors) return Value::of(arguments.multiprocessors);
   const TensorFacts& tensor = arguments.tensors[node.index];
@@ -320,7 +321,7 @@ Value Expression::evaluate_leaf(int32_t at, const Arguments& arguments) const {
     case kContiguous:
       return Value::of(is_contiguous(tensor));
     default:
-      return Value::of(node.dtype == tensor.dtype);
+      return Value::of(words_[node.words].compare == tensor.dtype);
   }
 }
 
@@ -438,16 +439,18 @@ std::string Expression::text(int32_t at) const {
   const std::string symbol = node.operation->symbol;
   const auto operand = [&](int i) { return text(node.operands[i]); };
   switch (node.operation->rule) {
-    case kLeaf:
-      if (node.operation->code == kNumber) return node.name;
-      if (node.operation->code == kIsDtype)
-        return "(" + node.name + ".dtype == " + node.dtype + ")";
-      if (node.operation->code == kIs) return "(" + node.name + " == '" + node.dtype + "')";
-      if (node.name.empty()) return symbol;
-      if (node.operation->code == kSize || node.operation->code == kStride) {
-        return node.name + "." + symbol + "(" + std::to_string(node.value.integer) + ")";
+    case kLeaf: {
+      const int code = node.operation->code;
+      if (node.words < 0) return symbol;
+      const Words& words = words_[node.words];
+      if (code == kNumber) return words.name;
+      if (code == kIsDtype) return "(" + words.name + ".dtype == " + words.compare + ")";
+      if (code == kIs) return "(" + words.name + " == '" + words.compare + "')";
+      if (code == kSize || code == kStride) {
+        return words.name + "." + symbol + "(" + std::to_string(node.value.integer) + ")";
       }
-      return node.name + "." + symbol;
+      return words.name + "." + symbol;
+    }
     default:
       break;
   }

@@ -71,7 +71,9 @@ class Expression {
   bool is_constant() const { return nodes_[0].operation == nullptr; }
 
   // Throws [input] with the part of the expression that has no value.
-  Value evaluate(const Arguments& arguments) const { return evaluate(0, arguments); }
+  Value evaluate(const Arguments& arguments) const {
+    return is_constant() ? nodes_[0].value : evaluate(0, arguments);
+  }
 
   // As Python would write it: "cdiv" is "-(-a // b)".
   std::string text() const { return text(0); }
@@ -82,13 +84,16 @@ class Expression {
     ValueType type = ValueType::kInt;
     int32_t operands[3]{};  // places in nodes_
     int32_t index = 0;      // of what a leaf reads, in the scope
+    int32_t words = -1;     // a leaf's, in words_
     Value value;            // of a constant; a leaf's dim
-    std::string name;       // of what a leaf reads
-    std::string dtype;      // that it is compared with
+  };
+  struct Words {
+    std::string name;     // of what a leaf reads
+    std::string compare;  // a dtype or text that it is compared with
   };
 
   int32_t read(const nlohmann::json& tree, const Scope& scope, int depth);
-  void read_leaf(Node& node, const nlohmann::json& tree, const Scope& scope) const;
+  void read_leaf(Node& node, const nlohmann::json& tree, const Scope& scope);
   void check_operands(Node& node) const;
   Value evaluate(int32_t at, const Arguments& arguments) const;
   Value evaluate_leaf(int32_t at, const Arguments& arguments) const;
@@ -101,6 +106,7 @@ class Expression {
 
   std::string label_;
   std::vector<Node> nodes_;  // the root first
+  std::vector<Words> words_;
 };
 
 }  // namespace torch_cubin

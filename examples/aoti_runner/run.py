@@ -70,8 +70,8 @@ def build(folder: Path) -> Path:
     command = ["g++", "-std=c++20", "-O1", str(HERE / "runner.cpp"), "-o", str(program)]
     command += [word for path in include_paths() for word in ("-isystem", path)]
     command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
-    # Nothing refers to libtorch_cuda: it registers itself.
-    command += ["-Wl,--no-as-needed", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-ldl"]
+    # Nothing here refers to libtorch_cuda, which registers itself, or to libtorch: the model does.
+    command += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-ldl"]
     print(" ".join(command), flush=True)
     subprocess.run(command, check=True)
     return program

@@ -3,13 +3,14 @@
 //
 //   runner TORCH_CUBIN/_C.so FOLDER        (FOLDER is what export.py wrote)
 //
-// The ops could as well come by themselves: TORCH_CUBIN_PACKAGES=FOLDER/ops in the environment.
+// With TORCH_CUBIN_PACKAGES=FOLDER/ops in the environment the ops come with the library.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <iterator>
@@ -19,21 +20,24 @@
 
 namespace {
 
-// Registers the ops of a package folder; gives torch_cubin's answer, which is JSON.
-std::string load_package(const std::string& library, const std::string& folder) {
+// Loads torch_cubin, and the package unless the environment has named it; gives where the ops came
+// from. torch_cubin answers in JSON, where an error is {"error": {"tag": ..., "message": ...}}.
+std::string load_ops(const std::string& library, const std::string& package) {
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) throw std::runtime_error(dlerror());
-  using Load = char* (*)(const char*);
-  using Free = void (*)(char*);
-  const auto load = reinterpret_cast<Load>(dlsym(handle, "torch_cubin_load_package"));
-  const auto release = reinterpret_cast<Free>(dlsym(handle, "torch_cubin_free"));
-  if (load == nullptr || release == nullptr)
+  const auto load =
+      reinterpret_cast<char* (*)(const char*)>(dlsym(handle, "torch_cubin_load_package"));
+  const auto failure = reinterpret_cast<char* (*)()>(dlsym(handle, "torch_cubin_packages_error"));
+  const auto release = reinterpret_cast<void (*)(char*)>(dlsym(handle, "torch_cubin_free"));
+  if (load == nullptr || failure == nullptr || release == nullptr) {
     throw std::runtime_error(library + " is not torch_cubin");
-  char* answer = load(folder.c_str());
+  }
+  const bool named = std::getenv("TORCH_CUBIN_PACKAGES") != nullptr;  // loaded with the library
+  char* answer = named ? failure() : load(package.c_str());
   const std::string text = answer;
   release(answer);
   if (text.rfind("{\"error\"", 0) == 0) throw std::runtime_error(text);
-  return text;
+  return named ? "TORCH_CUBIN_PACKAGES" : package;
 }
 
 // What torch.save wrote.
@@ -53,7 +57,7 @@ bool python_is_loaded() {
 }
 
 int run(const std::string& library, const std::string& folder) {
-  std::printf("ops: %s\n", load_package(library, folder + "/ops").c_str());
+  std::printf("ops from %s\n", load_ops(library, folder + "/ops").c_str());
   torch::inductor::AOTIModelPackageLoader model(folder + "/model.pt2");
   const at::Tensor input = load_tensor(folder + "/input.pt").to(at::kCUDA);
   const at::Tensor expected = load_tensor(folder + "/expected.pt");

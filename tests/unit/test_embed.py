@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import struct
 import subprocess
@@ -14,6 +15,7 @@ import containers
 import cubin_check
 import pytest
 import real_cubins
+import torch
 from test_container_hostile import host, inspect, refused, tally
 
 import torch_cubin
@@ -168,6 +170,115 @@ def test_as_a_program(tmp_path: Path) -> None:
     assert done.stderr == (
         "torch_cubin [file]: file 'none.cubin' cannot be read: got No such file or directory.\n"
     )
+
+
+# --- packages ---
+
+SAVE = """
+import sys, torch_cubin
+op = torch_cubin.define_op(
+    "embedded::vec_add(Tensor x, Tensor y) -> Tensor",
+    kernel=(sys.argv[2:], "vec_add"),
+    tensors=dict(x="float32[*s]", y="float32[*s]", out="float32[*s]"),
+    args=lambda x, y, out: (x, y, out, torch_cubin.int32(x.numel())),
+    grid=lambda x: torch_cubin.cdiv(x.numel(), 256),
+    block=256,
+)
+torch_cubin.save_package(sys.argv[1], [op])
+"""
+LOAD = """
+import json, sys, torch, torch_cubin
+from torch_cubin import _lib
+ops = torch_cubin.load_package(sys.argv[1])
+assert list(ops) == ["embedded::vec_add"], ops
+assert torch_cubin.load_package(sys.argv[1]).keys() == ops.keys()  # again: nothing
+assert torch_cubin.load_package(sys.argv[2]).keys() == ops.keys()  # the folder: the same content
+x = torch.empty(3, 4, device="meta")
+print(torch.ops.embedded.vec_add(x, x).shape)
+"""
+WITHOUT_PYTHON = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+
+int main(int count, char** arguments) {
+  void* torch = dlopen(arguments[1], RTLD_NOW | RTLD_GLOBAL);
+  void* library = torch ? dlopen(arguments[2], RTLD_NOW) : NULL;
+  if (!library) return puts(dlerror()), 2;
+  char* (*load)(const char*) = (char* (*)(const char*))dlsym(library, "torch_cubin_load_package");
+  void (*release)(char*) = (void (*)(char*))dlsym(library, "torch_cubin_free");
+  char* answer = load(arguments[3]);
+  puts(answer);
+  release(answer);
+  return 0;
+}
+"""
+
+
+def python(code: str, *arguments: object, **environment: str) -> str:
+    """What a fresh process prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A package's folder, and the library that holds it."""
+    folder = tmp_path_factory.mktemp("package")
+    python(SAVE, folder / "ops", *CUBINS)
+    embed.write_unit(folder / "unit.c", package=folder / "ops")
+    return folder / "ops", compiled(folder / "unit.c")
+
+
+def test_a_package_in_a_library_is_loaded(package: tuple[Path, Path]) -> None:
+    folder, library = package
+    assert python(LOAD, library, folder) == "torch.Size([3, 4])\n"
+
+
+def test_a_library_in_the_environment(package: tuple[Path, Path]) -> None:
+    code = "import torch, torch_cubin; print(torch.ops.embedded.vec_add.default)"
+    assert python(code, TORCH_CUBIN_PACKAGES=str(package[1])) == "embedded.vec_add.default\n"
+
+
+def test_a_process_without_python_loads_it(package: tuple[Path, Path], tmp_path: Path) -> None:
+    source, program = tmp_path / "main.c", tmp_path / "main"
+    source.write_text(WITHOUT_PYTHON)
+    subprocess.run(["gcc", source, "-o", program, "-ldl"], check=True)
+    libtorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    library = ROOT / "torch_cubin" / "_C.so"
+    done = subprocess.run([program, libtorch, library, package[1]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    (op,) = json.loads(done.stdout)["ops"]
+    assert (op["name"], op["state"]) == ("embedded::vec_add", "defined")
+    done = subprocess.run([program, libtorch, library, tmp_path], capture_output=True, text=True)
+    assert json.loads(done.stdout)["error"]["tag"] == "file"
+
+
+def test_libraries_without_a_whole_package_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "library"
+
+    def refused_as(tag: str, words: str, *files: tuple[bytes, bytes]) -> None:
+        path.write_bytes(host([(b".torch_cubin", 1, bundle(*files))]))
+        with pytest.raises(errors.Error, match=words) as caught:
+            torch_cubin.load_package(path)
+        assert caught.value.tag == tag
+
+    def manifest(**image: str) -> tuple[bytes, bytes]:
+        content = {"format": "torch_cubin package", "version": 1, "images": [image], "ops": []}
+        return b"manifest.json", json.dumps(content).encode()
+
+    digest = hashlib.sha256(CUBIN[1]).hexdigest()
+    refused_as("file", "is a library without a package in it", CUBIN)
+    refused_as("file", "is missing", manifest(file="other.cubin", sha256=digest), CUBIN)
+    refused_as("file", "outside of its package", manifest(file="../k.cubin", sha256=digest), CUBIN)
+    refused_as("hash", "is not the one that the", manifest(file="k.cubin", sha256="0" * 64), CUBIN)
+    with pytest.raises(errors.ImageError, match="is no library with a package in it"):
+        torch_cubin.load_package(CUBINS[0])
 
 
 # --- the example ---
