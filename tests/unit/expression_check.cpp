@@ -60,7 +60,8 @@ json answer(const json& line) {
   }
   try {
     const Expression expression(line["tree"], scope, "a test");
-    const Value value = expression.evaluate({tensors.data(), numbers.data(), 90, 132, texts.data()});
+    const Value value =
+        expression.evaluate({tensors.data(), numbers.data(), 90, 132, texts.data()});
     return {{"value", to_json(value)}, {"text", expression.text()}};
   } catch (const Error& error) {
     return {{"tag", error.tag()}, {"message", error.what()}};
