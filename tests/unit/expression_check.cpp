@@ -12,7 +12,9 @@ using nlohmann::json;
 
 namespace {
 
+// null is an int that is not given.
 Value value_of(const json& x) {
+  if (x.is_null()) return {ValueType::kNone, 0, 0};
   if (x.is_boolean()) return Value::of(x.get<bool>());
   return x.is_number_float() ? Value::of(x.get<double>()) : Value::of(x.get<int64_t>());
 }
@@ -27,8 +29,14 @@ json answer(const json& line) {
   std::vector<Value> numbers;
   for (const auto& [name, x] : line["numbers"].items()) {
     numbers.push_back(value_of(x));
-    scope.numbers.emplace_back(name, numbers.back().type);
+    scope.numbers.emplace_back(name, x.is_null() ? ValueType::kInt : numbers.back().type);
   }
+  std::vector<std::string> held;
+  for (const auto& [name, x] : line["texts"].items()) {
+    scope.texts.push_back(name);
+    held.push_back(x.get<std::string>());
+  }
+  const std::vector<std::string_view> texts(held.begin(), held.end());
   std::vector<TensorFacts> tensors;
   std::vector<std::vector<int64_t>> storage;
   std::vector<std::string> dtypes;
@@ -52,7 +60,8 @@ json answer(const json& line) {
   }
   try {
     const Expression expression(line["tree"], scope, "a test");
-    const Value value = expression.evaluate({tensors.data(), numbers.data(), 90, 132});
+    const Value value =
+        expression.evaluate({tensors.data(), numbers.data(), 90, 132, texts.data()});
     return {{"value", to_json(value)}, {"text", expression.text()}};
   } catch (const Error& error) {
     return {{"tag", error.tag()}, {"message", error.what()}};
