@@ -1,7 +1,7 @@
 """Tensors that PyTorch takes for CUDA's, in a process with the stand-in driver (fake_tensors.cpp).
 
-They have shape, strides, dtype, device and memory, which is the host's; nothing can be computed with
-them. In a process that was started with the stand-in's folder in LD_LIBRARY_PATH.
+They have shape, strides, dtype, device and memory, which is the host's; nothing can be computed
+with them. In a process that was started with the stand-in's folder in LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations

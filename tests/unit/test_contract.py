@@ -1,4 +1,4 @@
-"""Contracts: what is refused when an op is defined, in every field; redefinition; the pool of slots.
+"""Contracts: what is refused when an op is defined, in every field; redefinition; the pool.
 
 No GPU and no driver: a definition only reads the images. Calls: tests/faults/fake_contract.py.
 """
@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import contracts
+import elf_builder
 import pytest
 import torch
 from contracts import LAUNCH, SEVERAL, changed, define, new_name, vec_add
@@ -174,7 +175,7 @@ WRONG = [
     ("kernels/0/args/0", ["pointer", "z"], "input", "a tensor of the op"),
     ("kernels/0/args/0", ["pointer", 1], "input", "a tensor of the op"),
     ("kernels/0/args/0", ["pointer", "x", 0], "input", "a list, an index"),
-    ("kernels/0/args/0", ["float128", 1], "input", "float64"),
+    ("kernels/0/args/0", ["float128", 1], "input", "float32, ..."),
     ("kernels/0/args/0", ["int32", 1], "params", "expected 8 bytes, got 4 bytes"),
     ("kernels/0/args/3", ["pointer", "x"], "params", "expected 4 bytes, got 8 bytes"),
     ("kernels/0/args/3", ["int64", 1], "params", "The binary says: kernel 'vec_add'"),
@@ -269,7 +270,7 @@ def test_every_wrong_field_is_refused(path, value, tag: str, says: str) -> None:
         assert place in str(caught.value) or "vec_add" in str(caught.value)
 
 
-TYPED = "(Tensor x, Tensor? o, Tensor[] l, int n, float f, str s, int? q) -> Tensor"
+TYPED = "(Tensor x, Tensor? o, Tensor[] l, int n, float f, str t, int? q) -> Tensor"
 
 
 def typed(**tensors) -> dict:
@@ -291,30 +292,23 @@ def test_scopes() -> None:
     defined(typed())
     good = [
         ["number", "m"], ["number", "n"], ["number", "len(l)"], ["number", "q"],
-        ["size", "l[3]", 0], ["select", ["number", "q?"], 1, 2], ["select", ["is", "s", "a"], 1, 2],
+        ["size", "l[3]", 0], ["select", ["number", "q?"], 1, 2], ["select", ["is", "t", "a"], 1, 2],
         ["select", ["defined", "o"], ["numel", "o"], 0], ["numel", "out"],
     ]  # fmt: skip
     for tree in good:
         defined(changed(typed(), "kernels/0/args/3", ["int32", tree]))
     bad = [
-        ["number", "k"], ["number", "j"], ["number", "s"], ["number", "f?"], ["number", "n?"],
+        ["number", "k"], ["number", "j"], ["number", "t"], ["number", "s"], ["number", "f?"],
+        ["number", "n?"],
         ["number", "len(x)"], ["number", "x"], ["numel", "l"], ["size", "x[0]", 0], ["number", ""],
-        ["numel", ""], ["select", ["is", "n", "a"], 1, 2], ["select", ["is", "s", 5], 1, 2],
+        ["numel", ""], ["select", ["is", "n", "a"], 1, 2], ["select", ["is", "t", 5], 1, 2],
         ["size", "l[03]", 0], ["size", "l[-1]", 0], ["size", "l[]", 0], ["number", "f"],
     ]  # fmt: skip
     for tree in bad:
         with pytest.raises(errors.InputError):
             define(changed(typed(), "kernels/0/args/3", ["int32", tree]))
-    shapes = [
-        ["k"],
-        ["j"],
-        ["*t"],
-        ["f"],
-        ["q"],
-        ["o"],
-        [["number", "k"]],
-        [["numel", "l[0]"], "k"],
-    ]
+    shapes = [["k"], ["j"], ["*u"], ["*n"], ["t"], ["f"], ["q"], ["o"], [["number", "k"]]]
+    shapes.append([["numel", "l[0]"], "k"])
     for shape in shapes:
         with pytest.raises(errors.InputError):
             define(typed(out={"dtype": "float32", "shape": shape}))
@@ -364,8 +358,14 @@ def test_images() -> None:
     defined(vec_add(), files=[DATA / "containers" / "vec_add.zstd.fatbin"])
     # Images of one kernel must agree, and each must have it.
     both = changed(vec_add(), "kernels/0/images", [0, 1])
+
+    def cubin(second: int) -> bytes:
+        info = elf_builder.param(0, 0, 8) + elf_builder.param(1, 8, second)
+        info += elf_builder.value(0x19, 8 + second)
+        return elf_builder.Cubin(kernels=[elf_builder.Kernel("vec_add", info)]).build()
+
     with pytest.raises(errors.ParamsError, match="Build all images from one source"):
-        define(both, files=[SEVERAL, DATA / "pointers.sm_90.cuda124.cubin"])
+        define(both, files=[cubin(4), cubin(8)])
     scale = changed(both, "kernels/0/kernel", "static_shared")
     with pytest.raises(errors.NoKernelError, match="not in every image"):
         define(scale, files=[SEVERAL, DATA / "vec_add.sm_80.cuda118.cubin"])
@@ -386,8 +386,9 @@ def test_ptx_only_where_asked_for() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "5", '{"ops": []}', '{"version": 2, "ops": []}', '{"version": 1}',
-     '{"version": 1, "ops": {}}', '{"version": 1, "ops": [5]}', '{"version": 1, "ops": [], "a": 1}',
-     '{"version": 1, "ops": [' + "[" * 100_000 + "]" * 100_000 + "]}", '{"version": "1", "ops": []}',
+     '{"version": 1, "ops": {}}', '{"version": 1, "ops": [5]}', '{"version": "1", "ops": []}',
+     '{"version": 1, "ops": [' + "[" * 100_000 + "]" * 100_000 + "]}",
+     '{"version": 1, "ops": [], "a": 1}',
      '{"version": 1, "ops": ["\udcff"]}'],
     ids=range(13),
 )  # fmt: skip

@@ -73,7 +73,7 @@ WRONG = [
     ("images/0/file", "..", "file", "outside"),
     ("images/0/file", "a\0b", "file", "outside"),
     ("images/0/file", "missing.cubin", "file", "missing.cubin"),
-    ("images/0/file", ".", "file", "could not be read"),
+    ("images/0/file", ".", "file", "/.'"),
     ("images/0/file", "link.cubin", "file", "link out of its package"),
 ]
 
