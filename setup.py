@@ -258,6 +258,7 @@ def main() -> None:
         }
     setup(
         packages=["torch_cubin"],
+        package_data={"torch_cubin": ["cmake/torch_cubin.cmake"]},
         install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],
         distclass=BinaryDistribution,
         **options,

@@ -55,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check the installation, the driver and the GPU")
     doctor.set_defaults(run=_doctor)
 
+    cmake = commands.add_parser("cmake-dir", help="the folder of torch_cubin.cmake, for CMake")
+    cmake.set_defaults(run=_cmake_dir)
+
     if BENCHMARK.is_file():
         bench = commands.add_parser(
             "bench",
@@ -81,6 +84,11 @@ def _doctor(options: argparse.Namespace) -> int:
     from torch_cubin import doctor
 
     return doctor.run()
+
+
+def _cmake_dir(options: argparse.Namespace) -> int:
+    print(Path(__file__).resolve().parent / "cmake")
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch_cubin import _checks
 from torch_cubin._checks import dtype_name, fail, require, shape_text
 
-MAX_LENGTH = 1 << 30  # kNoBound in csrc/kernels/attention_params.h
+MAX_LENGTH = (1 << 30) - 256  # kMaxLength in csrc/ops/attention_checks.cpp
+FLOAT32 = torch.finfo(torch.float32)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HEADS = "has numbers of heads that do not go together"
 _SHARING = "Pass enable_gqa=True where several heads of query share one of key and value."
@@ -454,9 +455,9 @@ def _check_settings(options: Options) -> None:
         if seed.dtype != torch.int64 or seed.numel() != 1:
             got = f"{dtype_name(seed)} {shape_text(seed.shape)}"
             fail("attention argument 'dropout_seed'", "is no seed", wanted, got)
-    if not 0 <= options.softcap < math.inf:
-        got = f"{options.softcap:f}"
-        fail("attention argument 'softcap'", "is out of range", "0 (none) or a finite number", got)
+    if options.softcap != 0 and not FLOAT32.tiny <= options.softcap <= FLOAT32.max:
+        expected = "0 (none) or a number that a normal float32 holds"
+        fail("attention argument 'softcap'", "is out of range", expected, f"{options.softcap:f}")
     if options.window_left < -1 or options.window_right < -1:
         got = f"{options.window_left} left, {options.window_right} right"
         fail("an attention window", "is negative", "-1 (open) or more columns", got)

@@ -59,7 +59,14 @@ def evaluate(
                 no_value("depends on the device, which a fake tensor does not have")
             return device[operation]
         if operation == "number":
-            return numbers[operands[0]]
+            number = numbers[operands[0]]
+            if number is None:
+                no_value("reads a number that is None")
+            return number
+        if operation == "is":
+            return str(numbers[operands[0]]).removeprefix("torch.") == operands[1]
+        if operands[0] not in tensors:  # "xs[2]" of a shorter list
+            no_value(f"reads {operands[0]}, which the list does not have")
         tensor = tensors[operands[0]]
         if operation == "defined":
             return tensor is not None

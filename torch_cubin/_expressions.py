@@ -8,25 +8,31 @@ symbols, so that the fake implementation follows from the one definition.
 
 A tree is a number, a bool, or a list [operation, operand, ...]:
 
-    ["number", name]                   a number of the op, or a size that a pattern has bound
+    ["number", name]                   a number of the op, or a size that a pattern has bound;
+                                       "len(xs)" of a list, "n?" for "the number n is given"
     ["size", tensor, i]  ["stride", tensor, i]  ["numel", tensor]  ["dim", tensor]
     ["itemsize", tensor]               bytes
     ["defined", tensor]  ["contiguous", tensor]  ["is_dtype", tensor, "float32"]
+    ["is", name, text]                 a str or ScalarType argument is that text, or dtype
     ["sm"]  ["multiprocessors"]        of the device
     add sub mul min max neg abs        of numbers; of integers they raise on overflow of 64 bits
     floordiv mod                       of integers, rounded as Python does
     truediv sqrt float                 of numbers, in float64
     lt le eq ne                        of numbers
     and or not  select(bool, a, b)     evaluate what they need and no more
+
+A tensor in a list is named "xs[2]".
 """
 
 from __future__ import annotations
 
+import dis
 import linecache
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -35,6 +41,7 @@ from torch_cubin import errors
 
 Tree = Any  # int, float, bool or list
 MIN, MAX = -(2**63), 2**63 - 1
+_PACKAGE = os.path.dirname(__file__)
 
 
 class Traced:
@@ -124,14 +131,14 @@ class Traced:
     __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> NoReturn:
-        _untraceable(
+        untraceable(
             "branches on a value that each call decides ('if', 'and', 'or', 'not', min(), max())",
             "Use torch_cubin.select(condition, a, b), minimum, maximum, & | ~ between conditions,"
             " or give the op several kernels with `when`.",
         )
 
     def __index__(self) -> NoReturn:
-        _untraceable(
+        untraceable(
             "needs a number now (range(), an index, int()) that each call decides",
             "Write it with + - * // % and torch_cubin.cdiv.",
         )
@@ -140,9 +147,44 @@ class Traced:
     __round__ = __trunc__ = __floor__ = __ceil__ = __index__
 
     def __float__(self) -> NoReturn:
-        _untraceable(
+        untraceable(
             "needs a float now that each call decides", "Use torch_cubin.sqrt, or multiply by 1.0."
         )
+
+
+class TracedOptional(Traced):
+    """A number that a call may leave out (`int?`)."""
+
+    @property
+    def defined(self) -> Traced:
+        """Whether it is given."""
+        return _node("number", bool, f"{self.tree[1]}?")
+
+
+class TracedText:
+    """A `str` or `ScalarType` argument: it can be compared with a str or a torch.dtype."""
+
+    def __init__(self, name: str, type_: type) -> None:
+        self.name, self.type = name, type_
+
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
+        if not isinstance(other, self.type):
+            untraceable(
+                f"compares '{self.name}' with a {type(other).__name__}",
+                f"Compare it with a {'str' if self.type is str else 'torch.dtype'}.",
+            )
+        return _node("is", bool, self.name, str(other).removeprefix("torch."))
+
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
+        return ~(self == other)
+
+    def __bool__(self) -> NoReturn:
+        untraceable(
+            f"branches on '{self.name}', which each call decides",
+            "Compare it: torch_cubin.select(mode == 'fast', 1, 2), or `when`.",
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class TracedDtype:
@@ -153,7 +195,7 @@ class TracedDtype:
 
     def __eq__(self, other: object) -> Traced:  # type: ignore[override]
         if not isinstance(other, torch.dtype):
-            _untraceable("compares a dtype with something else", "Compare it with a torch.dtype.")
+            untraceable("compares a dtype with something else", "Compare it with a torch.dtype.")
         return _node("is_dtype", bool, self.name, str(other).removeprefix("torch."))
 
     def __ne__(self, other: object) -> Traced:  # type: ignore[override]
@@ -168,11 +210,11 @@ class _TracedSizes:
 
     def __getitem__(self, i: int) -> Traced:
         if not isinstance(i, int) or isinstance(i, bool):
-            _untraceable("indexes sizes with something else than an int", "Write x.shape[0].")
+            untraceable("indexes sizes with something else than an int", "Write x.shape[0].")
         return _node(self.operation, int, self.name, i)
 
     def __len__(self) -> NoReturn:
-        _untraceable("needs the number of dims now, which each call decides", "Use x.dim().")
+        untraceable("needs the number of dims now, which each call decides", "Use x.dim().")
 
     __iter__ = __len__  # type: ignore[assignment]
 
@@ -218,18 +260,53 @@ class TracedTensor:
         """Whether an optional tensor is given."""
         return _node("defined", bool, self._name)
 
+    def __bool__(self) -> NoReturn:
+        untraceable(
+            f"branches on the tensor '{self._name}'",
+            f"Ask {self._name}.defined, in torch_cubin.select or `when`.",
+        )
+
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        _untraceable(
+        untraceable(
             f"asks the tensor '{self._name}' for '{name}'",
             "It knows shape, size, stride, numel, dim, dtype, itemsize, is_contiguous, defined.",
         )
 
 
+class TracedList:
+    """Stands for a list of tensors: its items by number, and length(xs)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getitem__(self, i: int) -> TracedTensor:
+        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
+            untraceable(
+                f"asks the list '{self._name}' for what is no item", f"Write {self._name}[0]."
+            )
+        return TracedTensor(f"{self._name}[{i}]")
+
+    def __len__(self) -> NoReturn:
+        untraceable(
+            f"needs the length of '{self._name}' now, which each call decides",
+            f"Write torch_cubin.length({self._name}), or items by number: {self._name}[0].",
+        )
+
+    __iter__ = __bool__ = __len__  # type: ignore[assignment]
+
+
 def cdiv(a: Any, b: Any) -> Any:
     """ceil(a / b) of integers, of sizes known or traced."""
     return -(-a // b)
+
+
+def length(values: Any) -> Any:
+    """len() of a list of tensors, known or traced."""
+    if isinstance(values, TracedList):
+        return _node("number", int, f"len({values._name})")
+    return len(values)
 
 
 def minimum(a: Any, b: Any) -> Any:
@@ -253,7 +330,7 @@ def select(condition: Any, a: Any, b: Any) -> Any:
         return a if condition else b
     types = {type_of(x) for x in (a, b)}
     if condition.type is not bool or (bool in types and len(types) > 1):
-        _untraceable(
+        untraceable(
             "selects by what is no condition, or between a bool and a number",
             "Write torch_cubin.select(n > 0, a, b).",
         )
@@ -271,7 +348,7 @@ def type_of(value: object) -> type:
         return value.type
     if isinstance(value, bool | int | float):
         return type(value)
-    _untraceable(
+    untraceable(
         f"calculates with a {type(value).__name__}", "Use ints, floats, bools and the arguments."
     )
 
@@ -281,7 +358,9 @@ def tree_of(value: object) -> Tree:
         return value.tree
     type_of(value)
     if isinstance(value, int) and not MIN <= value <= MAX:
-        _untraceable(f"holds {value}", "Integers have 64 bits.")
+        untraceable(f"holds {value}", "Integers have 64 bits.")
+    if isinstance(value, float) and not math.isfinite(value):
+        untraceable(f"holds {value}", "Pass it alone: torch_cubin.float32(float('inf')).")
     return value
 
 
@@ -291,7 +370,7 @@ def _node(operation: str, type_: type, *operands: Any) -> Traced:
 
 def _numbers(operation: str, *values: object) -> list[Tree]:
     if any(type_of(value) is bool for value in values):
-        _untraceable(f"uses a bool as a number ({operation})", "Use torch_cubin.select(b, 1, 0).")
+        untraceable(f"uses a bool as a number ({operation})", "Use torch_cubin.select(b, 1, 0).")
     return [tree_of(value) for value in values]
 
 
@@ -303,13 +382,13 @@ def _arithmetic(operation: str, *values: object) -> Traced:
 
 def _integers(operation: str, *values: object) -> Traced:
     if any(type_of(value) is not int for value in values):
-        _untraceable(f"uses what is no integer in an integer division ({operation})", "")
+        untraceable(f"uses what is no integer in an integer division ({operation})", "")
     return _node(operation, int, *map(tree_of, values))
 
 
 def _logic(operation: str, *values: object) -> Traced:
     if any(type_of(value) is not bool for value in values):
-        _untraceable(
+        untraceable(
             f"joins what is no condition ({operation})", "Compare first: (n > 0) & (m > 0)."
         )
     return _node(operation, bool, *map(tree_of, values))
@@ -317,22 +396,48 @@ def _logic(operation: str, *values: object) -> Traced:
 
 def _users_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and os.path.dirname(frame.f_code.co_filename) == _PACKAGE:
         frame = frame.f_back
     return frame
 
 
-def _untraceable(problem: str, advice: str) -> NoReturn:
+def place(path: str, line: int) -> str:
+    """How errors name a line of the user's."""
+    source = linecache.getline(path, line).strip()
+    return f"{path}:{line}" + (f" ('{source[:120]}')" if source else "")
+
+
+def untraceable(problem: str, advice: str) -> NoReturn:
     """An error that names the user's line."""
     frame = _users_frame()
     where = "an expression"
     if frame is not None:
-        path, line = frame.f_code.co_filename, frame.f_lineno
-        where = f"{path}:{line}"
-        source = linecache.getline(path, line).strip()
-        if source:
-            where += f" ('{source[:120]}')"
+        where = place(frame.f_code.co_filename, frame.f_lineno)
     raise errors.fault("input", where, problem, advice=advice)
+
+
+def _refuse_none_tests(code: CodeType, names: tuple[str, ...]) -> None:
+    """`x is None` would quietly be False: nothing can trace it, but its bytecode shows it."""
+    line = code.co_firstlineno
+    earlier: list[dis.Instruction] = []
+    for step in dis.get_instructions(code):
+        positions = getattr(step, "positions", None)  # from Python 3.11 on
+        line = (positions.lineno if positions else step.starts_line) or line
+        loaded = None
+        if step.opname.startswith("POP_JUMP") and step.opname.endswith("NONE"):
+            loaded = earlier[-1]
+        elif step.opname == "IS_OP" and earlier[-1].opname == "LOAD_CONST":
+            loaded = earlier[-2] if earlier[-1].argval is None else None
+        if loaded is not None and loaded.opname.startswith("LOAD_FAST"):
+            name = loaded.argval[-1] if isinstance(loaded.argval, tuple) else loaded.argval
+            if name in names:
+                raise errors.fault(
+                    "input",
+                    place(code.co_filename, line),
+                    f"asks whether '{name}' is None, which each call decides",
+                    advice=f"Ask {name}.defined, in torch_cubin.select or `when`.",
+                )
+        earlier.append(step)
 
 
 def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str) -> Any:
@@ -346,7 +451,12 @@ def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str
         raise errors.fault("input", label, "is not a Python function", got=type(function).__name__)
     count = code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames[:count]
-    unknown = [name for name in names if name not in arguments]
+    plain = code.co_varnames[: code.co_argcount]
+    # What has a default and is none of the op's keeps it: `lambda n, size=size: n % size`.
+    defaults = function.__defaults__ or ()
+    own = dict(zip(plain[len(plain) - len(defaults) :], defaults, strict=True))
+    own.update(function.__kwdefaults__ or {})
+    unknown = [name for name in names if name not in arguments and name not in own]
     if unknown:
         raise errors.fault(
             "input",
@@ -355,6 +465,7 @@ def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str
             expected=", ".join(arguments) or "no arguments",
             got=", ".join(names),
         )
-    positional = [arguments[name] for name in code.co_varnames[: code.co_argcount]]
-    keywords = {name: arguments[name] for name in names[code.co_argcount :]}
-    return function(*positional, **keywords)
+    _refuse_none_tests(code, tuple(name for name in names if name in arguments))
+    values = {**own, **{name: arguments[name] for name in names if name in arguments}}
+    keywords = {name: values[name] for name in names[code.co_argcount :]}
+    return function(*(values[name] for name in plain), **keywords)

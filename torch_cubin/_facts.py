@@ -202,7 +202,8 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """What lies in a fatbin, in a host ELF file (its fatbins) or in C source (its arrays)."""
+    """What lies in a fatbin, in a host ELF file (its fatbins, and what torch_cubin.embed put there)
+    or in C source (its arrays)."""
 
     kind: str  # "fatbin", "host_elf" or "c_source"
     machine: str | None  # of a host ELF file: "x86-64"
@@ -229,6 +230,8 @@ class Container:
             "host_elf": (f"host ELF file ({self.machine})", "fatbin"),
             "c_source": ("C source", "array"),
         }[self.kind]
+        if unit == "fatbin" and any(entry.kind != unit for entry in self.entries):
+            unit = "embedded file"
         head = f"{what}, {self.size} bytes, {_count(len(self.entries), unit)}"
         if self.kind == "host_elf":
             head += f"\n{_summary(self.images())}"

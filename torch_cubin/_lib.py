@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def load() -> ctypes.CDLL:
     library.torch_cubin_keep_error.argtypes = [ctypes.c_char_p]
     library.torch_cubin_keep_error.restype = None
     _declare_modules(library)
+    _declare_ops(library)
     return library
 
 
@@ -91,6 +93,25 @@ def _declare_modules(library: ctypes.CDLL) -> None:
         function.restype = ctypes.c_void_p
     library.torch_cubin_module_drop.argtypes = [handle]
     library.torch_cubin_module_drop.restype = None
+
+
+def _declare_ops(library: ctypes.CDLL) -> None:
+    """The functions of declared ops: csrc/c_api_ops.cpp."""
+    text = ctypes.c_char_p
+    texts, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_size_t)
+    library.torch_cubin_define_ops.argtypes = [text, texts, sizes, texts, ctypes.c_size_t]
+    library.torch_cubin_load_package.argtypes = [text]
+    library.torch_cubin_ops.argtypes = []
+    library.torch_cubin_packages_error.argtypes = []
+    library.torch_cubin_preload_op.argtypes = [text, ctypes.c_int]
+    for function in (
+        library.torch_cubin_define_ops,
+        library.torch_cubin_load_package,
+        library.torch_cubin_ops,
+        library.torch_cubin_packages_error,
+        library.torch_cubin_preload_op,
+    ):
+        function.restype = ctypes.c_void_p
 
 
 def _answer(address: int | None) -> dict[str, Any]:
@@ -133,13 +154,46 @@ def launches() -> int:
 
 def open_module(sources: list[tuple[bytes, str]], origin: str, jit: bool) -> dict[str, Any]:
     """A module of the images in (bytes, name for errors): its "handle" and the facts of each."""
+    return _answer(load().torch_cubin_module_open(*_sources(sources), _text(origin), bool(jit)))
+
+
+def _sources(sources: list[tuple[bytes, str]]) -> tuple[Any, Any, Any, int]:
+    """(bytes, name for errors) of each, as C takes them."""
     count = len(sources)
     data = (ctypes.c_char_p * count)(*(content for content, _ in sources))
     sizes = (ctypes.c_size_t * count)(*(len(content) for content, _ in sources))
     names = (ctypes.c_char_p * count)(*(_text(name) for _, name in sources))
-    return _answer(
-        load().torch_cubin_module_open(data, sizes, names, count, _text(origin), bool(jit))
-    )
+    return data, sizes, names, count
+
+
+def define_ops(
+    contracts: list[dict[str, Any]], sources: list[tuple[bytes, str]]
+) -> list[dict[str, Any]]:
+    """Defines declared ops, all or none; {"name", "schema", "state"} of each.
+
+    `sources`: (bytes, name for errors) of the images that the contracts number.
+    """
+    text = json.dumps({"version": 1, "ops": contracts}, allow_nan=False).encode()
+    return _answer(load().torch_cubin_define_ops(text, *_sources(sources)))["ops"]
+
+
+def load_package(folder: str) -> list[dict[str, Any]]:
+    """Defines a package's ops, all or none; each also with its "contract" and "package"."""
+    return _answer(load().torch_cubin_load_package(os.fsencode(folder)))["ops"]
+
+
+def defined_ops() -> list[dict[str, Any]]:
+    """All declared ops of the process: {"name", "schema", "contract", "package"}."""
+    return _answer(load().torch_cubin_ops())["ops"]
+
+
+def packages_error() -> None:
+    """Raises what went wrong with TORCH_CUBIN_PACKAGES when the library was loaded."""
+    _answer(load().torch_cubin_packages_error())
+
+
+def preload_op(name: str, device: int) -> None:
+    _answer(load().torch_cubin_preload_op(name.encode(), device))
 
 
 def module_kernel(module: int, name: str) -> int:

@@ -91,11 +91,13 @@ class Module:
 
     def __init__(self, sources: list[tuple[bytes, str]], origin: str, jit: bool) -> None:
         facts = _lib.open_module(sources, origin, jit)
+        self._jit = jit
         self._handle: int = facts["handle"]
         self._drop = weakref.finalize(self, _lib.module_drop, self._handle)
         self._drop.atexit = False
         self.origin = origin
         self.images = tuple(_content(entry) for entry in facts["images"])
+        self._sources: list[Source] = []  # for define_op
         self._facts: dict[str, KernelFacts] = {}
         for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
             for kernel in image.kernels:
@@ -213,8 +215,9 @@ class Module:
 def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     """Opens a cubin, from a path or its bytes, for launching its kernels.
 
-    A fatbin, an object, library or program with fatbins in it, and C source with device code in
-    arrays are opened too (torch_cubin.inspect lists what they hold). Several sources, and several
+    A fatbin, an object, library or program with fatbins in it or with what torch_cubin.embed put
+    there, and C source with device code in arrays are opened too (torch_cubin.inspect lists what
+    they hold). Several sources, and several
     images in one, are one module: of the images that have a kernel, each device gets the best
     (exactly its own sm_XYa, then its family, then the same major with the nearest lower minor).
     The bytes are checked now; the driver is first asked at the first launch, so this needs no GPU.
@@ -232,7 +235,10 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     origin = sources[0][1]
     if len(sources) > 1:
         origin += f" and {len(sources) - 1} more"
-    return Module(sources, origin, jit)
+    module = Module(sources, origin, jit)
+    # Paths are read again, and bytes are the caller's: nothing is held twice.
+    module._sources = list(source) if isinstance(source, (list, tuple)) else [source]
+    return module
 
 
 def preload(target: Module | Kernel, device: int | str | torch.device | None = None) -> None:

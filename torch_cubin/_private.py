@@ -43,6 +43,7 @@ enable_single_level = _find("_functorch.utils.enable_single_level_autograd_funct
 vmap_helper = _find("_functorch.autograd_function.custom_function_call_vmap_helper")
 current_interpreter = _find("_functorch.pyfunctorch.retrieve_current_functorch_interpreter")
 transforms_active = _find("_C._are_functorch_transforms_active")
+is_wrapped = _find("_C._functorch.is_functorch_wrapped_tensor")
 below_autograd = _find("_C._AutoDispatchBelowAutograd")
 set_forward_grad_enabled = _find("autograd.forward_ad._set_fwd_grad_enabled")
 _find("autograd.forward_ad._current_level")
@@ -83,6 +84,15 @@ def autocast_is_off() -> bool:
 def dual_level_is_open() -> bool:
     """Whether tensors may carry forward-mode tangents now."""
     return forward_ad._current_level >= 0
+
+
+def forget_dispatch(overload: Any) -> None:
+    """After a kernel is registered on an op that has been called.
+
+    NOTE: torch.compile's Python dispatcher remembers the kernel of each key, and
+    torch.library.Library.impl does not tell it: a backward given later would be left out.
+    """
+    overload._dispatch_cache.clear()
 
 
 def assume_constant_result(function: Any) -> Any:

@@ -13,6 +13,23 @@ import struct
 from typing import SupportsFloat, SupportsIndex
 
 from torch_cubin import errors
+from torch_cubin._expressions import Traced, untraceable
+
+
+class TracedScalar:
+    """A number of that type which each call of a declared op decides."""
+
+    __slots__ = ("number", "type_name")
+
+    def __init__(self, type_name: str, number: Traced) -> None:
+        wanted = (int,) if "int" in type_name else (int, float)
+        if number.type not in wanted:
+            untraceable(
+                f"gives torch_cubin.{type_name} a {number.type.__name__}",
+                f"Give it {' or '.join(t.__name__ for t in wanted)}: // divides integers.",
+            )
+        self.type_name = type_name
+        self.number = number
 
 
 class Scalar:
@@ -40,6 +57,8 @@ def _refuse(name: str, value: object, expected: str) -> errors.Error:
 
 
 def _integer(name: str, value: SupportsIndex) -> Scalar:
+    if isinstance(value, Traced):
+        return TracedScalar(name, value)  # type: ignore[return-value]
     signed = name.startswith("int")
     bits = int(name.removeprefix("u").removeprefix("int"))
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
@@ -62,6 +81,8 @@ def _float_number(name: str, value: SupportsFloat) -> float:
 
 
 def _packed_float(name: str, code: str, value: SupportsFloat) -> Scalar:
+    if isinstance(value, Traced):
+        return TracedScalar(name, value)  # type: ignore[return-value]
     number = _float_number(name, value)
     try:
         return Scalar(name, number, struct.pack(code, number))
@@ -116,6 +137,8 @@ def float16(value: SupportsFloat) -> Scalar:
 
 def bfloat16(value: SupportsFloat) -> Scalar:
     """A bfloat16, rounded through float32 as PyTorch does; [params] out of its range."""
+    if isinstance(value, Traced):
+        return TracedScalar("bfloat16", value)  # type: ignore[return-value]
     number = _float_number("bfloat16", value)
     if math.isnan(number):
         return Scalar("bfloat16", number, b"\xc0\x7f")
@@ -137,6 +160,6 @@ def float64(value: SupportsFloat) -> Scalar:
 
 
 __all__ = [
-    *("Scalar", "bfloat16", "float16", "float32", "float64"),
+    *("Scalar", "TracedScalar", "bfloat16", "float16", "float32", "float64"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from torch_cubin import _lib, errors
+from torch_cubin._expressions import TracedTensor
 
 # The driver's numbers (cuda.h, CUtensorMapDataType and the enums after it).
 _DATA_TYPES = {
@@ -68,7 +70,9 @@ class TensorMap:
 
     A kernel declares it as `const __grid_constant__ CUtensorMap map` and gets its 128 bytes by
     value. All sequences are in the order of the tensor's dims, the last being the innermost, which
-    must be contiguous; the driver's own order is the reverse.
+    must be contiguous; the driver's own order is the reverse. A kernel's box may begin anywhere,
+    outside the tensor too, but its innermost coordinate must be a multiple of 16 bytes: at others
+    the GPU raises an illegal instruction.
 
     - `tensor`: CUDA, 1 to 5 dims, none empty; its address and every stride but the last a multiple
       of 16 bytes (32 with interleave "32B"). 8-bit floats and bools go as bytes.
@@ -84,6 +88,11 @@ class TensorMap:
     It holds the tensor, and is encoded once, at its first launch; a tensor that is resized
     afterwards needs a new map. Raises [input] for what breaks these rules.
     """
+
+    def __new__(cls, tensor: torch.Tensor, *args: Any, **keywords: Any) -> Any:
+        if isinstance(tensor, TracedTensor):
+            return TracedTensorMap(tensor, *args, **keywords)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -188,6 +197,36 @@ class TensorMap:
         return self._encoded
 
 
+class TracedTensorMap:
+    """A TensorMap that each call of a declared op makes: the arguments of one, not yet known."""
+
+    def __init__(
+        self,
+        tensor: TracedTensor,
+        box: Sequence[Any],
+        *,
+        swizzle: str | None = None,
+        interleave: str | None = None,
+        l2_promotion: str | None = "128B",
+        oob_fill: str = "zeros",
+        element_strides: Sequence[int] | None = None,
+    ) -> None:
+        for name, value, known in (
+            ("swizzle", swizzle, _SWIZZLE),
+            ("interleave", interleave, _INTERLEAVE),
+            ("l2_promotion", l2_promotion, _L2_PROMOTION),
+            ("oob_fill", oob_fill, _OOB_FILL),
+        ):
+            _choice(name, value, known)
+        if not isinstance(box, (list, tuple)) or not 1 <= len(box) <= _MAX_DIMS:
+            raise _refuse("box", "is no sequence of sizes", f"1 to {_MAX_DIMS} ints", box)
+        if element_strides is not None:
+            element_strides = _integers("element_strides", element_strides, len(box), 8)
+        self.tensor, self.box, self.element_strides = tensor, tuple(box), element_strides
+        self.swizzle, self.interleave = swizzle, interleave
+        self.l2_promotion, self.oob_fill = l2_promotion, oob_fill
+
+
 def _refuse(argument: str, problem: str, expected: str, got: object) -> errors.Error:
     return errors.fault(
         "input", f"TensorMap argument '{argument}'", problem, expected=expected, got=str(got)
@@ -211,4 +250,4 @@ def _choice(name: str, value: str | None, known: dict) -> int:
     return known[value]
 
 
-__all__ = ["TensorMap"]
+__all__ = ["TensorMap", "TracedTensorMap"]

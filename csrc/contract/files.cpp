@@ -46,4 +46,13 @@ std::vector<uint8_t> read_file(const std::string& path, size_t limit) {
   return bytes;
 }
 
+// The same without stat(): of what can be opened, a folder cannot be read, and a FIFO not seeked.
+bool is_regular_file(const std::string& path) {
+  const int opened = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (opened < 0) return false;
+  const Descriptor file{opened};
+  char byte = 0;
+  return lseek(file.value, 0, SEEK_SET) == 0 && read(file.value, &byte, 1) >= 0;
+}
+
 }  // namespace torch_cubin

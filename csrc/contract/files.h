@@ -11,4 +11,7 @@ namespace torch_cubin {
 // Throws [file] if the file is missing, unreadable, not a regular file or larger than `limit`.
 std::vector<uint8_t> read_file(const std::string& path, size_t limit);
 
+// Whether it is one that can be read; false for a folder, and where there is nothing.
+bool is_regular_file(const std::string& path);
+
 }  // namespace torch_cubin

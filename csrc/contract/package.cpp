@@ -11,6 +11,7 @@
 #include "contract/files.h"
 #include "contract/kept_error.h"
 #include "contract/slots.h"
+#include "cubin/embedded.h"
 #include "cubin/error.h"
 #include "cubin/sha256.h"
 
@@ -22,7 +23,6 @@ using nlohmann::json;
 constexpr int kVersion = 1;
 constexpr int kMaxDepth = 200;  // of a manifest: it must not overflow the stack
 constexpr size_t kMaxManifestBytes = 64 << 20;
-constexpr size_t kMaxImageBytes = size_t{1} << 30;
 constexpr const char* kFormat = "torch_cubin package";
 
 json parse(const std::string& text, const std::string& origin) {
@@ -39,14 +39,16 @@ json parse(const std::string& text, const std::string& origin) {
 void check_version(Fields& fields, const std::string& label) {
   const json& version = fields.get("version");
   if (version == kVersion) return;
-  fail({"file", label, "has a version that this torch_cubin does not read", std::to_string(kVersion),
-        shown_json(version), "Load it with the torch_cubin that wrote it, or a newer one."});
+  fail({"file", label, "has a version that this torch_cubin does not read",
+        std::to_string(kVersion), shown_json(version),
+        "Load it with the torch_cubin that wrote it, or a newer one."});
 }
 
-json define_all(const json& ops, ContractImages& images, const std::string& package) {
-  std::vector<std::unique_ptr<const Contract>> contracts;
+using Contracts = std::vector<std::unique_ptr<const Contract>>;
+
+void read_contracts(const json& ops, ContractImages& images, const std::string& package,
+                    Contracts& contracts) {
   for (const json& op : ops) contracts.push_back(std::make_unique<Contract>(op, images, package));
-  return define_contracts(std::move(contracts));
 }
 
 struct Freed {
@@ -76,8 +78,8 @@ class Folder : public PackageFiles {
   std::vector<uint8_t> read(const std::string& name, size_t limit) const override {
     const std::string real = resolved(root_ + "/" + name);
     if (!real.empty() && root_ != "/" && real.compare(0, root_.size() + 1, root_ + "/") != 0) {
-      fail({"file", origin(name), "is a link out of its package", "a file below " + printable(root_),
-            printable(real), ""});
+      fail({"file", origin(name), "is a link out of its package",
+            "a file below " + printable(root_), printable(real), ""});
     }
     return read_file(real.empty() ? root_ + "/" + name : real, limit);
   }
@@ -88,6 +90,41 @@ class Folder : public PackageFiles {
 
  private:
   std::string root_;  // without links
+};
+
+// What torch_cubin.embed put into a library.
+class Embedded : public PackageFiles {
+ public:
+  // The library's bytes must outlive it.
+  Embedded(const std::string& library, Bundle files)
+      : library_(library), files_(std::move(files)) {}
+
+  const EmbeddedFile* find(const std::string& name) const {
+    for (const EmbeddedFile& file : files_) {
+      if (file.name == name) return &file;
+    }
+    return nullptr;
+  }
+
+  std::vector<uint8_t> read(const std::string& name, size_t limit) const override {
+    const EmbeddedFile* file = find(name);
+    if (file == nullptr)
+      fail({"file", origin(name), "is missing", "what the manifest lists", "", ""});
+    const size_t size = file->bytes.size();
+    if (size > limit) {
+      fail({"file", origin(name), "is too large", "at most " + std::to_string(limit) + " bytes",
+            std::to_string(size) + " bytes", ""});
+    }
+    return {file->bytes.data(), file->bytes.data() + size};
+  }
+
+  std::string origin(const std::string& name) const override {
+    return "file '" + printable(name, PATH_MAX) + "' embedded in " + library_;
+  }
+
+ private:
+  std::string library_;  // "file '/x/libmine.so'"
+  Bundle files_;
 };
 
 // A package names only files of its own.
@@ -110,8 +147,8 @@ void add_image(const json& image, const PackageFiles& files, const std::string& 
   const std::string wanted = fields.text("sha256");
   fields.finish();
   const bool digits = wanted.size() == 64 && std::all_of(wanted.begin(), wanted.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-  });
+                        return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+                      });
   if (!digits) refuse_json(fields.at("sha256"), "64 lower-case hex digits", image["sha256"]);
   check_name(name, label);
   std::vector<uint8_t> bytes = files.read(name, kMaxImageBytes);
@@ -124,7 +161,7 @@ void add_image(const json& image, const PackageFiles& files, const std::string& 
 }
 
 // `path` names the package in errors and answers.
-json load(const PackageFiles& files, const std::string& path) {
+void read_package(const PackageFiles& files, const std::string& path, Contracts& contracts) {
   const std::string label = "package '" + printable(path, PATH_MAX) + "'";
   const std::vector<uint8_t> bytes = files.read("manifest.json", kMaxManifestBytes);
   const json manifest = parse(std::string(bytes.begin(), bytes.end()), label + ": manifest.json");
@@ -141,7 +178,23 @@ json load(const PackageFiles& files, const std::string& path) {
   for (size_t i = 0; i < list.size(); ++i) {
     add_image(list[i], files, label + ": images[" + std::to_string(i) + "]", images);
   }
-  return define_all(ops, images, path);
+  read_contracts(ops, images, path, contracts);
+}
+
+void read_packages_in_library(const std::string& path, Contracts& contracts) {
+  const std::string origin = "file '" + printable(path, PATH_MAX) + "'";
+  const std::vector<uint8_t> bytes = read_file(path, kMaxImageBytes);
+  bool found = false;
+  for (Bundle& bundle : embedded_bundles(Bytes(bytes.data(), bytes.size()), origin)) {
+    const Embedded files(origin, std::move(bundle));
+    if (files.find("manifest.json") == nullptr) continue;  // cubins, for torch_cubin.load()
+    read_package(files, path, contracts);
+    found = true;
+  }
+  if (!found) {
+    fail({"file", origin, "is a library without a package in it",
+          "a package's folder, or a library that torch_cubin.embed made of one", "", ""});
+  }
 }
 
 }  // namespace
@@ -152,16 +205,24 @@ json define_ops(const std::string& text, ContractImages& images) {
   check_version(fields, "the definition");
   const json& ops = fields.list("ops");
   fields.finish();
-  return define_all(ops, images, "");
+  Contracts contracts;
+  read_contracts(ops, images, "", contracts);
+  return define_contracts(std::move(contracts));
 }
 
 json load_package(const std::string& path) {
   const std::string root = resolved(path);
   if (root.empty()) {
-    fail({"file", "package '" + printable(path, PATH_MAX) + "'", "does not exist", "a folder", "",
-          ""});
+    fail({"file", "package '" + printable(path, PATH_MAX) + "'", "does not exist",
+          "a folder, or a library", "", ""});
   }
-  return load(Folder(root), root);
+  Contracts contracts;
+  if (is_regular_file(root)) {
+    read_packages_in_library(root, contracts);
+  } else {
+    read_package(Folder(root), root, contracts);
+  }
+  return define_contracts(std::move(contracts));
 }
 
 void load_packages_of_environment() noexcept {

@@ -1,5 +1,5 @@
-// Packages: folders with a manifest and images, whose ops are registered without source or compiler
-// (docs/manifest.md).
+// Packages: folders with a manifest and images, or libraries that hold such, whose ops are registered
+// without source or compiler (docs/manifest.md).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,7 +13,7 @@ namespace torch_cubin {
 // define_contracts().
 nlohmann::json define_ops(const std::string& text, ContractImages& images);
 
-// Registers all ops of a package, or none. The answer of define_contracts(). Throws [file], [hash],
+// Registers all ops of a package's folder, or of every package in a library, or none. The answer of define_contracts(). Throws [file], [hash],
 // [image] and what Contract throws.
 nlohmann::json load_package(const std::string& path);
 

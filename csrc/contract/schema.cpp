@@ -221,7 +221,7 @@ class Parser {
         expect(!value.empty() && (value[0] == '"' || value[0] == '\''), "text in quotes");
         break;
       case ArgumentType::kDtype:
-        expect(false, "no default");
+        expect(!value.empty() && is_letter(value[0]), "a dtype's name");
         break;
     }
     return value;

@@ -17,8 +17,8 @@ bool is_image(Format format) {
   return format == Format::kCubin || format == Format::kRelocatableCubin || format == Format::kPtx;
 }
 
-// A damaged array is listed nevertheless, with no arch: others in the file may be whole.
-void read_arch_of_array(Entry& entry, const std::string& origin) {
+// A damaged image is listed nevertheless, with no arch: others in the file may be whole.
+void read_entry_arch(Entry& entry, const std::string& origin) {
   if (!is_image(entry.format)) return;
   try {
     entry.arch = arch_of(entry.format, entry.stored, origin);
@@ -70,10 +70,11 @@ Container list_entries(const uint8_t* data, size_t size, const std::string& orig
       break;
     case Format::kHostElf:
       list_host_elf(file, origin, container);
+      for (Entry& entry : container.entries) read_entry_arch(entry, origin);
       break;
     case Format::kText:
       list_arrays(file, origin, container.entries);
-      for (Entry& entry : container.entries) read_arch_of_array(entry, origin);
+      for (Entry& entry : container.entries) read_entry_arch(entry, origin);
       if (container.entries.empty()) {
         fail({"image", origin,
               "is not a cubin: it is text, but neither PTX nor C source with device code in an "

@@ -31,7 +31,7 @@ struct Entry {
   // Of an entry that is packed: what the container says. A fatbin does not tell a relocatable cubin
   // from a loadable one, so kCubin may turn out to be kRelocatableCubin.
   Format format = Format::kOther;
-  std::string name;     // section, array, or what fatbinary's -ident said; may be empty
+  std::string name;     // section, array, embedded file, or what fatbinary's -ident said; or empty
   Arch arch;            // of a fatbin's entry: what its header says; sm is 0 where it is not known
   uint64_t offset = 0;  // in the container
   Bytes stored;         // where they lie in the container, or in `owned`
@@ -50,8 +50,8 @@ struct Container {
   std::vector<Entry> entries;
 };
 
-// The entries of a fatbin, of a host ELF (its fatbins) or of C source (its arrays); for a cubin or
-// PTX one entry that is all of it. The bytes must outlive the result. Throws [image] for a damaged
+// The entries of a fatbin, of a host ELF (its fatbins, then what torch_cubin.embed put there) or of
+// C source (its arrays); for a cubin or PTX one entry that is all of it. The bytes must outlive the result. Throws [image] for a damaged
 // container and for anything else, saying what it is.
 Container list_entries(const uint8_t* data, size_t size, const std::string& origin);
 

@@ -1,9 +1,11 @@
-// list_host_elf: the fatbins that nvcc and clang put into objects, libraries and programs.
+// list_host_elf: the fatbins that nvcc and clang put into objects, libraries and programs, and the
+// files that torch_cubin.embed did (cubin/embedded.h).
 //
 // The sections hold fatbins one after another, padded to 8 bytes: the linker joins those of every
 // object. Reads section headers only, and less strictly than cubin/elf.cpp does: nothing of the
 // host's code is ever given to the driver.
 #include "cubin/container.h"
+#include "cubin/embedded.h"
 #include "cubin/error.h"
 
 namespace torch_cubin {
@@ -11,7 +13,7 @@ namespace {
 
 constexpr uint64_t kSectionHeaderBytes = 64;
 constexpr uint32_t kSectionNoBits = 8;
-constexpr std::string_view kSections[] = {".nv_fatbin", "__nv_relfatbin"};
+constexpr std::string_view kSections[] = {".nv_fatbin", "__nv_relfatbin", kEmbeddedSection};
 
 [[noreturn]] void damaged(const std::string& origin, const std::string& problem) {
   fail({"image", origin, "is a damaged host ELF file: " + problem, "", "",
@@ -49,11 +51,27 @@ void list_section(const Bytes& file, uint64_t offset, uint64_t size, std::string
   }
 }
 
-}  // namespace
+// Of a file that an embedded bundle names: only device code is an entry, a manifest is not.
+void list_files(const std::vector<Bundle>& bundles, std::vector<Entry>& entries) {
+  for (const Bundle& bundle : bundles) {
+    for (const EmbeddedFile& file : bundle) {
+      const Format format = sniff(file.bytes.data(), file.bytes.size(), file.name).format;
+      if (format == Format::kText) continue;
+      Entry entry;
+      entry.format = format == Format::kHostElf ? Format::kOther : format;  // nothing nests
+      entry.name = file.name;
+      entry.offset = file.offset;
+      entry.stored = file.bytes;
+      entry.size = file.bytes.size();
+      entries.push_back(entry);
+    }
+  }
+}
 
-void list_host_elf(const Bytes& file, const std::string& origin, Container& container) {
+// Calls visit(name, offset, size) for each section that is in the file.
+template <class Visit>
+void for_each_section(const Bytes& file, const std::string& origin, Visit visit) {
   if (!file.contains(0, 64)) damaged(origin, "it is too short for an ELF header");
-  container.machine = machine_name(file.u16(18));
   const uint64_t table = file.u64(40), count = file.u16(60), names_index = file.u16(62);
   if (count != 0 && file.u16(58) != kSectionHeaderBytes) {
     damaged(origin, "it has section headers of a wrong size");
@@ -77,19 +95,47 @@ void list_host_elf(const Bytes& file, const std::string& origin, Container& cont
     const std::string_view name = short_name(names, file.u32(at));
     for (const std::string_view wanted : kSections) {
       if (name != wanted) continue;
-      const Bytes section = bytes_of(i);
+      const uint64_t size = bytes_of(i).size();
       // Sections that overlap would let a small file ask for endless work.
-      total += section.size();
+      total += size;
       if (total > file.size()) damaged(origin, "its sections overlap");
-      list_section(file, file.u64(at + 24), section.size(), name, origin, container.entries);
+      visit(name, file.u64(at + 24), size);
     }
   }
+}
+
+}  // namespace
+
+void list_host_elf(const Bytes& file, const std::string& origin, Container& container) {
+  std::vector<Bundle> bundles;
+  for_each_section(file, origin, [&](std::string_view name, uint64_t offset, uint64_t size) {
+    if (name == kEmbeddedSection) {
+      list_bundles(file, offset, offset + size, origin, bundles);
+    } else {
+      list_section(file, offset, size, name, origin, container.entries);
+    }
+  });
+  list_files(bundles, container.entries);
+  container.machine = machine_name(file.u16(18));
   if (container.entries.empty()) {
     fail({"image", origin,
           "is a host ELF file (" + container.machine + ") without device code in it",
-          "a section .nv_fatbin or __nv_relfatbin", "",
+          "a section .nv_fatbin, __nv_relfatbin or .torch_cubin", "",
           "Compile the kernel with `nvcc -cubin -arch=sm_XY`."});
   }
+}
+
+std::vector<Bundle> embedded_bundles(const Bytes& library, const std::string& origin) {
+  const Sniffed found = sniff(library.data(), library.size(), origin);
+  if (found.format != Format::kHostElf) {
+    fail({"image", origin, "is no library with a package in it",
+          "a shared library, object or program that torch_cubin.embed made", "", ""});
+  }
+  std::vector<Bundle> bundles;
+  for_each_section(library, origin, [&](std::string_view name, uint64_t offset, uint64_t size) {
+    if (name == kEmbeddedSection) list_bundles(library, offset, offset + size, origin, bundles);
+  });
+  return bundles;
 }
 
 }  // namespace torch_cubin

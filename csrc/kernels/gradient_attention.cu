@@ -203,7 +203,7 @@ struct Gradient : ScoreGradient {
   }
 
   // results += weights other, for this warp's columns of `width`.
-  template <int kAll>
+  template <bool kInfinite = false, int kAll>
   TC_DEVICE void multiply(float (&results)[kAll][4], const Scores& weights, u32 other_tile,
                           int width) const {
     u32 even = other_tile + part * 4 + RowLayout::offset(2 * t(), g());
@@ -226,7 +226,7 @@ struct Gradient : ScoreGradient {
 #pragma unroll
           for (int j = 0; j < 4; ++j) b[j].set(i, words[j]);
         }
-        multiply_add(results, 4 * q, a, b);
+        multiply_add<kInfinite>(results, 4 * q, a, b);
       }
     }
   }
@@ -255,7 +255,8 @@ struct Gradient : ScoreGradient {
     }
     if constexpr (kSharers > 1) exchange(scores, grads);
     differentiate(scores, grads, stage, head, other, edge);
-    if constexpr (kOwnsKeys) multiply(second, scores, stage + kOtherTile, p.head_dim_v);
+    // An infinite gradient makes NaN of dq and dk, as in PyTorch, but an infinite column of dv.
+    if constexpr (kOwnsKeys) multiply<true>(second, scores, stage + kOtherTile, p.head_dim_v);
     multiply(first, grads, stage, p.head_dim);
   }
 

@@ -96,7 +96,9 @@ Tensor forward(AttentionCall& call, const Tensor& query, const Tensor& key, cons
   const bool no_keys = shape.seqlen_k == 0 || shape.kv_heads == 0;
   if (shape.packed || (no_keys && !call.options.sinks)) fill_empty(out, logsumexp);
   if (no_keys && !call.options.sinks) return out;
-  if (shape.out.numel() > 0 && !no_keys && run_fused(call, query, key, value, out, logsumexp)) {
+  // Packed sequences never compose; the kernels read the sinks where there are no keys, too.
+  const bool fusable = shape.out.numel() > 0 && (!no_keys || shape.packed);
+  if (fusable && run_fused(call, query, key, value, out, logsumexp)) {
     return out;
   }
   const auto [composed, lse] =

@@ -12,6 +12,9 @@
 namespace torch_cubin {
 namespace {
 
+// Rows, columns and heads stay below it: kernels add a tile's rows to kNoBound in 32 bits.
+constexpr int64_t kMaxLength = kNoBound - 256;
+
 struct Argument {
   const char* name;
   const TensorView* view;
@@ -252,9 +255,10 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
     shape.logsumexp = shape.out;
     append(shape.out, shape.head_dim_v);
   }
-  if (std::max({shape.seqlen_q, shape.seqlen_k, shape.heads}) >= kNoBound ||
+  if (std::max({shape.seqlen_q, shape.seqlen_k, shape.heads}) >= kMaxLength ||
       std::max(shape.head_dim, shape.head_dim_v) > INT_MAX) {
-    fail({"input", op, "has a dimension that is too large", "less than " + std::to_string(kNoBound),
+    fail({"input", op, "has a dimension that is too large",
+          "less than " + std::to_string(kMaxLength),
           query.shape_text() + ", " + key.shape_text() + ", " + value.shape_text(), ""});
   }
   if (options.attn_mask) check_mask(op, shape, query, options);
@@ -292,9 +296,11 @@ AttentionSettings attention_settings(const AttentionShape& shape, const Attentio
     s.drop_below = static_cast<int>(std::lround(options.dropout_p * 65536));
     s.keep_scale = s.drop_below < 65536 ? 65536.0 / (65536 - s.drop_below) : 0;
   }
-  if (!(options.softcap >= 0) || std::isinf(options.softcap)) {
-    fail({"input", "attention argument 'softcap'", "is out of range", "0 (none) or a finite number",
-          std::to_string(options.softcap), ""});
+  // Kernels take it as a float: one that is 0 there would silently mean none.
+  if (!(options.softcap >= 0) || std::isinf(static_cast<float>(options.softcap)) ||
+      (options.softcap > 0 && !std::isnormal(static_cast<float>(options.softcap)))) {
+    fail({"input", "attention argument 'softcap'", "is out of range",
+          "0 (none) or a number that a normal float32 holds", std::to_string(options.softcap), ""});
   }
   if (options.window_left < -1 || options.window_right < -1) {
     fail({"input", "an attention window", "is negative", "-1 (open) or more columns",

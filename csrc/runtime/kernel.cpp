@@ -54,8 +54,7 @@ Kernel::Kernel(std::shared_ptr<const Module> module, const std::string& name)
 CUfunction Kernel::ready(const Device& device, uint32_t dynamic_shared) {
   const uint32_t limit = limit_[device.index].load(std::memory_order_acquire);
   if (limit > dynamic_shared) {
-    // A CUkernel stands for the function of the current context wherever a CUfunction is taken.
-    return reinterpret_cast<CUfunction>(handle_.load(std::memory_order_relaxed));
+    return functions_[device.index].load(std::memory_order_relaxed);
   }
   return prepare(device, dynamic_shared);
 }
@@ -100,9 +99,14 @@ CUfunction Kernel::prepare(const Device& device, uint32_t dynamic_shared) {
     }
     limit = static_cast<uint32_t>(allowed) + 1;
   }
+  CUfunction function = functions_[device.index].load(std::memory_order_relaxed);
+  if (function == nullptr) {
+    check(d.cuKernelGetFunction(&function, handle), "launch", "cuKernelGetFunction of " + object);
+  }
   handle_.store(handle, std::memory_order_relaxed);
+  functions_[device.index].store(function, std::memory_order_relaxed);
   limit_[device.index].store(limit, std::memory_order_release);
-  return reinterpret_cast<CUfunction>(handle);
+  return function;
 }
 
 namespace {

@@ -55,18 +55,23 @@ class Kernel {
   const KernelInfo& info() const { return info_; }
   const Module& module() const { return *module_; }
 
-  // The function, ready to be launched on `device` with that much dynamic shared memory. The
-  // first call for a device checks the arch; the limit of dynamic shared memory is only ever
-  // raised, so a small launch never lowers it under a concurrent large one.
+  // The function, ready to be launched on `device`, whose context is current, with that much
+  // dynamic shared memory. The first call for a device checks the arch; the limit of dynamic shared
+  // memory is only ever raised, so a small launch never lowers it under a concurrent large one.
   CUfunction ready(const Device& device, uint32_t dynamic_shared);
+
+  // The driver's handle for all devices; null before ready().
+  CUkernel handle() const { return handle_.load(std::memory_order_relaxed); }
 
  private:
   CUfunction prepare(const Device& device, uint32_t dynamic_shared);
 
   std::shared_ptr<const Module> module_;
   KernelInfo info_;
-  std::mutex mutex_;                            // guards prepare()
-  std::atomic<CUkernel> handle_{nullptr};       // one for all devices
+  std::mutex mutex_;  // guards prepare()
+  std::atomic<CUkernel> handle_{nullptr};
+  // A CUkernel may be launched too, but the driver then looks this up on every launch (50 ns).
+  std::atomic<CUfunction> functions_[kMaxDevices] = {};
   std::atomic<uint32_t> limit_[kMaxDevices]{};  // dynamic shared bytes allowed + 1; 0: not prepared
 };
 

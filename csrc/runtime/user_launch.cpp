@@ -25,10 +25,9 @@ std::string triple(const T* values) {
 
 // Saturates where the sizes were not checked yet.
 int64_t product(const int64_t* values) {
-  int64_t result = 1;
-  for (int i = 0; i < 3; ++i) {
-    if (values[i] > 0 && result > INT64_MAX / values[i]) return INT64_MAX;
-    result *= values[i];
+  int64_t result = values[0];
+  for (int i = 1; i < 3; ++i) {
+    if (__builtin_mul_overflow(result, values[i], &result)) return INT64_MAX;
   }
   return result;
 }
@@ -94,7 +93,7 @@ class Launch {
     config.sharedMemBytes = shared;
     config.hStream = has(TORCH_CUBIN_STREAM) ? static_cast<CUstream>(call_.stream)
                                              : current_stream(device.index);
-    CUlaunchAttribute attributes[4] = {};
+    CUlaunchAttribute attributes[4];  // each filled where it is added
     config.attrs = attributes;
     // A cluster that the binary demands is in force without being named.
     if (clustered_ && info_.cluster[0] == 0) {
@@ -225,7 +224,7 @@ class Launch {
     const int64_t cluster_blocks = clustered_ ? product(cluster_) : 1;
     if (cluster_blocks > kPortableCluster && !here.large_clusters) {
       check(driver().cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1,
-                                          reinterpret_cast<CUkernel>(function), device.handle),
+                                          here.kernel.handle(), device.handle),
             "launch", "cuKernelSetAttribute of " + object());
       here.large_clusters = true;
     }

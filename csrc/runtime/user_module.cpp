@@ -249,9 +249,9 @@ UserKernel::OnDevice& UserKernel::make(const Device& device) {
   OnDevice* ready = on_[device.index].load(std::memory_order_relaxed);
   if (ready != nullptr) return *ready;
   auto made = std::make_unique<OnDevice>(module_.on(device, name()), name());
-  const CUfunction function = made->kernel.ready(device, 0);
+  made->kernel.ready(device, 0);
   check(driver().cuKernelGetAttribute(&made->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-                                      reinterpret_cast<CUkernel>(function), device.handle),
+                                      made->kernel.handle(), device.handle),
         "driver", "cuKernelGetAttribute of kernel '" + printable(name()) + "'");
   on_[device.index].store(made.get(), std::memory_order_release);
   return *made.release();
@@ -260,15 +260,11 @@ UserKernel::OnDevice& UserKernel::make(const Device& device) {
 void UserKernel::preload(const Device& device) {
   const UserModule::Use use(module_);
   const ContextGuard guard(device);
-  const auto kernel = reinterpret_cast<CUkernel>(on(device).kernel.ready(device, 0));
-  const std::string object = "kernel '" + printable(name()) + "'";
+  const CUfunction function = on(device).kernel.ready(device, 0);
   // With CUDA's lazy loading the code moves to the device when its function is asked for something.
-  CUfunction function = nullptr;
-  check(driver().cuKernelGetFunction(&function, kernel), "driver",
-        "cuKernelGetFunction of " + object);
   int registers = 0;
   check(driver().cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function), "driver",
-        "cuFuncGetAttribute of " + object);
+        "cuFuncGetAttribute of kernel '" + printable(name()) + "'");
 }
 
 void UserKernel::forget() {

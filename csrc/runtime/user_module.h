@@ -70,9 +70,10 @@ class UserModule {
     UserModule& module_;
   };
 
-  // To be called before a launch on `stream`: remembers a capture.
+  // To be called before a launch on `stream`: remembers a capture. The legacy default stream, null,
+  // cannot be captured, so the driver is not asked.
   void note_capture(CUstream stream) {
-    if (!captured_.load(std::memory_order_relaxed)) look_for_capture(stream);
+    if (stream != nullptr && !captured_.load(std::memory_order_relaxed)) look_for_capture(stream);
   }
 
   // The image with that kernel that suits the device best, given to the driver. Throws [arch] with

@@ -109,6 +109,7 @@ def main() -> int:
             ("vec_add.sm_120a", source),
             ("several.sm_90a", DATA / "several.cu"),
             ("launch.sm_90a", DATA / "launch.cu"),
+            ("declared.sm_90a", DATA / "declared.cu"),
         ):
             arch = stem.split(".")[1]
             run("nvcc", "-cubin", f"-arch={arch}", text, "-o", DATA / f"{stem}.cuda130.cubin")

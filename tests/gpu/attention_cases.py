@@ -22,6 +22,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 HALVES = ("float16", "bfloat16")
+FUSED = (*HALVES, "float32")
 
 
 def generator(seed: int | str) -> torch.Generator:

@@ -112,7 +112,7 @@ def test_autograd_drops_the_same_in_both_directions(name: str) -> None:
     assert 0.5 < float((out != 0).double().mean()) < 0.7
 
 
-@pytest.mark.parametrize("name", ac.HALVES)
+@pytest.mark.parametrize("name", ac.FUSED)
 def test_batch_dims_that_do_not_merge_drop_as_those_that_do(name: str) -> None:
     g = ac.generator(name)
     dtype = ac.DTYPES[name]
@@ -127,7 +127,7 @@ def test_batch_dims_that_do_not_merge_drop_as_those_that_do(name: str) -> None:
         ar.check(name, f"{name} {list(options)}", ours, want)
 
 
-@pytest.mark.parametrize("name", ac.HALVES)
+@pytest.mark.parametrize("name", ac.FUSED)
 def test_packed_sequences_count_rows_within_their_own(name: str) -> None:
     g = ac.generator(name)
     dtype = ac.DTYPES[name]

@@ -114,7 +114,7 @@ def _offsets(lengths: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("lengths", PACKED)
-@pytest.mark.parametrize("name", ac.HALVES)
+@pytest.mark.parametrize("name", ac.FUSED)
 def test_packed_sequences(name: str, lengths: str, nan_memory) -> None:
     """cu_seqlens, with rows before, between and after the sequences' own left untouched."""
     g = ac.generator(f"{name} {lengths}")
@@ -145,6 +145,20 @@ def test_packed_sequences(name: str, lengths: str, nan_memory) -> None:
         label = f"{name} {lengths} {raw}"
         ar.check(name, label, ours, want)
         ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
+
+
+@pytest.mark.parametrize("name", ac.FUSED)
+def test_packed_sequences_of_sinks_alone(name: str, nan_memory) -> None:
+    """No key at all: zeros, and the sink as the only weight."""
+    q = torch.randn(5, 2, 64, device=ac.DEVICE).to(ac.DTYPES[name])
+    k = q[:0]
+    sinks = torch.tensor([0.5, -2.0], device=ac.DEVICE)
+    at = torch.tensor([0, 3, 5], dtype=torch.int32, device=ac.DEVICE)
+    out, logsumexp = torch.ops.cubin.attention_forward(
+        q, k, k, sinks=sinks, cu_seqlens_q=at, cu_seqlens_k=torch.zeros_like(at)
+    )
+    assert bool((out == 0).all())
+    assert torch.allclose(logsumexp, sinks[:, None].expand(2, 5), atol=1e-6)
 
 
 def _packed_reference(q, k, v, grad, q_at, k_at, options) -> ar.Reference:
@@ -255,6 +269,28 @@ def test_what_is_not_finite_goes_where_pytorch_puts_it(name: str, place: str, wh
 
 
 @pytest.mark.parametrize("name", ac.DTYPES)
+def test_a_gradient_that_is_infinite_goes_where_pytorch_puts_it(name: str) -> None:
+    """A column of dv is infinite; its row of dq, and all that it meets in dk, are NaN."""
+    g = ac.generator(name)
+    for rows, columns, head_dim in [(70, 130, 64), (130, 40, 128), (33, 65, 256)]:
+        q, k, v = _draws(
+            name, [(1, 2, rows, head_dim), (1, 2, columns, head_dim), (1, 2, columns, head_dim)], g
+        )
+        grad = ac.gradient(q, g)
+        grad[0, 1, 3, 5] = math.inf
+        leaves = [x.double().requires_grad_() for x in (q, k, v)]
+        with sdpa_kernel(SDPBackend.MATH):
+            own = F.scaled_dot_product_attention(*leaves)
+        wanted = torch.autograd.grad(own, leaves, grad.double())
+        for which, result, want in zip("qkv", ar.cubin(q, k, v, grad)[1:], wanted, strict=True):
+            label = f"d{which} of {name}, {(rows, columns, head_dim)}"
+            if which == "v":
+                numerics.check_same_class(result, want, label)
+            else:  # infinite or NaN, by the order of the sums
+                assert torch.equal(result.isfinite(), want.isfinite()), label
+
+
+@pytest.mark.parametrize("name", ac.DTYPES)
 def test_masks_that_are_not_finite(name: str) -> None:
     """NaN and +inf in an additive mask make their rows NaN; -inf hides; others are untouched."""
     dtype = ac.DTYPES[name]
@@ -276,7 +312,7 @@ def test_masks_that_are_not_finite(name: str) -> None:
         ar.check(name, f"{name}, mask {mask_dtype}", [out[:, :, clean]], want)
 
 
-@pytest.mark.parametrize("name", [*ac.HALVES, "float32"])
+@pytest.mark.parametrize("name", ac.FUSED)
 def test_rows_hidden_by_finite_masks_disturb_no_other(name: str, nan_memory) -> None:
     """Padding as models write it: the rows' own results mean nothing, their gradients are zero."""
     dtype = ac.DTYPES[name]
@@ -327,7 +363,7 @@ def test_output_follows_the_layout_of_query(name: str) -> None:
     ar.check(name, f"{name}, one tensor", ar.cubin(one, one, one), ar.reference(one, one, one))
 
 
-@pytest.mark.parametrize("name", ac.HALVES)
+@pytest.mark.parametrize("name", ac.FUSED)
 def test_more_blocks_than_a_grid_has_in_y(name: str, nan_memory) -> None:
     """Batches times heads past 65,535."""
     g = ac.generator(name)

@@ -85,6 +85,7 @@ def of_forward(device: str) -> dict:
     return {
         "window": (qkv, options(window_left=-2), "-2 left, -1 right"),
         "softcap": (qkv, options(softcap=-1.0), "got -1.000000"),
+        "softcap of a denormal": (qkv, options(softcap=1e-50), "'softcap'"),
         "softcap of NaN": (qkv, options(softcap=float("nan")), "'softcap'"),
         "seed missing": (qkv, options(dropout_p=0.5), "needs a seed"),
         "seeds": (

@@ -348,7 +348,9 @@ def test_vmap_draws_as_it_is_asked_to(batched, device):
     assert torch.equal(same[0], same[1])
     different = torch.vmap(call, randomness="different")(calls)
     assert not torch.equal(different[0], different[1])
-    with pytest.raises(RuntimeError, match="randomness"):
+    # Below 2.13 PyTorch's C API loses the text of vmap's error: ours names what failed.
+    told = torch.__version__ >= torch.torch_version.TorchVersion("2.13")
+    with pytest.raises(RuntimeError, match="randomness" if told else "aten::randint"):
         torch.vmap(call)(calls)
 
 

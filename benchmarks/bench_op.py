@@ -1,0 +1,117 @@
+"""Host cost of a declared op, in microseconds, beside the same op written by hand.
+
+    python benchmarks/bench_op.py
+    python benchmarks/bench_op.py --markdown --json result.json
+
+z = x + y of 1,024 floats. torch_cubin.define_op's op and handwritten_op.cpp, which is compiled
+first, do the same with the same cubin: check dtypes, shapes, layouts and devices, allocate the
+output, launch on the current stream. Beside them: the kernel launched directly into memory that is
+there, the bare cuLaunchKernel loop in C, and torch.add. Contenders take turns in every round, as in
+bench_overhead.py; each one's result is checked first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import bench_launch
+import common
+import torch
+from bench_overhead import ROUNDS, block_of, measure
+from torch.utils.cpp_extension import include_paths, library_paths
+
+TARGET = 0.5  # microseconds over the op written by hand
+SETTINGS = {
+    "no_grad": torch.no_grad,
+    "grad mode": torch.enable_grad,
+    "inference_mode": torch.inference_mode,
+}
+
+
+def declared() -> Callable:
+    import torch_cubin
+
+    return torch_cubin.define_op(
+        "bench_op::vec_add(Tensor x, Tensor y) -> Tensor",
+        kernel=f"{bench_launch.CUBIN}:vec_add",
+        tensors={"x": "float32[*s]", "y": "float32[*s]", "out": "float32[*s]"},
+        args=lambda x, y, out: (x, y, out, torch_cubin.int32(x.numel())),
+        grid=lambda x, y: torch_cubin.cdiv(x.numel(), bench_launch.BLOCK),
+        block=bench_launch.BLOCK,
+    )
+
+
+def handwritten() -> None:
+    """Registers handwritten::vec_add."""
+    (libraries, *_) = library_paths()
+    source = Path(__file__).with_name("handwritten_op.cpp")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "handwritten.so"
+        command = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
+        command += ["-DTORCH_TARGET_VERSION=0x020b000000000000"]
+        command += [word for path in include_paths() for word in ("-isystem", path)]
+        command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+        subprocess.run([*command, "-ltorch_cuda", "-ltorch_cpu", "-lc10", "-ldl"], check=True)
+        torch.ops.load_library(str(library))
+        prepare = ctypes.CDLL(str(library)).prepare
+    prepare.argtypes = [ctypes.c_char_p]
+    code = prepare(bench_launch.CUBIN.read_bytes())
+    if code:
+        raise RuntimeError(f"the op written by hand could not load its kernel: code {code}")
+
+
+def contenders(data: bench_launch.Data) -> dict[str, Callable[[], float]]:
+    handwritten()
+    declared()
+    ops = {
+        "torch.add": torch.add,
+        "by hand": torch.ops.handwritten.vec_add,
+        "declared": torch.ops.bench_op.vec_add,
+        "by hand, .default": torch.ops.handwritten.vec_add.default,
+        "declared, .default": torch.ops.bench_op.vec_add.default,
+    }
+    blocks = {}
+    for setting, context in SETTINGS.items():
+        for name, op in ops.items():
+            with context():
+                if not torch.equal(op(data.x, data.y), data.x + data.y):
+                    raise RuntimeError(f"{name} gives a wrong result")
+            blocks[f"{setting}: {name}"] = block_of(op, (data.x, data.y), context)
+    blocks["kernel(x, y, z, n, grid=, block=)"] = bench_launch.ours(data)
+    blocks["bare cuLaunchKernel loop in C"] = bench_launch.bare(data)
+    return blocks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", metavar="FILE", help="write all numbers")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    common.require_gpu()
+    common.print_machine("Host cost of an op of one kernel: two tensors in, one out")
+    times = measure(contenders(bench_launch.Data()), options.rounds)
+    median = {name: statistics.median(values) for name, values in times.items()}
+    rows = []
+    for name, values in times.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        by_hand = median.get(name.replace("declared", "by hand")) if "declared" in name else None
+        over = f"{middle - by_hand:+.2f}" if by_hand is not None else ""
+        rows.append([name, f"{middle:.2f}", f"{low:.2f}-{high:.2f}", over])
+    headers = ["call", "us", "quartiles", "over by hand, us"]
+    common.print_table(headers, rows, options.markdown)
+    for setting in SETTINGS:
+        over = median[f"{setting}: declared"] - median[f"{setting}: by hand"]
+        verdict = "met" if over <= TARGET else "MISSED"
+        print(f"{setting}: declared - by hand: {over:+.2f} us (target {TARGET}: {verdict})")
+    common.write_json(options.json, {"microseconds": times})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+#include "cubin/embedded.h"
+
+#include <set>
+
+#include "cubin/container.h"
+#include "cubin/error.h"
+#include "cubin/sha256.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr std::string_view kMagic = "TCBUNDLE";
+constexpr uint64_t kHeaderBytes = 24;
+constexpr uint64_t kRecordBytes = 64;
+constexpr uint64_t kMaxNameBytes = 4096;
+
+[[noreturn]] void damaged(const std::string& origin, uint64_t offset, const std::string& problem) {
+  fail({"image", origin,
+        "has a damaged bundle of embedded files at offset " + std::to_string(offset) + ": " +
+            problem,
+        "", "", "Build or copy the file again."});
+}
+
+std::string hex(const Bytes& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    text += kDigits[bytes.u8(i) >> 4];
+    text += kDigits[bytes.u8(i) & 15];
+  }
+  return text;
+}
+
+Bytes part(const Bytes& whole, uint64_t offset, uint64_t size) {
+  return Bytes(whole.data() + offset, static_cast<size_t>(size));
+}
+
+Bundle read_bundle(const Bytes& whole, uint64_t at, const std::string& origin) {
+  const uint64_t count = whole.u64(16);
+  if (count > kMaxEntries || !whole.contains(kHeaderBytes, count * kRecordBytes)) {
+    damaged(origin, at, "its table ends outside");
+  }
+  Bundle bundle;
+  std::set<std::string> names;
+  // Parts that overlap would let a small file ask for endless hashing.
+  uint64_t end = kHeaderBytes + count * kRecordBytes;
+  const auto next = [&](uint64_t offset, uint64_t size) {
+    if (offset < end || !whole.contains(offset, size)) {
+      damaged(origin, at, "its files lie outside, or overlap");
+    }
+    end = offset + size;
+    return part(whole, offset, size);
+  };
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t record = kHeaderBytes + i * kRecordBytes;
+    if (whole.u64(record + 8) > kMaxNameBytes) damaged(origin, at, "a file's name is too long");
+    EmbeddedFile file;
+    file.name = std::string(next(whole.u64(record), whole.u64(record + 8)).text());
+    file.offset = at + whole.u64(record + 16);
+    file.bytes = next(whole.u64(record + 16), whole.u64(record + 24));
+    if (file.name.empty() || !names.insert(file.name).second) {
+      damaged(origin, at, "two of its files have one name, or one has none");
+    }
+    const std::string expected = hex(part(whole, record + 32, 32));
+    const std::string got = sha256_hex(file.bytes.data(), file.bytes.size());
+    if (got != expected) {
+      fail({"hash", "file '" + printable(file.name) + "' embedded in " + origin,
+            "has other content than was embedded", "sha256 " + expected, got,
+            "Build or copy the library again."});
+    }
+    bundle.push_back(std::move(file));
+  }
+  return bundle;
+}
+
+}  // namespace
+
+void list_bundles(const Bytes& library, uint64_t begin, uint64_t end, const std::string& origin,
+                  std::vector<Bundle>& bundles) {
+  for (uint64_t at = begin; at < end;) {
+    if (library.u8(at) == 0) {  // padding
+      ++at;
+      continue;
+    }
+    const Bytes rest = part(library, at, end - at);
+    if (!rest.contains(0, kHeaderBytes) || rest.text().substr(0, kMagic.size()) != kMagic) {
+      damaged(origin, at, "it does not begin with " + std::string(kMagic));
+    }
+    const uint64_t size = rest.u64(8);
+    if (size < kHeaderBytes || !rest.contains(0, size)) damaged(origin, at, "it ends outside");
+    bundles.push_back(read_bundle(part(library, at, size), at, origin));
+    at += size;
+  }
+}
+
+}  // namespace torch_cubin

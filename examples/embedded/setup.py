@@ -1,0 +1,29 @@
+"""A package whose kernels are one shared file in its wheel: `mine/_kernels.abi3.so`.
+
+pip wheel --no-build-isolation --no-deps .      # a C compiler, no nvcc; torch_cubin installed
+"""
+
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+
+from torch_cubin.embed import CubinExtension
+
+
+class Wheel(bdist_wheel):
+    """The library uses nothing of Python, so one wheel serves every version."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    name="mine",
+    version="1.0",
+    packages=["mine"],
+    ext_modules=[
+        CubinExtension("mine._kernels", sorted(Path("../../tests/data").glob("vec_add.*")))
+    ],
+    cmdclass={"bdist_wheel": Wheel},
+)

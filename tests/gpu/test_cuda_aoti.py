@@ -1,0 +1,69 @@
+"""examples/aoti_runner: a declared op in a model compiled by AOTInductor, in a C++ process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_cubin import embed
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "aoti_runner"
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, found none")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The example's folder, and what it said: exported, built and run."""
+    folder = tmp_path_factory.mktemp("aoti")
+    command = [sys.executable, str(FOLDER / "run.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return folder, done.stdout
+
+
+def run(folder: Path, packages: str | Path) -> subprocess.CompletedProcess:
+    import torch_cubin
+
+    library = Path(torch_cubin.__file__).with_name("_C.so")
+    environment = {**os.environ, "TORCH_CUBIN_PACKAGES": str(packages)}
+    command = [str(folder / "runner"), str(library), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_a_process_without_python_runs_the_model(made) -> None:
+    _, said = made
+    assert "ops from " in said
+    assert "Python in this process: no" in said
+    assert said.rstrip().endswith("right")
+
+
+def test_ops_of_the_environment(made) -> None:
+    folder, _ = made
+    done = run(folder, folder / "ops")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ops from TORCH_CUBIN_PACKAGES" in done.stdout
+    assert done.stdout.rstrip().endswith("right")
+
+
+def test_ops_out_of_a_library(made) -> None:
+    folder, _ = made
+    embed.write_unit(folder / "ops.c", package=folder / "ops")
+    library = folder / "libops.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", folder / "ops.c", "-o", library], check=True)
+    done = run(folder, library)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("right")
+
+
+def test_a_package_that_is_missing_is_named(made) -> None:
+    folder, _ = made
+    done = run(folder, folder / "none")
+    assert done.returncode == 1
+    assert "torch_cubin [file]" in done.stderr
+    assert "TORCH_CUBIN_PACKAGES" in done.stderr

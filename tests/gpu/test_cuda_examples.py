@@ -1,0 +1,50 @@
+"""The examples as a user runs them: each compares with PyTorch itself and exits with 0 if right."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+# What each must have said, apart from "right".
+SAYS = {
+    "vec_add": ["1000003 elements", "expected 4, got 3"],
+    "vec_add_ptx": ["[image]", "100,003 floats"],
+    "vec_add_op": ["torch.compile", "gradient", "another dtype", "another shape", "strides"],
+    "rms_norm": ["torch.bfloat16 512x4096 grad_weight", "TB/s"],
+    "struct_argument": ["launched directly", "as an op"],
+    "tensor_map": ["launched directly", "as an op", "of a slice"],
+    "cooperative": ["10000019 floats", "is cooperative and does not fit"],
+    "cluster": ["40 rows of 250000", "torch.softmax"],
+    "embedded/run": ["built mine-1.0-py3-none-linux", "mine.vec_add on"],
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name: str, monkeypatch, capfd) -> None:
+    if torch.cuda.get_device_capability() < (9, 0) and name in ("tensor_map", "cluster"):
+        pytest.skip("needs compute capability 9.0")
+    path = EXAMPLES / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    torch.cuda.synchronize()
+    said = capfd.readouterr().out
+    assert ended.value.code == 0, said
+    assert "WRONG" not in said
+    assert "right" in said
+    for words in SAYS[name]:
+        assert words in said, said
+
+
+def test_no_example_is_forgotten() -> None:
+    """Those that train or need a model's files are run by hand; aoti_runner has its own test."""
+    found = {path.stem for path in EXAMPLES.glob("*.py")} | {"embedded/run"}
+    by_hand = {"sentence_encoder", "train_transformer", "support"}
+    assert found - by_hand == set(SAYS)

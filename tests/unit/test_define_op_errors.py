@@ -1,0 +1,217 @@
+"""The list of wrong definitions, each with the words that its message must hold."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from declared import DATA, DECLARED, LAUNCH, VEC_ADD, schema
+
+import torch_cubin
+from torch_cubin import errors
+
+WRONG_SCHEMAS = [
+    (5, "a str"),
+    ("", "does not parse"),
+    ("mylib::f(Tensr x) -> Tensor", "does not parse"),
+    ("f(Tensor x) -> Tensor", "namespace"),
+    ("aten::f(Tensor x) -> Tensor", "one of your own"),
+    ("mylib::f() -> Tensor", "no tensor among its arguments"),
+    ("mylib::f(int n) -> Tensor", "no tensor among its arguments"),
+    ("mylib::f(Tensor x, Scalar n) -> Tensor", "'n'"),
+    ("mylib::f(Tensor x, Device n) -> Tensor", "'n'"),
+    ("mylib::f(Tensor x, int[] n) -> Tensor", "'n'"),
+    ("mylib::f(Tensor?[] x) -> Tensor", "'x'"),
+    ("mylib::f(Tensor(a) x) -> Tensor", "'x'"),
+    ("mylib::f(Tensor(a!)? x) -> ()", "'x'"),
+    ("mylib::f(Tensor(a!) x) -> Tensor(a!)", "memory of its own"),
+    ("mylib::f(Tensor x) -> int", "memory of its own"),
+    ("mylib::f(Tensor x) -> Tensor[]", "memory of its own"),
+    ("mylib::f(Tensor x) -> (Tensor, Tensor)", "does not name its outputs"),
+    ("mylib::f(Tensor x) -> (Tensor x)", "'x' twice"),
+    ("mylib::f(Tensor out) -> Tensor", "'out' twice"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), WRONG_SCHEMAS, ids=lambda x: str(x)[:60])
+def test_wrong_schemas(text, says: str) -> None:
+    with pytest.raises(errors.InputError, match=re.escape(says)):
+        torch_cubin.define_op(text, **VEC_ADD)
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int32), ("b", ctypes.c_float))
+
+
+def tensors(**changes: object) -> dict:
+    wanted = {**VEC_ADD["tensors"], **changes}
+    return {"tensors": {name: pattern for name, pattern in wanted.items() if pattern is not None}}
+
+
+def args(function) -> dict:
+    return {"args": function}
+
+
+WRONG = {
+    # What tensors= says.
+    "no dtype": (tensors(x="[m]"), "is no pattern"),
+    "not a dict": ({"tensors": ["float32[n]"]}, "a dict of patterns"),
+    "an argument without a pattern": (tensors(y=None), "tensors['y'] is missing"),
+    "an output without a pattern": (tensors(out=None), "tensors['out'] is missing"),
+    "a pattern of nothing": (tensors(z="float32[*s]"), "tensors['z'] is none of the op's"),
+    "no pattern": (tensors(x=torch.float32), "is no pattern"),
+    "an unknown dtype": (tensors(x="float33[*s]"), "has an unknown dtype"),
+    "a variable without dtypes": (tensors(x="T[*s]"), "has an unknown dtype"),
+    "an unknown option": (tensors(x="float32[*s] packed"), "has an unknown option"),
+    "a wrong alignment": (tensors(x="float32[*s] align=12"), "a power of two"),
+    "sizes that do not parse": (tensors(x="float32[m n]"), "do not parse"),
+    "a size that is no arithmetic": (tensors(x="float32[m, m ** 2]"), "no arithmetic"),
+    "a size by division": (tensors(x="float32[m, m / 2]"), "no arithmetic"),
+    "a negative size": (tensors(x="float32[-3]"), "negative size"),
+    "two groups of dims": (tensors(x="float32[*s, *t]"), "two groups"),
+    "a size named as an argument": (tensors(x="float32[y]"), "the name 'y' twice"),
+    "a size and a group of one name": (tensors(x="float32[s, *s]"), "the name 's' twice"),
+    "a size that nobody binds": (tensors(out="float32[q]"), "a size 'q'"),
+    "a group that nobody binds": (tensors(out="float32[*q]"), "a size '*q'"),
+    "a size in arithmetic that nobody binds": (tensors(out="float32[2 * q]"), "a size 'q'"),
+    "an output of any shape": (tensors(out="float32"), "the whole shape"),
+    "an output with gaps": (tensors(out="float32[*s] strided"), "the whole shape"),
+    "an output like nothing": (tensors(out=torch_cubin.like("z")), "is like no tensor"),
+    "an output like one with gaps": (
+        tensors(x="float32[*s] strided", out=torch_cubin.like("x")),
+        "is like no tensor",
+    ),
+    "an output that is a number": (tensors(out=5), "is no pattern"),
+    "an output by a wrong function": (tensors(out=lambda x: x), "is no pattern"),
+    "an output of wrong sizes": (
+        tensors(out=lambda x: torch_cubin.empty((x.shape[0] / 2,), x.dtype)),
+        "has a wrong size",
+    ),
+    "an output of a wrong dtype": (tensors(out=torch_cubin.empty((3,), 7)), "has a wrong dtype"),
+    "an output of the device's size": (
+        tensors(out=lambda multiprocessors: torch_cubin.empty(multiprocessors, "float32")),
+        "'multiprocessors'",
+    ),
+    "a variable that is a dtype": ({"dtypes": {"float16": ["float32"]}}, "no dtype's"),
+    "a variable over no dtypes": ({"dtypes": {"T": []}}, "no dtype"),
+    "a variable over what is no dtype": ({"dtypes": {"T": ["half"]}}, "no dtype"),
+    "scratch of any shape": ({"scratch": {"p": "float32"}}, "the whole shape"),
+    "scratch named as an argument": ({"scratch": {"x": "float32[4]"}}, "a name of its own"),
+    "scratch of an unknown dtype": ({"scratch": {"p": "U[4]"}}, "is no scratch"),
+    # What functions say.
+    "an unknown argument": (args(lambda x, z: (x, z)), "'z'"),
+    "a branch": (args(lambda x: (x, 1 if x.numel() > 5 else 2)), "torch_cubin.select"),
+    "a question for None": (args(lambda x, y: x if y is None else y), "y.defined"),
+    "an address": (args(lambda x: x.data_ptr()), "It knows"),
+    "a string": (args(lambda x: (x, "hello")), "is nothing that a kernel takes"),
+    "a real tensor": (args(lambda x: (x, torch.ones(3))), "is nothing that a kernel takes"),
+    "a scalar of a wrong kind": (
+        args(lambda x: torch_cubin.int32(x.numel() / 2)),
+        "torch_cubin.int32",
+    ),
+    "a tensor map with a wrong box": (args(lambda x: torch_cubin.TensorMap(x, box=(1.5,))), "box"),
+    "a tensor map with a wrong swizzle": (
+        args(lambda x: torch_cubin.TensorMap(x, box=(8,), swizzle="3B")),
+        "swizzle",
+    ),
+    "a struct without a field": (args(lambda x: torch_cubin.struct(Pair, a=1)), "field 'b'"),
+    "a struct with another field": (
+        args(lambda x: torch_cubin.struct(Pair, a=1, b=1.0, c=2)),
+        "field 'c'",
+    ),
+    "a struct with a wrong value": (
+        args(lambda x: torch_cubin.struct(Pair, a=1.5, b=1.0)),
+        "field 'a'",
+    ),
+    "a struct of nothing": (args(lambda x: torch_cubin.struct(int, a=1)), "another type"),
+    "a grid of floats": ({"grid": lambda x: x.numel() / 256}, "grid at"),
+    "a grid of four": ({"grid": (1, 1, 1, 1)}, "1 to 3 sizes"),
+    "a negative grid": ({"grid": -1}, "0 or more"),
+    "no grid": ({"grid": None}, "has no grid"),
+    "no args": ({"args": None}, "has no args"),
+    "no block": ({"block": None}, "has no block"),
+    "a block that is a string": ({"block": "256"}, "0 or more"),
+    "shared memory of floats": ({"shared_memory": 1.5}, "shared_memory"),
+    "cooperative that is no bool": ({"cooperative": 1}, "cooperative"),
+    "a priority that is no int": ({"priority": "high"}, "priority"),
+    "a function of Python's": ({"grid": len}, "is not a Python function"),
+    # Kernels, and the rest.
+    "no kernel": ({"kernel": None}, "kernel= or kernels="),
+    "two ways to name kernels": ({"kernels": []}, "kernel= or kernels="),
+    "an empty list of kernels": ({"kernel": None, "kernels": []}, "has no kernel"),
+    "a choice of nothing": ({"kernel": None, "kernels": [5]}, "KernelChoice"),
+    "a kernel without a name": ({"kernel": str(LAUNCH)}, "names no kernel"),
+    "a kernel of a number": ({"kernel": 5}, "names no kernel"),
+    "kernels of two names": (
+        {"kernel": [(LAUNCH, "vec_add"), (DECLARED, "cube")]},
+        "names no kernel",
+    ),
+    "a condition that is a number": (
+        {"kernel": None, "kernels": [{"kernel": (LAUNCH, "vec_add"), "when": lambda x: x.numel()}]},
+        "is no condition",
+    ),
+    "cpu that is no function": ({"cpu": 5}, "cpu has a wrong type"),
+    "backward that is a function": ({"backward": lambda ctx, g: g}, "register_autograd"),
+    "backward without a namespace": ({"backward": "f"}, "'ns::op'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_definitions(case: str) -> None:
+    changes, says = WRONG[case]
+    with pytest.raises(errors.InputError) as caught:
+        torch_cubin.define_op(schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes})
+    text = str(caught.value)
+    assert says in text, text
+    assert text.startswith("torch_cubin [input]: "), text
+
+
+def test_errors_of_functions_name_their_line() -> None:
+    for changes in (
+        {"grid": lambda x: x.numel() / 2},
+        {"args": lambda x: [*x.shape]},
+        {"args": lambda x: (x, "text")},
+    ):
+        with pytest.raises(errors.InputError) as caught:
+            torch_cubin.define_op(
+                schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes}
+            )
+        assert Path(__file__).name in str(caught.value)
+
+
+BINARY = {
+    "too few arguments": ({"args": lambda x: (x,)}, errors.ParamsError, "4"),
+    "an argument of a wrong size": (
+        {"args": lambda x, y, out: (x, y, out, torch_cubin.int64(x.numel()))},
+        errors.ParamsError,
+        "4 bytes",
+    ),
+    "a kernel that the file lacks": (
+        {"kernel": (LAUNCH, "vec_ad")},
+        errors.NoKernelError,
+        "vec_add",
+    ),
+    "a file that is not there": ({"kernel": "nowhere.cubin:f"}, errors.FileError, "nowhere"),
+    "bytes that are no image": ({"kernel": (b"hello", "f")}, errors.ImageError, ""),
+    "PTX without jit": ({"kernel": (DATA / "pointers.ptx", "f")}, errors.ImageError, "jit"),
+}
+
+
+@pytest.mark.parametrize("case", BINARY)
+def test_definitions_that_do_not_fit_the_binary(case: str) -> None:
+    changes, error, says = BINARY[case]
+    with pytest.raises(error, match=re.escape(says)):
+        torch_cubin.define_op(schema("f(Tensor x, Tensor y) -> Tensor"), **{**VEC_ADD, **changes})
+
+
+def test_an_op_that_another_library_has() -> None:
+    text = schema("f(Tensor x, Tensor y) -> Tensor")
+    namespace = text.split("::")[0]
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define("f(Tensor x, Tensor y) -> Tensor")
+    with pytest.raises(errors.InputError, match="f'"):
+        torch_cubin.define_op(text, **VEC_ADD)
+    library._destroy()

@@ -1,0 +1,285 @@
+"""Packages: what save_package writes, load_package reads, and everything it refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import declared
+import json_schema
+import pytest
+import torch
+from declared import DATA, DECLARED, blocks, schema, vec_add
+
+import torch_cubin
+from torch_cubin import _contract, _signature, errors
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "docs/manifest.schema.json").read_text())
+
+
+def manifest_of(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def check_against_schema(manifest: dict) -> list[str]:
+    found = list(json_schema.problems(manifest, SCHEMA, SCHEMA))
+    try:
+        import jsonschema
+    except ImportError:
+        return found
+    assert bool(list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(manifest))) == bool(found)
+    return found
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    backward = declared.cube_backward()
+    ops = [vec_add(), declared.cube(backward=backward.name), backward]
+    return torch_cubin.save_package(tmp_path / "package", ops)
+
+
+def renamed(package: Path) -> dict:
+    """The manifest with names that this process does not have yet."""
+    manifest = manifest_of(package)
+    for op in manifest["ops"]:
+        op["schema"] = schema(op["schema"].split("::")[1])
+        op.pop("backward", None)
+    return manifest
+
+
+def write(package: Path, manifest: object) -> None:
+    text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+    (package / "manifest.json").write_text(text)
+
+
+def test_a_saved_package(package) -> None:
+    manifest = manifest_of(package)
+    assert check_against_schema(manifest) == []
+    assert sorted(path.name for path in package.iterdir()) == [
+        "declared.sm_90a.cuda130.cubin",
+        "launch.sm_90a.cuda130.cubin",
+        "manifest.json",
+    ]
+    assert [op["kernels"][0]["images"] for op in manifest["ops"]] == [[0], [1], [1]]
+    assert [path.stat().st_mode & 0o777 for path in package.iterdir()] == [0o644] * 3
+
+
+def test_what_is_loaded_is_the_same(package, tmp_path) -> None:
+    manifest = renamed(package)
+    write(package, manifest)
+    loaded = torch_cubin.load_package(package)
+    assert list(loaded) == [op["schema"].split("(")[0] for op in manifest["ops"]]
+    again = torch_cubin.load_package(package)
+    assert all(again[name] is op for name, op in loaded.items())
+    torch_cubin.save_package(tmp_path / "copy", list(loaded.values()))
+    assert manifest_of(tmp_path / "copy") == manifest
+    op = loaded[next(iter(loaded))]
+    meta = torch.empty(3, device="meta")
+    assert op(meta, meta).shape == (3,)
+    with pytest.raises(errors.InputError, match="cpu"):
+        op(torch.ones(3), torch.ones(3))
+
+
+def test_a_package_that_another_process_made(package) -> None:
+    """Packages of TORCH_CUBIN_PACKAGES are there after the import, fakes and backward included."""
+    script = """
+import os, sys, torch, torch_cubin
+a, b = os.environ["NAMES"].split()
+space, name = a.split("::")
+op = getattr(getattr(torch.ops, space), name)
+meta = torch.empty(3, device="meta")
+assert op(meta, meta).shape == (3,)
+from torch_cubin import _declared
+assert _declared.find(b)._formula is not None
+"""
+    ops = manifest_of(package)["ops"]
+    names = " ".join(op["schema"].split("(")[0] for op in ops[:2])
+    env = {**os.environ, "TORCH_CUBIN_PACKAGES": str(package), "NAMES": names}
+    env["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    env["TORCH_CUBIN_PACKAGES"] = str(package / "nowhere")
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert "torch_cubin [file]" in done.stderr
+
+
+def change(path: str, value: object):
+    """A mistake: the field at that path becomes `value`; ... takes it away."""
+
+    def apply(manifest: dict) -> None:
+        *parents, last = [int(p) if p.isdecimal() else p for p in path.split("/")]
+        at = manifest
+        for parent in parents:
+            at = at[parent]
+        if value is ...:
+            del at[last]
+        else:
+            at[last] = value
+
+    return apply
+
+
+MISTAKES = [
+    (change("version", 2), errors.FileError),
+    (change("version", ...), errors.Error),
+    (change("format", "something"), errors.FileError),
+    (change("more", 1), errors.InputError),
+    (change("images/0/more", 1), errors.InputError),
+    (change("ops/0/more", 1), errors.InputError),
+    (change("ops/0/tensors/x/more", 1), errors.InputError),
+    (change("ops/0/kernels/0/more", 1), errors.InputError),
+    (change("images/0/sha256", "0" * 64), errors.HashError),
+    (change("images/0/sha256", "0" * 63), errors.InputError),
+    (change("images/0/sha256", ...), errors.InputError),
+    (change("images/0/file", "../x.cubin"), errors.FileError),
+    (change("images/0/file", "/etc/passwd"), errors.FileError),
+    (change("images/0/file", "nowhere.cubin"), errors.FileError),
+    (change("images/0/file", "link.cubin"), errors.FileError),
+    (change("ops/0/schema", "mylib::f(Tensr x) -> Tensor"), errors.InputError),
+    (change("ops/0/kernels/0/images", [7]), errors.InputError),
+    (change("ops/0/kernels/0/kernel", "nothing"), errors.NoKernelError),
+    (change("ops/0/kernels/0/args", []), errors.ParamsError),
+    (change("ops/0/kernels/0/grid", [["number", "q"], 1, 1]), errors.InputError),
+    (change("ops/0/tensors/x/dtype", "float33"), errors.InputError),
+    (change("ops/0/tensors/x", ...), errors.InputError),
+]
+
+
+@pytest.mark.parametrize(("mistake", "error"), MISTAKES, ids=range(len(MISTAKES)))
+def test_wrong_packages_register_nothing(package, mistake, error) -> None:
+    manifest = renamed(package)
+    manifest["ops"].reverse()  # the wrong one last
+    manifest["ops"].append(manifest["ops"].pop(0))
+    manifest["ops"].reverse()
+    outside = package.parent / "outside.cubin"
+    outside.write_bytes((DATA / "launch.sm_90a.cuda130.cubin").read_bytes())
+    (package / "link.cubin").symlink_to(outside)
+    names = [op["schema"].split("(")[0] for op in manifest["ops"]]
+    mistake(manifest)
+    write(package, manifest)
+    with pytest.raises(error):
+        torch_cubin.load_package(package)
+    for name in names:
+        space, local = name.split("::")
+        assert not hasattr(getattr(torch.ops, space), local)
+
+
+def test_damaged_folders(package, tmp_path) -> None:
+    with pytest.raises(errors.FileError):
+        torch_cubin.load_package(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(errors.FileError):
+        torch_cubin.load_package(tmp_path / "empty")
+    for text in ("", "{", "[" * 10_000, "[]", "null"):
+        write(package, text)
+        with pytest.raises(errors.Error):
+            torch_cubin.load_package(package)
+
+
+def test_the_same_op_with_other_content(package) -> None:
+    manifest = renamed(package)
+    write(package, manifest)
+    torch_cubin.load_package(package)
+    other = copy.deepcopy(manifest)
+    other["ops"][0]["kernels"][0]["block"] = [128, 1, 1]
+    write(package, other)
+    with pytest.raises(errors.InputError, match="other content"):
+        torch_cubin.load_package(package)
+
+
+def test_wrong_saves(tmp_path) -> None:
+    op = vec_add()
+    torch_cubin.save_package(tmp_path, [op])
+    with pytest.raises(errors.InputError, match="overwrite"):
+        torch_cubin.save_package(tmp_path, [op])
+    torch_cubin.save_package(tmp_path, [op.name], overwrite=True)
+    for ops, says in (([], "no op"), ([5], "no declared op"), ([op, op], "twice")):
+        with pytest.raises(errors.InputError, match=says):
+            torch_cubin.save_package(tmp_path / "new", ops)
+    with pytest.raises(errors.FileError):
+        torch_cubin.save_package(tmp_path / "manifest.json" / "below", [op])
+
+
+def test_images_of_one_name_and_of_none(tmp_path) -> None:
+    other = tmp_path / "declared.sm_90a.cuda130.cubin"
+    other.write_bytes((DATA / "vec_add.sm_90a.cuda124.cubin").read_bytes())
+    ops = [
+        declared.cube(),
+        vec_add(kernel=(other, "vec_add")),
+        vec_add(kernel=((DATA / "vec_add.sm_80.cuda118.cubin").read_bytes(), "vec_add")),
+    ]
+    folder = torch_cubin.save_package(tmp_path / "package", ops)
+    files = [image["file"] for image in manifest_of(folder)["images"]]
+    assert files[0] == "declared.sm_90a.cuda130.cubin"
+    assert files[1].endswith(".declared.sm_90a.cuda130.cubin")
+    assert files[2] == "vec_add.sm_80.cubin"
+    manifest = renamed(folder)
+    write(folder, manifest)
+    assert len(torch_cubin.load_package(folder)) == 3
+
+
+def everything() -> dict:
+    """A contract with every kind of field."""
+    signature = _signature.parse(
+        "mylib::f(Tensor x, Tensor? b, Tensor[] xs, int? k, str mode) -> (Tensor y, Tensor z)"
+    )
+    choice = _contract.Choice(
+        [0],
+        "k",
+        lambda x, xs, k, partial: (
+            x,
+            xs[1],
+            torch_cubin.select(k.defined, k, 0),
+            torch_cubin.bfloat16(1.5),
+            None,
+            b"\x00",
+            torch_cubin.TensorMap(x, box=(8, 8), element_strides=(1, 1)),
+            partial,
+        ),
+        blocks,
+        (8, 8),
+        when=lambda x, mode, sm: (x.dtype == torch.float16) & (mode != "slow") & (sm >= 90),
+        shared_memory=lambda m: 4 * m,
+        cluster=(2, 1),
+        priority=-1,
+    )
+    return _contract.build(
+        signature,
+        tensors={
+            "x": "T[m, *s] rows align=4",
+            "b": "float32",
+            "xs": "T[2 * m]",
+            "y": torch_cubin.empty(3, "int8"),
+            "z": lambda m: torch_cubin.empty(m + 1, "T"),
+        },
+        dtypes={"T": ["float16"]},
+        scratch={"partial": "float32[m]"},
+        choices=[choice],
+        backward="a::b",
+        jit=True,
+    )
+
+
+def test_the_schema_knows_every_field_and_catches_mistakes() -> None:
+    image = {"file": "k.cubin", "sha256": "0" * 64}
+    good = {
+        "format": "torch_cubin package",
+        "version": 1,
+        "images": [image],
+        "ops": [everything()],
+    }
+    assert check_against_schema(json.loads(json.dumps(good))) == []
+    caught = 0
+    for mistake, _ in MISTAKES:
+        bad = copy.deepcopy(good)
+        mistake(bad)
+        caught += bool(check_against_schema(json.loads(json.dumps(bad))))
+    assert caught == 11  # the others are right by themselves, and wrong together
+
+
+assert DECLARED.is_file()

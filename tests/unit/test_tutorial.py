@@ -1,0 +1,39 @@
+"""docs/your_own_kernel.md, as far as it goes without a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import tutorial
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU is here: tests/gpu/test_cuda_tutorial.py runs it all"
+)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc, found none")
+def test_every_step(tmp_path: Path) -> None:
+    """In a process of its own: it defines ops. Then the wheel, alone in another."""
+    code = f"import sys; sys.path[:0] = {[str(tutorial.ROOT / 'tests'), str(tutorial.ROOT)]!r}; "
+    code += f"import tutorial; print(tutorial.run({str(tmp_path)!r}, gpu=False))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "{'cuda': 1, 'sh': 3, 'python': 4, 'python file': 2}" in done.stdout
+    (wheel,) = tmp_path.glob("mine-*.whl")
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", wheel, site], check=True)
+    code = f"import sys; sys.path[:0] = {[str(site), str(tutorial.ROOT)]!r}; import mine, torch; "
+    code += "print(mine.silu, torch.ops.mine.silu_backward.default)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("<torch_cubin.Op 'mine::silu(Tensor x) -> Tensor'>")
+
+
+def test_the_committed_cubin_is_of_this_source() -> None:
+    (source,) = (text for language, _, text in tutorial.steps() if language == "cuda")
+    assert source.split("\n", 1)[1] == Path(f"{tutorial.KERNEL}.cu").read_text()

@@ -1,0 +1,242 @@
+"""Cubins, or a whole package, inside a shared library of your own: a wheel that is one file.
+
+    # setup.py
+    from setuptools import setup
+    from torch_cubin.embed import CubinExtension
+
+    setup(packages=["mine"], ext_modules=[CubinExtension("mine._kernels", package="kernels")])
+
+    # mine/__init__.py
+    torch_cubin.load_package(Path(__file__).with_name("_kernels.abi3.so"))
+
+The library gets a read-only section `.torch_cubin` with the files and their sha256, laid out as
+csrc/cubin/embedded.h says, by `.incbin` in one C file; that takes a C compiler, neither nvcc nor
+CUDA. It is read as a file: nothing in it runs. For CMake see cmake/torch_cubin.cmake (`python -m
+torch_cubin cmake-dir`), which runs this file as a program: its top imports nothing but Python's own
+modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+MAGIC = "TCBUNDLE"
+HEADER_BYTES, RECORD_BYTES, ALIGNMENT = 24, 64, 16
+FilePath = str | os.PathLike
+
+
+def write_unit(
+    output: FilePath,
+    files: Iterable[FilePath] = (),
+    package: FilePath | None = None,
+    symbol: str | None = None,
+) -> None:
+    """Writes a C (and C++) source that embeds `files` by their names, or the folder `package`.
+
+    The files are found from where the compiler runs: give absolute paths where that is elsewhere.
+    `symbol` is the bundle's, for `-Wl,-u,SYMBOL` where a linker drops what nothing refers to; by
+    default it is made of the contents. Raises FileError [file] for a file that cannot be read,
+    InputError [input] for no files or two of one name, HashError [hash] for a package whose
+    manifest promises other bytes.
+    """
+    files = list(files)
+    if (package is None) == (not files):
+        raise _fault(
+            "input", "torch_cubin.embed", "has nothing to do", expected="files, or a package"
+        )
+    named = _package_files(Path(package)) if package is not None else _by_name(files)
+    contents = {name: _read(path) for name, path in named.items()}
+    digest = hashlib.sha256()
+    for name, content in contents.items():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    symbol = symbol or f"torch_cubin_embedded_{digest.hexdigest()[:16]}"
+    body = "\n".join(f'    "{_escaped(line)}\\n"' for line in _assembly(symbol, named, contents))
+    text = (
+        "/* Made by torch_cubin.embed: files for the section .torch_cubin. */\n"
+        f"__asm__(\n{body});\n"
+    )
+    output = Path(output)
+    if not output.is_file() or output.read_text() != text:  # else a build would start again
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
+
+
+def _assembly(symbol: str, named: dict[str, Path], contents: dict[str, bytes]) -> list[str]:
+    """The bundle in numbers and .incbin: no labels to clash where LTO joins several units."""
+
+    def aligned(size: int) -> int:
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+    table, payload = [], []
+    at = aligned(HEADER_BYTES + RECORD_BYTES * len(named))
+    for name, path in named.items():
+        raw, content = name.encode(), contents[name]
+        start = aligned(at + len(raw))
+        table.append(f".quad {at}, {len(raw)}, {start}, {len(content)}")
+        table.append(".byte " + ", ".join(map(str, hashlib.sha256(content).digest())))
+        payload += [f".balign {ALIGNMENT}", ".byte " + ", ".join(map(str, raw))]
+        # The bytes are counted, so that a file that grows meanwhile is cut, and fails its hash.
+        payload += [f".balign {ALIGNMENT}", f'.incbin "{_escaped(str(path))}", 0, {len(content)}']
+        at = aligned(start + len(content))
+    return [
+        '.pushsection .torch_cubin, "a", @progbits',
+        f".balign {ALIGNMENT}",
+        f".weak {symbol}",  # the same files twice in a link are no clash
+        f".type {symbol}, @object",
+        f".size {symbol}, {at}",
+        f"{symbol}:",
+        f'.ascii "{MAGIC}"',
+        f".quad {at}, {len(named)}",
+        *table,
+        *payload,
+        f".balign {ALIGNMENT}",
+        ".popsection",
+    ]
+
+
+def _escaped(text: str) -> str:
+    """As it stands between quotes, in C and in assembly alike."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _by_name(files: list[FilePath]) -> dict[str, Path]:
+    named: dict[str, Path] = {}
+    for path in map(Path, files):
+        if path.name in named:
+            raise _fault(
+                "input", "torch_cubin.embed", "is given two files of one name", got=path.name
+            )
+        named[path.name] = path
+    return named
+
+
+def _package_files(folder: Path) -> dict[str, Path]:
+    """manifest.json and the images that it lists, whose hashes are compared."""
+    manifest = folder / "manifest.json"
+    try:
+        images = [
+            (image["file"], image["sha256"]) for image in json.loads(_read(manifest))["images"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _fault(
+            "file",
+            f"file '{manifest}'",
+            "is no package's manifest",
+            expected="what torch_cubin.save_package writes",
+            got=f"{type(error).__name__}: {error}",
+        ) from error
+    named = {"manifest.json": manifest}
+    for name, promised in images:
+        named[name] = folder / name
+        found = hashlib.sha256(_read(named[name])).hexdigest()
+        if found != promised:
+            raise _fault(
+                "hash",
+                f"file '{named[name]}'",
+                "is not the one in the manifest",
+                expected=f"sha256 {promised}",
+                got=found,
+                advice="Save the package again.",
+            )
+    return named
+
+
+def _read(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _fault(
+            "file", f"file '{path}'", "cannot be read", got=error.strerror or str(error)
+        ) from error
+    if not content:
+        raise _fault("file", f"file '{path}'", "is empty", advice="Build it again.")
+    return content
+
+
+def _fault(tag: str, object: str, problem: str, **parts: str) -> Exception:
+    """torch_cubin's error; as a program, which does without torch, one that ends with its text."""
+    if __name__ == "__main__":
+        wanted, got = parts.get("expected", ""), parts.get("got", "")
+        ends = [f"expected {wanted}"] * bool(wanted) + [f"got {got}"] * bool(got)
+        text = f"torch_cubin [{tag}]: {object} {problem}" + ": " * bool(ends) + ", ".join(ends)
+        return SystemExit(f"{text}. {parts.get('advice', '')}".rstrip())
+    from torch_cubin import errors
+
+    return errors.fault(tag, object, problem, **parts)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CubinExtension":  # made when it is asked for: setuptools may be missing
+        globals()[name] = _extension_class()
+        return globals()[name]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def _extension_class() -> type:
+    from setuptools import Extension
+
+    class CubinExtension(Extension):
+        """A setuptools extension whose library holds cubins (or fatbins, PTX), or a package.
+
+            CubinExtension("mine._kernels", ["vec_add.sm_80.cubin", "vec_add.sm_90a.cubin"])
+            CubinExtension("mine._kernels", package="kernels")     # save_package("kernels", ...)
+
+        gives `mine/_kernels.abi3.so`, for torch_cubin.load and torch_cubin.load_package by its
+        path. It uses nothing of Python: tag the wheel as it suits you (examples/embedded/setup.py).
+        `sources` and whatever else an Extension takes may be added. Paths are relative to setup.py.
+        The files are read when setup.py runs: make them before, or in it.
+
+        Raises as write_unit, and ImageError [image] for a file that is no device code.
+        """
+
+        def __init__(
+            self,
+            name: str,
+            cubins: Iterable[FilePath] = (),
+            *,
+            package: FilePath | None = None,
+            sources: Iterable[FilePath] = (),
+            **keywords: Any,
+        ) -> None:
+            from torch_cubin.inspect import inspect
+
+            cubins = list(cubins)
+            for path in cubins:
+                inspect(path)
+            unit = Path("build", "torch_cubin", f"{name}.c")
+            write_unit(unit, cubins, package)
+            embedded = _package_files(Path(package)).values() if package is not None else cubins
+            depends = [*keywords.pop("depends", ()), *map(os.fspath, embedded)]
+            keywords.setdefault("py_limited_api", True)  # for the file's name
+            super().__init__(
+                name, [*map(os.fspath, sources), str(unit)], depends=depends, **keywords
+            )
+
+    CubinExtension.__module__, CubinExtension.__qualname__ = __name__, "CubinExtension"
+    return CubinExtension
+
+
+def main() -> int:
+    """For cmake/torch_cubin.cmake, and for other build systems."""
+    parser = argparse.ArgumentParser(description="Writes a C file that embeds FILEs or a package.")
+    parser.add_argument("--output", required=True, help="the C file")
+    parser.add_argument("--package", help="a folder that torch_cubin.save_package made")
+    parser.add_argument("--symbol", help="of the bundle")
+    parser.add_argument("files", nargs="*", metavar="FILE")
+    options = parser.parse_args()
+    write_unit(options.output, options.files, options.package, options.symbol)
+    os.utime(options.output)  # what a build looks at to see that this was run
+    return 0
+
+
+__all__ = ["CubinExtension", "write_unit"]  # noqa: F822 (the first is made by __getattr__)
+
+if __name__ == "__main__":
+    sys.exit(main())
