@@ -10,6 +10,12 @@ namespace {
 constexpr size_t kMaxText = 64 << 10;
 constexpr size_t kMaxArguments = 64;  // PyTorch's own ops have fewer
 
+// What PyTorch takes as a dtype's name in a default.
+constexpr const char* kDtypeNames[] = {
+    "float16", "bfloat16", "float32", "float64",   "uint8",      "int8",          "int16",
+    "int32",   "int64",    "bool",    "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+    "half",    "float",    "double",  "short",     "int",        "long"};
+
 // Words that PyTorch's parser does not take for names, and those that Python does not.
 constexpr const char* kKeywords[] = {
     "False",    "None",   "True",     "and",    "as",       "assert", "async", "await", "break",
@@ -221,7 +227,9 @@ class Parser {
         expect(!value.empty() && (value[0] == '"' || value[0] == '\''), "text in quotes");
         break;
       case ArgumentType::kDtype:
-        expect(!value.empty() && is_letter(value[0]), "a dtype's name");
+        expect(std::find(std::begin(kDtypeNames), std::end(kDtypeNames), value) !=
+                   std::end(kDtypeNames),
+               "a dtype's name, as float32");
         break;
     }
     return value;

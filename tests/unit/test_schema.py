@@ -39,8 +39,9 @@ DEFAULTS = {
     "bool": ["True", "False"],
     "bool?": ["None", "True"],
     "str": ["'relu'", '"none"', "''"],
+    "ScalarType": ["float32", "bfloat16", "long", "float8_e4m3fn"],
 }
-TYPES = ["Tensor", "Tensor(a!)", "Tensor(a!)?", "Tensor[]", "ScalarType", *DEFAULTS]
+TYPES = ["Tensor", "Tensor(a!)", "Tensor(a!)?", "Tensor[]", *DEFAULTS]
 
 
 def random_schema(r: random.Random) -> str:
@@ -142,7 +143,8 @@ BAD = [
     ("a::b(str x='a\\n') -> ()", 12, "plain"),
     ("a::b(Tensor x=None) -> ()", 15, "no default"),
     ("a::b(Tensor[] x=[]) -> ()", 17, "no default"),
-    ("a::b(ScalarType x=3) -> ()", 19, "no default"),
+    ("a::b(ScalarType x=3) -> ()", 19, "a dtype's name"),
+    ("a::b(ScalarType x=floot32) -> ()", 19, "a dtype's name"),
     ("a::b(Tensor? x=0) -> ()", 16, "None"),
     ("a::b(int if) -> ()", 10, "name"),
     ("a::b(int x, ) -> ()", 13, "type"),
