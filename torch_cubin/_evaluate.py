@@ -66,6 +66,8 @@ def evaluate(
         if operation == "is":
             return str(numbers[operands[0]]).removeprefix("torch.") == operands[1]
         if operands[0] not in tensors:  # "xs[2]" of a shorter list
+            if operation == "defined":
+                return False
             no_value(f"reads {operands[0]}, which the list does not have")
         tensor = tensors[operands[0]]
         if operation == "defined":

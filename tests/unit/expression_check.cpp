@@ -13,6 +13,7 @@ using nlohmann::json;
 namespace {
 
 Value value_of(const json& x) {
+  if (x.is_null()) return {ValueType::kNone, 0, 0};
   if (x.is_boolean()) return Value::of(x.get<bool>());
   return x.is_number_float() ? Value::of(x.get<double>()) : Value::of(x.get<int64_t>());
 }
@@ -25,10 +26,18 @@ json to_json(const Value& x) {
 json answer(const json& line) {
   Scope scope;
   std::vector<Value> numbers;
+  std::vector<std::string> texts;
   for (const auto& [name, x] : line["numbers"].items()) {
+    if (x.is_string()) {
+      scope.texts.push_back(name);
+      texts.push_back(x.get<std::string>());
+      continue;
+    }
     numbers.push_back(value_of(x));
-    scope.numbers.emplace_back(name, numbers.back().type);
+    // An absent number is one of its type all the same: "maybe" is an int.
+    scope.numbers.emplace_back(name, x.is_null() ? ValueType::kInt : numbers.back().type);
   }
+  const std::vector<std::string_view> views(texts.begin(), texts.end());
   std::vector<TensorFacts> tensors;
   std::vector<std::vector<int64_t>> storage;
   std::vector<std::string> dtypes;
@@ -52,7 +61,7 @@ json answer(const json& line) {
   }
   try {
     const Expression expression(line["tree"], scope, "a test");
-    const Value value = expression.evaluate({tensors.data(), numbers.data(), 90, 132});
+    const Value value = expression.evaluate({tensors.data(), numbers.data(), 90, 132, views.data()});
     return {{"value", to_json(value)}, {"text", expression.text()}};
   } catch (const Error& error) {
     return {{"tag", error.tag()}, {"message", error.what()}};

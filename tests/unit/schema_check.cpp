@@ -14,7 +14,8 @@ int main() {
     json out;
     try {
       const Schema schema = parse_schema(json::parse(line).get<std::string>());
-      out = {{"text", schema.text()}, {"name", schema.qualified_name()}, {"returns", schema.returns}};
+      out = {
+          {"text", schema.text()}, {"name", schema.qualified_name()}, {"returns", schema.returns}};
       for (const SchemaArgument& argument : schema.arguments) {
         out["arguments"].push_back({{"name", argument.name},
                                     {"type", argument.type_text},

@@ -66,7 +66,7 @@ def random_tree(r: random.Random, type_: type, depth: int) -> ex.Tree:
         if type_ is bool:
             leaves = [
                 True, False, ["number", "flag"], ["defined", "x"], ["contiguous", "y"],
-                ["is_dtype", "x", "float32"],
+                ["is_dtype", "x", "float32"], ["is", "mode", "relu"], ["number", "maybe?"],
             ]  # fmt: skip
             return r.choice(leaves)
         if type_ is float:
@@ -75,6 +75,7 @@ def random_tree(r: random.Random, type_: type, depth: int) -> ex.Tree:
             r.choice(INTERESTING), r.randrange(-20, 20), ["number", "n"],
             ["size", "x", r.randrange(-3, 3)], ["stride", "y", r.randrange(-2, 2)],
             ["numel", "x"], ["dim", "y"], ["itemsize", "x"], ["sm"], ["multiprocessors"],
+            ["number", "maybe"], ["number", "len(xs)"],
         ]  # fmt: skip
         return r.choice(leaves)
 
@@ -124,7 +125,11 @@ def test_cpp_and_python_agree_on_random_trees(program) -> None:
             "n": r.choice((*INTERESTING, r.randrange(100))),
             "alpha": r.choice(FLOATS),
             "flag": r.random() < 0.5,
+            "maybe": r.choice((None, 5)),
+            "len(xs)": r.randrange(4),
+            "mode": r.choice(("relu", "gelu", "float32")),
         }
+        numbers["maybe?"] = numbers["maybe"] is not None
         tree = random_tree(r, r.choice((bool, int, int, float)), r.randrange(6))
         described = {name: facts(tensor) for name, tensor in tensors.items()}
         lines.append({"tree": tree, "tensors": described, "numbers": numbers})
@@ -154,13 +159,16 @@ MALFORMED = [
     ["floordiv", 1.0, 2], ["not", 1], ["and", True, 1], ["select", 1, 2, 3],
     ["select", True, True, 1], ["size", "x"], ["size", "x", 1.0], ["size", "z", 0], ["numel", 3],
     ["number", "m"], ["is_dtype", "x"], ["sm", 1], ["lt", True, False], 2**64 - 1,
+    ["is", "mode"], ["is", "n", "relu"], ["is", "x", "float32"], ["is", "mode", 1],
+    ["number", "mode"], ["number", ""], ["numel", ""], ["is", "", "relu"],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("tree", MALFORMED, ids=json.dumps)
 def test_what_is_no_tree_is_refused(program, tree) -> None:
     tensors = {"x": facts(torch.empty(2, 3, device="meta"))}
-    (got,) = ask(program, [{"tree": tree, "tensors": tensors, "numbers": {"n": 1}}])
+    numbers = {"n": 1, "mode": "relu"}
+    (got,) = ask(program, [{"tree": tree, "tensors": tensors, "numbers": numbers}])
     assert got.get("tag") == "input", got
 
 
