@@ -51,8 +51,10 @@ kernels-demo kernels-test kernels-all: kernels-%: | $(READY)
 demo: $(LIBRARY) kernels-demo
 	@$(PY) -m torch_cubin demo
 
+# A file's tests stay in one process. On a GPU all do: some measure its memory and its speed.
 test: $(LIBRARY) kernels-test
-	@$(PY) -m pytest tests/unit tests/ops tests/faults tests/gpu $(PYTEST)
+	@workers=$$($(PY) -c 'import os, torch; print(0 if torch.cuda.is_available() else os.cpu_count())'); \
+	$(PY) -m pytest -n "$$workers" --dist loadfile tests/unit tests/ops tests/faults tests/gpu $(PYTEST)
 
 lint: $(LIBRARY)
 	@$(PY) -m ruff check .

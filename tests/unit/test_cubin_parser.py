@@ -114,6 +114,38 @@ EXPECTED = {
             "vec_add": kernel(VEC_ADD, registers=12),
         },
     ),
+    "declared.sm_90a.cuda130": (
+        "sm_90a",
+        8,
+        "13.0",
+        {
+            "add_three": kernel(
+                [(0, 8, U), (8, 8, U), (16, 8, U), (24, 8, U), (32, 4, V)], registers=14
+            ),
+            "add_two": kernel(VEC_ADD, registers=12),
+            "affine": kernel(
+                [
+                    *((0, 8, U), (8, 8, U), (16, 8, U), (24, 4, V)),
+                    *((28, 4, V), (32, 1, V), (36, 4, V), (40, 4, V)),
+                ],
+                registers=11,
+            ),
+            "axpy": kernel([(0, 4, V), (8, 8, U), (16, 8, U), (24, 4, V)], registers=10),
+            "copy_16": kernel([(0, 8, U), (8, 8, U), (16, 8, U)], registers=8),
+            "copy_32": kernel([(0, 8, U), (8, 8, U), (16, 8, U)], registers=8),
+            "cube": kernel([(0, 8, U), (8, 8, U), (16, 4, V)], registers=10),
+            "cube_backward": kernel(VEC_ADD, registers=12),
+            "fill_64": kernel(  # __block_size__ names a cluster as well
+                [(0, 8, U), (8, 4, V)], registers=8, required_block=[64, 1, 1], cluster=[1, 1, 1]
+            ),
+            "repeat_columns": kernel([(0, 8, U), (8, 8, U), (16, 4, V), (20, 4, V)], registers=22),
+            "row_limits": kernel(
+                [(0, 8, U), (8, 8, U), (16, 8, U), (24, 8, U), (32, 4, V), (36, 4, V)],
+                registers=31,
+            ),
+            "sum_through": kernel(VEC_ADD, registers=31, barriers=1),
+        },
+    ),
 }
 
 
