@@ -18,7 +18,8 @@ namespace torch_cubin {
 
 class BoxedArguments {
  public:
-  BoxedArguments(const Schema& schema, const StableIValue* stack) : schema_(schema), stack_(stack) {}
+  BoxedArguments(const Schema& schema, const StableIValue* stack)
+      : schema_(schema), stack_(stack) {}
   ~BoxedArguments();
   BoxedArguments(const BoxedArguments&) = delete;
   BoxedArguments& operator=(const BoxedArguments&) = delete;

@@ -180,7 +180,8 @@ class Contract::Call {
     for (const Launch& launch : contract_.launches_) {
       expected += (expected.empty() ? "" : " or ") + launch.when[0].text();
     }
-    fail({"input", contract_.op_, "has no kernel for these arguments", expected, "none of them", ""});
+    fail({"input", contract_.op_, "has no kernel for these arguments", expected, "none of them",
+          ""});
   }
 
   // Allocates an output or scratch; true if it has no elements.
@@ -196,9 +197,9 @@ class Contract::Call {
     state_.addresses[place] = nullptr;
     if (contract_.reads_outputs_) {
       const TensorView view(tensor);
-      state_.facts[place] = {view.sizes,         view.strides,
-                             view.dim,           element_size(view.dtype),
-                             dtype_text(view.dtype), true};
+      state_.facts[place] = {
+          view.sizes, view.strides, view.dim, element_size(view.dtype), dtype_text(view.dtype),
+          true};
     }
     if (!empty && aoti_torch_get_data_ptr(tensor, &state_.addresses[place]) != 0) {
       fail({"internal", contract_.op_, "could not read an output's address", "", "", ""});
@@ -212,8 +213,9 @@ class Contract::Call {
 
   [[noreturn]] void refuse_empty_grid(const torch_cubin_launch_call& call) const {
     fail({"input", contract_.op_, "has an empty grid and results that are not empty",
-          "at least one block", "grid (" + std::to_string(call.grid[0]) + ", " +
-              std::to_string(call.grid[1]) + ", " + std::to_string(call.grid[2]) + ")",
+          "at least one block",
+          "grid (" + std::to_string(call.grid[0]) + ", " + std::to_string(call.grid[1]) + ", " +
+              std::to_string(call.grid[2]) + ")",
           "The definition does not allow for these arguments."});
   }
 

@@ -9,6 +9,7 @@
 
 #include "contract/family_table.h"
 #include "contract/files.h"
+#include "contract/kept_error.h"
 #include "cubin/error.h"
 #include "cubin/sha256.h"
 #include "driver/dl.h"
@@ -170,6 +171,7 @@ Catalog::Catalog(const std::string& folder) : folder_(folder) {
 Catalog& Catalog::get() {
   static std::atomic<Catalog*> ready{nullptr};  // leaked on purpose, as its kernels are
   static std::mutex mutex;                      // guards the making of `ready`
+  raise_kept_error();
   Catalog* catalog = ready.load(std::memory_order_acquire);
   if (catalog != nullptr) return *catalog;
   std::lock_guard<std::mutex> lock(mutex);

@@ -37,7 +37,8 @@ bool mentions(const json& tree, const char* operation, const std::vector<std::st
                      [&](const json& item) { return mentions(item, operation, names); });
 }
 
-std::vector<Expression> read_three(const json& trees, const Scope& scope, const std::string& label) {
+std::vector<Expression> read_three(const json& trees, const Scope& scope,
+                                   const std::string& label) {
   if (!trees.is_array() || trees.size() != 3) {
     refuse_json(label, "three expressions: x, y and z", trees);
   }
@@ -143,14 +144,15 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
                            names.scope(), all, images, jit);
   }
 
-  reads_device_ = mentions(definition, "sm", nullptr) ||
-                  mentions(definition, "multiprocessors", nullptr);
+  reads_device_ =
+      mentions(definition, "sm", nullptr) || mentions(definition, "multiprocessors", nullptr);
   for (const char* operation :
        {"size", "stride", "numel", "dim", "itemsize", "defined", "contiguous", "is_dtype"}) {
     reads_outputs_ |= mentions(kernels, operation, &own);
   }
-  reads_outputs_ |= kernels.dump(-1, ' ', false, json::error_handler_t::replace)
-                        .find("\"tensor_map\"") != std::string::npos;
+  reads_outputs_ |=
+      kernels.dump(-1, ' ', false, json::error_handler_t::replace).find("\"tensor_map\"") !=
+      std::string::npos;
 
   // What the op does, without where its images came from.
   json same = definition;
@@ -241,9 +243,8 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
     for (size_t i = 0; i < scratch->size(); ++i) {
       const json& fields = (*scratch)[i];
       const std::string label = op_ + ": scratch[" + std::to_string(i) + "]";
-      const std::string name =
-          check_new(fields.is_object() && fields.contains("name") ? fields["name"] : json(),
-                    label + ".name");
+      const std::string name = check_new(
+          fields.is_object() && fields.contains("name") ? fields["name"] : json(), label + ".name");
       scratch_.emplace_back(name, Pattern::Role::kScratch, fields, names);
       scratch_.back().read_expressions(names);
     }

@@ -208,8 +208,8 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) {
   const bool with_dim = code == kSize || code == kStride;
   const bool with_dtype = code == kIsDtype || code == kIs;
   const size_t wanted = with_dim || with_dtype ? 3 : 2;
-  if (tree.size() != wanted || !tree[1].is_string() || tree[1] == "" || (with_dim && !tree[2].is_number_integer()) ||
-      (with_dtype && !tree[2].is_string())) {
+  if (tree.size() != wanted || !tree[1].is_string() || tree[1] == "" ||
+      (with_dim && !tree[2].is_number_integer()) || (with_dtype && !tree[2].is_string())) {
     malformed("reads an argument in a wrong way",
               "[\"size\", \"x\", 0], [\"numel\", \"x\"] and so on", shown(tree));
   }

@@ -34,7 +34,8 @@ const json* Fields::find(const char* name) {
 
 const json& Fields::get(const char* name) {
   const json* found = find(name);
-  if (found == nullptr) fail({"input", label_, "lacks a field", std::string("'") + name + "'", "", ""});
+  if (found == nullptr)
+    fail({"input", label_, "lacks a field", std::string("'") + name + "'", "", ""});
   return *found;
 }
 
@@ -69,8 +70,8 @@ int64_t Fields::integer(const char* name, int64_t least, int64_t most) {
                         ? found.get<uint64_t>() <= static_cast<uint64_t>(most < 0 ? 0 : most)
                         : found.is_number_integer() && found.get<int64_t>() <= most;
   if (!fits || found.get<int64_t>() < least) {
-    refuse_json(at(name), "an integer from " + std::to_string(least) + " to " + std::to_string(most),
-                found);
+    refuse_json(at(name),
+                "an integer from " + std::to_string(least) + " to " + std::to_string(most), found);
   }
   return found.get<int64_t>();
 }

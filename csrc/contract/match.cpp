@@ -9,7 +9,8 @@ namespace {
 
 std::string strides_text(const TensorView& view) {
   std::string text = "strides (";
-  for (int64_t i = 0; i < view.dim; ++i) text += (i > 0 ? ", " : "") + std::to_string(view.strides[i]);
+  for (int64_t i = 0; i < view.dim; ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(view.strides[i]);
   return text + ") of shape " + view.shape_text();
 }
 
@@ -59,9 +60,8 @@ void Pattern::refuse(int item, const std::string& problem, const std::string& ex
   const char* what = role_ == Role::kArgument ? " argument '"
                      : role_ == Role::kOutput ? " output '"
                                               : " scratch '";
-  fail({"input",
-        op_ + what + name_ + "'" + (item < 0 ? "" : " item " + std::to_string(item)), problem,
-        expected, got, advice});
+  fail({"input", op_ + what + name_ + "'" + (item < 0 ? "" : " item " + std::to_string(item)),
+        problem, expected, got, advice});
 }
 
 std::string Pattern::expected_shape() const {
@@ -115,7 +115,8 @@ void Pattern::check_layout(const TensorView& view, int item) const {
 void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState& state) const {
   const TensorView view(tensor);
   if (!view.on_cuda()) {
-    refuse(item, "is not on a GPU", "a CUDA tensor", view.device_text(), "Move it with .to(\"cuda\").");
+    refuse(item, "is not on a GPU", "a CUDA tensor", view.device_text(),
+           "Move it with .to(\"cuda\").");
   }
   if (state.device < 0) state.device = view.device_index;
   if (view.device_index != state.device) {
@@ -129,8 +130,7 @@ void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState&
   const int64_t extra = view.dim - count + 1;  // dims that the "*s" takes
   if (!any_shape_ && (group_at_ < 0 ? view.dim != count : extra < 0)) {
     refuse(item, "has a wrong number of dims",
-           (group_at_ < 0 ? std::to_string(count)
-                          : "at least " + std::to_string(count - 1)) +
+           (group_at_ < 0 ? std::to_string(count) : "at least " + std::to_string(count - 1)) +
                ", shape " + expected_shape(),
            "shape " + view.shape_text());
   }
@@ -150,7 +150,8 @@ void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState&
         continue;
       case Size::kSameGroup: {
         const DimGroup& group = state.groups[index];
-        if (group.count == extra && std::equal(group.sizes, group.sizes + extra, view.sizes + dim)) {
+        if (group.count == extra &&
+            std::equal(group.sizes, group.sizes + extra, view.sizes + dim)) {
           continue;
         }
         std::string dims;
@@ -181,7 +182,8 @@ void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState&
     address = const_cast<void*>(view.data());
     if ((reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1)) != 0) {
       refuse(item, "is not aligned", "an address that is a multiple of " + std::to_string(align_),
-             std::to_string(reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1)) +
+             std::to_string(reinterpret_cast<uintptr_t>(address) &
+                            static_cast<uintptr_t>(align_ - 1)) +
                  " bytes past one",
              "Call .clone() on it.");
     }

@@ -30,8 +30,8 @@ ValueType value_type(const SchemaArgument& argument) {
 Names::Names(const Schema& schema, const json* dtypes, std::string op)
     : schema_(schema), op_(std::move(op)) {
   for (const SchemaArgument& argument : schema.arguments) {
-    const bool is_tensor = argument.type == ArgumentType::kTensor ||
-                           argument.type == ArgumentType::kOptionalTensor;
+    const bool is_tensor =
+        argument.type == ArgumentType::kTensor || argument.type == ArgumentType::kOptionalTensor;
     const bool is_text =
         argument.type == ArgumentType::kString || argument.type == ArgumentType::kDtype;
     const bool is_number = !argument.is_tensor() && !is_text;
@@ -96,10 +96,10 @@ int Names::find_size(const std::string& name) const {
 }
 
 void Names::add_item(const std::string& list, const std::string& index) {
-  const bool digits = !index.empty() && index.size() <= 5 &&
-                      std::all_of(index.begin(), index.end(),
-                                  [](char c) { return c >= '0' && c <= '9'; }) &&
-                      (index == "0" || index[0] != '0');
+  const bool digits =
+      !index.empty() && index.size() <= 5 &&
+      std::all_of(index.begin(), index.end(), [](char c) { return c >= '0' && c <= '9'; }) &&
+      (index == "0" || index[0] != '0');
   const std::string name = list + "[" + index + "]";
   for (size_t i = 0; digits && i < schema_.arguments.size(); ++i) {
     const SchemaArgument& argument = schema_.arguments[i];
@@ -109,7 +109,8 @@ void Names::add_item(const std::string& list, const std::string& index) {
     items_.push_back({i, std::stoul(index), tensors.size()});
     tensors.push_back(name);
     if (tensors.size() <= kMaxOpTensors) return;
-    fail({"input", op_, "names too many items of lists", "at most 64 with all outputs", "more", ""});
+    fail(
+        {"input", op_, "names too many items of lists", "at most 64 with all outputs", "more", ""});
   }
 }
 

@@ -25,8 +25,8 @@ struct ScalarKind {
   uint32_t size;
 };
 constexpr ScalarKind kScalars[] = {
-    {"int8", 'i', 1},    {"int16", 'i', 2},   {"int32", 'i', 4},   {"int64", 'i', 8},
-    {"uint8", 'u', 1},   {"uint16", 'u', 2},  {"uint32", 'u', 4},  {"uint64", 'u', 8},
+    {"int8", 'i', 1},    {"int16", 'i', 2},    {"int32", 'i', 4},   {"int64", 'i', 8},
+    {"uint8", 'u', 1},   {"uint16", 'u', 2},   {"uint32", 'u', 4},  {"uint64", 'u', 8},
     {"float16", 'f', 2}, {"bfloat16", 'g', 2}, {"float32", 'f', 4}, {"float64", 'f', 8},
     {"bool", 'b', 1},
 };
@@ -123,8 +123,8 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
   }
   piece.index = find_named(places.scope.tensors, full);
   if (piece.index < 0 || argument.size() != (piece.kind == Kind::kItem ? 3 : 2)) {
-    refuse_json(piece.label,
-                "[\"pointer\", a tensor of the op] or [\"pointer\", a list, an index]", argument);
+    refuse_json(piece.label, "[\"pointer\", a tensor of the op] or [\"pointer\", a list, an index]",
+                argument);
   }
   reserve(piece.at, piece.size, piece.label);
   pieces_.push_back(std::move(piece));
@@ -138,15 +138,18 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
                                   [&](const ScalarKind& scalar) { return kind == scalar.name; });
   const bool own_size = kind == "number";
   if ((known == std::end(kScalars) && !own_size) || argument.size() != 2) {
-    refuse_json(piece.label, "pointer, number, int32, float32, ..., bool, struct, tensor_map or bytes",
+    refuse_json(piece.label,
+                "pointer, number, int32, float32, ..., bool, struct, tensor_map or bytes",
                 argument);
   }
   if (own_size && !param) refuse_json(piece.label, "a scalar with a size, as int32", argument);
   Expression expression(argument[1], places.scope, piece.label);
   const ValueType type = expression.type();
-  char code = own_size ? (type == ValueType::kBool ? 'b' : type == ValueType::kInt ? 'n' : 'f')
+  char code = own_size ? (type == ValueType::kBool  ? 'b'
+                          : type == ValueType::kInt ? 'n'
+                                                    : 'f')
                        : known->code;
-  const bool right = code == 'b'   ? type == ValueType::kBool
+  const bool right = code == 'b'                  ? type == ValueType::kBool
                      : code == 'f' || code == 'g' ? type != ValueType::kBool
                                                   : type == ValueType::kInt;
   if (!right) {
@@ -176,7 +179,9 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
       piece.kind = Kind::kBFloat16;
       break;
     case 'f':
-      piece.kind = piece.size == 2 ? Kind::kFloat16 : piece.size == 4 ? Kind::kFloat32 : Kind::kFloat64;
+      piece.kind = piece.size == 2   ? Kind::kFloat16
+                   : piece.size == 4 ? Kind::kFloat32
+                                     : Kind::kFloat64;
       break;
     default:
       piece.kind = Kind::kBool;
@@ -225,8 +230,9 @@ uint32_t Packing::add_struct(const json& argument, uint32_t at, const std::strin
 uint32_t Packing::add_bytes(const json& argument, uint32_t at, const std::string& label) {
   const std::string text =
       argument.size() == 2 && argument[1].is_string() ? argument[1].get<std::string>() : "";
-  const bool right = !text.empty() && text.size() % 2 == 0 && text.size() / 2 <= kMaxParamBytes &&
-                     std::all_of(text.begin(), text.end(), [](char c) { return hex_digit(c) >= 0; });
+  const bool right =
+      !text.empty() && text.size() % 2 == 0 && text.size() / 2 <= kMaxParamBytes &&
+      std::all_of(text.begin(), text.end(), [](char c) { return hex_digit(c) >= 0; });
   if (!right) refuse_json(label, "[\"bytes\", lower-case hex digits, two a byte]", argument);
   const auto size = static_cast<uint32_t>(text.size() / 2);
   reserve(at, size, label);
@@ -240,7 +246,8 @@ uint32_t Packing::add_bytes(const json& argument, uint32_t at, const std::string
 void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const {
   const auto refuse = [&](const std::string& type) {
     fail({"input", piece.label, "is out of range", "a value of " + type,
-          value.type == ValueType::kFloat ? json(value.number).dump() : std::to_string(value.integer),
+          value.type == ValueType::kFloat ? json(value.number).dump()
+                                          : std::to_string(value.integer),
           ""});
   };
   uint8_t* const at = out + piece.at;
@@ -252,11 +259,13 @@ void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const 
       const bool any = piece.kind == Kind::kAnyInteger;
       if (bits < 64) {
         const int64_t least = any || piece.is_signed ? -(int64_t{1} << (bits - 1)) : 0;
-        const int64_t most = any || !piece.is_signed ? (int64_t{1} << bits) - 1
-                                                     : (int64_t{1} << (bits - 1)) - 1;
+        const int64_t most =
+            any || !piece.is_signed ? (int64_t{1} << bits) - 1 : (int64_t{1} << (bits - 1)) - 1;
         if (x < least || x > most) {
-          refuse((any ? "" : piece.is_signed ? "int" : "uint") + std::to_string(bits) +
-                 (any ? " bits" : ""));
+          refuse((any               ? ""
+                  : piece.is_signed ? "int"
+                                    : "uint") +
+                 std::to_string(bits) + (any ? " bits" : ""));
         }
       } else if (!any && !piece.is_signed && x < 0) {
         refuse("uint64");

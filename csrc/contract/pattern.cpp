@@ -34,9 +34,9 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
     fields.text("name");
   } else {
     if (const json* layout = fields.find("layout")) {
-      const auto found = std::find_if(
-          std::begin(kLayoutNames), std::end(kLayoutNames),
-          [&](const char* known) { return layout->is_string() && *layout == known; });
+      const auto found =
+          std::find_if(std::begin(kLayoutNames), std::end(kLayoutNames),
+                       [&](const char* known) { return layout->is_string() && *layout == known; });
       if (found == std::end(kLayoutNames)) {
         refuse_json(fields.at("layout"), "contiguous, rows, dense or strided", *layout);
       }
@@ -65,8 +65,7 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
         refuse_json(fields.at("like"), "a Tensor argument that is always given", *like);
       }
     }
-    const bool plain =
-        layout_ == Layout::kContiguous || (like_ >= 0 && layout_ == Layout::kDense);
+    const bool plain = layout_ == Layout::kContiguous || (like_ >= 0 && layout_ == Layout::kDense);
     if (!plain) {
       refuse_json(fields.at("layout"), "contiguous for an output, or 'like' beside it",
                   fields.get("layout"));
@@ -129,14 +128,13 @@ void Pattern::read_size(const json& size, size_t dim, Names& names) {
     // The number of the op that has the name may be no size: a float, one that may be missing.
     if (names.is_argument(bare)) {
       const auto& arguments = names.schema().arguments;
-      if (group || place < 0 ||
-          arguments[static_cast<size_t>(place)].type != ArgumentType::kInt) {
+      if (group || place < 0 || arguments[static_cast<size_t>(place)].type != ArgumentType::kInt) {
         refuse_json(label, "a name of its own, or that of an int argument", size);
       }
     }
     if (place < 0 && !argument) {
-      fail({"input", label, "is a size that no argument says", "a name that a Tensor argument binds",
-            "'" + text + "'", ""});
+      fail({"input", label, "is a size that no argument says",
+            "a name that a Tensor argument binds", "'" + text + "'", ""});
     }
     if (group) group_at_ = static_cast<int>(dim);
     read.kind = group ? (place < 0 ? Size::kBindGroup : Size::kSameGroup)

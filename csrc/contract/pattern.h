@@ -138,7 +138,7 @@ class Pattern {
   bool any_shape_ = false;
   bool has_expressions_ = false;
   std::vector<Size> sizes_;
-  int group_at_ = -1;  // of the "*s" in sizes_
+  int group_at_ = -1;                                      // of the "*s" in sizes_
   std::vector<std::pair<size_t, nlohmann::json>> unread_;  // by dim, until read_expressions()
   std::vector<Expression> expressions_;
   std::vector<std::string> shape_text_;

@@ -10,25 +10,31 @@ namespace {
 constexpr size_t kMaxText = 64 << 10;
 constexpr size_t kMaxArguments = 64;  // PyTorch's own ops have fewer
 
+// What PyTorch takes as a dtype's name in a default.
+constexpr const char* kDtypeNames[] = {
+    "float16", "bfloat16", "float32", "float64",   "uint8",      "int8",          "int16",
+    "int32",   "int64",    "bool",    "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+    "half",    "float",    "double",  "short",     "int",        "long"};
+
 // Words that PyTorch's parser does not take for names, and those that Python does not.
 constexpr const char* kKeywords[] = {
-    "False",    "None",   "True",     "and",    "as",       "assert", "async", "await", "break",
-    "class",    "continue", "def",    "del",    "elif",     "else",   "except", "finally", "for",
-    "from",     "global", "if",       "import", "in",       "inf",    "is",    "lambda", "nan",
-    "nonlocal", "not",    "or",       "pass",   "raise",    "return", "try",   "while", "with",
-    "yield"};
+    "False",   "None",   "True",     "and",      "as",   "assert", "async", "await",
+    "break",   "class",  "continue", "def",      "del",  "elif",   "else",  "except",
+    "finally", "for",    "from",     "global",   "if",   "import", "in",    "inf",
+    "is",      "lambda", "nan",      "nonlocal", "not",  "or",     "pass",  "raise",
+    "return",  "try",    "while",    "with",     "yield"};
 
 struct Known {
   const char* text;
   ArgumentType type;
 };
 constexpr Known kTypes[] = {
-    {"Tensor", ArgumentType::kTensor},        {"Tensor?", ArgumentType::kOptionalTensor},
-    {"Tensor[]", ArgumentType::kTensorList},  {"int", ArgumentType::kInt},
-    {"SymInt", ArgumentType::kInt},           {"int?", ArgumentType::kOptionalInt},
-    {"float", ArgumentType::kFloat},          {"float?", ArgumentType::kOptionalFloat},
-    {"bool", ArgumentType::kBool},            {"bool?", ArgumentType::kOptionalBool},
-    {"str", ArgumentType::kString},           {"ScalarType", ArgumentType::kDtype},
+    {"Tensor", ArgumentType::kTensor},       {"Tensor?", ArgumentType::kOptionalTensor},
+    {"Tensor[]", ArgumentType::kTensorList}, {"int", ArgumentType::kInt},
+    {"SymInt", ArgumentType::kInt},          {"int?", ArgumentType::kOptionalInt},
+    {"float", ArgumentType::kFloat},         {"float?", ArgumentType::kOptionalFloat},
+    {"bool", ArgumentType::kBool},           {"bool?", ArgumentType::kOptionalBool},
+    {"str", ArgumentType::kString},          {"ScalarType", ArgumentType::kDtype},
 };
 
 bool is_letter(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -110,7 +116,8 @@ class Parser {
     });
     if (known == std::end(kTypes)) {
       std::string expected;
-      for (const Known& type : kTypes) expected += (expected.empty() ? "" : ", ") + std::string(type.text);
+      for (const Known& type : kTypes)
+        expected += (expected.empty() ? "" : ", ") + std::string(type.text);
       refuse(start, "has a type that a declared op does not take", expected,
              "'" + argument.type_text + "'");
     }
@@ -221,7 +228,9 @@ class Parser {
         expect(!value.empty() && (value[0] == '"' || value[0] == '\''), "text in quotes");
         break;
       case ArgumentType::kDtype:
-        expect(!value.empty() && is_letter(value[0]), "a dtype's name");
+        expect(std::find(std::begin(kDtypeNames), std::end(kDtypeNames), value) !=
+                   std::end(kDtypeNames),
+               "a dtype's name, as float32");
         break;
     }
     return value;
@@ -233,7 +242,8 @@ class Parser {
     const char quote = text_[at_];
     const size_t start = at_;
     const size_t end = text_.find(quote, at_ + 1);
-    if (end == std::string::npos) refuse(start, "has text that does not end", "a closing quote", "");
+    if (end == std::string::npos)
+      refuse(start, "has text that does not end", "a closing quote", "");
     const std::string value = text_.substr(start, end + 1 - start);
     if (value.find('\\') != std::string::npos || value.find('\n') != std::string::npos) {
       refuse(start, "has a backslash or a newline in a default", "plain text", "");

@@ -141,12 +141,11 @@ json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
   json answer = json::array();
   for (const Step& step : steps) {
     const Schema& schema = step.contract->schema();
-    answer.push_back(
-        {{"name", schema.qualified_name()},
-         {"schema", schema.text()},
-         {"state", step.state},
-         {"contract", step.contract->definition()},
-         {"package", package_json(*step.contract)}});
+    answer.push_back({{"name", schema.qualified_name()},
+                      {"schema", schema.text()},
+                      {"state", step.state},
+                      {"contract", step.contract->definition()},
+                      {"package", package_json(*step.contract)}});
   }
   std::vector<Registration> registrations;
   registrations.reserve(steps.size());

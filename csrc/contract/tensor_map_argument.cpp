@@ -21,11 +21,11 @@ struct DataType {
   bool floating;
 };
 constexpr DataType kDataTypes[] = {
-    {"uint8", 0, false},          {"int8", 0, false},        {"bool", 0, false},
-    {"float8_e4m3fn", 0, false},  {"float8_e5m2", 0, false}, {"uint16", 1, false},
-    {"int16", 1, false},          {"uint32", 2, false},      {"int32", 3, false},
-    {"uint64", 4, false},         {"int64", 5, false},       {"float16", 6, true},
-    {"float32", 7, true},         {"float64", 8, true},      {"bfloat16", 9, true},
+    {"uint8", 0, false},         {"int8", 0, false},        {"bool", 0, false},
+    {"float8_e4m3fn", 0, false}, {"float8_e5m2", 0, false}, {"uint16", 1, false},
+    {"int16", 1, false},         {"uint32", 2, false},      {"int32", 3, false},
+    {"uint64", 4, false},        {"int64", 5, false},       {"float16", 6, true},
+    {"float32", 7, true},        {"float64", 8, true},      {"bfloat16", 9, true},
 };
 
 struct Choice {
@@ -54,8 +54,8 @@ uint32_t choose(Fields& fields, const char* name, const Choice (&choices)[N], ui
   const json* value = fields.find(name);
   std::string expected;
   for (const Choice& choice : choices) {
-    const bool same = value == nullptr ? choice.name == nullptr
-                                       : choice.name != nullptr && *value == choice.name;
+    const bool same =
+        value == nullptr ? choice.name == nullptr : choice.name != nullptr && *value == choice.name;
     if (same) return choice.number;
     expected += (expected.empty() ? "" : ", ") + std::string(choice.name ? choice.name : "null");
   }
@@ -88,17 +88,17 @@ TensorMapArgument::TensorMapArgument(const json& object, const Scope& scope,
   l2_promotion_ = choose(fields, "l2_promotion", kL2Promotion, 2, object);
   oob_fill_ = choose(fields, "oob_fill", kOobFill, 0, object);
   if (const json* strides = fields.find("element_strides")) {
-    const bool right =
-        strides->is_array() && strides->size() == box.size() &&
-        std::all_of(strides->begin(), strides->end(), [](const json& x) {
-          return x.is_number_integer() && x >= 1 && x <= kMaxElementStride;
-        });
+    const bool right = strides->is_array() && strides->size() == box.size() &&
+                       std::all_of(strides->begin(), strides->end(), [](const json& x) {
+                         return x.is_number_integer() && x >= 1 && x <= kMaxElementStride;
+                       });
     if (!right) refuse_json(fields.at("element_strides"), "1 to 8 for each dim", *strides);
     element_strides_ = strides->get<std::vector<uint32_t>>();
   }
   fields.finish();
   if (interleave_ == kInterleave32 && swizzle_ != kSwizzle32) {
-    fail({"input", label, "has a swizzle that does not go with interleave 32B", "32B", "another", ""});
+    fail({"input", label, "has a swizzle that does not go with interleave 32B", "32B", "another",
+          ""});
   }
 }
 
@@ -116,12 +116,13 @@ void TensorMapArgument::encode(const CallState& state, uint8_t* out) const {
            interleave_ == 0 ? std::to_string(rank) : "3 to 5, as many as the box has",
            std::to_string(tensor.dim));
   }
-  const auto type = std::find_if(std::begin(kDataTypes), std::end(kDataTypes),
-                                 [&](const DataType& known) {
-                                   return std::string_view(known.dtype) == tensor.dtype;
-                                 });
-  if (type == std::end(kDataTypes)) refuse("is of a dtype that no tensor map has", "a real dtype", tensor.dtype);
-  if (oob_fill_ != 0 && !type->floating) refuse("fills with nan", "a floating-point tensor", tensor.dtype);
+  const auto type = std::find_if(
+      std::begin(kDataTypes), std::end(kDataTypes),
+      [&](const DataType& known) { return std::string_view(known.dtype) == tensor.dtype; });
+  if (type == std::end(kDataTypes))
+    refuse("is of a dtype that no tensor map has", "a real dtype", tensor.dtype);
+  if (oob_fill_ != 0 && !type->floating)
+    refuse("fills with nan", "a floating-point tensor", tensor.dtype);
 
   torch_cubin_tensor_map map{};
   map.size = sizeof(map);
@@ -142,7 +143,8 @@ void TensorMapArgument::encode(const CallState& state, uint8_t* out) const {
     const int64_t dim = rank - 1 - i;  // the driver's order is innermost first
     const int64_t size = tensor.sizes[dim];
     if (size < 1 || size > int64_t{1} << 32) {
-      refuse("is of a tensor with a size out of range", "1 to 2^32 in each dim", std::to_string(size));
+      refuse("is of a tensor with a size out of range", "1 to 2^32 in each dim",
+             std::to_string(size));
     }
     map.dims[i] = static_cast<uint64_t>(size);
     if (i == 0) {
@@ -152,8 +154,7 @@ void TensorMapArgument::encode(const CallState& state, uint8_t* out) const {
       }
     } else {
       int64_t bytes = 0;
-      const bool overflow =
-          __builtin_mul_overflow(tensor.strides[dim], tensor.itemsize, &bytes);
+      const bool overflow = __builtin_mul_overflow(tensor.strides[dim], tensor.itemsize, &bytes);
       if (overflow || bytes % step != 0 || bytes < 0 || bytes >= int64_t{1} << 40) {
         refuse("is of a tensor with a stride that the hardware does not take",
                "a multiple of " + std::to_string(step) + " bytes below 2^40 in dim " +

@@ -1,13 +1,17 @@
-"""Builds the stand-ins for libcuda.so.1 and libtorch_cuda.so with the system's C++ compiler."""
+"""Builds the stand-ins for libcuda.so.1, libtorch_cuda.so and CUDA's tensors with the system's C++
+compiler."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -27,7 +31,7 @@ def cuda_include() -> Path | None:
 
 
 def build(folder: Path) -> str:
-    """Makes both libraries in `folder`; returns what is missing for it, "" where nothing is."""
+    """Makes the libraries in `folder`; returns what is missing for it, "" where nothing is."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     include = cuda_include()
     if compiler is None:
@@ -42,7 +46,28 @@ def build(folder: Path) -> str:
         command += [f"-I{ROOT / 'csrc'}", f"-I{include}", str(HERE / source)]
         command += [f"-Wl,-soname,{name}", "-o", str(folder / name)]
         subprocess.run(command, check=True, capture_output=True, text=True)
+    shutil.copyfile(_tensors(compiler), folder / "fake_tensors.so")
     return ""
+
+
+def _tensors(compiler: str) -> Path:
+    """fake_tensors.so, kept in build/unit: PyTorch's headers take half a minute."""
+    source = HERE / "fake_tensors.cpp"
+    digest = hashlib.sha256(f"{compiler} {torch.__version__} ".encode() + source.read_bytes())
+    library = ROOT / "build" / "unit" / f"fake_tensors-{digest.hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    for old in library.parent.glob("fake_tensors-*"):
+        old.unlink()
+    root = Path(torch.__file__).resolve().parent
+    unfinished = library.parent / f".{library.name}.{os.getpid()}"
+    command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", str(source)]
+    command += [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
+    command += [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(unfinished)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    unfinished.replace(library)  # whole or not there, whoever builds at the same time
+    return library
 
 
 __all__ = ["build"]

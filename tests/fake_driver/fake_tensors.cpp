@@ -10,8 +10,8 @@
 
 namespace {
 
-at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int64_t device,
-                int64_t offset) {
+at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
+                int64_t device, int64_t offset) {
   int64_t elements = 1 + offset;
   for (size_t i = 0; i < sizes.size(); ++i) {
     elements += sizes[i] > 0 ? (sizes[i] - 1) * strides[i] : 0;
@@ -41,7 +41,8 @@ using NoOpGuard = c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>;
 C10_REGISTER_GUARD_IMPL(CUDA, NoOpGuard)
 
 TORCH_LIBRARY(fake_cuda, m) {
-  m.def("make(int[] size, int[] stride, ScalarType dtype, int device, int offset) -> Tensor", &make);
+  m.def("make(int[] size, int[] stride, ScalarType dtype, int device, int offset) -> Tensor",
+        &make);
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) { m.impl("empty_strided", &empty_strided); }

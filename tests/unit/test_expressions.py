@@ -161,7 +161,8 @@ MALFORMED = [
     ["floordiv", 1.0, 2], ["not", 1], ["and", True, 1], ["select", 1, 2, 3],
     ["select", True, True, 1], ["size", "x"], ["size", "x", 1.0], ["size", "z", 0], ["numel", 3],
     ["number", "m"], ["is_dtype", "x"], ["is", "x", "float32"], ["is", "n", "fast"], ["is", "mode"],
-    ["number", "mode"], ["sm", 1], ["lt", True, False], 2**64 - 1,
+    ["is", "mode", 1], ["is", "", "fast"], ["number", "mode"], ["number", ""], ["numel", ""],
+    ["sm", 1], ["lt", True, False], 2**64 - 1,
 ]  # fmt: skip
 
 

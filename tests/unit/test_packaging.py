@@ -188,6 +188,7 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     modules = {f"torch_cubin/{path.name}" for path in (ROOT / "torch_cubin").glob("*.py")}
     expected = {f"torch_cubin/cubins/{kernel['file']}" for kernel in manifest["kernels"]}
     expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
+    expected |= {"torch_cubin/cmake/torch_cubin.cmake"}
     expected |= {"torch_cubin/_launch.abi3.so"}  # where Python's headers are, as they are here
     assert {name for name in names if ".dist-info/" not in name} == expected
 

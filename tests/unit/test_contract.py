@@ -1,0 +1,474 @@
+"""Contracts: what is refused when an op is defined, in every field; redefinition; the pool.
+
+No GPU and no driver: a definition only reads the images. Calls: tests/faults/fake_contract.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import contracts
+import elf_builder
+import pytest
+import torch
+from contracts import LAUNCH, SEVERAL, changed, define, new_name, vec_add
+
+from torch_cubin import errors
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parent / "data"
+
+
+def defined(contract: dict, **more) -> str:
+    (answer,) = define(contract, **more)
+    assert answer["state"] == "defined"
+    return answer["name"]
+
+
+def exists(contract: dict) -> bool:
+    space, name = contract["schema"].split("(")[0].split("::")
+    return hasattr(getattr(torch.ops, space), name.split(".")[0])
+
+
+def test_a_definition() -> None:
+    contract = vec_add()
+    (answer,) = define(contract)
+    assert answer["state"] == "defined"
+    assert answer["contract"] == contract
+    assert answer["package"] is None
+    assert answer["schema"] == contract["schema"]
+    op = getattr(torch.ops.test_contracts, answer["name"].split("::")[1])
+    assert str(op.default._schema) == contract["schema"]
+    assert contracts.ops()[answer["name"]]["contract"] == contract
+    with pytest.raises(NotImplementedError):
+        op(torch.zeros(3), torch.zeros(3))
+
+
+def test_overloads() -> None:
+    name = new_name()
+    first, second = vec_add(f"{name}.one"), vec_add(f"{name}.two")
+    assert [answer["state"] for answer in define(first, second)] == ["defined"] * 2
+    assert getattr(torch.ops.test_contracts, name.split("::")[1]).overloads() == ["one", "two"]
+
+
+def test_defaults_may_be_left_out_or_said() -> None:
+    contract = vec_add()
+    contract["dtypes"], contract["scratch"], contract["backward"] = {}, [], "mylib::other"
+    contract["jit"] = False
+    contract["tensors"]["x"] |= {"layout": "contiguous", "align": 16}
+    contract["tensors"]["out"] |= {"layout": "contiguous", "align": 256}
+    contract["kernels"][0] |= {
+        "when": None,
+        "shared_memory": 0,
+        "cluster": None,
+        "cooperative": False,
+        "programmatic_dependent_launch": False,
+        "priority": None,
+    }
+    defined(contract)
+
+
+# path, value (... deletes), tag, a word of the error
+WRONG = [
+    ("schema", ..., "input", "'schema'"),
+    ("schema", 5, "input", "a string"),
+    ("schema", "nope", "input", "'::'"),
+    ("schema", "aten::vec_add(Tensor x, Tensor y) -> Tensor", "input", "'aten'"),
+    ("schema", "cubin::vec_add(Tensor x, Tensor y) -> Tensor", "input", "'cubin'"),
+    ("nope", 1, "input", "'nope'"),
+    ("dtypes", [], "input", "an object"),
+    ("dtypes", {"T": []}, "input", "dtypes.T"),
+    ("dtypes", {"T": ["float33"]}, "input", "float33"),
+    ("dtypes", {"T": "float32"}, "input", "dtypes.T"),
+    ("dtypes", {"float32": ["float16"]}, "input", "no dtype's"),
+    ("dtypes", {f"T{i}": ["float16"] for i in range(17)}, "input", "too many"),
+    ("tensors", ..., "input", "'tensors'"),
+    ("tensors", [], "input", "an object"),
+    ("tensors/x", ..., "input", "'x'"),
+    ("tensors/x", "float32[*s]", "input", "tensors.x"),
+    ("tensors/out", ..., "input", "'out'"),
+    ("tensors/more", {"dtype": "float32", "shape": []}, "input", "'more'"),
+    ("tensors/x/nope", 1, "input", "'nope'"),
+    ("tensors/x/name", "x", "input", "'name'"),
+    ("tensors/x/dtype", ..., "input", "'dtype'"),
+    ("tensors/x/dtype", "float33", "input", "'float33'"),
+    ("tensors/x/dtype", 32, "input", "a string"),
+    ("tensors/out/dtype", "T", "input", "'T'"),
+    ("tensors/x/layout", "rowwise", "input", "contiguous, rows"),
+    ("tensors/x/layout", 1, "input", "contiguous, rows"),
+    ("tensors/out/layout", "rows", "input", "contiguous for an output"),
+    ("tensors/out/layout", "dense", "input", "contiguous for an output"),
+    ("tensors/x/align", 3, "input", "power of two"),
+    ("tensors/x/align", 0, "input", "from 1"),
+    ("tensors/x/align", -16, "input", "from 1"),
+    ("tensors/x/align", "16", "input", "an integer"),
+    ("tensors/x/align", 8192, "input", "to 4096"),
+    ("tensors/out/align", 512, "input", "256"),
+    ("tensors/x/shape", ..., "input", "'shape'"),
+    ("tensors/x/shape", "*s", "input", "a list"),
+    ("tensors/x/shape", [1] * 65, "input", "at most 64"),
+    ("tensors/x/shape", ["*s", "*t"], "input", "one '*'"),
+    ("tensors/x/shape", [""], "input", "a name"),
+    ("tensors/x/shape", ["*"], "input", "a name"),
+    ("tensors/x/shape", ["a b"], "input", "a name"),
+    ("tensors/x/shape", ["2n"], "input", "a name"),
+    ("tensors/x/shape", [-1], "input", "0 or more"),
+    ("tensors/x/shape", [2**63], "input", "0 or more"),
+    ("tensors/x/shape", [1.5], "input", "a name, an int"),
+    ("tensors/x/shape", [None], "input", "a name, an int"),
+    ("tensors/x/shape", [True], "input", "a name, an int"),
+    ("tensors/x/shape", [{"n": 1}], "input", "a name, an int"),
+    ("tensors/x/shape", [["number", "n"]], "input", "unknown number"),
+    ("tensors/x/shape", [["add", 1]], "input", "operands"),
+    ("tensors/x/shape", [["truediv", 1, 2]], "input", "an integer"),
+    ("tensors/x/shape", ["y"], "input", "a name of its own"),
+    ("tensors/x/shape", ["*s", "s"], "input", "another name"),
+    ("tensors/out/shape", None, "input", "'shape'"),
+    ("tensors/out/shape", ["n"], "input", "no argument says"),
+    ("tensors/out/shape", ["*t"], "input", "no argument says"),
+    ("tensors/out/shape", [["numel", "out"]], "input", "unknown tensor"),
+    ("tensors/x/like", "y", "input", "'like'"),
+    ("tensors/out/like", "z", "input", "a Tensor argument"),
+    ("tensors/out/like", 1, "input", "a Tensor argument"),
+    ("outputs", ..., "input", "'outputs'"),
+    ("outputs", "out", "input", "a list"),
+    ("outputs", [], "input", "1 names"),
+    ("outputs", ["out", "out"], "input", "1 names"),
+    ("outputs", ["x"], "input", "nothing else has"),
+    ("outputs", [1], "input", "nothing else has"),
+    ("scratch", {}, "input", "a list"),
+    ("scratch", [5], "input", "name"),
+    ("scratch", [{"dtype": "float32", "shape": [1]}], "input", "name"),
+    ("scratch", [{"name": "out", "dtype": "float32", "shape": [1]}], "input", "nothing else"),
+    ("scratch", [{"name": "t", "dtype": "float32"}], "input", "'shape'"),
+    ("scratch", [{"name": "t", "dtype": "float32", "shape": None}], "input", "'shape'"),
+    ("scratch", [{"name": "t", "dtype": "float32", "shape": [1], "align": 8}], "input", "align"),
+    ("scratch", [{"name": "t", "shape": [1]}], "input", "'dtype'"),
+    ("backward", 5, "input", "the name of an op"),
+    ("jit", 1, "input", "true or false"),
+    ("kernels", ..., "input", "'kernels'"),
+    ("kernels", [], "input", "1 to 256"),
+    ("kernels/0", "vec_add", "input", "an object"),
+    ("kernels/0/nope", 1, "input", "'nope'"),
+    ("kernels/0/when", 1, "input", "a condition"),
+    ("kernels/0/when", ["lt", ["numel", "out"], 1], "input", "unknown tensor"),
+    ("kernels/0/when", ["is", "x", "relu"], "input", "no string"),
+    ("kernels/0/images", ..., "input", "'images'"),
+    ("kernels/0/images", 0, "input", "a list"),
+    ("kernels/0/images", [], "input", "at least one"),
+    ("kernels/0/images", [1], "input", "list of 1 images"),
+    ("kernels/0/images", [-1], "input", "list of 1 images"),
+    ("kernels/0/images", [0, 0], "input", "each once"),
+    ("kernels/0/images", ["a"], "input", "list of 1 images"),
+    ("kernels/0/kernel", ..., "input", "'kernel'"),
+    ("kernels/0/kernel", "vec_ad", "no_kernel", "vec_add"),
+    ("kernels/0/args", ..., "input", "'args'"),
+    ("kernels/0/args", 5, "input", "a list"),
+    ("kernels/0/args", [], "params", "[3] 4 bytes at offset 24"),
+    ("kernels/0/args/0", "x", "input", "pointer"),
+    ("kernels/0/args/0", [], "input", "pointer"),
+    ("kernels/0/args/0", ["pointer"], "input", "a tensor of the op"),
+    ("kernels/0/args/0", ["pointer", "z"], "input", "a tensor of the op"),
+    ("kernels/0/args/0", ["pointer", 1], "input", "a tensor of the op"),
+    ("kernels/0/args/0", ["pointer", "x", 0], "input", "a list, an index"),
+    ("kernels/0/args/0", ["float128", 1], "input", "float32, ..."),
+    ("kernels/0/args/0", ["int32", 1], "params", "expected 8 bytes, got 4 bytes"),
+    ("kernels/0/args/3", ["pointer", "x"], "params", "expected 4 bytes, got 8 bytes"),
+    ("kernels/0/args/3", ["int64", 1], "params", "The binary says: kernel 'vec_add'"),
+    ("kernels/0/args/3", ["int32"], "input", "int32"),
+    ("kernels/0/args/3", ["int32", 1, 2], "input", "int32"),
+    ("kernels/0/args/3", ["int32", 1.5], "input", "an integer"),
+    ("kernels/0/args/3", ["int32", True], "input", "an integer"),
+    ("kernels/0/args/3", ["int32", 2**31], "input", "out of range"),
+    ("kernels/0/args/3", ["uint32", -1], "input", "out of range"),
+    ("kernels/0/args/3", ["float32", 1e39], "input", "out of range"),
+    ("kernels/0/args/3", ["float32", ["eq", 1, 2]], "input", "a number"),
+    ("kernels/0/args/3", ["bool", 1], "input", "a condition"),
+    ("kernels/0/args/3", ["bool", True], "params", "expected 4 bytes, got 1 bytes"),
+    ("kernels/0/args/3", ["number", True], "params", "expected 4 bytes, got 1 bytes"),
+    ("kernels/0/args/3", ["bytes", "00"], "params", "expected 4 bytes, got 1 bytes"),
+    ("kernels/0/args/3", ["bytes", "0"], "input", "two a byte"),
+    ("kernels/0/args/3", ["bytes", "0G"], "input", "lower-case hex"),
+    ("kernels/0/args/3", ["bytes", "AA"], "input", "lower-case hex"),
+    ("kernels/0/args/3", ["struct", 8, []], "params", "expected 4 bytes, got 8 bytes"),
+    ("kernels/0/args/3", ["struct", 0, []], "input", "size in bytes"),
+    ("kernels/0/args/3", ["struct", 4], "input", "size in bytes"),
+    ("kernels/0/args/3", ["struct", 10**9, []], "input", "size in bytes"),
+    ("kernels/0/args/3", ["struct", 4, [5]], "input", "offset below 4"),
+    ("kernels/0/args/3", ["struct", 4, [[4, ["int8", 1]]]], "input", "offset below 4"),
+    ("kernels/0/args/3", ["struct", 4, [[1, ["int32", 1]]]], "params", "passes the end"),
+    ("kernels/0/args/3", ["struct", 4, [[0, ["number", 1]]]], "input", "with a size"),
+    (
+        "kernels/0/args/3",
+        ["struct", 4, [[0, ["int16", 1]], [1, ["int8", 1]]]],
+        "params",
+        "overlaps",
+    ),
+    ("kernels/0/args/0", ["tensor_map", {"tensor": "x", "box": [8]}], "params", "got 128 bytes"),
+    ("kernels/0/args/0", ["tensor_map"], "input", "tensor_map"),
+    ("kernels/0/args/0", ["tensor_map", {"box": [8]}], "input", "'tensor'"),
+    ("kernels/0/args/0", ["tensor_map", {"tensor": "z", "box": [8]}], "input", "a tensor"),
+    ("kernels/0/args/0", ["tensor_map", {"tensor": "x"}], "input", "'box'"),
+    ("kernels/0/args/0", ["tensor_map", {"tensor": "x", "box": []}], "input", "1 to 5"),
+    ("kernels/0/args/0", ["tensor_map", {"tensor": "x", "box": [1.5]}], "input", "an integer"),
+    (
+        "kernels/0/args/0",
+        ["tensor_map", {"tensor": "x", "box": [8], "swizzle": "96B"}],
+        "input",
+        "128B",
+    ),
+    (
+        "kernels/0/args/0",
+        ["tensor_map", {"tensor": "x", "box": [8], "oob_fill": None}],
+        "input",
+        "zeros",
+    ),
+    (
+        "kernels/0/args/0",
+        ["tensor_map", {"tensor": "x", "box": [8], "element_strides": [9]}],
+        "input",
+        "1 to 8",
+    ),
+    (
+        "kernels/0/args/0",
+        ["tensor_map", {"tensor": "x", "box": [8], "interleave": "32B"}],
+        "input",
+        "32B",
+    ),
+    ("kernels/0/args/0", ["tensor_map", {"tensor": "x", "box": [8], "a": 1}], "input", "'a'"),
+    ("kernels/0/grid", ..., "input", "'grid'"),
+    ("kernels/0/grid", 5, "input", "three"),
+    ("kernels/0/grid", [1, 1], "input", "three"),
+    ("kernels/0/grid", [1.5, 1, 1], "input", "an integer"),
+    ("kernels/0/grid", [["numel", "z"], 1, 1], "input", "unknown tensor"),
+    ("kernels/0/grid", [["cdiv", 1, 1], 1, 1], "input", "unknown operation"),
+    ("kernels/0/block", ..., "input", "'block'"),
+    ("kernels/0/block", [1, True, 1], "input", "an integer"),
+    ("kernels/0/cluster", [1], "input", "three"),
+    ("kernels/0/shared_memory", 1.5, "input", "an integer"),
+    ("kernels/0/cooperative", "yes", "input", "true or false"),
+    ("kernels/0/programmatic_dependent_launch", 0, "input", "true or false"),
+    ("kernels/0/priority", 2**31, "input", "an integer"),
+    ("kernels/0/priority", 1.0, "input", "an integer"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "tag", "says"), WRONG)
+def test_every_wrong_field_is_refused(path, value, tag: str, says: str) -> None:
+    contract = changed(vec_add(), path, value)
+    with pytest.raises(errors.Error) as caught:
+        define(contract)
+    assert caught.value.tag == tag, caught.value
+    assert says in str(caught.value)
+    if isinstance(contract.get("schema"), str) and contract["schema"].startswith("test_"):
+        assert not exists(contract)
+        place = path.replace("/0", "[0]").replace("/", ".").split(".")[0].split("[")[0]
+        assert place in str(caught.value) or "vec_add" in str(caught.value)
+
+
+TYPED = "(Tensor x, Tensor? o, Tensor[] l, int n, float f, str t, int? q) -> Tensor"
+
+
+def typed(**tensors) -> dict:
+    contract = vec_add()
+    contract["schema"] = new_name() + TYPED
+    contract["tensors"] = {
+        "x": {"dtype": "float32", "shape": ["m", "*s"]},
+        "o": {"dtype": "float32", "shape": ["k"]},
+        "l": {"dtype": "float32", "shape": ["j"]},
+        "out": {"dtype": "float32", "shape": ["m", "n"]},
+    } | tensors
+    contract["kernels"][0]["args"] = [["pointer", "x"]] * 3 + [["int32", 1]]
+    contract["kernels"][0]["grid"] = [1, 1, 1]
+    return contract
+
+
+def test_scopes() -> None:
+    """Each name is known where a call is sure to have it."""
+    defined(typed())
+    good = [
+        ["number", "m"], ["number", "n"], ["number", "len(l)"], ["number", "q"],
+        ["size", "l[3]", 0], ["select", ["number", "q?"], 1, 2], ["select", ["is", "t", "a"], 1, 2],
+        ["select", ["defined", "o"], ["numel", "o"], 0], ["numel", "out"],
+    ]  # fmt: skip
+    for tree in good:
+        defined(changed(typed(), "kernels/0/args/3", ["int32", tree]))
+    bad = [
+        ["number", "k"], ["number", "j"], ["number", "t"], ["number", "s"], ["number", "f?"],
+        ["number", "n?"],
+        ["number", "len(x)"], ["number", "x"], ["numel", "l"], ["size", "x[0]", 0], ["number", ""],
+        ["numel", ""], ["select", ["is", "n", "a"], 1, 2], ["select", ["is", "t", 5], 1, 2],
+        ["size", "l[03]", 0], ["size", "l[-1]", 0], ["size", "l[]", 0], ["number", "f"],
+    ]  # fmt: skip
+    for tree in bad:
+        with pytest.raises(errors.InputError):
+            define(changed(typed(), "kernels/0/args/3", ["int32", tree]))
+    shapes = [["k"], ["j"], ["*u"], ["*n"], ["t"], ["f"], ["q"], ["o"], [["number", "k"]]]
+    shapes.append([["numel", "l[0]"], "k"])
+    for shape in shapes:
+        with pytest.raises(errors.InputError):
+            define(typed(out={"dtype": "float32", "shape": shape}))
+    with pytest.raises(errors.InputError, match="always given"):
+        define(typed(out={"dtype": "float32", "like": "o"}))
+    with pytest.raises(errors.InputError, match="may have gaps"):
+        define(
+            typed(
+                x={"dtype": "float32", "shape": ["m", "*s"], "layout": "rows"},
+                out={"dtype": "float32", "like": "x"},
+            )
+        )
+    for shape, right in ((None, True), (["m", "*s"], True), (["m"], False)):
+        contract = typed(out={"dtype": "float32", "shape": shape, "like": "x"})
+        if right:
+            defined(contract)
+            continue
+        with pytest.raises(errors.InputError, match="beside 'like'"):
+            define(contract)
+    with pytest.raises(errors.InputError, match="bound by any argument"):
+        contract = typed(o={"dtype": "T", "shape": None}, out={"dtype": "T", "shape": ["m"]})
+        define(contract | {"dtypes": {"T": ["float16"]}})
+
+
+def test_later_arguments_bind_names_for_earlier_expressions() -> None:
+    contract = vec_add()
+    contract["tensors"]["x"]["shape"] = [["mul", 2, ["number", "k"]]]
+    contract["tensors"]["y"]["shape"] = ["k"]
+    contract["tensors"]["out"]["shape"] = ["k"]
+    defined(contract)
+
+
+def test_an_op_needs_a_tensor() -> None:
+    contract = vec_add()
+    contract["schema"] = new_name() + "(int n) -> Tensor"
+    del contract["tensors"]["x"], contract["tensors"]["y"]
+    with pytest.raises(errors.InputError, match="takes no tensor"):
+        define(contract)
+
+
+def test_images() -> None:
+    with pytest.raises(errors.ImageError):
+        define(vec_add(), files=[b"no cubin"])
+    with pytest.raises(errors.ImageError):
+        define(vec_add(), files=[SEVERAL.read_bytes()[:-10]])
+    defined(vec_add(), files=[SEVERAL, b"never used"])
+    defined(vec_add(), files=[DATA / "containers" / "vec_add.zstd.fatbin"])
+    # Images of one kernel must agree, and each must have it.
+    both = changed(vec_add(), "kernels/0/images", [0, 1])
+
+    def cubin(second: int) -> bytes:
+        info = elf_builder.param(0, 0, 8) + elf_builder.param(1, 8, second)
+        info += elf_builder.value(0x19, 8 + second)
+        return elf_builder.Cubin(kernels=[elf_builder.Kernel("vec_add", info)]).build()
+
+    with pytest.raises(errors.ParamsError, match="Build all images from one source"):
+        define(both, files=[cubin(4), cubin(8)])
+    scale = changed(both, "kernels/0/kernel", "static_shared")
+    with pytest.raises(errors.NoKernelError, match="not in every image"):
+        define(scale, files=[SEVERAL, DATA / "vec_add.sm_80.cuda118.cubin"])
+    with pytest.raises(errors.NoKernelError, match="'vec_add'"):
+        define(
+            changed(vec_add(), "kernels/0/kernel", "vec_sub"),
+            files=[DATA / "vec_add.sm_80.cuda118.cubin"],
+        )
+
+
+def test_ptx_only_where_asked_for() -> None:
+    file = DATA / "containers" / "vec_add.ptx"
+    with pytest.raises(errors.ImageError, match="jit=True"):
+        define(vec_add(), files=[file])
+    defined(vec_add() | {"jit": True}, files=[file])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "5", '{"ops": []}', '{"version": 2, "ops": []}', '{"version": 1}',
+     '{"version": 1, "ops": {}}', '{"version": 1, "ops": [5]}', '{"version": "1", "ops": []}',
+     '{"version": 1, "ops": [' + "[" * 100_000 + "]" * 100_000 + "]}",
+     '{"version": 1, "ops": [], "a": 1}',
+     '{"version": 1, "ops": ["\udcff"]}'],
+    ids=range(13),
+)  # fmt: skip
+def test_what_is_no_definition(text: str) -> None:
+    with pytest.raises(errors.Error) as caught:
+        contracts.define_text(text.encode("utf-8", "surrogateescape").decode("latin-1"))
+    assert caught.value.tag in ("file", "input")
+
+
+def test_nothing_to_define() -> None:
+    assert define() == []
+
+
+def test_all_or_nothing() -> None:
+    good, bad = vec_add(), changed(vec_add(), "kernels/0/kernel", "nope")
+    with pytest.raises(errors.NoKernelError):
+        define(good, bad)
+    assert not exists(good)
+    # What PyTorch refuses: the op of another library.
+    library = torch.library.Library("test_contracts", "FRAGMENT")
+    theirs = vec_add()
+    library.define(theirs["schema"].split("::")[1])
+    assert exists(theirs)
+    with pytest.raises(errors.InputError, match="could not be registered"):
+        define(good, theirs)
+    assert not exists(good)
+    assert good["schema"].split("(")[0] not in contracts.ops()
+    assert [answer["state"] for answer in define(good)] == ["defined"]
+    assert exists(good)
+    with pytest.raises(errors.InputError, match="twice"):
+        define(vec_add("test_contracts::one"), vec_add("test_contracts::one"))
+
+
+def test_redefinition() -> None:
+    contract = vec_add()
+    defined(contract)
+    reordered = json.loads(json.dumps(contract, sort_keys=True))
+    reordered["schema"] = reordered["schema"].replace(", ", "  ,")
+    assert define(reordered)[0]["state"] == "same"
+    other = changed(contract, "kernels/0/block", [128, 1, 1])
+    assert define(other)[0]["state"] == "swapped"
+    assert define(other)[0]["state"] == "same"
+    # The same contract of other bytes is another one; the same bytes by another path are not.
+    assert define(other, files=[LAUNCH])[0]["state"] == "swapped"
+    assert define(other, files=[LAUNCH.read_bytes()])[0]["state"] == "same"
+    name = contract["schema"].split("(")[0]
+    schema = f"{name}(Tensor x, Tensor y, int n=0) -> Tensor"
+    with pytest.raises(errors.InputError, match="another schema"):
+        define(changed(other, "schema", schema))
+    # A swap beside a failure does not happen.
+    with pytest.raises(errors.NoKernelError):
+        define(contract, changed(vec_add(), "kernels/0/kernel", "nope"))
+    assert contracts.ops()[name]["contract"] == other
+
+
+def test_the_pool_has_an_end() -> None:
+    code = """
+        import contracts
+        from contracts import define, vec_add
+        from torch_cubin import errors
+        define(*(vec_add() for _ in range(1000)))
+        more = [vec_add() for _ in range(25)]
+        try:
+            define(*more)
+            raise SystemExit("one op too many was taken")
+        except errors.InputError as error:
+            assert "at most 1024" in str(error), error
+        assert len(contracts.ops()) == 1000
+        define(*more[:24])
+        assert define(more[0])[0]["state"] == "same"
+        try:
+            define(more[24])
+            raise SystemExit("one op too many was taken")
+        except errors.InputError:
+            print("right")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "right\n", done.stderr
