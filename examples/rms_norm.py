@@ -10,6 +10,7 @@ is a multiple of 16 bytes go to a kernel that reads 16 bytes at once, others to 
 """
 
 import sys
+from functools import partial
 
 import support
 import torch
@@ -139,6 +140,27 @@ def errors_of(m, n, dtype):
     }
 
 
+def measure(m, n, dtype):
+    """Prints times beside those of PyTorch's two ops."""
+    x, residual, grad_out, grad_hidden = (
+        torch.randn(m, n, device="cuda", dtype=dtype) for _ in range(4)
+    )
+    leaves = [x.requires_grad_(), residual.requires_grad_(), x.detach()[0].clone().requires_grad_()]
+    times = []
+    for function in (add_rms_norm, reference):
+        outputs = function(*leaves)[:2]
+        gradients = partial(
+            torch.autograd.grad, outputs, leaves, (grad_out, grad_hidden), retain_graph=True
+        )
+        with torch.no_grad():
+            times.append(support.microseconds(partial(function, *leaves)))
+        times.append(support.microseconds(gradients))
+    ours, backward, theirs, their_backward = times
+    rate = 4 * x.numel() * x.element_size() / ours / 1e6
+    print(f"{m}x{n} {dtype}: {ours:.0f} us ({rate:.2f} TB/s), PyTorch's two ops {theirs:.0f} us")
+    print(f"backward: {backward:.0f} us, PyTorch's {their_backward:.0f} us")
+
+
 def main() -> int:
     print(f"{add_rms_norm}\n{add_rms_norm_backward}")
     support.require_gpu()
@@ -151,13 +173,7 @@ def main() -> int:
                 if not right or (m, n) == (512, 4096):
                     found = f"error {ours:.2g}, PyTorch's {theirs:.2g}"
                     print(f"{dtype} {m}x{n} {what}: {found}: {'right' if right else 'WRONG'}")
-    x, residual = (torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    weight = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
-    with torch.no_grad():
-        ours = support.microseconds(lambda: add_rms_norm(x, residual, weight))
-        theirs = support.microseconds(lambda: reference(x, residual, weight))
-    rate = 4 * x.numel() * x.element_size() / ours / 1e6
-    print(f"8192x4096 bfloat16: {ours:.0f} us ({rate:.2f} TB/s), PyTorch's two ops {theirs:.0f} us")
+    measure(8192, 4096, torch.bfloat16)
     return 1 if wrong else 0
 
 

@@ -21,7 +21,8 @@ from torch_cubin._declared_autograd import Formula
 
 
 class Op:
-    """A declared op. Calling it calls `torch.ops.<namespace>.<name>`, which is the same op.
+    """A declared op. Calling it calls `torch.ops.<namespace>.<name>`, which is the same op, and
+    raises InputError [input] and its kin where that raises a RuntimeError with the same text.
 
     - `name`: "mylib::vec_add". `schema`: as it was given. `contract`: what the definition became,
       the JSON of docs/manifest.md as a dict.
@@ -43,7 +44,13 @@ class Op:
         self._register()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.overload(*args, **kwargs)
+        try:
+            return self.overload(*args, **kwargs)
+        except RuntimeError as error:  # what C++ raises is a plain one
+            known = errors.of_text(error)
+            if known is None:
+                raise
+        raise known
 
     def __repr__(self) -> str:
         return f"<torch_cubin.Op '{self.schema}'>"

@@ -65,11 +65,7 @@ def evaluate(
             return number
         if operation == "is":
             return str(numbers[operands[0]]).removeprefix("torch.") == operands[1]
-        if operands[0] not in tensors:  # "xs[2]" of a shorter list
-            if operation == "defined":
-                return False
-            no_value(f"reads {operands[0]}, which the list does not have")
-        tensor = tensors[operands[0]]
+        tensor = tensors.get(operands[0])  # "xs[2]" of a shorter list is missing
         if operation == "defined":
             return tensor is not None
         if tensor is None:

@@ -10,6 +10,8 @@ also the built-in class that a Python user expects for that mistake.
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 
@@ -144,6 +146,12 @@ CLASSES: dict[str, type[Error]] = {
 def make(tag: str, message: str) -> Error:
     """The exception for a tag and a finished message (as C++ writes them)."""
     return CLASSES.get(tag, InternalError)(message)
+
+
+def of_text(error: RuntimeError) -> Error | None:
+    """The exception that an error of C++ stands for; None where it is one already, or another's."""
+    found = None if isinstance(error, Error) else re.match(r"torch_cubin \[(\w+)\]: ", str(error))
+    return make(found[1], str(error)) if found is not None else None
 
 
 def fault(

@@ -31,9 +31,9 @@ def inspect(
     `source` is a path, or the bytes themselves. Gives an `Image` for a cubin, relocatable or not, a
     `Ptx` for PTX text, and a `Container` for a fatbin (LZ4 and zstd are decompressed), for an
     object, library or program that nvcc put fatbins into, or torch_cubin.embed any of these, and
-    for C or C++ source with device code in arrays of bytes. All have `kind` and `to_dict()`, and print as tables. Needs no GPU, never
-    touches the driver, and is safe on any file: every offset and size in it is checked, and time
-    and memory stay in proportion to its size.
+    for C or C++ source with device code in arrays of bytes. All have `kind` and `to_dict()`, and
+    print as tables. Needs no GPU, never touches the driver, and is safe on any file: every offset
+    and size in it is checked, and time and memory stay in proportion to its size.
 
     Raises FileError [file] for a path that is missing, unreadable or not a regular file, and
     ImageError [image] for bytes that are damaged or something else; the text says what they are

@@ -62,19 +62,18 @@ def export(folder: Path) -> None:
         torch.save(model(x).cpu(), folder / "expected.pt")
 
 
-def build(folder: Path) -> Path:
-    """runner.cpp, with the headers and libraries of the installed torch."""
+def build(program: Path) -> subprocess.Popen:
+    """Starts the compiler on runner.cpp, with headers and libraries of the installed torch."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    program, (libraries, *_) = folder / "runner", library_paths()
-    command = ["g++", "-std=c++20", "-O1", str(HERE / "runner.cpp"), "-o", str(program)]
+    (libraries, *_) = library_paths()
+    command = ["g++", "-std=c++20", "-O0", str(HERE / "runner.cpp"), "-o", str(program)]
     command += [word for path in include_paths() for word in ("-isystem", path)]
     command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
     # Nothing here refers to libtorch_cuda, which registers itself, or to libtorch: the model does.
     command += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-ldl"]
     print(" ".join(command), flush=True)
-    subprocess.run(command, check=True)
-    return program
+    return subprocess.Popen(command)
 
 
 def main() -> int:
@@ -82,8 +81,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else name).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        export(folder)
-        program = build(folder)
+        program = folder / "runner"
+        with build(program) as compiler:  # meanwhile:
+            export(folder)
+        if compiler.returncode != 0:
+            return 1
         return subprocess.run([str(program), str(LIBRARY), str(folder)], check=False).returncode
 
 

@@ -4,7 +4,7 @@
 //   runner TORCH_CUBIN/_C.so FOLDER        (FOLDER is what export.py wrote)
 //
 // With TORCH_CUBIN_PACKAGES=FOLDER/ops in the environment the ops come with the library.
-#include <ATen/ATen.h>
+#include <ATen/Tensor.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/jit/serialization/pickle.h>
@@ -62,7 +62,7 @@ int run(const std::string& library, const std::string& folder) {
   const at::Tensor input = load_tensor(folder + "/input.pt").to(at::kCUDA);
   const at::Tensor expected = load_tensor(folder + "/expected.pt");
   const at::Tensor out = model.run({input}).at(0).cpu();
-  const double difference = (out - expected).abs().max().item<double>();
+  const double difference = out.sub(expected).abs().max().item<double>();
   std::printf("largest difference from PyTorch: %g\n", difference);
   std::printf("Python in this process: %s\n", python_is_loaded() ? "yes" : "no");
   const bool right = difference <= 1e-4 * expected.abs().max().item<double>();  // also for NaN

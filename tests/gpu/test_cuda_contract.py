@@ -279,7 +279,7 @@ def test_a_package(tmp_path) -> None:
 
 
 def test_compile_without_a_fake_is_an_error() -> None:
-    """Python registers fakes; where it did not, torch.compile says so and computes nothing wrong."""
+    """Python registers fakes; without one torch.compile says so and computes nothing wrong."""
     op = op_of(contracts.vec_add())
     x = small(16)
     with pytest.raises(Exception, match="[Ff]ake|[Mm]eta|[Uu]nsupported"):

@@ -85,9 +85,11 @@ def test_wrong_calls(add, case: str) -> None:
     x, y = small(8, 8), small(8, 8)
     before = torch_cubin._lib.launches()
     given = arguments(x, y)
-    with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]") as caught:
+    with pytest.raises(errors.InputError, match=r"torch_cubin \[input\]") as caught:
         add(*given)
     assert says in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]"):
+        add.overload(*given)
     assert add.name in str(caught.value)
     assert torch_cubin._lib.launches() == before
     assert torch.equal(add(y, y), 2 * y)

@@ -12,6 +12,7 @@ using nlohmann::json;
 
 namespace {
 
+// null is an int that is not given.
 Value value_of(const json& x) {
   if (x.is_null()) return {ValueType::kNone, 0, 0};
   if (x.is_boolean()) return Value::of(x.get<bool>());
@@ -26,18 +27,16 @@ json to_json(const Value& x) {
 json answer(const json& line) {
   Scope scope;
   std::vector<Value> numbers;
-  std::vector<std::string> texts;
   for (const auto& [name, x] : line["numbers"].items()) {
-    if (x.is_string()) {
-      scope.texts.push_back(name);
-      texts.push_back(x.get<std::string>());
-      continue;
-    }
     numbers.push_back(value_of(x));
-    // An absent number is one of its type all the same: "maybe" is an int.
     scope.numbers.emplace_back(name, x.is_null() ? ValueType::kInt : numbers.back().type);
   }
-  const std::vector<std::string_view> views(texts.begin(), texts.end());
+  std::vector<std::string> held;
+  for (const auto& [name, x] : line["texts"].items()) {
+    scope.texts.push_back(name);
+    held.push_back(x.get<std::string>());
+  }
+  const std::vector<std::string_view> texts(held.begin(), held.end());
   std::vector<TensorFacts> tensors;
   std::vector<std::vector<int64_t>> storage;
   std::vector<std::string> dtypes;
@@ -61,7 +60,8 @@ json answer(const json& line) {
   }
   try {
     const Expression expression(line["tree"], scope, "a test");
-    const Value value = expression.evaluate({tensors.data(), numbers.data(), 90, 132, views.data()});
+    const Value value =
+        expression.evaluate({tensors.data(), numbers.data(), 90, 132, texts.data()});
     return {{"value", to_json(value)}, {"text", expression.text()}};
   } catch (const Error& error) {
     return {{"tag", error.tag()}, {"message", error.what()}};

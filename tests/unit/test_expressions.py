@@ -66,7 +66,8 @@ def random_tree(r: random.Random, type_: type, depth: int) -> ex.Tree:
         if type_ is bool:
             leaves = [
                 True, False, ["number", "flag"], ["defined", "x"], ["contiguous", "y"],
-                ["is_dtype", "x", "float32"], ["is", "mode", "relu"], ["number", "maybe?"],
+                ["is_dtype", "x", "float32"], ["number", "k?"], ["is", "mode", "fast"],
+                ["is", "dtype", "float16"], ["defined", "xs[1]"],
             ]  # fmt: skip
             return r.choice(leaves)
         if type_ is float:
@@ -75,7 +76,7 @@ def random_tree(r: random.Random, type_: type, depth: int) -> ex.Tree:
             r.choice(INTERESTING), r.randrange(-20, 20), ["number", "n"],
             ["size", "x", r.randrange(-3, 3)], ["stride", "y", r.randrange(-2, 2)],
             ["numel", "x"], ["dim", "y"], ["itemsize", "x"], ["sm"], ["multiprocessors"],
-            ["number", "maybe"], ["number", "len(xs)"],
+            ["number", "k"], ["number", "len(xs)"], ["size", "xs[1]", 0],
         ]  # fmt: skip
         return r.choice(leaves)
 
@@ -120,20 +121,21 @@ def test_cpp_and_python_agree_on_random_trees(program) -> None:
     r = random.Random(5)
     lines, wanted = [], []
     for _ in range(CASES):
-        tensors = {"x": random_tensor(r), "y": random_tensor(r)}
+        tensors = {name: random_tensor(r) for name in ("x", "y", "xs[1]")}
+        k = r.choice((None, 0, 5, 2**62))
+        texts = {"mode": r.choice(("fast", "slow")), "dtype": r.choice(("float16", "int8"))}
         numbers = {
+            "k": k,
+            "k?": k is not None,
+            "len(xs)": r.randrange(3),
             "n": r.choice((*INTERESTING, r.randrange(100))),
             "alpha": r.choice(FLOATS),
             "flag": r.random() < 0.5,
-            "maybe": r.choice((None, 5)),
-            "len(xs)": r.randrange(4),
-            "mode": r.choice(("relu", "gelu", "float32")),
         }
-        numbers["maybe?"] = numbers["maybe"] is not None
         tree = random_tree(r, r.choice((bool, int, int, float)), r.randrange(6))
         described = {name: facts(tensor) for name, tensor in tensors.items()}
-        lines.append({"tree": tree, "tensors": described, "numbers": numbers})
-        wanted.append(outcome(lines[-1], tensors, numbers))
+        lines.append({"tree": tree, "tensors": described, "numbers": numbers, "texts": texts})
+        wanted.append(outcome(lines[-1], tensors, {**numbers, **texts}))
     kinds = {"error": 0, "bool": 0, "int": 0, "float": 0}
     for line, want, got in zip(lines, wanted, ask(program, lines), strict=True):
         where = f"{json.dumps(line)}: C++ {got}, Python {want}"
@@ -158,17 +160,16 @@ MALFORMED = [
     None, {}, "n", [], [1], ["nothing", 1, 2], ["add", 1], ["add", 1, 2, 3], ["add", True, 1],
     ["floordiv", 1.0, 2], ["not", 1], ["and", True, 1], ["select", 1, 2, 3],
     ["select", True, True, 1], ["size", "x"], ["size", "x", 1.0], ["size", "z", 0], ["numel", 3],
-    ["number", "m"], ["is_dtype", "x"], ["sm", 1], ["lt", True, False], 2**64 - 1,
-    ["is", "mode"], ["is", "n", "relu"], ["is", "x", "float32"], ["is", "mode", 1],
-    ["number", "mode"], ["number", ""], ["numel", ""], ["is", "", "relu"],
+    ["number", "m"], ["is_dtype", "x"], ["is", "x", "float32"], ["is", "n", "fast"], ["is", "mode"],
+    ["number", "mode"], ["sm", 1], ["lt", True, False], 2**64 - 1,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("tree", MALFORMED, ids=json.dumps)
 def test_what_is_no_tree_is_refused(program, tree) -> None:
     tensors = {"x": facts(torch.empty(2, 3, device="meta"))}
-    numbers = {"n": 1, "mode": "relu"}
-    (got,) = ask(program, [{"tree": tree, "tensors": tensors, "numbers": numbers}])
+    line = {"tree": tree, "tensors": tensors, "numbers": {"n": 1}, "texts": {"mode": "fast"}}
+    (got,) = ask(program, [line])
     assert got.get("tag") == "input", got
 
 
@@ -180,14 +181,15 @@ def test_deep_and_wide_trees_are_refused(program) -> None:
     for _ in range(12):
         wide = ["add", wide, wide]
     for tree in (deep, wide):
-        (got,) = ask(program, [{"tree": tree, "tensors": {}, "numbers": {}}])
+        (got,) = ask(program, [{"tree": tree, "tensors": {}, "numbers": {}, "texts": {}}])
         assert got.get("tag") == "input", got
 
 
 def test_errors_show_the_expression(program) -> None:
     tree = ["floordiv", ["numel", "x"], ["sub", ["number", "n"], 1]]
     tensors = {"x": facts(torch.empty(2, 3, device="meta"))}
-    (got,) = ask(program, [{"tree": tree, "tensors": tensors, "numbers": {"n": 1}}])
+    line = {"tree": tree, "tensors": tensors, "numbers": {"n": 1}, "texts": {}}
+    (got,) = ask(program, [line])
     assert "(x.numel // (n - 1))" in got["message"]
     assert "a test" in got["message"]
 
