@@ -11,7 +11,7 @@ __device__ void add_rms_norm(const T* x, const T* residual, const T* weight, T* 
   const int first = threadIdx.x * kSize, step = blockDim.x * kSize;
   Vector<T, kSize> kept;  // most rows have one vector a thread: it need not be read again
   float sum = 0;
-  for (int i = first; i < n; i += step) {
+  for (long long i = first; i < n; i += step) {
     const auto a = load<T, kSize>(x + row + i), b = load<T, kSize>(residual + row + i);
     Vector<T, kSize> h;
     for (int j = 0; j < kSize; ++j) {
@@ -23,7 +23,7 @@ __device__ void add_rms_norm(const T* x, const T* residual, const T* weight, T* 
     if (i == first) kept = h;
   }
   const float r = rsqrtf(block_sum(sum) / n + eps);
-  for (int i = first; i < n; i += step) {
+  for (long long i = first; i < n; i += step) {
     const auto h = i == first ? kept : load<T, kSize>(hidden + row + i);
     const auto w = load<T, kSize>(weight + i);
     Vector<T, kSize> o;

@@ -22,7 +22,7 @@ __device__ void add_rms_norm_backward(const T* grad_out, const T* grad_hidden, c
     const size_t row = static_cast<size_t>(line) * n;
     const float r = rstd[line];
     float sum = 0;
-    for (int i = first; i < n; i += step) {
+    for (long long i = first; i < n; i += step) {
       const auto g = load<T, kSize>(grad_out + row + i), h = load<T, kSize>(hidden + row + i);
       const auto w = load<T, kSize>(weight + i);
       for (int j = 0; j < kSize; ++j) {
@@ -31,7 +31,7 @@ __device__ void add_rms_norm_backward(const T* grad_out, const T* grad_hidden, c
       }
     }
     const float mean = block_sum(sum) / n;
-    for (int i = first; i < n; i += step) {
+    for (long long i = first; i < n; i += step) {
       const auto g = load<T, kSize>(grad_out + row + i), h = load<T, kSize>(hidden + row + i);
       const auto w = load<T, kSize>(weight + i), more = load<T, kSize>(grad_hidden + row + i);
       Vector<T, kSize> out;

@@ -9,7 +9,7 @@ struct Affine {
 };
 
 extern "C" __global__ void affine(Affine by, const float* x, float* out) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= by.count) return;
   const auto limit = static_cast<float>(by.limit);
   out[i] = fminf(fmaxf(x[i] * by.scale + by.shift, -limit), limit);

@@ -31,7 +31,7 @@ extern "C" __global__ void softmax(const float* x, float* out, int n) {
   const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
 
   Sum sum = {-INFINITY, 0};
-  for (int i = first; i < n; i += step) sum = joined(sum, {x[row + i], 1});
+  for (long long i = first; i < n; i += step) sum = joined(sum, {x[row + i], 1});
   sum = joined_over_warp(sum);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
   __syncthreads();
@@ -44,6 +44,6 @@ extern "C" __global__ void softmax(const float* x, float* out, int n) {
   for (int rank = 0; rank < cluster.num_blocks(); ++rank) {
     all = joined(all, *cluster.map_shared_rank(&mine, rank));
   }
-  for (int i = first; i < n; i += step) out[row + i] = expf(x[row + i] - all.top) / all.sum;
+  for (long long i = first; i < n; i += step) out[row + i] = expf(x[row + i] - all.top) / all.sum;
   cluster.sync();  // no block may leave while another reads its shared memory
 }

@@ -19,12 +19,12 @@ __device__ float block_sum(float value) {
 extern "C" __global__ void unit_norm(const float* x, float* out, float* parts, int n) {
   const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
   float sum = 0;
-  for (int i = first; i < n; i += step) sum += x[i] * x[i];
+  for (long long i = first; i < n; i += step) sum += x[i] * x[i];
   sum = block_sum(sum);
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
   cooperative_groups::this_grid().sync();
   float all = 0;
   for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) all += parts[i];
   const float scale = rsqrtf(block_sum(all));
-  for (int i = first; i < n; i += step) out[i] = x[i] * scale;
+  for (long long i = first; i < n; i += step) out[i] = x[i] * scale;
 }
