@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_cubin import _backward_op, _declared_autograd, _lib, _private, _signature, errors
 from torch_cubin._contract_call import Call, Output, refuse_derivative
 from torch_cubin._declared_autograd import Formula
+from torch_cubin._package_images import Image, manifest_of, of_package
 
 
 class Op:
@@ -37,11 +38,16 @@ class Op:
         self._signature = signature
         self._cpu: Callable[..., Any] | None = None
         self._formula: Formula | None = None
-        self._images: list[tuple[bytes, str]] | None = None  # with names for errors
+        self._images: list[Image] | None = None  # as the contract numbers them, if known
         self._package: str | None = None  # where it came from
         self._has_autograd_kernel = False
         self._library = torch.library.Library(signature.namespace, "FRAGMENT")
-        self._register()
+        try:
+            self._register()
+            self._redefine(contract)
+        except BaseException:
+            self._library._destroy()  # nothing stays half registered
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -73,8 +79,8 @@ class Op:
         tensors.
         """
         if not callable(backward) or not (setup_context is None or callable(setup_context)):
-            raise self._refuse("register_autograd takes functions", "callables")
-        self._check_differentiable()
+            raise self._signature.refuse("register_autograd takes functions", "callables")
+        self._signature.check_differentiable()
         self._set_formula(Formula(backward, setup_context))
 
     def preload(self, device: int | str | torch.device | None = None) -> None:
@@ -88,24 +94,6 @@ class Op:
 
     # What follows is for define_op and packages.
 
-    def _check_differentiable(self) -> None:
-        if self._signature.mutates:
-            raise self._refuse(
-                "changes its arguments, so it can have no derivative", "a schema without (a!)"
-            )
-        if not self._signature.outputs:
-            raise self._refuse("returns nothing that could have a gradient", "an output")
-        for argument in self._signature.arguments:
-            if argument.keyword_only and argument.is_tensor:
-                raise self._refuse(
-                    f"has the keyword-only tensor '{argument.name}', which PyTorch's autograd does"
-                    " not take",
-                    "tensors before the '*' of the schema",
-                )
-
-    def _refuse(self, problem: str, expected: str) -> errors.Error:
-        return errors.fault("input", f"op '{self.name}'", problem, expected=expected)
-
     def _set_formula(self, formula: Formula | None) -> None:
         self._formula = formula
         if formula is not None and not self._has_autograd_kernel:
@@ -117,13 +105,13 @@ class Op:
             self._has_autograd_kernel = True
 
     def _redefine(self, contract: dict[str, Any]) -> None:
-        self.contract = contract
         name = contract.get("backward")
-        if name is None:
-            self._set_formula(None)
-            return
-        self._check_differentiable()
-        self._set_formula(_backward_op.formula(name, self._signature, attached))
+        found = None
+        if name is not None:
+            self._signature.check_backward(name)
+            found = _backward_op.formula(name, self._signature, attached)
+        self.contract = contract
+        self._set_formula(found)
 
     def _register(self) -> None:
         signature, library = self._signature, self._library
@@ -172,7 +160,8 @@ class Op:
             got = type(found).__name__
             expected = f"{len(outputs)} tensors"
             raise errors.fault("input", label, "is no output of it", expected=expected, got=got)
-        inputs = {t.untyped_storage().data_ptr() for _, t in self._signature.tensors(values)}
+        # Memory that is not this output's own: the arguments' and the other outputs'.
+        taken = {t.untyped_storage().data_ptr() for _, t in self._signature.tensors(values)}
         out = []
         for result, output in zip(results, outputs, strict=True):
             wanted = f"{output.dtype} of shape {tuple(output.shape)} on the CPU"
@@ -184,8 +173,9 @@ class Op:
                 raise errors.fault(
                     "input", f"{label} for {name}", "is wrong", expected=wanted, got=got
                 )
-            if result.untyped_storage().data_ptr() in inputs or not output.is_layout_of(result):
+            if result.untyped_storage().data_ptr() in taken or not output.is_layout_of(result):
                 result = output.allocate(result.device).copy_(result)
+            taken.add(result.untyped_storage().data_ptr())
             out.append(result)
         return out
 
@@ -195,7 +185,8 @@ class Op:
         return tuple(tensors) if tensors else None
 
 
-_lock = threading.Lock()  # guards the registry
+# Guards the registry, and holds definitions apart: C++'s contract of an op is Python's.
+_lock = threading.RLock()
 _ops: dict[str, Op] = {}
 
 
@@ -220,38 +211,78 @@ def _name_of(overload: Any) -> str:
     return overload.name()
 
 
-def adopt(
-    contract: dict[str, Any],
-    state: str,
-    *,
-    cpu: Callable[..., Any] | None = None,
-    images: list[tuple[bytes, str]] | None = None,
-    package: str | None = None,
-) -> Op:
-    """The Op of a contract that csrc/contract has defined: "defined", "same" or "swapped"."""
+def check(contract: Any) -> _signature.Signature:
+    """Raises InputError [input] for what C++ or torch could only refuse half registered."""
     signature = _signature.parse(contract["schema"])
+    if contract.get("backward") is not None:
+        signature.check_backward(contract["backward"])
+    return signature
+
+
+def define(
+    contract: dict[str, Any], images: list[tuple[bytes, str]], cpu: Callable[..., Any] | None
+) -> Op:
+    """Defines an op, here and in C++; `images` are (bytes, name for errors) of what it numbers."""
+    signature = check(contract)
     with _lock:
+        (answer,) = _lib.define_ops([contract], images)
+        state = answer["state"]
         op = _ops.get(signature.name)
-        known = op is not None
         if op is None:
-            op = Op(signature, contract)
-            _ops[signature.name] = op
-        if not known or state == "swapped":
+            op = _ops[signature.name] = Op(signature, contract)
+            state = "defined"
+        elif state == "swapped":
             op._redefine(contract)
+        if state != "same":
             # Images are numbered by this very contract: "same" content may number them otherwise.
-            op._images, op._package = images, package
-        if known and state == "swapped":
-            warnings.warn(
-                f"torch_cubin [input]: op '{op.name}' is defined again, with other content. Calls"
-                " run the new definition from now on; a backward given by register_autograd is"
-                " forgotten. What torch.compile made of the old one keeps its sizes:"
-                " torch.compiler.reset() forgets it.",
-                UserWarning,
-                stacklevel=3,
-            )
-        if cpu is not None or state == "swapped":
+            op._images = [Image(origin, data) for data, origin in images]
+            op._package = None
+        if cpu is not None or state != "same":
             op._cpu = cpu
-        return op
+    if state == "swapped":
+        warnings.warn(
+            f"torch_cubin [input]: op '{op.name}' is defined again, with other content. Calls"
+            " run the new definition from now on; a backward given by register_autograd is"
+            " forgotten. What torch.compile made of the old one keeps its sizes:"
+            " torch.compiler.reset() forgets it.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return op
 
 
-__all__ = ["Op", "adopt", "attached", "find"]
+def load(package: str) -> dict[str, Op]:
+    """Defines a package's ops, all or none, here and in C++."""
+    manifest = manifest_of(package) or {}
+    with _lock:
+        if manifest.get("version") == 1 and isinstance(manifest.get("ops"), list):
+            for contract in manifest["ops"]:
+                if isinstance(contract, dict) and isinstance(contract.get("schema"), str):
+                    check(contract)
+        return _adopt(_lib.load_package(package))
+
+
+def adopt_all() -> None:
+    """The ops that C++ has and Python does not know yet: those of TORCH_CUBIN_PACKAGES."""
+    with _lock:
+        _adopt(_lib.defined_ops())
+
+
+def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
+    """What C++ has defined, with `_lock` held. Never a swap: it refuses other content."""
+    made: dict[str, Op] = {}
+    try:
+        for answer in answers:
+            if answer["name"] not in _ops:
+                op = made[answer["name"]] = Op(check(answer["contract"]), answer["contract"])
+                op._package = answer["package"]
+                op._images = of_package(op._package, op.contract)
+    except BaseException:
+        for op in made.values():
+            op._library._destroy()
+        raise
+    _ops.update(made)
+    return {answer["name"]: _ops[answer["name"]] for answer in answers}
+
+
+__all__ = ["Op", "adopt_all", "attached", "check", "define", "find", "load"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch_cubin import _contract, _declared, _lib, _module, _signature, errors
+from torch_cubin import _contract, _declared, _module, _signature, errors
 from torch_cubin._contract import Choice
 from torch_cubin._module import Kernel
 
@@ -96,6 +96,8 @@ def define_op(
     signature = _signature.parse(schema)
     op = f"op '{signature.name}'"
     _check_types(op, cpu, backward, jit)
+    if backward is not None:
+        signature.check_backward(backward)
     common = {
         "args": args,
         "grid": grid,
@@ -136,8 +138,7 @@ def define_op(
         backward=backward,
         jit=jit,
     )
-    (answer,) = _lib.define_ops([contract], images.found)
-    return _declared.adopt(contract, answer["state"], cpu=cpu, images=images.found)
+    return _declared.define(contract, images.found, cpu)
 
 
 def _check_types(op: str, cpu: Any, backward: Any, jit: Any) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_cubin import _declared, _lib, _module, errors
+from torch_cubin import _declared, _lib, errors
 from torch_cubin._declared import Op
+from torch_cubin._package_images import MANIFEST
 
-MANIFEST = "manifest.json"
 FORMAT = "torch_cubin package"
 
 
@@ -23,12 +23,15 @@ def save_package(
 ) -> Path:
     """Writes ops with their kernels into a folder, for load_package and TORCH_CUBIN_PACKAGES.
 
-    `ops`: what define_op returned, or names. The folder is made if there is none. The manifest is
-    written last and at once, so a reader sees the old package or the new one. What is Python stays
-    out: `cpu=` and register_autograd; `backward="ns::op"` goes along, its op only if it is listed.
+    `ops`: what define_op returned, or names. The folder is made if there is none. No file is
+    replaced but the manifest, last and at once: a reader sees the old package or the new one, and
+    an image whose name another file has gets one by its sha256. What is Python stays out: `cpu=`
+    and register_autograd; `backward="ns::op"` goes along, its op only if it is listed.
 
-    Raises InputError [input] for what is no declared op, and for a folder that holds a package
-    already, unless `overwrite`; FileError [file] where it cannot be written.
+    Raises InputError [input] for what is no declared op, for a folder that holds a package already,
+    unless `overwrite`, and for an op from a package that is not there now as it was loaded;
+    HashError [hash] for an image there with other bytes; FileError [file] where one cannot be read
+    or written.
     """
     path = Path(folder)
     listed = [ops] if isinstance(ops, (Op, str)) else list(ops)
@@ -42,7 +45,7 @@ def save_package(
             raise _refuse(path, "would hold what is no declared op", "an Op or its name", repr(one))
         if any(contract["schema"] == op.contract["schema"] for contract in contracts):
             raise _refuse(path, "would hold an op twice", "each once", op.name)
-        contracts.append(_renumbered(op, images))
+        contracts.append(_renumbered(op, images, path))
     manifest = {
         "format": FORMAT,
         "version": 1,
@@ -52,14 +55,14 @@ def save_package(
     text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        old = path / MANIFEST
-        if old.exists() and not overwrite:
+        if (path / MANIFEST).exists() and not overwrite:
             raise _refuse(
                 path, "holds a package already", "an empty folder, or overwrite=True", MANIFEST
             )
         for data, name in images.values():
-            _write(path / name, data)
-        _write(old, text.encode())
+            if not os.path.lexists(path / name) or not _is_free(path / name, data):
+                _write(path / name, data)
+        _write(path / MANIFEST, text.encode())
     except OSError as error:
         if isinstance(error, errors.Error):
             raise
@@ -74,70 +77,59 @@ def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
     `folder` is what save_package wrote, or a shared library with packages embedded in it. Needs no
     GPU, no source and no compiler. Loading the same content again does nothing.
 
-    Raises FileError [file] for a missing manifest or image, HashError [hash] for an image with
-    other bytes, InputError [input] for a manifest that is malformed, of an unknown version, with an
-    unknown field or a path that leads out of the folder, and for an op that is there already with
-    other content.
+    Raises FileError [file] for a missing manifest or image, an unknown format or version, and a
+    path that leads out of the folder, HashError [hash] for an image with other bytes, InputError
+    [input] for a manifest that is malformed or has an unknown field, and for an op that is there
+    already with other content.
     """
-    return _adopt(_lib.load_package(os.path.abspath(os.fsdecode(folder))))
+    path = os.path.abspath(os.fsdecode(folder))
+    if "\0" in path:  # C++ would read the name that ends there
+        raise _refuse(Path(path), "has a NUL in its name", "a folder, or a library")
+    return _declared.load(path)
 
 
 def adopt_environment() -> None:
     """At import: the ops of TORCH_CUBIN_PACKAGES, which the library has loaded with itself."""
     _lib.packages_error()
-    _adopt(_lib.defined_ops())
+    _declared.adopt_all()
 
 
-def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
-    return {
-        answer["name"]: _declared.adopt(
-            answer["contract"], answer.get("state", "same"), package=answer["package"]
-        )
-        for answer in answers
-    }
-
-
-def _renumbered(op: Op, images: dict[str, tuple[bytes, str]]) -> dict[str, Any]:
+def _renumbered(op: Op, images: dict[str, tuple[bytes, str]], folder: Path) -> dict[str, Any]:
     """The op's contract with its images' places in the new package, where they are added."""
-    places = []
-    taken = {name for _, name in images.values()}
-    for data, origin in _images_of(op):
+    contract, known = op.contract, op._images
+    if known is None:
+        raise _refuse(
+            Path(op._package or ""),
+            f"is where op '{op.name}' came from, and cannot be copied",
+            "a folder with the manifest that was loaded",
+        )
+    places: dict[int, int] = {}  # of the op's numbers
+    for number in sorted({number for kernel in contract["kernels"] for number in kernel["images"]}):
+        data = known[number].read()
         digest = hashlib.sha256(data).hexdigest()
         if digest not in images:
-            name = _file_name(data, origin)
-            while name in taken:
-                name = f"{digest[:8]}.{name}"
-            taken.add(name)
+            taken = {name for _, name in images.values()}
+            name = _file_name(data, known[number].origin)
+            # A name for these bytes alone: not another image's, not that of a file of the user's.
+            if name in taken or not _is_free(folder / name, data):
+                name = f"{digest}.{name}"
             images[digest] = data, name
-        places.append(list(images).index(digest))
+        places[number] = list(images).index(digest)
     kernels = [
-        {**kernel, "images": [places[place] for place in kernel["images"]]}
-        for kernel in op.contract["kernels"]
+        {**kernel, "images": [places[number] for number in kernel["images"]]}
+        for kernel in contract["kernels"]
     ]
-    return {**op.contract, "kernels": kernels}
+    return {**contract, "kernels": kernels}
 
 
-def _images_of(op: Op) -> list[tuple[bytes, str]]:
-    """The bytes, and origin, of every image that the op's contract numbers."""
-    if op._images is not None:
-        return op._images
-    path = Path(op._package or "")
-    if not path.is_dir():
-        raise _refuse(path, f"is where op '{op.name}' came from, and is no folder now", "a folder")
-    manifest = json.loads(_module._read_file(str(path / MANIFEST)))
-    out = []
-    for image in manifest["images"]:
-        file = str(path / image["file"])
-        data = _module._read_file(file)
-        if hashlib.sha256(data).hexdigest() != image["sha256"]:
-            raise errors.fault(
-                "hash",
-                f"file '{file}'",
-                "is not what the manifest promises",
-                expected=image["sha256"],
-            )
-        out.append((data, f"file '{file}'"))
-    return out
+def _is_free(path: Path, data: bytes) -> bool:
+    """Whether a file of that name can hold the bytes: there is none, or it holds them."""
+    if not os.path.lexists(path):
+        return True
+    try:
+        return path.is_file() and not path.is_symlink() and path.read_bytes() == data
+    except OSError:
+        return False
 
 
 def _file_name(data: bytes, origin: str) -> str:

@@ -86,6 +86,13 @@ def dual_level_is_open() -> bool:
     return forward_ad._current_level >= 0
 
 
+def refresh_packet(packet: Any) -> None:
+    """Lets `torch.ops.ns.name` see an overload that was defined after it was first looked up."""
+    refresh = getattr(torch._ops, "_refresh_packet", None)
+    if refresh is not None:
+        refresh(packet)
+
+
 def forget_dispatch(overload: Any) -> None:
     """After a kernel is registered on an op that has been called.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin import errors
+from torch_cubin import _private, errors
 
 # PyTorch's types, as FunctionSchema prints them, and what they are called here.
 KINDS = {
@@ -22,7 +22,6 @@ KINDS = {
     "float": "float",
     "bool": "bool",
     "Optional[int]": "int?",
-    "Optional[SymInt]": "int?",
     "Optional[float]": "float?",
     "Optional[bool]": "bool?",
     "str": "str",
@@ -33,6 +32,7 @@ _TYPES = (
     " or ScalarType"
 )
 _RESERVED = ("aten", "prim", "prims", "cubin", "onnx", "quantized", "inductor")
+_NAME = r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?"  # of an op
 # What traced functions may take besides the op's own names.
 DEVICE_NAMES = ("sm", "multiprocessors")
 
@@ -74,10 +74,48 @@ class Signature:
         """Without the namespace: "vec_add", or "vec_add.overload"."""
         return self.name.partition("::")[2]
 
+    def refuse(self, problem: str, expected: str, got: str = "") -> errors.Error:
+        return errors.fault("input", f"op '{self.name}'", problem, expected=expected, got=got)
+
+    def check_differentiable(self) -> None:
+        """Raises InputError [input] where the op can have no derivative."""
+        if self.mutates:
+            raise self.refuse(
+                "changes its arguments, so it can have no derivative", "a schema without (a!)"
+            )
+        if not self.outputs:
+            raise self.refuse("returns nothing that could have a gradient", "an output")
+        for argument in self.arguments:
+            if argument.keyword_only and argument.is_tensor:
+                raise self.refuse(
+                    f"has the keyword-only tensor '{argument.name}', which PyTorch's autograd does"
+                    " not take",
+                    "tensors before the '*' of the schema",
+                )
+
+    def check_backward(self, backward: Any) -> None:
+        """Raises InputError [input] where `backward="ns::op"` cannot be the op's derivative."""
+        if not isinstance(backward, str) or not re.fullmatch(_NAME, backward):
+            got = f"{type(backward).__name__} {backward!r:.80}"
+            raise self.refuse("has a backward that is no op's name", "'ns::op'", got)
+        self.check_differentiable()
+        names = [argument.name for argument in self.arguments] + list(self.outputs)
+        for output in self.outputs:
+            if f"grad_{output}" in names:
+                raise self.refuse(
+                    f"has '{output}' and 'grad_{output}', which its backward op could not tell from"
+                    f" the gradient of '{output}'",
+                    "names of their own",
+                    f"grad_{output}",
+                )
+
     def overload(self) -> Any:
         """torch.ops.mylib.vec_add.default."""
         name, _, overload = self.local_name.partition(".")
-        return getattr(getattr(getattr(torch.ops, self.namespace), name), overload or "default")
+        packet = getattr(getattr(torch.ops, self.namespace), name)
+        if (overload or "default") not in packet.overloads():
+            _private.refresh_packet(packet)
+        return getattr(packet, overload or "default")
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Every argument by name. The dispatcher leaves out what equals its default."""
@@ -129,6 +167,11 @@ def parse(schema: str) -> Signature:
             "has no tensor among its arguments",
             "at least one, whose device the op runs on",
             advice="Add one, or launch the kernel directly: torch_cubin.load(...).",
+        )
+    if not parsed.returns and not any(argument.mutable for argument in arguments):
+        raise refuse(
+            "returns nothing and changes nothing, so that graphs would drop it",
+            "an output, or Tensor(a!)",
         )
     outputs = []
     for index, result in enumerate(parsed.returns):

@@ -205,6 +205,68 @@ def test_wrong_saves(tmp_path) -> None:
         torch_cubin.save_package(tmp_path / "manifest.json" / "below", [op])
 
 
+def test_a_package_with_an_op_that_python_refuses_registers_nothing(package) -> None:
+    manifest = renamed(package)
+    manifest["ops"][1]["schema"] = manifest["ops"][1]["schema"].replace("x)", "grad_out)")
+    text = json.dumps(manifest["ops"][1]).replace('"x"', '"grad_out"')
+    manifest["ops"][1] = {**json.loads(text), "backward": "a::b"}
+    write(package, manifest)
+    for _ in range(2):
+        with pytest.raises(errors.InputError, match="grad_out"):
+            torch_cubin.load_package(package)
+    for op in manifest["ops"]:
+        space, local = op["schema"].split("(")[0].split("::")
+        assert not hasattr(getattr(torch.ops, space), local)
+
+
+def test_a_name_with_a_nul_is_not_the_one_before_it(package) -> None:
+    with pytest.raises(errors.InputError, match="NUL"):
+        torch_cubin.load_package(f"{package}\0evil")
+
+
+def test_saving_what_was_loaded_takes_the_images_that_were_loaded(package, tmp_path) -> None:
+    manifest = renamed(package)
+    write(package, manifest)
+    ops = list(torch_cubin.load_package(package).values())
+    torch_cubin.save_package(tmp_path / "one", ops[:1])  # and no image of the others
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == ["launch.sm_90a.cuda130.cubin", "manifest.json"]
+    # The manifest of today numbers other images, out of the folder, too.
+    other = copy.deepcopy(manifest)
+    other["images"].reverse()
+    other["images"][0]["file"] = "../../etc/passwd"
+    write(package, other)
+    torch_cubin.save_package(tmp_path / "two", ops)
+    assert manifest_of(tmp_path / "two")["images"] == manifest["images"]
+    # The image of today.
+    (package / "launch.sm_90a.cuda130.cubin").write_bytes(b"other")
+    with pytest.raises(errors.HashError):
+        torch_cubin.save_package(tmp_path / "three", ops)
+    assert not (tmp_path / "three").exists()
+
+
+def test_saving_leaves_the_users_files_alone(tmp_path) -> None:
+    mine = tmp_path / "launch.sm_90a.cuda130.cubin"
+    mine.write_bytes(b"mine")
+    op = vec_add()
+    folder = torch_cubin.save_package(tmp_path, [op])
+    assert mine.read_bytes() == b"mine"
+    first = manifest_of(folder)
+    (image,) = first["images"]
+    assert image["file"] == f"{image['sha256']}.{mine.name}"
+    # A newer kernel under the old name: the old package stays whole until its manifest goes.
+    newer = tmp_path / "source" / "declared.sm_90a.cuda130.cubin"
+    newer.parent.mkdir()
+    newer.write_bytes(DECLARED.read_bytes())
+    torch_cubin.save_package(tmp_path, [op, declared.cube()], overwrite=True)
+    assert manifest_of(folder)["images"][0] == image
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    newer.write_bytes((DATA / "vec_add.sm_90a.cuda124.cubin").read_bytes())
+    torch_cubin.save_package(tmp_path, [vec_add(kernel=(newer, "vec_add"))], overwrite=True)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert all(after[name] == data for name, data in before.items() if name != "manifest.json")
+
+
 def test_images_of_one_name_and_of_none(tmp_path) -> None:
     other = tmp_path / "declared.sm_90a.cuda130.cubin"
     other.write_bytes((DATA / "vec_add.sm_90a.cuda124.cubin").read_bytes())
