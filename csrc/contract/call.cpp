@@ -6,6 +6,7 @@
 
 #include "contract/boxed.h"
 #include "contract/contract.h"
+#include "contract/kept_error.h"
 #include "cubin/error.h"
 #include "runtime/autograd_state.h"
 #include "runtime/device.h"
@@ -45,6 +46,12 @@ class Contract::Call {
       : contract_(contract), boxed_(boxed), grad_mode_(aoti_torch_grad_mode_is_enabled()) {}
 
   void run(Made& outputs) {
+    for (size_t i = 0; i < contract_.variables_; ++i) state_.dtypes[i] = kUnboundDtype;
+    // Expressions may ask for an item before lists are read, and of one that is not there.
+    for (const Names::Item& item : contract_.items_) {
+      state_.facts[item.place] = TensorFacts{};
+      state_.addresses[item.place] = nullptr;
+    }
     read_numbers();
     for (const size_t i : contract_.required_) match(i, boxed_.tensor(i));
     for (const size_t i : contract_.optional_) match_optional(i);
@@ -53,7 +60,6 @@ class Contract::Call {
     for (const size_t i : contract_.optional_) {
       if (state_.facts[i].defined) check_expressions(i, -1);
     }
-    for (const Names::Item& item : contract_.items_) state_.facts[item.place] = TensorFacts{};
     for (const size_t i : contract_.lists_) match_list(i);
     if (device_ == nullptr) {
       fail({"input", contract_.op_, "was given no tensor", "at least one, which says the device",
@@ -66,6 +72,11 @@ class Contract::Call {
     bool empty = true;
     for (size_t i = 0; i < contract_.outputs_.size(); ++i) {
       empty &= make(contract_.outputs_[i], first + i, outputs);
+    }
+    // Before the grid, which may read of it.
+    Made scratch;
+    for (size_t i = 0; i < contract_.scratch_.size(); ++i) {
+      make(contract_.scratch_[i], first + contract_.outputs_.size() + i, scratch);
     }
     torch_cubin_launch_call call;
     call.size = sizeof(call);
@@ -84,10 +95,6 @@ class Contract::Call {
     evaluate(launch.block, call.block);
     if (!launch.cluster.empty()) evaluate(launch.cluster, call.cluster);
     call.shared_memory = launch.shared_memory[0].evaluate(state_.arguments()).integer;
-    Made scratch;
-    for (size_t i = 0; i < contract_.scratch_.size(); ++i) {
-      make(contract_.scratch_[i], first + contract_.outputs_.size() + i, scratch);
-    }
     // Before the launch: PyTorch refuses it here for a tensor of inference mode.
     for (const size_t i : contract_.mutated_) {
       if (state_.facts[i].defined) bump_version(boxed_.tensor(i));
@@ -163,10 +170,10 @@ class Contract::Call {
             "requires grad, and the op has no derivative", "", "",
             "Define the op with a backward, or call it under torch.no_grad()."});
     }
-    if (grad_mode_ && dual_level_is_open()) {
+    // Tangents pass under no_grad, too, and no tensor says here whether it has one.
+    if (dual_level_is_open()) {
       fail({"input", contract_.op_, "has no derivative, and a forward-mode level is open", "", "",
-            "Call it outside of torch.func.jvp and forward_ad.dual_level, or under "
-            "torch.no_grad()."});
+            "Call it outside of torch.func.jvp and forward_ad.dual_level."});
     }
   }
 
@@ -251,6 +258,7 @@ void Contract::call(StableIValue* stack) const {
   Made outputs;
   {
     const BoxedArguments boxed(schema_, stack);
+    raise_kept_error();  // now that the arguments are given back
     Call call(*this, boxed);
     call.run(outputs);
   }

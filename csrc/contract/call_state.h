@@ -16,6 +16,8 @@ constexpr size_t kMaxOpTensors = kMaxOpArguments + 64;  // items of lists, outpu
 constexpr size_t kMaxOpNumbers = 256;
 constexpr size_t kMaxOpVariables = 16;  // of dtypes; groups of dims ("*s")
 
+constexpr auto kUnboundDtype = static_cast<ScalarType>(-1);
+
 // An array that nobody pays for before it is written.
 template <class T, size_t N>
 class Unset {
@@ -46,8 +48,8 @@ struct CallState {
   Unset<Value, kMaxOpNumbers> numbers;
   Unset<std::string_view, kMaxOpArguments> texts;
   Unset<DimGroup, kMaxOpVariables> groups;
-  Unset<ScalarType, kMaxOpVariables> dtypes;
-  int32_t device = -1;  // where all tensors lie; -1: none was met
+  Unset<ScalarType, kMaxOpVariables> dtypes;  // kUnboundDtype until a tensor binds it
+  int32_t device = -1;                        // where all tensors lie; -1: none was met
   int64_t sm = 0;
   int64_t multiprocessors = 0;
 

@@ -17,20 +17,19 @@ namespace {
 constexpr size_t kMaxKernels = 256;
 
 // Names that PyTorch and this library keep for their own ops.
-constexpr const char* kReserved[] = {"aten", "prim", "prims", "cubin"};
+constexpr const char* kReserved[] = {"aten", "prim",      "prims",   "cubin",
+                                     "onnx", "quantized", "inductor"};
 
 bool has_kernel(const Image& image, const std::string& name) {
   return std::any_of(image.kernels.begin(), image.kernels.end(),
                      [&](const KernelInfo& kernel) { return kernel.name == name; });
 }
 
-// Whether a tree anywhere in the definition is [operation, name...].
-bool mentions(const json& tree, const char* operation, const std::vector<std::string>* names) {
-  if (tree.is_array() && !tree.empty() && tree[0] == operation) {
-    if (names == nullptr) return true;
-    if (tree.size() > 1 && std::find(names->begin(), names->end(), tree[1]) != names->end()) {
-      return true;
-    }
+// Whether a tree anywhere in the definition is [operation, one of the names...].
+bool mentions(const json& tree, const char* operation, const std::vector<std::string>& names) {
+  if (tree.is_array() && tree.size() > 1 && tree[0] == operation &&
+      std::find(names.begin(), names.end(), tree[1]) != names.end()) {
+    return true;
   }
   if (!tree.is_structured()) return false;
   return std::any_of(tree.begin(), tree.end(),
@@ -102,13 +101,13 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   Fields fields(definition, op_);
   fields.find("schema");
   Names names(schema_, fields.find("dtypes"), op_);
+  variables_ = names.variables().size();
   const json& tensors = fields.object("tensors");
   const json& outputs = fields.list("outputs");
   const json* scratch = fields.find("scratch");
   const json& kernels = fields.list("kernels");
-  if (const json* backward = fields.find("backward")) {
-    if (!backward->is_string()) refuse_json(fields.at("backward"), "the name of an op", *backward);
-  }
+  check_effects(fields.find("backward") == nullptr ? "" : fields.text("backward"),
+                fields.at("backward"));
   const bool jit = fields.truth("jit", false);
   fields.finish();
 
@@ -144,11 +143,9 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
                            names.scope(), all, images, jit);
   }
 
-  reads_device_ =
-      mentions(definition, "sm", nullptr) || mentions(definition, "multiprocessors", nullptr);
   for (const char* operation :
        {"size", "stride", "numel", "dim", "itemsize", "defined", "contiguous", "is_dtype"}) {
-    reads_outputs_ |= mentions(kernels, operation, &own);
+    reads_outputs_ |= mentions(kernels, operation, own);
   }
   reads_outputs_ |=
       kernels.dump(-1, ' ', false, json::error_handler_t::replace).find("\"tensor_map\"") !=
@@ -161,6 +158,40 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     for (json& index : kernel["images"]) index = images.sha256(index.get<size_t>());
   }
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// What PyTorch's graphs and autograd can do something with. `backward`: "" where there is none.
+void Contract::check_effects(const std::string& backward, const std::string& label) const {
+  const auto mutated = std::find_if(schema_.arguments.begin(), schema_.arguments.end(),
+                                    [](const SchemaArgument& a) { return a.is_mutated(); });
+  const bool mutates = mutated != schema_.arguments.end();
+  if (schema_.returns.empty() && !mutates) {
+    fail({"input", op_, "returns nothing and changes nothing",
+          "an output, or an argument that is changed: Tensor(a!)", schema_.text(),
+          "A compiled graph would leave the call out."});
+  }
+  if (backward.empty()) return;
+  const size_t colons = backward.find("::");
+  const std::string local = colons == std::string::npos ? "" : backward.substr(colons + 2);
+  const size_t dot = std::min(local.find('.'), local.size());
+  const bool named = is_identifier(backward.substr(0, std::min(colons, backward.size()))) &&
+                     is_identifier(local.substr(0, dot)) &&
+                     (dot == local.size() || is_identifier(local.substr(dot + 1)));
+  if (!named) refuse_json(label, "the name of an op, as 'ns::name'", backward);
+  if (mutates) {
+    fail({"input", op_, "changes its arguments, so it can have no derivative",
+          "a schema without (a!), or no 'backward'", "'" + mutated->name + "'", ""});
+  }
+  if (schema_.returns.empty()) {
+    fail({"input", op_, "returns nothing that could have a gradient", "an output", "", ""});
+  }
+  for (const SchemaArgument& argument : schema_.arguments) {
+    if (!argument.keyword_only || !argument.is_tensor()) continue;
+    fail({"input", op_,
+          "has the keyword-only tensor '" + argument.name +
+              "', which PyTorch's autograd does not take",
+          "tensors before the '*' of the schema", "", ""});
+  }
 }
 
 void Contract::read_tensors(const json& tensors, const json& outputs, const json* scratch,
@@ -209,16 +240,22 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
   }
   const auto check_new = [&](const json& name, const std::string& label) {
     const std::string text = name.is_string() ? name.get<std::string>() : "";
-    const bool taken = text.empty() || names.is_argument(text) || names.find_size(text) >= 0 ||
+    const bool taken = !is_identifier(text) || names.is_argument(text) ||
+                       names.find_size(text) >= 0 ||
                        std::any_of(outputs_.begin(), outputs_.end(),
                                    [&](const Pattern& p) { return p.name() == text; }) ||
                        std::any_of(scratch_.begin(), scratch_.end(),
                                    [&](const Pattern& p) { return p.name() == text; });
-    if (taken) refuse_json(label, "a name that nothing else has", name);
+    if (taken) refuse_json(label, "a name, as \"out\", that nothing else has", name);
     return text;
   };
   for (size_t i = 0; i < outputs.size(); ++i) {
     const std::string name = check_new(outputs[i], op_ + ": outputs[" + std::to_string(i) + "]");
+    const std::string& wanted = schema_.returns[i].empty() ? "out" : schema_.returns[i];
+    if (name != wanted) {
+      refuse_json(op_ + ": outputs[" + std::to_string(i) + "]",
+                  "'" + wanted + "', as the schema calls it", outputs[i]);
+    }
     const json& fields = entry(name);
     outputs_.emplace_back(name, Pattern::Role::kOutput, fields, names);
     Pattern& output = outputs_.back();

@@ -81,6 +81,7 @@ class Contract {
   };
   class Call;
 
+  void check_effects(const std::string& backward, const std::string& label) const;
   void read_tensors(const nlohmann::json& tensors, const nlohmann::json& outputs,
                     const nlohmann::json* scratch, Names& names);
 
@@ -98,7 +99,7 @@ class Contract {
   std::vector<Pattern> outputs_, scratch_;
   std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
   std::vector<Launch> launches_;
-  bool reads_device_ = false;   // sm or multiprocessors stand in an expression
+  size_t variables_ = 0;        // of dtypes
   bool reads_outputs_ = false;  // expressions may read what is allocated
 };
 

@@ -129,15 +129,41 @@ std::string shown(const json& tree) {
 }
 
 bool is_contiguous(const TensorFacts& tensor) {
-  int64_t step = 1;
+  uint64_t step = 1;  // after the last dim it may be past 2^63
   for (int64_t i = tensor.dim - 1; i >= 0; --i) {
     if (tensor.sizes[i] == 0) return true;
   }
   for (int64_t i = tensor.dim - 1; i >= 0; --i) {
-    if (tensor.sizes[i] != 1 && tensor.strides[i] != step) return false;
-    step *= tensor.sizes[i];
+    if (tensor.sizes[i] != 1 && static_cast<uint64_t>(tensor.strides[i]) != step) return false;
+    step *= static_cast<uint64_t>(tensor.sizes[i]);
   }
   return true;
+}
+
+// Of an int and a float, exactly: -1, 0 or 1; kUnordered for a NaN.
+constexpr int kUnordered = 2;
+int compare(int64_t a, double b) {
+  if (std::isnan(b)) return kUnordered;
+  if (b >= 0x1p63) return -1;
+  if (b < -0x1p63) return 1;
+  const double whole = std::trunc(b);
+  const auto integer = static_cast<int64_t>(whole);
+  if (a != integer) return a < integer ? -1 : 1;
+  return b > whole ? -1 : b < whole ? 1 : 0;
+}
+int reversed(int order) { return order == kUnordered ? kUnordered : -order; }
+
+bool holds(int comparison, int order) {
+  switch (comparison) {
+    case kLess:
+      return order == -1;
+    case kLessEqual:
+      return order == -1 || order == 0;
+    case kEqual:
+      return order == 0;
+    default:
+      return order != 0;
+  }
 }
 
 std::string text_of(const Value& value) {
@@ -310,8 +336,14 @@ Value Expression::evaluate_leaf(int32_t at, const Arguments& arguments) const {
       return Value::of(code == kSize ? tensor.sizes[i] : tensor.strides[i]);
     }
     case kNumel: {
-      int64_t product = 1;  // torch lets none overflow
-      for (int64_t i = 0; i < tensor.dim; ++i) product *= tensor.sizes[i];
+      int64_t product = 1;
+      bool overflows = false, empty = false;
+      for (int64_t i = 0; i < tensor.dim; ++i) {
+        empty |= tensor.sizes[i] == 0;
+        overflows |= __builtin_mul_overflow(product, tensor.sizes[i], &product);
+      }
+      if (empty) return Value::of(int64_t{0});
+      if (overflows) no_value(at, "overflows a 64-bit integer");
       return Value::of(product);
     }
     case kDim:
@@ -351,6 +383,12 @@ Value Expression::evaluate(int32_t at, const Arguments& arguments) const {
       break;
   }
   const Value b = node.operation->operands > 1 ? operand(1) : Value::of(int64_t{0});
+  if (node.operation->rule == kCompare && a.type != b.type) {
+    // Exactly, as Python does: an int may be between two doubles.
+    const bool first = a.type == ValueType::kInt;
+    const int order = first ? compare(a.integer, b.number) : reversed(compare(b.integer, a.number));
+    return Value::of(holds(node.operation->code, order));
+  }
   const bool floats = a.type == ValueType::kFloat || b.type == ValueType::kFloat ||
                       node.operation->code == kTrueDiv;
   return floats ? of_floats(at, a.as_number(), b.as_number())

@@ -12,6 +12,15 @@ std::string shown_json(const json& value) {
   return printable(value.dump(-1, ' ', false, json::error_handler_t::replace), 120);
 }
 
+bool is_identifier(const std::string& text) {
+  const auto letter = [](char c) {
+    return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+  };
+  return !text.empty() && letter(text[0]) && std::all_of(text.begin(), text.end(), [&](char c) {
+    return letter(c) || (c >= '0' && c <= '9');
+  });
+}
+
 void refuse_json(const std::string& label, const std::string& expected, const json& got) {
   fail({"input", label, "is wrong", expected, shown_json(got), ""});
 }

@@ -39,6 +39,9 @@ class Fields {
   std::vector<std::string> known_;
 };
 
+// Whether it is a name as C and Python have them.
+bool is_identifier(const std::string& text);
+
 // The same for what is no object.
 [[noreturn]] void refuse_json(const std::string& label, const std::string& expected,
                               const nlohmann::json& got);

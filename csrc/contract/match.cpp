@@ -23,11 +23,11 @@ bool has_elements(const TensorView& view) {
 
 // Of a tensor with elements.
 bool is_contiguous(const TensorView& view) {
-  int64_t step = 1;
+  uint64_t step = 1;  // after the last dim it may be past 2^63
   for (int64_t i = view.dim - 1; i >= 0; --i) {
     if (view.sizes[i] == 1) continue;
-    if (view.strides[i] != step) return false;
-    step *= view.sizes[i];
+    if (static_cast<uint64_t>(view.strides[i]) != step) return false;
+    step *= static_cast<uint64_t>(view.sizes[i]);
   }
   return true;
 }
@@ -43,14 +43,41 @@ bool is_dense(const TensorView& view) {
   for (int64_t i = 0; i < view.dim; ++i) {
     if (view.sizes[i] != 1) left |= uint64_t{1} << i;
   }
-  for (int64_t step = 1; left != 0;) {
+  for (uint64_t step = 1; left != 0;) {
     int64_t next = 0;
-    while (next < view.dim && ((left >> next & 1) == 0 || view.strides[next] != step)) ++next;
+    while (next < view.dim &&
+           ((left >> next & 1) == 0 || static_cast<uint64_t>(view.strides[next]) != step)) {
+      ++next;
+    }
     if (next == view.dim) return false;
     left &= ~(uint64_t{1} << next);
-    step *= view.sizes[next];
+    step *= static_cast<uint64_t>(view.sizes[next]);
   }
   return true;
+}
+
+// PyTorch's own test (of as_strided's backward), of a tensor with elements: taken by stride, every
+// dim must step over all that those before it span. What fails it and yet has no overlaps, as sizes
+// (2, 3) of strides (3, 2), nobody makes but on purpose.
+bool may_overlap(const TensorView& view) {
+  uint64_t left = 0;
+  for (int64_t i = 0; i < view.dim; ++i) {
+    if (view.sizes[i] > 1) left |= uint64_t{1} << i;
+  }
+  for (int64_t span = 0; left != 0;) {  // of the elements from the first to the last
+    int64_t next = -1;
+    for (int64_t i = 0; i < view.dim; ++i) {
+      if ((left >> i & 1) != 0 && (next < 0 || view.strides[i] < view.strides[next])) next = i;
+    }
+    if (view.strides[next] <= span) return true;
+    left &= ~(uint64_t{1} << next);
+    int64_t more = 0;
+    if (__builtin_mul_overflow(view.strides[next], view.sizes[next] - 1, &more) ||
+        __builtin_add_overflow(span, more, &span)) {
+      return true;  // no memory is that large
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -77,8 +104,8 @@ void Pattern::check_dtype(ScalarType found, int item, CallState& state) const {
            "Convert it with .to(dtype).");
   }
   ScalarType& bound = state.dtypes[static_cast<size_t>(variable_)];
-  if (!binds_dtype_) {
-    if (found == bound) return;
+  if (bound == found) return;
+  if (bound != kUnboundDtype) {
     refuse(item, "has another dtype than the arguments before it",
            dtype_name(bound) + " (" + variable_name_ + ")", dtype_name(found),
            "Convert one of them with .to(dtype).");
@@ -179,7 +206,17 @@ void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState&
   void* address = nullptr;
   if (has_elements(view)) {
     check_layout(view, item);
+    if (mutated_ && layout_ != Layout::kContiguous && layout_ != Layout::kDense &&
+        may_overlap(view)) {
+      refuse(item, "overlaps itself, and the op writes to it",
+             "a tensor no two of whose elements share memory", strides_text(view),
+             "Call .contiguous() on it.");
+    }
     address = const_cast<void*>(view.data());
+    if (address == nullptr) {
+      refuse(item, "has elements but no memory", "a tensor whose storage is allocated",
+             "a null address", "");
+    }
     if ((reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1)) != 0) {
       refuse(item, "is not aligned", "an address that is a multiple of " + std::to_string(align_),
              std::to_string(reinterpret_cast<uintptr_t>(address) &

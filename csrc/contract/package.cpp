@@ -38,7 +38,7 @@ json parse(const std::string& text, const std::string& origin) {
 
 void check_version(Fields& fields, const std::string& label) {
   const json& version = fields.get("version");
-  if (version == kVersion) return;
+  if (version.is_number_integer() && version == kVersion) return;
   fail({"file", label, "has a version that this torch_cubin does not read",
         std::to_string(kVersion), shown_json(version),
         "Load it with the torch_cubin that wrote it, or a newer one."});

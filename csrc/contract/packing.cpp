@@ -121,6 +121,8 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
     full += "[" + std::to_string(argument[2].get<uint64_t>()) + "]";
     piece.kind = Kind::kItem;
   }
+  // The first way to name an item knows nothing of lists that are too short.
+  if (name.find('[') != std::string::npos) full.clear();
   piece.index = find_named(places.scope.tensors, full);
   if (piece.index < 0 || argument.size() != (piece.kind == Kind::kItem ? 3 : 2)) {
     refuse_json(piece.label, "[\"pointer\", a tensor of the op] or [\"pointer\", a list, an index]",

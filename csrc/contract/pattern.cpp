@@ -16,15 +16,6 @@ constexpr const char* kLayoutNames[] = {"contiguous", "rows", "dense", "strided"
 constexpr int64_t kMaxAlign = 4096;
 constexpr int64_t kOutputAlign = 256;  // what PyTorch's allocator keeps to, at the least
 
-bool is_name(const std::string& text) {
-  const auto letter = [](char c) {
-    return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-  };
-  return !text.empty() && letter(text[0]) && std::all_of(text.begin(), text.end(), [&](char c) {
-    return letter(c) || (c >= '0' && c <= '9');
-  });
-}
-
 }  // namespace
 
 Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& names)
@@ -46,6 +37,9 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
     if ((align_ & (align_ - 1)) != 0) {
       refuse_json(fields.at("align"), "a power of two", fields.get("align"));
     }
+  }
+  for (const SchemaArgument& argument : names.schema().arguments) {
+    mutated_ |= role == Role::kArgument && argument.name == name && argument.is_mutated();
   }
   read_dtype(fields.text("dtype"), names);
   const json* shape = fields.find("shape");
@@ -98,7 +92,6 @@ void Pattern::read_dtype(const std::string& text, Names& names) {
     fail({"input", op_ + ": tensors." + name_ + ".dtype", "is not bound by any argument",
           "a variable that a Tensor argument has", "'" + printable(text) + "'", ""});
   }
-  binds_dtype_ = !found->bound;
   found->bound = true;
 }
 
@@ -119,7 +112,7 @@ void Pattern::read_size(const json& size, size_t dim, Names& names) {
     const std::string text = size.get<std::string>();
     const bool group = text[0] == '*';
     const std::string bare = group ? text.substr(1) : text;
-    if (!is_name(bare)) refuse_json(label, "a name, as \"n\" or \"*s\"", size);
+    if (!is_identifier(bare)) refuse_json(label, "a name, as \"n\" or \"*s\"", size);
     if (group && group_at_ >= 0) refuse_json(label, "one '*' in a shape", size);
     const int place = group ? names.find_group(bare) : names.find_size(bare);
     if (group ? names.find_size(bare) >= 0 : names.find_group(bare) >= 0) {
@@ -167,10 +160,6 @@ void Pattern::read_expressions(const Names& names) {
   }
   has_expressions_ = !expressions_.empty();
   unread_.clear();
-}
-
-int64_t Pattern::dims() const {
-  return any_shape_ || group_at_ >= 0 || like_ >= 0 ? -1 : static_cast<int64_t>(sizes_.size());
 }
 
 ScalarType Pattern::dtype(const CallState& state) const {

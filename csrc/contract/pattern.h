@@ -34,8 +34,6 @@ class Names {
   const Scope& scope() const { return scope_; }
   Scope& scope() { return scope_; }
   std::vector<Variable>& variables() { return variables_; }
-  const std::vector<Variable>& variables() const { return variables_; }
-  const std::vector<std::string>& groups() const { return groups_; }
 
   // The place of a number by its name; -1 where there is none.
   int find_size(const std::string& name) const;
@@ -45,7 +43,8 @@ class Names {
   // Whether the schema has an argument of that name.
   bool is_argument(const std::string& name) const;
 
-  // The names bound between these calls are forgotten: an entry's own.
+  // The names bound between these calls are forgotten: an entry's own. A variable of dtypes is one of
+  // the call all the same; what is forgotten is that an output may have it.
   struct Mark {
     size_t groups;
     size_t numbers;
@@ -95,8 +94,6 @@ class Pattern {
   // Another tensor's place, whose shape and strides an output has; or -1.
   int like() const { return like_; }
   Layout layout() const { return layout_; }
-  // Number of dims, where the pattern says it; -1 otherwise.
-  int64_t dims() const;
 
   // Reads a tensor argument, or an item of one (-1: none), into its place: checks dtype, device,
   // dims, layout and alignment, and binds names. Throws [input]. Expressions in the shape wait for
@@ -132,9 +129,9 @@ class Pattern {
   Role role_;
   ScalarType dtype_{};
   int variable_ = -1;
-  bool binds_dtype_ = false;
   std::string variable_name_;
   std::vector<ScalarType> allowed_;
+  bool mutated_ = false;
   bool any_shape_ = false;
   bool has_expressions_ = false;
   std::vector<Size> sizes_;

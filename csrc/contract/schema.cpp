@@ -122,8 +122,7 @@ class Parser {
              "'" + argument.type_text + "'");
     }
     argument.type = known->type;
-    if (argument.is_mutated() && argument.type != ArgumentType::kTensor &&
-        argument.type != ArgumentType::kOptionalTensor) {
+    if (argument.is_mutated() && argument.type != ArgumentType::kTensor) {
       refuse(start, "writes to what is no single tensor", "Tensor(a!)", argument.type_text);
     }
     argument.name = name("the argument's name");
@@ -149,11 +148,17 @@ class Parser {
       one_return(schema);
       return;
     }
+    skip_spaces();
+    const size_t start = at_;
     if (take(")")) return;
     do {
       one_return(schema);
     } while (take(","));
     if (!take(")")) refuse_here("',' or ')'");
+    if (schema.returns.size() < 2) return;
+    for (const std::string& found : schema.returns) {
+      if (found.empty()) refuse(start, "does not name its outputs", "(Tensor out, Tensor lse)", "");
+    }
   }
 
   void one_return(Schema& schema) {
@@ -340,7 +345,7 @@ std::string Schema::unqualified_schema() const {
     if (argument.keyword_only && !keyword_only) text += "*, ";
     keyword_only = argument.keyword_only;
     if (argument.is_mutated()) {
-      text += "Tensor(" + argument.alias + "!)" + argument.type_text.substr(6);
+      text += "Tensor(" + argument.alias + "!)";
     } else {
       text += argument.type_text;
     }

@@ -3,10 +3,8 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <set>
 #include <utility>
 
-#include "contract/kept_error.h"
 #include "cubin/error.h"
 #include "runtime/torch_error.h"
 
@@ -27,7 +25,6 @@ std::map<std::string, size_t>& slots_by_name() {
 
 template <size_t N>
 void trampoline(StableIValue* stack, uint64_t, uint64_t) {
-  raise_kept_error();
   g_slots[N].load(std::memory_order_acquire)->call(stack);
 }
 
@@ -108,13 +105,20 @@ json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
   std::lock_guard<std::mutex> lock(g_define_mutex);
   auto& slots = slots_by_name();
   std::vector<Step> steps;
-  std::set<std::string> met;
+  std::map<std::string, size_t> met;  // which of steps
   size_t added = 0;
   for (std::unique_ptr<const Contract>& contract : contracts) {
     const Schema& schema = contract->schema();
     const std::string name = schema.qualified_name();
-    if (!met.insert(name).second) {
-      fail({"input", "op '" + name + "'", "is defined twice at once", "", "", ""});
+    const auto [before, is_new] = met.emplace(name, steps.size());
+    if (!is_new) {
+      const Step& other = steps[before->second];
+      if (other.contract->identity() != contract->identity()) {
+        fail({"input", "op '" + name + "'", "is defined twice at once", "one definition",
+              "two that differ", ""});
+      }
+      steps.push_back({std::move(contract), "same", other.slot});
+      continue;
     }
     const auto found = slots.find(name);
     if (found == slots.end()) {

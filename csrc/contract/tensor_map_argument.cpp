@@ -155,7 +155,10 @@ void TensorMapArgument::encode(const CallState& state, uint8_t* out) const {
     } else {
       int64_t bytes = 0;
       const bool overflow = __builtin_mul_overflow(tensor.strides[dim], tensor.itemsize, &bytes);
-      if (overflow || bytes % step != 0 || bytes < 0 || bytes >= int64_t{1} << 40) {
+      const bool fits = !overflow && bytes % step == 0 && bytes >= 0 && bytes < int64_t{1} << 40;
+      if (!fits && size == 1) {
+        bytes = step;  // any will do: nothing is read by it
+      } else if (!fits) {
         refuse("is of a tensor with a stride that the hardware does not take",
                "a multiple of " + std::to_string(step) + " bytes below 2^40 in dim " +
                    std::to_string(dim),
