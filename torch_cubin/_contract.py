@@ -91,6 +91,8 @@ class Builder:
                 )
             listed = allowed if isinstance(allowed, (list, tuple, set, frozenset)) else [allowed]
             texts = [str(dtype).removeprefix("torch.") for dtype in listed]
+            if isinstance(listed, (set, frozenset)):
+                texts.sort()  # the same definition again is the same contract
             for text in texts or [""]:
                 if text not in known:
                     raise self.refuse(
@@ -153,8 +155,7 @@ class Builder:
             own = self._binds(self.entries[argument.name])
             self._check_names(argument.name, self.entries[argument.name], own | shared)
         for name in outputs:
-            self.entries[name] = self._made(f"tensors['{name}']", patterns[name])
-            self._check_names(name, self.entries[name], shared)
+            self.entries[name] = self._made(name, f"tensors['{name}']", patterns[name])
         self._check_variables(arguments)
 
     def _pattern(self, name: str, pattern: Any) -> dict:
@@ -164,7 +165,7 @@ class Builder:
             )
         return _patterns.parse(pattern, f"{self.op}: tensors['{name}']")
 
-    def _made(self, what: str, pattern: Any) -> dict:
+    def _made(self, name: str, what: str, pattern: Any) -> dict:
         """The entry of an output or of scratch."""
         value = pattern
         if not isinstance(pattern, (str, Empty, Like)):
@@ -180,6 +181,7 @@ class Builder:
                     value,
                     "Write 'float32[m, n]', or torch_cubin.like('x') for another's order of dims.",
                 )
+            self._check_names(name, entry, self.sizes | self.groups)
             return entry
         if not isinstance(value, (Empty, Like)):
             raise self.refuse(
@@ -196,7 +198,9 @@ class Builder:
                 for name in required
                 if entries[name]["layout"] in ("contiguous", "dense")
             }
-        return _patterns.made(value, entries, f"{self.op}: {what}")
+        entry = _patterns.made(value, entries, f"{self.op}: {what}")
+        self._check_names(name, entry, self.sizes | self.groups, types=(int, float, bool))
+        return entry
 
     def _binds(self, entry: dict) -> set[str]:
         numbers = {a.name for a in self.signature.arguments if a.kind == "int"}
@@ -204,8 +208,14 @@ class Builder:
             size for size in entry["shape"] or () if isinstance(size, str) and size not in numbers
         }
 
-    def _check_names(self, name: str, entry: dict, bound: set[str]) -> None:
-        """Every size that an entry names is bound, and is no other thing's name."""
+    def _check_names(
+        self, name: str, entry: dict, bound: set[str], types: tuple[type, ...] = (int,)
+    ) -> None:
+        """Every size that an entry names is bound, and is no other thing's name.
+
+        `types`: of the arguments that it may calculate with. A pattern takes ints alone; a function
+        has been traced, so whatever it does with others gives an int.
+        """
         what = f"tensors['{name}']"
         own = {*self.names, *self.signature.outputs, *DEVICE_NAMES}
         numbers = {a.name for a in self.signature.arguments if a.kind == "int"}
@@ -221,7 +231,7 @@ class Builder:
             for text in sorted(named - known):
                 number = self.names.get(text.removesuffix("?"))
                 if text.startswith("len(") or (
-                    isinstance(number, Traced) and (text[-1] == "?" or number.type is int)
+                    isinstance(number, Traced) and (text[-1] == "?" or number.type in types)
                 ):
                     continue
                 raise self.refuse(
@@ -267,8 +277,7 @@ class Builder:
             what = f"scratch['{name}']"
             if not _NAME.fullmatch(str(name)) or name in taken:
                 raise self.refuse(what, "has a wrong name", "a name of its own", name)
-            entry = self._made(what, pattern)
-            self._check_names(name, entry, self.sizes | self.groups)
+            entry = self._made(name, what, pattern)
             known = {**dict.fromkeys(_patterns.dtype_names()), **self.dtypes}
             if "like" in entry or entry["dtype"] not in known:
                 raise self.refuse(

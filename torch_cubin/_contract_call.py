@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from torch_cubin import _checks, _private, errors
@@ -56,6 +55,7 @@ class Call:
     ) -> None:
         self.contract, self.signature, self.values = contract, signature, values
         self.op = f"op '{signature.name}'"
+        self.mutable = {argument.name for argument in signature.arguments if argument.mutable}
         self.device = self._one_device(devices)
         self.numbers: dict[str, Any] = {}
         self.tensors: dict[str, Tensor | None] = {}
@@ -78,9 +78,9 @@ class Call:
             self._compare(name, tensor, sizes)
         for kind, name, tensor in self._arguments():
             if kind != "tensor":
-                shared = dict(self.numbers), dict(self.groups), dict(self.dtypes)
+                shared = dict(self.numbers), dict(self.groups)
                 self._compare(name, tensor, self._match(self._entry(name), name, tensor))
-                self.numbers, self.groups, self.dtypes = shared  # its own names end here
+                self.numbers, self.groups = shared  # its own sizes end here; dtypes are the call's
 
     def _arguments(self) -> Iterator[tuple[str, str, Tensor]]:
         """(kind, name, tensor) of each, in the order in which they bind names."""
@@ -155,6 +155,8 @@ class Call:
                     later.append((at, size))
                 at += 1
         self._match_layout(entry["layout"], name, tensor)
+        if name in self.mutable and entry["layout"] in ("rows", "strided"):
+            self._match_overlaps(name, tensor)
         self._match_address(entry["align"], name, tensor)
         return later
 
@@ -222,12 +224,24 @@ class Call:
             fits, expected = tensor.is_contiguous(), "a contiguous tensor"
         if not fits:
             advice = "Call .contiguous(), or let its pattern say rows, dense or strided."
-            got = f"strides {tuple(tensor.stride())} of shape {_checks.shape_text(tensor.shape)}"
-            raise self._refuse(name, "has a wrong layout", expected, got, advice)
+            raise self._refuse(name, "has a wrong layout", expected, _strides_text(tensor), advice)
+
+    def _match_overlaps(self, name: str, tensor: Tensor) -> None:
+        if _may_overlap(tensor):
+            raise self._refuse(
+                name,
+                "overlaps itself, and the op writes to it",
+                "a tensor no two of whose elements share memory",
+                _strides_text(tensor),
+                "Call .contiguous() on it.",
+            )
 
     def _match_address(self, align: int, name: str, tensor: Tensor) -> None:
         if tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
             return  # a fake tensor
+        if tensor.numel() and not tensor.data_ptr():
+            expected = "a tensor whose storage is allocated"
+            raise self._refuse(name, "has elements but no memory", expected, "a null address")
         if tensor.numel() and tensor.data_ptr() % align:
             raise self._refuse(
                 name,
@@ -284,20 +298,56 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def _may_overlap(tensor: Tensor) -> bool:
+    """Whether elements may share memory: taken by stride, a dim must step over those before it."""
+    if _is_empty(tensor):
+        return False
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    dims = [(stride, size) for stride, size in pairs if type(size) is not int or size > 1]
+    if not all(type(number) is int for dim in dims for number in dim):
+        return any(type(stride) is int and stride == 0 for stride, _ in dims)  # without guards
+    span = 0
+    for stride, size in sorted(dims):
+        if stride <= span:
+            return True
+        span += stride * (size - 1)
+    return False
+
+
+def _strides_text(tensor: Tensor) -> str:
+    return f"strides {_checks.shape_text(tensor.stride())} of {_shape_text(tensor)}"
+
+
+def _shape_text(tensor: Tensor) -> str:
+    return f"shape {_checks.shape_text(tensor.shape)}"
+
+
 _CONVERT = "Convert it with .to(dtype)."
 
 
 def refuse_derivative(signature: Signature, values: Mapping[str, Any]) -> None:
-    """What an op does without a backward where a derivative would be lost. C++ does the same."""
-    tensors = list(signature.tensors(values))
+    """What an op does without a backward where a derivative would be lost. C++ does the same.
+
+    In a forward-mode level every call raises, whatever the grad mode: tangents pass under no_grad,
+    too, and C++ cannot see whether a tensor has one.
+    """
     if torch.is_grad_enabled():
-        for name, tensor in tensors:
+        for name, tensor in signature.tensors(values):
             if tensor.requires_grad:
                 raise no_derivative(signature, f"argument '{name}' requires grad")
     if _private.dual_level_is_open():
-        for name, tensor in tensors:
-            if tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None:
-                raise no_derivative(signature, f"argument '{name}' has a tangent")
+        raise no_forward_mode(signature)
+
+
+def no_forward_mode(signature: Signature) -> errors.Error:
+    """The error of a call in a forward-mode level."""
+    return _checks.fault(
+        f"op '{signature.name}'",
+        "has no derivative, and a forward-mode level is open",
+        "",
+        "",
+        "Call it outside of torch.func.jvp and forward_ad.dual_level.",
+    )
 
 
 def no_derivative(signature: Signature, got: str) -> errors.Error:

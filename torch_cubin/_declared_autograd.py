@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin import _private, errors
-from torch_cubin._contract_call import no_derivative
+from torch_cubin._contract_call import no_derivative, no_forward_mode
 from torch_cubin._signature import Signature
 
 _PLAIN = torch.contiguous_format
@@ -124,7 +124,7 @@ class _Derivative(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise no_derivative(ctx._torch_cubin.signature, "forward-mode differentiation")
+        raise no_forward_mode(ctx._torch_cubin.signature)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], invocation: _Invocation, *operands: Any) -> Any:
@@ -211,9 +211,7 @@ def autograd_kernel(
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         found = formula()
-        if found is None or not (
-            _private.dual_level_is_open() or (torch.is_grad_enabled() and _requires_grad(args))
-        ):
+        if found is None or not (torch.is_grad_enabled() and _requires_grad(args)):
             with _private.below_autograd():
                 return op(*args, **kwargs)
         return differentiable(op, signature, found, args, kwargs)

@@ -81,7 +81,8 @@ def define_op(
     - `cpu`: a function of the op's arguments that returns its outputs, for CPU tensors.
     - `backward`: the name of an op that is the derivative: "ns::op". See also
       Op.register_autograd. Without either the op raises where a derivative is asked for.
-    - `jit`: takes PTX too, which the driver compiles where no cubin runs.
+    - `jit`: takes PTX too, which the driver compiles where no cubin runs. It is the whole op's: a
+      Kernel of a module loaded with jit=True turns it on for all of `kernels`.
 
     Functions are called once, now, with stand-ins for the arguments: they calculate with + - * //
     %, torch_cubin.cdiv, minimum, maximum, sqrt and select, and cannot branch.
@@ -182,7 +183,9 @@ class _Images:
         self.found: list[tuple[bytes, str]] = []
 
     def add(self, source: Any) -> int:
-        data, origin = _module._read(source, f"image {len(self.found)} of the definition")
+        if not isinstance(source, _module.Loaded):
+            source = _module._read(source, f"image {len(self.found)} of the definition")
+        data, origin = source
         for place, (known, _) in enumerate(self.found):
             if known == data:
                 return place
@@ -193,7 +196,7 @@ class _Images:
 def _sources(op: str, kernel: Any) -> tuple[list[Any], str, bool]:
     """What `kernel=` names: sources, the kernel's symbol, and whether PTX is taken."""
     if isinstance(kernel, Kernel):
-        return kernel.module._sources, kernel.name, kernel.module._jit
+        return kernel.module._read_again(), kernel.name, kernel.module._jit
     if isinstance(kernel, str):
         path, colon, name = kernel.rpartition(":")
         if colon and path and name:

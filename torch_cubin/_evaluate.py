@@ -29,6 +29,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
     "ne": operator.ne,
 }
+_COMPARISONS = ("lt", "le", "eq", "ne")  # exact between an int and a float, as Python's
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "neg": operator.neg,
     "abs": abs,
@@ -78,7 +79,7 @@ def evaluate(
         if operation == "is_dtype":
             return str(tensor.dtype) == f"torch.{operands[1]}"
         return {
-            "numel": tensor.numel,
+            "numel": lambda: checked(math.prod(tensor.shape)),  # tensor.numel() may wrap around
             "dim": tensor.dim,
             "itemsize": tensor.element_size,
             "contiguous": tensor.is_contiguous,
@@ -106,7 +107,9 @@ def evaluate(
         if operation not in _BINARY:
             return leaf(operation, operands)
         a, b = (run(operand) for operand in operands)
-        if operation == "truediv" or isinstance(a, float) or isinstance(b, float):
+        if operation == "truediv" or (
+            operation not in _COMPARISONS and (isinstance(a, float) or isinstance(b, float))
+        ):
             a, b = torch.sym_float(a), torch.sym_float(b)
         if operation in ("floordiv", "mod", "truediv") and not _symbolic(b) and b == 0:
             no_value("divides by zero")

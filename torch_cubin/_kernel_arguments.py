@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,6 +81,15 @@ _CTYPES = {
 }
 _NUMPY = {"i": "int", "u": "uint", "f": "float", "b": "bool"}
 
+
+def _is_swapped(ctype: Any) -> bool:
+    """Whether a number's bytes stand in the other order, as in a ctypes.BigEndianStructure."""
+    other = "__ctype_be__" if sys.byteorder == "little" else "__ctype_le__"
+    return isinstance(getattr(ctype, "_type_", None), str) and (
+        ctype is getattr(ctype, other, None) and ctypes.sizeof(ctype) > 1
+    )
+
+
 Field = tuple[int, Any, int | None, int]  # offset, kind, items of an array, bytes between them
 
 
@@ -111,12 +121,17 @@ def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
 
     fields: dict[str, Field] = {}
     if isinstance(type_, type) and issubclass(type_, ctypes.Structure):
-        for name, ctype, *bits in type_._fields_:
+        bases = [base for base in reversed(type_.__mro__) if "_fields_" in vars(base)]
+        for name, ctype, *bits in [field for base in bases for field in base._fields_]:
+            if name in fields:
+                raise refuse(f"field '{name}' in {type_.__name__} and in its base, too")
             count, step = None, 0
             if issubclass(ctype, ctypes.Array):
                 count, ctype = ctype._length_, ctype._type_
                 step = ctypes.sizeof(ctype)
             kind = of_ctype(ctype)
+            if _is_swapped(ctype):
+                raise refuse(f"field '{name}' of {ctype.__name__}, of the other byte order")
             if kind is None or bits:
                 raise refuse(f"field '{name}' of {ctype.__name__}{' with bits' if bits else ''}")
             fields[name] = (getattr(type_, name).offset, kind, count, step)
@@ -131,7 +146,7 @@ def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
                 if len(shape) != 1:
                     raise refuse(f"field '{name}', an array of {len(shape)} dims")
             kind = of_dtype(dtype)
-            if kind is None:
+            if kind is None or not dtype.isnative:
                 raise refuse(f"field '{name}' of {dtype}")
             fields[name] = (offset, kind, count, step)
         return type_.itemsize, fields

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +19,13 @@ from torch_cubin.inspect import _content, _origin
 from torch_cubin.inspect import _read as _read_file
 
 Source = str | os.PathLike | bytes | bytearray | memoryview
+
+
+class Loaded(NamedTuple):
+    """An image that has been read."""
+
+    data: bytes
+    origin: str  # what errors call it
 
 
 class Kernel(Launcher):
@@ -97,7 +105,7 @@ class Module:
         self._drop.atexit = False
         self.origin = origin
         self.images = tuple(_content(entry) for entry in facts["images"])
-        self._sources: list[Source] = []  # for define_op
+        self._sources: list[tuple[Source, str, str]] = []  # with name for errors and sha256
         self._facts: dict[str, KernelFacts] = {}
         for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
             for kernel in image.kernels:
@@ -190,6 +198,24 @@ class Module:
             return self._stays(tensors, "Delete them and unload again.")
         return self._stays("a CUDA graph that captured a kernel of it", "")
 
+    def _read_again(self) -> list[Loaded]:
+        """The images' bytes, for define_op. Raises HashError [hash] where they are others now."""
+        out = []
+        for source, name, digest in self._sources:
+            data, _ = _read(source, name)
+            found = hashlib.sha256(data).hexdigest()
+            if found != digest:
+                raise errors.fault(
+                    "hash",
+                    name,
+                    "is not what the kernel was loaded from",
+                    expected=f"sha256 {digest}",
+                    got=f"sha256 {found}",
+                    advice="Load it again.",
+                )
+            out.append(Loaded(data, name))
+        return out
+
     def _stays(self, what: str, advice: str) -> bool:
         text = f"torch_cubin [closed]: {self.origin} stays loaded: it is needed by {what}. {advice}"
         warnings.warn(text.rstrip(), RuntimeWarning, stacklevel=3)
@@ -237,7 +263,11 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
         origin += f" and {len(sources) - 1} more"
     module = Module(sources, origin, jit)
     # Paths are read again, and bytes are the caller's: nothing is held twice.
-    module._sources = list(source) if isinstance(source, (list, tuple)) else [source]
+    listed = source if isinstance(source, (list, tuple)) else [source]
+    module._sources = [
+        (one, name, hashlib.sha256(data).hexdigest())
+        for one, (data, name) in zip(listed, sources, strict=True)
+    ]
     return module
 
 

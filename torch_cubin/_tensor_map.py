@@ -75,7 +75,8 @@ class TensorMap:
     the GPU raises an illegal instruction.
 
     - `tensor`: CUDA, 1 to 5 dims, none empty; its address and every stride but the last a multiple
-      of 16 bytes (32 with interleave "32B"). 8-bit floats and bools go as bytes.
+      of 16 bytes (32 with interleave "32B"), but for dims of size 1. 8-bit floats and bools go as
+      bytes.
     - `box`: elements of shared memory that one copy fills, 1 to 256 in each dim; the last times the
       element size a multiple of 16 bytes, and at most the swizzle's span.
     - `swizzle`: None, "32B", "64B", "128B", "128B_atom_32B", "128B_atom_32B_flip_8B" or
@@ -158,7 +159,7 @@ class TensorMap:
             )
         item = tensor.element_size()
         for index, stride in enumerate(strides[:-1]):
-            if stride * item % step or not 0 <= stride * item < 1 << 40:
+            if not _fits(stride * item, step) and shape[index] != 1:
                 raise _refuse(
                     "tensor",
                     f"has a stride in dim {index} that the hardware does not take",
@@ -168,7 +169,10 @@ class TensorMap:
         spec.device = tensor.device.index or 0
         spec.address = tensor.data_ptr()
         spec.dims[:rank] = shape[::-1]
-        spec.strides[: rank - 1] = [stride * item for stride in strides[-2::-1]]
+        # Nothing is read by the stride of a dim of size 1: any that the hardware takes will do.
+        spec.strides[: rank - 1] = [
+            stride * item if _fits(stride * item, step) else step for stride in strides[-2::-1]
+        ]
         spec.box[:rank] = self.box[::-1]
         spec.element_strides[:rank] = self.element_strides[::-1]
 
@@ -231,6 +235,10 @@ def _refuse(argument: str, problem: str, expected: str, got: object) -> errors.E
     return errors.fault(
         "input", f"TensorMap argument '{argument}'", problem, expected=expected, got=str(got)
     )
+
+
+def _fits(stride: int, step: int) -> bool:
+    return stride % step == 0 and 0 <= stride < 1 << 40
 
 
 def _integers(name: str, values: Sequence[int], count: int, most: int) -> tuple[int, ...]:
