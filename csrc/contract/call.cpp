@@ -265,4 +265,10 @@ void Contract::call(StableIValue* stack) const {
   outputs.give(stack);  // when the arguments are given back: they lie in the same place
 }
 
+void Contract::refuse_lazy_view(StableIValue* stack) const {
+  const BoxedArguments boxed(schema_, stack);
+  fail({"input", op_, "is given a lazily negated or conjugated view, and changes its arguments",
+        "plain tensors", "", "Call .resolve_neg().resolve_conj() on it first."});
+}
+
 }  // namespace torch_cubin

@@ -36,6 +36,16 @@ bool mentions(const json& tree, const char* operation, const std::vector<std::st
                      [&](const json& item) { return mentions(item, operation, names); });
 }
 
+// "ns::name", or with an overload.
+void check_backward(const std::string& name, const std::string& label) {
+  const size_t colons = std::min(name.find("::"), name.size());
+  const size_t dot = std::min(name.find('.', colons), name.size());
+  const bool right = colons < name.size() && is_identifier(name.substr(0, colons)) &&
+                     is_identifier(name.substr(colons + 2, dot - colons - 2)) &&
+                     (dot == name.size() || is_identifier(name.substr(dot + 1)));
+  if (!right) refuse_json(label, "the name of an op, as 'ns::name'", name);
+}
+
 std::vector<Expression> read_three(const json& trees, const Scope& scope,
                                    const std::string& label) {
   if (!trees.is_array() || trees.size() != 3) {
@@ -106,8 +116,9 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   const json& outputs = fields.list("outputs");
   const json* scratch = fields.find("scratch");
   const json& kernels = fields.list("kernels");
-  check_effects(fields.find("backward") == nullptr ? "" : fields.text("backward"),
-                fields.at("backward"));
+  const bool derived = fields.find("backward") != nullptr;
+  if (derived) check_backward(fields.text("backward"), fields.at("backward"));
+  check_effects(derived);
   const bool jit = fields.truth("jit", false);
   fields.finish();
 
@@ -160,30 +171,17 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// What PyTorch's graphs and autograd can do something with. `backward`: "" where there is none.
-void Contract::check_effects(const std::string& backward, const std::string& label) const {
-  const auto mutated = std::find_if(schema_.arguments.begin(), schema_.arguments.end(),
-                                    [](const SchemaArgument& a) { return a.is_mutated(); });
-  const bool mutates = mutated != schema_.arguments.end();
-  if (schema_.returns.empty() && !mutates) {
+// What PyTorch's graphs and, if the op is `derived`, its autograd can do something with.
+void Contract::check_effects(bool derived) const {
+  if (schema_.returns.empty() && !schema_.mutates()) {
     fail({"input", op_, "returns nothing and changes nothing",
           "an output, or an argument that is changed: Tensor(a!)", schema_.text(),
           "A compiled graph would leave the call out."});
   }
-  if (backward.empty()) return;
-  const size_t colons = backward.find("::");
-  const std::string local = colons == std::string::npos ? "" : backward.substr(colons + 2);
-  const size_t dot = std::min(local.find('.'), local.size());
-  const bool named = is_identifier(backward.substr(0, std::min(colons, backward.size()))) &&
-                     is_identifier(local.substr(0, dot)) &&
-                     (dot == local.size() || is_identifier(local.substr(dot + 1)));
-  if (!named) refuse_json(label, "the name of an op, as 'ns::name'", backward);
-  if (mutates) {
+  if (!derived) return;
+  if (schema_.mutates()) {
     fail({"input", op_, "changes its arguments, so it can have no derivative",
-          "a schema without (a!), or no 'backward'", "'" + mutated->name + "'", ""});
-  }
-  if (schema_.returns.empty()) {
-    fail({"input", op_, "returns nothing that could have a gradient", "an output", "", ""});
+          "a schema without (a!), or no 'backward'", schema_.text(), ""});
   }
   for (const SchemaArgument& argument : schema_.arguments) {
     if (!argument.keyword_only || !argument.is_tensor()) continue;

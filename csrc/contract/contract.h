@@ -62,6 +62,10 @@ class Contract {
   // One call: takes the arguments over, leaves the outputs in their place. Throws.
   void call(StableIValue* stack) const;
 
+  // A call with a view that PyTorch negates or conjugates lazily, of an op that changes arguments:
+  // takes them over and throws.
+  [[noreturn]] void refuse_lazy_view(StableIValue* stack) const;
+
   // Loads the kernels that run on that device. Throws [arch] where none does.
   void preload(const Device& device) const;
 
@@ -81,7 +85,7 @@ class Contract {
   };
   class Call;
 
-  void check_effects(const std::string& backward, const std::string& label) const;
+  void check_effects(bool derived) const;
   void read_tensors(const nlohmann::json& tensors, const nlohmann::json& outputs,
                     const nlohmann::json* scratch, Names& names);
 

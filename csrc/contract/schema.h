@@ -51,6 +51,12 @@ struct Schema {
   std::vector<SchemaArgument> arguments;
   std::vector<std::string> returns;  // each a Tensor; its name, or ""
 
+  bool mutates() const {
+    for (const SchemaArgument& argument : arguments) {
+      if (argument.is_mutated()) return true;
+    }
+    return false;
+  }
   std::string qualified_name() const;      // "mylib::vec_add.overload"
   std::string unqualified_name() const;    // "vec_add.overload"
   std::string unqualified_schema() const;  // what a library of the namespace is told

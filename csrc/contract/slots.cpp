@@ -28,15 +28,25 @@ void trampoline(StableIValue* stack, uint64_t, uint64_t) {
   g_slots[N].load(std::memory_order_acquire)->call(stack);
 }
 
+template <size_t N>
+void refuse_lazy_view(StableIValue* stack, uint64_t, uint64_t) {
+  g_slots[N].load(std::memory_order_acquire)->refuse_lazy_view(stack);
+}
+
 using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
+struct Functions {
+  Boxed call, refuse_lazy_view;
+};
 
 template <size_t... N>
-Boxed pick(size_t slot, std::index_sequence<N...>) {
-  static constexpr Boxed kPool[] = {&trampoline<N>...};
+Functions pick(size_t slot, std::index_sequence<N...>) {
+  static constexpr Functions kPool[] = {{&trampoline<N>, &refuse_lazy_view<N>}...};
   return kPool[slot];
 }
 
-Boxed function_of(size_t slot) { return pick(slot, std::make_index_sequence<kMaxDeclaredOps>()); }
+Functions functions_of(size_t slot) {
+  return pick(slot, std::make_index_sequence<kMaxDeclaredOps>());
+}
 
 // One of PyTorch's registrations; it ends with this object, unless that is kept.
 class Registration {
@@ -56,21 +66,32 @@ class Registration {
 
   void define(const Schema& schema, size_t slot) {
     const std::string& space = schema.name_space;
-    libraries_.reserve(2);
+    libraries_.reserve(4);
     TorchLibraryHandle library = nullptr;
     check(aoti_torch_library_init_fragment(space.c_str(), "torch_cubin", 0, &library), schema);
     libraries_.push_back(library);
     check(aoti_torch_library_def(library, schema.unqualified_schema().c_str()), schema);
-    check(aoti_torch_library_init_impl(space.c_str(), "CUDA", "torch_cubin", 0, &library), schema);
-    libraries_.push_back(library);
-    check(torch_library_impl(library, schema.unqualified_name().c_str(), function_of(slot),
-                             TORCH_ABI_VERSION),
-          schema);
+    const Functions functions = functions_of(slot);
+    implement("CUDA", schema, functions.call);
+    if (!schema.mutates()) return;
+    // PyTorch's own handling of these takes an op that changes an argument for one that returns it.
+    implement("Negative", schema, functions.refuse_lazy_view);
+    implement("Conjugate", schema, functions.refuse_lazy_view);
   }
 
   void keep() { libraries_.clear(); }
 
  private:
+  void implement(const char* key, const Schema& schema, Boxed function) {
+    TorchLibraryHandle library = nullptr;
+    check(aoti_torch_library_init_impl(schema.name_space.c_str(), key, "torch_cubin", 0, &library),
+          schema);
+    libraries_.push_back(library);
+    check(
+        torch_library_impl(library, schema.unqualified_name().c_str(), function, TORCH_ABI_VERSION),
+        schema);
+  }
+
   static void check(AOTITorchError error, const Schema& schema) {
     if (error == 0) return;
     const std::string said = torch_error();

@@ -10,21 +10,23 @@
 
 namespace {
 
+// An offset of -1: there is no memory.
 at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
                 int64_t device, int64_t offset) {
   int64_t elements = 1 + offset;
   for (size_t i = 0; i < sizes.size(); ++i) {
     elements += sizes[i] > 0 ? (sizes[i] - 1) * strides[i] : 0;
   }
-  const size_t bytes = (elements * c10::elementSize(dtype) + 511) / 512 * 512;
-  void* memory = std::aligned_alloc(512, bytes);
+  const bool none = offset < 0;
+  const size_t bytes = none ? 0 : (elements * c10::elementSize(dtype) + 511) / 512 * 512;
+  void* memory = none ? nullptr : std::aligned_alloc(512, bytes);
   c10::Device where(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
                        c10::DataPtr(memory, memory, &std::free, where), nullptr, false);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA),
       c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, none ? 0 : offset);
   return tensor;
 }
 

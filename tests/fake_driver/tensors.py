@@ -38,4 +38,9 @@ def empty(*size: int, dtype: torch.dtype = torch.float32, device: int = 0) -> to
     return strided(size, tuple(stride), dtype, device)
 
 
-__all__ = ["empty", "strided"]
+def without_memory(*size: int) -> torch.Tensor:
+    """A float32 one whose storage holds no bytes, as after `untyped_storage().resize_(0)`."""
+    return strided(size, empty(*size).stride(), offset=-1)
+
+
+__all__ = ["empty", "strided", "without_memory"]

@@ -11,6 +11,8 @@ from contracts import changed, new_name
 from declared import declare, integer, op_of, pointer, refused, shapes_op
 from fake_driver import tensors
 
+from torch_cubin import errors
+
 
 @pytest.fixture(autouse=True)
 def declared(driver, clean):
@@ -276,26 +278,102 @@ def test_no_elements_and_empty_grids(driver):
 
 def test_mutated_tensors(driver):
     contract = contracts.vec_add()
-    contract["schema"] = new_name() + "(Tensor x, Tensor(a!) out, Tensor(b!)? more=None) -> ()"
+    contract["schema"] = new_name() + "(Tensor x, Tensor(a!) out, Tensor(b!) more) -> ()"
     contract["outputs"] = []
     contract["tensors"] = {name: dict(contracts.TENSOR) for name in ("x", "out", "more")}
     contract["kernels"][0]["args"][1] = ["pointer", "more"]
     op = op_of(contract)
     x, out, more = tensors.empty(8), tensors.empty(8), tensors.empty(8)
-    assert op(x, out) is None
-    assert [tensor._version for tensor in (x, out, more)] == [0, 1, 0]
-    op(x, out, more)
-    assert [tensor._version for tensor in (x, out, more)] == [0, 2, 1]
+    assert op(x, out, more) is None
+    assert [tensor._version for tensor in (x, out, more)] == [0, 1, 1]
     with pytest.raises(RuntimeError):
-        op(x, tensors.empty(9))
+        op(x, tensors.empty(9), more)
     empty = tensors.empty(0)
-    op(empty, empty)
-    assert len(driver.launches()) == 2
+    op(empty, empty, empty)
+    assert len(driver.launches()) == 1
     contract["schema"] = contract["schema"].replace("test_contracts::op", "test_contracts::no")
     contract["kernels"][0]["grid"] = [0, 1, 1]
     op = op_of(contract)
-    refused(op, x, out, match="empty grid")
-    op(empty, empty)
+    refused(op, x, out, more, match="empty grid")
+    op(empty, empty, empty)
+
+
+@pytest.mark.parametrize("layout", ["rows", "strided"])
+def test_what_is_written_to_does_not_overlap_itself(driver, layout):
+    entry = {"dtype": "float32", "shape": None, "layout": layout, "align": 4}
+    op = shapes_op("(Tensor x, Tensor(a!) y) -> ()", {"x": entry, "y": entry}, [])
+    x = tensors.empty(1)
+    overlapping = [((8, 4), (2, 1)), ((3, 4), (0, 1)), ((2, 2, 4), (5, 3, 1)), ((2, 8), (7, 1))]
+    apart = [((8, 4), (4, 1)), ((8, 4), (9, 1)), ((1, 4), (0, 1)), ((0, 4), (0, 1)), ((), ()),
+             ((4, 3, 2), (2, 8, 1)), ((2, 1), (5, 3))]  # fmt: skip
+    if layout == "strided":
+        overlapping += [((4, 4), (1, 1)), ((2, 3), (0, 0)), ((2**32, 2**31), (2**32, 1))]
+        overlapping[-1] = ((4, 2), (1, 3))
+        apart += [((4, 8), (1, 4)), ((2, 3), (1, 7))]
+    for size, stride in overlapping:
+        refused(op, x, tensors.strided(size, stride), match="argument 'y' overlaps itself")
+        op(tensors.strided(size, stride), x)  # reading is fine
+    for size, stride in apart:
+        op(x, tensors.strided(size, stride))
+
+
+def test_lazy_views_are_not_written_to(driver):
+    """PyTorch's own fallback would write to a copy, and then fail an assertion."""
+    entry = {"dtype": "complex64", "shape": None}
+    schema = "(Tensor x, Tensor(a!) y) -> ()"
+    op = shapes_op(schema, {"x": entry, "y": entry}, [])
+    x, y = (tensors.empty(4, dtype=torch.complex64) for _ in range(2))
+    for lazy in (torch._neg_view(y), torch._conj(y), torch._conj(torch._neg_view(y))):
+        uses = torch._C._storage_Use_Count(y.untyped_storage()._cdata)
+        refused(op, x, lazy, match=".resolve_neg().resolve_conj()")
+        assert torch._C._storage_Use_Count(y.untyped_storage()._cdata) == uses
+    assert driver.launches() == []
+    op(x, y)
+
+
+def test_elements_without_memory(driver):
+    op = op_of(contracts.vec_add())
+    x = tensors.empty(4)
+    nothing = tensors.without_memory(4)
+    refused(op, x, nothing, match="argument 'y' has elements but no memory")
+    refused(op, nothing, x, match="argument 'x' has elements but no memory")
+    assert driver.launches() == []
+
+
+@pytest.mark.parametrize("entry", ["optional", "list"])
+def test_a_dtype_variable_is_one_in_a_call(driver, entry):
+    type_ = {"optional": "Tensor? y, Tensor? z", "list": "Tensor[] y, Tensor? z"}[entry]
+    contract = contracts.vec_add()
+    contract["schema"] = new_name() + f"(Tensor x, {type_}) -> Tensor"
+    contract["dtypes"] = {"T": ["float16", "float32"]}
+    contract["tensors"] = {
+        "x": {"dtype": "int32", "shape": ["n"]},
+        **{name: {"dtype": "T", "shape": ["n"]} for name in "yz"},
+        "out": {"dtype": "float32", "shape": ["n"]},
+    }
+    contract["kernels"][0]["args"][:2] = [["pointer", "x"], ["pointer", "z"]]
+    op = op_of(contract)
+    x = tensors.empty(4, dtype=torch.int32)
+    half, full, double = (
+        tensors.empty(4, dtype=dtype) for dtype in (torch.float16, torch.float32, torch.float64)
+    )
+
+    def given(*some):
+        return list(some) if entry == "list" else some[0]
+
+    op(x, given(half), half)
+    op(x, given(full), full)
+    refused(op, x, given(half), full, match="another dtype than the arguments before it")
+    refused(op, x, given(double), None, match="expected float16, float32, got float64")
+    op(x, given(full), None)  # nothing stays from the call before
+    op(x, [] if entry == "list" else None, half)
+    if entry == "list":
+        op(x, [half, half], None)
+        refused(op, x, [full, half], None, match="item 1 has another dtype")
+    contract["tensors"]["out"]["dtype"] = "T"  # bound by what may be absent
+    contract["schema"] = contract["schema"].replace("::op_", "::no_")
+    with pytest.raises(errors.InputError, match="not bound by any argument"):
+        contracts.define(contract)
 
 
 def test_inference_tensors_are_not_changed_outside(driver):
@@ -325,6 +403,6 @@ def test_no_derivative(driver):
 
     with forward_ad.dual_level():
         refused(op, x, x, match="forward-mode level")
-        with torch.no_grad():
-            op(x, x)
+        with torch.no_grad():  # a tangent goes on under it
+            refused(op, x, x, match="forward-mode level")
     op(x, x)

@@ -154,7 +154,7 @@ def test_strings_and_dtypes(driver):
 
 def test_lists(driver):
     contract = contracts.vec_add()
-    contract["schema"] = new_name() + "(Tensor[] xs, Tensor out) -> ()"
+    contract["schema"] = new_name() + "(Tensor[] xs, Tensor(a!) out) -> ()"
     contract["outputs"] = []
     contract["tensors"] = {
         "xs": {"dtype": "float32", "shape": ["n", "n"]},
@@ -183,6 +183,44 @@ def test_lists(driver):
     refused(op, [*xs, tensors.empty(2, 3)], out, match="argument 'xs' item 4")
     op([xs[0], xs[1], tensors.empty(0, 0)], out)
     assert pointer(driver.launches()[-1], 1) == 0
+
+
+def test_items_that_are_not_there(driver):
+    """An item is absent before lists are read and where the list is short, whatever ran before."""
+    contract = contracts.vec_add()
+    contract["schema"] = new_name() + "(Tensor x, Tensor[] xs) -> Tensor"
+    given = ["select", ["defined", "xs[1]"], ["numel", "xs[1]"], -1]
+    contract["tensors"] = {
+        "x": {"dtype": "float32", "shape": None},
+        "xs": {"dtype": "float32", "shape": None},
+        "out": {"dtype": "float32", "shape": [2]},
+    }
+    contract["kernels"][0].update(
+        args=[["pointer", "x"], ["pointer", "x"], ["pointer", "out"], ["int32", given]],
+        grid=[1, 1, 1],
+    )
+    op = op_of(contract)
+    early = changed(contract, "schema", contract["schema"].replace("::op_", "::early_"))
+    early["tensors"]["x"]["shape"] = [["add", 2, given]]  # checked before lists are read
+    early = op_of(early)
+    x = tensors.empty(1)
+    for count, want in ((3, 5), (1, -1), (2, 5), (0, -1)):
+        driver.reset()
+        items = [tensors.empty(5) for _ in range(count)]
+        op(x, items)
+        assert integer(driver.launches()[0], 3) == want
+        early(x, items)
+
+
+def test_a_grid_of_scratch(driver):
+    contract = contracts.vec_add()
+    contract["scratch"] = [{"name": "partial", "dtype": "float64", "shape": [["numel", "x"], 4]}]
+    contract["kernels"][0]["args"][1] = ["pointer", "partial"]
+    contract["kernels"][0]["grid"] = [["numel", "partial"], ["size", "out", 0], 1]
+    op = op_of(contract)
+    for n in (8, 3):
+        op(tensors.empty(n), tensors.empty(n))
+        assert driver.launches()[-1]["grid"] == [4 * n, n, 1]
 
 
 def test_scratch(driver):
@@ -270,6 +308,19 @@ def test_tensor_maps_are_those_of_python(driver):
             got = bytes.fromhex(driver.launches()[0]["params"][0])
             want = torch_cubin.TensorMap(x, (8, 8), **fields)
             assert got == torch_cubin._lib.encode_tensor_map(want._spec), (fields, size)
+
+
+def test_tensor_maps_of_dims_of_size_1(driver):
+    """Their strides say nothing, and PyTorch makes any: x[:, None], or a slice of one row."""
+    op = tma(box=[1, 8])
+    encoded = []
+    for stride in (32, 4, 3, 33):
+        driver.reset()
+        x = tensors.strided((1, 32), (stride, 1))
+        op(x)
+        encoded.append(bytes.fromhex(driver.launches()[0]["params"][0])[8:])
+    assert encoded[1] == encoded[2] == encoded[3]  # 4 elements are 16 bytes
+    refused(op, tensors.strided((2, 32), (33, 1)), match="stride that the hardware")
 
 
 def test_wrong_tensors_for_tensor_maps(driver):

@@ -204,10 +204,15 @@ def test_a_failure_of_the_environment_meets_the_first_call(driver, tmp_path):
         ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
         from fake_driver import tensors
         x = tensors.empty(0)
+        held = lambda: torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+        before = held(), sys.getrefcount(x)
         try:
             torch.ops.env_good.add(x, x)
         except RuntimeError as error:
             print(error)
+        tensor_uses = x._use_count()
+        assert (held(), sys.getrefcount(x)) == before
+        assert tensor_uses == 1, tensor_uses
         print(torch.ops.env_good.add(x, x).shape)
     """
     environment = {

@@ -140,15 +140,26 @@ WRONG = [
     ("outputs", ["out", "out"], "input", "1 names"),
     ("outputs", ["x"], "input", "nothing else has"),
     ("outputs", [1], "input", "nothing else has"),
+    ("outputs", ["result"], "input", "'out'"),
+    ("outputs", ["y[0]"], "input", "nothing else has"),
+    ("outputs", ["a b"], "input", "nothing else has"),
+    ("outputs", ["*s"], "input", "nothing else has"),
     ("scratch", {}, "input", "a list"),
     ("scratch", [5], "input", "name"),
     ("scratch", [{"dtype": "float32", "shape": [1]}], "input", "name"),
     ("scratch", [{"name": "out", "dtype": "float32", "shape": [1]}], "input", "nothing else"),
     ("scratch", [{"name": "t", "dtype": "float32"}], "input", "'shape'"),
+    ("scratch", [{"name": "x[0]", "dtype": "float32", "shape": [1]}], "input", "nothing else"),
+    ("scratch", [{"name": "", "dtype": "float32", "shape": [1]}], "input", "nothing else"),
     ("scratch", [{"name": "t", "dtype": "float32", "shape": None}], "input", "'shape'"),
     ("scratch", [{"name": "t", "dtype": "float32", "shape": [1], "align": 8}], "input", "align"),
     ("scratch", [{"name": "t", "shape": [1]}], "input", "'dtype'"),
-    ("backward", 5, "input", "the name of an op"),
+    ("backward", 5, "input", "a string"),
+    ("backward", "f", "input", "'ns::name'"),
+    ("backward", "", "input", "'ns::name'"),
+    ("backward", "a::b.", "input", "'ns::name'"),
+    ("backward", "a::b::c", "input", "'ns::name'"),
+    ("backward", "a b::c", "input", "'ns::name'"),
     ("jit", 1, "input", "true or false"),
     ("kernels", ..., "input", "'kernels'"),
     ("kernels", [], "input", "1 to 256"),
@@ -333,6 +344,63 @@ def test_scopes() -> None:
         define(contract | {"dtypes": {"T": ["float16"]}})
 
 
+def test_items_are_pointers_by_index_alone() -> None:
+    contract = typed()
+    pointer = "kernels/0/args/0"
+    defined(changed(contract, pointer, ["pointer", "l", 2]))
+    for wrong in (["pointer", "l[2]"], ["pointer", "l[2]", 0], ["pointer", "l"]):
+        with pytest.raises(errors.InputError, match="a list, an index"):
+            define(changed(typed(), pointer, wrong))
+    # No scratch takes an item's name, either.
+    contract = typed()
+    contract["scratch"] = [{"name": "l[2]", "dtype": "float32", "shape": [1]}]
+    with pytest.raises(errors.InputError, match="nothing else has"):
+        define(changed(contract, pointer, ["pointer", "l", 2]))
+
+
+SPACES = ["aten", "prim", "prims", "cubin", "onnx", "quantized", "inductor"]
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_namespaces_that_are_taken(space: str) -> None:
+    with pytest.raises(errors.InputError, match="namespace that is taken"):
+        define(vec_add(f"{space}::test_contract"))
+    assert not hasattr(getattr(torch.ops, space), "test_contract")
+
+
+EFFECTS = [
+    # schema, backward, what the error says
+    ("(Tensor x, Tensor y) -> ()", None, "returns nothing and changes nothing"),
+    ("(Tensor x, Tensor y) -> ()", "a::b", "returns nothing and changes nothing"),
+    ("(Tensor x, Tensor(a!) y) -> ()", "a::b", "changes its arguments"),
+    ("(Tensor x, Tensor(a!) y) -> Tensor", "a::b", "changes its arguments"),
+    ("(Tensor x, *, Tensor y) -> Tensor", "a::b", "keyword-only tensor 'y'"),
+    ("(Tensor x, *, Tensor? y=None) -> Tensor", "a::b", "keyword-only tensor 'y'"),
+    ("(Tensor x, Tensor(a!)? y) -> Tensor", None, "no single tensor"),
+    ("(Tensor x, Tensor y) -> (Tensor out, Tensor)", None, "does not name its outputs"),
+    ("(Tensor x, Tensor y) -> Tensor", "a::b.c", None),
+    ("(Tensor x, Tensor y, *, int n=1) -> Tensor", "a::b", None),
+    ("(Tensor x, Tensor(a!) y) -> ()", None, None),
+    ("(Tensor x, *, Tensor y) -> Tensor", None, None),
+]
+
+
+@pytest.mark.parametrize(("schema", "backward", "says"), EFFECTS)
+def test_effects_and_derivatives(schema: str, backward: str | None, says: str | None) -> None:
+    contract = vec_add() | {"schema": new_name() + schema, "backward": backward}
+    if schema.endswith("()"):
+        contract["outputs"] = []
+        del contract["tensors"]["out"]
+        contract["kernels"][0]["args"][2] = ["pointer", "y"]
+    if says is None:
+        defined(contract)
+        return
+    with pytest.raises(errors.InputError, match=says):
+        define(contract, vec_add())
+    assert not exists(contract)
+    assert contract["schema"].split("(")[0] not in contracts.ops()
+
+
 def test_later_arguments_bind_names_for_earlier_expressions() -> None:
     contract = vec_add()
     contract["tensors"]["x"]["shape"] = [["mul", 2, ["number", "k"]]]
@@ -387,10 +455,11 @@ def test_ptx_only_where_asked_for() -> None:
     "text",
     ["", "{", "[]", "5", '{"ops": []}', '{"version": 2, "ops": []}', '{"version": 1}',
      '{"version": 1, "ops": {}}', '{"version": 1, "ops": [5]}', '{"version": "1", "ops": []}',
+     '{"version": 1.0, "ops": []}', '{"version": true, "ops": []}',
      '{"version": 1, "ops": [' + "[" * 100_000 + "]" * 100_000 + "]}",
      '{"version": 1, "ops": [], "a": 1}',
      '{"version": 1, "ops": ["\udcff"]}'],
-    ids=range(13),
+    ids=range(15),
 )  # fmt: skip
 def test_what_is_no_definition(text: str) -> None:
     with pytest.raises(errors.Error) as caught:
@@ -418,8 +487,19 @@ def test_all_or_nothing() -> None:
     assert good["schema"].split("(")[0] not in contracts.ops()
     assert [answer["state"] for answer in define(good)] == ["defined"]
     assert exists(good)
-    with pytest.raises(errors.InputError, match="twice"):
-        define(vec_add("test_contracts::one"), vec_add("test_contracts::one"))
+
+
+def test_one_op_twice() -> None:
+    contract = vec_add()
+    other = changed(contract, "kernels/0/block", [128, 1, 1])
+    with pytest.raises(errors.InputError, match="twice at once"):
+        define(contract, other)
+    assert not exists(contract)
+    assert [answer["state"] for answer in define(contract, contract)] == ["defined", "same"]
+    assert [answer["state"] for answer in define(other, other)] == ["swapped", "same"]
+    assert contracts.ops()[contract["schema"].split("(")[0]]["contract"] == other
+    with pytest.raises(errors.InputError, match="twice at once"):
+        define(other, contract)
 
 
 def test_redefinition() -> None:

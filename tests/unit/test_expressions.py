@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import random
 import subprocess
 from pathlib import Path
@@ -193,6 +194,49 @@ def test_errors_show_the_expression(program) -> None:
     (got,) = ask(program, [line])
     assert "(x.numel // (n - 1))" in got["message"]
     assert "a test" in got["message"]
+
+
+def test_products_of_sizes_do_not_wrap(program) -> None:
+    def numel(*sizes: int) -> dict:
+        facts = {"sizes": sizes, "strides": [0] * len(sizes), "itemsize": 4, "dtype": "float32"}
+        line = {"tree": ["numel", "x"], "tensors": {"x": facts}, "numbers": {}, "texts": {}}
+        return ask(program, [line])[0]
+
+    assert "overflows" in numel(2**32 + 1, 2**32)["message"]
+    assert "overflows" in numel(2**40, 2**40, 3)["message"]
+    assert numel(2**40, 2**40, 0)["value"] == numel(0, 2**40, 2**40)["value"] == 0
+    assert numel(2**31, 2**31)["value"] == 2**62
+
+
+BETWEEN = [0, 1, -1, 3, 2**53, 2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1, -(2**63)]
+
+
+def test_ints_and_floats_are_compared_exactly(program) -> None:
+    floats = [x for n in BETWEEN for x in (float(n), n + 0.5, n - 0.25)]
+    floats += [-0.0, 1e300, -1e300, 2.0**63, -(2.0**63)]
+    operations = {"lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne}
+    cases = [(name, n, x) for name in operations for n in BETWEEN for x in floats]
+    lines, wanted = [], []
+    for name, n, x in cases:
+        for a, b in ((["number", "n"], ["number", "x"]), (["number", "x"], ["number", "n"])):
+            numbers = {"n": n, "x": x}
+            lines.append({"tree": [name, a, b], "tensors": {}, "numbers": numbers, "texts": {}})
+            wanted.append(operations[name](numbers[a[1]], numbers[b[1]]))
+    for line, want, got in zip(lines, wanted, ask(program, lines), strict=True):
+        assert got.get("value") is want, line
+    # What JSON cannot say.
+    infinite = ["mul", 1e300, 1e300]
+    nan = ["sub", infinite, infinite]
+    for tree, want in (
+        (["lt", 2**63 - 1, infinite], True),
+        (["lt", -(2**63), ["neg", infinite]], False),
+        (["eq", 1, nan], False),
+        (["ne", nan, 1], True),
+        (["le", nan, 1], False),
+        (["lt", 1, nan], False),
+    ):
+        (got,) = ask(program, [{"tree": tree, "tensors": {}, "numbers": {}, "texts": {}}])
+        assert got.get("value") is want, tree
 
 
 # Tracing.

@@ -53,6 +53,7 @@ WRONG = [
     ("format", "other", "file", "torch_cubin package"),
     ("format", ..., "input", "'format'"),
     ("version", 2, "file", "expected 1, got 2"),
+    ("version", 1.0, "file", "expected 1, got 1.0"),
     ("version", ..., "input", "'version'"),
     ("nope", 1, "input", "'nope'"),
     ("images", ..., "input", "'images'"),
@@ -88,6 +89,18 @@ def test_what_is_wrong_is_refused(tmp_path: Path, path, value, tag: str, says: s
         load_package(folder)
     assert caught.value.tag == tag, caught.value
     assert says in str(caught.value)
+    assert contract["schema"].split("(")[0] not in contracts.ops()
+
+
+def test_one_op_twice_in_a_package(tmp_path: Path) -> None:
+    contract = vec_add()
+    folder = write_package(tmp_path / "same", contract, contract)
+    assert [answer["state"] for answer in load_package(folder)] == ["defined", "same"]
+    assert [answer["state"] for answer in load_package(folder)] == ["same", "same"]
+    contract = vec_add()
+    other = changed(contract, "kernels/0/block", [32, 1, 1])
+    with pytest.raises(errors.InputError, match="twice at once"):
+        load_package(write_package(tmp_path / "other", contract, other))
     assert contract["schema"].split("(")[0] not in contracts.ops()
 
 

@@ -41,7 +41,7 @@ DEFAULTS = {
     "str": ["'relu'", '"none"', "''"],
     "ScalarType": ["float32", "bfloat16", "long", "float8_e4m3fn"],
 }
-TYPES = ["Tensor", "Tensor(a!)", "Tensor(a!)?", "Tensor[]", *DEFAULTS]
+TYPES = ["Tensor", "Tensor(a!)", "Tensor[]", *DEFAULTS]
 
 
 def random_schema(r: random.Random) -> str:
@@ -65,7 +65,7 @@ def random_schema(r: random.Random) -> str:
         arguments.append(text)
     joined = f"{space()},{space()}".join(arguments)
     count = r.randrange(4)
-    names = [r.choice(["Tensor", f"Tensor out{i}"]) for i in range(count)]
+    names = [r.choice(["Tensor"] * (count < 2) + [f"Tensor out{i}"]) for i in range(count)]
     returns = names[0] if count == 1 and r.random() < 0.5 else "(" + ", ".join(names) + ")"
     overload = r.choice(["", "", ".float", ".out2"])
     return f"my_lib::op_1{overload}{space()}({joined}){space()}->{space()}{returns}"
@@ -121,6 +121,9 @@ BAD = [
     ("a::b(Tensor x, Tensor x) -> Tensor", 16, "differ"),
     ("a::b(Tensor(a) x) -> Tensor", 13, "Tensor(a!)"),
     ("a::b(Tensor(a!)[] x) -> Tensor", 6, "Tensor(a!)"),
+    ("a::b(Tensor(a!)? x) -> Tensor", 6, "Tensor(a!)"),
+    ("a::b(Tensor x) -> (Tensor, Tensor)", 19, "Tensor lse"),
+    ("a::b(Tensor x) -> (Tensor out, Tensor)", 19, "Tensor lse"),
     ("a::b(int(a!) x) -> Tensor", 6, "Tensor(a!)"),
     ("a::b(Tensor(a!) x, Tensor(a!) y) -> ()", 20, "another letter"),
     ("a::b(Tensor(a!) x) -> Tensor(a!)", 23, "Tensor"),
