@@ -273,7 +273,7 @@ def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
     made: dict[str, Op] = {}
     try:
         for answer in answers:
-            if answer["name"] not in _ops:
+            if answer["name"] not in _ops and answer["name"] not in made:
                 op = made[answer["name"]] = Op(check(answer["contract"]), answer["contract"])
                 op._package = answer["package"]
                 op._images = of_package(op._package, op.contract)

@@ -79,7 +79,7 @@ def evaluate(
         if operation == "is_dtype":
             return str(tensor.dtype) == f"torch.{operands[1]}"
         return {
-            "numel": lambda: checked(math.prod(tensor.shape)),  # tensor.numel() may wrap around
+            "numel": tensor.numel,
             "dim": tensor.dim,
             "itemsize": tensor.element_size,
             "contiguous": tensor.is_contiguous,

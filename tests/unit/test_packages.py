@@ -219,6 +219,13 @@ def test_a_package_with_an_op_that_python_refuses_registers_nothing(package) -> 
         assert not hasattr(getattr(torch.ops, space), local)
 
 
+def test_an_op_that_stands_twice_is_one(package) -> None:
+    manifest = renamed(package)
+    manifest["ops"].append(manifest["ops"][0])
+    write(package, manifest)
+    assert len(torch_cubin.load_package(package)) == 3
+
+
 def test_a_name_with_a_nul_is_not_the_one_before_it(package) -> None:
     with pytest.raises(errors.InputError, match="NUL"):
         torch_cubin.load_package(f"{package}\0evil")
