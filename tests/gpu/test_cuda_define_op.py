@@ -14,6 +14,7 @@ import threading
 import pytest
 import torch
 from declared import DECLARED, LAUNCH, blocks, cube, cube_backward, misaligned, schema, vec_add
+from torch.autograd import forward_ad
 from torch.func import grad, jacrev, jvp, vmap
 
 import torch_cubin
@@ -593,6 +594,9 @@ def test_no_derivative_is_an_error_never_a_zero(add) -> None:
         with pytest.raises(RuntimeError, match="no derivative"):
             transform(x)
     assert torch.equal(vmap(add)(x, x), 2 * x)
+    with torch.no_grad(), forward_ad.dual_level():  # where tangents pass all the same
+        with pytest.raises(RuntimeError, match="forward-mode level"):
+            add(forward_ad.make_dual(x, x), x)
     with pytest.raises(Exception, match="no derivative"):
         torch.compile(add, fullgraph=True)(x.clone().requires_grad_(), x)
 
