@@ -166,6 +166,31 @@ def test_no_derivative_is_an_error() -> None:
         assert torch.equal(op(y, y), 2 * y)
 
 
+def test_what_no_kernel_may_write_to_or_read() -> None:
+    """Lazy views and overlapping tensors that the op changes; elements without memory."""
+    contract = contracts.vec_add()
+    contract["schema"] = new_name("into") + "(Tensor x, Tensor y, Tensor(a!) out) -> ()"
+    contract["outputs"] = []
+    strided = {"dtype": "float32", "shape": ["*s"], "layout": "strided", "align": 4}
+    contract["tensors"] = {"x": strided, "y": strided, "out": strided}
+    op = op_of(contract)
+    x, out = small(8), torch.zeros(8, device="cuda")
+    for lazy in (torch._neg_view(out), torch.view_as_complex(out.view(4, 2)).conj().imag):
+        with pytest.raises(RuntimeError, match=r"resolve_neg\(\)"):
+            op(x[: lazy.numel()], x[: lazy.numel()], lazy)
+    with pytest.raises(RuntimeError, match="overlaps itself"):
+        op(x, x, out[:1].expand(8))
+    with pytest.raises(RuntimeError, match="overlaps itself"):
+        op(small(8, 4), small(8, 4), torch.zeros(64, device="cuda").as_strided((8, 4), (2, 1)))
+    gone = small(8)
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="has elements but no memory"):
+        op(x, gone, out)
+    assert not out.any()
+    op(x, x, out)
+    assert torch.equal(out, 2 * x)
+
+
 def test_scratch_and_shared_memory() -> None:
     """`reverse` stages a row in dynamic shared memory, more than 48 KiB of it."""
     contract = {
