@@ -4,48 +4,53 @@ Importing registers ``torch.ops.cubin.matmul``, ``linear``, ``scaled_dot_product
 kin (README, "Attention"); it never touches the CUDA driver. What else is public is in ``__all__``.
 """
 
+from importlib import import_module as _import_module
+
 from torch_cubin import _lib
 
 _lib.load()  # first: the other modules refer to the ops that the library defines
 
-from torch_cubin import _package, _register, huggingface  # noqa: E402
-from torch_cubin._arguments import strided  # noqa: E402
-from torch_cubin._declared import Op  # noqa: E402
-from torch_cubin._define import KernelChoice, define_op  # noqa: E402
-from torch_cubin._expressions import (  # noqa: E402
-    cdiv,
-    length,
-    maximum,
-    minimum,
-    select,
-    sqrt,
-)
-from torch_cubin._kernel_arguments import struct  # noqa: E402
-from torch_cubin._module import Kernel, Module, load, preload  # noqa: E402
-from torch_cubin._package import load_package, save_package  # noqa: E402
-from torch_cubin._patterns import empty, like  # noqa: E402
+from torch_cubin import _register, huggingface  # noqa: E402
 from torch_cubin._report import Report  # noqa: E402
-from torch_cubin._scalars import (  # noqa: E402
-    bfloat16,
-    float16,
-    float32,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-)
-from torch_cubin._tensor_map import TensorMap  # noqa: E402
 from torch_cubin.drop_in import drop_in, report  # noqa: E402
 from torch_cubin.errors import Error  # noqa: E402
-from torch_cubin.inspect import inspect  # noqa: E402
+
+# What serves kernels of one's own is imported at its first use: it would double the import's time.
+_LATER = {
+    "_arguments": ("strided",),
+    "_declared": ("Op",),
+    "_define": ("KernelChoice", "define_op"),
+    "_expressions": ("cdiv", "length", "maximum", "minimum", "select", "sqrt"),
+    "_inspect": ("inspect",),
+    "_kernel_arguments": ("struct",),
+    "_module": ("Kernel", "Module", "load", "preload"),
+    "_package": ("load_package", "save_package"),
+    "_patterns": ("empty", "like"),
+    "_scalars": (
+        *("bfloat16", "float16", "float32", "float64"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    ),
+    "_tensor_map": ("TensorMap",),
+}
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'torch_cubin' has no attribute '{name}'")
+    value = getattr(_import_module(f"torch_cubin.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 _register.register()
-_package.adopt_environment()
+_lib.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
+if _lib.defined_ops():
+    _import_module("torch_cubin._declared").adopt_all()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from torch_cubin import _lib, errors
+from torch_cubin._inspect import Kernel as KernelFacts
+from torch_cubin._inspect import Param
 from torch_cubin._scalars import Scalar
 from torch_cubin._tensor_map import TensorMap
-from torch_cubin.inspect import Kernel as KernelFacts
-from torch_cubin.inspect import Param
 
 # The device type of tensors that a kernel may be given. Tests set it to "cpu".
 DEVICE_TYPE = "cuda"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_cubin import _arguments, _lib, errors
-from torch_cubin.inspect import Kernel as KernelFacts
+from torch_cubin._inspect import Kernel as KernelFacts
 
 # TORCH_CUBIN_* of csrc/runtime/launch_call.h.
 COOPERATIVE, DEPENDENT, PRIORITY, STREAM, CLUSTER = 1, 2, 4, 8, 16

@@ -14,9 +14,9 @@ import torch
 
 from torch_cubin import _global_memory, _launch_call, _lib, errors
 from torch_cubin._extension import Launcher
-from torch_cubin.inspect import Kernel as KernelFacts
-from torch_cubin.inspect import _content, _origin
-from torch_cubin.inspect import _read as _read_file
+from torch_cubin._inspect import Kernel as KernelFacts
+from torch_cubin._inspect import _content, _origin
+from torch_cubin._inspect import _read as _read_file
 
 Source = str | os.PathLike | bytes | bytearray | memoryview
 

@@ -88,12 +88,6 @@ def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
     return _declared.load(path)
 
 
-def adopt_environment() -> None:
-    """At import: the ops of TORCH_CUBIN_PACKAGES, which the library has loaded with itself."""
-    _lib.packages_error()
-    _declared.adopt_all()
-
-
 def _renumbered(op: Op, images: dict[str, tuple[bytes, str]], folder: Path) -> dict[str, Any]:
     """The op's contract with its images' places in the new package, where they are added."""
     contract, known = op.contract, op._images
@@ -163,4 +157,4 @@ def _refuse(path: Path, problem: str, expected: str, got: str = "") -> errors.Er
     return errors.fault("input", f"package '{path}'", problem, expected=expected, got=f"{got:.120}")
 
 
-__all__ = ["adopt_environment", "load_package", "save_package"]
+__all__ = ["load_package", "save_package"]

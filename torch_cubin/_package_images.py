@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin.inspect import _origin, _read
+from torch_cubin._inspect import _origin, _read
 
 MANIFEST = "manifest.json"
 

@@ -18,7 +18,7 @@ from elf_builder import Cubin, Kernel
 
 import torch_cubin
 from torch_cubin import _lib, errors
-from torch_cubin.inspect import Container, Image, Ptx
+from torch_cubin._inspect import Container, Image, Ptx
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 
