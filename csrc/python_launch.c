@@ -111,7 +111,7 @@ static int read_tensor(PyObject* object, int32_t* device, uint64_t* out) {
   }
   /* Complex and 0-dim tensors may be lazily conjugated or negated, as may views with odd strides. */
   if (tensor.device.type != state.device_type || tensor.dtype.code == kDlComplex) return 0;
-  if (tensor.ndim < 1 || tensor.strides == NULL) return 0;
+  if (tensor.ndim < 1 || tensor.strides == NULL || tensor.data == NULL) return 0;
   int64_t expected = 1;
   for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
     if (tensor.strides[i] != expected) return 0;

@@ -258,6 +258,14 @@ def _tensor_address(
             "a plain tensor",
             str(error).split("\n")[0][:200],
         ) from error
+    if address == 0 and tensor.numel() > 0:  # its storage was resized to nothing
+        raise _refuse(
+            facts,
+            param,
+            "is a tensor with no memory of its own",
+            "a plain tensor",
+            "a null address",
+        )
     return address, device.index or 0
 
 

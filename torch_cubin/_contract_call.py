@@ -168,7 +168,7 @@ class Call:
 
     def _match_dtype(self, dtype: str, name: str, tensor: Tensor) -> None:
         found = _checks.dtype_name(tensor)
-        allowed = self.contract.get("dtypes", {}).get(dtype)
+        allowed = (self.contract.get("dtypes") or {}).get(dtype)
         if allowed is None:
             if found != dtype:
                 raise self._refuse(name, "has a wrong dtype", dtype, found, _CONVERT)

@@ -119,7 +119,8 @@ def _answer(address: int | None) -> dict[str, Any]:
     if not address:
         raise errors.fault("internal", "torch_cubin", "could not allocate an answer")
     try:
-        answer = json.loads(ctypes.string_at(address))
+        # Errors quote what users gave, and may cut it in the middle of a character.
+        answer = json.loads(ctypes.string_at(address).decode("utf-8", "replace"))
     finally:
         load().torch_cubin_free(address)
     if "error" in answer:

@@ -542,3 +542,11 @@ def test_fake_and_wrapped_tensors_are_refused(driver, vec_add):
 
     torch.func.vmap(inside)(torch.zeros(2, 3))
     assert driver.launches() == []
+
+
+def test_a_tensor_whose_storage_is_gone(vec_add) -> None:
+    gone = torch.zeros(64)
+    gone.untyped_storage().resize_(0)
+    for call in (vec_add, vec_add._launch_plainly):
+        with pytest.raises(errors.InputError, match="no memory of its own"):
+            call(gone, x, x, 64, grid=1, block=64)
