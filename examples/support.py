@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "examples" / "kernels"
 sys.path.append(str(ROOT))  # a checkout that is not installed
+
+if sys.argv[1:] in (["-h"], ["--help"]):  # the examples take nothing else
+    argparse.ArgumentParser(description=sys.modules["__main__"].__doc__).parse_args()
 
 
 def cubin(name: str) -> str:
