@@ -20,11 +20,6 @@ constexpr size_t kMaxKernels = 256;
 constexpr const char* kReserved[] = {"aten", "prim",      "prims",   "cubin",
                                      "onnx", "quantized", "inductor"};
 
-bool has_kernel(const Image& image, const std::string& name) {
-  return std::any_of(image.kernels.begin(), image.kernels.end(),
-                     [&](const KernelInfo& kernel) { return kernel.name == name; });
-}
-
 // Whether a tree anywhere in the definition is [operation, one of the names...].
 bool mentions(const json& tree, const char* operation, const std::vector<std::string>& names) {
   if (tree.is_array() && tree.size() > 1 && tree[0] == operation &&
@@ -82,8 +77,9 @@ std::shared_ptr<UserModule> ContractImages::module(const std::vector<size_t>& in
     }
     images.insert(images.end(), opened.begin(), opened.end());
     origin += (origin.empty() ? "" : ", ") + file.origin;
-    if (std::none_of(opened.begin(), opened.end(),
-                     [&](const SourceImage& source) { return has_kernel(source.image, kernel); })) {
+    if (std::none_of(opened.begin(), opened.end(), [&](const SourceImage& source) {
+          return source.image.find(kernel) != nullptr;
+        })) {
       lacking = file.origin;
     }
   }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
+#include "runtime/contiguous.h"
 
 namespace torch_cubin {
 
@@ -126,18 +127,6 @@ const char* name_of(ValueType type) {
 
 std::string shown(const json& tree) {
   return printable(tree.dump(-1, ' ', false, json::error_handler_t::replace));
-}
-
-bool is_contiguous(const TensorFacts& tensor) {
-  uint64_t step = 1;  // after the last dim it may be past 2^63
-  for (int64_t i = tensor.dim - 1; i >= 0; --i) {
-    if (tensor.sizes[i] == 0) return true;
-  }
-  for (int64_t i = tensor.dim - 1; i >= 0; --i) {
-    if (tensor.sizes[i] != 1 && static_cast<uint64_t>(tensor.strides[i]) != step) return false;
-    step *= static_cast<uint64_t>(tensor.sizes[i]);
-  }
-  return true;
 }
 
 // Of an int and a float, exactly: -1, 0 or 1; kUnordered for a NaN.
@@ -351,7 +340,7 @@ Value Expression::evaluate_leaf(int32_t at, const Arguments& arguments) const {
     case kItemsize:
       return Value::of(tensor.itemsize);
     case kContiguous:
-      return Value::of(is_contiguous(tensor));
+      return Value::of(is_contiguous(tensor.sizes, tensor.strides, tensor.dim));
     default:
       return Value::of(words_[node.words].compare == tensor.dtype);
   }

@@ -3,6 +3,7 @@
 
 #include "contract/pattern.h"
 #include "cubin/error.h"
+#include "runtime/contiguous.h"
 
 namespace torch_cubin {
 namespace {
@@ -17,17 +18,6 @@ std::string strides_text(const TensorView& view) {
 bool has_elements(const TensorView& view) {
   for (int64_t i = 0; i < view.dim; ++i) {
     if (view.sizes[i] == 0) return false;
-  }
-  return true;
-}
-
-// Of a tensor with elements.
-bool is_contiguous(const TensorView& view) {
-  uint64_t step = 1;  // after the last dim it may be past 2^63
-  for (int64_t i = view.dim - 1; i >= 0; --i) {
-    if (view.sizes[i] == 1) continue;
-    if (static_cast<uint64_t>(view.strides[i]) != step) return false;
-    step *= static_cast<uint64_t>(view.sizes[i]);
   }
   return true;
 }
@@ -123,7 +113,7 @@ void Pattern::check_dtype(ScalarType found, int item, CallState& state) const {
 void Pattern::check_layout(const TensorView& view, int item) const {
   switch (layout_) {
     case Layout::kContiguous:
-      if (is_contiguous(view)) return;
+      if (is_contiguous(view.sizes, view.strides, view.dim)) return;
       refuse(item, "is not contiguous", "a contiguous tensor", strides_text(view),
              "Call .contiguous() on it.");
     case Layout::kRows:

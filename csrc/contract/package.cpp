@@ -21,14 +21,14 @@ namespace {
 using nlohmann::json;
 
 constexpr int kVersion = 1;
-constexpr int kMaxDepth = 200;  // of a manifest: it must not overflow the stack
+constexpr int kMaxNesting = 200;  // of a manifest: it must not overflow the stack
 constexpr size_t kMaxManifestBytes = 64 << 20;
 constexpr const char* kFormat = "torch_cubin package";
 
 json parse(const std::string& text, const std::string& origin) {
   try {
     return json::parse(text, [](int depth, json::parse_event_t, json&) {
-      if (depth > kMaxDepth) throw std::length_error("it is nested too deeply");
+      if (depth > kMaxNesting) throw std::length_error("it is nested too deeply");
       return true;
     });
   } catch (const std::exception& error) {

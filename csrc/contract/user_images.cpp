@@ -81,7 +81,7 @@ class Opener {
       const std::string name = "entry " + std::to_string(i) + " of " + origin;
       Bytes bytes = entry.stored;
       Buffer unpacked;
-      if (entry.packing != Packing::kNone) {
+      if (entry.compression != Compression::kNone) {
         if (entry.size > left_) {
           fail({"image", name, "is not unpacked: it claims to be too large for its file", "",
                 std::to_string(entry.size) + " bytes", ""});

@@ -20,7 +20,7 @@ namespace {
 // Declarations are short; what is not is no declaration of an array of bytes.
 constexpr size_t kMaxTokens = 64;
 
-bool is_word(char c) {
+bool is_c_word(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
 
@@ -133,7 +133,7 @@ void ArrayReader::read_directive(std::string_view line) {
       continue;
     }
     const size_t from = i;
-    while (i < line.size() && is_word(line[i])) ++i;
+    while (i < line.size() && is_c_word(line[i])) ++i;
     if (i == from || count == 3) return;
     words[count++] = line.substr(from, i - from);
   }
@@ -145,10 +145,10 @@ std::string_view ArrayReader::next() {
   line_start_ = false;
   const size_t start = at_;
   const char c = text_[start];
-  if (is_word(c)) {
+  if (is_c_word(c)) {
     // A quote within a number is a digit separator.
     const bool number = c >= '0' && c <= '9';
-    while (at_ < text_.size() && (is_word(text_[at_]) || (number && text_[at_] == '\''))) ++at_;
+    while (at_ < text_.size() && (is_c_word(text_[at_]) || (number && text_[at_] == '\''))) ++at_;
   } else if (c == '"' || c == '\'') {
     for (++at_; at_ < text_.size() && text_[at_] != c && text_[at_] != '\n'; ++at_) {
       if (text_[at_] == '\\') ++at_;
@@ -186,7 +186,7 @@ std::string_view array_name(const std::vector<std::string_view>& words) {
     if (word == ")") --parentheses;
     if (word == "]") --brackets;
     if (word != "[") continue;
-    if (parentheses == 0 && brackets == 0 && i > 0 && is_word(words[i - 1][0])) {
+    if (parentheses == 0 && brackets == 0 && i > 0 && is_c_word(words[i - 1][0])) {
       return words[i - 1];
     }
     ++brackets;

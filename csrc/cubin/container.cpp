@@ -29,15 +29,15 @@ void read_entry_arch(Entry& entry, const std::string& origin) {
 
 }  // namespace
 
-const char* packing_name(Packing packing) {
-  switch (packing) {
-    case Packing::kNone:
+const char* compression_name(Compression compression) {
+  switch (compression) {
+    case Compression::kNone:
       return "none";
-    case Packing::kLz4:
+    case Compression::kLz4:
       return "lz4";
-    case Packing::kZstd:
+    case Compression::kZstd:
       return "zstd";
-    case Packing::kUnknown:
+    case Compression::kUnknown:
       break;
   }
   return "unknown";
@@ -89,14 +89,14 @@ Container list_entries(const uint8_t* data, size_t size, const std::string& orig
 }
 
 Buffer unpack(const Entry& entry, const std::string& origin) {
-  switch (entry.packing) {
-    case Packing::kNone:
+  switch (entry.compression) {
+    case Compression::kNone:
       return Buffer(entry.stored.data(), entry.stored.data() + entry.stored.size());
-    case Packing::kLz4:
+    case Compression::kLz4:
       return lz4_decompress(entry.stored, static_cast<size_t>(entry.size), origin);
-    case Packing::kZstd:
+    case Compression::kZstd:
       return zstd_decompress(entry.stored, static_cast<size_t>(entry.size), origin);
-    case Packing::kUnknown:
+    case Compression::kUnknown:
       break;
   }
   fail({"image", origin, "is packed in a way that this version does not know", "raw, LZ4 or zstd",

@@ -23,9 +23,9 @@ namespace torch_cubin {
 
 constexpr size_t kMaxEntries = 100000;  // of one container
 
-enum class Packing { kNone, kLz4, kZstd, kUnknown };
+enum class Compression { kNone, kLz4, kZstd, kUnknown };
 
-const char* packing_name(Packing packing);  // "none", "lz4", "zstd", "unknown"
+const char* compression_name(Compression compression);  // "none", "lz4", "zstd", "unknown"
 
 struct Entry {
   // Of an entry that is packed: what the container says. A fatbin does not tell a relocatable cubin
@@ -35,7 +35,7 @@ struct Entry {
   Arch arch;            // of a fatbin's entry: what its header says; sm is 0 where it is not known
   uint64_t offset = 0;  // in the container
   Bytes stored;         // where they lie in the container, or in `owned`
-  Packing packing = Packing::kNone;
+  Compression compression = Compression::kNone;
   uint64_t size = 0;                    // unpacked, in bytes
   uint32_t kind = 0;                    // fatbin: the number that stands for the format
   uint64_t flags = 0;                   // fatbin

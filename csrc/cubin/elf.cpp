@@ -13,12 +13,10 @@ namespace {
 
 constexpr size_t kHeaderBytes = 64;
 constexpr size_t kProgramHeaderBytes = 56;
-constexpr size_t kSectionHeaderBytes = 64;
 constexpr size_t kSymbolBytes = 24;
 constexpr uint32_t kSectionNull = 0;
 constexpr uint32_t kSectionSymbolTable = 2;
 constexpr uint32_t kSectionStringTable = 3;
-constexpr uint32_t kSectionNoBits = 8;
 // Sections of relocatable cubins that say how much memory code wants, and hold none (names: LLVM's
 // SHT_CUDA_*). A loadable cubin uses SHT_NOBITS for them.
 constexpr uint32_t kSectionCudaGlobal = 0x70000007;

@@ -25,6 +25,8 @@ constexpr uint16_t kElfExecutable = 2;
 constexpr uint16_t kMachineX86 = 62;
 constexpr uint16_t kMachineArm = 183;  // aarch64
 constexpr uint16_t kMachineCuda = 190;
+constexpr uint64_t kSectionHeaderBytes = 64;
+constexpr uint32_t kSectionNoBits = 8;
 
 // "x86-64" or "aarch64".
 const char* machine_name(uint16_t machine);

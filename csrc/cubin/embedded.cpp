@@ -9,12 +9,13 @@
 namespace torch_cubin {
 namespace {
 
-constexpr std::string_view kMagic = "TCBUNDLE";
-constexpr uint64_t kHeaderBytes = 24;
+constexpr std::string_view kBundleMagic = "TCBUNDLE";
+constexpr uint64_t kBundleHeaderBytes = 24;
 constexpr uint64_t kRecordBytes = 64;
 constexpr uint64_t kMaxNameBytes = 4096;
 
-[[noreturn]] void damaged(const std::string& origin, uint64_t offset, const std::string& problem) {
+[[noreturn]] void damaged_bundle(const std::string& origin, uint64_t offset,
+                                 const std::string& problem) {
   fail({"image", origin,
         "has a damaged bundle of embedded files at offset " + std::to_string(offset) + ": " +
             problem,
@@ -37,29 +38,30 @@ Bytes part(const Bytes& whole, uint64_t offset, uint64_t size) {
 
 Bundle read_bundle(const Bytes& whole, uint64_t at, const std::string& origin) {
   const uint64_t count = whole.u64(16);
-  if (count > kMaxEntries || !whole.contains(kHeaderBytes, count * kRecordBytes)) {
-    damaged(origin, at, "its table ends outside");
+  if (count > kMaxEntries || !whole.contains(kBundleHeaderBytes, count * kRecordBytes)) {
+    damaged_bundle(origin, at, "its table ends outside");
   }
   Bundle bundle;
   std::set<std::string> names;
   // Parts that overlap would let a small file ask for endless hashing.
-  uint64_t end = kHeaderBytes + count * kRecordBytes;
+  uint64_t end = kBundleHeaderBytes + count * kRecordBytes;
   const auto next = [&](uint64_t offset, uint64_t size) {
     if (offset < end || !whole.contains(offset, size)) {
-      damaged(origin, at, "its files lie outside, or overlap");
+      damaged_bundle(origin, at, "its files lie outside, or overlap");
     }
     end = offset + size;
     return part(whole, offset, size);
   };
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t record = kHeaderBytes + i * kRecordBytes;
-    if (whole.u64(record + 8) > kMaxNameBytes) damaged(origin, at, "a file's name is too long");
+    const uint64_t record = kBundleHeaderBytes + i * kRecordBytes;
+    if (whole.u64(record + 8) > kMaxNameBytes)
+      damaged_bundle(origin, at, "a file's name is too long");
     EmbeddedFile file;
     file.name = std::string(next(whole.u64(record), whole.u64(record + 8)).text());
     file.offset = at + whole.u64(record + 16);
     file.bytes = next(whole.u64(record + 16), whole.u64(record + 24));
     if (file.name.empty() || !names.insert(file.name).second) {
-      damaged(origin, at, "two of its files have one name, or one has none");
+      damaged_bundle(origin, at, "two of its files have one name, or one has none");
     }
     const std::string expected = hex(part(whole, record + 32, 32));
     const std::string got = sha256_hex(file.bytes.data(), file.bytes.size());
@@ -83,11 +85,13 @@ void list_bundles(const Bytes& library, uint64_t begin, uint64_t end, const std:
       continue;
     }
     const Bytes rest = part(library, at, end - at);
-    if (!rest.contains(0, kHeaderBytes) || rest.text().substr(0, kMagic.size()) != kMagic) {
-      damaged(origin, at, "it does not begin with " + std::string(kMagic));
+    if (!rest.contains(0, kBundleHeaderBytes) ||
+        rest.text().substr(0, kBundleMagic.size()) != kBundleMagic) {
+      damaged_bundle(origin, at, "it does not begin with " + std::string(kBundleMagic));
     }
     const uint64_t size = rest.u64(8);
-    if (size < kHeaderBytes || !rest.contains(0, size)) damaged(origin, at, "it ends outside");
+    if (size < kBundleHeaderBytes || !rest.contains(0, size))
+      damaged_bundle(origin, at, "it ends outside");
     bundles.push_back(read_bundle(part(library, at, size), at, origin));
     at += size;
   }

@@ -9,8 +9,8 @@
 namespace torch_cubin {
 namespace {
 
-constexpr uint32_t kMagic = 0xba55ed50;
-constexpr uint64_t kHeaderBytes = 16;
+constexpr uint32_t kFatbinMagic = 0xba55ed50;
+constexpr uint64_t kFatbinHeaderBytes = 16;
 constexpr uint64_t kEntryHeaderBytes = 64;
 constexpr uint32_t kKindPtx = 1;
 constexpr uint32_t kKindCubin = 2;
@@ -20,7 +20,7 @@ constexpr uint64_t kFlagZstd = 0x8000;
 constexpr uint64_t kFlagArchSpecific = 0x100000;  // sm_90a
 constexpr uint64_t kFlagFamily = 0x200000;        // sm_100f
 
-[[noreturn]] void damaged(const std::string& origin, const std::string& problem) {
+[[noreturn]] void damaged_fatbin(const std::string& origin, const std::string& problem) {
   fail({"image", origin, "is a damaged fatbin: " + problem, "", "",
         "Build or copy the file again."});
 }
@@ -51,7 +51,7 @@ std::string header_text(const Bytes& header, uint64_t offset, uint64_t length) {
 
 Entry read_entry(const Bytes& file, uint64_t offset, uint64_t end, const std::string& origin) {
   const auto require = [&](bool holds, const char* problem) {
-    if (!holds) damaged(origin, "the entry" + at_offset(offset) + " " + problem);
+    if (!holds) damaged_fatbin(origin, "the entry" + at_offset(offset) + " " + problem);
   };
   require(kEntryHeaderBytes <= end - offset, "is cut short");
   const Bytes fixed(file.data() + offset, kEntryHeaderBytes);
@@ -77,9 +77,9 @@ Entry read_entry(const Bytes& file, uint64_t offset, uint64_t end, const std::st
   const bool packed = compressed != 0;
   if (packed) {
     require(compressed <= padded, "holds more than its size");
-    entry.packing = (entry.flags & kFlagZstd) != 0  ? Packing::kZstd
-                    : (entry.flags & kFlagLz4) != 0 ? Packing::kLz4
-                                                    : Packing::kUnknown;
+    entry.compression = (entry.flags & kFlagZstd) != 0  ? Compression::kZstd
+                        : (entry.flags & kFlagLz4) != 0 ? Compression::kLz4
+                                                        : Compression::kUnknown;
     entry.size = fixed.u64(56);
     require(entry.size <= kMaxImageBytes, "claims more than a cubin may have");
   } else {
@@ -89,25 +89,26 @@ Entry read_entry(const Bytes& file, uint64_t offset, uint64_t end, const std::st
       Bytes(file.data() + entry.offset, static_cast<size_t>(packed ? compressed : padded));
   entry.format = format_of(entry.kind, entry.stored, packed);
   // NOTE: LTO-IR in a fatbin is scrambled beneath its compression: there is nothing to unpack.
-  if (entry.format == Format::kLtoIr && packed) entry.packing = Packing::kUnknown;
+  if (entry.format == Format::kLtoIr && packed) entry.compression = Compression::kUnknown;
   return entry;
 }
 
 }  // namespace
 
 uint64_t fatbin_bytes(const Bytes& file, uint64_t offset, const std::string& origin) {
-  if (!file.contains(offset, kHeaderBytes)) damaged(origin, "it is too short for a header");
-  if (file.u32(offset) != kMagic) {
-    damaged(origin, "there is no fatbin" + at_offset(offset));
+  if (!file.contains(offset, kFatbinHeaderBytes))
+    damaged_fatbin(origin, "it is too short for a header");
+  if (file.u32(offset) != kFatbinMagic) {
+    damaged_fatbin(origin, "there is no fatbin" + at_offset(offset));
   }
   const uint64_t version = file.u16(offset + 4), header = file.u16(offset + 6);
   if (version != 1) {
     fail({"image", origin, "is a fatbin of another version", "1", std::to_string(version),
           "A newer torch_cubin may read it."});
   }
-  if (header < kHeaderBytes || !file.contains(offset, header) ||
+  if (header < kFatbinHeaderBytes || !file.contains(offset, header) ||
       !file.contains(offset + header, file.u64(offset + 8))) {
-    damaged(origin, "it ends past the end of the file");
+    damaged_fatbin(origin, "it ends past the end of the file");
   }
   return header + file.u64(offset + 8);
 }
@@ -118,7 +119,7 @@ void list_fatbin(const Bytes& file, uint64_t offset, const std::string& origin,
   uint64_t at = offset + file.u16(offset + 6);
   while (at < end) {
     if (entries.size() == kMaxEntries) {
-      damaged(origin, "it has more than " + std::to_string(kMaxEntries) + " entries");
+      damaged_fatbin(origin, "it has more than " + std::to_string(kMaxEntries) + " entries");
     }
     entries.push_back(read_entry(file, at, end, origin));
     const uint64_t padded = file.u64(at + 8);
@@ -126,7 +127,7 @@ void list_fatbin(const Bytes& file, uint64_t offset, const std::string& origin,
   }
   // More than one fatbin in a file: another's entries would be lost without a word.
   for (; at < file.size(); ++at) {
-    if (file.u8(at) != 0) damaged(origin, "there are bytes after its end" + at_offset(at));
+    if (file.u8(at) != 0) damaged_fatbin(origin, "there are bytes after its end" + at_offset(at));
   }
 }
 

@@ -11,11 +11,9 @@
 namespace torch_cubin {
 namespace {
 
-constexpr uint64_t kSectionHeaderBytes = 64;
-constexpr uint32_t kSectionNoBits = 8;
 constexpr std::string_view kSections[] = {".nv_fatbin", "__nv_relfatbin", kEmbeddedSection};
 
-[[noreturn]] void damaged(const std::string& origin, const std::string& problem) {
+[[noreturn]] void damaged_host_elf(const std::string& origin, const std::string& problem) {
   fail({"image", origin, "is a damaged host ELF file: " + problem, "", "",
         "Build or copy the file again."});
 }
@@ -36,7 +34,7 @@ void list_section(const Bytes& file, uint64_t offset, uint64_t size, std::string
       continue;
     }
     if (entries.size() == kMaxEntries) {
-      damaged(origin, "it has more than " + std::to_string(kMaxEntries) + " fatbins");
+      damaged_host_elf(origin, "it has more than " + std::to_string(kMaxEntries) + " fatbins");
     }
     const Bytes section(file.data(), static_cast<size_t>(end));
     const uint64_t bytes = fatbin_bytes(section, at, origin);
@@ -71,19 +69,20 @@ void list_files(const std::vector<Bundle>& bundles, std::vector<Entry>& entries)
 // Calls visit(name, offset, size) for each section that is in the file.
 template <class Visit>
 void for_each_section(const Bytes& file, const std::string& origin, Visit visit) {
-  if (!file.contains(0, 64)) damaged(origin, "it is too short for an ELF header");
+  if (!file.contains(0, 64)) damaged_host_elf(origin, "it is too short for an ELF header");
   const uint64_t table = file.u64(40), count = file.u16(60), names_index = file.u16(62);
   if (count != 0 && file.u16(58) != kSectionHeaderBytes) {
-    damaged(origin, "it has section headers of a wrong size");
+    damaged_host_elf(origin, "it has section headers of a wrong size");
   }
   if (!file.contains(table, count * kSectionHeaderBytes)) {
-    damaged(origin, "its section headers end past the end of the file");
+    damaged_host_elf(origin, "its section headers end past the end of the file");
   }
   const auto bytes_of = [&](uint64_t index) {
     const uint64_t at = table + index * kSectionHeaderBytes;
     const uint64_t offset = file.u64(at + 24), size = file.u64(at + 32);
     if (!file.contains(offset, size)) {
-      damaged(origin, "section " + std::to_string(index) + " ends past the end of the file");
+      damaged_host_elf(origin,
+                       "section " + std::to_string(index) + " ends past the end of the file");
     }
     return Bytes(file.data() + offset, static_cast<size_t>(size));
   };
@@ -98,7 +97,7 @@ void for_each_section(const Bytes& file, const std::string& origin, Visit visit)
       const uint64_t size = bytes_of(i).size();
       // Sections that overlap would let a small file ask for endless work.
       total += size;
-      if (total > file.size()) damaged(origin, "its sections overlap");
+      if (total > file.size()) damaged_host_elf(origin, "its sections overlap");
       visit(name, file.u64(at + 24), size);
     }
   }

@@ -56,6 +56,7 @@ struct Image {
   size_t size = 0;                  // bytes
   std::vector<KernelInfo> kernels;  // entry kernels only, by name
 
+  const KernelInfo* find(const std::string& name) const;  // null where it is missing
   // The kernel of that name; throws [no_kernel] with the nearest names.
   const KernelInfo& kernel(const std::string& name) const;
 };

@@ -55,7 +55,7 @@ class Inspector {
                 {"offset", entry.offset},
                 {"stored_size", entry.stored.size()},
                 {"size", entry.size},
-                {"compression", packing_name(entry.packing)},
+                {"compression", compression_name(entry.compression)},
                 {"flags", entry.flags},
                 {"options", entry.options},
                 {"content", nullptr},
@@ -77,7 +77,7 @@ class Inspector {
                           entry.format == Format::kRelocatableCubin ||
                           entry.format == Format::kFatbin;
     if (!readable) return nullptr;
-    if (entry.packing != Packing::kNone) {
+    if (entry.compression != Compression::kNone) {
       if (entry.size > unpacked_left_) {
         fail({"image", origin, "is not unpacked: it claims to be too large for its file", "",
               std::to_string(entry.size) + " bytes",

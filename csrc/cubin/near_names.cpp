@@ -11,7 +11,7 @@ namespace {
 // Bounds on the work for one error message, whatever the file holds.
 constexpr size_t kMaxCompared = 2000;
 constexpr size_t kMaxLetters = 96;
-constexpr size_t kMaxShown = 3;
+constexpr size_t kMaxNamesShown = 3;
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
@@ -50,7 +50,7 @@ std::string nearest_names(const std::vector<KernelInfo>& kernels, const std::str
   for (size_t i = 0; i < kernels.size() && i < kMaxCompared; ++i) {
     ranked.emplace_back(difference(wanted, folded(kernels[i].name)), i);
   }
-  const size_t shown = std::min(kMaxShown, ranked.size());
+  const size_t shown = std::min(kMaxNamesShown, ranked.size());
   std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(shown),
                     ranked.end());
   std::string text;
@@ -65,11 +65,15 @@ std::string nearest_names(const std::vector<KernelInfo>& kernels, const std::str
 
 }  // namespace
 
-const KernelInfo& Image::kernel(const std::string& name) const {
+const KernelInfo* Image::find(const std::string& name) const {
   const auto found = std::lower_bound(
       kernels.begin(), kernels.end(), name,
       [](const KernelInfo& kernel, const std::string& wanted) { return kernel.name < wanted; });
-  if (found != kernels.end() && found->name == name) return *found;
+  return found != kernels.end() && found->name == name ? &*found : nullptr;
+}
+
+const KernelInfo& Image::kernel(const std::string& name) const {
+  if (const KernelInfo* found = find(name)) return *found;
   if (kernels.empty()) {
     fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the cubin", "", "",
           "The cubin holds no kernel at all: is the kernel a __global__ function that is not "

@@ -15,7 +15,7 @@ constexpr uint64_t kMaxParamBytes = uint64_t{1} << 31;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-bool is_word(char c) {
+bool is_ptx_word(char c) {
   return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '$' ||
          c == '%' || c == '.';
 }
@@ -131,8 +131,8 @@ void PtxReader::next() {
     }
     if (at_ >= text_.size()) damaged("it ends within a string");
     ++at_;
-  } else if (is_word(text_[start])) {
-    while (at_ < text_.size() && is_word(text_[at_])) ++at_;
+  } else if (is_ptx_word(text_[start])) {
+    while (at_ < text_.size() && is_ptx_word(text_[at_])) ++at_;
   } else {
     ++at_;
   }
@@ -175,7 +175,7 @@ void PtxReader::read_target() {
 
 void PtxReader::read_entry() {
   next();
-  if (word_.empty() || !is_word(word_[0])) damaged("an entry has no name");
+  if (word_.empty() || !is_ptx_word(word_[0])) damaged("an entry has no name");
   PtxKernel kernel;
   kernel.name = std::string(word_);
   if (kernel.name.size() > kMaxNameBytes) damaged("an entry's name is too long");
@@ -219,7 +219,7 @@ PtxParam PtxReader::read_param() {
     }
   }
   if (type == nullptr) damaged("a parameter has no type");
-  if (word_.empty() || !is_word(word_[0])) damaged("a parameter has no name");
+  if (word_.empty() || !is_ptx_word(word_[0])) damaged("a parameter has no name");
   param.name = std::string(word_);
   if (param.name.size() > kMaxNameBytes) damaged("a parameter's name is too long");
   param.type = std::string(type->name.substr(1));

@@ -11,7 +11,7 @@
 namespace torch_cubin {
 namespace {
 
-constexpr uint32_t kMagic = 0xfd2fb528;
+constexpr uint32_t kZstdMagic = 0xfd2fb528;
 constexpr size_t kMaxBlock = 128 << 10;
 // Every block may bring tables: a bound on the work that a hostile frame of tiny ones can ask for.
 constexpr size_t kSmallestBlock = 256;
@@ -118,7 +118,7 @@ uint64_t Frame::take(size_t bytes) {
 }
 
 void Frame::read_header() {
-  if (take(4) != kMagic) bad_zstd("they do not begin as a zstd frame");
+  if (take(4) != kZstdMagic) bad_zstd("they do not begin as a zstd frame");
   const auto descriptor = static_cast<unsigned>(take(1));
   if ((descriptor & 8) != 0) bad_zstd("the frame has an unknown feature");
   has_checksum_ = (descriptor & 4) != 0;

@@ -8,14 +8,11 @@
 #include "ops/attention_operands.h"
 
 namespace torch_cubin {
-namespace {
 
 OptionalTensor contiguous(const OptionalTensor& tensor) {
   if (!tensor) return std::nullopt;
   return torch::stable::contiguous(*tensor);
 }
-
-}  // namespace
 
 AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& key,
                              const Tensor& value, AttentionOptions all)

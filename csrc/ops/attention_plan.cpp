@@ -8,7 +8,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
 constexpr int64_t kMostSplits = 128;
 constexpr int64_t kFewestColumns = 256;  // of a split
 // Decoding, measured on the H200: two blocks a multiprocessor saturate the memory.
@@ -106,9 +105,9 @@ AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
 void launch_attention(CatalogKernel& kernel, const AttentionParams& params, int64_t blocks,
                       int splits, const Device& device) {
   if (blocks == 0) return;  // cu_seqlens of no sequence
-  if (blocks > kMaxGridX) {
+  if (blocks > kMaxGrid[0]) {
     fail({"input", "this attention", "is too large for one launch",
-          "at most " + std::to_string(kMaxGridX) + " tiles of output", std::to_string(blocks),
+          "at most " + std::to_string(kMaxGrid[0]) + " tiles of output", std::to_string(blocks),
           "Compute it in parts."});
   }
   kernel.launch(blocks, splits, device, &params);

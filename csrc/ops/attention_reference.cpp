@@ -14,6 +14,7 @@
 #include "ops/attention_compose.h"
 #include "ops/attention_launch.h"
 #include "ops/attention_operands.h"
+#include "ops/reference.h"
 #include "runtime/torch_error.h"
 
 namespace torch_cubin {
@@ -22,27 +23,15 @@ namespace {
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-// Without a backward graph and without a tangent: ATen's ops bring derivatives of their own, which
-// would hide a missing formula of ours.
-Tensor detach(const Tensor& tensor) {
-  StableIValue stack[] = {from(tensor)};
-  if (torch_call_dispatcher("aten::detach", "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
-    const std::string text = torch_error();
-    fail({"internal", "the CPU reference's detach", "failed", "a result",
-          text.empty() ? "an error" : text, ""});
-  }
-  return to<Tensor>(stack[0]);
-}
-
-OptionalTensor detach(const OptionalTensor& tensor) {
+OptionalTensor detach_optional(const OptionalTensor& tensor) {
   if (!tensor) return std::nullopt;
   return detach(*tensor);
 }
 
 AttentionOptions detached(AttentionOptions options) {
-  options.attn_mask = detach(options.attn_mask);
-  options.alibi_slopes = detach(options.alibi_slopes);
-  options.sinks = detach(options.sinks);
+  options.attn_mask = detach_optional(options.attn_mask);
+  options.alibi_slopes = detach_optional(options.alibi_slopes);
+  options.sinks = detach_optional(options.sinks);
   return options;
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: what has no variants
-enum Kind {
+enum AttentionKind {
   kKindMma,
   kKindDecode,
   kKindBackward,
@@ -21,14 +21,14 @@ enum Kind {
   kKindDelta,
   kKindConvert
 };
-constexpr const char* kKindNames[] = {"mma",        "decode",  "backward", "gradient_k",
-                                      "gradient_q", "combine", "delta",    "convert"};
+constexpr const char* kAttentionKindNames[] = {"mma",        "decode",  "backward", "gradient_k",
+                                               "gradient_q", "combine", "delta",    "convert"};
 
 bool per_variant(const std::string& kind) {
   return kind == "mma" || kind == "decode" || kind == "backward";
 }
 
-const AttentionTable* build(const Device& device) {
+const AttentionTable* build_attention_table(const Device& device) {
   Catalog& catalog = Catalog::get();
   auto table = std::make_unique<AttentionTable>();
   table->arch = catalog.arch_for(device);
@@ -53,7 +53,7 @@ const AttentionTable* build(const Device& device) {
         entry.cost_k_tile,
         entry.cost_fixed,
     };
-    switch (index_of(entry.kind, kKindNames, "kind", entry)) {
+    switch (index_of(entry.kind, kAttentionKindNames, "kind", entry)) {
       case kKindDecode:
         table->decode[dtype][variant].push_back(row);
         break;
@@ -82,7 +82,7 @@ const AttentionTable* build(const Device& device) {
   return table.release();
 }
 
-FamilyTables<AttentionTable> g_tables;
+FamilyTables<AttentionTable> g_attention_tables;
 
 }  // namespace
 
@@ -99,6 +99,8 @@ AttentionDtype attention_dtype(ScalarType dtype) {
   }
 }
 
-const AttentionTable& attention_table(const Device& device) { return g_tables.get(device, build); }
+const AttentionTable& attention_table(const Device& device) {
+  return g_attention_tables.get(device, build_attention_table);
+}
 
 }  // namespace torch_cubin

@@ -29,12 +29,12 @@ int64_t rank(const Tensor& tensor) {
 }
 
 // The layouts that an argument can have; the heads are always the last dim but one.
-struct Layout {
+struct PackedLayout {
   int64_t dims;
   const char* text;
 };
-constexpr Layout kPlain = {4, "(batch, rows, heads, head_dim)"};
-constexpr Layout kVarlen = {3, "(rows of all sequences, heads, head_dim), with cu_seqlens"};
+constexpr PackedLayout kPlain = {4, "(batch, rows, heads, head_dim)"};
+constexpr PackedLayout kVarlen = {3, "(rows of all sequences, heads, head_dim), with cu_seqlens"};
 
 void check_rank(const char* name, const Tensor& tensor, int64_t expected, const std::string& text) {
   const int64_t dims = rank(tensor);
@@ -45,7 +45,7 @@ void check_rank(const char* name, const Tensor& tensor, int64_t expected, const 
 
 // Views of what lies packed in one tensor, as (..., `count`, heads, head_dim). One unbind, not a
 // select for each: its derivative writes the packed gradient once.
-std::vector<Tensor> unpack(const char* name, const Tensor& tensor, const Layout& layout,
+std::vector<Tensor> unpack(const char* name, const Tensor& tensor, const PackedLayout& layout,
                            size_t count) {
   const std::string dim = count == 3 ? "3" : "2";
   check_rank(name, tensor, layout.dims + 1,
@@ -65,8 +65,8 @@ std::vector<Tensor> unpack(const char* name, const Tensor& tensor, const Layout&
 }
 
 // Query, key and value, each of layout.dims dims.
-std::vector<Tensor> separate(const Layout& layout, const Tensor& query, const OptionalTensor& key,
-                             const OptionalTensor& value) {
+std::vector<Tensor> separate(const PackedLayout& layout, const Tensor& query,
+                             const OptionalTensor& key, const OptionalTensor& value) {
   if (!key) {
     if (value) {
       fail({"input", "flash_attention argument 'value'", "is given without 'key'",

@@ -16,7 +16,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
 constexpr int kReduceBlocks = 16;  // a multiprocessor: full, and no more rounds than needed
 
 // What a launch reads and writes besides the problem's integers.
@@ -101,15 +100,15 @@ void run(const MatmulProblem& p, const Buffers& buffers, ScalarType dtype, const
   const MatmulAccess access = matmul_access(p, bytes, buffers.a, buffers.b);
   const MatmulPlan plan = choose_matmul(table, math, access, p);
   const int64_t tiles = plan.tiles_m * plan.tiles_n;
-  if (tiles > kMaxGridX / p.batch()) {
+  if (tiles > kMaxGrid[0] / p.batch()) {
     const int last = p.batch_dims - 1;
     if (last < 0) {
       fail({"input", "this product", "is too large for one launch",
-            "at most " + std::to_string(kMaxGridX) + " tiles of output", std::to_string(tiles),
+            "at most " + std::to_string(kMaxGrid[0]) + " tiles of output", std::to_string(tiles),
             "Multiply it in parts."});
     }
     const int64_t inner = tiles * (p.batch() / p.batch_size[last]);
-    const int64_t part = std::max<int64_t>(1, kMaxGridX / inner);
+    const int64_t part = std::max<int64_t>(1, kMaxGrid[0] / inner);
     return run_in_parts(p, buffers, dtype, device, part);
   }
 

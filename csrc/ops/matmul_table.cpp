@@ -10,8 +10,8 @@ namespace {
 
 constexpr const char* kMathNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
 constexpr const char* kLayoutNames[] = {"nn", "nt", "tn", "tt", "any"};
-enum Kind { kKindMma, kKindPersistent, kKindSimt, kKindDot, kKindReduce };
-constexpr const char* kKindNames[] = {"mma", "persistent", "simt", "dot", "reduce"};
+enum MatmulKind { kMatmulMma, kMatmulPersistent, kMatmulSimt, kMatmulDot, kMatmulReduce };
+constexpr const char* kMatmulKindNames[] = {"mma", "persistent", "simt", "dot", "reduce"};
 
 // Dot-product kernels read A at any strides; their layout and alignment speak of B.
 Access dot_access(const CatalogEntry& entry, int layout) {
@@ -20,7 +20,7 @@ Access dot_access(const CatalogEntry& entry, int layout) {
   return entry.alignment == kVectorBytes ? kOwnVectors : kOwnElements;
 }
 
-const MatmulTable* build(const Device& device) {
+const MatmulTable* build_matmul_table(const Device& device) {
   Catalog& catalog = Catalog::get();
   auto table = std::make_unique<MatmulTable>();
   table->arch = catalog.arch_for(device);
@@ -32,7 +32,7 @@ const MatmulTable* build(const Device& device) {
     check_one_parameter(entry, sizeof(MatmulParams));
     const int math = index_of(entry.math, kMathNames, "math", entry);
     const int layout = index_of(entry.layout, kLayoutNames, "layout", entry);
-    const int kind = index_of(entry.kind, kKindNames, "kind", entry);
+    const int kind = index_of(entry.kind, kMatmulKindNames, "kind", entry);
     const MatmulTable::Row row = {
         &kernel,
         entry.tile[0],
@@ -42,14 +42,14 @@ const MatmulTable* build(const Device& device) {
         entry.cost_k_tile,
         entry.cost_fixed,
         entry.cost_lone,
-        kind == kKindDot,
-        kind == kKindPersistent,
+        kind == kMatmulDot,
+        kind == kMatmulPersistent,
     };
     switch (kind) {
-      case kKindDot:
+      case kMatmulDot:
         table->dots[math][dot_access(entry, layout)].push_back(row);
         break;
-      case kKindReduce:
+      case kMatmulReduce:
         table->reduce[math] = &kernel;
         break;
       default:
@@ -63,10 +63,12 @@ const MatmulTable* build(const Device& device) {
   return table.release();
 }
 
-FamilyTables<MatmulTable> g_tables;
+FamilyTables<MatmulTable> g_matmul_tables;
 
 }  // namespace
 
-const MatmulTable& matmul_table(const Device& device) { return g_tables.get(device, build); }
+const MatmulTable& matmul_table(const Device& device) {
+  return g_matmul_tables.get(device, build_matmul_table);
+}
 
 }  // namespace torch_cubin

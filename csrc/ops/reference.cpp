@@ -1,8 +1,7 @@
 // The CPU kernels: ATen through the dispatcher. References for development and tests, no more.
-//
-// NOTE: ATen's ops bring derivatives of their own, backward and forward, which would hide a
-// missing formula of ours; so they get detached inputs. What our own checks refuse never gets to
-// ATen: errors are alike on every device.
+// What our own checks refuse never gets to ATen: errors are alike on every device.
+#include "ops/reference.h"
+
 #include <torch/csrc/stable/ops.h>
 
 #include <vector>
@@ -13,12 +12,10 @@
 #include "runtime/torch_error.h"
 
 namespace torch_cubin {
-namespace {
 
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-// Runs an ATen op on `stack` (its arguments, at least one) and returns its only result.
 Tensor call_aten(const char* op, StableIValue* stack) {
   if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
     const std::string text = torch_error();
@@ -30,11 +27,12 @@ Tensor call_aten(const char* op, StableIValue* stack) {
   return to<Tensor>(stack[0]);
 }
 
-// Without a backward graph and without a tangent.
 Tensor detach(const Tensor& tensor) {
   StableIValue stack[] = {from(tensor)};
   return call_aten("aten::detach", stack);
 }
+
+namespace {
 
 // `result` with the strides of a contiguous tensor in every dimension. ATen leaves others where a
 // size is 1, and the fake kernels promise these.

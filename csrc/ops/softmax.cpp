@@ -8,15 +8,12 @@
 
 #include "cubin/error.h"
 #include "kernels/attention_params.h"
+#include "runtime/contiguous.h"
 
 namespace torch_cubin {
 namespace {
 
 // A copy where it must be.
-OptionalTensor contiguous(const OptionalTensor& tensor) {
-  return tensor ? OptionalTensor(torch::stable::contiguous(*tensor)) : std::nullopt;
-}
-
 tc_int64 bits_of(double value) {
   tc_int64 bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -62,15 +59,7 @@ void require(bool right, const char* name, const char* expected, const TensorVie
         expected, dtype_name(got.dtype) + " " + got.shape_text(), ""});
 }
 
-bool is_contiguous(const TensorView& view) {
-  int64_t step = 1;
-  for (int64_t i = view.dim - 1; i >= 0; --i) {
-    if (view.sizes[i] == 0) return true;
-    if (view.sizes[i] != 1 && view.strides[i] != step) return false;
-    step *= view.sizes[i];
-  }
-  return true;
-}
+bool is_dense(const TensorView& view) { return is_contiguous(view.sizes, view.strides, view.dim); }
 
 void set_mask(SoftmaxParams& p, const TensorView& mask, const TensorView& scores) {
   same_device("attn_mask", mask, scores);
@@ -104,7 +93,7 @@ void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorVie
     const TensorView sinks(*extras.sinks);
     same_device("sinks", sinks, scores);
     require(sinks.dtype == ScalarType::Float && sinks.dim == 1 &&
-                sinks.sizes[0] == scores.sizes[1] && is_contiguous(sinks),
+                sinks.sizes[0] == scores.sizes[1] && is_dense(sinks),
             "sinks", "float32 (heads,), contiguous", sinks);
     p.sinks = static_cast<const float*>(sinks.data());
   }
@@ -112,7 +101,7 @@ void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorVie
 
 // Everything that follows from the scores' shape and the settings.
 SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& settings) {
-  const bool fits = scores.dim == 4 && is_contiguous(scores) &&
+  const bool fits = scores.dim == 4 && is_dense(scores) &&
                     (scores.dtype == ScalarType::Float || scores.dtype == ScalarType::Double);
   require(fits, "scores", "float32 or float64 (batch, heads, rows, columns), contiguous", scores);
   SoftmaxParams p{};
@@ -152,7 +141,7 @@ void set_dropout(SoftmaxParams& p, const AttentionSettings& settings, const Atte
 void require_like(const char* name, const TensorView& view, const TensorView& scores, int64_t dim) {
   same_device(name, view, scores);
   const bool same = view.dtype == scores.dtype && view.dim == dim &&
-                    std::equal(view.sizes, view.sizes + dim, scores.sizes) && is_contiguous(view);
+                    std::equal(view.sizes, view.sizes + dim, scores.sizes) && is_dense(view);
   require(same, name, "dtype and shape of the scores (of their rows), contiguous", view);
 }
 

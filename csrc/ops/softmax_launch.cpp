@@ -10,7 +10,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
 constexpr int64_t kWarpColumns = 4096;  // up to here a warp is quick enough for a row
 
 // The catalog's softmax kernels for one device: for rows of a warp, and of a block.
@@ -18,9 +17,9 @@ struct SoftmaxTable {
   CatalogKernel* kernels[kSoftmaxKinds][2][2] = {};  // [kind][float64][long rows]
 };
 
-constexpr const char* kKindNames[] = {"forward", "backward", "dropout"};
+constexpr const char* kSoftmaxKindNames[] = {"forward", "backward", "dropout"};
 
-const SoftmaxTable* build(const Device& device) {
+const SoftmaxTable* build_softmax_table(const Device& device) {
   Catalog& catalog = Catalog::get();
   auto table = std::make_unique<SoftmaxTable>();
   const std::string arch = catalog.arch_for(device);
@@ -28,7 +27,7 @@ const SoftmaxTable* build(const Device& device) {
     const CatalogEntry& entry = kernel.entry();
     if (entry.family != "softmax" || entry.arch != arch) continue;
     check_one_parameter(entry, sizeof(SoftmaxParams));
-    const int kind = index_of(entry.kind, kKindNames, "kind", entry);
+    const int kind = index_of(entry.kind, kSoftmaxKindNames, "kind", entry);
     table->kernels[kind][entry.math == "float64"][entry.tile[0] == 1] = &kernel;
   }
   for (const auto& kinds : table->kernels) {
@@ -44,7 +43,7 @@ const SoftmaxTable* build(const Device& device) {
   return table.release();
 }
 
-FamilyTables<SoftmaxTable> g_tables;
+FamilyTables<SoftmaxTable> g_softmax_tables;
 
 }  // namespace
 
@@ -53,11 +52,11 @@ void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams
   if (!scores.on_cuda()) return softmax_reference(kind, scores.dtype, params);
   const Device& gpu = device(scores.device_index);
   const bool wide = params.seqlen_k > kWarpColumns;
-  CatalogKernel& kernel =
-      *g_tables.get(gpu, build).kernels[kind][scores.dtype == ScalarType::Double][wide];
+  CatalogKernel& kernel = *g_softmax_tables.get(gpu, build_softmax_table)
+                               .kernels[kind][scores.dtype == ScalarType::Double][wide];
   const int64_t tile_rows = kernel.entry().tile[0];
   const int64_t tiles = (params.rows + tile_rows - 1) / tile_rows;
-  kernel.launch(std::min(tiles, kMaxGridX), 1, gpu, &params);
+  kernel.launch(std::min(tiles, kMaxGrid[0]), 1, gpu, &params);
 }
 
 }  // namespace torch_cubin

@@ -75,6 +75,10 @@ class Kernel {
   std::atomic<uint32_t> limit_[kMaxDevices]{};  // dynamic shared bytes allowed + 1; 0: not prepared
 };
 
+// The same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per Compute
+// Capability").
+constexpr int64_t kMaxGrid[3] = {2147483647, 65535, 65535};
+
 struct LaunchConfig {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t block[3] = {1, 1, 1};

@@ -8,7 +8,7 @@ namespace {
 
 using GetText = const char* (*)();
 
-GetText find_getter() {
+GetText find_text_getter() {
   void* library = dl_loaded("libtorch_cpu.so");
   return library == nullptr ? nullptr
                             : reinterpret_cast<GetText>(
@@ -18,7 +18,7 @@ GetText find_getter() {
 }  // namespace
 
 std::string torch_error() {
-  static const GetText getter = find_getter();
+  static const GetText getter = find_text_getter();
   const char* text = getter != nullptr ? getter() : nullptr;
   return text != nullptr ? text : "";
 }

@@ -8,9 +8,7 @@
 namespace torch_cubin {
 namespace {
 
-// The same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per Compute
-// Capability").
-constexpr int64_t kMaxGrid[3] = {2147483647, 65535, 65535};
+// As kMaxGrid, the same on every GPU.
 constexpr int64_t kMaxBlock[3] = {1024, 1024, 64};
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxCluster = 16;

@@ -21,13 +21,6 @@ int rank(const SourceImage& source, int device_sm) {
   return cubin == 0 ? 0 : kBeforePtx + cubin;
 }
 
-bool has_kernel(const Image& image, const std::string& name) {
-  const auto found = std::lower_bound(
-      image.kernels.begin(), image.kernels.end(), name,
-      [](const KernelInfo& kernel, const std::string& wanted) { return kernel.name < wanted; });
-  return found != image.kernels.end() && found->name == name;
-}
-
 std::string sizes_text(const std::vector<ParamInfo>& params) {
   std::string text = std::to_string(params.size()) + " parameters";
   for (const ParamInfo& p : params) text += (p.index == 0 ? " of " : ", ") + std::to_string(p.size);
@@ -101,7 +94,7 @@ const SourceImage* UserModule::choose(const Device& device, const std::string& k
   const SourceImage* best = nullptr;
   int best_rank = 0;
   for (const SourceImage& source : images_) {
-    if (!has_kernel(source.image, kernel)) continue;
+    if (source.image.find(kernel) == nullptr) continue;
     const int value = rank(source, device.sm);
     if (value <= best_rank) continue;  // of equals the first
     best = &source;
