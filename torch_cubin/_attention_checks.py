@@ -87,7 +87,7 @@ def check_attention(op: str, query: Tensor, key: Tensor, value: Tensor, options:
     seed = options.dropout_seed
     if seed is not None and options.dropout_p > 0:
         _check_side(op, "dropout_seed", seed, query, seed.dtype)
-    _check_settings(options)
+    _check_settings(op, options)
     return shape
 
 
@@ -443,21 +443,21 @@ def _check_per_head(
         require(tensor.shape[0] == math.prod(shape.batch), *details)
 
 
-def _check_settings(options: Options) -> None:
+def _check_settings(op: str, options: Options) -> None:
     if not 0 <= options.dropout_p <= 1:
         p = f"{options.dropout_p:f}"
-        fail("attention argument 'dropout_p'", "is out of range", "0 to 1", p)
+        fail(_argument(op, "dropout_p"), "is out of range", "0 to 1", p)
     if options.dropout_p > 0:
         seed, wanted = options.dropout_seed, "an int64 tensor of one element"
         if seed is None:
-            name = "attention with dropout_p > 0"
+            name = f"{op} with dropout_p > 0"
             fail(name, "needs a seed", f"'dropout_seed', {wanted}", "none")
         if seed.dtype != torch.int64 or seed.numel() != 1:
             got = f"{dtype_name(seed)} {shape_text(seed.shape)}"
-            fail("attention argument 'dropout_seed'", "is no seed", wanted, got)
+            fail(_argument(op, "dropout_seed"), "is no seed", wanted, got)
     if options.softcap != 0 and not FLOAT32.tiny <= options.softcap <= FLOAT32.max:
         expected = "0 (none) or a number that a normal float32 holds"
-        fail("attention argument 'softcap'", "is out of range", expected, f"{options.softcap:f}")
+        fail(_argument(op, "softcap"), "is out of range", expected, f"{options.softcap:f}")
     if options.window_left < -1 or options.window_right < -1:
         got = f"{options.window_left} left, {options.window_right} right"
-        fail("an attention window", "is negative", "-1 (open) or more columns", got)
+        fail(op, "has a negative window", "-1 (open) or more columns", got)

@@ -271,27 +271,27 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   return shape;
 }
 
-AttentionSettings attention_settings(const AttentionShape& shape, const AttentionOptions& options) {
+AttentionSettings attention_settings(const char* op, const AttentionShape& shape,
+                                     const AttentionOptions& options) {
   AttentionSettings s;
   // Scores of no columns are 0 whatever the scale; 1 / sqrt(0) would make them NaN.
   const double root = std::sqrt(static_cast<double>(std::max<int64_t>(shape.head_dim, 1)));
   s.scale = options.scale.value_or(1 / root);
   if (!(options.dropout_p >= 0 && options.dropout_p <= 1)) {
-    fail({"input", "attention argument 'dropout_p'", "is out of range", "0 to 1",
+    fail({"input", argument(op, "dropout_p"), "is out of range", "0 to 1",
           std::to_string(options.dropout_p), ""});
   }
   if (options.dropout_p > 0) {
     if (!options.dropout_seed) {
-      fail({"input", "attention with dropout_p > 0", "needs a seed",
+      fail({"input", std::string(op) + " with dropout_p > 0", "needs a seed",
             "'dropout_seed', an int64 tensor of one element", "none", ""});
     }
     const TensorView seed(*options.dropout_seed);
     int64_t count = 1;
     for (int64_t i = 0; i < seed.dim; ++i) count *= seed.sizes[i];
     if (count != 1 || seed.dtype != ScalarType::Long) {
-      fail({"input", "attention argument 'dropout_seed'", "is no seed",
-            "an int64 tensor of one element", dtype_name(seed.dtype) + " " + seed.shape_text(),
-            ""});
+      fail({"input", argument(op, "dropout_seed"), "is no seed", "an int64 tensor of one element",
+            dtype_name(seed.dtype) + " " + seed.shape_text(), ""});
     }
     s.drop_below = static_cast<int>(std::lround(options.dropout_p * 65536));
     s.keep_scale = s.drop_below < 65536 ? 65536.0 / (65536 - s.drop_below) : 0;
@@ -299,11 +299,11 @@ AttentionSettings attention_settings(const AttentionShape& shape, const Attentio
   // Kernels take it as a float: one that is 0 there would silently mean none.
   if (!(options.softcap >= 0) || std::isinf(static_cast<float>(options.softcap)) ||
       (options.softcap > 0 && !std::isnormal(static_cast<float>(options.softcap)))) {
-    fail({"input", "attention argument 'softcap'", "is out of range",
+    fail({"input", argument(op, "softcap"), "is out of range",
           "0 (none) or a number that a normal float32 holds", std::to_string(options.softcap), ""});
   }
   if (options.window_left < -1 || options.window_right < -1) {
-    fail({"input", "an attention window", "is negative", "-1 (open) or more columns",
+    fail({"input", op, "has a negative window", "-1 (open) or more columns",
           std::to_string(options.window_left) + " left, " + std::to_string(options.window_right) +
               " right",
           ""});

@@ -29,7 +29,8 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
                                const TensorView& value, const AttentionOptions& options);
 
 // Also throws [input] where an option is out of range.
-AttentionSettings attention_settings(const AttentionShape& shape, const AttentionOptions& options);
+AttentionSettings attention_settings(const char* op, const AttentionShape& shape,
+                                     const AttentionOptions& options);
 
 // grad_out, out and logsumexp of a backward, against the shapes of its forward.
 void check_attention_backward(const AttentionShape& shape, const TensorView& query,

@@ -19,7 +19,7 @@ AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& 
     : options(std::move(all)) {
   const TensorView q(query);
   shape = check_attention(op, q, TensorView(key), TensorView(value), options);
-  settings = attention_settings(shape, options);
+  settings = attention_settings(op, shape, options);
   dtype = q.dtype;
   device_index = q.device_index;
 }

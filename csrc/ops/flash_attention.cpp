@@ -120,8 +120,9 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
       from(enable_gqa), from(window_left),  from(window_right), from(bottom_right),
       from(softcap),    from(alibi_slopes), from(sinks),        from(cu_seqlens_q),
       from(offsets_k),  from(max_seqlen_q), from(longest_k)};
-  call_op(differentiable() ? "cubin::_attention_forward_autograd" : "cubin::_attention_forward", "",
-          stack);
+  call_attention_forward(
+      differentiable() ? "cubin::_attention_forward_autograd" : "cubin::_attention_forward",
+      "flash_attention", stack);
   Tensor out = to<Tensor>(stack[0]);
   to<Tensor>(stack[1]);  // takes the logsumexp over, and lets it go
   // Already so where query's dims lie in this order, packed or not (output_strides).

@@ -264,7 +264,7 @@ def test_mistakes(mistake, mode, device):
     with mode(), pytest.raises(RuntimeError) as caught:
         flash_attention(*args, **options)
     text = str(caught.value)
-    assert text.startswith("torch_cubin [input]: ")
+    assert text.startswith("torch_cubin [input]: flash_attention ")
     assert shown in text
 
 
