@@ -32,8 +32,8 @@ class KernelChoice:
                     "input",
                     "torch_cubin.KernelChoice",
                     "has an unknown argument",
-                    expected=", ".join(_ARGUMENTS),
-                    got=name,
+                    expected=errors.nearest(name, ("kernel", "when", *_ARGUMENTS)),
+                    got=f"'{name}'",
                 )
         self.kernel, self.when, self.launch = kernel, when, launch
 

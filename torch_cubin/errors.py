@@ -10,7 +10,9 @@ also the built-in class that a Python user expects for that mistake.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 
 import torch
 
@@ -164,3 +166,11 @@ def fault(
     if got:
         text += f", got {got}" if expected else f": got {got}"
     return make(tag, f"{text}. {advice}".rstrip())
+
+
+def nearest(wanted: str, known: Sequence[str]) -> str:
+    """For `expected`: the names that come closest to one that is not known, else all."""
+    found = difflib.get_close_matches(wanted, known, n=3)
+    if not found:
+        return ", ".join(f"'{name}'" for name in known)
+    return ", ".join(f"'{name}'" for name in found) + f" (nearest of {len(known)})"

@@ -191,7 +191,9 @@ def test_fake_and_real_refuse_alike(grad):
 def test_mistakes_inside_a_graph_name_the_op(device):
     args = make_qkv((Q, K, (2, 4, 6, 6)), device)
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=r"\]: scaled_dot_product_attention.*'value'.*expected 7, got 6"):
+    with pytest.raises(
+        Exception, match=r"\]: scaled_dot_product_attention.*'value'.*expected 7, got 6"
+    ):
         compiled(*args)
     with FakeTensorMode() as mode, pytest.raises(RuntimeError, match=r"\]: scaled_dot_.*'value'"):
         attention(*(mode.from_tensor(arg) for arg in args))

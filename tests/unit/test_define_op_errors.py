@@ -143,6 +143,14 @@ WRONG = {
     "two ways to name kernels": ({"kernels": []}, "kernel= or kernels="),
     "an empty list of kernels": ({"kernel": None, "kernels": []}, "has no kernel"),
     "a choice of nothing": ({"kernel": None, "kernels": [5]}, "KernelChoice"),
+    "a choice with a misspelt keyword": (
+        {"kernel": None, "kernels": [{"kernel": (LAUNCH, "vec_add"), "whne": None}]},
+        "expected 'when' (nearest of 10), got 'whne'",
+    ),
+    "a choice with a keyword like no other": (
+        {"kernel": None, "kernels": [{"kernel": (LAUNCH, "vec_add"), "zzz": None}]},
+        "expected 'kernel', 'when', 'args', ",
+    ),
     "a kernel without a name": ({"kernel": str(LAUNCH)}, "names no kernel"),
     "a kernel of a number": ({"kernel": 5}, "names no kernel"),
     "kernels of two names": (
