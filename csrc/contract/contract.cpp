@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "contract/fields.h"
+#include "contract/launch_limits.h"
 #include "contract/user_images.h"
 #include "cubin/error.h"
 #include "cubin/sha256.h"
@@ -332,6 +333,7 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
   packing.emplace_back(fields.get("args"), kernel->info(),
                        ArgumentPlaces{schema, all, fields.at("args")});
   fields.finish();
+  check_constants(label, {grid, block, cluster, shared_memory[0]}, *module, name);
 }
 
 void Contract::preload(const Device& device) const {

@@ -292,7 +292,7 @@ def test_mutated_tensors(driver):
     op(empty, empty, empty)
     assert len(driver.launches()) == 1
     contract["schema"] = contract["schema"].replace("test_contracts::op", "test_contracts::no")
-    contract["kernels"][0]["grid"] = [0, 1, 1]
+    contract["kernels"][0]["grid"] = [["sub", ["numel", "x"], ["numel", "x"]], 1, 1]
     op = op_of(contract)
     refused(op, x, out, more, match="empty grid")
     op(empty, empty, empty)

@@ -351,7 +351,7 @@ def test_module_kernels_of_ptx_take_jit_along() -> None:
         tensors={"x": "float32[*s]", "out": "float32[*s]"},
         args=lambda x, out: (x, out, *(bytes(p.size) for p in params[2:])),
         grid=1,
-        block=1,
+        block=128,
     )
     assert op.contract["jit"] is True
 
