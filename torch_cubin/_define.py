@@ -227,17 +227,32 @@ def _shown(kernel: Any) -> str:
 
 
 def _block(op: str, images: list[tuple[bytes, str]], name: str, jit: bool) -> tuple[int, ...]:
-    """The block that the binary demands of a kernel."""
+    """The block that the binaries demand of a kernel."""
     module = _module.Module(images, images[0][1], jit)
-    found = module[name].info.required_block
-    if found is None:
+    module[name]  # raises where no image has it: the nearest names
+    demands = {
+        tuple(kernel.required_block): image.arch
+        for image in module.images
+        for kernel in image.kernels
+        if kernel.name == name and kernel.required_block is not None
+    }
+    if not demands:
         raise errors.fault(
             "input",
             f"{op}: kernel '{name}'",
             "has no block, and its binary demands none",
             expected="block=",
         )
-    return tuple(found)
+    if len(demands) > 1:
+        raise errors.fault(
+            "params",
+            f"{op}: kernel '{name}'",
+            "has images that demand different blocks",
+            expected="one block",
+            got=" and ".join(f"{block} for {arch}" for block, arch in demands.items()),
+            advice="Give each architecture a KernelChoice of its own in `kernels`, with `when`.",
+        )
+    return next(iter(demands))
 
 
 __all__ = ["KernelChoice", "define_op"]

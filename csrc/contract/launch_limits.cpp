@@ -90,7 +90,7 @@ std::vector<KernelImage> images_with(const UserModule& module, const std::string
 // all of them, and the error names two.
 void check_demand(const std::string& label, const Sizes& sizes,
                   const std::vector<KernelImage>& images,
-                  std::array<uint32_t, 3> KernelInfo::*demand) {
+                  std::array<uint32_t, 3> KernelInfo::* demand) {
   const auto of = [&](const KernelImage& image) {
     return sizes_text(image.info->*demand) + " for " + image.arch();
   };
@@ -193,8 +193,8 @@ void check_constants(const std::string& label, const LaunchShape& shape, const U
     }
   }
   if (shape.shared_memory.is_constant()) {
-    check_shared_memory(label + ".shared_memory",
-                        shape.shared_memory.evaluate(Arguments()).integer, images);
+    check_shared_memory(label + ".shared_memory", shape.shared_memory.evaluate(Arguments()).integer,
+                        images);
   }
 }
 

@@ -143,6 +143,21 @@ def test_images_that_disagree() -> None:
         define(both(grid=[6, 1, 1]), files=files)
 
 
+def test_a_block_that_is_left_out() -> None:
+    def op(*images: bytes) -> torch_cubin.Op:
+        text = schema("f(Tensor x, Tensor y) -> Tensor")
+        kernel = (list(images), "vec_add")
+        return torch_cubin.define_op(text, **{**VEC_ADD, "kernel": kernel, "block": None})
+
+    free, small, large = image(80), image(90, required=(64, 1, 1)), image(100, required=(96, 1, 1))
+    assert op(free, small).contract["kernels"][0]["block"] == [64, 1, 1]
+    with pytest.raises(errors.InputError, match="demands none"):
+        op(free)
+    with pytest.raises(errors.ParamsError) as caught:
+        op(small, large)
+    assert "(64, 1, 1) for sm_90 and (96, 1, 1) for sm_100" in str(caught.value)
+
+
 def test_define_op() -> None:
     text = schema("f(Tensor x, Tensor y) -> Tensor")
     for changes, says in (
