@@ -44,6 +44,9 @@ _L2_PROMOTION = {None: 0, "64B": 1, "128B": 2, "256B": 3}
 _OOB_FILL = {"zeros": 0, "nan": 1}
 _MAX_DIMS = 5
 
+# The device types of tensors that have a map. Tests add "cpu".
+DEVICE_TYPES = ("cuda",)
+
 
 class _Spec(ctypes.Structure):
     """struct torch_cubin_tensor_map of csrc/runtime/launch_call.h."""
@@ -108,6 +111,14 @@ class TensorMap:
     ) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise _refuse("tensor", "has a wrong type", "a torch.Tensor", type(tensor).__name__)
+        if tensor.device.type not in DEVICE_TYPES:
+            raise _refuse(
+                "tensor",
+                "lies on another kind of device",
+                "a cuda tensor",
+                str(tensor.device),
+                "Copy it with .cuda().",
+            )
         if tensor.dtype not in _DATA_TYPES:
             raise _refuse(
                 "tensor", "has a dtype that no tensor map has", "a real dtype", str(tensor.dtype)
@@ -231,10 +242,11 @@ class TracedTensorMap:
         self.l2_promotion, self.oob_fill = l2_promotion, oob_fill
 
 
-def _refuse(argument: str, problem: str, expected: str, got: object) -> errors.Error:
-    return errors.fault(
-        "input", f"TensorMap argument '{argument}'", problem, expected=expected, got=str(got)
-    )
+def _refuse(
+    argument: str, problem: str, expected: str, got: object, advice: str = ""
+) -> errors.Error:
+    what = f"TensorMap argument '{argument}'"
+    return errors.fault("input", what, problem, expected=expected, got=str(got), advice=advice)
 
 
 def _fits(stride: int, step: int) -> bool:

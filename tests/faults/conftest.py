@@ -15,10 +15,11 @@ def driver():
     """The stand-in driver, with CPU tensors standing for those of its device 0."""
     from fake_driver.control import FakeDriver
 
-    from torch_cubin import _arguments, _extension, _global_memory
+    from torch_cubin import _arguments, _extension, _global_memory, _tensor_map
 
     ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
     _arguments.DEVICE_TYPE = "cpu"
+    _tensor_map.DEVICE_TYPES = ("cpu", "cuda")
     _global_memory.DEVICE_TYPE = 1  # DLPack's number for the CPU
     if _extension.Launcher is not _extension.PlainLauncher:
         from torch_cubin import _launch

@@ -188,7 +188,14 @@ def test_structs_have_the_fields_of_their_bases() -> None:
     assert struct.unpack("<i", bytes(Base(7))) == (7,)
 
 
-def test_tensor_maps_take_any_stride_of_a_dim_of_size_1() -> None:
+def test_a_tensor_map_of_a_cpu_tensor_is_refused_when_it_is_made() -> None:
+    for tensor in (torch.empty(8, 16), torch.empty(8, 16, device="meta")):
+        with pytest.raises(errors.InputError, match=f"expected a cuda tensor, got {tensor.device}"):
+            torch_cubin.TensorMap(tensor, (8, 16))
+
+
+def test_tensor_maps_take_any_stride_of_a_dim_of_size_1(monkeypatch) -> None:
+    monkeypatch.setattr(torch_cubin._tensor_map, "DEVICE_TYPES", ("cpu",))
     storage = torch.empty(4096 + 8)
     start = (-storage.data_ptr() // 4) % 8
     odd = storage[start:].as_strided((1, 4, 16), (7, 16, 1))
