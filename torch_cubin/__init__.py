@@ -36,6 +36,8 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 
 
 def __getattr__(name: str) -> object:
+    if name == "embed":
+        return _import_module("torch_cubin.embed")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'torch_cubin' has no attribute '{name}'")
     value = getattr(_import_module(f"torch_cubin.{_MODULE_OF[name]}"), name)
@@ -66,6 +68,7 @@ __all__ = [
     "cdiv",
     "define_op",
     "drop_in",
+    "embed",
     "empty",
     "float16",
     "float32",

@@ -407,3 +407,18 @@ def test_damage_anywhere_is_survived(tmp_path: Path) -> None:
     assert found["refused"] == path.stat().st_size
     found = tally("flip_inspect", path, 20261121, 1500)
     assert found["refused"] + found["accepted"] == 1500
+
+
+def test_the_module_is_an_attribute_that_is_imported_late() -> None:
+    code = """
+import sys, torch, torch_cubin
+before = set(sys.modules)
+assert "torch_cubin.embed" not in before
+assert "embed" in dir(torch_cubin)
+torch_cubin.embed.write_unit
+assert "torch_cubin.embed" in sys.modules
+assert "setuptools" in before or "setuptools" not in sys.modules
+from torch_cubin import embed
+assert embed is torch_cubin.embed
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
