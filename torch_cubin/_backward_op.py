@@ -91,8 +91,8 @@ class _Plan:
     def __init__(self, name: str, signature: Signature) -> None:
         label = f"backward '{name}' of op '{signature.name}'"
 
-        def refuse(problem: str, expected: str, got: str) -> errors.Error:
-            return errors.fault("input", label, problem, expected=expected, got=got)
+        def refuse(problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
+            return errors.fault("input", label, problem, expected=expected, got=got, advice=advice)
 
         namespace, _, local = name.partition("::")
         local, _, overload = local.partition(".")
@@ -101,7 +101,11 @@ class _Plan:
             self.overload = getattr(packet, overload or "default")
         except (AttributeError, RuntimeError):
             raise refuse(
-                "is no op", "one that is defined before the first backward", name
+                "is not defined",
+                "an op that is there at the first call that may be differentiated",
+                "no such op",
+                f"Define '{name}' with torch_cubin.define_op or torch.library, or load the package"
+                " that has it.",
             ) from None
         schema = self.overload._schema
         known = [argument.name for argument in signature.arguments]

@@ -186,16 +186,18 @@ class Call:
             )
 
     def _wrong_shape(self, name: str, tensor: Tensor, shape: Sequence[Tree]) -> errors.Error:
-        expected = f"{len(shape)} dims"
+        expected = errors.counted(len(shape), "dim")
         if any(isinstance(size, str) and size[0] == "*" for size in shape):
-            expected = f"{len(shape) - 1} dims or more"
+            expected = f"{errors.counted(len(shape) - 1, 'dim')} or more"
         got = f"{tensor.dim()}, shape {_checks.shape_text(tensor.shape)}"
         return self._refuse(name, "has a wrong number of dims", expected, got)
 
     def _match_group(self, group: str, name: str, tensor: Tensor, sizes: tuple) -> None:
         bound = self.groups.setdefault(group, sizes)
         if len(bound) != len(sizes):
-            expected = f"{len(bound)} dims for '{group}', as an argument before it"
+            expected = (
+                f"{errors.counted(len(bound), 'dim')} for '{group}', as an argument before it"
+            )
             raise self._refuse(name, "has another number of dims", expected, len(sizes))
         for a, b in zip(sizes, bound, strict=True):
             self._require(a == b, name, tensor, f"{_checks.shape_text(bound)} for '{group}'")

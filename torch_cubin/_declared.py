@@ -158,7 +158,7 @@ class Op:
         label = f"op '{self.name}': what cpu= returns"
         if not isinstance(results, (list, tuple)) or len(results) != len(outputs):
             got = type(found).__name__
-            expected = f"{len(outputs)} tensors"
+            expected = errors.counted(len(outputs), "tensor")
             raise errors.fault("input", label, "is no output of it", expected=expected, got=got)
         # Memory that is not this output's own: the arguments' and the other outputs'.
         taken = {t.untyped_storage().data_ptr() for _, t in self._signature.tensors(values)}

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin.errors import counted
 
 Triple = tuple[int, int, int]
 
@@ -44,7 +45,7 @@ class Kernel:
     uses_dynamic_shared: bool  # a hint: False where the file does not tell
 
     def __str__(self) -> str:
-        facts = [f"{self.registers} registers"]
+        facts = [counted(self.registers, "register")]
         for count, what in (
             (self.static_shared, "B static shared"),
             (self.stack, "B stack"),
@@ -107,7 +108,7 @@ class Image(_Kernels):
     def __str__(self) -> str:
         made = f", CUDA {self.toolkit}" if self.toolkit else ""
         what = "relocatable cubin (link it before loading)" if self.relocatable else "cubin"
-        count = _count(len(self.kernels), "kernel")
+        count = counted(len(self.kernels), "kernel")
         head = f"{what} for {self.arch}{made}, {self.size} bytes, {count}"
         return "\n\n".join([head, *map(str, self.kernels)])
 
@@ -138,7 +139,7 @@ class PtxKernel:
     def __str__(self) -> str:
         facts = _shapes(self)
         if self.max_registers:
-            facts.append(f"at most {self.max_registers} registers")
+            facts.append(f"at most {counted(self.max_registers, 'register')}")
         lines = [f"kernel {shown(self.name)}"]
         if facts:
             lines.append(f"  {', '.join(facts)}")
@@ -169,7 +170,7 @@ class Ptx(_Kernels):
 
     def __str__(self) -> str:
         dynamic = ", dynamic shared memory" if self.uses_dynamic_shared else ""
-        count = _count(len(self.kernels), "kernel")
+        count = counted(len(self.kernels), "kernel")
         head = f"PTX {shown(self.version)} for {self.arch}, {self.size} bytes, {count}{dynamic}"
         return "\n\n".join([head, *map(str, self.kernels)])
 
@@ -232,7 +233,7 @@ class Container:
         }[self.kind]
         if unit == "fatbin" and any(entry.kind != unit for entry in self.entries):
             unit = "embedded file"
-        head = f"{what}, {self.size} bytes, {_count(len(self.entries), unit)}"
+        head = f"{what}, {self.size} bytes, {counted(len(self.entries), unit)}"
         if self.kind == "host_elf":
             head += f"\n{_summary(self.images())}"
         parts = [head, _entry_table(self.entries)]
@@ -293,7 +294,7 @@ def _summary(images: list[Image | Ptx]) -> str:
         for what, found in sorted(archs.items(), key=lambda item: item[0].lower())
     ]
     names = {kernel.name for image in images for kernel in image.kernels}
-    return "; ".join([*parts, _count(len(names), "kernel")])
+    return "; ".join([*parts, counted(len(names), "kernel")])
 
 
 def _entry_arch(entry: Entry) -> str:
@@ -305,14 +306,6 @@ def _entry_arch(entry: Entry) -> str:
 def _indented(text: str) -> str:
     first, *rest = text.split("\n")
     return "\n".join([first, *(f"  {line}" if line else "" for line in rest)])
-
-
-def _count(count: int, what: str) -> str:
-    if count == 1:
-        return f"1 {what}"
-    return (
-        f"{count} {what[:-1]}ies" if what.endswith("y") and what != "array" else f"{count} {what}s"
-    )
 
 
 def _shapes(kernel: Kernel | PtxKernel) -> list[str]:

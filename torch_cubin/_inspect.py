@@ -42,7 +42,7 @@ def inspect(
     `source` is an InputError [input], which is a TypeError.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _content(_lib.inspect(bytes(source), "the bytes given"))
+        return _content(_lib.inspect(bytes(source), "the buffer given"))
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         if isinstance(path, bytes):

@@ -144,7 +144,7 @@ def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
                 dtype, shape = dtype.subdtype
                 count, step = shape[0], dtype.itemsize
                 if len(shape) != 1:
-                    raise refuse(f"field '{name}', an array of {len(shape)} dims")
+                    raise refuse(f"field '{name}', an array of {errors.counted(len(shape), 'dim')}")
             kind = of_dtype(dtype)
             if kind is None or not dtype.isnative:
                 raise refuse(f"field '{name}' of {dtype}")

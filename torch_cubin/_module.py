@@ -194,7 +194,7 @@ class Module:
         if unloaded:
             return True
         if living:
-            tensors = f"{living} tensor{'s' if living > 1 else ''} over its global variables"
+            tensors = f"{errors.counted(living, 'tensor')} over its global variables"
             return self._stays(tensors, "Delete them and unload again.")
         return self._stays("a CUDA graph that captured a kernel of it", "")
 
@@ -234,8 +234,9 @@ class Module:
 
     def __repr__(self) -> str:
         archs = ", ".join(image.arch for image in self.images)
+        kernels = errors.counted(len(self), "kernel")
         state = ", unloaded" if self._closed else ""
-        return f"<torch_cubin.Module of {self.origin}: {archs}; {len(self)} kernels{state}>"
+        return f"<torch_cubin.Module of {self.origin}: {archs}; {kernels}{state}>"
 
 
 def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
@@ -255,7 +256,7 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     if isinstance(source, (list, tuple)):
         sources = [_read(one, f"source {index}") for index, one in enumerate(source)]
     else:
-        sources = [_read(source, "the bytes given")]
+        sources = [_read(source, "the buffer given")]
     if not sources:
         raise errors.fault("input", "torch_cubin.load", "was given no source", expected="a cubin")
     origin = sources[0][1]

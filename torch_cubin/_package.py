@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ def save_package(
     HashError [hash] for an image there with other bytes; FileError [file] where one cannot be read
     or written.
     """
-    path = Path(folder)
+    path = Path(_path("save_package", folder))
+    if not isinstance(ops, (Op, str, Iterable)):
+        raise _refuse(path, "would hold what is no declared op", "an Op or its name", repr(ops))
     listed = [ops] if isinstance(ops, (Op, str)) else list(ops)
     if not listed:
         raise _refuse(path, "would have no op", "ops=[...]")
@@ -82,10 +84,23 @@ def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
     [input] for a manifest that is malformed or has an unknown field, and for an op that is there
     already with other content.
     """
-    path = os.path.abspath(os.fsdecode(folder))
+    path = os.path.abspath(_path("load_package", folder))
     if "\0" in path:  # C++ would read the name that ends there
         raise _refuse(Path(path), "has a NUL in its name", "a folder, or a library")
     return _declared.load(path)
+
+
+def _path(function: str, folder: Any) -> str:
+    if isinstance(folder, (str, bytes, os.PathLike)):
+        return os.fsdecode(folder)
+    raise errors.fault(
+        "input",
+        f"torch_cubin.{function} argument 'folder'",
+        "has a wrong type",
+        expected="a str or os.PathLike",
+        got=type(folder).__name__,
+        advice="It comes first: save_package(folder, ops)." if function == "save_package" else "",
+    )
 
 
 def _renumbered(op: Op, images: dict[str, tuple[bytes, str]], folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 import torch_cubin
 from torch_cubin import _lib
 from torch_cubin._report import table
+from torch_cubin.errors import counted
 
 # There in a checkout only, not in a wheel.
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "sentence_encoder.py"
@@ -91,7 +92,8 @@ def _show_kernels(gpu: bool) -> None:
     catalog = _lib.catalog()
     arch = _lib.device(torch.cuda.current_device())["arch"] if gpu else catalog["archs"][0]
     entries = [entry for entry in catalog["kernels"] if entry["arch"] == arch]
-    print(f"{len(entries)} kernels for {arch} in {catalog['path']}; one for each dtype and kind:")
+    count = counted(len(entries), "kernel")
+    print(f"{count} for {arch} in {catalog['path']}; one for each dtype and kind:")
     rows = []
     entries = [entry for entry in entries if entry["kind"] not in HELPERS]
     entries.sort(key=lambda entry: math.prod(entry["tile"]))  # so that the largest tile stays

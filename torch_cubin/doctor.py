@@ -13,6 +13,7 @@ import torch
 
 import torch_cubin
 from torch_cubin import _lib, errors
+from torch_cubin.errors import counted
 
 # What a check yields: whether it is well (None: a fact, neither), and the line.
 Finding = tuple[bool | None, str]
@@ -52,13 +53,19 @@ def _library() -> Iterator[Finding]:
 def _catalog() -> Iterator[Finding]:
     catalog = _lib.catalog()
     kernels = catalog["kernels"]
-    yield bool(kernels), f"{len(kernels)} kernels in {catalog['path']} (by {catalog['compiler']})"
+    yield (
+        bool(kernels),
+        f"{counted(len(kernels), 'kernel')} in {catalog['path']} (by {catalog['compiler']})",
+    )
     for arch in catalog["archs"]:
         entries = [kernel for kernel in kernels if kernel["arch"] == arch]
         changed = [entry["file"] for entry in entries if not _is_whole(catalog["path"], entry)]
         size = sum(_size(Path(catalog["path"], entry["file"])) for entry in entries)
         dtypes = ", ".join(sorted({entry["dtype"] for entry in entries}))
-        yield not changed, f"{arch}: {len(entries)} kernels, {size / 1e6:.1f} MB: {dtypes}"
+        yield (
+            not changed,
+            f"{arch}: {counted(len(entries), 'kernel')}, {size / 1e6:.1f} MB: {dtypes}",
+        )
         for file in changed:
             yield False, f"{file} is missing or not what the manifest promises: build it again"
     for refused in catalog["refused"]:
@@ -106,7 +113,11 @@ def _products() -> Iterator[Finding]:
         a = torch.arange(12.0, device=device).view(3, 4)
         launches = _lib.launches()
         equal = torch.equal(torch.ops.cubin.matmul(a, a.T), torch.matmul(a, a.T))
-        ran = f"{_lib.launches() - launches} kernel launched" if device != "cpu" else "by PyTorch"
+        ran = (
+            f"{counted(_lib.launches() - launches, 'kernel')} launched"
+            if device != "cpu"
+            else "by PyTorch"
+        )
         yield equal, f"matmul on {device} {'equals' if equal else 'differs from'} torch's ({ran})"
 
 

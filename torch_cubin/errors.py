@@ -174,3 +174,10 @@ def nearest(wanted: str, known: Sequence[str]) -> str:
     if not found:
         return ", ".join(f"'{name}'" for name in known)
     return ", ".join(f"'{name}'" for name in found) + f" (nearest of {len(known)})"
+
+
+def counted(count: int, noun: str) -> str:
+    """1 kernel, 3 kernels, 3 entries."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun[-2:] == "ry" else f"{count} {noun}s"

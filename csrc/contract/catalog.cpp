@@ -124,10 +124,10 @@ std::string default_folder() {
 }
 
 std::string params_text(const std::vector<ParamInfo>& params) {
-  std::string text = std::to_string(params.size()) + " parameters (";
+  std::string text = counted(params.size(), "parameter") + " (";
   for (const ParamInfo& p : params) {
-    text += (p.index == 0 ? "" : ", ") + std::to_string(p.size) + " bytes at " +
-            std::to_string(p.offset);
+    text +=
+        (p.index == 0 ? "" : ", ") + counted(p.size, "byte") + " at " + std::to_string(p.offset);
   }
   return text + ")";
 }
@@ -289,11 +289,9 @@ void check_one_parameter(const CatalogEntry& entry, size_t bytes) {
     return;
   }
   fail({"params", "catalog kernel '" + entry.name + "'", "is of another build than this library",
-        "one parameter of " + std::to_string(bytes) + " bytes",
-        std::to_string(entry.params.size()) + " parameters" +
-            (entry.params.empty()
-                 ? ""
-                 : ", the first of " + std::to_string(entry.params[0].size) + " bytes"),
+        "1 parameter of " + counted(bytes, "byte"),
+        counted(entry.params.size(), "parameter") +
+            (entry.params.empty() ? "" : ", the first of " + counted(entry.params[0].size, "byte")),
         "Build the library and its kernels from one source tree."});
 }
 

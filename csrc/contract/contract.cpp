@@ -230,7 +230,7 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
 
   if (outputs.size() != schema_.returns.size()) {
     refuse_json(op_ + ": outputs",
-                std::to_string(schema_.returns.size()) + " names, as many as the schema returns",
+                counted(schema_.returns.size(), "name") + ", as many as the schema returns",
                 outputs);
   }
   const auto check_new = [&](const json& name, const std::string& label) {
@@ -305,7 +305,7 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
                        std::find(indices.begin(), indices.end(), index) == indices.end();
     if (!right) {
       refuse_json(fields.at("images"),
-                  "places in the list of " + std::to_string(images.count()) + " images, each once",
+                  "places in the list of " + counted(images.count(), "image") + ", each once",
                   index);
     }
     indices.push_back(index.get<size_t>());

@@ -209,9 +209,9 @@ void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState&
     }
     if ((reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1)) != 0) {
       refuse(item, "is not aligned", "an address that is a multiple of " + std::to_string(align_),
-             std::to_string(reinterpret_cast<uintptr_t>(address) &
-                            static_cast<uintptr_t>(align_ - 1)) +
-                 " bytes past one",
+             counted(reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1),
+                     "byte") +
+                 " past one",
              "Call .clone() on it.");
     }
   }

@@ -45,10 +45,10 @@ int hex_digit(char c) {
 
 std::string parameter_table(const KernelInfo& kernel) {
   std::string text = "The binary says: kernel '" + printable(kernel.name) + "' has " +
-                     std::to_string(kernel.params.size()) + " parameters";
+                     counted(kernel.params.size(), "parameter");
   for (const ParamInfo& param : kernel.params) {
-    text += "\n  [" + std::to_string(param.index) + "] " + std::to_string(param.size) +
-            " bytes at offset " + std::to_string(param.offset);
+    text += "\n  [" + std::to_string(param.index) + "] " + counted(param.size, "byte") +
+            " at offset " + std::to_string(param.offset);
     if (param.kind == ParamKind::kPointer) text += ", a pointer";
     if (param.kind == ParamKind::kValue) text += ", a value";
   }
@@ -69,8 +69,8 @@ Packing::Packing(const json& arguments, const KernelInfo& kernel, const Argument
     const uint32_t wanted = kernel.params[i].size;
     const uint32_t size = add(arguments[i], start, wanted, true, label, places);
     if (size != wanted) {
-      fail({"params", label, "does not fit its parameter", std::to_string(wanted) + " bytes",
-            std::to_string(size) + " bytes (" + shown_json(arguments[i]) + ")",
+      fail({"params", label, "does not fit its parameter", counted(wanted, "byte"),
+            counted(size, "byte") + " (" + shown_json(arguments[i]) + ")",
             parameter_table(kernel)});
     }
     reserve(start, size, label);
@@ -218,7 +218,7 @@ uint32_t Packing::add_struct(const json& argument, uint32_t at, const std::strin
     const uint32_t bytes = add(member[1], at + offset, size - offset, false, inner, places);
     if (bytes > size - offset) {
       fail({"params", inner, "passes the end of its struct",
-            "at most " + std::to_string(size - offset) + " bytes", std::to_string(bytes), ""});
+            "at most " + counted(size - offset, "byte"), std::to_string(bytes), ""});
     }
     for (const auto& [begin, end] : taken) {
       if (offset >= end || offset + bytes <= begin) continue;

@@ -24,7 +24,7 @@ constexpr uint32_t kSectionCudaLocal = 0x70000009;
 constexpr uint32_t kSectionCudaShared = 0x7000000a;
 constexpr uint32_t kReservedSections = 0xff00;  // SHN_LORESERVE
 
-std::string bytes_text(uint64_t n) { return std::to_string(n) + (n == 1 ? " byte" : " bytes"); }
+std::string bytes_text(uint64_t n) { return counted(n, "byte"); }
 
 }  // namespace
 

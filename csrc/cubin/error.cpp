@@ -77,6 +77,10 @@ std::string printable(std::string_view text, size_t limit) {
   return escaped(text, limit, /*keep_newlines=*/false);
 }
 
+std::string counted(uint64_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 void fail(const Fault& fault) { fail_with_text(fault.tag, render(fault)); }
 
 void fail_with_text(std::string_view tag, const std::string& message) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -46,6 +47,9 @@ struct Fault {
 // `text` as it may stand in a message: control characters and bytes that are not UTF-8 become
 // \xNN, and what passes `limit` bytes is cut. For names that come from a file.
 std::string printable(std::string_view text, size_t limit = 200);
+
+// "1 kernel", "3 kernels".
+std::string counted(uint64_t count, const std::string& noun);
 
 // Throws [oom] with a text that begins as PyTorch's does, so that retry helpers know it. `what` is a
 // clause: "an output of 8192 bytes on cuda:0 could not be allocated".

@@ -68,10 +68,9 @@ void check_params(const Elf& elf, const ElfSection& section, KernelInfo& kernel,
   }
   // The compiler does not round the total up, so it ends with the last parameter.
   if (recorded_bytes >= 0 && recorded_bytes != end) {
-    elf.damaged(
-        "has parameters that disagree with their total size " + in_section(section),
-        std::to_string(recorded_bytes) + " bytes",
-        std::to_string(end) + " bytes in " + std::to_string(kernel.params.size()) + " parameters");
+    elf.damaged("has parameters that disagree with their total size " + in_section(section),
+                std::to_string(recorded_bytes) + " bytes",
+                counted(end, "byte") + " in " + counted(kernel.params.size(), "parameter"));
   }
   kernel.param_bytes = end;
 }

@@ -67,7 +67,7 @@ Sniffed sniff_elf(const Bytes& file, const std::string& origin) {
   if (!file.contains(0, 20)) {
     return {Format::kOther,
             {"image", origin, "is too short for an ELF header", "64 bytes",
-             std::to_string(file.size()) + " bytes", "Copy or build the file again."}};
+             counted(file.size(), "byte"), "Copy or build the file again."}};
   }
   if (file.u8(4) != 2)
     return refused(Format::kOther, origin, "is not a 64-bit ELF file (ELF32?)", compile);

@@ -40,7 +40,7 @@ void check_rank(const char* name, const Tensor& tensor, int64_t expected, const 
   const int64_t dims = rank(tensor);
   if (dims == expected) return;
   fail({"input", std::string("flash_attention argument '") + name + "'", "has a wrong rank", text,
-        std::to_string(dims) + " dimensions", ""});
+        counted(static_cast<uint64_t>(dims), "dimension"), ""});
 }
 
 // Views of what lies packed in one tensor, as (..., `count`, heads, head_dim). One unbind, not a

@@ -18,7 +18,7 @@ void encode_tensor_map(const torch_cubin_tensor_map& map, uint8_t* out) {
                                         static_cast<CUtensorMapSwizzle>(map.swizzle),
                                         static_cast<CUtensorMapL2promotion>(map.l2_promotion),
                                         static_cast<CUtensorMapFloatOOBfill>(map.oob_fill)),
-        "input", "cuTensorMapEncodeTiled of a tensor of " + std::to_string(map.rank) + " dims");
+        "input", "cuTensorMapEncodeTiled of a tensor of " + counted(map.rank, "dim"));
   std::memcpy(out, &encoded, sizeof(encoded));
 }
 

@@ -215,3 +215,13 @@ def test_a_loaded_kernel_is_of_the_bytes_that_were_loaded(tmp_path) -> None:
     shutil.copy(DATA / "vec_add.sm_90a.cuda124.cubin", file)
     with pytest.raises(errors.HashError, match="not what the kernel was loaded from"):
         vec_add(kernel=kernel)
+
+
+def test_a_modules_repr_counts_its_kernels() -> None:
+    one = torch_cubin.load(DATA / "vec_add.sm_80.cuda118.cubin")
+    assert repr(one).endswith("sm_80; 1 kernel>")
+    assert repr(torch_cubin.load(LAUNCH)).endswith(
+        f"sm_90a; {len(torch_cubin.load(LAUNCH))} kernels>"
+    )
+    with pytest.raises(errors.ImageError, match="the buffer given is too short"):
+        torch_cubin.load(b"\x7fELF")

@@ -290,7 +290,7 @@ def test_a_wheel_with_one_shared_file() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "built mine-1.0-py3-none-linux_x86_64.whl" in done.stdout
-    assert "_kernels.abi3.so': sm_120a, sm_80, sm_90a; 1 kernels" in done.stdout
+    assert "_kernels.abi3.so': sm_120a, sm_80, sm_90a; 1 kernel>" in done.stdout
 
 
 CMAKE = """

@@ -96,7 +96,7 @@ def test_a_damaged_entry_is_shown_beside_the_others() -> None:
     assert len({damaged, torch_cubin.inspect(bytes(data))}) == 1
     assert damaged.images() == [image for image in found.images() if image.arch != "sm_90a"]
     assert (
-        "entry 1 'vec_add.cu': torch_cubin [image]: entry 1 of the bytes given is damaged"
+        "entry 1 'vec_add.cu': torch_cubin [image]: entry 1 of the buffer given is damaged"
         in str(damaged)
     )
 
@@ -168,7 +168,7 @@ def test_names_cannot_move_the_cursor() -> None:
 def test_truncated_bytes_are_an_image_error() -> None:
     data = SEVERAL.read_bytes()
     for size in (0, 1, 63, 64, len(data) // 2, len(data) - 1):
-        with pytest.raises(errors.ImageError, match=r"^torch_cubin \[image\]: the bytes given "):
+        with pytest.raises(errors.ImageError, match=r"^torch_cubin \[image\]: the buffer given "):
             torch_cubin.inspect(data[:size])
 
 

@@ -60,7 +60,7 @@ WRONG = [
     ("images", {}, "input", "a list"),
     ("ops", ..., "input", "'ops'"),
     ("ops/0/nope", 1, "input", "'nope'"),
-    ("ops/0/kernels/0/images", [1], "input", "list of 1 images"),
+    ("ops/0/kernels/0/images", [1], "input", "list of 1 image,"),
     ("images/0", "file", "input", "an object"),
     ("images/0/nope", 1, "input", "'nope'"),
     ("images/0/sha256", "0" * 64, "hash", "sha256 " + "0" * 64),

@@ -205,6 +205,17 @@ def test_wrong_saves(tmp_path) -> None:
         torch_cubin.save_package(tmp_path / "manifest.json" / "below", [op])
 
 
+def test_arguments_of_wrong_types(tmp_path) -> None:
+    op = vec_add()
+    for folder, ops in (([op], tmp_path), (op, str(tmp_path)), (None, [op])):
+        with pytest.raises(errors.InputError, match=r"'folder' has .* save_package\(folder, ops\)"):
+            torch_cubin.save_package(folder, ops)
+    with pytest.raises(errors.InputError, match="no declared op: expected an Op or its name"):
+        torch_cubin.save_package(tmp_path, 5)
+    with pytest.raises(errors.InputError, match="'folder' has a wrong type: .* got int"):
+        torch_cubin.load_package(5)
+
+
 def test_a_package_with_an_op_that_python_refuses_registers_nothing(package) -> None:
     manifest = renamed(package)
     manifest["ops"][1]["schema"] = manifest["ops"][1]["schema"].replace("x)", "grad_out)")
