@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import os
 import platform
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,6 +51,33 @@ def _versions() -> Iterator[Finding]:
 def _library() -> Iterator[Finding]:
     _lib.load()
     yield True, str(_lib.PATH)
+
+
+# docs/your_own_kernel.md, "Cost".
+_WITHOUT = "kernel calls go through Python, by the same rules, some 11 us slower each; ops do not"
+
+
+def _launcher() -> Iterator[Finding]:
+    path = Path(_lib.PATH).with_name("_launch.abi3.so")
+    if os.environ.get("TORCH_CUBIN_PLAIN_LAUNCH") == "1":
+        yield None, f"turned off by TORCH_CUBIN_PLAIN_LAUNCH=1: {_WITHOUT}"
+    elif not path.is_file():
+        yield None, f"{path} is not there: {_WITHOUT}"
+        yield None, "building torch_cubin makes it where a C compiler and Python's headers are"
+    elif sysconfig.get_config_var("Py_GIL_DISABLED"):
+        yield None, f"a free-threaded Python cannot load {path}: {_WITHOUT}"
+    elif not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        yield None, f"this torch has no __dlpack_c_exchange_api__, which it needs: {_WITHOUT}"
+    else:
+        yield _import_launcher(path)
+
+
+def _import_launcher(path: Path) -> Finding:
+    try:
+        importlib.import_module("torch_cubin._launch")
+    except ImportError as error:
+        return False, f"{path} does not load ({error}): {_WITHOUT}. Build or install it again."
+    return True, f"{path}: takes the common kernel calls"
 
 
 def _catalog() -> Iterator[Finding]:
@@ -124,6 +154,7 @@ def _products() -> Iterator[Finding]:
 CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
     ("versions", _versions),
     ("library", _library),
+    ("launcher", _launcher),
     ("kernels", _catalog),
     ("GPUs", _gpus),
     ("products", _products),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import containers
 import cubin_check
@@ -171,6 +172,30 @@ def test_doctor_is_content_without_a_gpu(no_gpu, capsys) -> None:
     assert "torch finds none" in text
     assert "matmul on cpu equals" in text
     assert "BAD" not in text
+
+
+def test_doctor_tells_of_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_path) -> None:
+    def line() -> str:
+        (found,) = (line for line in _doctor(capsys)[1].splitlines() if line.startswith("launcher"))
+        return found
+
+    monkeypatch.delenv("TORCH_CUBIN_PLAIN_LAUNCH", raising=False)
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        path = Path(_lib.PATH).with_name("_launch.abi3.so")
+        assert line() == f"launcher  ok  {path}: takes the common kernel calls"
+
+        def fails(name: str):
+            raise ImportError("undefined symbol")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(doctor.importlib, "import_module", fails)
+            assert line().startswith(f"launcher  BAD {path} does not load (undefined symbol): ")
+            assert _doctor(capsys)[0] == 1
+    monkeypatch.setenv("TORCH_CUBIN_PLAIN_LAUNCH", "1")
+    assert line().startswith("launcher  --  turned off by TORCH_CUBIN_PLAIN_LAUNCH=1: kernel calls")
+    monkeypatch.delenv("TORCH_CUBIN_PLAIN_LAUNCH")
+    monkeypatch.setattr(doctor._lib, "PATH", tmp_path / "_C.so")
+    assert line().startswith(f"launcher  --  {tmp_path}/_launch.abi3.so is not there: kernel calls")
 
 
 def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys, tmp_path) -> None:
