@@ -4,7 +4,13 @@
     from setuptools import setup
     from torch_cubin.embed import CubinExtension
 
-    setup(packages=["mine"], ext_modules=[CubinExtension("mine._kernels", package="kernels")])
+    setup(
+        name="mine",
+        version="1.0",
+        packages=["mine"],
+        ext_modules=[CubinExtension("mine._kernels", package="kernels")],
+        install_requires=["torch_cubin"],
+    )
 
     # mine/__init__.py
     torch_cubin.load_package(Path(__file__).with_name("_kernels.abi3.so"))
