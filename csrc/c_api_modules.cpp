@@ -1,5 +1,7 @@
 // The C API of torch_cubin.load(): modules, kernels, launches (torch_cubin/_module.py). A handle is
 // the address of a UserModule or UserKernel; a kernel lives as long as its module.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
@@ -7,6 +9,7 @@
 #include "contract/user_images.h"
 #include "cubin/json_facts.h"
 #include "cubin/ptx.h"
+#include "runtime/tensor.h"
 #include "runtime/tensor_map.h"
 #include "runtime/user_launch.h"
 #include "runtime/user_module.h"
@@ -109,6 +112,35 @@ TORCH_CUBIN_API char* torch_cubin_kernel_launch(void* kernel, const torch_cubin_
   } catch (...) {
     return error_answer();
   }
+}
+
+// For csrc/python_launch.c: 1 with the memory of a contiguous tensor on such a device (PyTorch's
+// number). 0 for every other one, and for what may stand for other values than its memory holds:
+// complex and 0-dim tensors may be conjugated or negated lazily, and so may views of size 1 whose
+// strides are odd.
+TORCH_CUBIN_API int torch_cubin_read_tensor(const void* tensor, int32_t device_type,
+                                            int32_t* device, uint64_t* address) {
+  const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));
+  int32_t type = -1, dtype = 0;
+  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+  void* data = nullptr;
+  // Where one fails, Python says what is wrong with the tensor.
+  if (aoti_torch_get_device_type(handle, &type) != 0 || type != device_type) return 0;
+  if (aoti_torch_get_dtype(handle, &dtype) != 0 || is_complex(ScalarType(dtype))) return 0;
+  if (aoti_torch_get_dim(handle, &dim) != 0 || dim < 1) return 0;
+  if (aoti_torch_get_strides(handle, &strides) != 0 || strides[dim - 1] != 1) return 0;
+  if (dim > 1) {
+    if (aoti_torch_get_sizes(handle, &sizes) != 0) return 0;
+    for (int64_t i = dim - 1; i > 0; --i) {
+      const uint64_t expected = static_cast<uint64_t>(strides[i]) * (sizes[i] > 1 ? sizes[i] : 1);
+      if (static_cast<uint64_t>(strides[i - 1]) != expected) return 0;
+    }
+  }
+  if (aoti_torch_get_device_index(handle, device) != 0) return 0;
+  if (*device < 0) *device = 0;  // the CPU has none
+  if (aoti_torch_get_data_ptr(handle, &data) != 0 || data == nullptr) return 0;
+  *address = reinterpret_cast<uintptr_t>(data);
+  return 1;
 }
 
 // Writes 128 bytes to `out`.

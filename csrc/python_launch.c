@@ -6,8 +6,7 @@
  * live there, and what passes here must be what passes there.
  *
  * Python's limited API of 3.10 only: one file serves every later Python. Links neither CUDA nor torch:
- * configure() brings the library's function, and PyTorch's own function table for reading tensors
- * (DLPack's exchange API), which is several times quicker than asking a tensor's attributes. */
+ * configure() brings the library's functions, and says where in a torch.Tensor its at::Tensor lies. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stddef.h>
@@ -25,40 +24,13 @@
 typedef PyObject* (*Vectorcall)(PyObject*, PyObject* const*, size_t, PyObject*);
 extern PyObject* PyVectorcall_Call(PyObject* callable, PyObject* tuple, PyObject* dict);
 
-/* DLPack 1.x (dlpack.h), what is used of it. */
-typedef struct {
-  void* data;
-  struct {
-    int32_t type, index;
-  } device;
-  int32_t ndim;
-  struct {
-    uint8_t code, bits;
-    uint16_t lanes;
-  } dtype;
-  int64_t* shape;
-  int64_t* strides;
-  uint64_t byte_offset;
-} DLTensor;
-typedef struct ExchangeApi {
-  struct {
-    uint32_t major, minor;
-  } version;
-  struct ExchangeApi* previous;
-  void* allocator;
-  void* managed_from_object;
-  void* managed_to_object;
-  int (*tensor_from_object)(void* object, DLTensor* out); /* borrows; may be null */
-  void* current_stream;
-} ExchangeApi;
-enum { kDlComplex = 5 };
-
 enum { kMaxParams = 64 }; /* more go the plain way */
 
 static struct {
   char* (*launch)(void* kernel, const struct torch_cubin_launch_call* call);
   PyObject* tensor_types[2]; /* torch.Tensor and Parameter: exactly these */
-  int (*read_tensor)(void* object, DLTensor* out);
+  int (*read_tensor)(const void* tensor, int32_t device_type, int32_t* device, uint64_t* address);
+  Py_ssize_t tensor_at; /* bytes from a torch.Tensor's address to its at::Tensor */
   int32_t device_type;
   PyObject* raise_error; /* takes an error's address, and raises it */
   PyObject *grid, *block, *shared_memory, *stream, *plainly;
@@ -104,22 +76,11 @@ static int read_triple(PyObject* value, int64_t out[3]) {
 }
 
 static int read_tensor(PyObject* object, int32_t* device, uint64_t* out) {
-  DLTensor tensor;
-  if (state.read_tensor(object, &tensor) != 0) {
-    PyErr_Clear(); /* Python says what is wrong with it */
-    return 0;
-  }
-  /* Complex and 0-dim tensors may be lazily conjugated or negated, as may views with odd strides. */
-  if (tensor.device.type != state.device_type || tensor.dtype.code == kDlComplex) return 0;
-  if (tensor.ndim < 1 || tensor.strides == NULL || tensor.data == NULL) return 0;
-  int64_t expected = 1;
-  for (int32_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.strides[i] != expected) return 0;
-    expected *= tensor.shape[i] > 1 ? tensor.shape[i] : 1;
-  }
-  if (*device >= 0 && *device != tensor.device.index) return 0;
-  *device = tensor.device.index;
-  *out = (uint64_t)(uintptr_t)tensor.data + tensor.byte_offset;
+  int32_t found;
+  const void* tensor = (const char*)object + state.tensor_at;
+  if (!state.read_tensor(tensor, state.device_type, &found, out)) return 0;
+  if (*device >= 0 && *device != found) return 0;
+  *device = found;
   return 1;
 }
 
@@ -324,21 +285,15 @@ static PyType_Spec launcher_spec = {
 
 /* --- the module --- */
 
-/* configure(launch, (Tensor, Parameter), exchange_api, device_type, raise_error) */
+/* configure(launch, (Tensor, Parameter), read_tensor, tensor_at, device_type, raise_error) */
 static PyObject* configure(PyObject* module, PyObject* arguments) {
-  unsigned long long launch;
-  PyObject *types[2], *capsule, *raise_error;
+  unsigned long long launch, read;
+  Py_ssize_t tensor_at;
+  PyObject *types[2], *raise_error;
   int device_type;
   (void)module;
-  if (!PyArg_ParseTuple(arguments, "K(OO)OiO", &launch, &types[0], &types[1], &capsule,
+  if (!PyArg_ParseTuple(arguments, "K(OO)KniO", &launch, &types[0], &types[1], &read, &tensor_at,
                         &device_type, &raise_error)) {
-    return NULL;
-  }
-  const ExchangeApi* api = (const ExchangeApi*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-  if (api == NULL) return NULL;
-  while (api != NULL && api->version.major != 1) api = api->previous;
-  if (api == NULL || api->tensor_from_object == NULL) {
-    PyErr_SetString(PyExc_ImportError, "PyTorch's DLPack exchange API is of another version");
     return NULL;
   }
   /* Kept for the life of the process: calls may be under way. */
@@ -349,7 +304,8 @@ static PyObject* configure(PyObject* module, PyObject* arguments) {
   Py_INCREF(raise_error);
   state.raise_error = raise_error;
   state.launch = (char* (*)(void*, const struct torch_cubin_launch_call*))(uintptr_t)launch;
-  state.read_tensor = api->tensor_from_object;
+  state.read_tensor = (int (*)(const void*, int32_t, int32_t*, uint64_t*))(uintptr_t)read;
+  state.tensor_at = tensor_at;
   state.device_type = device_type;
   Py_RETURN_NONE;
 }

@@ -2,7 +2,8 @@
 
 Both mean the same. The extension takes the common calls at a few tenths of a microsecond beyond
 the driver's own cost; the twin serves where it could not be built or imported (a free-threaded
-Python), and where TORCH_CUBIN_PLAIN_LAUNCH=1 asks for it.
+Python), where a torch.Tensor is not laid out as it expects, and where TORCH_CUBIN_PLAIN_LAUNCH=1
+asks for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from torch_cubin import _lib
 
-_CUDA = 2  # DLPack's number for CUDA devices
+_CUDA = 1  # PyTorch's number for CUDA devices
 
 
 class PlainLauncher:
@@ -35,23 +36,53 @@ def _launcher() -> type:
         from torch_cubin import _launch
     except ImportError:
         return PlainLauncher
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if exchange is None:
-        return PlainLauncher
-    configure(_launch, _CUDA)
-    return _launch.Launcher
+    return _launch.Launcher if configure(_launch, _CUDA) else PlainLauncher
 
 
-def configure(extension: Any, device_type: int) -> None:
-    """Gives the extension what it cannot link. Tests pass another device type."""
-    address = ctypes.cast(_lib.load().torch_cubin_kernel_launch, ctypes.c_void_p).value
-    extension.configure(
-        address,
-        (torch.Tensor, torch.nn.Parameter),
-        torch.Tensor.__dlpack_c_exchange_api__,
-        device_type,
-        _lib.raise_error,
+def _implementation(tensor: torch.Tensor) -> int:
+    """The address of the tensor's at::TensorImpl, which is all that an at::Tensor holds."""
+    (capsule,) = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([tensor])
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    address = ctypes.c_uint64.from_address(pointer(capsule, None)).value
+    torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([capsule])  # frees it
+    return address
+
+
+def _tensor_offset() -> int | None:
+    """Bytes from a torch.Tensor's address to the at::Tensor in it; None where that is not found.
+
+    Every C++ extension of PyTorch knows it (THPVariable_Unpack), and PyTorch's stable ABI has no
+    way to ask. So it is looked for, in tensors whose at::TensorImpl is known.
+    """
+    base = torch.zeros(2)
+    tensors = [base, base[1:], torch.nn.Parameter(base.clone())]
+    try:
+        known = [(id(tensor), _implementation(tensor)) for tensor in tensors]
+    except (AttributeError, TypeError, RuntimeError):  # private functions of PyTorch
+        return None
+    for offset in range(object.__basicsize__, torch._C.TensorBase.__basicsize__, 8):
+        if all(ctypes.c_uint64.from_address(at + offset).value == value for at, value in known):
+            return offset
+    return None
+
+
+def configure(extension: Any, device_type: int) -> bool:
+    """Gives the extension what it cannot link; False where it cannot serve this PyTorch.
+
+    Tests pass another device type.
+    """
+    offset = _tensor_offset()
+    if offset is None:
+        return False
+    library = _lib.load()
+    launch, read = (
+        ctypes.cast(function, ctypes.c_void_p).value
+        for function in (library.torch_cubin_kernel_launch, library.torch_cubin_read_tensor)
     )
+    types = (torch.Tensor, torch.nn.Parameter)
+    extension.configure(launch, types, read, offset, device_type, _lib.raise_error)
+    return True
 
 
 Launcher: Any = _launcher()

@@ -31,6 +31,9 @@ bool driver_forked();
 // The tag follows the code: [oom], [fault] for errors that poison the context, [fork] in a forked
 // child, [closed] after the context was destroyed, otherwise `tag`.
 void check(CUresult result, const char* tag, const std::string& action);
+inline void check(CUresult result, const char* tag, const char* action) {
+  if (result != CUDA_SUCCESS) check(result, tag, std::string(action));
+}
 
 // "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
 std::string describe(CUresult result);

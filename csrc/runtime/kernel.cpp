@@ -51,14 +51,6 @@ Module::~Module() {
 Kernel::Kernel(std::shared_ptr<const Module> module, const std::string& name)
     : module_(std::move(module)), info_(module_->image().kernel(name)) {}
 
-CUfunction Kernel::ready(const Device& device, uint32_t dynamic_shared) {
-  const uint32_t limit = limit_[device.index].load(std::memory_order_acquire);
-  if (limit > dynamic_shared) {
-    return functions_[device.index].load(std::memory_order_relaxed);
-  }
-  return prepare(device, dynamic_shared);
-}
-
 CUfunction Kernel::prepare(const Device& device, uint32_t dynamic_shared) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Driver& d = driver();

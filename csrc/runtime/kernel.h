@@ -58,7 +58,16 @@ class Kernel {
   // The function, ready to be launched on `device`, whose context is current, with that much
   // dynamic shared memory. The first call for a device checks the arch; the limit of dynamic shared
   // memory is only ever raised, so a small launch never lowers it under a concurrent large one.
-  CUfunction ready(const Device& device, uint32_t dynamic_shared);
+  CUfunction ready(const Device& device, uint32_t dynamic_shared) {
+    const CUfunction function = find_ready(device.index, dynamic_shared);
+    return function != nullptr ? function : prepare(device, dynamic_shared);
+  }
+
+  // The same where ready() was called for as much before, else null.
+  CUfunction find_ready(int device_index, uint32_t dynamic_shared) const {
+    if (limit_[device_index].load(std::memory_order_acquire) <= dynamic_shared) return nullptr;
+    return functions_[device_index].load(std::memory_order_relaxed);
+  }
 
   // The driver's handle for all devices; null before ready().
   CUkernel handle() const { return handle_.load(std::memory_order_relaxed); }
@@ -78,6 +87,8 @@ class Kernel {
 // The same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per Compute
 // Capability").
 constexpr int64_t kMaxGrid[3] = {2147483647, 65535, 65535};
+constexpr int64_t kMaxBlock[3] = {1024, 1024, 64};
+constexpr int64_t kMaxThreads = 1024;  // a block
 
 struct LaunchConfig {
   uint32_t grid[3] = {1, 1, 1};

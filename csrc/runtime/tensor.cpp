@@ -121,6 +121,11 @@ int64_t element_size(ScalarType dtype) {
   return info->size;
 }
 
+bool is_complex(ScalarType dtype) {
+  return dtype == ScalarType::ComplexHalf || dtype == ScalarType::ComplexFloat ||
+         dtype == ScalarType::ComplexDouble;
+}
+
 bool find_dtype(const std::string& name, ScalarType* dtype) {
   for (const DtypeInfo& info : kDtypes) {
     if (name != info.name) continue;

@@ -41,6 +41,7 @@ struct TensorView {
 std::string dtype_name(ScalarType dtype);
 const char* dtype_text(ScalarType dtype);  // the same; null where unknown
 int64_t element_size(ScalarType dtype);    // bytes
+bool is_complex(ScalarType dtype);
 
 // The dtype of that name, as torch prints it; false where there is none.
 bool find_dtype(const std::string& name, ScalarType* dtype);

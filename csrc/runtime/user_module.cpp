@@ -64,11 +64,7 @@ void UserModule::check_same_params() const {
   }
 }
 
-UserModule::Use::Use(UserModule& module) : module_(module) {
-  // The order of these two, and of their twins in unload(), is what keeps a launch and an unload
-  // apart: both are sequentially consistent.
-  module_.users_.fetch_add(1);
-  if (!module_.closed_.load()) return;
+void UserModule::Use::refuse() {
   module_.users_.fetch_sub(1);
   fail({"closed", module_.origin_, "was unloaded", "", "",
         "Load it again, or unload it after its last use."});
@@ -243,9 +239,17 @@ UserKernel::OnDevice& UserKernel::make(const Device& device) {
   if (ready != nullptr) return *ready;
   auto made = std::make_unique<OnDevice>(module_.on(device, name()), name());
   made->kernel.ready(device, 0);
+  made->context = device.context;
   check(driver().cuKernelGetAttribute(&made->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
                                       made->kernel.handle(), device.handle),
         "driver", "cuKernelGetAttribute of kernel '" + printable(name()) + "'");
+  const KernelInfo& info = made->kernel.info();
+  if (info.cluster[0] == 0) {
+    const int64_t compiled = int64_t{info.max_block[0]} * info.max_block[1] * info.max_block[2];
+    made->common_threads =
+        std::min<int64_t>({kMaxThreads, made->max_threads, compiled != 0 ? compiled : kMaxThreads});
+    std::copy(info.required_block.begin(), info.required_block.end(), made->common_block);
+  }
   on_[device.index].store(made.get(), std::memory_order_release);
   return *made.release();
 }

@@ -61,12 +61,18 @@ class UserModule {
   // Keeps the module open for a call; throws [closed] after unload().
   class Use {
    public:
-    explicit Use(UserModule& module);
+    explicit Use(UserModule& module) : module_(module) {
+      // The order of these two, and of their twins in unload(), is what keeps a launch and an
+      // unload apart: both are sequentially consistent.
+      module_.users_.fetch_add(1);
+      if (module_.closed_.load()) refuse();
+    }
     ~Use() { module_.users_.fetch_sub(1); }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
    private:
+    [[noreturn]] void refuse();
     UserModule& module_;
   };
 
@@ -125,8 +131,13 @@ class UserKernel {
   struct OnDevice {
     OnDevice(std::shared_ptr<const Module> module, const std::string& name)
         : kernel(std::move(module), name) {}
-    Kernel kernel;
+    CUcontext context = nullptr;  // the device's
     int max_threads = 0;          // a block; registers may allow fewer than 1024
+    // Of a launch that asks for nothing special: at most so many threads a block, and where
+    // block[0] is not 0, that block. 0 threads: the kernel has clusters.
+    int64_t common_threads = 0;
+    int64_t common_block[3] = {0, 0, 0};
+    Kernel kernel;
     std::mutex mutex;             // guards what follows
     Residency residency;          // of the last shape asked for
     bool large_clusters = false;  // more than 8 blocks were asked for, and allowed
@@ -138,8 +149,13 @@ class UserKernel {
   const KernelInfo& info() const { return info_; }
 
   OnDevice& on(const Device& device) {
-    OnDevice* ready = on_[device.index].load(std::memory_order_acquire);
+    OnDevice* ready = find(device.index);
     return ready != nullptr ? *ready : make(device);
+  }
+
+  // Null before on() was called for the device.
+  OnDevice* find(int device_index) const {
+    return on_[device_index].load(std::memory_order_acquire);
   }
 
   // Loads the code onto the device now, rather than at the first launch.
