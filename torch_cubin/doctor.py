@@ -66,8 +66,6 @@ def _launcher() -> Iterator[Finding]:
         yield None, "building torch_cubin makes it where a C compiler and Python's headers are"
     elif sysconfig.get_config_var("Py_GIL_DISABLED"):
         yield None, f"a free-threaded Python cannot load {path}: {_WITHOUT}"
-    elif not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        yield None, f"this torch has no __dlpack_c_exchange_api__, which it needs: {_WITHOUT}"
     else:
         yield _import_launcher(path)
 
@@ -77,6 +75,10 @@ def _import_launcher(path: Path) -> Finding:
         importlib.import_module("torch_cubin._launch")
     except ImportError as error:
         return False, f"{path} does not load ({error}): {_WITHOUT}. Build or install it again."
+    from torch_cubin import _extension
+
+    if _extension.Launcher is _extension.PlainLauncher:
+        return None, f"{path} does not know the tensors of this torch: {_WITHOUT}"
     return True, f"{path}: takes the common kernel calls"
 
 

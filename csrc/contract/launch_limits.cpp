@@ -9,9 +9,7 @@
 namespace torch_cubin {
 namespace {
 
-// The same on every GPU, as kMaxGrid is; runtime/user_launch.cpp checks what a call evaluates.
-constexpr int64_t kMaxBlockThreads = 1024;
-constexpr int64_t kMaxBlockDims[3] = {1024, 1024, 64};
+// As kMaxGrid, the same on every GPU; runtime/user_launch.cpp checks what a call evaluates.
 constexpr int64_t kMaxClusterBlocks = 16;
 constexpr const char* kAxisNames[3] = {"x", "y", "z"};
 
@@ -172,8 +170,8 @@ void check_constants(const std::string& label, const LaunchShape& shape, const U
   const std::vector<KernelImage> images = images_with(module, kernel);
   const Sizes grid(shape.grid), block(shape.block);
   check_range(label + ".grid", grid, kMaxGrid, "blocks");
-  check_range(label + ".block", block, kMaxBlockDims, "threads");
-  check_product(label + ".block", block, kMaxBlockThreads, "threads");
+  check_range(label + ".block", block, kMaxBlock, "threads");
+  check_product(label + ".block", block, kMaxThreads, "threads");
   check_demand(label + ".block", block, images, &KernelInfo::required_block);
   check_bounds(label + ".block", block, images);
   if (!shape.cluster.empty()) {

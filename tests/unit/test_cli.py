@@ -15,7 +15,7 @@ import torch
 
 import torch_cubin
 from torch_cubin import __main__ as cli
-from torch_cubin import _lib, demo, doctor, errors
+from torch_cubin import _extension, _lib, demo, doctor, errors
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 
@@ -180,9 +180,14 @@ def test_doctor_tells_of_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_p
         return found
 
     monkeypatch.delenv("TORCH_CUBIN_PLAIN_LAUNCH", raising=False)
-    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        path = Path(_lib.PATH).with_name("_launch.abi3.so")
+    path = Path(_lib.PATH).with_name("_launch.abi3.so")
+    if _extension.Launcher is not _extension.PlainLauncher:
         assert line() == f"launcher  ok  {path}: takes the common kernel calls"
+        with monkeypatch.context() as patch:
+            patch.setattr(_extension, "Launcher", _extension.PlainLauncher)
+            assert line().startswith(
+                f"launcher  --  {path} does not know the tensors of this torch"
+            )
 
         def fails(name: str):
             raise ImportError("undefined symbol")
