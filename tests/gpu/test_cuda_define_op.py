@@ -421,7 +421,7 @@ def test_the_device_in_expressions() -> None:
     op = torch_cubin.define_op(
         schema("copy(Tensor x) -> Tensor"),
         kernels=[
-            torch_cubin.KernelChoice((DECLARED, "copy_32"), when=lambda sm: sm < 90, grid=0),
+            torch_cubin.KernelChoice((DECLARED, "copy_32"), when=lambda sm: sm < 90, grid=1),
             torch_cubin.KernelChoice(
                 (DECLARED, "copy_32"),
                 when=lambda multiprocessors: multiprocessors > 1,
