@@ -37,7 +37,7 @@ $(READY): requirements-dev.txt tools/environment.py
 
 # Kernels have their own rules below; this is the C++ alone.
 $(LIBRARY): $(HOST_SOURCES) setup.py | $(READY)
-	@echo "library: compiling $(words $(filter %.cpp,$(HOST_SOURCES))) C++ files (a minute or two)"
+	@echo "library: compiling $(words $(filter %.cpp,$(HOST_SOURCES))) C++ files (about a minute)"
 	@mkdir -p build
 	@PATH="$$PWD/.venv/bin:$$PATH" TORCH_CUBIN_SKIP_KERNELS=1 $(PY) setup.py -q build_ext --inplace \
 		> build/library.log 2>&1 || { grep -vE '^\[[0-9]+/[0-9]+\] ' build/library.log >&2; exit 1; }
