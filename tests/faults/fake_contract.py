@@ -7,8 +7,8 @@ import itertools
 import contracts
 import pytest
 import torch
+from contract_calls import declare, integer, op_of, pointer, refused, shapes_op
 from contracts import changed, new_name
-from declared import declare, integer, op_of, pointer, refused, shapes_op
 from fake_driver import tensors
 
 from torch_cubin import errors

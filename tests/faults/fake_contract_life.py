@@ -13,8 +13,8 @@ import weakref
 import contracts
 import pytest
 import torch
+from contract_calls import declare, op_of, refused
 from contracts import changed, define, new_name
-from declared import declare, op_of, refused
 from fake_driver import tensors
 
 import torch_cubin
