@@ -3,7 +3,8 @@
 //
 // The set of functions is csrc/driver/table.h, so that it cannot fall behind the library: a function
 // that is added there and not here does not compile. Without FAKE_CUDA_DEVICES it has no device, as a
-// machine without a GPU. Tests steer it through the fake_* functions (fake_driver.py).
+// machine without a GPU. Tests steer it through the fake_* functions (control.py). Longer than files
+// should be, since all of the table shares one state.
 #include <cuda.h>
 #include <unistd.h>
 

@@ -69,14 +69,29 @@ def test_cuda_graphs(first: str) -> None:
         assert torch.equal(out, x + 2 * y)
 
 
-def test_a_first_call_inside_a_capture() -> None:
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_a_first_call_inside_a_capture(mode: str) -> None:
+    """The captured call loads the kernel; replays go on after the Python objects are gone."""
     op = vec_add()
     x, y = small(1000), small(1000)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode=mode):
         out = op(x, y)
-    graph.replay()
-    assert torch.equal(out, x + y)
+        with pytest.raises(torch_cubin.errors.InputError):
+            op(x, y[:999])
+        out = op(out, y)
+    del op
+    gc.collect()
+    for _ in range(3):
+        x.copy_(small(1000))
+        out.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(out, x + 2 * y)
+
+
+@pytest.mark.child("declared_slots")
+def test_every_slot_runs_its_own_op(child) -> None:
+    assert child.check() == {"ops": 1024, "wrong": []}
 
 
 def test_threads(declarative) -> None:
