@@ -37,7 +37,7 @@ $(READY): requirements-dev.txt tools/environment.py
 
 # Kernels have their own rules below; this is the C++ alone.
 $(LIBRARY): $(HOST_SOURCES) setup.py | $(READY)
-	@echo "library: compiling $(words $(filter %.cpp,$(HOST_SOURCES))) C++ files (a minute or two)"
+	@echo "library: compiling $(words $(filter %.cpp,$(HOST_SOURCES))) C++ files (about a minute)"
 	@mkdir -p build
 	@PATH="$$PWD/.venv/bin:$$PATH" TORCH_CUBIN_SKIP_KERNELS=1 $(PY) setup.py -q build_ext --inplace \
 		> build/library.log 2>&1 || { grep -vE '^\[[0-9]+/[0-9]+\] ' build/library.log >&2; exit 1; }
@@ -51,13 +51,10 @@ kernels-demo kernels-test kernels-all: kernels-%: | $(READY)
 demo: $(LIBRARY) kernels-demo
 	@$(PY) -m torch_cubin demo
 
-# A file's tests stay in one process. On a GPU all do: some measure its memory and its speed. Faults
-# come apart, and first: each is a process of its own, with helper modules of the others' names.
-# (Status 5: PYTEST left none of them.)
+# A file's tests stay in one process. On a GPU all do: some measure its memory and its speed.
 test: $(LIBRARY) kernels-test
 	@workers=$$($(PY) -c 'import os, torch; print(0 if torch.cuda.is_available() else os.cpu_count())'); \
-	$(PY) -m pytest -n "$$workers" tests/faults $(PYTEST) || [ $$? -eq 5 ]; \
-	$(PY) -m pytest -n "$$workers" --dist loadfile tests/unit tests/ops tests/gpu $(PYTEST)
+	$(PY) -m pytest -n "$$workers" --dist loadfile $(PYTEST)
 
 lint: $(LIBRARY)
 	@$(PY) -m ruff check .

@@ -265,20 +265,19 @@ def main() -> None:
     median = {name: statistics.median(values) for name, values in times.items()}
     # cuda.core takes addresses: given tensors, as ours is, a call has to ask each for its own.
     references = ("bare cuLaunchKernel loop in C", "cuda.core, tensor.data_ptr()")
-    rows = []
-    for name, values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4)
-        shares = [f"{middle / median[r]:.2f}" if r in median else "" for r in references]
-        rows.append([name, f"{middle:.2f}", f"{low:.2f}-{high:.2f}", *shares])
-    headers = ["launch", "us", "quartiles", "of bare", "of cuda.core"]
-    common.print_table(headers, rows, options.markdown)
+
+    def share(reference: str) -> Callable[[str, float], str]:
+        whole = median.get(reference)
+        return lambda name, middle: f"{middle / whole:.2f}" if whole is not None else ""
+
+    columns = dict(zip(("of bare", "of cuda.core"), map(share, references), strict=True))
+    common.print_times("launch", times, columns, options.markdown)
     for name, reason in missing.items():
         print(f"not measured: {name} ({reason})")
     for reference, target in zip(references, (1.7, 0.85), strict=True):
         if reference in median and "torch_cubin" in median:
             ratio = median["torch_cubin"] / median[reference]
-            verdict = "met" if ratio <= target else "MISSED"
-            print(f"torch_cubin / {reference}: {ratio:.2f} (target {target}: {verdict})")
+            common.print_target(f"torch_cubin / {reference}", ratio, target)
     common.write_json(options.json, {"microseconds": times, "missing": missing})
 
 

@@ -98,18 +98,16 @@ def main() -> None:
     common.print_machine("Host cost of an op of one kernel: two tensors in, one out")
     times = measure(contenders(bench_launch.Data()), options.rounds)
     median = {name: statistics.median(values) for name, values in times.items()}
-    rows = []
-    for name, values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4)
+
+    def over(name: str, middle: float) -> str:
         by_hand = median.get(name.replace("declared", "by hand")) if "declared" in name else None
-        over = f"{middle - by_hand:+.2f}" if by_hand is not None else ""
-        rows.append([name, f"{middle:.2f}", f"{low:.2f}-{high:.2f}", over])
-    headers = ["call", "us", "quartiles", "over by hand, us"]
-    common.print_table(headers, rows, options.markdown)
+        return f"{middle - by_hand:+.2f}" if by_hand is not None else ""
+
+    common.print_times("call", times, {"over by hand, us": over}, options.markdown)
     for setting in SETTINGS:
-        over = median[f"{setting}: declared"] - median[f"{setting}: by hand"]
-        verdict = "met" if over <= TARGET else "MISSED"
-        print(f"{setting}: declared - by hand: {over:+.2f} us (target {TARGET}: {verdict})")
+        difference = median[f"{setting}: declared"] - median[f"{setting}: by hand"]
+        what = f"{setting}: declared - by hand"
+        common.print_target(what, difference, TARGET, "{:+.2f} us")
     common.write_json(options.json, {"microseconds": times})
 
 

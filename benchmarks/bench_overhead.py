@@ -225,14 +225,12 @@ def main() -> None:
         for name, values in times.items()
         if name.endswith(theirs)
     }
-    rows = []
-    for name, values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4)
+
+    def share(name: str, middle: float) -> str:
         key = family(name)
-        share = f"{middle / baseline[key]:.2f}" if key in baseline else ""
-        rows.append([name, f"{middle:.2f}", f"{low:.2f}-{high:.2f}", share])
-    headers = ["call", "us", "quartiles", "of torch's"]
-    common.print_table(headers, rows, options.markdown)
+        return f"{middle / baseline[key]:.2f}" if key in baseline else ""
+
+    common.print_times("call", times, {"of torch's": share}, options.markdown)
     imports = import_milliseconds()
     print(
         f"\nimport torch_cubin after torch: {statistics.median(imports):.1f} ms "

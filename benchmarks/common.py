@@ -152,6 +152,28 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def print_times(
+    what: str,
+    times: dict[str, list[float]],
+    columns: dict[str, Callable[[str, float], str]],
+    markdown: bool,
+) -> None:
+    """A row a contender: its median and quartiles in microseconds, and what each of `columns`
+    makes of its name and median."""
+    rows = []
+    for name, values in times.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        more = [column(name, middle) for column in columns.values()]
+        rows.append([name, f"{middle:.2f}", f"{low:.2f}-{high:.2f}", *more])
+    print_table([what, "us", "quartiles", *columns], rows, markdown)
+
+
+def print_target(what: str, value: float, target: float, shown: str = "{:.2f}") -> None:
+    """Whether a measured value, of which less is better, meets its target."""
+    verdict = "met" if value <= target else "MISSED"
+    print(f"{what}: {shown.format(value)} (target {target}: {verdict})")
+
+
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> None:
     """The table aligned for a terminal, or as Markdown."""
     if markdown:

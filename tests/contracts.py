@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torch_cubin import _lib, errors
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -131,3 +133,16 @@ def write_package(folder: Path, *contracts: dict, files: Sequence[Path] = (SEVER
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
+
+
+def defined(contract: dict, **more) -> str:
+    """The name of the op that this defines."""
+    (answer,) = define(contract, **more)
+    assert answer["state"] == "defined"
+    return answer["name"]
+
+
+def exists(contract: dict) -> bool:
+    """Whether PyTorch knows its op."""
+    space, name = contract["schema"].split("(")[0].split("::")
+    return hasattr(getattr(torch.ops, space), name.split(".")[0])

@@ -1,6 +1,7 @@
 """Evaluates the trees of _expressions.py in Python: for fake tensors, whose sizes are symbols.
 
-The same results and errors as csrc/contract/expression.cpp; a test compares both on random trees.
+The same results and errors as csrc/contract/expression_evaluate.cpp; a test compares both on random
+trees.
 """
 
 from __future__ import annotations

@@ -221,11 +221,10 @@ struct Backward : Scores {
       int row = index / kVectors, vector = index % kVectors;
       if (column + row >= s.columns || vector * 8 >= width) continue;
       u32 from = to + DepthLayout::offset(row, vector);
-      uint4 value;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                   : "r"(from));
-      *reinterpret_cast<uint4*>(base + 2 * row * stride[2] + vector * 16) = value;
+      u32 words[4];
+      load_shared(words, from);
+      *reinterpret_cast<uint4*>(base + 2 * row * stride[2] + vector * 16) =
+          make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
   using DepthLayout = Swizzle<kDepthBytes, true>;

@@ -61,16 +61,13 @@ struct Scores : Block {
       float give[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) give[r] = half == 1 ? sum[0][j][r] : sum[1][j][r];
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + half * kHalf + j * kStep),
-                   "f"(give[0]), "f"(give[1]), "f"(give[2]), "f"(give[3]));
+      store_shared(at + half * kHalf + j * kStep, give);
     }
     asm volatile("bar.sync %0, 64;" ::"r"(1 + ScoreShare::warp()) : "memory");
 #pragma unroll
     for (int j = 0; j < kScoreJ; ++j) {
       float got[4];
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(got[0]), "=f"(got[1]), "=f"(got[2]), "=f"(got[3])
-                   : "r"(at + (1 - half) * kHalf + j * kStep));
+      load_shared(got, at + (1 - half) * kHalf + j * kStep);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         score[0][j][r] = half == 1 ? got[r] : sum[0][j][r];

@@ -178,8 +178,8 @@ struct Gradient : ScoreGradient {
     u32 at = shared + kExchangeAt + threadIdx.x % 32 * 16;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      store_shared_4(at + warp * kExchange + n * 512, scores[n]);
-      store_shared_4(at + warp * kExchange + (kTiles + n) * 512, grads[n]);
+      store_shared(at + warp * kExchange + n * 512, scores[n]);
+      store_shared(at + warp * kExchange + (kTiles + n) * 512, grads[n]);
     }
     meet();
     at += warp / kSharers * (kSharers * kExchange);
@@ -187,7 +187,7 @@ struct Gradient : ScoreGradient {
 #pragma unroll
       for (int other = 0; other < kSharers; ++other) {
         u32 words[4];
-        load_shared_4(words, from + other * kExchange);
+        load_shared(words, from + other * kExchange);
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           float x = __uint_as_float(words[r]);
@@ -222,7 +222,7 @@ struct Gradient : ScoreGradient {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           u32 words[4];
-          load_shared_4(words, (i == 0 ? even : odd) + 8 * n * kRowBytes + q * 128);
+          load_shared(words, (i == 0 ? even : odd) + 8 * n * kRowBytes + q * 128);
 #pragma unroll
           for (int j = 0; j < 4; ++j) b[j].set(i, words[j]);
         }

@@ -51,19 +51,6 @@ TC_DEVICE bool pair_any(int pair, bool value) {
   return any != 0;
 }
 
-TC_DEVICE void store_fragment(u32 shared, const u32 (&words)[4]) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(words[0]),
-               "r"(words[1]), "r"(words[2]), "r"(words[3])
-               : "memory");
-}
-
-TC_DEVICE void load_fragment(u32 (&words)[4], u32 shared) {
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(shared)
-               : "memory");
-}
-
 struct Attention {
   float out[2][kOutTiles][4];
   float score[2][kScoreTiles][4];
@@ -131,7 +118,7 @@ struct Attention {
             tile_sum[b][e / 2] += weight[n][e];
           }
         pack_fragment<kDType>(weights[f][b], weight[0], weight[1]);
-        store_fragment(shared + (2 * f + b) * 512, weights[f][b]);
+        store_shared(shared + (2 * f + b) * 512, weights[f][b]);
       }
   }
 
@@ -274,8 +261,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       for (int f = 0; f < kFragments; ++f)
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
-          load_fragment(attention.weights[f][b],
-                        place + (1 - side) * kWarpWeights + (2 * f + b) * 512);
+          load_shared(attention.weights[f][b],
+                      place + (1 - side) * kWarpWeights + (2 * f + b) * 512);
         }
       attention.multiply_pv(v_shared + (1 - side) * (kHalfN * kRowBytes));
     }

@@ -87,6 +87,19 @@ TC_DEVICE void load_shared(double& out, u32 shared) {
   asm volatile("ld.shared.f64 %0, [%1];" : "=d"(out) : "r"(shared));
 }
 
+// Four neighbouring words, at a multiple of 16 bytes.
+TC_DEVICE void load_shared(u32 (&out)[4], u32 shared) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared));
+}
+
+TC_DEVICE void load_shared(float (&out)[4], u32 shared) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+               : "r"(shared));
+}
+
 TC_DEVICE void store_shared(u32 shared, u16 value) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(value));
 }
@@ -101,6 +114,16 @@ TC_DEVICE void store_shared(u32 shared, float value) {
 
 TC_DEVICE void store_shared(u32 shared, double value) {
   asm volatile("st.shared.f64 [%0], %1;" ::"r"(shared), "d"(value));
+}
+
+TC_DEVICE void store_shared(u32 shared, const u32 (&value)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(value[0]),
+               "r"(value[1]), "r"(value[2]), "r"(value[3]));
+}
+
+TC_DEVICE void store_shared(u32 shared, const float (&value)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(value[0]),
+               "f"(value[1]), "f"(value[2]), "f"(value[3]));
 }
 
 // Rounds to nearest; NaN stays NaN. sm_90 has one instruction for it (ties to even), sm_80 takes

@@ -112,9 +112,7 @@ struct Attention {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd) {
           u32 words[4];
-          asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                       : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                       : "r"(base + (8 * n + odd) * kRowBytes + q * 128));
+          load_shared(words, base + (8 * n + odd) * kRowBytes + q * 128);
 #pragma unroll
           for (int j = 0; j < 4; ++j) v[j].set(odd, words[j]);
         }

@@ -56,16 +56,4 @@ TC_DEVICE void multiply_add(float (&sum)[kAll][4], int first, const Split<4>& a,
     for (int e = 0; e < 4; ++e) sum[first + n][e] += part[n][e];
 }
 
-// Four neighbouring words.
-TC_DEVICE void load_shared_4(u32 (&out)[4], u32 shared) {
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared));
-}
-
-TC_DEVICE void store_shared_4(u32 shared, const float (&value)[4]) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(value[0]),
-               "f"(value[1]), "f"(value[2]), "f"(value[3]));
-}
-
 }  // namespace torch_cubin

@@ -6,7 +6,8 @@
 namespace torch_cubin {
 
 // Whether a forward-mode level (forward_ad.dual_level, torch.func.jvp) is open in this process.
-// False where this version of PyTorch does not say: tangents are then lost under no_grad alone.
+// False where this version of PyTorch does not say: a tangent of dual_level is then lost, without an
+// error, under no_grad by the built-in ops, and in every mode by a declared op that has no backward.
 bool dual_level_is_open();
 
 // Whether autograd follows that tensor: a leaf that requires grad, or the result of one. True for

@@ -66,6 +66,20 @@ class FakeDriver:
         yield
         self._library.fake_unset(name.encode())
 
+    @contextlib.contextmanager
+    def default_streams(self) -> Iterator[None]:
+        """PyTorch's current streams are the default ones, as they are in most programs."""
+        torch_cuda = ctypes.CDLL("libtorch_cuda.so")
+        torch_cuda.fake_default_streams(1)
+        try:
+            yield
+        finally:
+            torch_cuda.fake_default_streams(0)
+
+    def make_current(self, context: int) -> None:
+        """This thread's context: 0 for none, 0x1000 + i for the primary one of device i."""
+        self._library.fake_make_current(ctypes.c_long(context))
+
     def quiet(self, on: bool) -> None:
         """Whether to record nothing: for measuring the host's own cost."""
         self._library.fake_quiet(int(on))

@@ -3,7 +3,8 @@
 //
 // The set of functions is csrc/driver/table.h, so that it cannot fall behind the library: a function
 // that is added there and not here does not compile. Without FAKE_CUDA_DEVICES it has no device, as a
-// machine without a GPU. Tests steer it through the fake_* functions (fake_driver.py).
+// machine without a GPU. Tests steer it through the fake_* functions (control.py). Longer than files
+// should be, since all of the table shares one state.
 #include <cuda.h>
 #include <unistd.h>
 
@@ -346,7 +347,11 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void** params, void**) {
   if (quiet.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
   std::lock_guard<std::mutex> lock(mutex);
-  if (current == nullptr) {
+  // As on a GPU (measured): PyTorch's streams bring their context, the default one does not.
+  const auto stream = reinterpret_cast<uintptr_t>(config->hStream);
+  const uintptr_t device = stream - 0x5000;
+  CUcontext context = device < 64 ? context_of(static_cast<int>(device)) : current;
+  if (context == nullptr) {
     violation("a launch without a context");
     return CUDA_ERROR_INVALID_CONTEXT;
   }
@@ -358,8 +363,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void*
       "], \"block\": [" + std::to_string(config->blockDimX) + ", " +
       std::to_string(config->blockDimY) + ", " + std::to_string(config->blockDimZ) +
       "], \"shared\": " + std::to_string(config->sharedMemBytes) +
-      ", \"stream\": " + std::to_string(reinterpret_cast<uintptr_t>(config->hStream)) +
-      ", \"device\": " + std::to_string(reinterpret_cast<uintptr_t>(current) - 0x1000) +
+      ", \"stream\": " + std::to_string(stream) +
+      ", \"device\": " + std::to_string(reinterpret_cast<uintptr_t>(context) - 0x1000) +
       ", \"attributes\": {";
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config->attrs[i];
@@ -468,6 +473,7 @@ FAKE_API void fake_global(const char* name, long bytes) {
   state.globals[name].assign(static_cast<size_t>(bytes), '\0');
 }
 FAKE_API void fake_quiet(int on) { quiet = on != 0; }
+FAKE_API void fake_make_current(long context) { current = reinterpret_cast<CUcontext>(context); }
 // The texts live until the thread asks again.
 FAKE_API const char* fake_functions() {
   return join(std::vector<std::string>(kNames, kNames + kFunctions), "\n");

@@ -7,8 +7,8 @@ import struct
 import contracts
 import pytest
 import torch
+from contract_calls import declare, integer, op_of, pointer, refused
 from contracts import LAUNCH, changed, new_name
-from declared import declare, integer, op_of, pointer, refused
 from fake_driver import tensors
 
 import torch_cubin

@@ -11,8 +11,8 @@ import random
 import contracts
 import pytest
 import torch
+from contract_calls import declare, op_of
 from contracts import LAUNCH, new_name
-from declared import declare, op_of
 from fake_driver import tensors
 
 from torch_cubin import errors

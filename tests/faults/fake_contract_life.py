@@ -13,9 +13,10 @@ import weakref
 import contracts
 import pytest
 import torch
+from contract_calls import declare, op_of, refused
 from contracts import changed, define, new_name
-from declared import declare, op_of, refused
 from fake_driver import tensors
+from faults.forked import forked
 
 import torch_cubin
 from torch_cubin import errors
@@ -24,6 +25,24 @@ from torch_cubin import errors
 @pytest.fixture(autouse=True)
 def declared(driver, clean):
     declare(driver)
+
+
+def test_every_slot_runs_its_own_op(driver):
+    """The whole pool, in a child: ops stay as long as their process."""
+
+    def run() -> list[int]:
+        free = 1024 - len(contracts.ops())
+        made = [changed(contracts.vec_add(), "kernels/0/grid", [i + 1, 1, 1]) for i in range(free)]
+        define(*made)
+        x = tensors.empty(5)
+        for contract in reversed(made):
+            name = contract["schema"].split("(")[0]
+            getattr(torch.ops.test_contracts, name.split("::")[1])(x, x)
+        return [launch["grid"][0] for launch in driver.launches()]
+
+    grids = forked(run)
+    assert grids == list(range(len(grids), 0, -1))
+    assert len(grids) > 1000
 
 
 def test_nothing_leaks_when_a_call_fails(driver):

@@ -76,13 +76,44 @@ def test_a_module_is_loaded_once_and_launches_make_no_other_calls(driver, vec_ad
     assert first.count("cuLibraryLoadData") == 1
     driver.reset()
     add(vec_add)
-    assert driver.journal() == [
-        "cuCtxGetCurrent",
-        "cuCtxPushCurrent",
-        "cuStreamIsCapturing",
-        "cuLaunchKernelEx",
-        "cuCtxPopCurrent",
-    ]
+    assert driver.journal() == ["cuStreamIsCapturing", "cuLaunchKernelEx"]
+
+
+def test_the_default_stream_gets_the_devices_context(driver, vec_add):
+    """A stream brings its context, the default one means that of the current one."""
+    around = ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernelEx", "cuCtxPopCurrent"]
+    add(vec_add)
+    with driver.default_streams():
+        for context in (0, 0x1001, 0xABC):  # none, the other device's, one that somebody made
+            driver.make_current(context)
+            driver.reset()
+            add(vec_add)
+            assert driver.journal() == ["cuCtxGetCurrent", *around]
+            assert driver.launches()[-1]["device"] == 0
+        driver.make_current(0x1000)
+        driver.reset()
+        add(vec_add)
+        assert driver.journal() == ["cuCtxGetCurrent", "cuLaunchKernelEx"]
+    driver.make_current(0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"grid": 0}, {"grid": -1}, {"grid": (1, 65536)}, {"grid": 1 << 31}, {"grid": (1, 1, 65536)},
+        {"block": 0}, {"block": -64}, {"block": 1025}, {"block": (1, 1, 65)}, {"block": (64, 64)},
+        {"block": (1 << 32, 1 << 32)}, {"shared_memory": -1}, {"shared_memory": 1 << 31},
+        {"shared_memory": 1 << 40},
+    ],
+)  # fmt: skip
+def test_the_short_way_lets_nothing_pass(driver, vec_add, wrong):
+    """A second launch on a device asks for less; what is refused stays so."""
+    x = torch.zeros(64)
+    vec_add(x, x, x, 64, grid=1, block=64)
+    driver.reset()
+    with pytest.raises(errors.LaunchError):
+        vec_add(x, x, x, 64, **{"grid": 1, "block": 64, **wrong})
+    assert driver.launches() == []
 
 
 def test_sixteen_threads_launch_at_once(driver, several):

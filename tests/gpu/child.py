@@ -108,6 +108,32 @@ def capture_first_call(mode: str) -> dict:
     return {"right": right}
 
 
+def declared_slots() -> dict:
+    """As many declared ops as a process can have, each called twice, in a random order."""
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
+    import declared
+
+    import torch_cubin
+
+    def op(number: int) -> torch_cubin.Op:
+        return torch_cubin.define_op(
+            declared.schema("slot(Tensor x) -> Tensor"),
+            kernel=(declared.DECLARED, "affine"),
+            tensors={"x": "float32[m]", "out": "float32[m]"},
+            args=lambda x, out, m: (x, None, out, 2.0, number, False, 0, m),
+            grid=declared.blocks,
+            block=256,
+        )
+
+    ops = [op(number) for number in range(1024)]
+    x = torch.arange(300.0, device="cuda")
+    order = [*range(1024)] * 2
+    random.Random(0).shuffle(order)
+    results = [(number, ops[number](x)) for number in order]
+    wrong = [number for number, out in results if not torch.equal(out, 2 * x + number)]
+    return {"ops": len(ops), "wrong": wrong}
+
+
 def _in_fork(action) -> dict:
     """Runs `action` in a forked child and reports how it ended."""
     read, write = os.pipe()

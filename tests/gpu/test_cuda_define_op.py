@@ -1,21 +1,28 @@
-"""Declared ops on a GPU: every kind of argument and output, wrong calls, graphs, compile, autograd.
+"""Calls of declared ops on a GPU: every kind of argument and output, and wrong calls.
 
 The kernels are those of tests/data/declared.cu and launch.cu, whose cubins are for compute
-capability 9.0.
+capability 9.0. What PyTorch does with such ops: test_cuda_define_op_torch.py.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
-import math
-import threading
 
 import pytest
 import torch
-from declared import DECLARED, LAUNCH, blocks, cube, cube_backward, misaligned, schema, vec_add
-from torch.autograd import forward_ad
-from torch.func import grad, jacrev, jvp, vmap
+from declared import (
+    DECLARED,
+    LAUNCH,
+    affine,
+    axpy,
+    blocks,
+    copy_dense,
+    misaligned,
+    repeat,
+    schema,
+    small,
+    vec_add,
+)
 
 import torch_cubin
 from torch_cubin import errors
@@ -27,32 +34,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def small(*shape: int) -> torch.Tensor:
-    """Small integers as float32: sums are exact."""
-    return torch.randint(-9, 10, shape, device="cuda").float()
-
-
 @pytest.fixture(scope="module")
 def add() -> torch_cubin.Op:
     return vec_add()
-
-
-@pytest.fixture(scope="module")
-def formula() -> torch_cubin.Op:
-    op = cube()
-    op.register_autograd(
-        lambda ctx, g: 3 * ctx.saved_tensors[0] ** 2 * g,
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    )
-    return op
-
-
-@pytest.fixture(scope="module")
-def declarative() -> torch_cubin.Op:
-    return cube(backward=cube_backward().name)
-
-
-# --- what calls compute ---
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (255,), (1000,), (3, 5, 7), (100_003,), (0,), (4, 0)])
@@ -149,30 +133,6 @@ def test_a_variable_picks_the_kernel(dtype: str) -> None:
         op(x.double())
 
 
-def affine() -> torch_cubin.Op:
-    return torch_cubin.define_op(
-        schema(
-            "affine(Tensor x, Tensor? bias, float factor, int? offset=None, *, bool relu=False,"
-            " str mode='plain', ScalarType dtype=float32) -> Tensor"
-        ),
-        kernel=(DECLARED, "affine"),
-        tensors={"x": "float32[m, n]", "bias": "float32[m, n]", "out": "float32[m, n]"},
-        args=lambda x, bias, out, factor, offset, relu, mode, dtype, m, n: (
-            x,
-            bias,
-            out,
-            factor,
-            torch_cubin.select(offset.defined, offset, 0)
-            + torch_cubin.select(dtype == torch.float16, 100, 0),
-            relu,
-            torch_cubin.select(mode == "negative", 1, 0),
-            i32(m * n),
-        ),
-        grid=blocks,
-        block=256,
-    )
-
-
 def test_every_kind_of_number() -> None:
     op = affine()
     x, bias = small(5, 7), small(5, 7)
@@ -255,14 +215,7 @@ def test_scratch() -> None:
 
 
 def test_arithmetic_in_shapes() -> None:
-    op = torch_cubin.define_op(
-        schema("repeat(Tensor x) -> Tensor"),
-        kernel=(DECLARED, "repeat_columns"),
-        tensors={"x": "float32[m, k]", "out": "float32[m, 2 * k]"},
-        args=lambda x, out, m, k: (x, out, i32(k), i32(m * k)),
-        grid=blocks,
-        block=256,
-    )
+    op = repeat()
     x = small(37, 11)
     assert torch.equal(op(x), x.repeat(1, 2))
     assert torch.equal(op(op(x)), x.repeat(1, 4))
@@ -270,31 +223,13 @@ def test_arithmetic_in_shapes() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_outputs_like_an_argument(order: tuple[int, ...]) -> None:
-    op = torch_cubin.define_op(
-        schema("copy(Tensor x) -> Tensor"),
-        kernel=(DECLARED, "copy_32"),
-        tensors={"x": "float32[*s] dense", "out": torch_cubin.like("x")},
-        args=lambda x, out: (x, out, x.numel()),
-        grid=blocks,
-        block=256,
-    )
+    op = copy_dense()
     x = small(3, 4, 5).permute(order)
     out = op(x)
     assert out.stride() == x.stride()
     assert torch.equal(out, x)
     with pytest.raises(RuntimeError, match=r"\[input\]"):
         op(small(8, 8)[:, ::2])
-
-
-def axpy() -> torch_cubin.Op:
-    return torch_cubin.define_op(
-        schema("axpy(Tensor x, Tensor(a!) y, float alpha) -> ()"),
-        kernel=(DECLARED, "axpy"),
-        tensors={"x": "float32[*s]", "y": "float32[*s]"},
-        args=lambda x, y, alpha: (alpha, x, y, i32(x.numel())),
-        grid=blocks,
-        block=256,
-    )
 
 
 def test_mutated_arguments_bump_the_version() -> None:
@@ -434,175 +369,3 @@ def test_the_device_in_expressions() -> None:
     )
     x = small(100_000)
     assert torch.equal(op(x), x)
-
-
-# --- graphs, threads, definitions ---
-
-
-@pytest.mark.parametrize("first", ["eager", "captured"])
-def test_cuda_graphs(first: str) -> None:
-    op = vec_add()
-    x, y = small(1000), small(1000)
-    if first == "eager":
-        op(x, y)
-    else:
-        op.preload()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        out = op(op(x, y), y)
-    del op
-    gc.collect()
-    for _ in range(3):
-        x.copy_(small(1000))
-        out.fill_(math.nan)
-        graph.replay()
-        assert torch.equal(out, x + 2 * y)
-
-
-def test_a_first_call_inside_a_capture() -> None:
-    op = vec_add()
-    x, y = small(1000), small(1000)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = op(x, y)
-    graph.replay()
-    assert torch.equal(out, x + y)
-
-
-def test_threads(declarative) -> None:
-    op = vec_add()
-    failures = []
-
-    def work(seed: int) -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            x = torch.full((1000 + seed,), float(seed), device="cuda")
-            for _ in range(100):
-                leaf = op(x, x).requires_grad_()
-                declarative(leaf).sum().backward()
-                if not leaf.grad.eq(3 * (2.0 * seed) ** 2).all():
-                    failures.append(seed)
-            stream.synchronize()
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
-def test_a_definition_again() -> None:
-    text = schema("f(Tensor x, Tensor y) -> Tensor")
-    op = vec_add(schema=text)
-    x, y = small(1000), small(1000)
-    assert torch.equal(op(x, y), x + y)
-    with pytest.warns(UserWarning, match="defined again"):
-        vec_add(schema=text, args=lambda x, y, out: (x, x, out, i32(x.numel())))
-    assert torch.equal(op(x, y), 2 * x)
-
-
-def test_packages(tmp_path) -> None:
-    op = cube()
-    folder = torch_cubin.save_package(tmp_path / "package", [op])
-    text = (folder / "manifest.json").read_text()
-    space = op.name.split("::")[0]
-    (folder / "manifest.json").write_text(text.replace(space, f"{space}_loaded"))
-    (loaded,) = torch_cubin.load_package(folder).values()
-    x = small(1000)
-    assert torch.equal(loaded(x), x**3)
-
-
-# --- torch.compile, export, autograd ---
-
-
-def test_compile_with_dynamic_sizes(add) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, y: add(x.sin(), y) * 2, fullgraph=True, dynamic=True)
-    for n in (5, 300, 100_003):
-        x, y = small(n, 3), small(n, 3)
-        torch.testing.assert_close(compiled(x, y), (x.sin() + y) * 2)
-    with pytest.raises(Exception, match=r"torch_cubin \[input\]"):
-        compiled(small(4, 3), small(5, 3))
-
-
-def test_compile_reduce_overhead(add) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: add(x, x).relu(), fullgraph=True, mode="reduce-overhead")
-    for _ in range(5):
-        x = small(1000)
-        assert torch.equal(compiled(x), (2 * x).relu())
-
-
-def test_export(add) -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x, y):
-            return add(x, y).relu()
-
-    n = torch.export.Dim("n")
-    x = small(7, 3)
-    program = torch.export.export(Model(), (x, x), dynamic_shapes=({0: n}, {0: n}))
-    y = small(100, 3)
-    assert torch.equal(program.module()(y, y), (2 * y).relu())
-
-
-def test_opcheck(add, formula, declarative) -> None:
-    x = small(5, 3)
-    torch.library.opcheck(add.overload, (x, x))
-    torch.library.opcheck(affine().overload, (x, x, 2.0, 5), {"relu": True, "mode": "negative"})
-    torch.library.opcheck(axpy().overload, (x, x.clone(), 2.0))
-    for op in (formula, declarative):
-        for leaf in (x, x.clone().requires_grad_()):
-            torch.library.opcheck(op.overload, (leaf,))
-
-
-@pytest.mark.parametrize("which", ["formula", "declarative"])
-def test_derivatives(request, which: str) -> None:
-    op = request.getfixturevalue(which)
-    x = small(4, 3)
-    leaf = x.clone().requires_grad_()
-    op(leaf).sum().backward()
-    assert torch.equal(leaf.grad, 3 * x**2)
-    assert torch.equal(grad(lambda x: op(x).sum())(x), 3 * x**2)
-    assert torch.equal(vmap(grad(lambda x: op(x).sum()))(x), 3 * x**2)
-    assert torch.equal(jacrev(op)(x[0].clone()), torch.diag(3 * x[0] ** 2))
-    with torch.no_grad():
-        assert torch.equal(op(leaf), x**3)
-    with pytest.raises(RuntimeError, match="no derivative"):
-        jvp(op, (x,), (x,))
-    compiled = torch.compile(lambda x: op(x).sum(), fullgraph=True, dynamic=True)
-    leaf.grad = None
-    compiled(leaf).backward()
-    assert torch.equal(leaf.grad, 3 * x**2)
-    (first,) = torch.autograd.grad(op(leaf).sum(), leaf, create_graph=True)
-    if which == "formula":
-        (second,) = torch.autograd.grad(first.sum(), leaf)
-        assert torch.equal(second, 6 * x)
-    else:
-        with pytest.raises(RuntimeError, match="cube_backward' has no derivative"):
-            first.sum().backward()
-
-
-def test_no_derivative_is_an_error_never_a_zero(add) -> None:
-    x = small(4, 3)
-
-    def loss(x):
-        return add(x, x).sum()
-
-    for transform in (grad(loss), lambda x: jvp(loss, (x,), (x,)), jacrev(loss)):
-        with pytest.raises(RuntimeError, match="no derivative"):
-            transform(x)
-    assert torch.equal(vmap(add)(x, x), 2 * x)
-    level = pytest.raises(RuntimeError, match="forward-mode level")
-    with torch.no_grad(), forward_ad.dual_level(), level:  # tangents pass under no_grad, too
-        add(forward_ad.make_dual(x, x), x)
-    with pytest.raises(Exception, match="no derivative"):
-        torch.compile(add, fullgraph=True)(x.clone().requires_grad_(), x)
-
-
-def test_gradients_that_lie_anywhere(declarative) -> None:
-    a, b = small(3).requires_grad_(), small(5).requires_grad_()
-    weight = small(8)
-    (torch.cat([declarative(a), declarative(b)]) * weight).sum().backward()
-    assert torch.equal(b.grad, 3 * b.detach() ** 2 * weight[3:])

@@ -291,6 +291,37 @@ def test_threads_that_never_touched_cuda(module) -> None:
     assert all(torch.equal(z, x + y) for x, y, z in inputs)
 
 
+@pytest.mark.parametrize("stream", ["default", "side"])
+@pytest.mark.parametrize("current", ["none", "somebody's"])
+def test_whatever_context_is_current(module, current: str, stream: str) -> None:
+    """A launch that follows another on its device asks for less, and needs the right context."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    x, y, z = small(500), small(500), torch.zeros(500, device="cuda")
+    chosen = torch.cuda.Stream() if stream == "side" else torch.cuda.default_stream()
+    module["vec_add"](x, y, z, 500, grid=2, block=256)
+    torch.cuda.synchronize()
+    primary, other = ctypes.c_void_p(), ctypes.c_void_p()
+    assert cuda.cuCtxGetCurrent(ctypes.byref(primary)) == 0
+    if current == "somebody's":
+        assert cuda.cuCtxCreate_v4(ctypes.byref(other), None, 0, 0) == 0
+    try:
+        with torch.cuda.stream(chosen):
+            torch.cuda._sleep(cycles(20))  # the launch has to wait for this stream's work
+            x.fill_(7)
+            assert cuda.cuCtxSetCurrent(other) == 0
+            for _ in range(2):
+                module["vec_add"](x, y, z, 500, grid=2, block=256)
+            left = ctypes.c_void_p()
+            assert cuda.cuCtxGetCurrent(ctypes.byref(left)) == 0
+            assert left.value == other.value
+    finally:
+        assert cuda.cuCtxSetCurrent(primary) == 0
+        if other:
+            assert cuda.cuCtxDestroy_v2(other) == 0
+    torch.cuda.synchronize()
+    assert torch.equal(z, y + 7)
+
+
 @pytest.mark.gpu(2)
 def test_two_devices(module) -> None:
     for device in ("cuda:1", "cuda:0", "cuda:1"):

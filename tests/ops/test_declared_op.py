@@ -9,7 +9,18 @@ import threading
 
 import pytest
 import torch
-from declared import DECLARED, LAUNCH, VEC_ADD, blocks, cube, cube_backward, misaligned, schema
+from declared import (
+    DECLARED,
+    affine,
+    axpy,
+    copy_dense,
+    cube,
+    cube_with_backward_op,
+    cube_with_formula,
+    misaligned,
+    repeat,
+    schema,
+)
 from declared import vec_add as make_vec_add
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -25,22 +36,12 @@ def vec_add() -> torch_cubin.Op:
 
 @pytest.fixture(scope="module")
 def formula() -> torch_cubin.Op:
-    """Cube, with a backward of PyTorch's ops: derivatives of every order."""
-    op = cube()
-
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs)
-
-    op.register_autograd(
-        lambda ctx, g: 3 * ctx.saved_tensors[0] ** 2 * g, setup_context=setup_context
-    )
-    return op
+    return cube_with_formula()
 
 
 @pytest.fixture(scope="module")
 def declarative() -> torch_cubin.Op:
-    """Cube, whose backward is another declared op."""
-    return cube(backward=cube_backward().name)
+    return cube_with_backward_op()
 
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
@@ -92,53 +93,19 @@ def test_a_cpu_function_is_held_to_the_definition() -> None:
     assert turned(X, X).is_contiguous()
 
 
-def general(**changes) -> torch_cubin.Op:
-    """Every kind of argument."""
-    return torch_cubin.define_op(
-        schema(
-            "affine(Tensor x, Tensor? bias, float factor, int? offset=None, *, bool relu=False,"
-            " str mode='plain', ScalarType dtype=float32) -> Tensor"
-        ),
-        **{
-            "kernel": (DECLARED, "affine"),
-            "tensors": {"x": "float32[m, n]", "bias": "float32[m, n]", "out": "float32[m, n]"},
-            "args": lambda x, bias, out, factor, offset, relu, mode, m, n: (
-                x,
-                bias,
-                out,
-                factor,
-                torch_cubin.select(offset.defined, offset, 0),
-                relu,
-                torch_cubin.select(mode == "negative", 1, 0),
-                torch_cubin.int32(m * n),
-            ),
-            "grid": blocks,
-            "block": 256,
-            "cpu": affine,
-            **changes,
-        },
-    )
-
-
-def affine(x, bias, factor, offset=None, *, relu, mode, dtype) -> torch.Tensor:
-    out = x * factor + (offset or 0)
-    out = out if bias is None else out + bias
-    out = -out if mode == "negative" else out
-    return out.relu() if relu else out
-
-
 def test_every_kind_of_argument() -> None:
-    op = general()
+    op = affine()
     assert torch.equal(op(X, None, 2.0), 2 * X)
     assert torch.equal(op(X, X, 2.0, 5), 3 * X + 5)
     assert torch.equal(op(X, X, 2.0, relu=True, mode="negative"), (-3 * X).relu())
+    assert torch.equal(op(X, None, 1.0, dtype=torch.float16), X + 100)
     with pytest.raises(errors.InputError, match="'bias'"):
         op(X, X[:1], 2.0)
     for arguments, more in (((X, X, 2.0, 5), {"relu": True}), ((X, None, 1.5), {})):
         torch.library.opcheck(op.overload, arguments, more)
 
 
-def test_lists_outputs_and_mutation() -> None:
+def test_lists_and_outputs() -> None:
     total = torch_cubin.define_op(
         schema("total(Tensor[] xs) -> (Tensor sum, Tensor copy)"),
         kernel=(DECLARED, "add_two"),
@@ -156,49 +123,35 @@ def test_lists_outputs_and_mutation() -> None:
     with pytest.raises(errors.InputError, match=r"xs\[1\]"):
         total([ones, ones.half()])
 
-    axpy = torch_cubin.define_op(
-        schema("axpy(Tensor x, Tensor(a!) y, float alpha) -> ()"),
-        kernel=(DECLARED, "axpy"),
-        tensors={"x": "float32[*s]", "y": "float32[*s]"},
-        args=lambda x, y, alpha: (alpha, x, y, torch_cubin.int32(x.numel())),
-        grid=blocks,
-        block=256,
-        cpu=lambda x, y, alpha: [y.add_(x, alpha=alpha)][1:] or None,
-    )
+
+def test_mutation() -> None:
+    op, ones = axpy(), torch.ones(4)
     y = ones.clone()
     before = y._version
-    assert axpy(ones, y, 2.0) is None
+    assert op(ones, y, 2.0) is None
     assert torch.equal(y, 3 * ones)
     assert y._version > before
-    torch.library.opcheck(axpy.overload, (ones, ones.clone(), 0.5))
+    torch.library.opcheck(op.overload, (ones, ones.clone(), 0.5))
     leaf = torch.ones(4, requires_grad=True)
     saved = leaf.exp()
     square = saved * saved
     with torch.no_grad():
-        axpy(ones, saved, 1.0)
+        op(ones, saved, 1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         square.sum().backward()
     compiled = torch.compile(
-        lambda x, y: (axpy(x, y, 1.0), y * 2)[1], fullgraph=True, backend="aot_eager"
+        lambda x, y: (op(x, y, 1.0), y * 2)[1], fullgraph=True, backend="aot_eager"
     )
     assert torch.equal(compiled(ones, ones.clone()), 4 * ones)
     with pytest.raises(errors.InputError, match="changes its arguments"):
-        axpy.register_autograd(lambda ctx: None)
+        op.register_autograd(lambda ctx: None)
     with pytest.raises(errors.InputError, match="torch.func"):
-        vmap(lambda x, y: axpy(x, y, 1.0))(X, X.clone())
+        vmap(lambda x, y: op(x, y, 1.0))(X, X.clone())
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "turned"])
 def test_outputs_like_an_argument(layout: str) -> None:
-    op = torch_cubin.define_op(
-        schema("copy(Tensor x) -> Tensor"),
-        kernel=(DECLARED, "copy_32"),
-        tensors={"x": "float32[*s] dense", "out": torch_cubin.like("x")},
-        args=lambda x, out: (x, out, x.numel()),
-        grid=blocks,
-        block=256,
-        cpu=lambda x: x.clone(),
-    )
+    op = copy_dense()
     x = X.clone() if layout == "contiguous" else X.mT
     assert op(x).stride() == x.stride()
     torch.library.opcheck(op.overload, (x,))
@@ -272,15 +225,7 @@ def test_export(vec_add) -> None:
 
 
 def test_shapes_by_arithmetic_under_symbols() -> None:
-    op = torch_cubin.define_op(
-        schema("repeat(Tensor x) -> Tensor"),
-        kernel=(DECLARED, "repeat_columns"),
-        tensors={"x": "float32[m, k]", "out": "float32[m, 2 * k]"},
-        args=lambda x, out, m, k: (x, out, torch_cubin.int32(k), torch_cubin.int32(m * k)),
-        grid=blocks,
-        block=256,
-        cpu=lambda x: x.repeat(1, 2),
-    )
+    op = repeat()
     torch.library.opcheck(op.overload, (X,))
     compiled = torch.compile(lambda x: op(op(x)), fullgraph=True, dynamic=True, backend="aot_eager")
     for shape in ((2, 3), (5, 7)):
@@ -455,6 +400,3 @@ def test_threads(formula) -> None:
     for thread in threads:
         thread.join()
     assert not failures
-
-
-assert VEC_ADD["kernel"][0] == LAUNCH

@@ -14,13 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernel_sources import KERNELS, kernel_table
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "csrc" / "kernels"))
-
-import kernel_table  # noqa: E402
-
-DIGEST = kernel_table.params_digest(ROOT / "csrc" / "kernels" / "matmul_params.h")
+DIGEST = kernel_table.params_digest(KERNELS / "matmul_params.h")
 ENTRY = {
     "name": "k",
     "family": "matmul",

@@ -28,7 +28,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 @pytest.fixture(scope="module")
 def program() -> Path:
     return cubin_check.build(
-        HERE / "expression_check.cpp", more=[cubin_check.ROOT / "csrc/contract/expression.cpp"]
+        HERE / "expression_check.cpp",
+        more=sorted((cubin_check.ROOT / "csrc" / "contract").glob("expression*.cpp")),
     )
 
 

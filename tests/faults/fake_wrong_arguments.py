@@ -1,23 +1,14 @@
-"""The list of wrong calls, each with its class and its message.
-
-One table: what a user reads for each mistake. Every launch of it is refused before the driver is
-asked to launch, and the kernel works at the next right call.
-"""
+"""Every kind of wrong argument, tensor map and scalar: what a user reads, class and message."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
+from wrong_calls import call, expect, x
 
 import torch_cubin
 from torch_cubin import errors
 
-DATA = Path(__file__).resolve().parents[1] / "data"
-
-x = torch.zeros(64)
 wide = torch.zeros(8, 8)
 VEC_ADD = """The binary says:
 kernel vec_add
@@ -50,21 +41,6 @@ class Array:
         }
 
 
-class OtherStream:
-    cuda_stream = 7
-    device_index = 1
-
-
-def call(*arguments, kernel="vec_add", **keywords):
-    """A call of `kernel` with those arguments; grid and block are 1 where nothing is said."""
-    keywords = {"grid": 1, "block": 1, **keywords}
-    return kernel, arguments, {k: v for k, v in keywords.items() if v != "absent"}
-
-
-def launch(**keywords):
-    return call(x, x, x, 64, **keywords)
-
-
 def small(index, value):
     """A call of `small` whose argument `index` is `value`."""
     arguments = [True, 0, 0, 0.0, b"\0", x]
@@ -72,7 +48,6 @@ def small(index, value):
     return call(*arguments, kernel="small")
 
 
-# (call, class, message after "torch_cubin [tag]: "); a "..." stands for anything.
 WRONG = {
     # --- count and sizes ---
     "too_few": (
@@ -239,220 +214,12 @@ WRONG = {
         "ctypes.Structure or a NumPy scalar, got list. A CPU array must be copied to the GPU "
         "first.",
     ),
-    # --- grid and block ---
-    "no_grid": (
-        launch(grid="absent"),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' needs a grid: expected grid=blocks or grid=(x, y, z), got "
-        "none.",
-    ),
-    "no_block": (
-        launch(block="absent"),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' needs a block: expected block=threads or block=(x, y, z), "
-        "got none.",
-    ),
-    "empty_grid": (
-        launch(grid=0),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has an empty grid: expected at least 1 block in x, got "
-        "grid (0, 1, 1). Skip the launch where there is nothing to do.",
-    ),
-    "negative_grid": (
-        launch(grid=(1, -1)),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has an empty grid: expected at least 1 block in y, got "
-        "grid (1, -1, 1). Skip the launch where there is nothing to do.",
-    ),
-    "grid_x": (
-        launch(grid=2**31),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has too large a grid: expected at most 2147483647 in x, "
-        "got grid (2147483648, 1, 1).",
-    ),
-    "grid_y": (
-        launch(grid=(1, 65536)),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has too large a grid: expected at most 65535 in y, got "
-        "grid (1, 65536, 1). Put the largest extent in x, or loop in the kernel.",
-    ),
-    "grid_z": (
-        launch(grid=(1, 1, 65536)),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has too large a grid: expected at most 65535 in z, got "
-        "grid (1, 1, 65536). Put the largest extent in x, or loop in the kernel.",
-    ),
-    "huge_grid": (
-        launch(grid=2**70),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has a grid out of range: expected 64 bits, got "
-        "1180591620717411303424.",
-    ),
-    "grid_of_four": (
-        launch(grid=(1, 1, 1, 1)),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has a wrong grid: expected an int or 1 to 3 ints, got 4 of "
-        "them.",
-    ),
-    "float_grid": (
-        launch(grid=64 / 2),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has a wrong grid: expected an int, got float.",
-    ),
-    "empty_block": (
-        launch(block=(32, 0)),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has a block that no GPU runs: expected 1 to 1024 threads "
-        "in y, got block (32, 0, 1).",
-    ),
-    "block_z": (
-        launch(block=(1, 1, 65)),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has a block that no GPU runs: expected 1 to 64 threads in "
-        "z, got block (1, 1, 65).",
-    ),
-    "block_product": (
-        launch(block=(32, 33)),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has too many threads a block: expected at most 1024, got "
-        "1056, block (32, 33, 1).",
-    ),
-    "launch_bounds": (
-        call(x, kernel="static_shared", block=129),
-        errors.LaunchError,
-        "the launch of kernel 'static_shared' has a larger block than the kernel was compiled for: "
-        "expected at most 128 threads (__launch_bounds__), got 129, block (129, 1, 1).",
-    ),
-    # --- clusters, shared memory, the rest ---
-    "cluster_of_the_binary": (
-        call(x, kernel="cluster", grid=4, cluster=4),
-        errors.LaunchError,
-        "the launch of kernel 'cluster' has another cluster than the kernel was compiled for: "
-        "expected cluster (2, 1, 1), got cluster (4, 1, 1).",
-    ),
-    "cluster_and_grid": (
-        call(x, kernel="cluster", grid=3),
-        errors.LaunchError,
-        "the launch of kernel 'cluster' has a grid that is no whole number of clusters: expected a "
-        "multiple of 2 blocks in x, got grid (3, 1, 1), cluster (2, 1, 1).",
-    ),
-    "large_cluster": (
-        launch(grid=32, cluster=32),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has too large a cluster: expected at most 16 blocks, got "
-        "32, cluster (32, 1, 1).",
-    ),
-    "empty_cluster": (
-        launch(cluster=0),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has an empty cluster: expected at least 1 block in x, got "
-        "cluster (0, 1, 1).",
-    ),
-    "shared_memory": (
-        launch(shared_memory=232449),
-        errors.LaunchError,
-        "kernel 'vec_add' of ... needs more shared memory than a block may have: expected at most "
-        "232448 dynamic bytes (232448 less 0 static), got 232449.",
-    ),
-    "static_and_dynamic_shared_memory": (
-        call(x, kernel="static_shared", shared_memory=232448 - 1023),
-        errors.LaunchError,
-        "kernel 'static_shared' of ... needs more shared memory than a block may have: expected "
-        "at most 231424 dynamic bytes (232448 less 1024 static), got 231425.",
-    ),
-    "negative_shared_memory": (
-        launch(shared_memory=-1),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has shared memory out of range: expected 0 or more bytes, "
-        "as much as a block may have, got -1.",
-    ),
-    "cooperative": (
-        launch(grid=265, cooperative=True),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' is cooperative and does not fit on Fake GPU: expected at "
-        "most 264 blocks of 1 threads at once, got 265, grid (265, 1, 1). Launch fewer blocks and "
-        "let each do more.",
-    ),
-    "priority": (
-        launch(priority=1),
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has a priority that the device does not know: expected -5 "
-        "(first) to 0 (last), got 1.",
-    ),
-    "stream_of_another_device": (
-        launch(stream=OtherStream()),
-        errors.InputError,
-        "stream of the launch of kernel 'vec_add' is of another device than the arguments: "
-        "expected a stream of cuda:0, got one of cuda:1.",
-    ),
-    "no_stream": (
-        launch(stream="default"),
-        errors.InputError,
-        "stream of the launch of kernel 'vec_add' is no CUDA stream: expected a "
-        "torch.cuda.Stream, an object with __cuda_stream__, or a handle as int, got 'default'.",
-    ),
-    "unknown_keyword": (
-        launch(shared=5),
-        errors.InputError,
-        "the launch of kernel 'vec_add' has an unknown keyword: expected grid, block, "
-        "shared_memory, cluster, cooperative, programmatic_dependent_launch, priority, stream, "
-        "got shared.",
-    ),
 }
 
 
-def check(error: BaseException, kind: type, message: str) -> None:
-    assert type(error) is kind
-    pattern = re.escape(f"torch_cubin [{kind.tag}]: {message}").replace(r"\.\.\.", ".*")
-    assert re.fullmatch(pattern, str(error), re.DOTALL), f"{error}\n--- expected\n{message}"
-
-
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_call(driver, several, name):
-    (kernel, arguments, keywords), kind, message = WRONG[name]
-    with pytest.raises(errors.Error) as raised:
-        several[kernel](*arguments, **keywords)
-    check(raised.value, kind, message)
-    assert driver.launches() == []
-    several["vec_add"](x, x, x, 64, grid=1, block=1)
-    assert len(driver.launches()) == 1
-
-
-def test_registers_limit_the_block(driver, vec_add):
-    driver.set("max_threads", 512)
-    with pytest.raises(errors.LaunchError) as raised:
-        vec_add(x, x, x, 64, grid=1, block=513)
-    check(
-        raised.value,
-        errors.LaunchError,
-        "the launch of kernel 'vec_add' has a block that the kernel cannot have on Fake GPU: "
-        "expected at most 512 threads (it needs 12 registers for each), got block (513, 1, 1). "
-        "Launch smaller blocks.",
-    )
-
-
-def test_a_cluster_that_does_not_fit(driver, vec_add):
-    driver.set("clusters", 0)
-    for shared in (0, 1000):
-        with pytest.raises(errors.LaunchError, match="does not fit on Fake GPU"):
-            vec_add(x, x, x, 64, grid=8, block=1, cluster=8, shared_memory=shared)
-    assert driver.launches() == []
-
-
-def test_a_cooperative_grid_of_clusters(driver, vec_add):
-    driver.set("clusters", 2)
-    vec_add(x, x, x, 64, grid=8, block=1, cluster=4, cooperative=True)
-    with pytest.raises(errors.LaunchError, match="at most 8 blocks"):
-        vec_add(x, x, x, 64, grid=12, block=1, cluster=4, cooperative=True)
-    vec_add(x, x, x, 64, grid=12, block=1, cluster=4)
-    assert driver.calls("cuOccupancyMaxActiveClusters") == 1
-
-
-def test_large_clusters_are_allowed_once(driver, vec_add):
-    for _ in range(2):
-        vec_add(x, x, x, 64, grid=16, block=1, cluster=16)
-    assert driver.calls("cuKernelSetAttribute") == 1
-    assert driver.launches()[1]["attributes"] == {"4": [16, 1, 1]}
+def test_wrong_argument(driver, several, name):
+    expect(driver, several, WRONG[name])
 
 
 MAP = torch.zeros(4, 8, 32)
@@ -547,6 +314,6 @@ def test_fake_and_wrapped_tensors_are_refused(driver, vec_add):
 def test_a_tensor_whose_storage_is_gone(vec_add) -> None:
     gone = torch.zeros(64)
     gone.untyped_storage().resize_(0)
-    for call in (vec_add, vec_add._launch_plainly):
+    for launch in (vec_add, vec_add._launch_plainly):
         with pytest.raises(errors.InputError, match="no memory of its own"):
-            call(gone, x, x, 64, grid=1, block=64)
+            launch(gone, x, x, 64, grid=1, block=64)

@@ -1,0 +1,47 @@
+"""The committed cubins of examples/kernels are what the documented command makes of the sources."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import real_cubins
+
+KERNELS = real_cubins.ROOT / "examples" / "kernels"
+NAMES = sorted(path.stem for path in KERNELS.glob("*.cu"))
+
+
+def command(name: str) -> list[str]:
+    """The line of examples/kernels/README.md that makes one."""
+    (line,) = re.findall(r"^nvcc .*$", (KERNELS / "README.md").read_text(), re.MULTILINE)
+    return shlex.split(line.replace("NAME", name))
+
+
+def test_every_source_has_its_cubin() -> None:
+    assert NAMES
+    assert {path.name for path in KERNELS.glob("*.cubin")} == {f"{n}.sm_90a.cubin" for n in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cubin_is_of_its_source(name: str, tmp_path: Path) -> None:
+    compiler = real_cubins.nvcc()
+    if compiler is None:
+        pytest.skip("needs nvcc")
+    _, *options, target = command(name)
+    committed = (KERNELS / target).read_bytes()
+    # A cubin says which ptxas made it. Another release may write other code for the same source.
+    release = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", committed)
+    assert release, "the cubin does not say what made it"
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    if release[1] not in re.findall(rb"\bV([\d.]+)", version):
+        pytest.skip(f"needs nvcc {release[1].decode()}, which made the cubin")
+
+    made = tmp_path / target
+    subprocess.run([compiler, *options, made], cwd=KERNELS, check=True)
+    assert made.read_bytes() == committed, f"make it again: cd {KERNELS}; {' '.join(command(name))}"
+    # The source says the same command, where it says one.
+    for said in re.findall(r"nvcc -cubin .*", (KERNELS / f"{name}.cu").read_text()):
+        assert said == " ".join(command(name))

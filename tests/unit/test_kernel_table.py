@@ -1,0 +1,140 @@
+"""csrc/kernels/kernel_table.py: tables at the ends of kernels' sources; digests of parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kernel_sources import KERNELS, BuildError, kernel_table, table
+
+
+def parse(*entries: dict, **top: object) -> list[kernel_table.Kernel]:
+    return kernel_table.parse_table(table(*entries, **top), Path("simt_matmul.cu"))
+
+
+def test_table_expands_cross_product() -> None:
+    kernels = parse(
+        {
+            "name": "k_{layout}_{t.name}",
+            "layout": "{layout}",
+            "tile": "{t.tile}",
+            "stages": "{t.s{layout}}",
+            "defines": {"L_{layout}": 1},
+            "for": {
+                "layout": ["nn", "tt"],
+                "t": [
+                    {"name": "big", "tile": [128, 128, 8], "snn": 2, "stt": 3},
+                    {"name": "small", "tile": [64, 64, 8], "snn": 4, "stt": 5},
+                ],
+            },
+        }
+    )
+    assert [kernel.name for kernel in kernels] == [
+        "k_nn_big",
+        "k_nn_small",
+        "k_tt_big",
+        "k_tt_small",
+    ]
+    last = kernels[-1]
+    assert last.fields["tile"] == [64, 64, 8]
+    assert last.fields["stages"] == 5
+    assert last.fields["family"] == "matmul"
+    assert last.fields["cluster"] == [1, 1, 1]
+    assert "defines" not in last.fields
+    assert "for" not in last.fields
+    macros = last.macros()
+    assert (macros["TC_KERNEL"], macros["TC_TILE_M"], macros["L_tt"]) == ("k_tt_small", "64", "1")
+    assert (macros["TC_THREADS"], macros["TC_STAGES"]) == ("64", "5")
+
+
+def test_table_defaults_are_overridden_and_extra_fields_kept() -> None:
+    text = table({"rows": 4}, defaults={"stages": 9, "color": "red"})
+    (kernel,) = kernel_table.parse_table(text, Path("dot_matmul.cu"))
+    assert (kernel.fields["stages"], kernel.fields["color"], kernel.fields["rows"]) == (2, "red", 4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"name": "k_{layot}"}, "unknown variable '{layot}'"),
+        ({"name": "{t.x}", "for": {"t": [{"name": "a"}]}}, "unknown variable '{t.x}'"),
+        ({"tile": [64, 64]}, "wrong 'tile'"),
+        ({"block": ["64", 1, 1]}, "wrong 'block'"),
+    ],
+)
+def test_table_mistakes_are_named(entry: dict, says: str) -> None:
+    with pytest.raises(BuildError, match=r"^torch_cubin \[file\]: ") as error:
+        parse(entry)
+    assert says in str(error.value)
+
+
+def test_table_missing_fields_bad_json_and_duplicates(tmp_path: Path) -> None:
+    text = table({}).replace('"layout"', '"lay"').replace('"cost"', '"cst"')
+    with pytest.raises(BuildError, match="no layout, cost"):
+        kernel_table.parse_table(text, Path("a.cu"))
+    with pytest.raises(BuildError, match="is not JSON"):
+        kernel_table.parse_table("/* torch_cubin kernels\n{,}\n*/\n", Path("a.cu"))
+    (tmp_path / "a_matmul.cu").write_text(table({}))
+    (tmp_path / "b_matmul.cu").write_text(table({}))
+    with pytest.raises(BuildError, match=r"names kernel 'k' again.*a_matmul\.cu"):
+        kernel_table.read_tables(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("virtual", "arch", "chosen"),
+    [
+        ([80], "sm_90a", "80"),
+        ([80, 90], "sm_90a", "90"),
+        ([80, "90a"], "sm_90a", "90a"),
+        ([80, "90a"], "sm_100a", "80"),
+        ([80, 89], "sm_86", "80"),
+    ],
+)
+def test_virtual_arch_is_highest_usable(virtual: list, arch: str, chosen: str) -> None:
+    (kernel,) = parse({}, virtual_arch=virtual)
+    assert kernel.virtual_arch(arch) == chosen
+
+
+def test_virtual_arch_none_usable() -> None:
+    (kernel,) = parse({}, virtual_arch=["90a"])
+    with pytest.raises(BuildError, match=r"\[arch\].*'k' cannot be built for sm_80"):
+        kernel.virtual_arch("sm_80")
+
+
+def test_own_tables_have_one_entry_a_name() -> None:
+    kernels = kernel_table.read_tables(KERNELS)
+    assert {"simt", "dot", "reduce"} <= {kernel.fields["kind"] for kernel in kernels}
+    for kernel in kernels:
+        assert kernel.name.startswith(kernel.source.stem), kernel.name
+        assert kernel.fields["dtype"] in ("float16", "bfloat16", "float32", "float64")
+
+
+def test_params_digest_is_of_the_declaration_alone(tmp_path: Path) -> None:
+    header = tmp_path / "x_params.h"
+
+    def digest(text: str) -> str:
+        header.write_text(text)
+        return kernel_table.params_digest(header)
+
+    plain = digest("#pragma once\nstruct XParams {\n  int m;\n  int n;\n};\n")
+    assert plain == digest(
+        "// One.\n#pragma once\n\nstruct XParams { /* sizes\n */ int m;  // rows\n  int n; };"
+    )
+    assert plain != digest("#pragma once\nstruct XParams {\n  int n;\n  int m;\n};\n")
+    assert plain != digest("#pragma once\nstruct XParams {\n  int m;\n  float n;\n};\n")
+
+
+def test_params_digest_follows_includes(tmp_path: Path) -> None:
+    header, common = tmp_path / "x_params.h", tmp_path / "common.h"
+    header.write_text('#include "common.h"\nstruct XParams { Size m; };\n')
+    digests = []
+    for size in ("int", "long long", "int  /* 4 bytes */"):
+        common.write_text(f"typedef {size} Size;\n")
+        digests.append(kernel_table.params_digest(header))
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_every_family_has_its_parameters_header() -> None:
+    families = {kernel.fields["family"] for kernel in kernel_table.read_tables(KERNELS)}
+    for family in families:
+        assert (KERNELS / f"{family}_params.h").is_file(), family
