@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import os
@@ -72,6 +73,14 @@ class Kernel(Launcher):
         return f"<torch_cubin.Kernel '{self.name}' of {self.module.origin}>"
 
 
+def _common(facts: list[KernelFacts]) -> KernelFacts:
+    """The first, with the block of a launch that names none: what all that demand one demand."""
+    demanded = {each.required_block for each in facts} - {None}
+    return dataclasses.replace(
+        facts[0], required_block=demanded.pop() if len(demanded) == 1 else None
+    )
+
+
 _KEYWORDS = (
     *("grid", "block", "shared_memory", "cluster", "cooperative"),
     *("programmatic_dependent_launch", "priority", "stream"),
@@ -106,10 +115,11 @@ class Module:
         self.origin = origin
         self.images = tuple(_content(entry) for entry in facts["images"])
         self._sources: list[tuple[Source, str, str]] = []  # with name for errors and sha256
-        self._facts: dict[str, KernelFacts] = {}
+        found: dict[str, list[KernelFacts]] = {}
         for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
             for kernel in image.kernels:
-                self._facts.setdefault(kernel.name, kernel)
+                found.setdefault(kernel.name, []).append(kernel)
+        self._facts = {name: _common(facts) for name, facts in found.items()}
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
         self._globals: set[int] = set()  # tensors over global variables (_global_memory.py)
         self._closed = False

@@ -326,7 +326,7 @@ class Launch {
 void launch(UserKernel& kernel, const torch_cubin_launch_call& call) {
   const UserModule::Use use(kernel.module());
   if (launch_common(kernel, call)) return;
-  Launch launch(kernel, call, kernel.info());
+  Launch launch(kernel, call, kernel.info_on(call.device));
   launch.check_shape();
   launch.run(device(call.device));
 }

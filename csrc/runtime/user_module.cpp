@@ -99,6 +99,26 @@ const SourceImage* UserModule::choose(const Device& device, const std::string& k
   return best;
 }
 
+const KernelInfo& UserModule::info(const Device& device, const std::string& kernel) const {
+  const SourceImage* source = choose(device, kernel);
+  if (source == nullptr) fail_no_image(device);
+  return source->image.kernel(kernel);
+}
+
+bool UserModule::agree_on_shape(const std::string& kernel) const {
+  const KernelInfo* first = nullptr;
+  for (const SourceImage& source : images_) {
+    const KernelInfo* info = source.image.find(kernel);
+    if (info == nullptr) continue;
+    if (first == nullptr) first = info;
+    if (info->required_block != first->required_block || info->max_block != first->max_block ||
+        info->cluster != first->cluster) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void UserModule::fail_no_image(const Device& device) const {
   std::string found;
   for (const SourceImage& source : images_) {

@@ -86,6 +86,12 @@ class UserModule {
   // what is wanted and found.
   std::shared_ptr<const Module> on(const Device& device, const std::string& kernel);
 
+  // What that image says of the kernel. Throws [arch], too.
+  const KernelInfo& info(const Device& device, const std::string& kernel) const;
+
+  // Whether all images that have the kernel say the same of its blocks and clusters.
+  bool agree_on_shape(const std::string& kernel) const;
+
  private:
   // Null where no image with that kernel runs there.
   const SourceImage* choose(const Device& device, const std::string& kernel) const;
@@ -113,9 +119,10 @@ class UserModule {
 
 class UserKernel {
  public:
-  // `info` is of any image that has the kernel: what a launch is checked against before a device
-  // is chosen must hold for all of them.
-  UserKernel(UserModule& module, KernelInfo info) : module_(module), info_(std::move(info)) {}
+  // `info` is of any image that has the kernel: its parameters are those of all of them, its blocks
+  // and clusters only where they agree.
+  UserKernel(UserModule& module, KernelInfo info)
+      : module_(module), info_(std::move(info)), same_shape_(module.agree_on_shape(info_.name)) {}
   ~UserKernel() { forget(); }
   UserKernel(const UserKernel&) = delete;
   UserKernel& operator=(const UserKernel&) = delete;
@@ -148,6 +155,12 @@ class UserKernel {
   const std::string& name() const { return info_.name; }
   const KernelInfo& info() const { return info_; }
 
+  // What launches on that device are checked against, without touching it where that is the same
+  // everywhere.
+  const KernelInfo& info_on(int32_t device_index) const {
+    return same_shape_ ? info_ : module_.info(device(device_index), name());
+  }
+
   OnDevice& on(const Device& device) {
     OnDevice* ready = find(device.index);
     return ready != nullptr ? *ready : make(device);
@@ -169,6 +182,7 @@ class UserKernel {
 
   UserModule& module_;  // owns this kernel
   KernelInfo info_;
+  bool same_shape_;
   std::mutex mutex_;  // guards the making of on_
   std::atomic<OnDevice*> on_[kMaxDevices] = {};
 };
