@@ -138,9 +138,13 @@ TORCH_CUBIN_API int torch_cubin_read_tensor(const void* tensor, int32_t device_t
   }
   if (aoti_torch_get_device_index(handle, device) != 0) return 0;
   if (*device < 0) *device = 0;  // the CPU has none
-  if (aoti_torch_get_data_ptr(handle, &data) != 0 || data == nullptr) return 0;
+  if (aoti_torch_get_data_ptr(handle, &data) != 0) return 0;
   *address = reinterpret_cast<uintptr_t>(data);
-  return 1;
+  try {
+    return is_memory(data, handle, ScalarType(dtype));
+  } catch (...) {
+    return 0;
+  }
 }
 
 // Writes 128 bytes to `out`.

@@ -18,6 +18,7 @@ import torch
 from torch_cubin import _lib, errors
 from torch_cubin._inspect import Kernel as KernelFacts
 from torch_cubin._inspect import Param
+from torch_cubin._memory import has_memory
 from torch_cubin._scalars import Scalar
 from torch_cubin._tensor_map import TensorMap
 
@@ -249,7 +250,7 @@ def _tensor_address(
             "Call .contiguous(), or pass torch_cubin.strided(tensor) to a kernel with strides.",
         )
     try:
-        address = tensor.data_ptr()
+        address, present = tensor.data_ptr(), has_memory(tensor)
     except RuntimeError as error:
         raise _refuse(
             facts,
@@ -258,7 +259,7 @@ def _tensor_address(
             "a plain tensor",
             str(error).split("\n")[0][:200],
         ) from error
-    if address == 0 and tensor.numel() > 0:  # its storage was resized to nothing
+    if not present:
         raise _refuse(
             facts,
             param,

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_cubin import _checks, _private, errors
 from torch_cubin._evaluate import evaluate
 from torch_cubin._expressions import Tree
+from torch_cubin._memory import has_memory
 from torch_cubin._signature import Signature
 
 
@@ -241,7 +242,7 @@ class Call:
     def _match_address(self, align: int, name: str, tensor: Tensor) -> None:
         if tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
             return  # a fake tensor
-        if tensor.numel() and not tensor.data_ptr():
+        if not has_memory(tensor):
             expected = "a tensor whose storage is allocated"
             raise self._refuse(name, "has elements but no memory", expected, "a null address")
         if tensor.numel() and tensor.data_ptr() % align:

@@ -10,6 +10,7 @@ import torch
 
 from torch_cubin import _lib, errors
 from torch_cubin._expressions import TracedTensor
+from torch_cubin._memory import has_memory
 
 # The driver's numbers (cuda.h, CUtensorMapDataType and the enums after it).
 _DATA_TYPES = {
@@ -161,6 +162,9 @@ class TensorMap:
                 "tensor", "has an innermost dim with gaps", "stride 1 in the last dim", strides
             )
         step = 32 if self.interleave == "32B" else 16
+        if not has_memory(tensor):
+            expected = "a tensor whose storage is allocated"
+            raise _refuse("tensor", "has elements but no memory", expected, "a null address")
         if tensor.data_ptr() % step:
             raise _refuse(
                 "tensor",

@@ -202,7 +202,7 @@ void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState&
              "a tensor no two of whose elements share memory", strides_text(view),
              "Call .contiguous() on it.");
     }
-    address = const_cast<void*>(view.data());
+    address = const_cast<void*>(view.find_data());
     if (address == nullptr) {
       refuse(item, "has elements but no memory", "a tensor whose storage is allocated",
              "a null address", "");

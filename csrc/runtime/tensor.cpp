@@ -2,6 +2,8 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <algorithm>
+
 #include "cubin/error.h"
 #include "driver/driver.h"
 #include "runtime/torch_error.h"
@@ -76,10 +78,29 @@ TensorView::TensorView(AtenTensorHandle tensor) : handle(tensor) {
   dtype = static_cast<ScalarType>(code);
 }
 
-const void* TensorView::data() const {
+const void* TensorView::find_data() const {
   void* pointer = nullptr;
   check_read(aoti_torch_get_data_ptr(handle, &pointer));
+  return is_memory(pointer, handle, dtype) ? pointer : nullptr;
+}
+
+const void* TensorView::data() const {
+  const void* pointer = find_data();
+  if (pointer == nullptr && std::find(sizes, sizes + dim, 0) == sizes + dim) {
+    fail({"input", "a tensor argument", "has elements but no memory",
+          "a tensor whose storage is allocated", "a null address, shape " + shape_text(), ""});
+  }
   return pointer;
+}
+
+bool is_memory(const void* data, AtenTensorHandle tensor, ScalarType dtype) {
+  // No offset leads up here: most tensors need no more than this.
+  constexpr uint64_t kMostMemory = uint64_t{1} << 40;
+  const uint64_t address = reinterpret_cast<uintptr_t>(data);
+  if (address >= kMostMemory) return true;
+  int64_t offset = 0;
+  check_read(aoti_torch_get_storage_offset(tensor, &offset));
+  return address != static_cast<uint64_t>(offset) * static_cast<uint64_t>(element_size(dtype));
 }
 
 bool TensorView::on_cuda() const {

@@ -31,7 +31,8 @@ struct TensorView {
   int32_t device_type = 0;
   int32_t device_index = 0;
 
-  const void* data() const;
+  const void* data() const;       // throws [input] for elements without memory
+  const void* find_data() const;  // null there, and where there are no elements
   bool on_cuda() const;
   std::string shape_text() const;   // "(2, 3)"
   std::string device_text() const;  // "cuda:0"
@@ -42,6 +43,10 @@ std::string dtype_name(ScalarType dtype);
 const char* dtype_text(ScalarType dtype);  // the same; null where unknown
 int64_t element_size(ScalarType dtype);    // bytes
 bool is_complex(ScalarType dtype);
+
+// Whether `data`, which PyTorch gave for the tensor, is memory. Storages that were resized to nothing
+// (FSDP does), and those of wrappers, begin at null, to which PyTorch adds the tensor's offset.
+bool is_memory(const void* data, AtenTensorHandle tensor, ScalarType dtype);
 
 // The dtype of that name, as torch prints it; false where there is none.
 bool find_dtype(const std::string& name, ScalarType* dtype);

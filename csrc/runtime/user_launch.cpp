@@ -60,9 +60,10 @@ bool is_common(const UserKernel::OnDevice& here, const torch_cubin_launch_call& 
 }
 
 // Whether a launch on that stream works on the device without another context being made current:
-// a stream of one's own brings its context, the default stream means that of the current one.
+// a stream of one's own brings its context, the default ones mean that of the current one.
 bool finds_context(CUstream stream, const UserKernel::OnDevice& here) {
-  if (stream != nullptr) return true;
+  if (stream != nullptr && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD)
+    return true;
   CUcontext current = nullptr;
   return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == here.context;
 }

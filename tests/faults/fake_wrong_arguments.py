@@ -311,9 +311,27 @@ def test_fake_and_wrapped_tensors_are_refused(driver, vec_add):
     assert driver.launches() == []
 
 
-def test_a_tensor_whose_storage_is_gone(vec_add) -> None:
-    gone = torch.zeros(64)
+@pytest.mark.parametrize("offset", [0, 1, 1 << 20])
+def test_a_tensor_whose_storage_is_gone(driver, vec_add, offset: int) -> None:
+    """Its address is null and the offset."""
+    gone = torch.zeros(offset + 64)[offset:]
     gone.untyped_storage().resize_(0)
+    vec_add(x, x, x, 64, grid=1, block=64)
+    driver.reset()
     for launch in (vec_add, vec_add._launch_plainly):
         with pytest.raises(errors.InputError, match="no memory of its own"):
             launch(gone, x, x, 64, grid=1, block=64)
+    with pytest.raises(errors.InputError, match="has elements but no memory"):
+        vec_add(torch_cubin.TensorMap(gone.view(4, 16), (4, 16)), x, x, 64, grid=1, block=64)
+    assert driver.launches() == []
+
+
+def test_a_functional_tensor_has_no_memory(driver, vec_add) -> None:
+    def inside(row: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(errors.InputError, match="no memory of its own"):
+            vec_add(row, x, x, 64, grid=1, block=1)
+        return row
+
+    for offset in (0, 1):
+        torch.func.functionalize(inside)(torch.zeros(65)[offset:])
+    assert driver.launches() == []

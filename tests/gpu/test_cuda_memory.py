@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import resource
 
 import numerics
@@ -101,3 +102,29 @@ def test_inputs_are_never_written(mode: str, generator: torch.Generator) -> None
             for tensor, copy in zip((a, b), before, strict=True):
                 numerics.check_bits(tensor, copy)
             assert [tensor._version for tensor in (a, b)] == versions
+
+
+@pytest.mark.parametrize("offset", [0, 64])
+def test_tensors_whose_storage_is_gone_are_refused(offset: int) -> None:
+    """Resized to nothing, as FSDP does; a kernel that read there would break the context."""
+
+    def gone(*shape: int) -> torch.Tensor:
+        count = offset + math.prod(shape)
+        tensor = torch.ones(count, device="cuda", dtype=torch.bfloat16)[offset:].view(shape)
+        tensor.untyped_storage().resize_(0)
+        return tensor
+
+    ops, a = torch.ops.cubin, torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
+    q = a.view(1, 1, 64, 64)
+    for call in (
+        lambda: ops.matmul(gone(64, 64), a),
+        lambda: ops.matmul(a, gone(64, 64)),
+        lambda: ops.linear(a, a, gone(64)),
+        lambda: ops.scaled_dot_product_attention(gone(1, 1, 64, 64), q, q),
+        lambda: ops.scaled_dot_product_attention(q, q, gone(1, 1, 64, 64)),
+        lambda: ops.scaled_dot_product_attention(q, q, q, gone(64, 64)),
+    ):
+        with pytest.raises(RuntimeError, match="has elements but no memory"):
+            call()
+    torch.cuda.synchronize()
+    assert torch.equal(ops.matmul(a, a), a @ a)

@@ -90,8 +90,9 @@ def test_a_tensor_with_gaps_is_written(double) -> None:
         assert view.eq(2).all()
 
 
-def test_a_tensor_without_memory() -> None:
-    op, gone = cube(), torch.ones(4)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_tensor_without_memory(offset: int) -> None:
+    op, gone = cube(), torch.ones(5)[offset:]
     gone.untyped_storage().resize_(0)
     with pytest.raises(errors.InputError, match="has elements but no memory"):
         op(gone)
