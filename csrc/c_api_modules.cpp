@@ -115,9 +115,8 @@ TORCH_CUBIN_API char* torch_cubin_kernel_launch(void* kernel, const torch_cubin_
 }
 
 // For csrc/python_launch.c: 1 with the memory of a contiguous tensor on such a device (PyTorch's
-// number). 0 for every other one, and for what may stand for other values than its memory holds:
-// complex and 0-dim tensors may be conjugated or negated lazily, and so may views of size 1 whose
-// strides are odd.
+// number), 0 for every other one. The caller has seen that the tensor's values are those in its
+// memory; complex and 0-dim ones, which are most often not, go by Python all the same.
 TORCH_CUBIN_API int torch_cubin_read_tensor(const void* tensor, int32_t device_type,
                                             int32_t* device, uint64_t* address) {
   const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));

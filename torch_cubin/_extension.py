@@ -25,7 +25,7 @@ class PlainLauncher:
     def _bind(self, handle: int, params: tuple[tuple[int, str], ...]) -> None:
         """The extension keeps what it is told here."""
 
-    def __call__(self, *args: Any, **keywords: Any) -> None:
+    def __call__(self, /, *args: Any, **keywords: Any) -> None:
         self._launch_plainly(*args, **keywords)
 
 
@@ -67,13 +67,42 @@ def _tensor_offset() -> int | None:
     return None
 
 
+def _keys_offset() -> int | None:
+    """Bytes from an at::TensorImpl's address to its dispatch keys; None where not found."""
+    plain, complex_ = torch.zeros(2), torch.zeros(2, dtype=torch.complex64)
+    try:
+        tensors = [plain, complex_.conj(), torch._neg_view(plain), plain.to_sparse()]
+        known = [
+            (_implementation(tensor), torch._C._dispatch_keys(tensor).raw_repr())
+            for tensor in tensors
+        ]
+    except (AttributeError, TypeError, RuntimeError):  # private functions of PyTorch
+        return None
+    for offset in range(0, 192, 8):  # no at::TensorImpl is smaller
+        if all(ctypes.c_uint64.from_address(at + offset).value == keys for at, keys in known):
+            return offset
+    return None
+
+
+def _plain_keys(device_type: int) -> int | None:
+    """The dispatch keys of a tensor that is nothing but its memory on such a device."""
+    device = "CUDA" if device_type == _CUDA else "CPU"
+    found = 0
+    try:
+        for name in (device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView"):
+            found |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return found
+
+
 def configure(extension: Any, device_type: int) -> bool:
     """Gives the extension what it cannot link; False where it cannot serve this PyTorch.
 
     Tests pass another device type.
     """
-    offset = _tensor_offset()
-    if offset is None:
+    places = _tensor_offset(), _keys_offset(), _plain_keys(device_type)
+    if None in places:
         return False
     library = _lib.load()
     launch, read = (
@@ -81,7 +110,7 @@ def configure(extension: Any, device_type: int) -> bool:
         for function in (library.torch_cubin_kernel_launch, library.torch_cubin_read_tensor)
     )
     types = (torch.Tensor, torch.nn.Parameter)
-    extension.configure(launch, types, read, offset, device_type, _lib.raise_error)
+    extension.configure(launch, types, read, *places, device_type, _lib.raise_error)
     return True
 
 

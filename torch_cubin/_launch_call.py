@@ -133,6 +133,8 @@ def _triple(facts: KernelFacts, name: str, value: Any) -> tuple[int, int, int]:
         return value, 1, 1
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
         return _integer(facts, name, value), 1, 1
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return _integer(facts, name, value), 1, 1
     if not 1 <= len(value) <= 3:
         raise _refuse(
             facts, f"has a wrong {name}", "an int or 1 to 3 ints", f"{len(value)} of them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import math
 import os
@@ -65,7 +66,7 @@ class Kernel(Launcher):
         """The symbol."""
         return self.info.name
 
-    def _launch_plainly(self, *args: Any, **keywords: Any) -> None:
+    def _launch_plainly(self, /, *args: Any, **keywords: Any) -> None:
         _check_keywords(self.info, keywords)
         _launch_call.launch(self._handle, self.info, args, **keywords)
 
@@ -99,6 +100,29 @@ def _check_keywords(facts: KernelFacts, keywords: dict[str, Any]) -> None:
             )
 
 
+# Modules that a garbage collection finds dead go at its end: until then a __del__ of the same
+# cycle may still launch or unload them.
+_dead: list[int] = []
+_collecting = False
+
+
+def _drop(handle: int) -> None:
+    if _collecting:
+        _dead.append(handle)
+    else:
+        _lib.module_drop(handle)
+
+
+def _follow_collection(phase: str, _: dict[str, int]) -> None:
+    global _collecting
+    _collecting = phase == "start"
+    while _dead and not _collecting:
+        _lib.module_drop(_dead.pop())
+
+
+gc.callbacks.append(_follow_collection)
+
+
 class Module:
     """The kernels of one or more images: what load() returns.
 
@@ -110,7 +134,7 @@ class Module:
         facts = _lib.open_module(sources, origin, jit)
         self._jit = jit
         self._handle: int = facts["handle"]
-        self._drop = weakref.finalize(self, _lib.module_drop, self._handle)
+        self._drop = weakref.finalize(self, _drop, self._handle)
         self._drop.atexit = False
         self.origin = origin
         self.images = tuple(_content(entry) for entry in facts["images"])

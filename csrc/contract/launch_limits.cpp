@@ -123,7 +123,8 @@ void check_bounds(const std::string& label, const Sizes& block,
 
 // A grid of whole clusters: those of the contract, or of each image.
 void check_multiple(const std::string& label, const Sizes& grid, size_t axis, int64_t cluster) {
-  if (!grid.known(axis) || grid[axis] % cluster == 0) return;
+  // A damaged image may demand 0: the launch is refused then.
+  if (!grid.known(axis) || cluster < 1 || grid[axis] % cluster == 0) return;
   fail({"input", label, "is no whole number of clusters",
         "a multiple of " + std::to_string(cluster) + " blocks in " + kAxisNames[axis], grid.text(),
         ""});

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 import torch
 from wrong_calls import call, expect, x
 
 import torch_cubin
-from torch_cubin import errors
+from torch_cubin import _extension, errors
+
+SEVERAL = Path(__file__).resolve().parents[1] / "data" / "several.sm_90a.cuda130.cubin"
 
 wide = torch.zeros(8, 8)
 VEC_ADD = """The binary says:
@@ -324,6 +329,60 @@ def test_a_tensor_whose_storage_is_gone(driver, vec_add, offset: int) -> None:
     with pytest.raises(errors.InputError, match="has elements but no memory"):
         vec_add(torch_cubin.TensorMap(gone.view(4, 16), (4, 16)), x, x, 64, grid=1, block=64)
     assert driver.launches() == []
+
+
+def lazy_tensors() -> list[torch.Tensor]:
+    """Contiguous, and yet to be negated."""
+    row = torch.zeros(4, dtype=torch.complex64).conj().imag
+    replaced = torch.zeros(8)
+    replaced.data = torch._neg_view(torch.ones(8))
+    return [row[:1], row.as_strided((4,), (1,)), torch._neg_view(torch.ones(8)), replaced]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_lazily_negated_tensors_are_refused(driver, vec_add, index: int) -> None:
+    lazy = lazy_tensors()[index]
+    assert lazy.is_contiguous()
+    assert lazy.is_neg()
+    for launch in (vec_add, vec_add._launch_plainly):
+        with pytest.raises(errors.InputError, match="yet to be conjugated or negated"):
+            launch(lazy, x, x, 64, grid=1, block=64)
+    assert driver.launches() == []
+
+
+def test_the_extension_knows_plain_tensors(driver, vec_add, monkeypatch) -> None:
+    """What is plain goes the quick way: it would be quietly slow otherwise."""
+    if _extension.Launcher is _extension.PlainLauncher:
+        pytest.skip("the extension is off")
+    monkeypatch.setattr(torch_cubin.Kernel, "_launch_plainly", lambda *a, **k: pytest.fail("plain"))
+    with torch.inference_mode():
+        inference = torch.zeros(64)
+    leaf = torch.zeros(64, requires_grad=True)
+    parameter = torch.nn.Parameter(torch.zeros(64))
+    for tensor in (x, inference, leaf, leaf * 2, parameter, torch.zeros(80)[16:], x.detach()):
+        vec_add(tensor, tensor, tensor, 64, grid=1, block=64)
+    assert len(driver.launches()) == 7
+
+
+def test_modules_outlive_the_finalizers_of_their_cycle(driver) -> None:
+    """Garbage collection clears weak references before it calls any __del__."""
+    seen, before = [], driver.libraries()
+
+    class Last:
+        def __init__(self) -> None:
+            self.module, self.itself = torch_cubin.load(SEVERAL), self
+            self.kernel = self.module["vec_add"]
+            driver.declare(self.module)
+
+        def __del__(self) -> None:
+            self.kernel(x, x, x, 64, grid=1, block=64)
+            seen.append(self.module.unload())
+
+    for _ in range(3):
+        Last()
+        gc.collect()
+    assert seen == [True] * 3
+    assert driver.libraries() == before
 
 
 def test_a_functional_tensor_has_no_memory(driver, vec_add) -> None:

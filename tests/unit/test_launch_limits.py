@@ -158,6 +158,12 @@ def test_a_block_that_is_left_out() -> None:
     assert "(64, 1, 1) for sm_90 and (96, 1, 1) for sm_100" in str(caught.value)
 
 
+def test_a_damaged_cluster() -> None:
+    """The binary's record may say anything, 0 too: launches of it are refused."""
+    contract = changed(vec_add(), "kernels/0/grid", [4, 4, 1])
+    define(contract, files=[image(90, cluster=(2, 0, 1))])
+
+
 def test_define_op() -> None:
     text = schema("f(Tensor x, Tensor y) -> Tensor")
     for changes, says in (
