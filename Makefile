@@ -46,7 +46,8 @@ $(LIBRARY): $(HOST_SOURCES) setup.py | $(READY)
 
 # Kernels need nothing of .venv where the machine has a CUDA toolkit: then they are built while it is
 # made, and beside the library. That takes a fresh clone half a minute less.
-KERNELS_PY := $(shell $(PYTHON) csrc/kernels/toolkit.py > /dev/null 2>&1 && echo $(PYTHON) || echo $(PY))
+KERNELS_PY := $(shell $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
+	&& $(PYTHON) csrc/kernels/toolkit.py > /dev/null 2>&1 && echo $(PYTHON) || echo $(PY))
 
 .PHONY: kernels-demo kernels-test kernels-all built-demo built-test
 kernels-demo kernels-test kernels-all: kernels-%: | $(if $(filter $(PY),$(KERNELS_PY)),$(READY))

@@ -119,8 +119,8 @@ def write_params_digests(kernels) -> None:
 def write_units(kernels, files: list[Path]) -> list[str]:
     """A file for each folder of csrc that includes the folder's .cpp files: what the compiler gets.
 
-    The headers of torch and of JSON take it seconds, and a folder takes no longer than one of its
-    files: 75 s instead of 250 for the library. So names in a folder's anonymous namespaces differ.
+    The headers of torch and of JSON take it seconds for each: 75 s of processor time instead of 250
+    for the library. So names in a folder's anonymous namespaces differ, from its headers', too.
     """
     folders = dict.fromkeys(path.parent for path in files if path.suffix == ".cpp")
     units = []
@@ -150,7 +150,7 @@ def extension():
         "torch_cubin._C",
         write_units(kernels, files),
         depends=[
-            *(str(path) for path in files if path.suffix in (".h", ".map")),
+            *(str(path) for path in files if path.suffix in (".cpp", ".h", ".map")),
             *map(str, (csrc / "kernels").glob("*_params.h")),
             __file__,
         ],

@@ -1,7 +1,5 @@
 // The C API of torch_cubin.load(): modules, kernels, launches (torch_cubin/_module.py). A handle is
 // the address of a UserModule or UserKernel; a kernel lives as long as its module.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
@@ -114,35 +112,14 @@ TORCH_CUBIN_API char* torch_cubin_kernel_launch(void* kernel, const torch_cubin_
   }
 }
 
-// For csrc/python_launch.c: 1 with the memory of a contiguous tensor on such a device (PyTorch's
-// number), 0 for every other one. The caller has seen that the tensor's values are those in its
-// memory; complex and 0-dim ones, which are most often not, go by Python all the same.
+// For csrc/python_launch.c: 1 where read_contiguous() finds the tensor so.
 TORCH_CUBIN_API int torch_cubin_read_tensor(const void* tensor, int32_t device_type,
                                             int32_t* device, uint64_t* address) {
-  const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));
-  int32_t type = -1, dtype = 0;
-  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
-  void* data = nullptr;
-  // Where one fails, Python says what is wrong with the tensor.
-  if (aoti_torch_get_device_type(handle, &type) != 0 || type != device_type) return 0;
-  if (aoti_torch_get_dtype(handle, &dtype) != 0 || is_complex(ScalarType(dtype))) return 0;
-  if (aoti_torch_get_dim(handle, &dim) != 0 || dim < 1) return 0;
-  if (aoti_torch_get_strides(handle, &strides) != 0 || strides[dim - 1] != 1) return 0;
-  if (dim > 1) {
-    if (aoti_torch_get_sizes(handle, &sizes) != 0) return 0;
-    for (int64_t i = dim - 1; i > 0; --i) {
-      const uint64_t expected = static_cast<uint64_t>(strides[i]) * (sizes[i] > 1 ? sizes[i] : 1);
-      if (static_cast<uint64_t>(strides[i - 1]) != expected) return 0;
-    }
-  }
-  if (aoti_torch_get_device_index(handle, device) != 0) return 0;
-  if (*device < 0) *device = 0;  // the CPU has none
-  if (aoti_torch_get_data_ptr(handle, &data) != 0) return 0;
-  *address = reinterpret_cast<uintptr_t>(data);
   try {
-    return is_memory(data, handle, ScalarType(dtype));
+    const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));
+    return read_contiguous(handle, device_type, device, address);
   } catch (...) {
-    return 0;
+    return 0;  // Python says what is wrong with it
   }
 }
 

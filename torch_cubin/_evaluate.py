@@ -75,7 +75,7 @@ def evaluate(
         if operation in ("size", "stride"):
             i = operands[1]
             if not -tensor.dim() <= i < tensor.dim():
-                no_value(f"reads a dim of a tensor of {tensor.dim()} dims")
+                no_value(f"reads a dim of a tensor of {errors.counted(tensor.dim(), 'dim')}")
             return tensor.shape[i] if operation == "size" else tensor.stride(i)
         if operation == "is_dtype":
             return str(tensor.dtype) == f"torch.{operands[1]}"

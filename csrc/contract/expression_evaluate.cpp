@@ -66,7 +66,7 @@ Value Expression::evaluate_leaf(int32_t at, const Arguments& arguments) const {
       int64_t i = node.value.integer;
       if (i < 0) i += tensor.dim;
       if (i < 0 || i >= tensor.dim) {
-        no_value(at, "reads a dim of a tensor of " + std::to_string(tensor.dim) + " dims");
+        no_value(at, "reads a dim of a tensor of " + counted(tensor.dim, "dim"));
       }
       return Value::of(code == Op::kSize ? tensor.sizes[i] : tensor.strides[i]);
     }

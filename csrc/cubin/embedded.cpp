@@ -12,7 +12,7 @@ namespace {
 constexpr std::string_view kBundleMagic = "TCBUNDLE";
 constexpr uint64_t kBundleHeaderBytes = 24;
 constexpr uint64_t kRecordBytes = 64;
-constexpr uint64_t kMaxNameBytes = 4096;
+constexpr uint64_t kMaxFileNameBytes = 4096;
 
 [[noreturn]] void damaged_bundle(const std::string& origin, uint64_t offset,
                                  const std::string& problem) {
@@ -54,7 +54,7 @@ Bundle read_bundle(const Bytes& whole, uint64_t at, const std::string& origin) {
   };
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t record = kBundleHeaderBytes + i * kRecordBytes;
-    if (whole.u64(record + 8) > kMaxNameBytes)
+    if (whole.u64(record + 8) > kMaxFileNameBytes)
       damaged_bundle(origin, at, "a file's name is too long");
     EmbeddedFile file;
     file.name = std::string(next(whole.u64(record), whole.u64(record + 8)).text());

@@ -80,8 +80,8 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   return true;
 }
 
-Tensor forward(AttentionCall& call, const Tensor& query, const Tensor& key, const Tensor& value,
-               Tensor* logsumexp) {
+Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& key,
+                       const Tensor& value, Tensor* logsumexp) {
   const TensorView q(query);
   const AttentionShape& shape = call.shape;
   Tensor out = empty_laid_out(q, shape.out, call.dtype);
@@ -128,14 +128,14 @@ Tensor scaled_dot_product_attention_cuda(const Tensor& query, const Tensor& key,
   options.scale = scale;
   options.enable_gqa = enable_gqa;
   AttentionCall call("scaled_dot_product_attention", query, key, value, std::move(options));
-  return forward(call, query, key, value, nullptr);
+  return forward_on_cuda(call, query, key, value, nullptr);
 }
 
 std::tuple<Tensor, Tensor> attention_forward_cuda(const Tensor& query, const Tensor& key,
                                                   const Tensor& value, TC_ATTENTION_ARGUMENTS) {
   AttentionCall call("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
   Tensor logsumexp;
-  Tensor out = forward(call, query, key, value, &logsumexp);
+  Tensor out = forward_on_cuda(call, query, key, value, &logsumexp);
   return {out, logsumexp};
 }
 

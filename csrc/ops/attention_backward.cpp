@@ -108,9 +108,9 @@ struct DqSum {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-Gradients run_fused(const AttentionCall& call, const Kernels& kernels, const Tensor& grad_out,
-                    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out,
-                    const Tensor& logsumexp) {
+Gradients run_fused_backward(const AttentionCall& call, const Kernels& kernels,
+                             const Tensor& grad_out, const Tensor& query, const Tensor& key,
+                             const Tensor& value, const Tensor& out, const Tensor& logsumexp) {
   const AttentionShape& shape = call.shape;
   const Device& gpu = device(call.device_index);
   const int64_t head_dim = padded_columns(shape.head_dim, call.dtype);
@@ -210,7 +210,7 @@ Gradients attention_backward_cuda(const Tensor& grad_out, const Tensor& query, c
   const Kernels kernels = find_kernels(attention_table(device(call.device_index)), call, widest);
   const bool few = !kernels.joined() && !shape.packed && shape.seqlen_q <= kFewRows;
   if (kernels.complete() && shape.head_dim > 0 && !few) {
-    return run_fused(call, kernels, grad_out, query, key, value, out, logsumexp);
+    return run_fused_backward(call, kernels, grad_out, query, key, value, out, logsumexp);
   }
   return run_composed(call, grad_out, query, key, value, out, logsumexp);
 }

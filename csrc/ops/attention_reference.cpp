@@ -204,8 +204,8 @@ Backward backward_packed(const AttentionCall& call, const Tensor& grad_out, cons
   return all;
 }
 
-std::tuple<Tensor, Tensor> forward(const char* op, const Tensor& query, const Tensor& key,
-                                   const Tensor& value, AttentionOptions options) {
+std::tuple<Tensor, Tensor> forward_on_cpu(const char* op, const Tensor& query, const Tensor& key,
+                                          const Tensor& value, AttentionOptions options) {
   const Tensor q = detach(query), k = detach(key), v = detach(value);
   const AttentionCall call(op, q, k, v, detached(std::move(options)));
   const Forward computed =
@@ -237,12 +237,12 @@ Tensor scaled_dot_product_attention_cpu(const Tensor& query, const Tensor& key, 
   options.scale = scale;
   options.enable_gqa = enable_gqa;
   return std::get<0>(
-      forward("scaled_dot_product_attention", query, key, value, std::move(options)));
+      forward_on_cpu("scaled_dot_product_attention", query, key, value, std::move(options)));
 }
 
 std::tuple<Tensor, Tensor> attention_forward_cpu(const Tensor& query, const Tensor& key,
                                                  const Tensor& value, TC_ATTENTION_ARGUMENTS) {
-  return forward("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
+  return forward_on_cpu("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(const Tensor& grad_out,

@@ -45,8 +45,8 @@ void check_rank(const char* name, const Tensor& tensor, int64_t expected, const 
 
 // Views of what lies packed in one tensor, as (..., `count`, heads, head_dim). One unbind, not a
 // select for each: its derivative writes the packed gradient once.
-std::vector<Tensor> unpack(const char* name, const Tensor& tensor, const PackedLayout& layout,
-                           size_t count) {
+std::vector<Tensor> unpack_views(const char* name, const Tensor& tensor, const PackedLayout& layout,
+                                 size_t count) {
   const std::string dim = count == 3 ? "3" : "2";
   check_rank(name, tensor, layout.dims + 1,
              (layout.dims == 4 ? "(batch, rows, " : "(rows of all sequences, ") + dim +
@@ -72,11 +72,11 @@ std::vector<Tensor> separate(const PackedLayout& layout, const Tensor& query,
       fail({"input", "flash_attention argument 'value'", "is given without 'key'",
             "both, or 'key' alone with both packed into it, or neither", "'value' alone", ""});
     }
-    return unpack("query", query, layout, 3);
+    return unpack_views("query", query, layout, 3);
   }
   check_rank("query", query, layout.dims, layout.text);
   if (!value) {
-    std::vector<Tensor> all = unpack("key", *key, layout, 2);
+    std::vector<Tensor> all = unpack_views("key", *key, layout, 2);
     all.insert(all.begin(), query);
     return all;
   }

@@ -142,8 +142,8 @@ Tensor empty_sums(const Shape& shape, const TensorView& like, const Tensor* bias
   return torch::stable::zero_(out);
 }
 
-Tensor multiply(const MatmulProblem& problem, const Shape& shape, const TensorView& a,
-                const TensorView& b, const TensorView* bias) {
+Tensor run_matmul(const MatmulProblem& problem, const Shape& shape, const TensorView& a,
+                  const TensorView& b, const TensorView* bias) {
   const Device& gpu = device(a.device_index);
   Tensor out = empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
   Buffers buffers{};
@@ -166,7 +166,7 @@ Tensor matmul_cuda(const Tensor& self, const Tensor& other) {
   const Shape shape = check_matmul(a, b);
   if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
   if (a.sizes[a.dim - 1] == 0) return empty_sums(shape, a, nullptr);
-  return multiply(matmul_problem(a, b, shape), shape, a, b, nullptr);
+  return run_matmul(matmul_problem(a, b, shape), shape, a, b, nullptr);
 }
 
 Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -178,7 +178,7 @@ Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optiona
   const Shape shape = check_linear(a, b, view);
   if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
   if (a.sizes[a.dim - 1] == 0) return empty_sums(shape, a, bias.has_value() ? &*bias : nullptr);
-  return multiply(linear_problem(a, b), shape, a, b, view);
+  return run_matmul(linear_problem(a, b), shape, a, b, view);
 }
 
 }  // namespace torch_cubin

@@ -13,7 +13,6 @@
 namespace torch_cubin {
 namespace {
 
-// A copy where it must be.
 tc_int64 bits_of(double value) {
   tc_int64 bits;
   std::memcpy(&bits, &value, sizeof(bits));

@@ -103,6 +103,29 @@ bool is_memory(const void* data, AtenTensorHandle tensor, ScalarType dtype) {
   return address != static_cast<uint64_t>(offset) * static_cast<uint64_t>(element_size(dtype));
 }
 
+bool read_contiguous(AtenTensorHandle tensor, int32_t device_type, int32_t* device,
+                     uint64_t* address) {
+  int32_t type = -1, dtype = 0;
+  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+  void* data = nullptr;
+  if (aoti_torch_get_device_type(tensor, &type) != 0 || type != device_type) return false;
+  if (aoti_torch_get_dtype(tensor, &dtype) != 0 || is_complex(ScalarType(dtype))) return false;
+  if (aoti_torch_get_dim(tensor, &dim) != 0 || dim < 1) return false;
+  if (aoti_torch_get_strides(tensor, &strides) != 0 || strides[dim - 1] != 1) return false;
+  if (dim > 1) {
+    if (aoti_torch_get_sizes(tensor, &sizes) != 0) return false;
+    for (int64_t i = dim - 1; i > 0; --i) {
+      const uint64_t expected = static_cast<uint64_t>(strides[i]) * (sizes[i] > 1 ? sizes[i] : 1);
+      if (static_cast<uint64_t>(strides[i - 1]) != expected) return false;
+    }
+  }
+  if (aoti_torch_get_device_index(tensor, device) != 0) return false;
+  if (*device < 0) *device = 0;  // the CPU has none
+  if (aoti_torch_get_data_ptr(tensor, &data) != 0) return false;
+  *address = reinterpret_cast<uintptr_t>(data);
+  return is_memory(data, tensor, ScalarType(dtype));
+}
+
 bool TensorView::on_cuda() const {
   static const int32_t cuda = aoti_torch_device_type_cuda();
   return device_type == cuda;

@@ -51,6 +51,12 @@ bool is_memory(const void* data, AtenTensorHandle tensor, ScalarType dtype);
 // The dtype of that name, as torch prints it; false where there is none.
 bool find_dtype(const std::string& name, ScalarType* dtype);
 
+// The device and memory of a contiguous tensor of at least one dim on such a device (PyTorch's
+// number); false for every other one. The caller has seen that the tensor's values are those in its
+// memory; complex ones, which are most often not, are refused all the same. Quicker than TensorView.
+bool read_contiguous(AtenTensorHandle tensor, int32_t device_type, int32_t* device,
+                     uint64_t* address);
+
 // A contiguous tensor on a CUDA device from PyTorch's caching allocator. A failure says
 // "CUDA out of memory." first, as PyTorch's own does, so that retry helpers know it.
 Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "cubin/error.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {

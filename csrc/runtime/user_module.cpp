@@ -22,7 +22,7 @@ int rank(const SourceImage& source, int device_sm) {
 }
 
 std::string sizes_text(const std::vector<ParamInfo>& params) {
-  std::string text = std::to_string(params.size()) + " parameters";
+  std::string text = counted(params.size(), "parameter");
   for (const ParamInfo& p : params) text += (p.index == 0 ? " of " : ", ") + std::to_string(p.size);
   return text + (params.empty() ? "" : " bytes");
 }

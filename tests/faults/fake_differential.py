@@ -30,6 +30,7 @@ VALUES = [
     *(torch.nn.Parameter(x.clone()), torch.zeros(2, dtype=torch.complex64), wide[::2, ::2]),
     *(torch.zeros(2, dtype=torch.complex64).imag, torch.zeros(3, device="meta"), None),
     *(torch.zeros(1, dtype=torch.complex64).conj().imag, x.as_strided((1, 4), (9, 1))),
+    *(torch.ones((), dtype=torch.complex64).conj().imag[None], torch._neg_view(x)),
     *(torch.zeros(3, dtype=torch.complex64).conj(), torch.zeros(2, 0, 3), True, False, Index()),
     *(0, 1, -1, 127, 128, 255, 256, -128, -129, 2**15, 2**16 - 1, 2**16, -(2**15) - 1, 2**31),
     *(2**32 - 1, 2**32, -(2**31) - 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1),

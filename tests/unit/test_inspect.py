@@ -243,3 +243,11 @@ assert "libcuda.so" not in maps, "libcuda was loaded"
     root = str(cubin_check.ROOT)
     environment = dict(os.environ, PYTHONPATH=root)
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
+
+
+def test_names_may_be_as_long_as_templates_make_them() -> None:
+    """Through the library itself: the parser's other tests compile its files one by one."""
+    entry = f".visible .entry {'k' * 60000}(.param .u64 p) {{ ret; }}"
+    text = f".version 8.0\n.target sm_80\n.address_size 64\n{entry}\n"
+    (kernel,) = torch_cubin.inspect(text.encode()).kernels
+    assert len(kernel.name) == 60000

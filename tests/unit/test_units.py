@@ -1,0 +1,68 @@
+"""A folder of csrc/ is compiled as one file (write_units in setup.py): what is local to one .cpp
+has the name of nothing in another .cpp, and of nothing in a header, which it would hide from the
+files that follow without a word."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import layers
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+# As clang-format writes them: what a namespace holds begins in the first column.
+NAME = re.compile(
+    r"^(?:template <[^>]*>\s+)?(?:\[\[\w+(?:::\w+)?\]\] )*"
+    r"(?:(?:struct|class|enum class|enum|union) (?P<type>\w+)(?= [{=:]|;|$)"
+    r"|(?!using|return|namespace|struct|class|enum|friend|typedef)[\w:][\w:<>,*& ]*?[ *&]"
+    r"(?P<other>\w+)(?P<call>\()?(?:[\[{;]| =|(?<=\()))",
+    re.MULTILINE,
+)
+
+
+def names(code: str) -> set[str]:
+    return {match["type"] or match["other"] for match in NAME.finditer(code)}
+
+
+def local_names(text: str) -> set[str]:
+    """Of the unnamed namespaces."""
+    parts = re.findall(r"^namespace \{$(.*?)^\}  // namespace$", text, re.M | re.S)
+    return names(code_of("\n".join(parts)))
+
+
+def code_of(text: str) -> str:
+    return layers.without_strings(layers.without_comments(text))
+
+
+def test_names_are_read() -> None:
+    code = (
+        "namespace {\nconstexpr int kA = 1;\nstruct B {\n  int no;\n};\n"
+        "[[noreturn]] void c(int x) {}\n"
+        "template <class T>\nstd::vector<T> d(T t);\n"
+        "const char* e[] = {};\nenum F { kG };\n"
+        "std::atomic<int> g;\n}  // namespace\nint not_local;\n"
+    )
+    assert local_names(code) == {"kA", "B", "c", "d", "e", "F", "g"}
+
+
+def test_names_of_one_file_are_its_own() -> None:
+    headers = defaultdict(list)
+    for path in CSRC.rglob("*.h"):
+        for name in names(code_of(path.read_text())):
+            headers[name].append(path)
+    found = []
+    for folder in {path.parent for path in CSRC.rglob("*.cpp")}:
+        seen: dict[str, Path] = {}
+        # Headers that a unit of this folder may see: its own layer's and those below.
+        layer = layers.LAYERS.index(folder.name) if folder != CSRC else layers.TOP
+        for path in sorted(folder.glob("*.cpp")):
+            for name in sorted(local_names(path.read_text())):
+                other = seen.setdefault(name, path)
+                if other != path:
+                    found.append(f"{path.name}: '{name}' is in {other.name}, too")
+                for header in set(headers[name]) - {path.with_suffix(".h")}:
+                    below = header.parent.name
+                    if below not in layers.LAYERS or layers.LAYERS.index(below) <= layer:
+                        found.append(f"{path.name}: '{name}' hides that of {header.name}")
+    assert found == []
