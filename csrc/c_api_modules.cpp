@@ -113,11 +113,11 @@ TORCH_CUBIN_API char* torch_cubin_kernel_launch(void* kernel, const torch_cubin_
 }
 
 // For csrc/python_launch.c: 1 where read_contiguous() finds the tensor so.
-TORCH_CUBIN_API int torch_cubin_read_tensor(const void* tensor, int32_t device_type,
-                                            int32_t* device, uint64_t* address) {
+TORCH_CUBIN_API int torch_cubin_read_tensor(const void* tensor, int32_t* device,
+                                            uint64_t* address) {
   try {
     const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));
-    return read_contiguous(handle, device_type, device, address);
+    return read_contiguous(handle, device, address);
   } catch (...) {
     return 0;  // Python says what is wrong with it
   }

@@ -29,11 +29,11 @@ enum { kMaxParams = 64 }; /* more go the plain way */
 static struct {
   char* (*launch)(void* kernel, const struct torch_cubin_launch_call* call);
   PyObject* tensor_types[2]; /* torch.Tensor and Parameter: exactly these */
-  int (*read_tensor)(const void* tensor, int32_t device_type, int32_t* device, uint64_t* address);
+  int (*read_tensor)(const void* tensor, int32_t* device, uint64_t* address);
   Py_ssize_t tensor_at; /* bytes from a torch.Tensor's address to its at::Tensor */
   Py_ssize_t keys_at;   /* bytes from an at::TensorImpl's address to its dispatch keys */
-  uint64_t plain_keys;  /* those that a tensor may have which is nothing but its memory */
-  int32_t device_type;
+  /* Those that a tensor on a GPU has, and those that it may have if it is nothing but its memory. */
+  uint64_t device_keys, plain_keys;
   PyObject* raise_error; /* takes an error's address, and raises it */
   PyObject *grid, *block, *shared_memory, *stream, *plainly;
 } state;
@@ -85,8 +85,8 @@ static int read_tensor(PyObject* object, int32_t* device, uint64_t* out) {
   memcpy(&implementation, tensor, sizeof(implementation));
   memcpy(&keys, implementation + state.keys_at, sizeof(keys));
   /* Lazily negated, wrapped, sparse: PyTorch 2.11 would also write a trace to stderr for some. */
-  if ((keys & ~state.plain_keys) != 0) return 0;
-  if (!state.read_tensor(tensor, state.device_type, &found, out)) return 0;
+  if ((keys & state.device_keys) != state.device_keys || (keys & ~state.plain_keys) != 0) return 0;
+  if (!state.read_tensor(tensor, &found, out)) return 0;
   if (*device >= 0 && *device != found) return 0;
   *device = found;
   return 1;
@@ -293,16 +293,15 @@ static PyType_Spec launcher_spec = {
 
 /* --- the module --- */
 
-/* configure(launch, (Tensor, Parameter), read_tensor, tensor_at, keys_at, plain_keys, device_type,
+/* configure(launch, (Tensor, Parameter), read_tensor, tensor_at, keys_at, device_keys, plain_keys,
  *           raise_error) */
 static PyObject* configure(PyObject* module, PyObject* arguments) {
-  unsigned long long launch, read, plain_keys;
+  unsigned long long launch, read, device_keys, plain_keys;
   Py_ssize_t tensor_at, keys_at;
   PyObject *types[2], *raise_error;
-  int device_type;
   (void)module;
-  if (!PyArg_ParseTuple(arguments, "K(OO)KnnKiO", &launch, &types[0], &types[1], &read, &tensor_at,
-                        &keys_at, &plain_keys, &device_type, &raise_error)) {
+  if (!PyArg_ParseTuple(arguments, "K(OO)KnnKKO", &launch, &types[0], &types[1], &read, &tensor_at,
+                        &keys_at, &device_keys, &plain_keys, &raise_error)) {
     return NULL;
   }
   /* Kept for the life of the process: calls may be under way. */
@@ -313,11 +312,11 @@ static PyObject* configure(PyObject* module, PyObject* arguments) {
   Py_INCREF(raise_error);
   state.raise_error = raise_error;
   state.launch = (char* (*)(void*, const struct torch_cubin_launch_call*))(uintptr_t)launch;
-  state.read_tensor = (int (*)(const void*, int32_t, int32_t*, uint64_t*))(uintptr_t)read;
+  state.read_tensor = (int (*)(const void*, int32_t*, uint64_t*))(uintptr_t)read;
   state.tensor_at = tensor_at;
   state.keys_at = keys_at;
+  state.device_keys = device_keys;
   state.plain_keys = plain_keys;
-  state.device_type = device_type;
   Py_RETURN_NONE;
 }
 

@@ -16,8 +16,6 @@ import torch
 
 from torch_cubin import _lib
 
-_CUDA = 1  # PyTorch's number for CUDA devices
-
 
 class PlainLauncher:
     """Each call goes to _launch_plainly(), which the kernel defines."""
@@ -36,7 +34,7 @@ def _launcher() -> type:
         from torch_cubin import _launch
     except ImportError:
         return PlainLauncher
-    return _launch.Launcher if configure(_launch, _CUDA) else PlainLauncher
+    return _launch.Launcher if configure(_launch) else PlainLauncher
 
 
 def _implementation(tensor: torch.Tensor) -> int:
@@ -84,25 +82,25 @@ def _keys_offset() -> int | None:
     return None
 
 
-def _plain_keys(device_type: int) -> int | None:
-    """The dispatch keys of a tensor that is nothing but its memory on such a device."""
-    device = "CUDA" if device_type == _CUDA else "CPU"
-    found = 0
+def _keys(device: str) -> tuple[int, int] | None:
+    """The dispatch keys that tensors on a "CUDA" device have, and that plain ones may have."""
     try:
-        for name in (device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView"):
-            found |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
-    except (AttributeError, TypeError, RuntimeError):
+        sets = [
+            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+            for name in (device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView")
+        ]
+    except (AttributeError, TypeError, RuntimeError):  # private functions of PyTorch
         return None
-    return found
+    return sets[0], sets[0] | sets[1] | sets[2] | sets[3]
 
 
-def configure(extension: Any, device_type: int) -> bool:
+def configure(extension: Any, device: str = "CUDA") -> bool:
     """Gives the extension what it cannot link; False where it cannot serve this PyTorch.
 
-    Tests pass another device type.
+    Tests pass another kind of device.
     """
-    places = _tensor_offset(), _keys_offset(), _plain_keys(device_type)
-    if None in places:
+    tensor_at, keys_at, keys = _tensor_offset(), _keys_offset(), _keys(device)
+    if tensor_at is None or keys_at is None or keys is None:
         return False
     library = _lib.load()
     launch, read = (
@@ -110,7 +108,7 @@ def configure(extension: Any, device_type: int) -> bool:
         for function in (library.torch_cubin_kernel_launch, library.torch_cubin_read_tensor)
     )
     types = (torch.Tensor, torch.nn.Parameter)
-    extension.configure(launch, types, read, *places, device_type, _lib.raise_error)
+    extension.configure(launch, types, read, tensor_at, keys_at, *keys, _lib.raise_error)
     return True
 
 

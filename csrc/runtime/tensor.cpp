@@ -6,6 +6,7 @@
 
 #include "cubin/error.h"
 #include "driver/driver.h"
+#include "runtime/contiguous.h"
 #include "runtime/torch_error.h"
 
 namespace torch_cubin {
@@ -81,7 +82,7 @@ TensorView::TensorView(AtenTensorHandle tensor) : handle(tensor) {
 const void* TensorView::find_data() const {
   void* pointer = nullptr;
   check_read(aoti_torch_get_data_ptr(handle, &pointer));
-  return is_memory(pointer, handle, dtype) ? pointer : nullptr;
+  return is_memory(pointer, handle) ? pointer : nullptr;
 }
 
 const void* TensorView::data() const {
@@ -93,37 +94,33 @@ const void* TensorView::data() const {
   return pointer;
 }
 
-bool is_memory(const void* data, AtenTensorHandle tensor, ScalarType dtype) {
+bool is_memory(const void* data, AtenTensorHandle tensor) {
   // No offset leads up here: most tensors need no more than this.
   constexpr uint64_t kMostMemory = uint64_t{1} << 40;
   const uint64_t address = reinterpret_cast<uintptr_t>(data);
   if (address >= kMostMemory) return true;
   int64_t offset = 0;
+  int32_t dtype = 0;
   check_read(aoti_torch_get_storage_offset(tensor, &offset));
-  return address != static_cast<uint64_t>(offset) * static_cast<uint64_t>(element_size(dtype));
+  check_read(aoti_torch_get_dtype(tensor, &dtype));
+  const auto itemsize = static_cast<uint64_t>(element_size(static_cast<ScalarType>(dtype)));
+  return address != static_cast<uint64_t>(offset) * itemsize;
 }
 
-bool read_contiguous(AtenTensorHandle tensor, int32_t device_type, int32_t* device,
-                     uint64_t* address) {
-  int32_t type = -1, dtype = 0;
+bool read_contiguous(AtenTensorHandle tensor, int32_t* device, uint64_t* address) {
   int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
   void* data = nullptr;
-  if (aoti_torch_get_device_type(tensor, &type) != 0 || type != device_type) return false;
-  if (aoti_torch_get_dtype(tensor, &dtype) != 0 || is_complex(ScalarType(dtype))) return false;
-  if (aoti_torch_get_dim(tensor, &dim) != 0 || dim < 1) return false;
-  if (aoti_torch_get_strides(tensor, &strides) != 0 || strides[dim - 1] != 1) return false;
-  if (dim > 1) {
+  if (aoti_torch_get_dim(tensor, &dim) != 0) return false;
+  if (aoti_torch_get_strides(tensor, &strides) != 0) return false;
+  if (dim != 1 || strides[0] != 1) {
     if (aoti_torch_get_sizes(tensor, &sizes) != 0) return false;
-    for (int64_t i = dim - 1; i > 0; --i) {
-      const uint64_t expected = static_cast<uint64_t>(strides[i]) * (sizes[i] > 1 ? sizes[i] : 1);
-      if (static_cast<uint64_t>(strides[i - 1]) != expected) return false;
-    }
+    if (!is_contiguous(sizes, strides, dim)) return false;
   }
   if (aoti_torch_get_device_index(tensor, device) != 0) return false;
   if (*device < 0) *device = 0;  // the CPU has none
   if (aoti_torch_get_data_ptr(tensor, &data) != 0) return false;
   *address = reinterpret_cast<uintptr_t>(data);
-  return is_memory(data, tensor, ScalarType(dtype));
+  return is_memory(data, tensor);
 }
 
 bool TensorView::on_cuda() const {
@@ -163,11 +160,6 @@ int64_t element_size(ScalarType dtype) {
     fail({"internal", "element_size", "does not know " + dtype_name(dtype), "", "", ""});
   }
   return info->size;
-}
-
-bool is_complex(ScalarType dtype) {
-  return dtype == ScalarType::ComplexHalf || dtype == ScalarType::ComplexFloat ||
-         dtype == ScalarType::ComplexDouble;
 }
 
 bool find_dtype(const std::string& name, ScalarType* dtype) {

@@ -42,20 +42,17 @@ struct TensorView {
 std::string dtype_name(ScalarType dtype);
 const char* dtype_text(ScalarType dtype);  // the same; null where unknown
 int64_t element_size(ScalarType dtype);    // bytes
-bool is_complex(ScalarType dtype);
 
 // Whether `data`, which PyTorch gave for the tensor, is memory. Storages that were resized to nothing
 // (FSDP does), and those of wrappers, begin at null, to which PyTorch adds the tensor's offset.
-bool is_memory(const void* data, AtenTensorHandle tensor, ScalarType dtype);
+bool is_memory(const void* data, AtenTensorHandle tensor);
 
 // The dtype of that name, as torch prints it; false where there is none.
 bool find_dtype(const std::string& name, ScalarType* dtype);
 
-// The device and memory of a contiguous tensor of at least one dim on such a device (PyTorch's
-// number); false for every other one. The caller has seen that the tensor's values are those in its
-// memory; complex ones, which are most often not, are refused all the same. Quicker than TensorView.
-bool read_contiguous(AtenTensorHandle tensor, int32_t device_type, int32_t* device,
-                     uint64_t* address);
+// The device and memory of a contiguous tensor; false for every other one. Asks for as little as can
+// be: the caller knows the kind of device, and that the tensor's values are those in its memory.
+bool read_contiguous(AtenTensorHandle tensor, int32_t* device, uint64_t* address);
 
 // A contiguous tensor on a CUDA device from PyTorch's caching allocator. A failure says
 // "CUDA out of memory." first, as PyTorch's own does, so that retry helpers know it.

@@ -24,7 +24,7 @@ def driver():
     if _extension.Launcher is not _extension.PlainLauncher:
         from torch_cubin import _launch
 
-        _extension.configure(_launch, 0)
+        _extension.configure(_launch, "CPU")
     return FakeDriver()
 
 
