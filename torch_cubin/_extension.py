@@ -53,7 +53,7 @@ def _tensor_offset() -> int | None:
     Every C++ extension of PyTorch knows it (THPVariable_Unpack), and PyTorch's stable ABI has no
     way to ask. So it is looked for, in tensors whose at::TensorImpl is known.
     """
-    base = torch.zeros(2)
+    base = torch.zeros(2, device="cpu")  # whatever torch.set_default_device says
     tensors = [base, base[1:], torch.nn.Parameter(base.clone())]
     try:
         known = [(id(tensor), _implementation(tensor)) for tensor in tensors]
@@ -67,7 +67,8 @@ def _tensor_offset() -> int | None:
 
 def _keys_offset() -> int | None:
     """Bytes from an at::TensorImpl's address to its dispatch keys; None where not found."""
-    plain, complex_ = torch.zeros(2), torch.zeros(2, dtype=torch.complex64)
+    plain = torch.zeros(2, device="cpu")
+    complex_ = torch.zeros(2, device="cpu", dtype=torch.complex64)
     try:
         tensors = [plain, complex_.conj(), torch._neg_view(plain), plain.to_sparse()]
         known = [

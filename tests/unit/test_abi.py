@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
 import shutil
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -95,6 +99,22 @@ def test_portability_sees_a_symbol_that_is_too_new(monkeypatch):
 # --- the extension module, which is Python's and nobody else's ---
 
 needs_extension = pytest.mark.skipif(not EXTENSION.is_file(), reason="built without Python.h")
+
+
+@needs_extension
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_extension_serves_this_torch(device):
+    """Else calls are quietly some microseconds slower; whatever the default device is."""
+    code = f"""
+        import torch
+        torch.set_default_device("{device}")
+        from torch_cubin import _extension
+        print(_extension.Launcher is not _extension.PlainLauncher)
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_CUBIN_PLAIN_LAUNCH": ""}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout == "True\n", done.stderr
 
 
 @needs_extension
