@@ -6,8 +6,10 @@
 One kernel, vec_add of three tensors and an int (1,024 floats), from one cubin; every contender that
 can be imported takes part, the others are named. A block of calls is submitted without waiting
 (few enough that the driver's queue never fills); contenders take turns in every round, in a random
-order; the median over the rounds is printed with its quartiles. The bare launch is a cuLaunchKernel
-loop in C, in the same process, on the same stream. Each contender's result is checked first.
+order; the median over the rounds is printed with its quartiles. A ratio is the median of those of
+the rounds: the processor's speed may change in the middle of a run. The bare launch is a
+cuLaunchKernel loop in C, in the same process, on the same stream. Each contender's result is
+checked first.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
+from operator import truediv
 from pathlib import Path
 
 import common
@@ -262,22 +265,23 @@ def main() -> None:
         except Exception as error:  # a peer that is not installed, or of another version
             missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
     times = measure(blocks, options.rounds)
-    median = {name: statistics.median(values) for name, values in times.items()}
     # cuda.core takes addresses: given tensors, as ours is, a call has to ask each for its own.
     references = ("bare cuLaunchKernel loop in C", "cuda.core, tensor.data_ptr()")
 
+    def ratio(name: str, reference: str) -> float:
+        return statistics.median(map(truediv, times[name], times[reference]))
+
     def share(reference: str) -> Callable[[str, float], str]:
-        whole = median.get(reference)
-        return lambda name, middle: f"{middle / whole:.2f}" if whole is not None else ""
+        return lambda name, _: f"{ratio(name, reference):.2f}" if reference in times else ""
 
     columns = dict(zip(("of bare", "of cuda.core"), map(share, references), strict=True))
     common.print_times("launch", times, columns, options.markdown)
     for name, reason in missing.items():
         print(f"not measured: {name} ({reason})")
     for reference, target in zip(references, (1.7, 0.85), strict=True):
-        if reference in median and "torch_cubin" in median:
-            ratio = median["torch_cubin"] / median[reference]
-            common.print_target(f"torch_cubin / {reference}", ratio, target)
+        if reference in times and "torch_cubin" in times:
+            value = ratio("torch_cubin", reference)
+            common.print_target(f"torch_cubin / {reference}", value, target)
     common.write_json(options.json, {"microseconds": times, "missing": missing})
 
 

@@ -102,7 +102,8 @@ TORCH_CUBIN_API void torch_cubin_module_drop(void* module) {
 }
 
 // Null, or the error. Python and csrc/python_launch.c call it for every launch.
-TORCH_CUBIN_API char* torch_cubin_kernel_launch(void* kernel, const torch_cubin_launch_call* call) {
+TORCH_CUBIN_API __attribute__((hot)) char* torch_cubin_kernel_launch(
+    void* kernel, const torch_cubin_launch_call* call) {
   try {
     check_build(*call);
     launch(kernel_of(kernel), *call);
@@ -113,8 +114,9 @@ TORCH_CUBIN_API char* torch_cubin_kernel_launch(void* kernel, const torch_cubin_
 }
 
 // For csrc/python_launch.c: 1 where read_contiguous() finds the tensor so.
-TORCH_CUBIN_API int torch_cubin_read_tensor(const void* tensor, int32_t* device,
-                                            uint64_t* address) {
+TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* tensor,
+                                                                 int32_t* device,
+                                                                 uint64_t* address) {
   try {
     const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));
     return read_contiguous(handle, device, address);

@@ -25,6 +25,7 @@ typedef PyObject* (*Vectorcall)(PyObject*, PyObject* const*, size_t, PyObject*);
 extern PyObject* PyVectorcall_Call(PyObject* callable, PyObject* tuple, PyObject* dict);
 
 enum { kMaxParams = 64 }; /* more go the plain way */
+enum { kGrid, kBlock, kSharedMemory, kStream, kKeywords };
 
 static struct {
   char* (*launch)(void* kernel, const struct torch_cubin_launch_call* call);
@@ -47,6 +48,8 @@ typedef struct {
   PyObject_HEAD Vectorcall call;
   void* kernel; /* null until bound */
   Py_ssize_t count;
+  PyObject* names; /* the last call's, and which keyword each is */
+  uint8_t keyword_count, keywords[kKeywords];
   Param params[kMaxParams];
 } Launcher;
 
@@ -141,33 +144,56 @@ static int pack(const Param* param, PyObject* argument, int32_t* device, uint64_
   return argument == Py_None && param->size == 8 && param->may_point;
 }
 
-static int is_name(PyObject* name, PyObject* known) {
-  return name == known || PyUnicode_Compare(name, known) == 0;
-}
-
-static int read_keywords(PyObject* const* values, PyObject* names,
-                         struct torch_cubin_launch_call* call) {
-  const Py_ssize_t count = names != NULL ? PyTuple_Size(names) : 0;
-  int given = 0;
+/* Which keyword each name of the tuple is. A call site passes the same tuple every time, so the last
+ * one's answer is kept: the interpreter's functions cost more than what is done with them. */
+static int learn_names(Launcher* self, PyObject* names) {
+  PyObject* const known[kKeywords] = {state.grid, state.block, state.shared_memory, state.stream};
+  const Py_ssize_t count = PyTuple_Size(names);
+  uint8_t keywords[kKeywords] = {0};
+  if (count > kKeywords) return 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* name = PyTuple_GetItem(names, i);
-    if (is_name(name, state.grid)) {
-      given |= 1;
-      if (!read_triple(values[i], call->grid)) return 0;
-    } else if (is_name(name, state.block)) {
-      given |= 2;
-      if (!read_triple(values[i], call->block)) return 0;
-    } else if (is_name(name, state.shared_memory)) {
-      long long number;
-      if (!read_int(values[i], &number)) return 0;
-      call->shared_memory = number;
-    } else if (is_name(name, state.stream) && values[i] == Py_None) {
-      continue;
-    } else {
-      return 0;
+    int keyword = 0;
+    while (keyword < kKeywords && name != known[keyword] &&
+           PyUnicode_Compare(name, known[keyword]) != 0) {
+      ++keyword;
+    }
+    if (keyword == kKeywords) return 0;
+    keywords[i] = (uint8_t)keyword;
+  }
+  memcpy(self->keywords, keywords, sizeof(keywords));
+  self->keyword_count = (uint8_t)count;
+  Py_INCREF(names);
+  Py_XDECREF(self->names);
+  self->names = names;
+  return 1;
+}
+
+static int read_keywords(Launcher* self, PyObject* const* values, PyObject* names,
+                         struct torch_cubin_launch_call* call) {
+  int given = 0;
+  if (names == NULL) return 0;
+  if (names != self->names && !learn_names(self, names)) return 0;
+  for (int i = 0; i < self->keyword_count; ++i) {
+    given |= 1 << self->keywords[i];
+    switch (self->keywords[i]) {
+      case kGrid:
+        if (!read_triple(values[i], call->grid)) return 0;
+        break;
+      case kBlock:
+        if (!read_triple(values[i], call->block)) return 0;
+        break;
+      case kSharedMemory: {
+        long long number;
+        if (!read_int(values[i], &number)) return 0;
+        call->shared_memory = number;
+        break;
+      }
+      default:
+        if (values[i] != Py_None) return 0;
     }
   }
-  return given == 3;
+  return (given & (1 << kGrid)) && (given & (1 << kBlock));
 }
 
 static PyObject* call_plainly(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
@@ -196,7 +222,7 @@ done:
 
 static PyObject* launcher_call(PyObject* object, PyObject* const* arguments, size_t flagged,
                                PyObject* names) {
-  const Launcher* self = (const Launcher*)object;
+  Launcher* self = (Launcher*)object;
   const Py_ssize_t count = (Py_ssize_t)(flagged & ~ARGUMENTS_OFFSET);
   struct torch_cubin_launch_call call;
   uint64_t values[kMaxParams];
@@ -205,7 +231,7 @@ static PyObject* launcher_call(PyObject* object, PyObject* const* arguments, siz
   call.size = sizeof(call);
   call.device = -1;
   if (self->kernel == NULL || count != self->count) goto plainly;
-  if (!read_keywords(arguments + count, names, &call)) goto plainly;
+  if (!read_keywords(self, arguments + count, names, &call)) goto plainly;
   for (Py_ssize_t i = 0; i < count; ++i) {
     params[i] = &values[i];
     if (!pack(&self->params[i], arguments[i], &call.device, &values[i])) goto plainly;
@@ -239,11 +265,13 @@ static PyObject* launcher_new(PyTypeObject* type, PyObject* arguments, PyObject*
   self->call = launcher_call;
   self->kernel = NULL;
   self->count = 0;
+  self->names = NULL;
   return (PyObject*)self;
 }
 
 static void launcher_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
+  Py_XDECREF(((Launcher*)self)->names);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(self);
   Py_DECREF(type);

@@ -9,10 +9,6 @@
 namespace torch_cubin {
 namespace {
 
-// As kMaxGrid, the same on every GPU; runtime/user_launch.cpp checks what a call evaluates.
-constexpr int64_t kMaxClusterBlocks = 16;
-constexpr const char* kAxisNames[3] = {"x", "y", "z"};
-
 // Three sizes of which some are known.
 class Sizes {
  public:
@@ -56,8 +52,7 @@ void check_range(const std::string& label, const Sizes& sizes, const int64_t* mo
   for (size_t i = 0; i < 3; ++i) {
     if (!sizes.known(i) || (sizes[i] >= 1 && sizes[i] <= most[i])) continue;
     fail({"input", label, "can never be launched",
-          "1 to " + std::to_string(most[i]) + " " + what + " in " + kAxisNames[i], sizes.text(),
-          ""});
+          "1 to " + std::to_string(most[i]) + " " + what + " in " + kAxes[i], sizes.text(), ""});
   }
 }
 
@@ -126,8 +121,7 @@ void check_multiple(const std::string& label, const Sizes& grid, size_t axis, in
   // A damaged image may demand 0: the launch is refused then.
   if (!grid.known(axis) || cluster < 1 || grid[axis] % cluster == 0) return;
   fail({"input", label, "is no whole number of clusters",
-        "a multiple of " + std::to_string(cluster) + " blocks in " + kAxisNames[axis], grid.text(),
-        ""});
+        "a multiple of " + std::to_string(cluster) + " blocks in " + kAxes[axis], grid.text(), ""});
 }
 
 // What a block may have on any GPU that runs the image; static and dynamic together. (CUDA
@@ -177,9 +171,9 @@ void check_constants(const std::string& label, const LaunchShape& shape, const U
   check_bounds(label + ".block", block, images);
   if (!shape.cluster.empty()) {
     const Sizes cluster(shape.cluster);
-    const int64_t most[3] = {kMaxClusterBlocks, kMaxClusterBlocks, kMaxClusterBlocks};
+    const int64_t most[3] = {kMaxCluster, kMaxCluster, kMaxCluster};
     check_range(label + ".cluster", cluster, most, "blocks");
-    check_product(label + ".cluster", cluster, kMaxClusterBlocks, "blocks");
+    check_product(label + ".cluster", cluster, kMaxCluster, "blocks");
     check_demand(label + ".cluster", cluster, images, &KernelInfo::cluster);
     for (size_t i = 0; i < 3; ++i) {
       if (cluster.known(i)) check_multiple(label + ".grid", grid, i, cluster[i]);

@@ -109,7 +109,7 @@ bool poisons_context(CUresult result) {
 
 }  // namespace
 
-const Driver& driver() {
+[[gnu::hot]] const Driver& driver() {
   const Driver* ready = g_driver.load(std::memory_order_acquire);
   if (ready != nullptr) return *ready;
   std::lock_guard<std::mutex> lock(g_driver_mutex);

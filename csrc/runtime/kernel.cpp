@@ -105,8 +105,6 @@ namespace {
 std::atomic<int64_t> g_launches{0};
 }  // namespace
 
-void count_launch() { g_launches.fetch_add(1, std::memory_order_relaxed); }
-
 int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
 
 void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params) {
@@ -145,7 +143,7 @@ void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, vo
               std::to_string(config.dynamic_shared) +
               " bytes of dynamic shared memory on cuda:" + std::to_string(device.index));
   }
-  count_launch();
+  g_launches.fetch_add(1, std::memory_order_relaxed);
 }
 
 }  // namespace torch_cubin

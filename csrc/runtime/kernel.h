@@ -89,6 +89,8 @@ class Kernel {
 constexpr int64_t kMaxGrid[3] = {2147483647, 65535, 65535};
 constexpr int64_t kMaxBlock[3] = {1024, 1024, 64};
 constexpr int64_t kMaxThreads = 1024;  // a block
+constexpr int64_t kMaxCluster = 16;    // blocks; more than 8 where the kernel allows it
+constexpr const char* kAxes[3] = {"x", "y", "z"};
 
 struct LaunchConfig {
   uint32_t grid[3] = {1, 1, 1};
@@ -104,8 +106,7 @@ struct LaunchConfig {
 // caller has compared its parameters with the kernel's when it made its table.
 void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params);
 
-// Kernels launched by this process so far.
+// How many that has launched in this process so far.
 int64_t launch_count();
-void count_launch();
 
 }  // namespace torch_cubin

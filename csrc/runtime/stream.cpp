@@ -29,7 +29,7 @@ StreamGetter find_getter() {
 
 }  // namespace
 
-CUstream current_stream(int device_index) {
+[[gnu::hot]] CUstream current_stream(int device_index) {
   StreamGetter getter = g_getter.load(std::memory_order_acquire);
   if (getter == nullptr) {
     getter = find_getter();

@@ -94,7 +94,7 @@ const void* TensorView::data() const {
   return pointer;
 }
 
-bool is_memory(const void* data, AtenTensorHandle tensor) {
+[[gnu::hot]] bool is_memory(const void* data, AtenTensorHandle tensor) {
   // No offset leads up here: most tensors need no more than this.
   constexpr uint64_t kMostMemory = uint64_t{1} << 40;
   const uint64_t address = reinterpret_cast<uintptr_t>(data);
@@ -107,15 +107,10 @@ bool is_memory(const void* data, AtenTensorHandle tensor) {
   return address != static_cast<uint64_t>(offset) * itemsize;
 }
 
-bool read_contiguous(AtenTensorHandle tensor, int32_t* device, uint64_t* address) {
-  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+[[gnu::hot]] bool read_contiguous(AtenTensorHandle tensor, int32_t* device, uint64_t* address) {
+  bool contiguous = false;
   void* data = nullptr;
-  if (aoti_torch_get_dim(tensor, &dim) != 0) return false;
-  if (aoti_torch_get_strides(tensor, &strides) != 0) return false;
-  if (dim != 1 || strides[0] != 1) {
-    if (aoti_torch_get_sizes(tensor, &sizes) != 0) return false;
-    if (!is_contiguous(sizes, strides, dim)) return false;
-  }
+  if (aoti_torch_is_contiguous(tensor, &contiguous) != 0 || !contiguous) return false;
   if (aoti_torch_get_device_index(tensor, device) != 0) return false;
   if (*device < 0) *device = 0;  // the CPU has none
   if (aoti_torch_get_data_ptr(tensor, &data) != 0) return false;

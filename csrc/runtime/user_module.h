@@ -141,7 +141,7 @@ class UserKernel {
     CUcontext context = nullptr;  // the device's
     int max_threads = 0;          // a block; registers may allow fewer than 1024
     // Of a launch that asks for nothing special: at most so many threads a block, and where
-    // block[0] is not 0, that block. 0 threads: the kernel has clusters.
+    // common_block[0] is not 0, that block. 0 threads: the kernel has clusters.
     int64_t common_threads = 0;
     int64_t common_block[3] = {0, 0, 0};
     Kernel kernel;
