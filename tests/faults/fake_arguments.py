@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import struct
 
@@ -36,6 +37,25 @@ def test_three_tensors_and_an_int(driver, vec_add):
         "attributes": {},
         "params": [address(x), address(y), address(z), "40000000"],
     }
+
+
+def test_keywords_in_any_order_and_company(driver, vec_add):
+    # The extension remembers the last call's keywords: no call may be read by another one's.
+    x = torch.zeros(4)
+    values = {"grid": (2, 3), "block": 32, "shared_memory": 64, "stream": None}
+    for count in (2, 3, 4):
+        for names in itertools.permutations(values, count):
+            if not {"grid", "block"} <= set(names):
+                continue
+            keywords = {name: values[name] for name in names}
+            with pytest.raises(TypeError, match="other"):
+                vec_add(x, x, x, 4, **{**dict.fromkeys(reversed(names), 1), "other": 1})
+            for _ in range(2):
+                driver.reset()
+                vec_add(x, x, x, 4, **keywords)
+                launch = launched(driver)
+                assert (launch["grid"], launch["block"]) == ([2, 3, 1], [32, 1, 1])
+                assert launch["shared"] == (64 if "shared_memory" in names else 0)
 
 
 def test_every_launch_keyword(driver, vec_add):
