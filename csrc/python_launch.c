@@ -145,7 +145,9 @@ static int pack(const Param* param, PyObject* argument, int32_t* device, uint64_
 }
 
 /* Which keyword each name of the tuple is. A call site passes the same tuple every time, so the last
- * one's answer is kept: the interpreter's functions cost more than what is done with them. */
+ * one's answer is kept: the interpreter's functions cost more than what is done with them. Names are
+ * exactly str: no code of a user's class runs when the tuple kept is let go, and no cycle leads back
+ * here. */
 static int learn_names(Launcher* self, PyObject* names) {
   PyObject* const known[kKeywords] = {state.grid, state.block, state.shared_memory, state.stream};
   const Py_ssize_t count = PyTuple_Size(names);
@@ -154,6 +156,7 @@ static int learn_names(Launcher* self, PyObject* names) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* name = PyTuple_GetItem(names, i);
     int keyword = 0;
+    if (!PyUnicode_CheckExact(name)) return 0;
     while (keyword < kKeywords && name != known[keyword] &&
            PyUnicode_Compare(name, known[keyword]) != 0) {
       ++keyword;

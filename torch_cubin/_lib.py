@@ -149,7 +149,7 @@ def device(index: int) -> dict[str, Any]:
 
 
 def launches() -> int:
-    """Launches of the library's own kernels in this process so far (not of users' kernels)."""
+    """Kernels launched so far by this process."""
     return load().torch_cubin_launches()
 
 

@@ -105,6 +105,8 @@ namespace {
 std::atomic<int64_t> g_launches{0};
 }  // namespace
 
+void count_launch() { g_launches.fetch_add(1, std::memory_order_relaxed); }
+
 int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
 
 void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params) {
@@ -143,7 +145,7 @@ void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, vo
               std::to_string(config.dynamic_shared) +
               " bytes of dynamic shared memory on cuda:" + std::to_string(device.index));
   }
-  g_launches.fetch_add(1, std::memory_order_relaxed);
+  count_launch();
 }
 
 }  // namespace torch_cubin

@@ -106,7 +106,8 @@ struct LaunchConfig {
 // caller has compared its parameters with the kernel's when it made its table.
 void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params);
 
-// How many that has launched in this process so far.
+// Kernels launched by this process so far.
 int64_t launch_count();
+void count_launch();
 
 }  // namespace torch_cubin

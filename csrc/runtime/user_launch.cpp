@@ -82,6 +82,7 @@ bool finds_context(CUstream stream, const UserKernel::OnDevice& here) {
   kernel.module().note_capture(config.hStream);
   const CUresult result = driver().cuLaunchKernelEx(&config, function, call.params, nullptr);
   if (result != CUDA_SUCCESS) check_launch(result, kernel, call);
+  count_launch();
   return true;
 }
 
@@ -172,6 +173,7 @@ class Launch {
     kernel_.module().note_capture(config.hStream);
     const CUresult result = driver().cuLaunchKernelEx(&config, function, call_.params, nullptr);
     if (result != CUDA_SUCCESS) check_launch(result, kernel_, call_);
+    count_launch();
   }
 
  private:

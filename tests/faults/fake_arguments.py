@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import math
 import struct
+import weakref
 
 import numpy
 import pytest
@@ -56,6 +57,27 @@ def test_keywords_in_any_order_and_company(driver, vec_add):
                 launch = launched(driver)
                 assert (launch["grid"], launch["block"]) == ([2, 3, 1], [32, 1, 1])
                 assert launch["shared"] == (64 if "shared_memory" in names else 0)
+
+
+def test_keywords_whose_names_run_code(driver, vec_add):
+    x = torch.zeros(4)
+
+    class Name(str):
+        def __del__(self):
+            vec_add(x, x, x, 4, block=32, grid=2, shared_memory=0)
+
+    vec_add(x, x, x, 4, **{Name("grid"): 2, "block": 32})
+    for _ in range(3):
+        driver.reset()
+        vec_add(x, x, x, 4, grid=5, block=64)
+        shapes = {(launch["grid"][0], launch["block"][0]) for launch in driver.launches()}
+        assert (5, 64) in shapes
+        assert shapes <= {(5, 64), (2, 32)}
+    name = Name("grid")
+    vec_add(x, x, x, 4, **{name: 2, "block": 32})
+    gone = weakref.ref(name)
+    del name
+    assert gone() is None, "the kernel keeps a name that is not its own"
 
 
 def test_every_launch_keyword(driver, vec_add):
