@@ -449,8 +449,8 @@ def trace(
     """What the function returns for stand-ins of the arguments it names.
 
     `arguments` maps a name to its stand-in: TracedTensor(name), or Traced(["number", name], type).
-    `sizes` are those of them that patterns bind: a parameter of such a name that has a default keeps
-    the default (`lambda x, d=d: ...` binds a loop's value), and other names may have none.
+    `sizes` are those of them that patterns bind: a parameter of such a name that has a default
+    keeps the default (`lambda x, d=d: ...` binds a loop's value), and other names may have none.
     Results are Traced, plain numbers, or whatever containers and objects the function makes.
     """
     code = getattr(function, "__code__", None)
