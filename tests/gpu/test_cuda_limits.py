@@ -15,7 +15,7 @@ import numerics
 import pytest
 import torch
 
-from torch_cubin import _lib
+from torch_cubin._native import library as _lib
 
 MAX_GRID_X = 2**31 - 1
 MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad}
