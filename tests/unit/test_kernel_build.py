@@ -195,6 +195,33 @@ def test_package_is_rebuilt_where_something_changed(package: Package) -> None:
     assert set(package.files()) == {"manifest.json", "sm_90a/k_one.cubin"}
 
 
+def test_worktree_takes_what_its_main_checkout_has_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, tree = tmp_path / "main", tmp_path / "tree"
+    git = main / ".git" / "worktrees" / "tree"
+    for folder in (git, tree, main / "build" / "kernels" / "sm_80"):
+        folder.mkdir(parents=True)
+    (git / "commondir").write_text("../..\n")
+    assert build.main_checkout(tree) is None
+    (tree / ".git").write_text(f"gitdir: {git}\n")
+    assert build.main_checkout(tree) == main
+    assert build.main_checkout(main) is None
+
+    monkeypatch.setattr(build, "ROOT", tree)
+    builder = build.Builder(toolkit.Toolkit(tree, tree, tree, "13.0.0"), tree)
+    output = Path("build") / "kernels" / "sm_80" / "k.cubin"
+    (main / output).write_bytes(b"cubin")
+    (main / output.with_suffix(".log")).write_text("log")
+    assert not builder.fresh(output, "key")  # no key: unfinished
+    (main / output.with_suffix(".key")).write_text("key")
+    assert not builder.fresh(output, "another key")
+    assert builder.fresh(output, "key")
+    names = sorted(path.name for path in (tree / output).parent.iterdir())
+    assert names == ["k.cubin", "k.key", "k.log"]
+    assert (tree / output).read_bytes() == b"cubin"
+
+
 def test_package_leaves_out_other_archs(package: Package) -> None:
     package.table({"name": "k", "archs": ["sm_90a"]}, {"name": "l"})
     package.build("sm_80", "sm_90a")

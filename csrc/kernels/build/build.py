@@ -75,6 +75,23 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
         yield
 
 
+def has_key(output: pathlib.Path, key: str) -> bool:
+    """Whether a file of a cache was made from what `key` is the hash of."""
+    try:
+        return output.with_suffix(".key").read_text() == key and output.is_file()
+    except OSError:
+        return False
+
+
+def main_checkout(root: pathlib.Path) -> pathlib.Path | None:
+    """The checkout to which a git worktree belongs; None where `root` is no worktree."""
+    with contextlib.suppress(OSError):
+        git = pathlib.Path((root / ".git").read_text().removeprefix("gitdir:").strip())
+        common = git / (git / "commondir").read_text().strip()
+        return common.resolve().parent
+    return None
+
+
 class Builder:
     """Makes the cubins of one package, in build/kernels."""
 
@@ -84,6 +101,7 @@ class Builder:
         self.cache = cache
         self.include = os.path.relpath(sources, ROOT)
         self.digests: dict[pathlib.Path, str] = {}
+        self.main_checkout = None if cache.is_absolute() else main_checkout(ROOT)
 
     def ptx_key(self, kernel: kernel_table.Kernel, virtual: str) -> str:
         if kernel.source not in self.digests:
@@ -105,8 +123,22 @@ class Builder:
         return self.cache / arch / f"{kernel.name}.cubin"
 
     def fresh(self, output: pathlib.Path, key: str) -> bool:
-        stamp = ROOT / output.with_suffix(".key")
-        return stamp.is_file() and stamp.read_text() == key and (ROOT / output).is_file()
+        """Whether the file is up to date; it is taken from the main checkout's cache where it is
+        so there, which spares each new worktree minutes."""
+        if has_key(ROOT / output, key):
+            return True
+        theirs = self.main_checkout / output if self.main_checkout else None
+        if theirs is None or not has_key(theirs, key):
+            return False
+        parts = [theirs.with_suffix(s) for s in (output.suffix, ".log")]
+        found = {path.name: path.read_bytes() for path in parts if path.is_file()}
+        if not has_key(theirs, key):  # a build there, which removes the key first, is at work
+            return False
+        (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
+        for name, data in found.items():
+            replace_file((ROOT / output).with_name(name), data)
+        self.finish(output, key)
+        return True
 
     def finish(self, output: pathlib.Path, key: str) -> None:
         replace_file(ROOT / output.with_suffix(".key"), key.encode())
