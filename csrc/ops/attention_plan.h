@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention_params.h"
+#include "kernels/attention/attention_params.h"
 #include "ops/attention_checks.h"
 #include "ops/attention_table.h"
 

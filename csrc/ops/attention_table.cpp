@@ -4,7 +4,7 @@
 
 #include "contract/family_table.h"
 #include "cubin/error.h"
-#include "kernels/attention_params.h"
+#include "kernels/attention/attention_params.h"
 
 namespace torch_cubin {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cubin/error.h"
-#include "kernels/matmul_params.h"
+#include "kernels/matmul/matmul_params.h"
 #include "ops/checks.h"
 #include "ops/matmul_plan.h"
 #include "ops/matmul_problem.h"

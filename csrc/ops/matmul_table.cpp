@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "contract/family_table.h"
-#include "kernels/matmul_params.h"
+#include "kernels/matmul/matmul_params.h"
 
 namespace torch_cubin {
 namespace {

@@ -17,7 +17,7 @@ import pytest
 from kernel_sources import KERNELS, kernel_table
 
 ROOT = Path(__file__).resolve().parents[2]
-DIGEST = kernel_table.params_digest(KERNELS / "matmul_params.h")
+DIGEST = kernel_table.params_digest(KERNELS / "matmul" / "matmul_params.h")
 ENTRY = {
     "name": "k",
     "family": "matmul",

@@ -111,7 +111,7 @@ class Builder:
     def trace(self, value: Any, what: str, names: Mapping[str, Any]) -> Any:
         """What a function gives; anything else as it is."""
         if isinstance(value, Callable) and not isinstance(value, type):  # type: ignore[arg-type]
-            return _expressions.trace(value, names, f"{self.op}: {what}")
+            return _expressions.trace(value, names, f"{self.op}: {what}", self.sizes)
         return value
 
     def where(self, value: Any, what: str) -> str:

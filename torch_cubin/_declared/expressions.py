@@ -31,7 +31,7 @@ import linecache
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
@@ -440,10 +440,17 @@ def _refuse_none_tests(code: CodeType, names: tuple[str, ...]) -> None:
         earlier.append(step)
 
 
-def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str) -> Any:
+def trace(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    label: str,
+    sizes: Collection[str] = (),
+) -> Any:
     """What the function returns for stand-ins of the arguments it names.
 
     `arguments` maps a name to its stand-in: TracedTensor(name), or Traced(["number", name], type).
+    `sizes` are those of them that patterns bind: a parameter of such a name that has a default
+    keeps the default (`lambda x, d=d: ...` binds a loop's value), and other names may have none.
     Results are Traced, plain numbers, or whatever containers and objects the function makes.
     """
     code = getattr(function, "__code__", None)
@@ -452,7 +459,6 @@ def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str
     count = code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames[:count]
     plain = code.co_varnames[: code.co_argcount]
-    # What has a default and is none of the op's keeps it: `lambda n, size=size: n % size`.
     defaults = function.__defaults__ or ()
     own = dict(zip(plain[len(plain) - len(defaults) :], defaults, strict=True))
     own.update(function.__kwdefaults__ or {})
@@ -465,7 +471,17 @@ def trace(function: Callable[..., Any], arguments: Mapping[str, Any], label: str
             expected=", ".join(arguments) or "no arguments",
             got=", ".join(names),
         )
-    _refuse_none_tests(code, tuple(name for name in names if name in arguments))
-    values = {**own, **{name: arguments[name] for name in names if name in arguments}}
+    for name in own:
+        if name in arguments and name not in sizes:
+            raise errors.fault(
+                "input",
+                f"{label} at {place(code.co_filename, code.co_firstlineno)}",
+                f"gives '{name}' a default, which is a name of the op's",
+                expected="another name for a value of its own, or no default",
+                got=f"{name}={own[name]!r:.80}",
+            )
+    stand_ins = {name: arguments[name] for name in names if name in arguments and name not in own}
+    _refuse_none_tests(code, tuple(stand_ins))
+    values = {**own, **stand_ins}
     keywords = {name: values[name] for name in names[code.co_argcount :]}
     return function(*(values[name] for name in plain), **keywords)

@@ -25,7 +25,8 @@ softmax = torch.ops.cubin._attention_softmax.default
 softmax_backward = torch.ops.cubin._attention_softmax_backward.default
 dropout = torch.ops.cubin._attention_dropout.default
 
-OPEN = 1 << 30  # kNoBound in csrc/kernels/attention_params.h: a side of the band without a bound
+# A side of the band without a bound: kNoBound in csrc/kernels/attention/attention_params.h.
+OPEN = 1 << 30
 
 
 def _call(function: Any, op: Any, *args: Any) -> Any:
