@@ -15,8 +15,8 @@ from declared import DATA, DECLARED, LAUNCH, blocks, schema, vec_add
 import torch_cubin
 from torch_cubin import errors
 from torch_cubin import int32 as i32
-from torch_cubin._declared import patterns as _patterns
-from torch_cubin._declared import signature as _signature
+from torch_cubin._declared.op import patterns as _patterns
+from torch_cubin._declared.op import signature as _signature
 
 CDIV = ["neg", ["floordiv", ["neg", ["numel", "x"]], 256]]
 
@@ -303,7 +303,7 @@ PARTS = ("args", "grid", "block", "shared_memory", "cluster", "when", "output", 
 
 def part_of(part: str, function) -> dict:
     """The contract of an op one part of which is that function, where patterns bind m and d."""
-    from torch_cubin import _contract
+    from torch_cubin._declared import contract as _contract
 
     launch = {"args": ("x", "out"), "grid": 1, "block": 32}
     tensors = {"x": "float32[m, d]", "out": "float32[m, d]"}
