@@ -15,8 +15,8 @@ from declared import DATA, DECLARED, LAUNCH, blocks, schema, vec_add
 import torch_cubin
 from torch_cubin import errors
 from torch_cubin import int32 as i32
-from torch_cubin._declared.op import patterns as _patterns
-from torch_cubin._declared.op import signature as _signature
+from torch_cubin._declared import patterns as _patterns
+from torch_cubin._declared import signature as _signature
 
 CDIV = ["neg", ["floordiv", ["neg", ["numel", "x"]], 256]]
 
