@@ -27,7 +27,7 @@ struct ParamsDigest {
   const char* digest;
 };
 
-// One for each csrc/kernels/<family>_params.h, written by setup.py; csrc/kernels/build.py writes
+// One for each csrc/kernels/<family>/*_params.h, written by setup.py; csrc/kernels/build writes
 // the same to the manifest.
 constexpr ParamsDigest kParamsDigests[] = {
 #include "params_digests.inc"

@@ -49,7 +49,7 @@ class CatalogKernel {
   // failure can be retried. Throws [file], [hash], [image], [params] or what the driver says.
   Kernel& kernel();
   // Launches it with its own block, cluster and shared memory. `params` is its one parameter. All
-  // kernels of the catalog wait for the one before them themselves (kernels/ptx.cuh), so by default
+  // kernels of the catalog wait for the one before them themselves (kernels/common/ptx.cuh), so by default
   // they overlap with its end.
   void launch(int64_t grid_x, int64_t grid_y, const Device& device, const void* params,
               bool overlap = true);

@@ -1,6 +1,6 @@
 // The CUDA half of attention's host code, without a GPU: attention.cpp and its neighbours are
 // compiled here with the device taken away, so that they lay out, copy, merge, split and launch
-// CPU tensors; and each "launch" runs its kernel's contract (csrc/kernels/attention_params.h) as
+// CPU tensors; and each "launch" runs its kernel's contract (csrc/kernels/attention/attention_params.h) as
 // plain loops. Registered as torch.ops.cubin_host.* for test_attention_host.py. One long file,
 // because the sources that it includes at its end must see what takes the device's place.
 #include <torch/csrc/stable/library.h>
@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_params.h"
+#include "kernels/attention/attention_params.h"
 #include "ops/attention/arguments.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/compose.h"

@@ -37,7 +37,7 @@ TOLERANCES = {
 
 
 def cuda_include() -> Path:
-    sys.path.insert(0, str(ROOT / "csrc" / "kernels"))
+    sys.path.insert(0, str(ROOT / "csrc" / "kernels" / "build"))
     import toolkit
 
     return toolkit.find_toolkit().include

@@ -1,4 +1,4 @@
-"""csrc/kernels/cubin_facts.py: what the compiler says of a kernel, and what is refused for it."""
+"""csrc/kernels/build/cubin_facts.py: what the compiler says of a kernel, what is refused for it."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def test_shared_memory_limit() -> None:
 
 
 def test_params_size_is_what_the_compiler_says(tmp_path: Path) -> None:
-    size = cubin_facts.params_size(KERNELS / "matmul_params.h")
+    size = cubin_facts.params_size(KERNELS / "matmul" / "matmul_params.h")
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "no C++ compiler"
     source = tmp_path / "size.cpp"
     source.write_text(
-        '#include "matmul_params.h"\n'
+        '#include "matmul/matmul_params.h"\n'
         f'static_assert(sizeof(torch_cubin::MatmulParams) == {size}, "");\n'
     )
     subprocess.run([compiler, "-fsyntax-only", f"-I{KERNELS}", str(source)], check=True)

@@ -64,18 +64,26 @@ BROKEN = [
     ("ops/matmul/matmul.cpp", "CUdeviceptr p;", "CUdeviceptr"),
     ("ops/matmul/matmul.cpp", "int a = CU_DEVICE_ATTRIBUTE_CLOCK_RATE;", "CU_DEVICE"),
     ("ops/matmul/matmul.cpp", "driver().launch();", "calls driver()"),
-    ("ops/matmul/matmul.cpp", '#include "kernels/mma_operand.cuh"', "_params.h"),
-    ("ops/matmul/matmul.cpp", '#include "kernels/mma_matmul.cu"', "_params.h"),
+    ("ops/matmul/matmul.cpp", '#include "kernels/matmul/mma_operand.cuh"', "_params.h"),
+    ("ops/matmul/matmul.cpp", '#include "kernels/matmul/mma.cu"', "_params.h"),
     ("ops/matmul/matmul.cpp", 'run("mma_matmul_bf16_nt_128x128x32");', "names a kernel"),
-    ("ops/matmul/matmul.cpp", "STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {}", "STABLE_TORCH_LIBRARY"),
-    ("runtime/kernel.cpp", '#include "kernels/matmul_params.h"', "_params.h"),
+    (
+        "ops/matmul/matmul.cpp",
+        "STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {}",
+        "STABLE_TORCH_LIBRARY",
+    ),
+    ("runtime/kernel.cpp", '#include "kernels/matmul/matmul_params.h"', "_params.h"),
     ("ops.cpp", "int f(int x) { if (x) return 1; }", "holds logic"),
     ("c_api.cpp", "#include <Python.h>", "no Python C API"),
     ("c_api.cpp", "#include <pybind11/pybind11.h>", "no Python C API"),
     ("c_api.cpp", '#include "driver/table.h"', "through csrc/runtime"),
     ("helpers/misc.cpp", "int x;", "no layer"),
-    ("kernels/mma_matmul.cu", '#include "cubin/error.h"', "stands alone"),
-    ("kernels/mma_matmul.cu", "#include <torch/csrc/stable/tensor.h>", "stands alone"),
+    ("kernels/matmul/mma.cu", '#include "cubin/error.h"', "its own folder and common"),
+    ("kernels/matmul/mma.cu", "#include <cuda.h>", "stands alone"),
+    ("kernels/matmul/mma.cu", '#include "attention/tile.cuh"', "its own folder and common"),
+    ("kernels/common/mma.cuh", '#include "matmul/tile.cuh"', "its own folder and common"),
+    ("kernels/common/mma.cuh", '#include "common/ptx.cuh"', "needs no folder"),
+    ("kernels/matmul/mma.cu", "#include <torch/csrc/stable/tensor.h>", "stands alone"),
 ]
 
 
@@ -96,10 +104,16 @@ HONEST = [
     ("runtime/kernel.cpp", '#include "driver/driver.h"\nCUkernel k; driver().cuLaunchKernelEx();'),
     ("runtime/stream.cpp", 'dl_loaded("libtorch_cuda.so");'),
     ("package/catalog.cpp", '// matmul, say\n#include "runtime/kernel.h"\nint matmulti;'),
-    ("ops/matmul/matmul.cpp", '#include "kernels/matmul_params.h"\n#include "package/catalog.h"'),
-    ("ops/matmul/matmul.cpp", 'find("matmul", "mma"); /* cuBLAS does: cuInit */ int cubes, CUTOFF;'),
+    (
+        "ops/matmul/matmul.cpp",
+        '#include "kernels/matmul/matmul_params.h"\n#include "package/catalog.h"',
+    ),
+    (
+        "ops/matmul/matmul.cpp",
+        'find("matmul", "mma"); /* cuBLAS does: cuInit */ int cubes, CUTOFF;',
+    ),
     ("ops.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),
-    ("kernels/mma_matmul.cu", '#include "matmul_tile.cuh"\n#include <cstdint>'),
+    ("kernels/matmul/mma.cu", '#include "common/ptx.cuh"\n#include "tile.cuh"\n#include <cstdint>'),
 ]
 
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "cubin/error.h"
-#include "kernels/attention_params.h"
+#include "kernels/attention/attention_params.h"
 
 namespace torch_cubin {
 namespace {

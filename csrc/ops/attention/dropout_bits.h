@@ -1,4 +1,4 @@
-// The random number of one attention weight, as csrc/kernels/attention_dropout.cuh defines it.
+// The random number of one attention weight, as csrc/kernels/common/dropout.cuh defines it.
 #pragma once
 
 #include <cstdint>

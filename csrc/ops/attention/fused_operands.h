@@ -1,7 +1,7 @@
 // What forward and backward on CUDA share between their checks and their launches.
 #pragma once
 
-#include "kernels/attention_params.h"
+#include "kernels/attention/attention_params.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/plan.h"
 #include "ops/attention/problem.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention_params.h"
+#include "kernels/attention/attention_params.h"
 #include "ops/attention/checks.h"
 #include "ops/attention/table.h"
 

@@ -1,6 +1,6 @@
 #include "ops/attention/problem.h"
 
-#include "kernels/attention_params.h"
+#include "kernels/attention/attention_params.h"
 
 namespace torch_cubin {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "cubin/error.h"
-#include "kernels/attention_params.h"
+#include "kernels/attention/attention_params.h"
 #include "pytorch/contiguous.h"
 
 namespace torch_cubin {

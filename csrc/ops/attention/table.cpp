@@ -3,8 +3,7 @@
 #include <memory>
 
 #include "cubin/error.h"
-#include "kernels/attention_params.h"
-#include "package/family_table.h"
+#include "kernels/attention/attention_params.h"
 
 namespace torch_cubin {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cubin/error.h"
-#include "kernels/matmul_params.h"
+#include "kernels/matmul/matmul_params.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/plan.h"
 #include "ops/matmul/problem.h"

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "kernels/matmul_params.h"
+#include "kernels/matmul/matmul_params.h"
 #include "package/family_table.h"
 
 namespace torch_cubin {
