@@ -194,7 +194,7 @@ def build_launch_extension(target: Path) -> None:
     """csrc/python_launch.c, by the limited API: one file for every Python from 3.10 on.
 
     Apart from the library, which uses no Python. Where Python's headers or a C compiler are missing
-    it is left out: torch_cubin/_extension.py does without.
+    it is left out: torch_cubin/_native/launcher.py does without.
     """
     include = Path(sysconfig.get_paths()["include"])
     compiler = shutil.which(os.environ.get("CC", "").split(" ")[0] or "cc") or shutil.which("gcc")
@@ -281,7 +281,7 @@ def main() -> None:
             "cmdclass": {"bdist_wheel": bdist_wheel_class(), "build_ext": build_ext_class()},
         }
     setup(
-        packages=["torch_cubin"],
+        packages=setuptools.find_packages(include=["torch_cubin", "torch_cubin.*"]),
         package_data={"torch_cubin": ["cmake/torch_cubin.cmake"]},
         install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],
         distclass=BinaryDistribution,

@@ -1,4 +1,4 @@
-// The C API behind torch_cubin's Python (torch_cubin/_lib.py, by ctypes) and for C++-only users.
+// The C API behind torch_cubin's Python (_native/library.py, by ctypes) and for C++-only users.
 // The library uses no Python C API, so one file serves every Python.
 //
 // Functions that return char* give a malloc'd JSON object that the caller passes to

@@ -1,4 +1,4 @@
-// The C API of torch_cubin.load(): modules, kernels, launches (torch_cubin/_module.py). A handle is
+// The C API of torch_cubin.load(): modules, kernels, launches (_kernels/module.py). A handle is
 // the address of a UserModule or UserKernel; a kernel lives as long as its module.
 #include <cstdint>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// The C API of declared ops and packages, for Python (torch_cubin/_lib.py) and for C++-only programs.
+// The C API of declared ops and packages, for Python (_native/library.py) and for C++ programs.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>

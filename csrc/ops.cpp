@@ -1,7 +1,7 @@
 // Every schema of the library, on one screen: the only STABLE_TORCH_LIBRARY blocks. No logic here.
 //
 // The public op of a family forwards (ops/composite.cpp): with gradients off to the raw op `_name`,
-// else to `_name_autograd`, whose derivative formulas torch_cubin/_autograd.py fills in. Both have
+// else to `_name_autograd`, whose derivative formulas _ops/autograd.py fills in. Both have
 // the same kernels; a process without Python has the first path alone. `_name` is private: it has
 // no derivative, and PyTorch warns when backward meets it.
 #include <torch/csrc/stable/library.h>

@@ -1,5 +1,5 @@
 // Expressions: how a declared op computes numbers (a grid, a size, a kernel's scalar) from its
-// arguments. They are trees in JSON, made by torch_cubin/_expressions.py, which says what a node is
+// arguments. They are trees in JSON, made by _declared/expressions.py, which says what a node is
 // and evaluates the same trees for symbolic sizes; a test compares both on random trees.
 //
 // A tree is checked once, when it is read: names, types, depth. What is left for run time is an

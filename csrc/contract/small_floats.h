@@ -1,5 +1,5 @@
 // Floats of 16 and 32 bits from a double, rounded to nearest even as Python's struct module and
-// torch_cubin/_scalars.py do.
+// torch_cubin/_kernels/scalars.py do.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // The softmax family: what attention by composition does between its products, and the private ops
-// that torch_cubin/_compose.py differentiates.
+// that torch_cubin/_ops/attention_compose.py differentiates.
 //
 // Scores are [batch, heads, rows, columns], contiguous, float32 or float64; their logits and
 // weights are defined in csrc/kernels/softmax/softmax_params.h. On CUDA the kernels of the catalog,

@@ -111,7 +111,7 @@ int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
 
 namespace {
 
-std::string triple(const uint32_t (&values)[3]) {
+std::string dims_text(const uint32_t (&values)[3]) {
   return "(" + std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " +
          std::to_string(values[2]) + ")";
 }
@@ -127,7 +127,7 @@ void check_whole_clusters(const Kernel& kernel, const LaunchConfig& config) {
     fail({"launch", "the launch of '" + kernel.name() + "'",
           "has a grid that is no whole number of clusters",
           "a multiple of " + std::to_string(cluster[i]) + " blocks in " + kAxes[i],
-          "grid " + triple(config.grid) + ", cluster " + triple(cluster),
+          "grid " + dims_text(config.grid) + ", cluster " + dims_text(cluster),
           "Round the grid up where the kernel is launched; its blocks past the last tile must do "
           "nothing."});
   }
@@ -165,8 +165,8 @@ void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, vo
   const CUresult result = driver().cuLaunchKernelEx(&launch, function, params, nullptr);
   if (result != CUDA_SUCCESS) {  // the text is built on failure only
     check(result, "launch",
-          "the launch of '" + kernel.name() + "' with grid " + triple(config.grid) + ", block " +
-              triple(config.block) + " and " + std::to_string(config.dynamic_shared) +
+          "the launch of '" + kernel.name() + "' with grid " + dims_text(config.grid) + ", block " +
+              dims_text(config.block) + " and " + std::to_string(config.dynamic_shared) +
               " bytes of dynamic shared memory on cuda:" + std::to_string(device.index));
   }
   count_launch();

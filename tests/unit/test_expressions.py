@@ -13,9 +13,9 @@ import cubin_check
 import pytest
 import torch
 
-from torch_cubin import _expressions as ex
 from torch_cubin import errors
-from torch_cubin._evaluate import evaluate
+from torch_cubin._declared import expressions as ex
+from torch_cubin._declared.evaluate import evaluate
 
 HERE = Path(__file__).resolve().parent
 CASES = 100_000
