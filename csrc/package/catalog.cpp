@@ -285,7 +285,7 @@ Kernel& CatalogKernel::kernel() {
 }
 
 void check_one_parameter(const CatalogEntry& entry, size_t bytes) {
-  if (entry.params.size() == 1 && entry.params[0].offset == 0 && entry.params[0].size == bytes) {
+  if (entry.params.size() == 1 && entry.params[0].size == bytes) {
     return;
   }
   fail({"params", "catalog kernel '" + entry.name + "'", "is of another build than this library",
