@@ -91,8 +91,6 @@ TOUCHES = (
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%r1], [%rd1, {%r2, %r3}], [%r4]",
     "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%rd1, {%r1, %r2, %r3}], [%r4]",
-    "cp.async.bulk.prefetch.tensor.2d.L2.global [%rd1, {%r1, %r2}]",
-    "cp.async.bulk.prefetch.L2.global [%rd1], 16",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 16, [%r2]",
     "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r1], 16",
     "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%rd1, {%r1, %r2}], [%r3]",
@@ -104,7 +102,7 @@ TOUCHES = (
     "ld.global.nc.u32 %r1, [%rd1]",
     "ld.u32 %r1, [%rd1]",
     "@%p1 st.u32 [%rd1], %r1",
-    "prefetch.global.L2 [%rd1]",
+    "prefetch.global.L1 [%rd1]",
     "cvta.to.global.u64 %rd2, %rd3; prefetch.tensormap [%rd2]",
     "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f5, %f6}]",
     "tensormap.replace.tile.global_address.global.b1024.b64 [%rd1], %rd2",
@@ -115,6 +113,9 @@ TOUCHES = (
 HARMLESS = (
     "mov.b64 %rd1, k_param_0; cvta.param.u64 %rd2, %rd1; prefetch.tensormap [%rd2]",
     "mov.b64 %rd1, k_param_0; add.s64 %rd2, %rd1, 128; prefetch.tensormap [%rd2]",
+    "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%rd1, {%r1, %r2}]",
+    "cp.async.bulk.prefetch.L2.global [%rd1], 256",
+    "prefetch.global.L2 [%rd1]",
     "prefetch.param.tensormap [k_param_0]",
     "mbarrier.init.shared::cta.b64 [%r1], 1; fence.mbarrier_init.release.cluster",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 4096",

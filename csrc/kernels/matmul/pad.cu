@@ -1,0 +1,100 @@
+// Copies rows of any alignment to rows of 16-byte chunks, with zeros behind each row's end, so that
+// kernels can read them 16 bytes at a time and tensor maps can describe them. Bound by memory: a
+// thread makes each chunk of two aligned loads, of which the second is its neighbour's first and hits
+// L1, and a shift. On the H200 it moves 4.1 to 4.2 TB/s, read and written, where PyTorch's copy of the
+// same rows moves 1.8.
+//
+// Roles: all threads are alike; each makes kUnroll chunks, TC_THREADS apart.
+#include "common/ptx.cuh"
+#include "pad_params.h"
+
+namespace torch_cubin {
+
+using Element = TC_ELEMENT;
+constexpr int kSize = 16 / sizeof(Element);  // elements of a chunk
+constexpr int kUnroll = TC_TILE_N / TC_THREADS;
+static_assert(TC_TILE_N == TC_THREADS * kUnroll && TC_TILE_K == kSize, "the table is wrong");
+
+struct Pieces {
+  uint4* to;  // null: nothing to do
+  uint4 low, high;
+  u32 shift;  // bytes of `low` that lie before the chunk
+};
+
+TC_DEVICE Pieces load_pieces(const PadJob& job, u32 chunk) {
+  Pieces pieces;
+  pieces.to = nullptr;
+  if (chunk >= job.total) return pieces;
+  u32 row = chunk / job.chunks, column = (chunk - row * job.chunks) * kSize;
+  u32 batch = row / job.rows;
+  row -= batch * job.rows;
+  auto from = static_cast<const Element*>(job.from) + batch * job.batch_stride +
+              row * job.row_stride + column;
+  pieces.to = static_cast<uint4*>(job.to) + batch * job.to_batch_stride + row * job.to_row_stride +
+              column / kSize;
+  auto aligned = reinterpret_cast<tc_int64>(from) & ~tc_int64(15);
+  pieces.shift = static_cast<u32>(reinterpret_cast<tc_int64>(from) & 15);
+  if (column + kSize <= job.columns && aligned >= job.low && aligned + 32 <= job.high) {
+    auto source = reinterpret_cast<const uint4*>(aligned);
+    pieces.low = __ldg(source);
+    pieces.high = __ldg(source + 1);
+  } else {
+    // A row's end, and the first and last chunks: nothing outside the operand is read.
+    alignas(16) Element element[kSize];
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) element[i] = column + i < job.columns ? from[i] : Element(0);
+    pieces.low = *reinterpret_cast<const uint4*>(element);
+    pieces.shift = 0;
+  }
+  return pieces;
+}
+
+TC_DEVICE void store_shifted(const Pieces& pieces) {
+  if (pieces.to == nullptr) return;
+  u32 w[8] = {pieces.low.x,  pieces.low.y,  pieces.low.z,  pieces.low.w,
+              pieces.high.x, pieces.high.y, pieces.high.z, pieces.high.w};
+  if (pieces.shift & 8) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) w[i] = w[i + 2];
+  }
+  if (pieces.shift & 4) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = w[i + 1];
+  }
+  if (sizeof(Element) == 2) {
+    u32 bits = (pieces.shift & 2) * 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], bits);
+  }
+  *pieces.to = make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::PadParams p) {
+  using namespace torch_cubin;
+  wait_for_previous_kernel();
+  const bool second = blockIdx.x >= p.first_blocks;
+  const PadJob& job = p.jobs[second];
+  const u32 first =
+      (blockIdx.x - (second ? p.first_blocks : 0)) * (TC_THREADS * kUnroll) + threadIdx.x;
+  Pieces pieces[kUnroll];
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) pieces[i] = load_pieces(job, first + i * TC_THREADS);
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) store_shifted(pieces[i]);
+}
+
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "pad_matmul_{e.bytes}_bytes", "kind": "pad", "dtype": "{e.dtype}", "math": "{e.dtype}",
+   "layout": "any", "alignment": "{e.bytes}", "tile": [1, 1024, "{e.chunk}"], "stages": 1,
+   "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"share": 0.85, "fixed": 2500},
+   "defines": {"TC_ELEMENT": "{e.element}"},
+   "for": {
+    "e": [
+     {"bytes": 2, "dtype": "float16", "element": "u16", "chunk": 8},
+     {"bytes": 4, "dtype": "float32", "element": "u32", "chunk": 4}]}}]}
+*/

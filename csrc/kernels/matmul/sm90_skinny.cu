@@ -1,0 +1,342 @@
+// Matrix product on Hopper with at most 64 tokens (rows of A, or columns of B): bound by the bytes of
+// the other operand, the weights.
+//
+// The operands are swapped: 64 rows of the weights are wgmma's M and the tokens, rounded up to 8 or
+// more, its N. A block owns `rows` rows of the weights or, in a cluster of `splits` blocks, that part
+// of their K. One thread keeps a ring of stages on its way from memory; one warpgroup multiplies.
+// The blocks of a cluster then send their sums to one another's shared memory: groups of 64 rows x 8
+// tokens belong to the blocks in turn, and a group's owner adds the parts in the order of K.
+//
+//   shared memory:  stages x (weights, tokens) | parts of the sums
+//   full[s]:   the producer's arrival and all bytes of the stage
+//   empty[s]:  one arrival a consumer warp
+//   sums:      the producer's arrival and the bytes that the cluster's blocks send
+//
+// dynamic_shared in the table is the most that a block can have; the host gives what the stages take.
+//
+// The order in which K is added up depends on `splits` and the k block alone, not on the number of
+// tokens: a row of out has the same bits whatever the other rows are.
+//
+// Measured on an H200 with rotated weights in a CUDA graph: 256 bytes of a row at a time instead of
+// 128 gain 2 to 5%; the prefetch to L2 1 to 3% where the product takes under 30 us; sending tokens to
+// two blocks at once, clusters above 2, and stages of 512 bytes a row gain nothing.
+#include "common/dtype.cuh"
+#include "sm90_skinny_params.h"
+#include "sm90_skinny_ptx.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+template <DType kDTypeValue, bool kRowsContiguousValue, int kBlocksValue, int kTokensValue>
+struct SkinnyConfig {
+  static constexpr DType kDType = kDTypeValue;  // of 16 bits
+  static constexpr WgmmaType kMath = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
+  static constexpr bool kRowsContiguous = kRowsContiguousValue;
+  static constexpr int kBlocks = kBlocksValue;  // of 64 rows
+  static constexpr int kTokens = kTokensValue;
+  static constexpr int kPanel = 64;  // elements of a swizzled row of 128 bytes
+  static constexpr int kPanels = 2;  // of a k block
+  static constexpr int kTileK = kPanels * kPanel;
+  static constexpr u32 kEights = kTokens / 8;
+  static constexpr u32 kGroups = kBlocks * kEights;
+};
+
+constexpr int kSkinnyConsumers = 128;
+constexpr int kSkinnyMaxStages = 16;
+constexpr int kSkinnyGroupBytes = kSkinnyConsumers * 16;  // the sums of 64 rows x 8 tokens
+
+struct SkinnyBarriers {
+  u64 full[kSkinnyMaxStages], empty[kSkinnyMaxStages], sums;
+};
+
+// Rows of the weights that a stage has room for: whole swizzle panels where they are contiguous.
+template <class C>
+TC_DEVICE int stage_rows(const Sm90SkinnyParams& p) {
+  return C::kRowsContiguous ? (p.rows + 63) / 64 * 64 : p.rows;
+}
+
+// ---- producer -----------------------------------------------------------------------------------
+
+// body(x, y, offset): the boxes of a stage's weights, and where they lie in it.
+template <class C, class Body>
+TC_DEVICE void for_each_box(const Sm90SkinnyParams& p, int row, int k, Body&& body) {
+  if constexpr (C::kRowsContiguous) {
+#pragma unroll
+    for (int block = 0; block < C::kBlocks; ++block) {
+      if (block * 64 < p.rows) body(row + block * 64, k, block * C::kTileK * 128);
+    }
+  } else {
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+      body(k + panel * C::kPanel, row, panel * p.rows * 128);
+    }
+  }
+}
+
+template <class C>
+TC_DEVICE void produce(const Sm90SkinnyParams& p, int first_tile, int step, int k_begin,
+                       int k_count, u32 ring, u32 full, u32 empty) {
+  const u32 weight_bytes = stage_rows<C>(p) * 128 * C::kPanels;
+  const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
+  int stage = 0;
+  u32 parity = 1;
+  for (int tile = first_tile; tile < p.tiles; tile += step) {
+    for (int i = 0; i < k_count; ++i) {
+      int k = (k_begin + i) * C::kTileK;
+      u32 to = ring + stage * stage_bytes, barrier = full + 8 * stage;
+      barrier_wait_bounded(empty + 8 * stage, parity);
+      barrier_expect(barrier, stage_bytes);
+      for_each_box<C>(p, tile * p.rows, k, [&](int x, int y, u32 offset) {
+        tma_load(to + offset, &p.weights, barrier, x, y, kEvictFirst);
+      });
+#pragma unroll
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        tma_load(to + weight_bytes + panel * C::kTokens * 128, &p.tokens, barrier,
+                 k + panel * C::kPanel, 0, kEvictLast);
+      }
+      if (++stage == p.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  }
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+// Where a lane of a consumer warp stores. Of a group of 64 rows x 8 tokens it holds the sums of rows
+// lane / 4 + {0, 8} of its warp's 16 and of tokens lane % 4 * 2 + {0, 1}. Where out's rows are
+// contiguous, 8x8 elements are transposed among the lanes, so that each again has two neighbours.
+template <class C>
+struct SkinnyOutput {
+  using Traits = DTypeTraits<C::kDType>;
+
+  const Sm90SkinnyParams& p;
+  const int tile_row;
+  const bool turned;       // the lane's two neighbours are rows
+  const int row, token;    // of the lane's first element, in the tile
+  const int rows, tokens;  // that exist
+  u16* const out;          // the lane's first element
+
+  TC_DEVICE SkinnyOutput(const Sm90SkinnyParams& p, int tile)
+      : p(p),
+        tile_row(tile * p.rows),
+        turned(p.out_stride_row == 1),
+        row(threadIdx.x / 32 * 16 + (turned ? threadIdx.x % 4 * 2 : threadIdx.x % 32 / 4)),
+        token(turned ? threadIdx.x % 32 / 4 : threadIdx.x % 4 * 2),
+        rows(min(p.rows, p.rows_count - tile_row)),
+        tokens(p.tokens_count),
+        out(static_cast<u16*>(p.out) + (static_cast<tc_int64>(tile_row) + row) * p.out_stride_row +
+            token * p.out_stride_token) {}
+
+  TC_DEVICE float bias(int r, int t) const {
+    if (r >= rows || t >= tokens) return 0.0f;
+    tc_int64 at = (tile_row + r) * p.bias_stride_row + t * p.bias_stride_token;
+    return Traits::load(static_cast<const u16*>(p.bias)[at]);
+  }
+
+  // Rows 64 * block and tokens 8 * eight onwards.
+  TC_DEVICE void store(const float (&sum)[4], int block, int eight) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int r = block * 64 + half * 8, t = eight * 8;
+      float first_sum = sum[2 * half], second_sum = sum[2 * half + 1];
+      if (p.bias != nullptr) {
+        int own_row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + r;
+        int own_token = threadIdx.x % 4 * 2 + t;
+        first_sum += bias(own_row, own_token);
+        second_sum += bias(own_row, own_token + 1);
+      }
+      u32 pair = Traits::pack(first_sum, second_sum);
+      if (turned) pair = transpose_8x8(pair);
+      bool first = row + r < rows && token + t < tokens;
+      bool second = first && (turned ? row + r + 1 < rows : token + t + 1 < tokens);
+      u16* to = out + r * p.out_stride_row + t * p.out_stride_token;
+      if (p.pairs) {
+        if (first) *reinterpret_cast<u32*>(to) = pair;
+      } else {
+        if (first) to[0] = static_cast<u16>(pair);
+        if (second) to[turned ? 1 : p.out_stride_token] = static_cast<u16>(pair >> 16);
+      }
+    }
+  }
+};
+
+// Sends this block's sums to their owners in the cluster, adds up those that it owns, stores them.
+template <class C>
+TC_DEVICE void finish_split(const Sm90SkinnyParams& p, const SkinnyOutput<C>& output,
+                            const float (&sum)[C::kBlocks][C::kTokens / 2], u32 split, u32 parts,
+                            u32 barrier) {
+  const u32 splits = p.splits, mine = threadIdx.x * 16;
+  cluster_wait();  // the others have set up their barriers
+  u32 owner = 0, slot = 0;
+#pragma unroll
+  for (u32 group = 0; group < C::kGroups; ++group) {
+    u32 to = parts + (slot * splits + split) * kSkinnyGroupBytes + mine;
+    store_remote_async(map_to_rank(to, owner), &sum[group / C::kEights][group % C::kEights * 4],
+                       map_to_rank(barrier, owner));
+    if (++owner == splits) {
+      owner = 0;
+      ++slot;
+    }
+  }
+  if (split >= C::kGroups) return;
+  barrier_wait_remote(barrier, 0);
+  u32 from = parts + mine;
+#pragma unroll 1
+  for (u32 group = split; group < C::kGroups; group += splits) {
+    float total[4] = {};
+#pragma unroll 4
+    for (u32 part = 0; part < splits; ++part) {
+      float value[4];
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+                   : "r"(from));
+      from += kSkinnyGroupBytes;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[i] += value[i];
+    }
+    output.store(total, group / C::kEights, group % C::kEights);
+  }
+}
+
+TC_DEVICE u64 skinny_descriptor(u32 units) { return wgmma_descriptor(0, 16, 1024) | units; }
+
+template <class C>
+TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int k_count, u32 split,
+                       u32 ring, u32 full, u32 empty, u32 sums) {
+  const u32 weight_bytes = stage_rows<C>(p) * 128 * C::kPanels;
+  const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
+  int stage = 0;
+  u32 parity = 0;
+  for (int tile = first_tile; tile < p.tiles; tile += step) {
+    float sum[C::kBlocks][C::kTokens / 2];
+#pragma unroll
+    for (int block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < C::kTokens / 2; ++i) sum[block][i] = 0.0f;
+    }
+    for (int i = 0; i < k_count; ++i) {
+      barrier_wait_bounded(full + 8 * stage, parity);
+      // In units of 16 bytes, as the descriptors count; the same in all lanes.
+      u32 weights = __shfl_sync(0xffffffff, ring + stage * stage_bytes, 0) / 16;
+      u32 tokens = weights + weight_bytes / 16;
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < 4 * C::kPanels; ++j) {  // 32 bytes of K
+        u64 b = skinny_descriptor(tokens + (j / 4 * C::kTokens * 128 + j % 4 * 32) / 16);
+#pragma unroll
+        for (int block = 0; block < C::kBlocks; ++block) {
+          // Where `rows` ends within a block, what follows it in shared memory is multiplied too:
+          // those sums are never stored.
+          u32 a = C::kRowsContiguous
+                      ? weights + (block * C::kTileK * 128 + j * 2048) / 16
+                      : weights + (block * 8192 + j % 4 * 32) / 16 + j / 4 * (p.rows * 8);
+          Wgmma<C::kTokens>::template run<C::kMath, C::kRowsContiguous, 0>(
+              sum[block], skinny_descriptor(a), b, 1);
+        }
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * stage);
+      if (++stage == p.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    SkinnyOutput<C> output(p, tile);
+    if (p.splits > 1) {
+      finish_split<C>(p, output, sum, split, ring + p.ring_bytes, sums);
+    } else {
+#pragma unroll
+      for (u32 group = 0; group < C::kGroups; ++group) {
+        float value[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) value[i] = sum[group / C::kEights][group % C::kEights * 4 + i];
+        output.store(value, group / C::kEights, group % C::kEights);
+      }
+    }
+  }
+}
+
+// Grid: tiles * splits blocks in clusters of `splits`; without splits fewer blocks may take turns.
+template <class C>
+TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ SkinnyBarriers barriers;
+  const u32 splits = p.splits, split = splits > 1 ? cluster_rank() : 0;
+  const int first_tile = blockIdx.x / splits, step = gridDim.x / splits;
+  const u32 k_blocks = (p.k + C::kTileK - 1) / C::kTileK;
+  const int k_begin = k_blocks * split / splits;
+  const int k_count = static_cast<int>(k_blocks * (split + 1) / splits) - k_begin;
+  const u32 ring = shared_address(memory);
+  const u32 full = shared_address(barriers.full), empty = shared_address(barriers.empty);
+  const u32 sums = shared_address(&barriers.sums);
+  const bool producer = threadIdx.x == kSkinnyConsumers;
+
+  // Early: every block of this kernel waits for the kernel ahead before it ends, so the kernel after
+  // this one, which waits for this one, misses nothing.
+  launch_next_grid();
+  if (producer) {
+    if (ring % 1024 != 0) asm volatile("trap;");
+    for (int s = 0; s < p.stages; ++s) {
+      barrier_init(full + 8 * s, 1);
+      barrier_init(empty + 8 * s, kSkinnyConsumers / 32);
+    }
+    barrier_init(sums, 1);
+    fence_barrier_init();
+    u32 own = C::kGroups > split ? (C::kGroups - split + splits - 1) / splits : 0;
+    barrier_expect(sums, own * splits * kSkinnyGroupBytes);
+    for (int i = 0; i < min(k_count, p.prefetched); ++i) {
+      for_each_box<C>(p, first_tile * p.rows, (k_begin + i) * C::kTileK,
+                      [&](int x, int y, u32) { tma_prefetch(&p.weights, x, y); });
+    }
+    prefetch_tensor_map(&p.tokens);
+  }
+  __syncthreads();
+  if (splits > 1) cluster_arrive();
+  wait_for_previous_grid();
+  if (threadIdx.x < kSkinnyConsumers) {
+    consume<C>(p, first_tile, step, k_count, split, ring, full, empty, sums);
+  } else {
+    if (producer) produce<C>(p, first_tile, step, k_begin, k_count, ring, full, empty);
+    __syncwarp();
+    if (splits > 1) cluster_wait();
+  }
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
+
+#ifdef TC_KERNEL  // the bench has all kernels in one file
+using KernelConfig = torch_cubin::sm90::SkinnyConfig<torch_cubin::DType::TC_DTYPE,
+                                                     TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M>;
+static_assert(TC_TILE_K == KernelConfig::kTileK && TC_TILE_N % 64 == 0,
+              "the table's tile is wrong");
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::Sm90SkinnyParams p) {
+  torch_cubin::sm90::run_skinny<KernelConfig>(p);
+}
+#endif
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "defaults": {
+  "kind": "sm90_skinny", "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}",
+  "alignment": 16, "stages": 2, "block": [160, 1, 1], "dynamic_shared": 231424,
+  "cost": {"fixed": 2400}},
+ "kernels": [
+  {"name": "sm90_skinny_matmul_{d.name}_nt_{tokens}x{rows}", "layout": "nt",
+   "tile": ["{tokens}", "{rows}", 128],
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false"},
+   "for": {
+    "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
+    "tokens": [8, 16, 32, 64], "rows": [64, 128]}},
+  {"name": "sm90_skinny_matmul_{d.name}_nn_{tokens}x{rows}", "layout": "nn",
+   "tile": ["{tokens}", "{rows}", 128],
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "true"},
+   "for": {
+    "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
+    "tokens": [8, 16, 32, 64], "rows": [64, 192]}}]}
+*/

@@ -1,0 +1,149 @@
+"""The kernels of csrc/kernels/matmul/sm90_skinny.cu: at most 64 rows of A, or columns of B.
+
+The products here are large enough that the plan takes these kernels; the profiler says which ran,
+and all of the catalog must have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numerics
+import pytest
+import torch
+from gpu import cases
+
+import torch_cubin
+
+pytestmark = [
+    pytest.mark.usefixtures("nan_memory"),
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+        reason="wgmma is of compute capability 9.0 alone",
+    ),
+]
+
+TOKENS = (5, 8, 13, 16, 27, 32, 50, 64)
+# Rows of the weights, and K: tails of both; tiles of 64 rows and of more; K whole and split.
+WEIGHTS = ((2056, 4104), (10504, 2056), (136, 8200), (28672, 520), (72, 64))
+LAYOUTS = ("nt", "nn")  # the weights' K is contiguous, or their rows are
+
+
+def product(tokens: int, rows: int, k: int, dtype: torch.dtype, layout: str, swapped: bool, g):
+    """A and B of small integers: the weights are B [k, rows], or, swapped, A [rows, k]."""
+    small = cases.place(cases.draw((tokens, k), dtype, True, g), cases.Layout(pad=8))
+    weights = cases.draw((rows, k), dtype, True, g)
+    order = (0, 1) if layout == "nt" else (1, 0)
+    weights = cases.place(weights, cases.Layout(order=order, pad=16))
+    return (weights, small.t()) if swapped else (small, weights.t())
+
+
+def kernels_that_ran(profile: torch.profiler.profile) -> set[str]:
+    names = {event.name for event in profile.events() if event.device_type.name == "CUDA"}
+    return {name for name in names if name.startswith("sm90_skinny")}
+
+
+def test_every_kernel_is_exact_on_small_integers(generator: torch.Generator) -> None:
+    wrong = []
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.no_grad(), torch.profiler.profile(activities=activities) as profile:
+        for dtype, layout, tokens, (rows, k) in itertools.product(
+            (torch.float16, torch.bfloat16), LAYOUTS, TOKENS, WEIGHTS
+        ):
+            for swapped in (False, True):
+                a, b = product(tokens, rows, k, dtype, layout, swapped, generator)
+                expected = (a.double() @ b.double()).to(dtype)
+                cases.poison(expected.numel(), dtype)
+                if not torch.equal(torch.ops.cubin.matmul(a, b), expected):
+                    wrong.append(f"{dtype} {layout} {tokens} of {rows}x{k} swapped={swapped}")
+        torch.cuda.synchronize()
+    assert wrong == []
+    manifest = Path(torch_cubin.__file__).parent / "cubins" / "manifest.json"
+    catalog = {
+        kernel["name"]
+        for kernel in json.loads(manifest.read_text())["kernels"]
+        if kernel["kind"] == "sm90_skinny"
+    }
+    assert catalog - kernels_that_ran(profile) == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_bias_belongs_to_the_columns(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Columns are the weights' rows, or the tokens where the weights are A."""
+    for m, n, k in ((16, 2056, 1096), (2056, 16, 1096), (7, 10504, 520), (10504, 7, 520)):
+        a = cases.draw((m, k), dtype, True, generator)
+        weight = cases.draw((n, k), dtype, True, generator)
+        for bias in (
+            cases.draw((n,), dtype, True, generator),
+            cases.draw((2 * n,), dtype, True, generator)[::2],
+        ):
+            expected = (a.double() @ weight.double().t() + bias.double()).to(dtype)
+            cases.poison(expected.numel(), dtype)
+            out = torch.ops.cubin.linear(a, weight, bias)
+            assert torch.equal(out, expected), f"{dtype} {(m, n, k)} {bias.stride()}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_error(layout: str, generator: torch.Generator) -> None:
+    judge = numerics.Judge(torch.bfloat16)
+    for m, n, k in itertools.product((5, 16, 64), (2048, 4096), (1096, 8192)):
+        a = cases.draw((m, k), torch.bfloat16, False, generator)
+        b = cases.draw((n, k) if layout == "nt" else (k, n), torch.bfloat16, False, generator)
+        b = b.t() if layout == "nt" else b
+        out = torch.ops.cubin.matmul(a, b)
+        reference = numerics.reference_matmul(a, b)
+        judge.add(f"{layout} {(m, n, k)}", out, torch.matmul(a, b), reference)
+    judge.finish()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    layout: str, generator: torch.Generator
+) -> None:
+    """From 5 rows on: up to 4, other kernels may be quicker."""
+    for n, k in ((4096, 4096), (6144, 4096), (10240, 2048)):
+        x = cases.draw((64, k), torch.bfloat16, False, generator)
+        weight = cases.draw((n, k) if layout == "nt" else (k, n), torch.bfloat16, False, generator)
+        b = weight.t() if layout == "nt" else weight
+        whole = torch.ops.cubin.matmul(x, b)
+        for rows in (5, 8, 9, 16, 17, 32, 33, 63):
+            part = torch.ops.cubin.matmul(x[:rows], b)
+            numerics.check_bits(part, whole[:rows], f"{layout} {rows} rows of {(n, k)}")
+        moved = torch.ops.cubin.matmul(x.roll(7, 0), b)
+        numerics.check_bits(moved.roll(-7, 0), whole, f"{layout} rows moved {(n, k)}")
+
+
+def test_ten_thousand_repeats_beside_other_work(generator: torch.Generator) -> None:
+    """A cluster's blocks exchange sums: their order must not show."""
+    x = cases.draw((64, 4096), torch.bfloat16, False, generator)
+    weight = cases.draw((4096, 4096), torch.bfloat16, False, generator)
+    noise = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    first = torch.ops.cubin.linear(x, weight)
+    changed = torch.zeros((), dtype=torch.int64, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad():
+        for repeat in range(10_000):
+            if repeat % 16 == 0:
+                with torch.cuda.stream(side):
+                    torch.mm(noise, noise)
+            out = torch.ops.cubin.linear(x, weight)
+            changed += (numerics.bits(out) != numerics.bits(first)).any()
+    assert int(changed) == 0
+
+
+def test_a_chain_reads_what_the_kernel_before_wrote(generator: torch.Generator) -> None:
+    """Each product's tokens are the one's before, and its weights were written just before: blocks
+    that start early must not load either too soon."""
+    with torch.no_grad():
+        for _ in range(50):
+            x = cases.draw((16, 1024), torch.bfloat16, True, generator)
+            expected, got = x.double(), x
+            for _ in range(6):
+                weight = torch.randint(0, 1024, (1024,), device="cuda", generator=generator)
+                selection = torch.nn.functional.one_hot(weight, 1024)
+                expected = expected @ selection.double().t()
+                got = torch.ops.cubin.linear(got, selection.to(torch.bfloat16))
+            assert torch.equal(got.double(), expected)
