@@ -44,6 +44,11 @@ bool is_mappable(const OperandLayout& x, Access access) {
   return fits;
 }
 
+bool is_unit(const OperandLayout& x, Access access) {
+  const bool along_k = access == kKVectors || access == kKElements;
+  return along_k ? x.k_stride == 1 || x.k == 1 : x.own_stride == 1 || x.own_size == 1;
+}
+
 bool is_broadcast(const OperandLayout& x) {
   for (int i = 0; i < x.batch_dims; ++i) {
     if (x.batch_strides[i] == 0) return true;
@@ -74,6 +79,8 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.b = access_of(b);
   c.a_mappable = is_mappable(a, c.a);
   c.b_mappable = is_mappable(b, c.b);
+  c.a_unit = is_unit(a, c.a);
+  c.b_unit = is_unit(b, c.b);
   c.a_broadcast = is_broadcast(a);
   c.b_broadcast = is_broadcast(b);
   c.c_vectors = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0 &&

@@ -59,6 +59,7 @@ struct MatmulCase {
   // A and B: whether a tensor map (TMA) with a dim for each batch dim can describe the operand: read
   // by vectors, no row begins within another, strides below 2^40 bytes. Rank and box are the seam's.
   bool a_mappable, b_mappable;
+  bool a_unit, b_unit;            // neighbours along the operand's nearer dim lie side by side
   bool a_broadcast, b_broadcast;  // some batch stride is 0
   bool c_vectors;                 // C's rows, which are contiguous, begin at 16-byte addresses
   bool has_bias;
@@ -77,7 +78,7 @@ struct MatmulCase {
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     for (const bool fact :
-         {a_mappable, b_mappable, a_broadcast, b_broadcast, c_vectors, has_bias}) {
+         {a_mappable, b_mappable, a_unit, b_unit, a_broadcast, b_broadcast, c_vectors, has_bias}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;

@@ -1,0 +1,121 @@
+"""Operands whose rows begin anywhere: which of them are copied, and what the copy is told."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults.forked import forked
+
+CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
+JOB = struct.Struct("<8q4I")
+NAMES = (
+    *("source", "to", "row_stride", "batch_stride", "to_row_stride", "to_batch_stride"),
+    *("low", "high", "chunks", "rows", "columns", "total"),
+)
+
+
+@pytest.fixture
+def catalog(driver) -> None:
+    manifest = json.loads((CUBINS / "manifest.json").read_text())
+    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["family"] == "matmul"]
+    if not kernels:
+        pytest.skip("the kernels are not built for sm_90a")
+    for kernel in kernels:
+        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
+
+
+def launches_of(driver, a, b) -> list[dict]:
+    def run() -> list:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        x, y = (tensors.strided(*each) for each in (a, b))
+        torch.ops.cubin._matmul(x, y)
+        return [x.data_ptr(), y.data_ptr(), driver.launches()]
+
+    return forked(run)
+
+
+def jobs_of(record: dict) -> list[dict[str, int]]:
+    data = bytes.fromhex(record["params"][0])
+    jobs = [dict(zip(NAMES, JOB.unpack_from(data, at), strict=True)) for at in (0, JOB.size)]
+    (first_blocks,) = struct.unpack_from("<I", data, 2 * JOB.size)
+    blocks = [-(-job["total"] // 1024) for job in jobs]
+    assert first_blocks == blocks[0]
+    assert record["grid"] == [sum(blocks), 1, 1]
+    return [job for job in jobs if job["total"]]
+
+
+def check(job: dict[str, int], address: int, batch: int, rows: int, columns: int, pitch: int, size):
+    """`pitch`: elements from a row of the operand to the next."""
+    chunks = -(-columns * size // 16)
+    assert (job["rows"], job["columns"], job["chunks"]) == (rows, columns, chunks)
+    assert job["total"] == batch * rows * chunks
+    assert (job["source"], job["row_stride"]) == (address, pitch)
+    assert (job["to_row_stride"], job["to_batch_stride"]) == (chunks, rows * chunks)
+    assert job["to"] % 16 == 0
+    assert job["low"] == address
+    last = (batch - 1) * job["batch_stride"] + (rows - 1) * pitch + columns
+    assert job["high"] == address + last * size
+
+
+def test_both_operands_are_copied_at_once(driver, catalog) -> None:
+    n = 4097
+    a = ((n, n), (n, 1), torch.bfloat16)
+    b = ((n, n), (1, n), torch.bfloat16)
+    *addresses, records = launches_of(driver, a, b)
+    assert records[0]["kernel"] == "pad_matmul_2_bytes"
+    assert len(records) >= 2
+    jobs = jobs_of(records[0])
+    assert len(jobs) == 2
+    for job, address in zip(jobs, addresses, strict=True):
+        check(job, address, 1, n, n, n, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_one_operand_is_copied_where_the_other_is_aligned(driver, catalog, dtype) -> None:
+    size = dtype.itemsize
+    m, n, k = 2048, 3001, 4096
+    a = ((m, k), (k, 1), dtype)
+    b = ((k, n), (n, 1), dtype)  # rows of N elements
+    *addresses, records = launches_of(driver, a, b)
+    assert records[0]["kernel"] == f"pad_matmul_{size}_bytes"
+    (job,) = jobs_of(records[0])
+    check(job, addresses[1], 1, k, n, n, size)
+
+
+def test_an_offset_and_a_gap_are_followed(driver, catalog) -> None:
+    m, n, k = 2048, 2048, 2048
+    a = ((m, k), (k + 8, 1), torch.bfloat16, 0, 3)  # begins 6 bytes past a boundary
+    b = ((k, n), (1, k), torch.bfloat16)
+    *addresses, records = launches_of(driver, a, b)
+    (job,) = jobs_of(records[0])
+    assert addresses[0] % 16 == 6
+    check(job, addresses[0], 1, m, k, k + 8, 2)
+
+
+def test_batches_are_copied_whole_and_broadcasts_once(driver, catalog) -> None:
+    m, n, k = 4096, 4096, 1023
+    a = ((3, m, k), (m * k + 5, k, 1), torch.bfloat16)
+    b = ((3, k, n), (0, 1, k), torch.bfloat16)
+    *addresses, records = launches_of(driver, a, b)
+    first, second = jobs_of(records[0])
+    check(first, addresses[0], 3, m, k, k, 2)
+    assert first["batch_stride"] == m * k + 5
+    check(second, addresses[1], 1, n, k, k, 2)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (((2048, 2048), (2048, 1)), ((2048, 2048), (1, 2048))),  # aligned
+        (((2048, 2048), (4096, 2)), ((2048, 2048), (1, 2048))),  # elements apart in both dims
+        (((8, 9), (9, 1)), ((9, 8), (8, 1))),  # so small that a second launch costs more
+    ],
+)
+def test_no_copy_where_it_is_of_no_use(driver, catalog, a, b) -> None:
+    *_, records = launches_of(driver, (*a, torch.bfloat16), (*b, torch.bfloat16))
+    assert not any(record["kernel"].startswith("pad_") for record in records)

@@ -1,0 +1,219 @@
+"""Products with few rows or columns: which kernel is launched, and what it is told.
+
+The stand-in driver writes tensor maps in a layout of its own, so that the test reads them back.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults.forked import forked
+
+CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
+INTEGERS = (
+    *("tokens_count", "rows_count", "k", "rows", "tiles", "splits", "stages", "prefetched"),
+    *("pairs", "ring_bytes"),
+)
+MAPS = 256  # bytes of the two tensor maps, before everything else
+LIMIT = 231424  # dynamic bytes that a block can have beside the kernel's static ones
+
+
+@pytest.fixture
+def catalog(driver) -> None:
+    manifest = json.loads((CUBINS / "manifest.json").read_text())
+    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["family"] == "matmul"]
+    if not kernels:
+        pytest.skip("the kernels are not built for sm_90a")
+    for kernel in kernels:
+        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
+
+
+@dataclass
+class Map:
+    """A tensor map: sizes and box from the innermost dim, the row stride in bytes."""
+
+    address: int
+    dims: tuple[int, int]
+    stride: int
+    box: tuple[int, int]
+
+    @staticmethod
+    def read(data: bytes) -> Map:
+        words = struct.unpack("<16Q", data)
+        assert words[1] & 0xFF == 1  # 16-bit integers: bits are all that counts
+        assert words[1] >> 8 & 0xFF == 2  # dims
+        assert words[1] >> 24 & 0xFF == 3  # the 128-byte swizzle
+        box = words[11] & 0xFFFF, words[11] >> 16 & 0xFFFF
+        return Map(words[0], (words[2], words[3]), words[7], box)
+
+
+@dataclass
+class Launch:
+    """One launch of a skinny kernel."""
+
+    name: str
+    grid: int
+    cluster: int
+    shared: int
+    weights: Map
+    tokens: Map
+    out_strides: tuple[int, int]
+    bias_strides: tuple[int, int]
+    numbers: dict[str, int]
+
+    @staticmethod
+    def read(record: dict) -> Launch:
+        data = bytes.fromhex(record["params"][0])
+        assert len(data) == 384
+        strides = struct.unpack_from("<4q", data, MAPS + 16)
+        numbers = struct.unpack_from(f"<{len(INTEGERS)}i", data, MAPS + 48)
+        return Launch(
+            record["kernel"],
+            record["grid"][0],
+            record["attributes"].get("4", [1])[0],
+            record["shared"],
+            Map.read(data[:128]),
+            Map.read(data[128:256]),
+            strides[:2],
+            strides[2:],
+            dict(zip(INTEGERS, numbers, strict=True)),
+        )
+
+
+def operands(m: int, n: int, k: int, layout: str, dtype=torch.bfloat16):
+    a = tensors.empty(m, k, dtype=dtype)
+    if layout == "nt":
+        return a, tensors.strided((k, n), (1, k), dtype)
+    return a, tensors.empty(k, n, dtype=dtype)
+
+
+def launches_of(driver, call) -> list[dict]:
+    def run() -> list[dict]:
+        call()
+        return driver.launches()
+
+    return forked(run)
+
+
+def check(launch: Launch, tokens: int, rows: int, k: int) -> None:
+    """What every launch must satisfy, whatever the plan."""
+    kernel_tokens, kernel_rows = map(int, launch.name.rsplit("_", 1)[1].split("x"))
+    n = launch.numbers
+    assert (n["tokens_count"], n["rows_count"], n["k"]) == (tokens, rows, k)
+    assert tokens <= kernel_tokens
+    assert n["rows"] % 8 == 0
+    assert n["rows"] <= kernel_rows
+    assert n["tiles"] == -(-rows // n["rows"])
+    assert launch.cluster == n["splits"] <= 8
+    assert n["splits"] <= -(-k // 128)  # no block without work
+    expected = n["tiles"] * n["splits"]
+    assert launch.grid == (expected if n["splits"] > 1 else min(expected, 132))
+    contiguous = "_nn_" in launch.name
+    stage_rows = -(-n["rows"] // 64) * 64 if contiguous else n["rows"]
+    assert n["ring_bytes"] == n["stages"] * (stage_rows + kernel_tokens) * 256
+    assert 2 <= n["stages"] <= 16
+    parts = kernel_rows // 64 * kernel_tokens // 8
+    parts = -(-parts // n["splits"]) * n["splits"] * 2048 if n["splits"] > 1 else 0
+    beyond = 0 if contiguous else (kernel_rows - n["rows"]) * 128
+    assert launch.shared == n["ring_bytes"] + max(parts, beyond) <= LIMIT
+    assert launch.tokens.dims == (k, tokens)
+    assert launch.tokens.box == (64, kernel_tokens)
+    if contiguous:
+        assert launch.weights.dims == (rows, k)
+        assert launch.weights.box == (64, 128)
+    else:
+        assert launch.weights.dims == (k, rows)
+        assert launch.weights.box == (64, n["rows"])
+    for each in (launch.tokens, launch.weights):
+        assert each.stride % 16 == 0
+        assert each.stride >= 2 * each.dims[0]
+
+
+SHAPES = (
+    (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192),
+    (8192, 28672), (1024, 4096), (5120, 5120), (128256, 4096), (10504, 2056),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+@pytest.mark.parametrize("tokens", [5, 16, 17, 64])
+def test_tokens_in_rows(driver, catalog, tokens: int, layout: str) -> None:
+    def call() -> None:
+        for n, k in SHAPES:
+            torch.ops.cubin._matmul(*operands(tokens, n, k, layout))
+
+    records = launches_of(driver, call)
+    for record, (n, k) in zip(records, SHAPES, strict=True):
+        launch = Launch.read(record)
+        assert launch.name.startswith(f"sm90_skinny_matmul_bf16_{layout}_")
+        check(launch, tokens, n, k)
+        assert launch.out_strides == (1, n)
+        assert launch.numbers["pairs"] == 1
+
+
+@pytest.mark.parametrize("tokens", [5, 33])
+def test_tokens_in_columns(driver, catalog, tokens: int) -> None:
+    """A is the large operand: out's rows are the weights' rows."""
+    m, k = 8192, 4096
+
+    def call() -> None:
+        a, b = operands(m, tokens, k, "nt", torch.float16)
+        torch.ops.cubin._matmul(a, b)
+        torch.ops.cubin._matmul(tensors.strided((m, k), (1, m), torch.float16), b)
+
+    rows, columns = (Launch.read(record) for record in launches_of(driver, call))
+    assert rows.name.startswith("sm90_skinny_matmul_f16_nt_")
+    assert columns.name.startswith("sm90_skinny_matmul_f16_nn_")
+    for launch in (rows, columns):
+        check(launch, tokens, m, k)
+        assert launch.out_strides == (tokens, 1)
+        assert launch.numbers["pairs"] == 0  # rows of out are an odd number of elements apart
+
+
+def test_the_order_of_k_does_not_depend_on_the_number_of_tokens(driver, catalog) -> None:
+    def call() -> None:
+        for n, k in SHAPES:
+            for layout in ("nt", "nn"):
+                for tokens in (8, 16, 32, 64):
+                    torch.ops.cubin._matmul(*operands(tokens, n, k, layout))
+
+    records = launches_of(driver, call)
+    for first in range(0, len(records), 4):
+        several = [Launch.read(record).numbers for record in records[first : first + 4]]
+        assert len({(each["rows"], each["splits"]) for each in several}) == 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (((65, 4096), (4096, 1)), ((4096, 4096), (1, 4096))),  # too many tokens
+        (((16, 4096), (1, 16)), ((4096, 4096), (1, 4096))),  # tokens whose K is not contiguous
+        (((16, 4096), (4096, 1)), ((4096, 4096), (1, 0))),  # rows that are all one
+    ],
+)
+def test_what_tensor_maps_cannot_describe_goes_elsewhere(driver, catalog, a, b) -> None:
+    def call() -> None:
+        torch.ops.cubin._matmul(*(tensors.strided(*each, torch.bfloat16) for each in (a, b)))
+
+    names = [record["kernel"] for record in launches_of(driver, call)]
+    assert names
+    assert not any(name.startswith("sm90_skinny") for name in names[-1:])
+
+
+def test_a_bias_runs_along_the_columns_of_out(driver, catalog) -> None:
+    def call() -> None:
+        for m, n in ((16, 8192), (8192, 16)):
+            x = tensors.empty(m, 4096, dtype=torch.bfloat16)
+            weight = tensors.empty(n, 4096, dtype=torch.bfloat16)
+            bias = tensors.strided((n,), (2,), torch.bfloat16)
+            torch.ops.cubin._linear(x, weight, bias)
+
+    rows, columns = (Launch.read(record) for record in launches_of(driver, call))
+    assert rows.bias_strides == (2, 0)
+    assert columns.bias_strides == (0, 2)
