@@ -95,11 +95,20 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _run["counts"]["passed"] += 1
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node, error) -> None:
+    """Every worker collects all tests; the process that hands them out collects none."""
+    _run["complete"] = getattr(node, "workeroutput", {}).get("complete", False)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     options = session.config.option
-    if getattr(options, "collectonly", False) or hasattr(session.config, "workerinput"):
+    if getattr(options, "collectonly", False):
+        return
+    if hasattr(session.config, "workerinput"):
+        session.config.workeroutput["complete"] = _run["complete"]
         return
     if _run["complete"] and finished and gpu_count():
         record.write(ROOT, dict(_run["counts"]))

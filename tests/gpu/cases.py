@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 # How numbers are multiplied; "tf32" is float32 tensors with torch's TF32 setting on.
@@ -35,6 +37,22 @@ def math_mode(mode: str) -> Iterator[torch.dtype]:
         yield MODES[mode]
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def need_memory(gigabytes: float) -> None:
+    """Skips the test on a GPU that is too small for it; fails where others hold the memory.
+
+    Tests run in several processes: waits a minute for the others to give memory back.
+    """
+    total = torch.cuda.get_device_properties("cuda").total_memory / 1e9
+    if total < gigabytes * 1.1 + 2:
+        pytest.skip(f"needs {gigabytes:.0f} GB of GPU memory, found a GPU of {total:.0f}")
+    deadline = time.monotonic() + 60
+    torch.cuda.empty_cache()
+    while (free := torch.cuda.mem_get_info()[0] / 1e9) < gigabytes * 1.1:
+        if time.monotonic() > deadline:
+            pytest.fail(f"needs {gigabytes:.0f} GB of GPU memory free, found {free:.0f}")
+        time.sleep(0.1)
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import faulthandler
+import gc
 import os
 
 import pytest
@@ -13,13 +14,32 @@ from gpu import run_child
 # Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
 _LIMIT = float(os.environ.get("TORCH_CUBIN_TEST_LIMIT", "240"))
 
-_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 4))
+_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 2))
 _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = {}
 
+# Files whose set-up takes longest: with several processes they are begun first.
+_SLOW_FILES = ("test_cuda_aoti", "test_cuda_tutorial", "test_cuda_examples")
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that wait for child processes come last: the children run while the others do."""
-    items.sort(key=lambda item: item.get_closest_marker("child") is not None)
+
+def _has_child(item: pytest.Item) -> bool:
+    return item.get_closest_marker("child") is not None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts the tests in the order in which little waits.
+
+    In one process, tests that wait for child processes come last: the children run while the others
+    do. With pytest-xdist (`--dist loadgroup --no-loadscope-reorder`, as `make test` calls it) they
+    are a group of their own, begun first; every other file is a group, so that what its tests share
+    is made once.
+    """
+    if not getattr(config.option, "loadgroup", False):
+        items.sort(key=_has_child)
+        return
+    for item in items:
+        name = "children" if _has_child(item) else item.path.name
+        item.add_marker(pytest.mark.xdist_group(name))
+    items.sort(key=lambda item: (not _has_child(item), item.path.stem not in _SLOW_FILES))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,23 +110,39 @@ def nan_memory():
 
 
 @pytest.fixture
+def freed_memory():
+    """Gives what a test took back to the device, before the next test and to other processes."""
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
 def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """A CUDA generator whose seed depends on the test alone."""
-    return torch.Generator("cuda").manual_seed(sum(request.node.nodeid.encode()))
+    name, *_ = request.node.nodeid.split("@")  # pytest-xdist writes the group behind it
+    return torch.Generator("cuda").manual_seed(sum(name.encode()))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _start_children(request: pytest.FixtureRequest, library: None) -> None:
-    """Starts the child processes of all collected tests: each costs seconds, most of it import."""
-    for item in request.session.items:
+def _start_children(items: list[pytest.Item]) -> None:
+    """Starts the child processes of all these tests: each costs seconds, most of it import."""
+    for item in items:
         for marker in item.iter_markers("child"):
             if marker.args not in _children:
                 _children[marker.args] = _pool.submit(run_child.run, *marker.args)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _early_children(request: pytest.FixtureRequest, library: None) -> None:
+    """In one process, the children are started before the first test."""
+    if not hasattr(request.config, "workerinput"):
+        _start_children(request.session.items)
+
+
 @pytest.fixture
 def child(request: pytest.FixtureRequest) -> run_child.Result:
     """The result of the scenario that the test's `child` marker names."""
+    _start_children(request.session.items)  # does nothing where they have been started
     marker = request.node.get_closest_marker("child")
     result = _children[marker.args].result()
     if result.missing:

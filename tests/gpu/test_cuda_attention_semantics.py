@@ -6,9 +6,7 @@ forward and backward against the definition in float64 (attention_reference.py).
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterator
 
 import numerics
 import pytest
@@ -408,20 +406,6 @@ def test_batch_dims_that_do_not_merge(name: str, nan_memory) -> None:
 # Offsets past 2^31 elements.
 
 
-@pytest.fixture
-def freed_memory() -> Iterator[None]:
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def _need(gigabytes: float) -> None:
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0] / 1e9
-    if free < gigabytes * 1.1:
-        pytest.skip(f"needs {gigabytes:.0f} GB of GPU memory free, found {free:.0f}")
-
-
 SPREADS = {  # strides of batch, head, row of (2, 2, 130, 64)
     "rows": (64, 128, 17_000_000),
     "rows unaligned": (64, 128, 17_000_001),
@@ -437,7 +421,7 @@ def test_offsets_past_2_to_31(spread: str, freed_memory) -> None:
     shape = (2, 2, 130, 64)
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     assert extent > 2**31
-    _need(5 * extent / 1e9)
+    cases.need_memory(5 * extent / 1e9)
     g = ac.generator(spread)
     q, near_k, near_v = (ac.draw(shape, torch.bfloat16, g) for _ in range(3))
     grad = ac.gradient(q, g)
@@ -462,7 +446,7 @@ def test_output_past_2_to_31(freed_memory) -> None:
     """2^25 + 1001 rows of 64: each the same, because the query is one row expanded."""
     rows = 2**25 + 1001
     assert rows * 64 > 2**31
-    _need(12)
+    cases.need_memory(12)
     g = ac.generator("rows")
     query = ac.draw((1, 1, 1, 64), torch.bfloat16, g)
     k, v = (ac.draw((1, 1, 70, 64), torch.bfloat16, g) for _ in range(2))

@@ -7,12 +7,12 @@ all of a 4.5 GB output would cost more than the product.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import numerics
 import pytest
 import torch
+from gpu import cases
+
+pytestmark = pytest.mark.usefixtures("freed_memory")
 
 LIMIT = 2**31
 DTYPES = {
@@ -20,20 +20,6 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-
-
-@pytest.fixture(autouse=True)
-def freed_memory() -> Iterator[None]:
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def _need(gigabytes: float) -> None:
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0] / 1e9
-    if free < gigabytes * 1.1:
-        pytest.skip(f"needs {gigabytes:.0f} GB of GPU memory free, found {free:.0f}")
 
 
 def _integers(shape, dtype: torch.dtype) -> torch.Tensor:
@@ -44,7 +30,7 @@ def _spread(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
     """A small tensor with huge strides; the memory between its elements is NaN."""
     extent = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
     assert extent > LIMIT
-    _need(extent * dtype.itemsize / 1e9)
+    cases.need_memory(extent * dtype.itemsize / 1e9)
     buffer = torch.full((extent,), torch.nan, dtype=dtype, device="cuda")
     view = buffer.as_strided(sizes, strides)
     view.copy_(_integers(sizes, dtype))
@@ -96,13 +82,13 @@ def _check_places(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 )
 def test_output_past_2_to_31(dtype: str, m: int, n: int) -> None:
     assert m * n > LIMIT
-    _need(m * n * DTYPES[dtype].itemsize / 1e9 + 4)
+    cases.need_memory(m * n * DTYPES[dtype].itemsize / 1e9 + 4)
     a, b = _integers((m, 24), DTYPES[dtype]), _integers((24, n), DTYPES[dtype])
     _check_places(torch.ops.cubin.matmul(a, b), a, b)
 
 
 def test_linear_output_past_2_to_31() -> None:
-    _need(8)
+    cases.need_memory(8)
     x, weight = _integers((50_000, 16), torch.bfloat16), _integers((44_000, 16), torch.bfloat16)
     bias = _integers((44_000,), torch.bfloat16)
     out = torch.ops.cubin.linear(x, weight, bias)
@@ -111,7 +97,7 @@ def test_linear_output_past_2_to_31() -> None:
 
 
 def test_batched_output_past_2_to_31() -> None:
-    _need(16)
+    cases.need_memory(16)
     a = _integers((3, 30_000, 16), torch.bfloat16)
     b = _integers((3, 16, 30_011), torch.bfloat16)
     out = torch.ops.cubin.matmul(a, b)
@@ -124,7 +110,7 @@ def test_batched_output_past_2_to_31() -> None:
 def test_one_row_times_a_matrix_past_2_to_31(transposed: bool) -> None:
     """The path of one row: the matrix has 2.2e9 columns, or rows if transposed."""
     n = 2**31 + 2**26 + 3
-    _need(22)
+    cases.need_memory(22)
     chunk = _integers((2, 2**20 + 7), torch.bfloat16)
     b = chunk.repeat(1, n // chunk.shape[1] + 1)[:, :n]
     if transposed:
@@ -142,7 +128,7 @@ def test_one_row_times_a_matrix_past_2_to_31(transposed: bool) -> None:
 def test_k_past_2_to_31(dtype: torch.dtype) -> None:
     """A dot product of 2.2e9 elements, zero but for a thousand places, the last one included."""
     k = 2**31 + 2**26 + 1
-    _need(2 * k * dtype.itemsize / 1e9)
+    cases.need_memory(2 * k * dtype.itemsize / 1e9)
     a, b = torch.zeros(k, dtype=dtype, device="cuda"), torch.zeros(k, dtype=dtype, device="cuda")
     places = torch.randint(k, (1000,), device="cuda").unique()
     places = torch.cat([places, torch.tensor([0, 2**31 - 1, 2**31, k - 1], device="cuda")]).unique()

@@ -7,25 +7,19 @@ the output has its full size.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
-from collections.abc import Iterator
 
 import numerics
 import pytest
 import torch
+from gpu import cases
 
-from torch_cubin import _lib
+from torch_cubin._native import library as _lib
+
+pytestmark = pytest.mark.usefixtures("freed_memory")
 
 MAX_GRID_X = 2**31 - 1
 MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad}
-
-
-@pytest.fixture(autouse=True)
-def freed_memory() -> Iterator[None]:
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def _windows(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -43,10 +37,7 @@ def test_more_batches_than_a_grid_has_blocks() -> None:
     sizes = (2**11 + 1, 2**20)
     batches = sizes[0] * sizes[1]
     assert batches > MAX_GRID_X
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
-    if free < 10 * batches:
-        pytest.skip(f"needs {10 * batches / 1e9:.0f} GB of GPU memory free, found {free / 1e9:.0f}")
+    cases.need_memory(10 * batches / 1e9)
     a, b = _windows(sizes, (1, 1), dtype), _windows(sizes, (2, 1), dtype)
     launches = _lib.launches()
     out = torch.ops.cubin.matmul(a, b)

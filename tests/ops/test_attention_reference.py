@@ -1,4 +1,4 @@
-"""The CPU reference of attention is quick enough to develop with: PyTorch's math backend measures it."""
+"""The CPU reference of attention takes at most three times what PyTorch's math backend takes."""
 
 from __future__ import annotations
 
