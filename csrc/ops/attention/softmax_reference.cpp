@@ -1,22 +1,37 @@
-// The softmax family on the CPU: a reference that is easy to read, in double (long double for
-// float64) and one row after the other.
+// The softmax family on the CPU: a reference that is easy to read, in float64 for every dtype of the
+// scores, one row after the other on each of PyTorch's threads.
 //
-// NOTE: expl, logl and tanhl, because exp and log of double are newer than glibc 2.28
-// (tests/unit/test_abi.py).
+// NOTE: this is one parallel loop and no chain of ATen's ops in float64. The chain took as long on one
+// thread, but two to three times as long on two threads of a busy machine, because the threads waited
+// for each other after each of its ten passes over the scores. benchmarks/bench_reference.py compares
+// attention with PyTorch's math backend: it takes 0.8 to 2.0 times as long, and up to 2.7 times with a
+// random mask. The products stay in the dtype of the scores: in float64 they would take twice as long.
+#include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "ops/attention/dropout_bits.h"
 #include "ops/attention/softmax.h"
 
+// The newer versions of these need glibc 2.29 (tests/unit/test_abi.py); they differ in errno alone.
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver exp,exp@GLIBC_2.2.5");
+__asm__(".symver log,log@GLIBC_2.2.5");
+#endif
+
 namespace torch_cubin {
 namespace {
 
-using Wide = long double;
-constexpr Wide kInfinity = std::numeric_limits<Wide>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kElementsOfAThread = 32768;  // at least; PyTorch's own grain
 
 double double_of(tc_int64 bits) {
   double value;
@@ -24,152 +39,213 @@ double double_of(tc_int64 bits) {
   return value;
 }
 
-Wide float16_value(uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  Wide value = exponent == 0 ? std::ldexp(static_cast<Wide>(fraction), -24)
-                             : std::ldexp(static_cast<Wide>(1024 + fraction), exponent - 25);
-  if (exponent == 31) value = fraction == 0 ? kInfinity : std::numeric_limits<Wide>::quiet_NaN();
-  return bits >> 15 != 0 ? -value : value;
-}
-
-Wide bfloat16_value(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof(value));
-  return value;
-}
-
+// Computes rows one at a time, in memory of its own.
 template <class Real>
-class Rows {
+class SoftmaxRows {
  public:
-  explicit Rows(const SoftmaxParams& params)
-      : p(params), scale(double_of(p.scale)), softcap(double_of(p.softcap)) {}
+  explicit SoftmaxRows(const SoftmaxParams& params)
+      : p_(params),
+        columns_(params.seqlen_k),
+        scale_(double_of(params.scale)),
+        softcap_(double_of(params.softcap)),
+        keep_scale_(double_of(params.keep_scale)),
+        values_(columns_),
+        factors_(params.drop_below != 0 ? columns_ : 0),
+        slopes_(params.softcap != 0 ? columns_ : 0) {}
 
-  void run(SoftmaxKind kind) {
-    for (row = 0; row < p.rows; ++row) {
-      const int64_t matrix = row / p.seqlen_q;
-      batch = matrix / p.heads;
-      head = matrix % p.heads;
-      i = row % p.seqlen_q;
-      if (kind == kSoftmaxForward) forward();
-      if (kind == kSoftmaxBackward) backward();
-      if (kind == kSoftmaxDropout) drop();
-    }
+  void run(SoftmaxKind kind, int64_t row) {
+    const int64_t matrix = row / p_.seqlen_q;
+    row_ = row;
+    batch_ = matrix / p_.heads;
+    head_ = matrix % p_.heads;
+    i_ = row % p_.seqlen_q;
+    begin_ = std::clamp<int64_t>(i_ + p_.first, 0, columns_);
+    end_ = std::clamp<int64_t>(i_ + p_.last + 1, begin_, columns_);
+    if (p_.drop_below != 0) fill_factors();
+    if (kind == kSoftmaxForward) forward();
+    if (kind == kSoftmaxBackward) backward();
+    if (kind == kSoftmaxDropout) drop();
   }
 
  private:
-  Wide at(const void* tensor, int64_t j) const {
-    return static_cast<const Real*>(tensor)[row * p.seqlen_k + j];
+  const Real* of_row(const void* tensor) const {
+    return static_cast<const Real*>(tensor) + row_ * columns_;
   }
-  Wide of_row(const void* tensor) const { return static_cast<const Real*>(tensor)[row]; }
-  void put(void* tensor, int64_t j, Wide value) const {
-    static_cast<Real*>(tensor)[row * p.seqlen_k + j] = static_cast<Real>(value);
+  Real* of_row(void* tensor) const { return static_cast<Real*>(tensor) + row_ * columns_; }
+  double number_of_row(const void* tensor) const { return static_cast<const Real*>(tensor)[row_]; }
+
+  // What dropout multiplies a weight by.
+  double factor(int64_t j) const { return p_.drop_below != 0 ? factors_[j] : 1; }
+
+  void fill_factors() {
+    const int64_t head = p_.first_head + batch_ * p_.all_heads + head_;
+    const auto seed = static_cast<uint64_t>(*p_.dropout_seed);
+    for (int64_t first = 0; first < columns_; first += first % 8 == 6 ? 26 : 2) {
+      const DropoutBits bits(seed, head, i_, first / 32, first % 8 / 2);
+      for (int each = 0; each < 8; ++each) {
+        const int64_t j = first + each / 2 * 8 + each % 2;
+        if (j >= columns_) break;
+        const bool dropped = bits.number(each / 2, each % 2) < p_.drop_below;
+        factors_[j] = dropped ? 0 : keep_scale_;
+      }
+    }
   }
 
-  Wide masked(Wide logit, int64_t j) const {
-    const int64_t element = batch * p.mask_stride[0] + head * p.mask_stride[1] +
-                            i * p.mask_stride[2] + j * p.mask_stride[3];
-    switch (p.mask_kind) {
+  // Adds the row of a mask whose numbers are of type Value.
+  template <class Value>
+  void add_mask() {
+    const auto* mask = static_cast<const Value*>(p_.mask) + batch_ * p_.mask_stride[0] +
+                       head_ * p_.mask_stride[1] + i_ * p_.mask_stride[2];
+    const int64_t stride = p_.mask_stride[3];
+    constexpr double kBias[] = {-kInfinity, 0};
+    for (int64_t j = begin_; j < end_; ++j) {
+      const Value value = mask[j * stride];
+      if constexpr (std::is_same_v<Value, uint8_t>) {
+        values_[j] += kBias[value != 0];  // a branch would be guessed wrongly in every other column
+      } else {
+        values_[j] += static_cast<double>(value);
+      }
+    }
+  }
+
+  void add_mask_of_kind() {
+    switch (p_.mask_kind) {
       case kMaskNone:
-        return logit;
+        return;
       case kMaskBool:
-        return logit + (static_cast<const uint8_t*>(p.mask)[element] != 0 ? 0 : -kInfinity);
+        return add_mask<uint8_t>();
       case kMaskFloat16:
-        return logit + float16_value(static_cast<const uint16_t*>(p.mask)[element]);
+        return add_mask<torch::headeronly::Half>();
       case kMaskBFloat16:
-        return logit + bfloat16_value(static_cast<const uint16_t*>(p.mask)[element]);
+        return add_mask<torch::headeronly::BFloat16>();
       case kMaskFloat32:
-        return logit + static_cast<const float*>(p.mask)[element];
+        return add_mask<float>();
       default:
-        return logit + static_cast<const double*>(p.mask)[element];
+        return add_mask<double>();
     }
   }
 
-  Wide logit(int64_t j) const {
-    if (j < i + p.first || j > i + p.last) return -kInfinity;
-    Wide value = scale * at(p.scores, j);
-    if (softcap != 0) value = softcap * std::tanh(value / softcap);
-    if (p.alibi_slopes != nullptr) {
-      value -= static_cast<Wide>(p.alibi_slopes[batch * p.alibi_stride + head]) *
-               std::abs(i + p.seqlen_k - p.seqlen_q - j);
+  // values_ become the logits, and slopes_ the derivatives of the softcap.
+  void compute_logits() {
+    const Real* scores = of_row(p_.scores);
+    std::fill(values_.begin(), values_.begin() + begin_, -kInfinity);
+    std::fill(values_.begin() + end_, values_.end(), -kInfinity);
+    for (int64_t j = begin_; j < end_; ++j) values_[j] = scale_ * scores[j];
+    if (softcap_ != 0) cap(begin_, end_);
+    if (p_.alibi_slopes != nullptr) {
+      const double slope = p_.alibi_slopes[batch_ * p_.alibi_stride + head_];
+      const int64_t diagonal = i_ + p_.seqlen_k - p_.seqlen_q;
+      for (int64_t j = begin_; j < end_; ++j) {
+        values_[j] -= slope * static_cast<double>(std::abs(diagonal - j));
+      }
     }
-    return masked(value, j);
+    add_mask_of_kind();
   }
 
-  // Of the logit with respect to the score.
-  Wide derivative(int64_t j) const {
-    if (softcap == 0) return scale;
-    const Wide t = std::tanh(scale * at(p.scores, j) / softcap);
-    return scale * (1 - t * t);
-  }
-
-  Wide dropout(int64_t j) const {
-    if (p.drop_below == 0) return 1;
-    const int64_t own = p.first_head + batch * p.all_heads + head;
-    const auto seed = static_cast<uint64_t>(*p.dropout_seed);
-    return dropout_bits(seed, own, i, j) < p.drop_below ? 0 : double_of(p.keep_scale);
-  }
-
-  void forward() const {
-    std::vector<Wide> logits(p.seqlen_k);
-    Wide top = p.sinks != nullptr ? Wide{p.sinks[head]} : -kInfinity;
-    for (int64_t j = 0; j < p.seqlen_k; ++j) {
-      logits[j] = logit(j);
-      top = std::max(top, logits[j]);
+  void cap(int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      const double t = std::tanh(values_[j] / softcap_);
+      values_[j] = softcap_ * t;
+      slopes_[j] = 1 - t * t;
     }
+  }
+
+  void forward() {
+    compute_logits();
+    const double sink = p_.sinks != nullptr ? p_.sinks[head_] : -kInfinity;
+    double top = sink;
+    for (const double logit : values_) top = std::max(top, logit);
     if (top == -kInfinity) top = 0;  // hidden all, or NaN
-    Wide total = p.sinks != nullptr ? std::exp(p.sinks[head] - top) : 0;
-    for (const Wide each : logits) total += std::exp(each - top);
+    double total = std::exp(sink - top);
+    for (double& value : values_) {
+      value = std::exp(value - top);
+      total += value;
+    }
     const bool nothing = total == 0;
-    if (p.logsumexp != nullptr) {
-      static_cast<Real*>(p.logsumexp)[row] =
+    if (p_.logsumexp != nullptr) {
+      static_cast<Real*>(p_.logsumexp)[row_] =
           static_cast<Real>(nothing ? -kInfinity : top + std::log(total));
     }
-    for (int64_t j = 0; j < p.seqlen_k; ++j) {
-      put(p.weights, j, nothing ? 0 : std::exp(logits[j] - top) / total * dropout(j));
+    Real* weights = of_row(p_.weights);
+    for (int64_t j = 0; j < columns_; ++j) {
+      weights[j] = static_cast<Real>(nothing ? 0 : values_[j] / total * factor(j));
     }
   }
 
-  void backward() const {
-    std::vector<Wide> probs(p.seqlen_k);
-    Wide delta = 0;
-    for (int64_t j = 0; j < p.seqlen_k; ++j) {
-      if (p.given_probs) {
-        probs[j] = at(p.probs, j);
-      } else {
+  // values_ become the weights before dropout, as the forward had them.
+  void compute_probs() {
+    if (!p_.given_probs) {
+      compute_logits();
+      const double sum = number_of_row(p_.logsumexp);
+      for (double& value : values_) {
         // Rounded as logsumexp was: under masks of -1e9 what rounding took away would show.
-        const Wide value = static_cast<Real>(logit(j)), sum = of_row(p.logsumexp);
-        probs[j] = sum == -kInfinity ? 0 : std::exp(value - sum);
+        const double logit = static_cast<Real>(value);
+        value = sum == -kInfinity ? 0 : std::exp(logit - sum);
       }
-      delta += probs[j] * dropout(j) * at(p.grad, j);
+      return;
     }
-    if (p.delta != nullptr) delta = of_row(p.delta);
-    if (p.grad_logsumexp != nullptr) delta -= of_row(p.grad_logsumexp);
-    for (int64_t j = 0; j < p.seqlen_k; ++j) {
-      const Wide factor = dropout(j);
-      const bool hidden = !p.given_probs && probs[j] == 0;
-      const Wide grad = probs[j] * (factor * at(p.grad, j) - delta) * derivative(j);
-      if (p.weights != nullptr) put(p.weights, j, probs[j] * factor);
-      put(p.grad_scores, j, hidden ? 0 : grad);
+    if (softcap_ != 0) {
+      const Real* scores = of_row(p_.scores);
+      for (int64_t j = 0; j < columns_; ++j) values_[j] = scale_ * scores[j];
+      cap(0, columns_);
+    }
+    const Real* probs = of_row(p_.probs);
+    std::copy(probs, probs + columns_, values_.begin());
+  }
+
+  void backward() {
+    compute_probs();
+    const Real* grad = of_row(p_.grad);
+    double delta = 0;
+    if (p_.delta != nullptr) {
+      delta = number_of_row(p_.delta);
+    } else {
+      for (int64_t j = 0; j < columns_; ++j) delta += values_[j] * factor(j) * grad[j];
+    }
+    if (p_.grad_logsumexp != nullptr) delta -= number_of_row(p_.grad_logsumexp);
+    Real* weights = p_.weights != nullptr ? of_row(p_.weights) : nullptr;
+    Real* grad_scores = of_row(p_.grad_scores);
+    for (int64_t j = 0; j < columns_; ++j) {
+      const double prob = values_[j], slope = softcap_ != 0 ? slopes_[j] : 1;
+      const double grad_score = prob * (factor(j) * grad[j] - delta) * (scale_ * slope);
+      // What was hidden takes no part, even where its gradient is not finite.
+      const bool hidden = !p_.given_probs && prob == 0;
+      if (weights != nullptr) weights[j] = static_cast<Real>(prob * factor(j));
+      grad_scores[j] = static_cast<Real>(hidden ? 0 : grad_score);
     }
   }
 
-  void drop() const {
-    for (int64_t j = 0; j < p.seqlen_k; ++j) put(p.weights, j, at(p.scores, j) * dropout(j));
+  void drop() {
+    const Real* probs = of_row(p_.scores);
+    Real* weights = of_row(p_.weights);
+    for (int64_t j = 0; j < columns_; ++j) weights[j] = static_cast<Real>(probs[j] * factor(j));
   }
 
-  const SoftmaxParams& p;
-  const Wide scale, softcap;
-  int64_t row = 0, batch = 0, head = 0, i = 0;
+  const SoftmaxParams& p_;
+  const int64_t columns_;
+  const double scale_, softcap_, keep_scale_;
+  std::vector<double> values_, factors_, slopes_;
+  // The row at hand; it sees the columns from begin_ to end_.
+  int64_t row_ = 0, batch_ = 0, head_ = 0, i_ = 0, begin_ = 0, end_ = 0;
 };
+
+template <class Real>
+void run_rows(SoftmaxKind kind, const SoftmaxParams& params) {
+  const auto some = [&](int64_t begin, int64_t end) {
+    SoftmaxRows<Real> rows(params);
+    for (int64_t row = begin; row < end; ++row) rows.run(kind, row);
+  };
+  const int64_t grain = kElementsOfAThread / std::max(params.seqlen_k, 1) + 1;
+  torch::stable::parallel_for(0, params.rows, grain, some);
+}
 
 }  // namespace
 
 void softmax_reference(SoftmaxKind kind, ScalarType dtype, const SoftmaxParams& params) {
   if (dtype == ScalarType::Double) {
-    Rows<double>(params).run(kind);
+    run_rows<double>(kind, params);
   } else {
-    Rows<float>(params).run(kind);
+    run_rows<float>(kind, params);
   }
 }
 
