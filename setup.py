@@ -107,7 +107,7 @@ def kernel_build():
 
 
 def write_params_digests(kernels) -> None:
-    """What csrc/contract/catalog.cpp compares with the manifest; left alone where it is right.
+    """What csrc/package/catalog.cpp compares with the manifest; left alone where it is right.
 
     A family's header is entered as "matmul", a kernel's own as "matmul/sm90" (sm90_params.h).
     """
@@ -131,11 +131,12 @@ def write_units(kernels, files: list[Path]) -> list[str]:
     for folder in folders:
         parts = [path.relative_to(ROOT / "csrc") for path in files if path.parent == folder]
         text = "".join(f'#include "{part}"\n' for part in parts if part.suffix == ".cpp")
-        unit = GENERATED / "units" / f"all_of_{folder.name}.cpp"  # not ops.cpp: it includes one
+        name = "_".join(folder.relative_to(ROOT / "csrc").parts) or "csrc"
+        unit = GENERATED / "units" / f"all_of_{name}.cpp"  # not ops.cpp: it includes one
         kernels.replace_file(unit, text.encode())
         units.append(unit)
     # The longest first: two compilers at work end together.
-    units.sort(key=lambda unit: unit.name != "all_of_contract.cpp")
+    units.sort(key=lambda unit: unit.name != "all_of_declared.cpp")
     return [str(unit.relative_to(ROOT)) for unit in units]
 
 

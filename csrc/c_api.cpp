@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
-#include "contract/catalog.h"
 #include "cubin/error.h"
 #include "cubin/inspect.h"
+#include "package/catalog.h"
 #include "runtime/device.h"
 #include "runtime/kernel.h"
 

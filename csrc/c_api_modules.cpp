@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
-#include "contract/user_images.h"
 #include "cubin/json_facts.h"
 #include "cubin/ptx.h"
-#include "runtime/tensor.h"
+#include "package/user_images.h"
+#include "pytorch/tensor.h"
 #include "runtime/tensor_map.h"
 #include "runtime/user_launch.h"
 #include "runtime/user_module.h"

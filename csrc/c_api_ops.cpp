@@ -4,10 +4,10 @@
 #include <string>
 
 #include "c_answer.h"
-#include "contract/kept_error.h"
-#include "contract/package.h"
-#include "contract/slots.h"
 #include "cubin/json_facts.h"
+#include "declared/declared_package.h"
+#include "declared/slots.h"
+#include "package/kept_error.h"
 
 using namespace torch_cubin;
 using nlohmann::json;

@@ -1,6 +1,6 @@
 """Calls of declared ops that would cost memory or derivatives, and finer points of definitions.
 
-On the CPU and with meta tensors; csrc/contract says the same of CUDA tensors.
+On the CPU and with meta tensors; csrc/declared says the same of CUDA tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From a definition's arguments to its contract, the JSON that docs/manifest.md describes.
 
 Everything that is wrong with a definition, and can be told without its kernels' binaries, is told
-here; csrc/contract checks it all again, for packages that come from elsewhere, and alone knows what
+here; csrc/declared checks it all again, for packages that come from elsewhere, and alone knows what
 no GPU launches (launch_limits.cpp).
 """
 

@@ -1,7 +1,7 @@
 """One call of a declared op as Python sees it: what the contract demands of the arguments, and what
 the outputs are. For fake tensors, whose sizes may be symbols, and for the CPU.
 
-The same rules and order as csrc/contract for CUDA tensors. Left out for fake tensors: the address's
+The same rules and order as csrc/declared for CUDA tensors. Left out for fake tensors: the address's
 alignment, which they do not have, and `when`, whose guards would split graphs.
 """
 

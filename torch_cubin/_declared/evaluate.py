@@ -1,6 +1,6 @@
 """Evaluates the trees of expressions.py in Python: for fake tensors, whose sizes are symbols.
 
-The same results and errors as csrc/contract/expression_evaluate.cpp; a test compares both on random
+The same results and errors as csrc/declared/expression_evaluate.cpp; a test compares both on random
 trees.
 """
 

@@ -3,7 +3,7 @@
 A declared op says with Python functions how large its grid is, which numbers its kernel gets and
 how large its outputs are. `trace` calls such a function with stand-ins, which record what is done
 with them. The result is a tree of plain data: it goes into a package's manifest, C++ evaluates it
-on every call (csrc/contract/expression_evaluate.cpp), and evaluate.py does the same for sizes that
+on every call (csrc/declared/expression_evaluate.cpp), and evaluate.py does the same for sizes that
 are symbols, so that the fake implementation follows from the one definition.
 
 A tree is a number, a bool, or a list [operation, operand, ...]:

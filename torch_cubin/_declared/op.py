@@ -1,6 +1,6 @@
 """Declared ops as Python sees them: the object that define_op returns, and what torch is told.
 
-csrc/contract has defined the op and runs it on CUDA. Here it gets what torch takes from Python
+csrc/declared has defined the op and runs it on CUDA. Here it gets what torch takes from Python
 alone: the fake implementation, the CPU function, autograd. One registry holds every op of the
 process; a definition that is run again changes the op's entry, and the kernels below follow it.
 """

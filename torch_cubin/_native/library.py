@@ -139,7 +139,7 @@ def _text(name: str) -> bytes:
 
 
 def catalog() -> dict[str, Any]:
-    """The built-in kernels: the manifest and more (Catalog::to_json in csrc/contract/catalog.h)."""
+    """The built-in kernels: the manifest and more (Catalog::to_json in csrc/package/catalog.h)."""
     return _answer(load().torch_cubin_catalog())
 
 

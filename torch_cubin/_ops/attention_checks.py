@@ -1,6 +1,6 @@
 """What the attention ops require of their arguments, and the sizes and layouts that follow.
 
-The same rules, order and messages as csrc/ops/attention_checks.cpp, for callers whose sizes may be
+The same rules, order and messages as csrc/ops/attention/checks.cpp, for callers whose sizes may be
 symbols: the fake kernels, vmap and the flop formulas. Tests compare both.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_cubin._ops import checks as _checks
 from torch_cubin._ops.checks import dtype_name, fail, require, shape_text
 
-MAX_LENGTH = (1 << 30) - 256  # kMaxLength in csrc/ops/attention_checks.cpp
+MAX_LENGTH = (1 << 30) - 256  # kMaxLength in csrc/ops/attention/checks.cpp
 FLOAT32 = torch.finfo(torch.float32)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HEADS = "has numbers of heads that do not go together"

@@ -2,7 +2,7 @@
 
 For what the fused kernels do not differentiate: float64, wide heads, a mask that requires grad,
 forward mode, torch.func's transforms, second order. The C++ half, for calls without derivatives,
-is csrc/ops/attention_compose.cpp; both compute scores in float32, or float64 for float64.
+is csrc/ops/attention/compose.cpp; both compute scores in float32, or float64 for float64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What matmul and linear require of their arguments, and the shape of what they return.
 
-The same rules, order and messages as csrc/ops/checks.cpp, for callers whose sizes may be symbols:
-the fake kernels and vmap. A test compares both.
+The same rules, order and messages as csrc/ops/matmul/checks.cpp, for callers whose sizes may be
+symbols: the fake kernels and vmap. A test compares both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_cubin import errors
 from torch_cubin._native import library as _lib
 from torch_cubin._pytorch import operators
 
-MAX_DIMS = 64  # kMaxDims in csrc/runtime/tensor.h
+MAX_DIMS = 64  # kMaxDims in csrc/pytorch/tensor.h
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
