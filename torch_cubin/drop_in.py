@@ -134,8 +134,8 @@ class drop_in(_Serving):
 
     def __enter__(self):
         if torch.compiler.is_compiling():
-            self._fastpaths.append(mha._is_fastpath_enabled)
-            mha._is_fastpath_enabled = False
+            self._fastpaths.append(_modes.traced_fastpath())
+            _modes.set_traced_fastpath(False)
         else:
             _outermost.enter(self)
         return super().__enter__()
@@ -143,7 +143,7 @@ class drop_in(_Serving):
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)
         if torch.compiler.is_compiling():
-            mha._is_fastpath_enabled = self._fastpaths.pop()
+            _modes.set_traced_fastpath(self._fastpaths.pop())
         else:
             _outermost.leave(self)
 

@@ -17,7 +17,6 @@ import torch
 from torch_cubin._pytorch import transforms
 from torch_cubin._pytorch.internals import Feature
 
-
 ROOT = Path(__file__).resolve().parents[2]
 DOOR = ROOT / "torch_cubin" / "_pytorch"
 # Private attributes of PyTorch's objects, by whatever name the object goes.
@@ -44,9 +43,7 @@ def names_of_torch(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             chain = ast.unparse(node).split(".")
-            if node.attr in OF_OBJECTS:
-                yield ast.unparse(node)
-            elif chain[0] in roots and chain[:2] != ["torch", "ops"]:
+            if node.attr in OF_OBJECTS or (chain[0] in roots and chain[:2] != ["torch", "ops"]):
                 yield ast.unparse(node)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr"):
             name = node.args[1]

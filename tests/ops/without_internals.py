@@ -1,8 +1,8 @@
-"""A child of test_internals.py: each private name of torch is taken away in turn, and the cost shown.
+"""A child of test_internals.py: takes away each private name of torch in turn, and shows the cost.
 
     python without_internals.py          prints "<name>: ok", or what went wrong, a line a name
 
-torch is imported once; each name has a fork of its own, in which torch_cubin is imported without it.
+torch is imported once; each name has a fork of its own, which imports torch_cubin without it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def derivatives(name: str) -> None:
 
 def checkpointing(name: str) -> None:
     def region(x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.cubin.matmul(x, B).sum()  # nothing after it saves: recomputation ends in it
+        # Nothing after the product saves, so recomputation stops inside it.
+        return torch.ops.cubin.matmul(x, B).sum()
 
     leaf = A.clone().requires_grad_()
     out = torch.utils.checkpoint.checkpoint(region, leaf, use_reentrant=False)
@@ -205,6 +206,23 @@ def nested(name: str) -> None:
     assert [row[2] for row in declined(inner)] == [2]
 
 
+def fused_paths(name: str) -> None:
+    import torch_cubin
+
+    with torch_cubin.drop_in():
+        torch.testing.assert_close(A @ B, torch.mm(A, B))
+
+
+def schema_objects(name: str) -> None:
+    import declared
+
+    op = declared.cube(backward=declared.cube_backward().name)
+    refused(lambda: op(A.clone().requires_grad_()).sum().backward(), name)
+    text = message(lambda: torch.ops.cubin.matmul(A.to_sparse(), B))
+    assert "torch_cubin [input]" in text, text
+    assert "argument '0'" in text, text
+
+
 def fused_layers(name: str) -> None:
     from torch_cubin._drop_in.served import SERVED
 
@@ -236,6 +254,8 @@ COST: dict[str, Callable[[str], None]] = {
     "drop_in() beside activation checkpointing": checkpoints,
     "report() of a drop_in() inside another": nested,
     "report() of layers that PyTorch fuses": fused_layers,
+    "drop_in() entered inside a function that torch.compile traces": fused_paths,
+    'define_op(backward="ns::op"), and names of arguments in errors': schema_objects,
     "tensors read in place by kernel calls": layout,
 }
 
@@ -291,7 +311,6 @@ def main() -> None:
     )
     for name in names.split("\n"):
         print(f"{name}: {in_a_fork(lambda name=name: without(name))}", flush=True)
-
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin._pytorch import dispatch_keys
+from torch_cubin._pytorch import dispatch_keys, operators
 
 
 # NOTE: torch casts a leaf that requires grad once a region, out of a cache. Python can clear that
@@ -34,7 +34,7 @@ _KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks"))
 
 def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key(key)
-    names = dispatch_keys.argument_names(op)
+    names = operators.argument_names(op)
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(device_type)

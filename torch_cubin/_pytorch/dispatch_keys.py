@@ -28,10 +28,6 @@ def without_key(name: str) -> Any:
     return lambda: _exclude(keys)
 
 
-def argument_names(op: Any) -> list[str]:
-    return [argument.name for argument in op._schema.arguments]
-
-
 def _without_autocast_keys() -> contextlib.AbstractContextManager[Any]:
     if AUTOCAST.available:
         return _exclude(_key_set(_key.AutocastCUDA) | _key_set(_key.AutocastCPU))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.backends import mha
 
 from torch_cubin._pytorch.internals import Feature
 
@@ -30,6 +31,23 @@ fused_layers: dict[str, Any] = {
     for name, function in ((name, FUSED_LAYERS.find(name, None)) for name in _FUSED)
     if function is not None
 }
+
+FUSED_PATHS = Feature(
+    "drop_in() entered inside a function that torch.compile traces",
+    "PyTorch fuses its transformer layers there, unseen",
+)
+_HAS_SWITCH = FUSED_PATHS.find("backends.mha._is_fastpath_enabled", None) is not None
+
+
+def traced_fastpath() -> bool:
+    """mha.get_fastpath_enabled(), for code that torch.compile traces."""
+    return _HAS_SWITCH and mha._is_fastpath_enabled
+
+
+def set_traced_fastpath(enabled: bool) -> None:
+    """mha.set_fastpath_enabled(), for code that torch.compile traces."""
+    if _HAS_SWITCH:
+        mha._is_fastpath_enabled = enabled
 
 
 def saves_tensors_by_hooks() -> bool:

@@ -35,6 +35,26 @@ SYMBOLIC_CHECKS = Feature(
 )
 _check = SYMBOLIC_CHECKS.find("_check", None)
 
+SCHEMA_OBJECTS = Feature(
+    'define_op(backward="ns::op"), and names of arguments in errors',
+    "a call of such an op that needs a gradient raises InternalError, and errors give numbers",
+)
+SCHEMA_OBJECTS.find("ops.aten.mm.default._schema", None)
+
+
+def schema_of(overload: Any) -> Any:
+    """The schema of a registered op."""
+    if not SCHEMA_OBJECTS.available:
+        raise SCHEMA_OBJECTS.error(f"the schema of {overload}")
+    return overload._schema
+
+
+def argument_names(overload: Any, most: int = 64) -> list[str]:
+    """The names of an op's arguments; where its schema is not to be had, their numbers."""
+    if not SCHEMA_OBJECTS.available:
+        return [str(index) for index in range(most)]
+    return [argument.name for argument in overload._schema.arguments]
+
 
 def parse_schema(schema: str) -> Any:
     """The parsed schema; RuntimeError where it does not parse."""
