@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.backends import mha
 
 from torch_cubin._pytorch.internals import Feature
@@ -20,7 +19,8 @@ _top_hooks = CHECKPOINTS.find(
 NESTED = Feature(
     "report() of a drop_in() inside another", "a call left to PyTorch counts once in each"
 )
-_modes = NESTED.find("overrides._get_current_function_mode_stack", list)
+# The modes that are on in this thread, the innermost last.
+function_modes = NESTED.find("overrides._get_current_function_mode_stack", list)
 
 FUSED_LAYERS = Feature(
     "report() of layers that PyTorch fuses", "layers served by PyTorch as a whole are not listed"
@@ -32,29 +32,21 @@ fused_layers: dict[str, Any] = {
     if function is not None
 }
 
-FUSED_PATHS = Feature(
-    "drop_in() entered inside a function that torch.compile traces",
-    "PyTorch fuses its transformer layers there, unseen",
+FAST_PATHS = Feature(
+    "PyTorch's fused attention layers inside drop_in()",
+    "they may multiply with PyTorch's own kernels, which report() then lacks",
 )
-_HAS_SWITCH = FUSED_PATHS.find("backends.mha._is_fastpath_enabled", None) is not None
+FAST_PATHS.find("backends.mha._is_fastpath_enabled", None)
+FAST_PATHS.find("overrides._get_current_function_mode_stack", None)
+pop_mode = FAST_PATHS.find("overrides._pop_mode", None)
+push_mode = FAST_PATHS.find("overrides._push_mode", None)
 
 
-def traced_fastpath() -> bool:
-    """mha.get_fastpath_enabled(), for code that torch.compile traces."""
-    return _HAS_SWITCH and mha._is_fastpath_enabled
-
-
-def set_traced_fastpath(enabled: bool) -> None:
-    """mha.set_fastpath_enabled(), for code that torch.compile traces."""
-    if _HAS_SWITCH:
-        mha._is_fastpath_enabled = enabled
+def fast_path_is_on() -> bool:
+    """PyTorch's own switch of the fused layers, one for all threads."""
+    return mha._is_fastpath_enabled
 
 
 def saves_tensors_by_hooks() -> bool:
     """Whether saved tensors go through hooks now, as under activation checkpointing."""
     return _top_hooks(True) is not None
-
-
-def function_modes() -> list[torch.overrides.TorchFunctionMode]:
-    """Those that are on in this thread, the innermost last."""
-    return _modes()
