@@ -389,7 +389,7 @@ def plan(m: int, n: int, k: int, layout: str) -> Config:
     tiles = -(-n // rows)
     kernel = Kernel("bf16", layout, -(-rows // 64), pad_of(m))
     half = stages_for(kernel, rows, splits, HALF)
-    limit = HALF if half >= 4 else LIMIT
+    limit = HALF if half >= 4 and rows * k // splits * 2 < 1 << 20 else LIMIT
     grid = MULTIPROCESSORS if tiles > MULTIPROCESSORS and splits == 1 else 0
     return make_config(kernel, rows, splits, limit, grid=grid)
 

@@ -19,6 +19,8 @@ constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
 // Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the next
 // kernel's blocks then find room while this one's are running.
 constexpr int64_t kSkinnyHalfShared = 113 * 1024 - 1024;
+// Bytes of the weights that keep a block busy for long (15 us on the H200).
+constexpr int64_t kSkinnyLongBytes = int64_t{1} << 20;
 // Share of the memory's peak that the kernels reach, the bytes a cycle that one multiprocessor takes at
 // most; fitted to timings on the H200.
 constexpr double kSkinnyMemoryShare = 0.9;
@@ -139,7 +141,7 @@ class Sm90Skinny : public MatmulKernels {
     if (row == nullptr) return plan;
     chosen.row = row;
     chosen.swapped = swapped;
-    if (!fit_stages(*row, chosen)) return plan;
+    if (!fit_stages(*row, c.k, chosen)) return plan;
 
     const int64_t tiles = ceil_div(rows_count, int64_t{chosen.tiles.rows});
     const int64_t splits = chosen.tiles.splits;
@@ -202,8 +204,9 @@ class Sm90Skinny : public MatmulKernels {
     return row.rows_contiguous ? ceil_div(rows, int64_t{64}) * 64 : rows;
   }
 
-  // As many stages as have room beside the next kernel's block; where those are few, as have room.
-  static bool fit_stages(const SkinnyRow& row, SkinnyPlan& plan) {
+  // As many stages as have room beside the next kernel's block; where those are few, or a block runs
+  // for so long that an early start of the next kernel is nothing to it, as have room at all.
+  static bool fit_stages(const SkinnyRow& row, int64_t k, SkinnyPlan& plan) {
     const int64_t rows = plan.tiles.rows, splits = plan.tiles.splits;
     const int64_t stage = (stage_rows(row, rows) + row.tokens) * kSkinnyPanelBytes * 2;
     const int64_t groups = row.rows / 64 * row.tokens / 8;
@@ -213,7 +216,9 @@ class Sm90Skinny : public MatmulKernels {
     const int64_t rest = std::max(parts, beyond);
     constexpr int64_t kEnoughStages = 4;
     int64_t stages = (kSkinnyHalfShared - rest) / stage;
-    if (stages < kEnoughStages) stages = (row.kernel->entry().dynamic_shared - rest) / stage;
+    if (stages < kEnoughStages || rows * k / splits * 2 >= kSkinnyLongBytes) {
+      stages = (row.kernel->entry().dynamic_shared - rest) / stage;
+    }
     if (stages < 2) return false;
     stages = std::min(stages, kSkinnyMostStages);
     plan.stages = static_cast<int32_t>(stages);
