@@ -9,9 +9,9 @@ import weakref
 
 import torch
 import torch.nn.functional as F
-from torch.backends import mha
 from torch.overrides import TorchFunctionMode
 
+from torch_cubin._drop_in import fast_path as _fast_path
 from torch_cubin._drop_in import python_functions as _entered
 from torch_cubin._drop_in import report as _report
 from torch_cubin._drop_in import served as _served
@@ -61,6 +61,7 @@ class _Serving(TorchFunctionMode):
 
 
 _INSIDE = _Serving()
+_fast_path.serves(_Serving)
 
 
 def _call_python(func, types_, args, kwargs):
@@ -122,54 +123,38 @@ class drop_in(_Serving):
     drops as much as PyTorch's, but other weights; which kernel of its own PyTorch was told to use
     (``torch.nn.attention.sdpa_kernel``) plays no part. In 16 bits ``addmm`` and
     its kin are served where they add nothing or a bias of one dimension, and scale nothing:
-    anything more would round, or overflow, before the sum.
+    anything more would round, or overflow, before the sum. Nested tensors given to
+    :class:`torch.nn.MultiheadAttention` and :class:`torch.nn.TransformerEncoderLayer` are left to
+    the fused path of these layers, which alone takes them.
 
     With activation checkpointing call ``backward()`` inside as well: what is computed again must be
     computed the same way (torch.utils.checkpoint raises otherwise).
     """
 
-    def __init__(self):
-        super().__init__()
-        self._fastpaths = []  # as traced code found the switch: one an entry, for it may nest
-
     def __enter__(self):
-        if torch.compiler.is_compiling():
-            self._fastpaths.append(mha._is_fastpath_enabled)
-            mha._is_fastpath_enabled = False
-        else:
+        if not torch.compiler.is_compiling():
             _outermost.enter(self)
         return super().__enter__()
 
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)
-        if torch.compiler.is_compiling():
-            mha._is_fastpath_enabled = self._fastpaths.pop()
-        else:
+        if not torch.compiler.is_compiling():
             _outermost.leave(self)
 
 
 class _Outermost:
-    """What happens once for all threads while any drop_in() is entered.
-
-    The counts start anew, and PyTorch's fused inference path of nn.TransformerEncoderLayer and
-    nn.MultiheadAttention is switched off: it multiplies where no mode can see it. (In eager code
-    any mode keeps PyTorch from it; torch.compile takes it all the same.)
-    """
+    """What happens once for all threads when the first of them enters: the counts start anew."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # How often each is entered now. Weak: one that was entered in a compiled graph, and left
-        # outside or not at all, must not stand in the way of the next. Guarded by _lock, as is what
-        # the switch was.
+        # outside or not at all, must not stand in the way of the next. Guarded by _lock.
         self._entered: weakref.WeakKeyDictionary[drop_in, int] = weakref.WeakKeyDictionary()
-        self._fastpath = True
 
     def enter(self, mode: drop_in) -> None:
         with self._lock:
             if not self._entered:
                 _report.clear()
-                self._fastpath = mha.get_fastpath_enabled()
-                mha.set_fastpath_enabled(False)
             self._entered[mode] = self._entered.get(mode, 0) + 1
 
     def leave(self, mode: drop_in) -> None:
@@ -177,10 +162,8 @@ class _Outermost:
             times = self._entered.pop(mode, 0)
             if times > 1:
                 self._entered[mode] = times - 1
-            elif times == 1 and not self._entered:
-                mha.set_fastpath_enabled(self._fastpath)
 
 
 _outermost = _Outermost()
 
-_frames.skip([sys.modules[__name__], _report, _served, _why_not])
+_frames.skip([sys.modules[__name__], _fast_path, _report, _served, _why_not])
