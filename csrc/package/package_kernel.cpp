@@ -141,8 +141,10 @@ void PackageKernel::launch(const Grid& grid, const Device& device, const void* p
     call.block[i] = entry_.block[i];
     call.cluster[i] = entry_.cluster[i];
   }
-  if (grid.cluster != 0) call.cluster[0] = grid.cluster;
-  if (call.cluster[0] * call.cluster[1] * call.cluster[2] > 1) call.flags |= TORCH_CUBIN_CLUSTER;
+  if (grid.cluster_x != 0) call.cluster[0] = grid.cluster_x;
+  if (call.cluster[0] * call.cluster[1] * call.cluster[2] > 1) {
+    call.flags |= TORCH_CUBIN_CLUSTER;
+  }
   call.shared_memory = grid.dynamic_shared >= 0 ? grid.dynamic_shared : entry_.dynamic_shared;
   call.stream = nullptr;
   void* pointers[] = {const_cast<void*>(params)};

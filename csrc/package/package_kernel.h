@@ -27,11 +27,11 @@ struct KernelEntry {
   Arch parsed_arch;
 };
 
-// Blocks of a launch; for a kernel whose clusters and memory depend on the problem, those too.
+// Blocks of a launch.
 struct Grid {
   int64_t x = 1, y = 1, z = 1;
-  int64_t cluster = 0;          // blocks along x; 0: the entry's
-  int64_t dynamic_shared = -1;  // bytes; -1: the entry's, which are the most
+  int64_t cluster_x = 0;        // of which so many along x make a cluster; 0: the entry's cluster
+  int64_t dynamic_shared = -1;  // bytes of a block; -1: the entry's
 };
 
 class PackageKernel {

@@ -46,7 +46,7 @@ class Map:
     @staticmethod
     def read(data: bytes) -> Map:
         words = struct.unpack("<16Q", data)
-        assert words[1] & 0xFF == 1  # 16-bit integers: bits are all that counts
+        assert words[1] & 0xFF in (6, 9)  # float16, bfloat16
         assert words[1] >> 8 & 0xFF == 2  # dims
         assert words[1] >> 24 & 0xFF == 3  # the 128-byte swizzle
         box = words[11] & 0xFFFF, words[11] >> 16 & 0xFFFF

@@ -172,12 +172,12 @@ class Sm90Skinny : public MatmulKernels {
     const int64_t row_stride = swapped ? p.a_stride_m : p.b_stride_n;
     const int64_t k_stride = swapped ? p.a_stride_k : p.b_stride_k;
     if (row.rows_contiguous) {
-      describe(params.weights, weights, rows_count, p.k, k_stride, 64, kSkinnyBlockK);
+      describe(params.weights, row, weights, rows_count, p.k, k_stride, 64, kSkinnyBlockK);
     } else {
-      describe(params.weights, weights, p.k, rows_count, row_stride, kSkinnyPanelBytes / 2,
+      describe(params.weights, row, weights, p.k, rows_count, row_stride, kSkinnyPanelBytes / 2,
                chosen.tiles.rows);
     }
-    describe(params.tokens, swapped ? operands.b : operands.a, p.k, tokens,
+    describe(params.tokens, row, swapped ? operands.b : operands.a, p.k, tokens,
              swapped ? p.b_stride_n : p.a_stride_m, kSkinnyPanelBytes / 2, row.tokens);
     params.out = operands.c;
     params.bias = operands.bias;
@@ -228,25 +228,18 @@ class Sm90Skinny : public MatmulKernels {
   }
 
   // A map of `rows` rows of `columns` elements of 16 bits, `stride` elements apart.
-  void describe(Sm90SkinnyMap& out, const char* data, int64_t columns, int64_t rows, int64_t stride,
-                int64_t box_columns, int64_t box_rows) const {
-    torch_cubin_tensor_map map{};
-    map.size = sizeof(map);
-    map.rank = 2;
-    map.data_type = CU_TENSOR_MAP_DATA_TYPE_UINT16;
-    map.swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
-    map.l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
-    map.device = device_.index;
-    map.address = const_cast<char*>(data);
-    map.dims[0] = static_cast<uint64_t>(columns);
-    map.dims[1] = static_cast<uint64_t>(rows);
+  void describe(Sm90SkinnyMap& out, const SkinnyRow& row, const char* data, int64_t columns,
+                int64_t rows, int64_t stride, int64_t box_columns, int64_t box_rows) const {
     // The stride of a lone row is never used, but the driver wants a whole number of vectors.
-    map.strides[0] = rows == 1 ? ceil_div(columns * 2, kVectorBytes) * kVectorBytes : stride * 2;
-    map.box[0] = static_cast<uint32_t>(box_columns);
-    map.box[1] = static_cast<uint32_t>(box_rows);
-    map.element_strides[0] = map.element_strides[1] = 1;
+    const int64_t step =
+        rows == 1 ? ceil_div(columns * 2, kVectorBytes) * kVectorBytes : stride * 2;
+    const MapType type = row.math == kMathBFloat16 ? MapType::kBFloat16 : MapType::kFloat16;
     static_assert(sizeof(out) == kTensorMapBytes, "what the driver encodes");
-    encode_tensor_map(map, reinterpret_cast<uint8_t*>(&out));
+    encode_tiled_map(&out, data, type, MapSwizzle::k128Bytes,
+                     {{static_cast<uint64_t>(columns), 2, static_cast<uint32_t>(box_columns)},
+                      {static_cast<uint64_t>(rows), static_cast<uint64_t>(step),
+                       static_cast<uint32_t>(box_rows)}},
+                     device_.index, MapL2Promotion::k128Bytes);
   }
 
   const Device& device_;
