@@ -61,17 +61,24 @@ TC_DEVICE bool barrier_try(u32 shared, u32 parity) {
   return done != 0;
 }
 
-// Waits until the phase of that parity has ended. With TC_BOUND_POLLS (first runs of a new kernel)
-// a barrier that never completes traps instead of hanging the GPU.
+// Waits until the phase of that parity has ended.
 TC_DEVICE void barrier_wait(u32 shared, u32 parity) {
-#ifdef TC_BOUND_POLLS
-  for (int i = 0; i < TC_BOUND_POLLS; ++i) {
-    if (barrier_try(shared, parity)) return;
-  }
-  asm volatile("trap;");
-#else
   while (!barrier_try(shared, parity)) {
   }
+}
+
+// The same for a thread with registers to spare: with TC_BOUND_NANOSECONDS (first runs of a new
+// kernel) a barrier that does not complete in that time traps instead of hanging the GPU.
+TC_DEVICE void barrier_wait_bounded(u32 shared, u32 parity) {
+#ifdef TC_BOUND_NANOSECONDS
+  u64 start = 0, now;
+  while (!barrier_try(shared, parity)) {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (start == 0) start = now;
+    if (now - start > TC_BOUND_NANOSECONDS) asm volatile("trap;");
+  }
+#else
+  barrier_wait(shared, parity);
 #endif
 }
 
@@ -112,6 +119,12 @@ TC_DEVICE void cluster_sync() {
 TC_DEVICE void cluster_sync_unaligned() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The same without order of memory (a release to the cluster is MEMBAR.ALL.GPU).
+TC_DEVICE void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  asm volatile("barrier.cluster.wait;" ::: "memory");
 }
 
 // ---- barriers among some warps of a block -------------------------------------------------------
