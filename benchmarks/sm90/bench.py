@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from harness import TYPES, How, Launch, Workspace, load
+from model import candidates, predict
 
 
 def plans(which: str):
@@ -46,6 +47,16 @@ def plans(which: str):
             yield shape, "nt", ways
         for layout in ("nn", "tn", "tt"):
             yield (4096, 4096, 4096), layout, [("256x192", big), ("128x256", wide)]
+    if which == "model":
+        for size in (512, 1024, 1536, 2048, 3072):
+            yield (size, size, size), "nt", None
+        for m in (128, 256, 512, 1024):
+            for n, k in ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192),
+                         (8192, 28672)):  # fmt: skip
+                yield (m, n, k), "nt", None
+        yield (4096, 6144, 4096), "nt", None
+        yield (300, 5000, 3000), "nt", None
+        yield (700, 1100, 2048), "nt", None
     if which == "middle":
         first = [("64x128", How(pdl=True)), ("64x128", How()), ("128x128", How("k", pdl=True)),
                  ("128x64", How(pdl=True)), ("64x64", How(pdl=True))]  # fmt: skip
@@ -105,6 +116,7 @@ def main() -> None:
     parser.add_argument("--settle-ms", type=float, default=60)
     parser.add_argument("--measure-ms", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--count", type=int, default=8, help="contenders that the model chooses")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     begin = time.time()
@@ -122,6 +134,14 @@ def main() -> None:
             break
         m, n, k = shape
         sets = sets_of(arguments.type, layout, shape)
+        if ways is None:
+            best = candidates(kernels, f"{arguments.type}_{layout}_", m, n, k)
+            ways, seen = [], {}
+            for _, name, how in best:  # at most two ways of a tile
+                tile = name.split("_")[2]
+                seen[tile] = seen.get(tile, 0) + 1
+                if seen[tile] <= 2 and len(ways) < arguments.count:
+                    ways.append((tile, how))
         once_us = max(2.0, 2 * m * n * k / 650e6)
         repeats = len(sets) * max(1, round(4000 / once_us / len(sets)))
         own = torch.empty_like(sets[0][2])
@@ -146,7 +166,8 @@ def main() -> None:
             out = turns[-1][2]
             difference = (out.float() - own.float()).abs().max().item() / math.sqrt(k)
             verdict = "" if difference < 0.05 else f" DIFFERS {difference:.3g}"
-            labels.append(f"{tile} {how}{verdict}")
+            guess = predict(kernels[name].facts, how, m, n, k)
+            labels.append(f"{tile} {how} [{guess:.1f}]{verdict}")
             graphs.append(g)
         once = [min(milliseconds(g, 1) for _ in range(2)) for g in graphs]
         times: list[list[float]] = [[] for _ in graphs]

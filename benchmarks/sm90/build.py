@@ -19,22 +19,31 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SPILL_BYTES = 128  # a few words outside of the loops
 LAYOUTS = {"nt": (0, 0), "nn": (0, 1), "tn": (1, 1), "tt": (1, 0)}  # A, B: MN-major?
-# tile M, tile N, stages (most that fit), consumer warpgroups
+# tile M, tile N, stages, consumer warpgroups, blocks a multiprocessor
 TILES = [
-    (256, 192, 3, 2), (128, 256, 4, 2), (256, 128, 4, 2), (128, 192, 4, 2), (128, 128, 6, 2),
-    (128, 224, 4, 2), (128, 160, 5, 2), (256, 160, 3, 2), (128, 64, 8, 2), (64, 128, 8, 1),
-    (128, 80, 7, 2), (128, 96, 6, 2), (64, 64, 12, 1),
+    (256, 192, 3, 2, 1), (256, 160, 3, 2, 1), (256, 128, 4, 2, 1), (128, 256, 4, 2, 1),
+    (128, 224, 4, 2, 1), (128, 192, 5, 2, 1), (128, 160, 5, 2, 1), (128, 128, 6, 2, 1),
+    (128, 96, 7, 2, 1), (128, 64, 8, 2, 1), (64, 128, 8, 1, 1), (64, 256, 5, 1, 1),
+    (128, 80, 7, 2, 1), (64, 64, 10, 1, 1), (64, 96, 9, 1, 1),
 ]  # fmt: skip
 
 
-def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int) -> dict:
+def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int, resident: int) -> dict | None:
+    """None where the tile has no room."""
     a_mn, b_mn = LAYOUTS[layout]
     b_rows = (n + 63) // 64 * 64 if b_mn else n
-    operands, control = stages * (m + b_rows) * 128, 16 * 16 + 16 + 16 * 48
-    panels = min(4, max(2, (232448 - control - operands) // (4 * consumers) // 2048))
-    shared = operands + 4 * consumers * panels * 2048 + control
+    limit = 233472 // resident - 1024
+    while stages >= 2:
+        operands = stages * (m + b_rows) * 128
+        control = 16 * stages + 16 + 64 * (8 if stages < 8 else 16)
+        panels = min(4, (limit - control - operands) // (4 * consumers) // 2048)
+        if panels >= 1:
+            break
+        stages -= 1
+    else:
+        return None
     return {
-        "name": f"sm90_matmul_{kind}_{layout}_{m}x{n}",
+        "name": f"sm90_matmul_{kind}_{layout}_{m}x{n}" + "x2" * (resident == 2),
         "type": kind,
         "layout": layout,
         "a_mn": a_mn,
@@ -42,8 +51,9 @@ def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int
         "tile": [m, n],
         "stages": stages,
         "consumers": consumers,
+        "resident": resident,
         "threads": 128 * (1 + consumers),
-        "shared": shared,
+        "shared": operands + 4 * consumers * panels * 2048 + control,
     }
 
 
@@ -57,6 +67,7 @@ def compile_one(kernel: dict, out: Path, extra: list[str]) -> str:
         "TC_TILE_N": kernel["tile"][1],
         "TC_STAGES": kernel["stages"],
         "TC_CONSUMERS": kernel["consumers"],
+        "TC_RESIDENT": kernel["resident"],
         "TC_THREADS": kernel["threads"],
         "TC_DYNAMIC_SHARED": kernel["shared"],
     }
@@ -91,16 +102,14 @@ def main() -> None:
     kernels = []
     for kind in arguments.types.split(","):
         for layout in arguments.layouts.split(","):
-            for m, n, stages, consumers in TILES:
-                kernel = describe(kind, layout, m, n, stages, consumers)
-                while kernel["shared"] > 232448:  # MN-major tiles of whole 64 columns need more
-                    stages -= 1
-                    kernel = describe(kind, layout, m, n, stages, consumers)
-                if kind == "tf32" and layout != "nt":
+            for tile in TILES:
+                kernel = describe(kind, layout, *tile)
+                if kernel is None or (kind == "tf32" and layout != "nt"):
                     continue
-                if arguments.names and f"{layout}_{m}x{n}" not in arguments.names.split(","):
+                short = kernel["name"].removeprefix(f"sm90_matmul_{kind}_")
+                if arguments.names and short not in arguments.names.split(","):
                     continue
-                if not arguments.only or f"{m}x{n}" in arguments.only:
+                if not arguments.only or short.split("_")[1] in arguments.only:
                     kernels.append(kernel)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for line in pool.map(lambda k: compile_one(k, arguments.out, extra), kernels):

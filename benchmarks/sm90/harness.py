@@ -33,7 +33,8 @@ class Params(ctypes.Structure):
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k_blocks", ctypes.c_int),
         ("batch", ctypes.c_int * 3), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int),
         ("group", ctypes.c_int), ("whole_tiles", ctypes.c_int), ("stream_tiles", ctypes.c_int),
-        ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
+        ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
+        ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
         ("padding", ctypes.c_uint8 * 0),
     ]  # fmt: skip
 
@@ -124,10 +125,12 @@ class How:
     skew: bool = True
     pdl: bool = False
     least: int = 8  # k blocks of a part of a streamed tile
+    polls: int = 10000
+    parts: int = 0  # of every streamed tile; 0: as many as blocks give
 
     def __str__(self) -> str:
         words = [f"c{self.cluster}" if self.cluster else "c1", str(self.blocks)]
-        words += ["stream"] * self.stream + [f"g{self.group}{'n' * self.group_n}"]
+        words += [f"stream{self.parts or ''}"] * self.stream + [f"g{self.group}{'n' * self.group_n}"]
         words += ["noserp"] * (not self.serpentine) + ["noskew"] * (not self.skew)
         return " ".join(words + ["pdl"] * self.pdl)
 
@@ -197,7 +200,11 @@ class Launch:
             p.stream_tiles = tiles % clusters
             p.whole_tiles = tiles - p.stream_tiles
             units = p.stream_tiles * p.k_blocks
+            p.polls = how.polls
             p.stream_clusters = max(p.stream_tiles, min(clusters, units // how.least))
+            if how.parts:
+                p.stream_clusters = how.parts * p.stream_tiles
+                assert p.stream_clusters <= clusters
             workspace.need(2 * clusters * per_cluster * bm * bn)
             p.partial, p.counters = workspace.partial.data_ptr(), workspace.counters.data_ptr()
             assert p.stream_tiles * per_cluster * facts["consumers"] <= 4096

@@ -13,9 +13,10 @@
 // late, once, so that its epilogues overlap the first one's products for good (+1.5%); K runs
 // backwards in every other tile (less DRAM traffic, hence power); out is stored evict-first.
 //
-// Nothing waits for another cluster: a streamed tile, whose K is shared out over several clusters, is
-// finished by whichever of them arrives last, which adds all parts in the order of K. So a launch
-// ends whether or not all its blocks run at the same time, and the same inputs give the same bits.
+// The last, partial wave of tiles is streamed: its k blocks are dealt out evenly, so that most of these
+// tiles have parts in several clusters. The cluster with the last part adds the others to its own, in
+// one order, so the same inputs give the same bits. It waits for them, but not for ever: where the
+// blocks of a launch do not all run at the same time, whichever part comes last finishes the tile.
 #include "sm90_matmul_params.h"
 #include "sm90_ptx.cuh"
 
@@ -24,16 +25,16 @@ namespace sm90 {
 
 enum class Type { bf16, f16, tf32 };
 
-constexpr int kMaxShared = 232448;    // of a block, on sm_90
-constexpr int kControlBytes = 16 * 16 + 16 + 16 * 48;  // barriers of 16 stages, two words, the ring
+constexpr int kShared = 233472, kReserved = 1024;  // of a multiprocessor; of it, by each block
 
 template <Type kTypeValue, bool kAMnMajorValue, bool kBMnMajorValue, int kTileMValue,
-          int kTileNValue, int kStagesValue, int kConsumersValue>
+          int kTileNValue, int kStagesValue, int kConsumersValue, int kResidentValue>
 struct Config {
   static constexpr Type kType = kTypeValue;
   static constexpr bool kAMnMajor = kAMnMajorValue, kBMnMajor = kBMnMajorValue;
   static constexpr int kTileM = kTileMValue, kTileN = kTileNValue, kStages = kStagesValue;
   static constexpr int kConsumers = kConsumersValue;
+  static constexpr int kResident = kResidentValue;  // blocks a multiprocessor: 1 or 2
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 of one warpgroup
   static constexpr int kElement = kType == Type::tf32 ? 4 : 2;
@@ -46,35 +47,40 @@ struct Config {
                                 : (kTileN * kElement) % 64 == 0 ? 64 / kElement
                                                                 : 32 / kElement;
   static constexpr int kPanelBytes = 16 * kPanel * kElement;
-  // Staging: 2 to 4 panels of 2048 bytes, or 16 x 64 floats. As many panels as memory is left.
+  static constexpr int kRing = kStages < 8 ? 8 : 16;
+  static constexpr int kControlBytes = 16 * kStages + 16 + 64 * kRing;
+  // Staging: 1 to 4 panels of 2048 bytes a warp, as many as memory is left for.
+  static constexpr int kMaxShared = kShared / kResident - kReserved;
   static constexpr int kLeft =
       (kMaxShared - kControlBytes - kStages * kStageBytes) / (4 * kConsumers) / 2048;
   static constexpr int kWarpBytes = 2048 * (kLeft > 4 ? 4 : kLeft);
+  static constexpr int kChunk = kWarpBytes >= 4096 ? 64 : 32;  // columns of floats that fit
   static constexpr int kBuffers = kWarpBytes / 2048;
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kBarriers = kStaging + 4 * kConsumers * kWarpBytes;
   static constexpr int kSharedBytes = kBarriers + kControlBytes;
   static_assert(kTileM == 64 * kConsumers * kBlocksM && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(kBlocksM * kTileN <= 384, "accumulators: 192 registers at most");
-  static_assert(kSharedBytes <= kMaxShared && kWarpBytes >= 4096, "shared memory of a block");
-  // What setmaxnreg makes of the 504 registers that three warpgroups have at launch.
-  static constexpr bool kManyRegisters = kBlocksM * kTileN > 256;
+  static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
+  // setmaxnreg deals out what three warpgroups have at launch: 3 x 168 registers, or 3 x 80.
+  static constexpr int kProducerRegisters = kResident == 2 ? 24 : kBlocksM * kTileN > 256 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kResident == 2 ? 104 : kBlocksM * kTileN > 256 ? 232 : 224;
 };
 
 // A stretch of K of one tile: what the producer tells the consumers, in shared memory. It is written
-// before the first stage of that work arrives and stays for kRing works: the producer is at most
+// before the first stage of that work arrives and stays for kRing more works: the producer is at most
 // kStages works ahead of the slower consumer.
 struct alignas(16) Work {
   int m0, n0;    // the block's tile
   int k_count;   // in k blocks; 0: no more work
   int streamed;  // whether other clusters have parts of this tile
   int b0, b1, b2;
-  int counter;  // of warpgroup 0 of this block and tile
-  // Parts of the tile: this one and the first one, as numbers of tiles in `partial`. The others are
-  // those of the following clusters, 2 * size apart from the second on.
-  int part, first_part, second_part, parts;
+  int counter;   // of warpgroup 0 of this block and tile
+  int parts;             // of the tile; the last one of them is its finisher's
+  int finisher;          // whether that is this one
+  int first_part;        // in tiles of `partial`; the others but for the last one follow
+  int part, last_part;   // this one; the finisher's, where that did not wait
 };
-constexpr int kRing = 16;
 
 // Which work a block does: whole tiles, one in every `clusters`, then its share of the streamed ones.
 template <class C>
@@ -84,7 +90,6 @@ struct Schedule {
   int next;         // tile, until whole_tiles
   u32 unit, units;  // stream work left, in k blocks of all streamed tiles
   int k_begin;      // of the work
-  int segment;      // stream work done
 
   TC_DEVICE Schedule(const Sm90MatmulParams& params) : p(params) {
     size = p.flags & (kSm90ShareA | kSm90ShareB | kSm90SplitPair) ? 2 : 1;
@@ -94,7 +99,6 @@ struct Schedule {
     next = cluster;
     unit = first_unit(cluster);
     units = first_unit(cluster + 1);
-    segment = 0;
   }
 
   // The host streams no tiles where stream_clusters * stream_tiles * k_blocks needs more than 31 bits.
@@ -122,21 +126,21 @@ struct Schedule {
         work.k_count = rank == 0 ? half : p.k_blocks - half;
       }
     } else if (unit < units) {
-      int of = unit / p.k_blocks;
+      // From the end: what other clusters wait for comes before what waits for others.
+      int of = (units - 1) / p.k_blocks;
       u32 begin = of * p.k_blocks;
-      k_begin = unit - begin;
-      work.k_count = min(units - unit, p.k_blocks - k_begin);
-      unit += work.k_count;
+      k_begin = unit > begin ? unit - begin : 0;
+      work.k_count = units - begin - k_begin;
+      units = begin + k_begin;
       tile = p.whole_tiles + of;
       int first = cluster_of(begin), last = cluster_of(begin + p.k_blocks - 1);
       work.parts = last - first + 1;
       work.streamed = work.parts > 1;
+      work.finisher = last == cluster;
       work.counter = (of * size + rank) * C::kConsumers;
-      work.part = part(cluster, segment);
-      // The tile is the second one of its first cluster if that begins in the tile before.
-      work.first_part = part(first, first_unit(first) < begin);
-      work.second_part = part(first + 1, 0);
-      ++segment;
+      work.first_part = part(first, 0);
+      work.last_part = part(last, 1);
+      work.part = part(cluster, work.finisher);
     } else {
       return false;
     }
@@ -144,8 +148,8 @@ struct Schedule {
     return true;
   }
 
-  TC_DEVICE int part(int of_cluster, int of_segment) const {
-    return (2 * of_cluster + of_segment) * size + rank;
+  TC_DEVICE int part(int of_cluster, int of_finisher) const {
+    return (2 * of_cluster + of_finisher) * size + rank;
   }
 
   // Tiles of `group` rows follow one another, column by column; the next group comes back.
@@ -219,11 +223,13 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   bool batched = p.flags & kSm90Batched;
   bool backwards = false;
   Work w;
-  while (schedule.get(w)) {
+  bool any = schedule.get(w);
+  wait_for_previous_grid();
+  for (; any; any = schedule.get(w)) {
     int k = (backwards ? schedule.k_begin + w.k_count - 1 : schedule.k_begin) * C::kTileK;
     int step = backwards ? -C::kTileK : C::kTileK;
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
-    ring[number++ % kRing] = w;
+    ring[number++ % C::kRing] = w;
 #pragma unroll 1
     for (int i = 0; i < w.k_count; ++i, k += step) {
       barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
@@ -242,7 +248,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     if (p.flags & kSm90Serpentine) backwards = !backwards;
   }
   barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
-  ring[number % kRing].k_count = 0;
+  ring[number % C::kRing].k_count = 0;
   barrier_arrive(full + 8 * stage);
 #ifdef TC_BOUND_NANOSECONDS
   for (int i = 1; i < C::kStages; ++i) {  // consumers that hang trap, too
@@ -380,7 +386,8 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
 template <class C>
 TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const Work& w,
                            const float (&sum)[C::kTileN / 2]) {
-  constexpr int kChunks = (C::kTileN + 63) / 64;
+  constexpr int kChunks = (C::kTileN + C::kChunk - 1) / C::kChunk;
+  constexpr int kRowBytes = C::kChunk * 4, kVectors = C::kChunk / 4;  // of a row
   int lane = threadIdx.x % 32;
   int activation = p.flags >> kSm90Activation & 7;
   tc_int64 out_at =
@@ -396,11 +403,11 @@ TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const 
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int row = lane / 4 + 8 * half;
-        u32 at = staging + row * 256 + lane % 2 * 8;
+        u32 at = staging + row * kRowBytes + lane % 2 * 8;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if (64 * c + 8 * j < C::kTileN) {
-            const float* s = sum + 32 * c + 4 * j + 2 * half;
+        for (int j = 0; j < C::kChunk / 8; ++j) {
+          if (C::kChunk * c + 8 * j < C::kTileN) {
+            const float* s = sum + C::kChunk / 2 * c + 4 * j + 2 * half;
             asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
                              at + ((2 * j + lane % 4 / 2) ^ (row % 4 * 2)) * 16),
                          "f"(s[0]), "f"(s[1])
@@ -412,12 +419,12 @@ TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const 
     __syncwarp();
     bool vector = p.flags & kSm90OutVector;
     int width = vector ? 4 : 1;                               // neighbouring columns of a lane
-    int column = vector ? lane % 16 * 4 : lane;               // within the chunk
-    int lanes_row = vector ? lane / 16 : 0;                   // and its first row
-    int n = w.n0 + chunk * 64 + column;
+    int column = vector ? lane % kVectors * 4 : lane;         // within the chunk
+    int first_row = vector ? lane / kVectors : 0;
+    int n = w.n0 + chunk * C::kChunk + column;
     int end = min(p.n, w.n0 + C::kTileN);
 #pragma unroll 1
-    for (int pass = 0; pass < (vector ? 1 : 2); ++pass, column += 32, n += 32) {
+    for (int pass = 0; pass < (vector ? 1 : C::kChunk / 32); ++pass, column += 32, n += 32) {
       if (n >= end) continue;
       float bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       if (p.bias != nullptr && !(p.flags & kSm90BiasRow)) {
@@ -427,9 +434,9 @@ TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const 
         }
       }
 #pragma unroll 2
-      for (int row = lanes_row; row < 16; row += vector ? 2 : 1) {
+      for (int row = first_row; row < 16; row += vector ? 32 / kVectors : 1) {
         if (m + row >= p.m) break;
-        u32 at = staging + row * 256 + (((column >> 2) ^ (row % 4 * 2)) * 16) + column % 4 * 4;
+        u32 at = staging + row * kRowBytes + ((column / 4 ^ row % 4 * 2) * 16) + column % 4 * 4;
         float x[4];
         if (vector) {
           asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -520,64 +527,87 @@ TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, 
   wgmma_commit();
 }
 
-// A part of a streamed tile is done: true for the last warpgroup of its kind to come, whose sums are
-// then those of the whole tile. Adding all parts in the order of K, its own too, from memory makes
-// the result the same whoever is last.
+// A part of a streamed tile: to memory, or from there into (or on top of) the sums.
+enum class Move { store, load, add };
+
+template <class C, Move kMove>
+TC_DEVICE void move_part(float4* part, float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+#pragma unroll
+  for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+    for (int j = 0; j < C::kTileN / 8; ++j) {
+      float* s = sum[i] + 4 * j;
+      float4* at = part + (i * (C::kTileN / 8) + j) * 128;
+      if constexpr (kMove == Move::store) {
+        __stcg(at, make_float4(s[0], s[1], s[2], s[3]));
+      } else {
+        float4 x = __ldcg(at);
+        s[0] = kMove == Move::add ? s[0] + x.x : x.x;
+        s[1] = kMove == Move::add ? s[1] + x.y : x.y;
+        s[2] = kMove == Move::add ? s[2] + x.z : x.z;
+        s[3] = kMove == Move::add ? s[3] + x.w : x.w;
+      }
+    }
+  }
+}
+
+// The counter of a tile's parts in memory, by one thread for its warpgroup: what the others wrote
+// before they counted is visible after, and what this warpgroup wrote before.
+TC_DEVICE int count_part(int* counter) {
+  int before;
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  return before;
+}
+
+TC_DEVICE bool wait_for_parts(const int* counter, int wanted, int polls) {
+  for (;;) {
+    int parts;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(parts) : "l"(counter) : "memory");
+    if (parts == wanted) return true;
+    if (--polls < 0) return false;
+    __nanosleep(100);
+  }
+}
+
+// A part of a streamed tile is in the sums. True for the warpgroup that finishes the tile: then they
+// are those of the whole tile, the finisher's part first, then the others in the order of K.
 template <class C>
 TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 word,
                     float (&sum)[C::kBlocksM][C::kTileN / 2]) {
   constexpr int kVectors = C::kTileM * C::kTileN / 4;  // of a part
   int thread = threadIdx.x % 128;
   auto parts = reinterpret_cast<float4*>(p.partial) + group * (kVectors / C::kConsumers) + thread;
-  float4* mine = parts + static_cast<tc_int64>(w.part) * kVectors;
-#pragma unroll
-  for (int i = 0; i < C::kBlocksM; ++i) {
-#pragma unroll
-    for (int j = 0; j < C::kTileN / 8; ++j) {
-      const float* s = sum[i] + 4 * j;
-      __stcg(mine + (i * (C::kTileN / 8) + j) * 128, make_float4(s[0], s[1], s[2], s[3]));
+  int* counter = p.counters + w.counter + group;
+  // One thread decides for the warpgroup.
+  auto all = [&](auto decide) {
+    named_sync(kGroupBarrier + group, 128);
+    if (thread == 0) {
+      u32 answer = decide();
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(answer) : "memory");
+    }
+    named_sync(kGroupBarrier + group, 128);
+    u32 answer;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(answer) : "r"(word) : "memory");
+    return answer != 0;
+  };
+  if (!(w.finisher && all([&] { return wait_for_parts(counter, w.parts - 1, p.polls); }))) {
+    move_part<C, Move::store>(parts + static_cast<tc_int64>(w.part) * kVectors, sum);
+    if (!all([&] { return count_part(counter) == w.parts - 1; })) return false;
+    if (!w.finisher) {
+      move_part<C, Move::load>(parts + static_cast<tc_int64>(w.last_part) * kVectors, sum);
     }
   }
-  named_sync(kGroupBarrier + group, 128);
-  if (thread == 0) {
-    int* counter = p.counters + w.counter + group;
-    int before;
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-    asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(counter)
-                 : "memory");
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-    bool last = before == w.parts - 1;
-    if (last) *counter = 0;  // for the next launch
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(static_cast<u32>(last)) : "memory");
-  }
-  named_sync(kGroupBarrier + group, 128);
-  u32 last;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(last) : "r"(word) : "memory");
-  if (!last) return false;
-#pragma unroll
-  for (int i = 0; i < C::kBlocksM; ++i) {
-#pragma unroll
-    for (int j = 0; j < C::kTileN / 2; ++j) sum[i][j] = 0.0f;
-  }
+  if (thread == 0) *counter = 0;  // for the next launch
   int step = p.flags & (kSm90ShareA | kSm90ShareB) ? 4 : 2;
 #pragma unroll 1
-  for (int number = 0; number < w.parts; ++number) {
-    int part = number == 0 ? w.first_part : w.second_part + (number - 1) * step;
-    const float4* from = parts + static_cast<tc_int64>(part) * kVectors;
-#pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) {
-#pragma unroll
-      for (int j = 0; j < C::kTileN / 8; ++j) {
-        float4 x = __ldcg(from + (i * (C::kTileN / 8) + j) * 128);
-        float* s = sum[i] + 4 * j;
-        s[0] += x.x;
-        s[1] += x.y;
-        s[2] += x.z;
-        s[3] += x.w;
-      }
-    }
+  for (int number = 0; number < w.parts - 1; ++number) {
+    move_part<C, Move::add>(parts + static_cast<tc_int64>(w.first_part + number * step) * kVectors,
+                            sum);
   }
   return true;
 }
@@ -639,7 +669,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   if (C::kConsumers == 2 && group == 1 && !(p.flags & kSm90NoSkew)) named_sync(kSkewBarrier, 256);
   for (;; ++number) {
     barrier_wait(full + 8 * stage, phase);
-    const Work& w = ring[number % kRing];
+    const Work& w = ring[number % C::kRing];
     int k_count = w.k_count;
     if (k_count == 0) break;
     float sum[C::kBlocksM][C::kTileN / 2];
@@ -696,8 +726,8 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   u32 shared = address_of_shared(memory);
   u32 full = shared + C::kBarriers, empty = full + 8 * C::kStages;
   u32 word = empty + 8 * C::kStages;  // one for each warpgroup
-  static_assert(sizeof(Work) == 48 && kRing == 16 && kRing > C::kStages && C::kStages <= 16);
-  auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * 16 + 16);
+  static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
+  auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   bool sharing = p.flags & (kSm90ShareA | kSm90ShareB);
   bool paired = sharing || (p.flags & kSm90SplitPair);
@@ -720,12 +750,12 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     __syncthreads();
   }
 
+  // The next grid's blocks may come as soon as there is room: they wait for this one's end.
+  launch_next_grid();
   if (warp < 4) {
-    if constexpr (C::kConsumers == 2) fewer_registers<C::kManyRegisters ? 40 : 56>();
+    if constexpr (C::kConsumers == 2) fewer_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) {
-      wait_for_previous_grid();
       produce<C>(p, shared, full, empty, ring);
-      launch_next_grid();
     }
     __syncwarp();
     if (p.flags & kSm90SplitPair) {
@@ -736,7 +766,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       }
     }
   } else {
-    if constexpr (C::kConsumers == 2) more_registers<C::kManyRegisters ? 232 : 224>();
+    if constexpr (C::kConsumers == 2) more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
     consume<C>(p, shared, full, empty, word, ring, warp - 4);
   }
@@ -747,10 +777,11 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
 }  // namespace sm90
 }  // namespace torch_cubin
 
-extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_RESIDENT)
     TC_KERNEL(const __grid_constant__ torch_cubin::Sm90MatmulParams p) {
   using namespace torch_cubin::sm90;
-  using C = Config<Type::TC_TYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS>;
+  using C = Config<Type::TC_TYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS,
+                   TC_RESIDENT>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   run<C>(p);
 }

@@ -65,7 +65,9 @@ struct Sm90MatmulParams {
   int stream_clusters;  // over the first so many clusters: at least stream_tiles, at most all k blocks
   int flags;
   // Streamed tiles. partial: 2 tiles of floats a block; counters: kConsumers ints a block of a
-  // streamed tile, zero before the launch and after it.
+  // streamed tile, zero before the launch and after it; polls: how often a finisher looks for the
+  // other parts (about 100 ns each) before it leaves the tile to whoever comes last.
+  int polls;
   float* partial;
   int* counters;
 };

@@ -1,0 +1,93 @@
+"""A cost model of the kernels: which tile, cluster and split a product should be quickest with.
+
+One block's k block takes the longest of: the tensor cores (4096 FLOP a cycle), shared memory (128
+bytes a cycle: the TMA's writes and the reads of wgmma) and its share of what the L2 cache delivers.
+"""
+
+from __future__ import annotations
+
+from harness import How, cdiv
+
+L2_BYTES = 49.0  # a cycle and multiprocessor, measured with small tiles
+CLOCK = 1980.0  # cycles a microsecond
+POWER = 712e6  # FLOP a microsecond at the power limit
+DRAM = 3.8e6  # bytes a microsecond
+FIXED = 0.5  # us: launch, first loads, last stores
+EXCHANGE = 1.55
+SHARP = 5.0
+JOIN = 28.0
+STREAM = 5.8
+TILE = 4000  # cycles between two tiles of one block that the other warpgroup does not hide
+
+
+def k_block(bm: int, bn: int, cluster: str, resident: int) -> float:
+    compute = bm * bn / 32
+    shared = (bm + bn) + bm / 64 * (64 + bn)
+    a = bm / 2 if cluster == "n" else bm
+    b = bn / 2 if cluster == "m" else bn
+    return (compute**SHARP + shared**SHARP + ((a + b) * 128 / L2_BYTES) ** SHARP) ** (1 / SHARP)
+
+
+def predict(facts: dict, how: How, m: int, n: int, k: int, batch: int = 1) -> float:
+    bm, bn = facts["tile"]
+    resident = facts["resident"]
+    per = 2 if how.cluster else 1
+    cm, cn = (2 if how.cluster == "m" else 1), (2 if how.cluster == "n" else 1)
+    tiles = cdiv(cdiv(m, bm), cm) * cdiv(cdiv(n, bn), cn) * batch
+    k_blocks = cdiv(k, 64)
+    slots = 132 * resident // per
+    one = k_block(bm, bn, how.cluster, resident)
+    extra = 0.0
+    if how.cluster == "k":
+        units = cdiv(k_blocks, 2) * cdiv(tiles, slots)
+        busy = min(tiles, slots) * per
+        extra = EXCHANGE
+    elif how.stream:
+        whole, rest = divmod(tiles, slots)
+        units = whole * k_blocks
+        if rest:
+            parts = how.parts or slots / rest
+            units += k_blocks / parts
+            # One part written, parts - 1 read.
+            extra = bm * bn * 4 * parts / JOIN / CLOCK + STREAM
+    else:
+        units = cdiv(tiles, slots) * k_blocks
+        busy = min(tiles, slots) * per
+    # Two resident blocks share a multiprocessor only when there are that many.
+    if how.stream:
+        busy = how.parts * tiles * per if how.parts and tiles < slots else slots * per
+    together = max(1.0, min(2.0, busy / 132)) if resident == 2 else 1.0
+    waves = max(1.0, tiles / slots)
+    us = (units * one * together + waves * TILE) / CLOCK + extra
+    flops, size = 2.0 * m * n * k * batch, 2.0 * batch * (m * k + k * n + m * n)
+    # The smooth maximum of what bounds it: two bounds that are near one another both cost.
+    return sum(x**SHARP for x in (us, flops / POWER, size / DRAM)) ** (1 / SHARP) + FIXED
+
+
+def candidates(kernels: dict, prefix: str, m: int, n: int, k: int, batch: int = 1):
+    """(predicted us, kernel, how), the best first."""
+    found = []
+    for name, kernel in kernels.items():
+        if not name.startswith(prefix):
+            continue
+        resident = kernel.facts["resident"] if hasattr(kernel, "facts") else kernel["resident"]
+        facts = kernel.facts if hasattr(kernel, "facts") else kernel
+        bm, bn = facts["tile"]
+        blocks = 132 * resident
+        for cluster in ("", "m", "n", "k"):
+            if cluster == "m" and m <= bm or cluster == "n" and n <= bn:
+                continue
+            tiles = cdiv(m, bm) * cdiv(n, bn) * batch
+            hows = [How(cluster, blocks, pdl=True)]
+            if cluster == "k":
+                if tiles * 2 > blocks or k < 512:
+                    continue
+            else:
+                hows.append(How(cluster, blocks, stream=True, pdl=True))
+                per = 2 if cluster else 1
+                for parts in (2, 3, 4):
+                    t = cdiv(tiles, per)
+                    if t * parts <= blocks // per and k >= 256 * parts:
+                        hows.append(How(cluster, blocks, stream=True, parts=parts, pdl=True))
+            found += [(predict(facts, how, m, n, k, batch), name, how) for how in hows]
+    return sorted(found, key=lambda x: x[0])
