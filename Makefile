@@ -14,7 +14,7 @@ PY := .venv/bin/python
 READY := .venv/ready
 LIBRARY := torch_cubin/_C.so
 HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
-	\( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print) $(wildcard csrc/kernels/*_params.h)
+	\( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print) $(wildcard csrc/kernels/*/*_params.h)
 FORMATTED := $(shell find csrc tests \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
@@ -47,7 +47,7 @@ $(LIBRARY): $(HOST_SOURCES) setup.py | $(READY)
 # Kernels need nothing of .venv where the machine has a CUDA toolkit: then they are built while it is
 # made, and beside the library. That takes a fresh clone half a minute less.
 KERNELS_PY := $(shell $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
-	&& $(PYTHON) csrc/kernels/toolkit.py > /dev/null 2>&1 && echo $(PYTHON) || echo $(PY))
+	&& $(PYTHON) csrc/kernels/build/toolkit.py > /dev/null 2>&1 && echo $(PYTHON) || echo $(PY))
 
 .PHONY: kernels-demo kernels-test kernels-all built-demo built-test
 kernels-demo kernels-test kernels-all: kernels-%: | $(if $(filter $(PY),$(KERNELS_PY)),$(READY))

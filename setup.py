@@ -3,9 +3,9 @@ extension module torch_cubin/_launch.abi3.so, without which kernel calls from Py
 
     pip install --no-build-isolation .        (or -e .)
 
-Needs torch, nlohmann-json, a C++ compiler and a CUDA compiler (csrc/kernels/toolkit.py says where
-it looks), no GPU. The library stands on PyTorch's stable ABI and links nothing of CUDA and nothing
-of Python, so one wheel, tagged py3-none-<platform>, serves every torch from TORCH_MIN on.
+Needs torch, nlohmann-json, a C++ compiler and a CUDA compiler (csrc/kernels/build/toolkit.py says
+where it looks), no GPU. The library stands on PyTorch's stable ABI and links nothing of CUDA and
+nothing of Python, so one wheel, tagged py3-none-<platform>, serves every torch from TORCH_MIN on.
 
 Environment: TORCH_CUBIN_ARCHS (architectures of the kernels, default all), MAX_JOBS (compilers at a
 time, default 2 for C++ and all processors for kernels), TORCH_CUBIN_SKIP_KERNELS=1 (leave
@@ -98,8 +98,8 @@ def json_include(system: tuple[str, ...] = ("/usr/include", "/usr/local/include"
 
 
 def kernel_build():
-    """csrc/kernels/build.py as a module: it is no part of the installed package."""
-    path = ROOT / "csrc" / "kernels" / "build.py"
+    """csrc/kernels/build/build.py as a module: it is no part of the installed package."""
+    path = ROOT / "csrc" / "kernels" / "build" / "build.py"
     spec = importlib.util.spec_from_file_location("torch_cubin_kernel_build", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -107,12 +107,16 @@ def kernel_build():
 
 
 def write_params_digests(kernels) -> None:
-    """What csrc/contract/catalog.cpp compares with the manifest; left alone where it is right."""
-    digests = {
-        header.stem.removesuffix("_params"): kernels.kernel_table.params_digest(header)
-        for header in sorted((ROOT / "csrc" / "kernels").glob("*_params.h"))
-    }
-    text = "".join(f'{{"{family}", "{digest}"}},\n' for family, digest in digests.items())
+    """What csrc/package/catalog.cpp compares with the manifest; left alone where it is right.
+
+    A family's header is entered as "matmul", a kernel's own as "matmul/sm90" (sm90_params.h).
+    """
+    digests = {}
+    for header in sorted((ROOT / "csrc" / "kernels").glob("*/*_params.h")):
+        family, name = header.parent.name, header.stem.removesuffix("_params")
+        key = family if name == family else f"{family}/{name}"
+        digests[key] = kernels.kernel_table.params_digest(header)
+    text = "".join(f'{{"{key}", "{digest}"}},\n' for key, digest in digests.items())
     kernels.replace_file(GENERATED / "params_digests.inc", text.encode())
 
 
@@ -127,11 +131,12 @@ def write_units(kernels, files: list[Path]) -> list[str]:
     for folder in folders:
         parts = [path.relative_to(ROOT / "csrc") for path in files if path.parent == folder]
         text = "".join(f'#include "{part}"\n' for part in parts if part.suffix == ".cpp")
-        unit = GENERATED / "units" / f"all_of_{folder.name}.cpp"  # not ops.cpp: it includes one
+        name = "_".join(folder.relative_to(ROOT / "csrc").parts) or "csrc"
+        unit = GENERATED / "units" / f"all_of_{name}.cpp"  # not ops.cpp: it includes one
         kernels.replace_file(unit, text.encode())
         units.append(unit)
     # The longest first: two compilers at work end together.
-    units.sort(key=lambda unit: unit.name != "all_of_contract.cpp")
+    units.sort(key=lambda unit: unit.name != "all_of_declared.cpp")
     return [str(unit.relative_to(ROOT)) for unit in units]
 
 
@@ -151,7 +156,7 @@ def extension():
         write_units(kernels, files),
         depends=[
             *(str(path) for path in files if path.suffix in (".cpp", ".h", ".map")),
-            *map(str, (csrc / "kernels").glob("*_params.h")),
+            *map(str, (csrc / "kernels").glob("*/*_params.h")),
             __file__,
         ],
         py_limited_api=True,  # keeps libtorch_python out of the link line
@@ -190,7 +195,7 @@ def build_launch_extension(target: Path) -> None:
     """csrc/python_launch.c, by the limited API: one file for every Python from 3.10 on.
 
     Apart from the library, which uses no Python. Where Python's headers or a C compiler are missing
-    it is left out: torch_cubin/_extension.py does without.
+    it is left out: torch_cubin/_native/launcher.py does without.
     """
     include = Path(sysconfig.get_paths()["include"])
     compiler = shutil.which(os.environ.get("CC", "").split(" ")[0] or "cc") or shutil.which("gcc")
@@ -277,7 +282,7 @@ def main() -> None:
             "cmdclass": {"bdist_wheel": bdist_wheel_class(), "build_ext": build_ext_class()},
         }
     setup(
-        packages=["torch_cubin"],
+        packages=setuptools.find_packages(include=["torch_cubin", "torch_cubin.*"]),
         package_data={"torch_cubin": ["cmake/torch_cubin.cmake"]},
         install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],
         distclass=BinaryDistribution,

@@ -4,8 +4,9 @@
 
 Where the calling interpreter has a torch that is new enough, .venv sees its packages and adds only
 what is missing. Elsewhere torch is installed, at the version pinned below. The packages are those
-of requirements-dev.txt; the CUDA compiler comes from PyPI where csrc/kernels/toolkit.py finds none.
-What cannot be installed beside the machine's own torch (no network, say) is named, and left out.
+of requirements-dev.txt; the CUDA compiler comes from PyPI where csrc/kernels/build/toolkit.py finds
+none. What cannot be installed beside the machine's own torch (no network, say) is named, and left
+out.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def install_packages(shared: str | None) -> bool:
 
 
 def install_compiler() -> bool:
-    toolkit = [str(PYTHON), str(ROOT / "csrc" / "kernels" / "toolkit.py")]
+    toolkit = [str(PYTHON), str(ROOT / "csrc" / "kernels" / "build" / "toolkit.py")]
     if subprocess.run(toolkit, capture_output=True).returncode == 0:
         return True
     answer = subprocess.run(

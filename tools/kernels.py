@@ -5,7 +5,7 @@
     python tools/kernels.py all      every architecture of a wheel
 
 TORCH_CUBIN_ARCHS, where set, is built instead. Architectures that are there already stay, so that
-one target does not undo another's work; csrc/kernels/build.py reuses what is unchanged.
+one target does not undo another's work; csrc/kernels/build/build.py reuses what is unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "csrc" / "kernels"))
+sys.path.insert(0, str(ROOT / "csrc" / "kernels" / "build"))
 
 import build  # noqa: E402
 import cubin_facts  # noqa: E402

@@ -109,7 +109,34 @@ void count_launch() { g_launches.fetch_add(1, std::memory_order_relaxed); }
 
 int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
 
+namespace {
+
+std::string dims_text(const uint32_t (&values)[3]) {
+  return "(" + std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " +
+         std::to_string(values[2]) + ")";
+}
+
+// A grid is never rounded here: only a kernel whose blocks past the last tile return may be given
+// more blocks than there are tiles, and which kernels do so its host code knows alone.
+void check_whole_clusters(const Kernel& kernel, const LaunchConfig& config) {
+  uint32_t cluster[3];
+  const auto& compiled = kernel.info().cluster;  // zeros where the binary demands none
+  for (int i = 0; i < 3; ++i) cluster[i] = compiled[0] != 0 ? compiled[i] : config.cluster[i];
+  for (int i = 0; i < 3; ++i) {
+    if (config.grid[i] % cluster[i] == 0) continue;
+    fail({"launch", "the launch of '" + kernel.name() + "'",
+          "has a grid that is no whole number of clusters",
+          "a multiple of " + std::to_string(cluster[i]) + " blocks in " + kAxes[i],
+          "grid " + dims_text(config.grid) + ", cluster " + dims_text(cluster),
+          "Round the grid up where the kernel is launched; its blocks past the last tile must do "
+          "nothing."});
+  }
+}
+
+}  // namespace
+
 void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params) {
+  check_whole_clusters(kernel, config);
   ContextGuard guard(device);
   const CUfunction function = kernel.ready(device, config.dynamic_shared);
   CUlaunchConfig launch{};
@@ -138,11 +165,8 @@ void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, vo
   const CUresult result = driver().cuLaunchKernelEx(&launch, function, params, nullptr);
   if (result != CUDA_SUCCESS) {  // the text is built on failure only
     check(result, "launch",
-          "the launch of '" + kernel.name() + "' with grid (" + std::to_string(config.grid[0]) +
-              ", " + std::to_string(config.grid[1]) + ", " + std::to_string(config.grid[2]) +
-              "), block (" + std::to_string(config.block[0]) + ", " +
-              std::to_string(config.block[1]) + ", " + std::to_string(config.block[2]) + ") and " +
-              std::to_string(config.dynamic_shared) +
+          "the launch of '" + kernel.name() + "' with grid " + dims_text(config.grid) + ", block " +
+              dims_text(config.block) + " and " + std::to_string(config.dynamic_shared) +
               " bytes of dynamic shared memory on cuda:" + std::to_string(device.index));
   }
   count_launch();

@@ -103,7 +103,8 @@ struct LaunchConfig {
 };
 
 // Launches on the device's current PyTorch stream. `params` holds one pointer a parameter; the
-// caller has compared its parameters with the kernel's when it made its table.
+// caller has compared its parameters with the kernel's when it made its table. Throws [launch] for a
+// grid that is no whole number of the kernel's clusters.
 void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params);
 
 // Kernels launched by this process so far.

@@ -88,9 +88,11 @@ class FakeDriver:
         """Tells the sizes of the kernels' parameters, which a driver reads from the cubin."""
         for image in module.images:
             for kernel in image.kernels:
-                sizes = [param.size for param in kernel.params]
-                array = (ctypes.c_int * len(sizes))(*sizes)
-                self._library.fake_declare(kernel.name.encode(), len(sizes), array)
+                self.declare_kernel(kernel.name, [param.size for param in kernel.params])
+
+    def declare_kernel(self, name: str, sizes: list[int]) -> None:
+        array = (ctypes.c_int * len(sizes))(*sizes)
+        self._library.fake_declare(name.encode(), len(sizes), array)
 
     def declare_global(self, name: str, size: int) -> None:
         self._library.fake_global(name.encode(), ctypes.c_long(size))

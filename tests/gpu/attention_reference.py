@@ -236,7 +236,7 @@ class Judges:
             judge.finish()
 
 
-# Dropout, as csrc/kernels/attention_dropout.cuh says.
+# Dropout, as csrc/kernels/common/dropout.cuh says.
 
 _LOW = 0xFFFFFFFF
 

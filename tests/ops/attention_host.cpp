@@ -1,6 +1,6 @@
 // The CUDA half of attention's host code, without a GPU: attention.cpp and its neighbours are
 // compiled here with the device taken away, so that they lay out, copy, merge, split and launch
-// CPU tensors; and each "launch" runs its kernel's contract (csrc/kernels/attention_params.h) as
+// CPU tensors; and each "launch" runs its kernel's contract (csrc/kernels/attention/attention_params.h) as
 // plain loops. Registered as torch.ops.cubin_host.* for test_attention_host.py. One long file,
 // because the sources that it includes at its end must see what takes the device's place.
 #include <torch/csrc/stable/library.h>
@@ -17,13 +17,13 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_params.h"
-#include "ops/attention.h"
-#include "ops/attention_arguments.h"
-#include "ops/attention_compose.h"
-#include "ops/attention_launch.h"
-#include "ops/attention_operands.h"
-#include "ops/dropout_bits.h"
+#include "kernels/attention/attention_params.h"
+#include "ops/attention/arguments.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/compose.h"
+#include "ops/attention/dropout_bits.h"
+#include "ops/attention/fused_operands.h"
+#include "ops/attention/operands.h"
 
 namespace torch_cubin {
 namespace host_check {
@@ -481,11 +481,11 @@ void run(CatalogKernel& kernel, const AttentionParams& p, int64_t blocks, int sp
 #define empty_cuda(sizes, dim, dtype, device) host_check::empty(sizes, dim, dtype)
 #define empty_cuda_strided(sizes, strides, dim, dtype, device) \
   host_check::empty_strided(sizes, strides, dim, dtype)
-#include "ops/attention.cpp"
+#include "ops/attention/forward.cpp"
 #define run_fused run_fused_backward
-#include "ops/attention_backward.cpp"
-#include "ops/attention_launch.cpp"
-#include "ops/attention_operands.cpp"
+#include "ops/attention/backward.cpp"
+#include "ops/attention/fused_operands.cpp"
+#include "ops/attention/operands.cpp"
 
 namespace {
 

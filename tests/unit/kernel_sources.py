@@ -1,4 +1,4 @@
-"""What tests of the kernels' build share: its modules (csrc/kernels), and a table of kernels."""
+"""What tests of the kernels' build share: the modules of csrc/kernels/build, a kernel table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels"
-sys.path.insert(0, str(KERNELS))
+sys.path.insert(0, str(KERNELS / "build"))
 
 import build  # noqa: E402
 import cubin_facts  # noqa: E402

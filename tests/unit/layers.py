@@ -10,8 +10,11 @@ import dataclasses
 import re
 from pathlib import Path
 
-# Lowest first. A file may include headers of its own layer and of those below.
-LAYERS = ("cubin", "driver", "runtime", "contract", "ops")
+# Lowest first. A folder of a layer may have folders of its own (ops/matmul). A file may include
+# headers of its own layer and of those below.
+LAYERS = ("cubin", "driver", "runtime", "package", "pytorch", "declared", "ops")
+# These know no torch: C++ programs without it can link them.
+WITHOUT_TORCH = ("cubin", "driver", "runtime", "package")
 TOP = len(LAYERS)  # csrc/ops.cpp, csrc/c_api.cpp
 HOST_SUFFIXES = (".cpp", ".h")
 DEVICE_SUFFIXES = (".cu", ".cuh")
@@ -29,7 +32,7 @@ def context_of(root: Path) -> Context:
     """Read from csrc/ops.cpp and csrc/kernels, so that neither list can fall behind."""
     schemas = (root / "ops.cpp").read_text()
     ops = {name.lstrip("_") for name in re.findall(r'm\.def\(\s*"(\w+)\(', schemas)}
-    kernels = {path.stem for path in (root / "kernels").glob("*.cu")}
+    kernels = {f"{path.stem}_{path.parent.name}" for path in (root / "kernels").glob("*/*.cu")}
     return Context(frozenset(ops), frozenset(kernels))
 
 
@@ -84,7 +87,7 @@ _LOADER = re.compile(r"\b(?:dlopen|dlmopen|dlsym|dlvsym|dladdr|dl_iterate_phdr)\
 _LIBCUDA = re.compile(r"\blibcuda\b")
 _PARSING = re.compile(r"\b(?:fopen|fread|open|openat|ifstream|mmap|nlohmann|parse_cubin|Elf)\b")
 _CONTROL = re.compile(r"\b(?:if|for|while|switch|return)\b")
-_SHARED_HEADER = re.compile(r"^kernels/\w+_params\.h$")
+_SHARED_HEADER = re.compile(r"^kernels/\w+/\w+_params\.h$")
 
 
 def violations(path: str, text: str, context: Context) -> list[str]:
@@ -96,11 +99,16 @@ def violations(path: str, text: str, context: Context) -> list[str]:
 
 def _device_violations(path: str, code: str, context: Context) -> list[str]:
     del context
-    return [
-        f"includes '{header}': device code stands alone"
-        for header in includes(code)
-        if "/" in header or _TORCH.match(header) or header == "cuda.h"
-    ]
+    problems = []
+    for header in includes(code):
+        folder, _, _ = header.rpartition("/")
+        if _TORCH.match(header) or header == "cuda.h" or "/" in folder:
+            problems.append(f"includes '{header}': device code stands alone")
+        elif folder not in ("", "common"):
+            problems.append(f"includes '{header}': a family uses its own folder and common")
+        elif folder and path.split("/")[1] == folder:
+            problems.append(f"includes '{header}': a header of its own folder needs no folder")
+    return problems
 
 
 def _host_violations(path: str, code: str, context: Context) -> list[str]:
@@ -116,7 +124,11 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
         if folder in LAYERS and LAYERS.index(folder) > rank:
             problems.append(f"includes '{header}' of a layer above")
         if folder == "kernels" and not (layer == "ops" and _SHARED_HEADER.match(header)):
-            problems.append(f"includes '{header}': only csrc/ops, and only kernels/*_params.h")
+            problems.append(f"includes '{header}': only csrc/ops, and only kernels/*/*_params.h")
+        if layer in WITHOUT_TORCH and _TORCH.match(header):
+            problems.append(f"includes '{header}': csrc/{layer} knows no torch")
+        if layer == "ops" and folder == "declared":
+            problems.append(f"includes '{header}': built-in ops are no declared ops")
         if layer == "cubin" and "/" in header and folder not in ("cubin", "nlohmann"):
             problems.append(f"includes '{header}': csrc/cubin stands alone")
         if layer != "driver" and (_CUDA_HEADER.match(header) or header == "dlfcn.h"):
@@ -135,7 +147,7 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
             problems.append(f"names libcuda in {literal}: only csrc/driver may")
         if any(re.search(rf"\b{re.escape(name)}", literal) for name in context.kernel_sources):
             problems.append(f"names a kernel in {literal}: kernels are reached by the catalog")
-    if layer == "contract":
+    if layer in ("package", "declared"):
         for name in sorted(context.ops):
             if re.search(rf"(?<![a-z]){re.escape(name)}(?![a-z])", code):
                 problems.append(f"knows the op '{name}' by name")

@@ -13,8 +13,10 @@ import torch
 from declared import DATA, DECLARED, LAUNCH, blocks, schema, vec_add
 
 import torch_cubin
-from torch_cubin import _patterns, _signature, errors
+from torch_cubin import errors
 from torch_cubin import int32 as i32
+from torch_cubin._declared import patterns as _patterns
+from torch_cubin._declared import signature as _signature
 
 CDIV = ["neg", ["floordiv", ["neg", ["numel", "x"]], 256]]
 
@@ -128,7 +130,7 @@ class Outer(ctypes.Structure):
 
 def arguments_of(function, **more) -> list:
     """The entries of `args`; the kernel's parameters are not asked."""
-    from torch_cubin import _contract
+    from torch_cubin._declared import contract as _contract
 
     signature = _signature.parse(
         "mylib::f(Tensor x, Tensor? bias, Tensor[] xs, int n, float alpha, bool flag, int? k, str"
@@ -245,7 +247,7 @@ OUTPUTS = [
 
 @pytest.mark.parametrize(("pattern", "entry"), OUTPUTS, ids=range(len(OUTPUTS)))
 def test_outputs(pattern, entry: dict) -> None:
-    from torch_cubin import _contract
+    from torch_cubin._declared import contract as _contract
 
     builder = _contract.Builder(
         _signature.parse("mylib::f(Tensor x, int n) -> Tensor"), {"T": ["float16", "float32"]}
@@ -294,6 +296,72 @@ def test_several_kernels() -> None:
     assert first["when"] == ["is_dtype", "x", "float32"]
     assert (first["block"], second["block"]) == ([128, 1, 1], [256, 1, 1])
     assert (first["images"], second["images"]) == ([0], [0])  # one file
+
+
+PARTS = ("args", "grid", "block", "shared_memory", "cluster", "when", "output", "scratch")
+
+
+def part_of(part: str, function) -> dict:
+    """The contract of an op one part of which is that function, where patterns bind m and d."""
+    from torch_cubin._declared import contract as _contract
+
+    launch = {"args": ("x", "out"), "grid": 1, "block": 32}
+    tensors = {"x": "float32[m, d]", "out": "float32[m, d]"}
+    scratch = {}
+    if part == "output":
+        tensors["out"] = function
+    elif part == "scratch":
+        scratch["partial"] = function
+    else:
+        launch[part] = function
+    return _contract.build(
+        _signature.parse("mylib::f(Tensor x, int n=1) -> Tensor"),
+        tensors=tensors,
+        dtypes=None,
+        scratch=scratch,
+        choices=[_contract.Choice([0], "k", **launch)],
+        backward=None,
+        jit=False,
+    )
+
+
+def function_of(part: str, **default: int):
+    """What a loop's body would write for the part; its value is the parameter with the default."""
+    ((name, value),) = default.items()
+    calculate = {
+        "when": lambda x, value: x.size(1) == value,
+        "output": lambda x, value: torch_cubin.empty((x.size(1), value), torch.float32),
+        "scratch": lambda x, value: torch_cubin.empty((x.size(1), value), torch.float32),
+    }.get(part, lambda x, value: x.size(1) + value)
+    scope: dict = {"calculate": calculate, "value": value}
+    exec(f"part = lambda x, {name}=value: calculate(x, {name})", scope)
+    return scope["part"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_default_is_kept_where_a_pattern_binds_a_size_of_its_name(part: str) -> None:
+    """`lambda x, d=d: x.size(1) == d` in a loop over d: the size would make it always true."""
+    contract = part_of(part, function_of(part, d=64))
+    (kernel,) = contract["kernels"]
+    width = ["size", "x", 1]
+    assert {
+        "args": kernel["args"] == [["number", ["add", width, 64]]],
+        "when": kernel["when"] == ["eq", width, 64],
+        "shared_memory": kernel["shared_memory"] == ["add", width, 64],
+        "output": contract["tensors"]["out"]["shape"] == [width, 64],
+        "scratch": contract["scratch"] and contract["scratch"][0]["shape"] == [width, 64],
+    }.get(part, kernel.get(part) == [["add", width, 64], 1, 1]), contract
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["n", "sm"])
+def test_a_default_for_a_name_of_the_ops_own_is_refused(part: str, name: str) -> None:
+    """It could mean the call's value or the definition's."""
+    if name == "sm" and part in ("output", "scratch"):
+        return  # they know no device, so that the name is free there
+    with pytest.raises(errors.InputError, match=f"gives '{name}' a default") as caught:
+        part_of(part, function_of(part, **{name: 64}))
+    assert part.replace("output", "out").replace("scratch", "partial") in str(caught.value)
 
 
 def test_a_block_that_the_binary_demands() -> None:

@@ -1,4 +1,4 @@
-"""csrc/kernels/build.py: architectures, the toolkit, and whole packages from tiny kernels."""
+"""csrc/kernels/build/build.py: architectures, the toolkit, and whole packages from tiny kernels."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_toolkit_order(tmp_path: Path) -> None:
 
 SOURCE = """\
 #include "matmul_params.h"
-#include "scale.cuh"
+#include "common/scale.cuh"
 extern "C" __global__ void TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -93,17 +93,18 @@ class Package:
     def __init__(self, folder: Path, tools: toolkit.Toolkit):
         self.sources, self.cache, self.out = folder / "src", folder / "cache", folder / "out"
         self.tools = tools
-        self.sources.mkdir(parents=True)
-        shutil.copy(KERNELS / "matmul_params.h", self.sources)
+        for name in ("common", "matmul"):
+            (self.sources / name).mkdir(parents=True)
+        shutil.copy(KERNELS / "matmul" / "matmul_params.h", self.sources / "matmul")
         self.header("2.0f")
         self.table({"name": "k_{n}", "for": {"n": ["one", "two"]}})
 
     def header(self, factor: str) -> None:
         text = f"__device__ float scale(float x) {{ return x * {factor}; }}\n"
-        (self.sources / "scale.cuh").write_text(text)
+        (self.sources / "common" / "scale.cuh").write_text(text)
 
     def table(self, *entries: dict, source: str = SOURCE) -> None:
-        (self.sources / "simt_matmul.cu").write_text(source + table(*entries))
+        (self.sources / "matmul" / "simt.cu").write_text(source + table(*entries))
 
     def build(self, *archs: str) -> list[str]:
         lines: list[str] = []
@@ -134,7 +135,7 @@ def test_package_matches_its_manifest(package: Package, tmp_path: Path) -> None:
     for entry in manifest["kernels"]:
         assert entry["sha256"] == hashlib.sha256(files[entry["file"]]).hexdigest()
         assert entry["params"] == [{"index": 0, "offset": 0, "size": 256}]
-        header = package.sources / "matmul_params.h"
+        header = package.sources / "matmul" / "matmul_params.h"
         assert entry["params_digest"] == kernel_table.params_digest(header)
         assert entry["symbol"] == entry["name"]
         assert entry["tile"] == [64, 64, 8]
@@ -168,6 +169,56 @@ def test_package_facts_are_those_of_the_parser(package: Package) -> None:
         assert params == entry["params"]
 
 
+TMA_HEADER = """\
+#pragma once
+#include <cuda.h>
+namespace torch_cubin {
+struct TmaParams {
+  CUtensorMap a;
+  void* c;
+  unsigned n, rows;
+};
+}  // namespace torch_cubin
+"""
+TMA_SOURCE = """\
+#include "matmul/tma_params.h"
+extern "C" __global__ void TC_KERNEL(const __grid_constant__ torch_cubin::TmaParams p) {
+  __shared__ alignas(128) float tile[64];
+  __shared__ alignas(8) unsigned long long barrier;
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(tile));
+  const unsigned bar = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&p.a) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory");
+  BEFORE
+  asm volatile(
+      "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],"
+      " [%1, {%2}], [%3];" ::"r"(at), "l"(&p.a), "r"(0), "r"(bar) : "memory");
+  AFTER
+  static_cast<float*>(p.c)[threadIdx.x] = tile[threadIdx.x] * p.n;
+}
+"""
+
+
+@pytest.mark.parametrize("waits", ["before", "after"])
+def test_a_kernel_that_reads_by_tma(package: Package, waits: str) -> None:
+    """Its struct holds a tensor map, aligned as only the compiler knows, and it must wait first."""
+    wait = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+    source = TMA_SOURCE.replace(waits.upper(), wait)
+    source = source.replace("BEFORE", "").replace("AFTER", "")
+    family = package.sources / "matmul"
+    (family / "tma_params.h").write_text(TMA_HEADER)
+    (family / "tma.cu").write_text(source + table({"name": "tma"}, virtual_arch=[90]))
+    if waits == "after":
+        with pytest.raises(
+            BuildError, match=r"'tma' for sm_90a does not wait.*cp\.async\.bulk\.ten"
+        ):
+            package.build("sm_90a")
+        return
+    package.build("sm_90a")
+    (entry,) = [kernel for kernel in package.manifest()["kernels"] if kernel["name"] == "tma"]
+    assert [param["size"] for param in entry["params"]] == [256]
+
+
 def test_package_is_rebuilt_where_something_changed(package: Package) -> None:
     package.build("sm_80", "sm_90a")
     before = package.files()
@@ -192,6 +243,33 @@ def test_package_is_rebuilt_where_something_changed(package: Package) -> None:
     package.table({"name": "k_one"})  # what is gone from the table goes from the package
     package.build("sm_90a")
     assert set(package.files()) == {"manifest.json", "sm_90a/k_one.cubin"}
+
+
+def test_worktree_takes_what_its_main_checkout_has_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, tree = tmp_path / "main", tmp_path / "tree"
+    git = main / ".git" / "worktrees" / "tree"
+    for folder in (git, tree, main / "build" / "kernels" / "sm_80"):
+        folder.mkdir(parents=True)
+    (git / "commondir").write_text("../..\n")
+    assert build.main_checkout(tree) is None
+    (tree / ".git").write_text(f"gitdir: {git}\n")
+    assert build.main_checkout(tree) == main
+    assert build.main_checkout(main) is None
+
+    monkeypatch.setattr(build, "ROOT", tree)
+    builder = build.Builder(toolkit.Toolkit(tree, tree, tree, "13.0.0"), tree)
+    output = Path("build") / "kernels" / "sm_80" / "k.cubin"
+    (main / output).write_bytes(b"cubin")
+    (main / output.with_suffix(".log")).write_text("log")
+    assert not builder.fresh(output, "key")  # no key: unfinished
+    (main / output.with_suffix(".key")).write_text("key")
+    assert not builder.fresh(output, "another key")
+    assert builder.fresh(output, "key")
+    names = sorted(path.name for path in (tree / output).parent.iterdir())
+    assert names == ["k.cubin", "k.key", "k.log"]
+    assert (tree / output).read_bytes() == b"cubin"
 
 
 def test_package_leaves_out_other_archs(package: Package) -> None:
@@ -236,15 +314,16 @@ def test_package_failures(package: Package, entry: dict, source: str, says: str)
 
 
 def test_command_line(tmp_path: Path) -> None:
+    program = KERNELS / "build" / "build.py"
     done = subprocess.run(
-        [sys.executable, str(KERNELS / "build.py"), "--archs", "sm_9", "--out", str(tmp_path)],
+        [sys.executable, str(program), "--archs", "sm_9", "--out", str(tmp_path)],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1
     assert done.stderr.startswith("torch_cubin [arch]: architecture 'sm_9'")
     done = subprocess.run(
-        [sys.executable, str(KERNELS / "toolkit.py"), "--requirements"],
+        [sys.executable, str(KERNELS / "build" / "toolkit.py"), "--requirements"],
         capture_output=True,
         text=True,
         check=True,

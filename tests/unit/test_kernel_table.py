@@ -1,4 +1,4 @@
-"""csrc/kernels/kernel_table.py: tables at the ends of kernels' sources; digests of parameters."""
+"""csrc/kernels/build/kernel_table.py: tables at the ends of sources; digests of parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernel_sources import KERNELS, BuildError, kernel_table, table
 
 
 def parse(*entries: dict, **top: object) -> list[kernel_table.Kernel]:
-    return kernel_table.parse_table(table(*entries, **top), Path("simt_matmul.cu"))
+    return kernel_table.parse_table(table(*entries, **top), Path("matmul/simt.cu"))
 
 
 def test_table_expands_cross_product() -> None:
@@ -49,7 +49,7 @@ def test_table_expands_cross_product() -> None:
 
 def test_table_defaults_are_overridden_and_extra_fields_kept() -> None:
     text = table({"rows": 4}, defaults={"stages": 9, "color": "red"})
-    (kernel,) = kernel_table.parse_table(text, Path("dot_matmul.cu"))
+    (kernel,) = kernel_table.parse_table(text, Path("matmul/dot.cu"))
     assert (kernel.fields["stages"], kernel.fields["color"], kernel.fields["rows"]) == (2, "red", 4)
 
 
@@ -74,9 +74,10 @@ def test_table_missing_fields_bad_json_and_duplicates(tmp_path: Path) -> None:
         kernel_table.parse_table(text, Path("a.cu"))
     with pytest.raises(BuildError, match="is not JSON"):
         kernel_table.parse_table("/* torch_cubin kernels\n{,}\n*/\n", Path("a.cu"))
-    (tmp_path / "a_matmul.cu").write_text(table({}))
-    (tmp_path / "b_matmul.cu").write_text(table({}))
-    with pytest.raises(BuildError, match=r"names kernel 'k' again.*a_matmul\.cu"):
+    for family in ("matmul", "softmax"):
+        (tmp_path / family).mkdir()
+        (tmp_path / family / "a.cu").write_text(table({}))
+    with pytest.raises(BuildError, match=r"'softmax/a.cu' names kernel 'k' again.*matmul/a\.cu"):
         kernel_table.read_tables(tmp_path)
 
 
@@ -105,7 +106,8 @@ def test_own_tables_have_one_entry_a_name() -> None:
     kernels = kernel_table.read_tables(KERNELS)
     assert {"simt", "dot", "reduce"} <= {kernel.fields["kind"] for kernel in kernels}
     for kernel in kernels:
-        assert kernel.name.startswith(kernel.source.stem), kernel.name
+        prefix = f"{kernel.source.stem}_{kernel.source.parent.name}"
+        assert kernel.name.startswith(prefix), kernel.name
         assert kernel.fields["dtype"] in ("float16", "bfloat16", "float32", "float64")
 
 
@@ -134,7 +136,34 @@ def test_params_digest_follows_includes(tmp_path: Path) -> None:
     assert digests[0] == digests[2] != digests[1]
 
 
-def test_every_family_has_its_parameters_header() -> None:
-    families = {kernel.fields["family"] for kernel in kernel_table.read_tables(KERNELS)}
-    for family in families:
-        assert (KERNELS / f"{family}_params.h").is_file(), family
+def test_includes_are_followed_across_folders(tmp_path: Path) -> None:
+    """Beside the includer first, then from the folder of the families: as the compiler does."""
+    for name in ("common", "matmul"):
+        (tmp_path / name).mkdir()
+    source, header = tmp_path / "matmul" / "mma.cu", tmp_path / "common" / "mma.cuh"
+    source.write_text('#include "common/mma.cuh"\nint x;\n')
+    header.write_text('#include "ptx.cuh"\n')
+    digests = []
+    for text in ("int y;\n", "int z;\n"):
+        (tmp_path / "common" / "ptx.cuh").write_text(text)
+        digests.append(kernel_table.source_digest(source))
+    (tmp_path / "matmul" / "ptx.cuh").write_text("int other;\n")  # not the one that is meant
+    assert kernel_table.source_digest(source) == digests[1] != digests[0]
+    assert set(kernel_table.with_includes(source)) == {
+        "matmul/mma.cu",
+        "common/mma.cuh",
+        "common/ptx.cuh",
+    }
+
+
+def test_a_kernel_may_have_a_parameters_header_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "matmul").mkdir()
+    source = tmp_path / "matmul" / "sm90.cu"
+    assert kernel_table.params_header(source) == tmp_path / "matmul" / "matmul_params.h"
+    (tmp_path / "matmul" / "sm90_params.h").write_text("struct Sm90Params {};\n")
+    assert kernel_table.params_header(source) == tmp_path / "matmul" / "sm90_params.h"
+
+
+def test_every_kernel_has_its_parameters_header() -> None:
+    for kernel in kernel_table.read_tables(KERNELS):
+        assert kernel_table.params_header(kernel.source).is_file(), kernel.source

@@ -1,0 +1,312 @@
+// Attention's gradients dq, dk, dv for 16-bit types, by FlashAttention-2 (Dao, 2023), with sm_80's
+// instructions. From q, k, v, grad_out, logsumexp and delta = rowsum(grad_out * out):
+//
+//   S = scale q k^T      P = exp(S - logsumexp)      dP = grad_out v^T     dS = P (dP - delta)
+//   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
+//
+// A block owns TC_TILE_N keys of one key head and loops over the query heads of its group and their
+// tiles of TC_TILE_M rows, last rows first; dk and dv stay in registers, dq is added to dq_sum
+// (backward_dq.cuh), which the convert kernel scales and rounds.
+//
+// A step of the loop: `scores` writes P and dS, rounded, to shared memory; `products` reads them
+// as operands of the three products. Both read a tile of q and one of grad_out. With TC_STAGES 1 or
+// 2 of those, two barriers a step; with 3, and two buffers of P and dS, one barrier lies between
+// products of step i and those of i + 1, and half of the warps compute the next scores before the
+// products, half after: while the ones exponentiate, the others multiply.
+//
+// Shared memory is the limit: 128 bytes a clock, where mma.sync at its best asks for 160 if every
+// fragment of B serves one mma. Of a step of 64 x 128 at depth 128, in KiB: q k^T and grad_out v^T,
+// 32 x 32 elements a warp, 128 each; P^T grad_out and dS^T q, 32 x 64 a warp, 96 each; dS k 128; P,
+// dS and the copies 64. That is 640 for 10.5 MFLOP, 5,120 clocks (an H200 takes 7,100, with shared
+// memory busy for 72% of them, the tensor cores for 50%). With scores transposed, so that P and dS
+// stay in registers as A, a warp has room for 16 keys, uses a fragment of B once, and reads 690.
+#include "backward_dq.cuh"
+#include "backward_scores.cuh"
+
+namespace torch_cubin {
+
+struct Backward : Scores {
+  Tiles<KeyShare::kI, KeyShare::kJ> dk, dv;
+
+  TC_DEVICE Backward(const AttentionParams& p, const Sequence& s, u32 shared, int column)
+      : Scores{{p, s, shared, column}} {
+    clear(dk);
+    clear(dv);
+  }
+
+  TC_DEVICE DqTurn turn_of(const Sequence& of_head, int tile) const {
+    int first = max(tile * kRows + s.first, 0) / kColumns;
+    return DqTurn(p, of_head, tile * kRows, column / kColumns, first);
+  }
+
+  // dv += P^T grad_out, dk += dS^T q, dq_sum += dS k, of the P and dS at `scores`. In the middle,
+  // between().
+  template <class Between>
+  TC_DEVICE void products(u32 stage, u32 scores, int head, int tile, Between&& between) {
+    using WeightFragment = FragmentAddress<Fragment::a_transposed, kColumnBytes>;
+    using RowFragment = FragmentAddress<Fragment::b_transposed, kDepthBytes>;
+    Sequence of_head = s;
+    of_head.head += head;
+    DqTurn turn = turn_of(of_head, tile);
+    turn.look();
+    {
+      WeightFragment weight(0, KeyShare::row());
+      RowFragment rows(0, KeyShare::column());
+      multiply<kRows / 16, TC_PRODUCT_AHEAD>(dv, weight, scores, rows, stage + kQueryTile);
+      between();
+      multiply<kRows / 16, TC_PRODUCT_AHEAD>(dk, weight, scores + kScoreTile, rows, stage);
+    }
+    Tiles<QueryShare::kI, QueryShare::kJ> dq;
+    clear(dq);
+    FragmentAddress<Fragment::a, kColumnBytes> weight(QueryShare::row());
+    RowFragment rows(0, QueryShare::column());
+    multiply<kColumns / 16, TC_PRODUCT_AHEAD>(dq, weight, scores + kScoreTile, rows, shared);
+
+    int row = tile * kRows + QueryShare::row();
+    float* at = p.dq_sum + dq_sum_offset(p, of_head, row / 16) + QueryShare::column() * 16 +
+                threadIdx.x % 32 * kDqLaneStep;
+    auto put = [&](auto&& put_tile) {
+#pragma unroll
+      for (int i = 0; i < QueryShare::kI; ++i) {
+        if (row + 16 * i < s.rows) {
+#pragma unroll
+          for (int j = 0; j < QueryShare::kJ; ++j) {
+            if (QueryShare::column() + 8 * j < p.head_dim) put_tile(at + j * 128, dq[i][j]);
+          }
+        }
+        at += p.head_dim * 16;
+      }
+    };
+    if (turn.rank == 0) {
+      put([](float* to, const float (&v)[4]) { store_dq(to, v); });
+    } else {
+      turn.wait();
+      put([](float* to, const float (&v)[4]) { add_dq(to, v); });
+    }
+  }
+
+  // Lets the next block add to the rows of an earlier `products`, behind a barrier. One warp does
+  // it, another one each time: while it waits for the additions, the others go on.
+  TC_DEVICE void pass_turn(int head, int tile) const {
+    if (threadIdx.x / 32 != tile % kWarps) return;
+    Sequence of_head = s;
+    of_head.head += head;
+    turn_of(of_head, tile).pass();
+  }
+
+  TC_DEVICE void loop() {
+    RowTiles tiles(s, column, min(column + kColumns, s.columns));
+    int steps = (tiles.end - tiles.begin) * p.group;
+    if (steps <= 0) return;
+    struct Step {
+      int head, tile;
+    };
+    auto following = [&](Step step) {
+      bool wrap = step.tile == tiles.begin;
+      return Step{step.head + wrap, wrap ? tiles.end - 1 : step.tile - 1};
+    };
+    auto preceding = [&](Step step) {
+      bool wrap = step.tile == tiles.end - 1;
+      return Step{step.head - wrap, wrap ? tiles.begin : step.tile + 1};
+    };
+    Step now{0, tiles.end - 1};
+    u32 queries = shared + kQueriesAt, weights = shared + kScoresAt;
+    constexpr u32 kStage = 2 * kQueryTile, kBuffer = 2 * kScoreTile;
+
+    copy_keys();
+    copy_queries(queries, now.head, now.tile);
+    cp_async_commit();
+    put_sum(fetch_sum(now.head, now.tile), 0);
+    float sum = 0.0f;  // of the next step, until it is put into shared memory
+    if (steps > 1) {
+      Step next = following(now);
+      if constexpr (kStages > 1) copy_queries(queries + kStage, next.head, next.tile);
+      sum = fetch_sum(next.head, next.tile);
+    }
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();
+    scores(queries, weights, 0, now.head, now.tile);
+
+    int step = 0;
+    auto between = [&] {
+      if (step == 0) return;
+      Step before = preceding(now);
+      pass_turn(before.head, before.tile);
+    };
+    if constexpr (kOneBarrier) {
+      u32 read = 0, buffer = 0;  // stage and buffer of this step
+      bool late = threadIdx.x / 32 >= kWarps / 2;
+#pragma unroll 1
+      for (; step < steps; ++step) {
+        u32 read_next = read == 2 ? 0 : read + 1, write = read == 0 ? 2 : read - 1;
+        put_sum(sum, buffer ^ 1);
+        cp_async_wait<0>();
+        __syncthreads();
+        Step next = following(now);
+        if (step + 2 < steps) {
+          Step coming = following(next);
+          copy_queries(queries + write * kStage, coming.head, coming.tile);
+          sum = fetch_sum(coming.head, coming.tile);
+        }
+        cp_async_commit();
+        u32 here = weights + buffer * kBuffer, there = weights + (buffer ^ 1) * kBuffer;
+        if (!late) products(queries + read * kStage, here, now.head, now.tile, between);
+        if (step + 1 < steps) {
+          scores(queries + read_next * kStage, there, buffer ^ 1, next.head, next.tile);
+        }
+        if (late) products(queries + read * kStage, here, now.head, now.tile, between);
+        now = next;
+        read = read_next;
+        buffer ^= 1;
+      }
+      now = preceding(now);
+    } else {
+      u32 read = 0;
+#pragma unroll 1
+      for (;; ++step) {
+        __syncthreads();
+        products(queries + read * kStage, weights, now.head, now.tile, between);
+        if (step + 1 == steps) break;
+        put_sum(sum, 0);
+        cp_async_wait<0>();
+        __syncthreads();
+        Step next = following(now), coming = following(next);
+        if constexpr (kStages == 1) {
+          copy_queries(queries, next.head, next.tile);
+          cp_async_commit();
+        }
+        if (step + 2 < steps) {
+          if constexpr (kStages == 2) {
+            copy_queries(queries + read * kStage, coming.head, coming.tile);
+            cp_async_commit();
+          }
+          sum = fetch_sum(coming.head, coming.tile);
+        }
+        if constexpr (kStages == 1) {
+          cp_async_wait<0>();
+          __syncthreads();
+        }
+        if constexpr (kStages == 2) read ^= 1;
+        scores(queries + read * kStage, weights, 0, next.head, next.tile);
+        now = next;
+      }
+    }
+    __syncthreads();
+    pass_turn(now.head, now.tile);
+  }
+
+  // Rounds this warp's tiles into shared memory, and stores the block's.
+  TC_DEVICE void store(Tiles<KeyShare::kI, KeyShare::kJ>& sum, float factor, u32 to, void* out,
+                       const tc_int64 (&stride)[3], int width) const {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    u32 at = to + DepthLayout::offset(KeyShare::row() + g, 0) + t * 4;
+#pragma unroll
+    for (int i = 0; i < KeyShare::kI; ++i) {
+#pragma unroll
+      for (int j = 0; j < KeyShare::kJ; ++j) {
+        int bytes = (KeyShare::column() + 8 * j) * 2;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          store_shared((at ^ (bytes & 127)) + (bytes & ~127) + (16 * i + 8 * h) * kDepthBytes,
+                       Traits::pack(sum[i][j][2 * h] * factor, sum[i][j][2 * h + 1] * factor));
+        }
+      }
+    }
+    __syncthreads();
+    char* base = static_cast<char*>(out) + 2 * s.k_offset(p, stride, column);
+    constexpr int kVectors = kDepthBytes / 16;
+#pragma unroll 4
+    for (int index = threadIdx.x; index < kColumns * kVectors; index += TC_THREADS) {
+      int row = index / kVectors, vector = index % kVectors;
+      if (column + row >= s.columns || vector * 8 >= width) continue;
+      u32 from = to + DepthLayout::offset(row, vector);
+      u32 words[4];
+      load_shared(words, from);
+      *reinterpret_cast<uint4*>(base + 2 * row * stride[2] + vector * 16) =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+  using DepthLayout = Swizzle<kDepthBytes, true>;
+};
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
+  using namespace torch_cubin;
+  wait_for_previous_kernel();
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Place place(p);
+  Sequence s(p, place.batch, place.head * p.group);
+  int column = place.tile * kColumns;
+  if (column >= s.columns) return;
+  Backward block(p, s, shared_address(shared_memory), column);
+  block.loop();
+  __syncthreads();  // all have read k and v: their memory is free
+  block.store(block.dk, p.scale, block.shared, p.dk, p.dk_stride, p.head_dim);
+  block.store(block.dv, 1.0f, block.shared + kKeyTile, p.dv, p.dv_stride, p.head_dim_v);
+}
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "defaults": {
+  "kind": "backward", "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16,
+  "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
+  "dynamic_shared": "{t.shared}", "archs": "{t.archs}", "cost": {"k_tile": 0, "fixed": 0}},
+ "kernels": [
+  {"name": "backward_attention_{d.short}_full_{t.name}", "layout": "full",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GENERAL": 0, "TC_MIN_BLOCKS": "{t.blocks}",
+               "TC_SCORE_WARPS": "{t.score}", "TC_KEY_WARPS": "{t.key}",
+               "TC_QUERY_WARPS": "{t.query}", "TC_SPLIT": "{t.split}",
+               "TC_SCORE_AHEAD": "{t.ahead}", "TC_PRODUCT_AHEAD": 1},
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "t": [
+     {"name": "64x128x64", "tile": [64, 128, 64], "threads": 128, "blocks": 2, "stages": 2,
+      "shared": 98816, "ahead": 1, "score": 2, "key": 4, "query": 2, "split": 0,
+      "archs": ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]},
+     {"name": "64x128x128_3", "tile": [64, 128, 128], "threads": 256, "blocks": 1, "stages": 3,
+      "shared": 230400, "ahead": 1, "score": 2, "key": 4, "query": 2, "split": 0,
+      "archs": ["sm_90a", "sm_100a"]},
+     {"name": "64x128x128", "tile": [64, 128, 128], "threads": 256, "blocks": 1, "stages": 2,
+      "shared": 164352, "ahead": 1, "score": 2, "key": 4, "query": 2, "split": 0,
+      "archs": ["sm_80"]},
+     {"name": "64x64x128", "tile": [64, 64, 128], "threads": 256, "blocks": 1, "stages": 1,
+      "shared": 82432, "ahead": 1, "score": 2, "key": 4, "query": 2, "split": 0,
+      "archs": ["sm_86", "sm_89", "sm_120a"]},
+     {"name": "64x64x256_2", "tile": [64, 64, 256], "threads": 256, "blocks": 1, "stages": 2,
+      "shared": 229888, "ahead": 1, "score": 2, "key": 2, "query": 2, "split": 1,
+      "archs": ["sm_90a", "sm_100a"]},
+     {"name": "64x64x256", "tile": [64, 64, 256], "threads": 256, "blocks": 1, "stages": 1,
+      "shared": 147968, "ahead": 1, "score": 4, "key": 2, "query": 2, "split": 0,
+      "archs": ["sm_80"]},
+     {"name": "32x32x256", "tile": [32, 32, 256], "threads": 128, "blocks": 1, "stages": 1,
+      "shared": 69888, "ahead": 1, "score": 2, "key": 2, "query": 2, "split": 0,
+      "archs": ["sm_86", "sm_89", "sm_120a"]}]}},
+  {"name": "backward_attention_{d.short}_general_{t.name}", "layout": "general",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GENERAL": 1, "TC_MIN_BLOCKS": "{t.blocks}",
+               "TC_SCORE_WARPS": "{t.score}", "TC_KEY_WARPS": "{t.key}",
+               "TC_QUERY_WARPS": "{t.query}", "TC_SPLIT": "{t.split}",
+               "TC_SCORE_AHEAD": "{t.ahead}", "TC_PRODUCT_AHEAD": 1},
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "t": [
+     {"name": "64x128x64", "tile": [64, 128, 64], "threads": 256, "blocks": 1, "stages": 2,
+      "shared": 98816, "ahead": 1, "score": 2, "key": 4, "query": 4, "split": 0,
+      "archs": ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]},
+     {"name": "64x128x128", "tile": [64, 128, 128], "threads": 256, "blocks": 1, "stages": 2,
+      "shared": 164352, "ahead": 0, "score": 2, "key": 4, "query": 2, "split": 0,
+      "archs": ["sm_80", "sm_90a", "sm_100a"]},
+     {"name": "64x64x128", "tile": [64, 64, 128], "threads": 256, "blocks": 1, "stages": 1,
+      "shared": 82432, "ahead": 1, "score": 2, "key": 4, "query": 2, "split": 0,
+      "archs": ["sm_86", "sm_89", "sm_120a"]},
+     {"name": "64x64x256_2", "tile": [64, 64, 256], "threads": 256, "blocks": 1, "stages": 2,
+      "shared": 213504, "ahead": 1, "score": 4, "key": 2, "query": 2, "split": 0,
+      "archs": ["sm_90a", "sm_100a"]},
+     {"name": "64x64x256", "tile": [64, 64, 256], "threads": 256, "blocks": 1, "stages": 1,
+      "shared": 147968, "ahead": 0, "score": 2, "key": 2, "query": 2, "split": 0,
+      "archs": ["sm_80"]},
+     {"name": "32x32x256", "tile": [32, 32, 256], "threads": 128, "blocks": 1, "stages": 1,
+      "shared": 69888, "ahead": 1, "score": 2, "key": 2, "query": 2, "split": 0,
+      "archs": ["sm_86", "sm_89", "sm_120a"]}]}}]}
+*/

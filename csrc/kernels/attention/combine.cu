@@ -1,0 +1,118 @@
+// Joins the partial results of an attention forward whose columns were split: in the splits' order,
+// so that the same inputs give the same bits. Sinks join here, since each counts once a row.
+//
+// A block computes TC_TILE_M rows of one head each, kWarps warps a row, which add every kWarps-th
+// split: grid.x = ceil(batch * heads * seqlen_q / TC_TILE_M).
+#include "epilogue.cuh"
+
+namespace torch_cubin {
+
+constexpr DType kDType = DType::TC_DTYPE;
+using Storage = DTypeTraits<kDType>::Storage;
+constexpr int kWarps = TC_THREADS / 32 / TC_TILE_M;  // of a row
+constexpr int kColumns = 256;                        // of a pass
+
+TC_DEVICE float warp_max(float x) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, bit));
+  return x;
+}
+
+TC_DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) x += __shfl_xor_sync(~0u, x, bit);
+  return x;
+}
+
+template <DType kType, class To>
+TC_DEVICE void store4(To* to, float4 x) {
+  using Traits = DTypeTraits<kType>;
+  if constexpr (kType == DType::float32) {
+    *reinterpret_cast<float4*>(to) = x;
+  } else {
+    *reinterpret_cast<uint2*>(to) = make_uint2(Traits::pack(x.x, x.y), Traits::pack(x.z, x.w));
+  }
+}
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
+  using namespace torch_cubin;
+  wait_for_previous_kernel();
+  __shared__ float4 sums[TC_TILE_M][kWarps][2][32];
+  int warp = threadIdx.x / 32 % kWarps, slot = threadIdx.x / 32 / kWarps, lane = threadIdx.x % 32;
+  tc_int64 rows = static_cast<tc_int64>(p.batch) * p.heads * p.seqlen_q;
+  tc_int64 index = static_cast<tc_int64>(blockIdx.x) * TC_TILE_M + slot;
+  bool exists = index < rows;
+  if (!exists) index = 0;
+  u32 head_index = static_cast<u32>(index / p.seqlen_q);
+  int row = static_cast<int>(index - static_cast<tc_int64>(head_index) * p.seqlen_q);
+  int batch = head_index / p.heads;
+  Sequence s(p, batch, head_index - batch * p.heads);
+  exists &= row < s.rows;
+  int splits = exists ? p.splits : 0;
+
+  const float* logsumexps = p.partial_logsumexp + index;
+  float maximum = p.sinks != nullptr ? p.sinks[s.head] : -kInfinity;
+  for (int split = lane; split < splits; split += 32) {
+    maximum = fmaxf(maximum, logsumexps[split * rows]);
+  }
+  maximum = fmaxf(warp_max(maximum), kLowest);
+  float sum = 0.0f;
+  for (int split = lane; split < splits; split += 32) {
+    sum += exp2_approx((logsumexps[split * rows] - maximum) * kLog2e);
+  }
+  sum = warp_sum(sum);
+  if (p.sinks != nullptr) sum += exp2_approx((p.sinks[s.head] - maximum) * kLog2e);
+  if (exists && lane == 0 && warp == 0 && p.logsumexp != nullptr) {
+    p.logsumexp[s.row_index(p, row)] = sum == 0.0f ? -kInfinity : maximum + logf(sum);
+  }
+
+  float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+  auto out = static_cast<Storage*>(p.out) + s.q_offset(p, p.out_stride, exists ? row : 0);
+  for (int first = 0; first < p.head_dim_v; first += kColumns) {
+    float4 joined[2] = {};
+    const float* part = p.partial_out + index * p.head_dim_v + first;
+#pragma unroll 4
+    for (int split = warp; split < splits; split += kWarps) {
+      float weight = exp2_approx((logsumexps[split * rows] - maximum) * kLog2e) * factor;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int column = 128 * half + 4 * lane;
+        if (first + column < p.head_dim_v) {
+          float4 x = *reinterpret_cast<const float4*>(part + split * rows * p.head_dim_v + column);
+          joined[half].x += weight * x.x;
+          joined[half].y += weight * x.y;
+          joined[half].z += weight * x.z;
+          joined[half].w += weight * x.w;
+        }
+      }
+    }
+    sums[slot][warp][0][lane] = joined[0];
+    sums[slot][warp][1][lane] = joined[1];
+    __syncthreads();
+    for (int half = warp; half < 2; half += kWarps) {
+      float4 total = sums[slot][0][half][lane];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) {
+        float4 x = sums[slot][w][half][lane];
+        total.x += x.x;
+        total.y += x.y;
+        total.z += x.z;
+        total.w += x.w;
+      }
+      int column = first + 128 * half + 4 * lane;
+      if (exists && column < p.head_dim_v) store4<kDType>(out + column, total);
+    }
+    __syncthreads();
+  }
+}
+/* torch_cubin kernels
+{"kernels": [
+  {"name": "combine_attention_{d.short}", "kind": "combine", "layout": "any", "alignment": 16,
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+                 {"short": "f32", "dtype": "float32"}]},
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [2, 1, 1], "stages": 1, "block": [256, 1, 1],
+   "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 2000}}]}
+*/

@@ -1,0 +1,365 @@
+// Attention forward for few query rows and many columns: decoding with a KV cache. Bound by the
+// memory that holds k and v.
+//
+// The rows of a tile are (query row, head of the group), so that the heads that share k and v read
+// them once: tile row r of KV head h is query row r / group of head h * group + r % group. grid.x =
+// ceil(seqlen_q * group / 16) * (heads / group) * batch, and grid.y splits the columns.
+//
+// All warps of a block have the same 16 rows and take 16 columns of a tile each, in rings of their
+// own: they wait for nobody until they join their results at the end, in the order of the warps.
+// Every feature of AttentionParams is here; what is not used costs a branch.
+#include "common/dropout.cuh"
+#include "epilogue.cuh"
+#include "score.cuh"
+
+namespace torch_cubin {
+
+constexpr DType kDType = DType::TC_DTYPE;
+using Traits = DTypeTraits<kDType>;
+using Storage = Traits::Storage;
+constexpr int kWarps = TC_THREADS / 32;
+constexpr int kRowBytes = TC_TILE_K * 2;
+constexpr int kTileBytes = 16 * kRowBytes;
+constexpr int kStageBytes = 2 * kTileBytes;  // k, then v
+constexpr int kSteps = TC_TILE_K / 16;
+constexpr int kOutTiles = TC_TILE_K / 8;
+static_assert(TC_TILE_M == 16 && TC_TILE_N == 16 * kWarps, "a warp takes 16 columns");
+static_assert(kWarps * TC_STAGES * kStageBytes == TC_DYNAMIC_SHARED, "the kernel table's memory");
+static_assert(kStageBytes == 16 * TC_TILE_K * 4, "a warp's results fit into one stage");
+
+// The row of a tile: a query row of one head.
+struct PackedRow {
+  int row, head;
+  bool exists;
+
+  TC_DEVICE PackedRow(const AttentionParams& p, const Sequence& s, int packed) {
+    row = packed / p.group;
+    head = s.kv_head * p.group + packed - row * p.group;
+    exists = row < s.rows;
+  }
+};
+
+// This warp's 16 columns of tiles of k or v.
+struct WarpCopy {
+  const char* global;  // this lane's vector of the first row
+  tc_int64 row_bytes;
+  int bytes_left;
+
+  TC_DEVICE WarpCopy(const void* first_row, tc_int64 row_bytes_, int column_bytes)
+      : row_bytes(row_bytes_) {
+    int lane = threadIdx.x % 8;
+    global = static_cast<const char*>(first_row) + row() * row_bytes + lane * 16;
+    bytes_left = column_bytes - lane * 16;
+  }
+  static TC_DEVICE int row() { return threadIdx.x % 32 / 8; }
+
+  TC_DEVICE void copy(u32 stage, int rows_left) {
+#pragma unroll
+    for (int pass = 0; pass < 4; ++pass)
+#pragma unroll
+      for (int v = 0; v < kRowBytes / 128; ++v) {
+        u32 to = Swizzle<kRowBytes, true>::offset(row() + 4 * pass, threadIdx.x % 8) + v * 128;
+        cp_async<16>(stage + to, global + 4 * pass * row_bytes + v * 128,
+                     row() + 4 * pass < rows_left && v * 128 < bytes_left);
+      }
+    global += TC_TILE_N * row_bytes;
+  }
+};
+
+struct Decode {
+  u32 q[kSteps][4];
+  float out[kOutTiles][4];
+  float score[2][4];
+  float reference[2], sum[2];  // of rows g and g + 8; natural units
+
+  TC_DEVICE Decode(const AttentionParams& p, const Sequence& s, const PackedRow (&rows)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = kLowest;
+      sum[h] = 0.0f;
+      Sequence of_head = s;
+      of_head.head = rows[h].head;
+      auto from = static_cast<const Storage*>(p.q) +
+                  of_head.q_offset(p, p.q_stride, rows[h].exists ? rows[h].row : 0);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          int column = 16 * step + 8 * half + threadIdx.x % 4 * 2;
+          q[step][h + 2 * half] = rows[h].exists && column < p.head_dim
+                                      ? __ldg(reinterpret_cast<const u32*>(from + column))
+                                      : 0;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < kOutTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[n][e] = 0.0f;
+  }
+
+  TC_DEVICE void multiply_qk(const FragmentAddress<Fragment::b, kRowBytes>& k_address, u32 stage) {
+    float odd[2][4];  // two sums, so that the mma of one step need not wait for the step before
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) score[n][e] = odd[n][e] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      u32 k[4];
+      k_address.load(k, stage, 0, 16 * step);
+      mma<kDType>(step % 2 ? odd[0] : score[0], q[step], k[0], k[1]);
+      mma<kDType>(step % 2 ? odd[1] : score[1], q[step], k[2], k[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) score[n][e] += odd[n][e];
+  }
+
+  // Scores to weights; the references follow the maxima as in mma.cu.
+  TC_DEVICE void exponentiate() {
+    float most[2];
+    bool exceeds = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      most[h] = fmaxf(fmaxf(score[0][2 * h], score[0][2 * h + 1]),
+                      fmaxf(score[1][2 * h], score[1][2 * h + 1]));
+      exceeds |= most[h] - reference[h] > 8.0f * kLn2;
+    }
+    if (__any_sync(~0u, exceeds)) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float moved = fmaxf(reference[h], quad_max(most[h]));
+        float factor = exp2_approx((reference[h] - moved) * kLog2e);
+        reference[h] = moved;
+        sum[h] *= factor;
+#pragma unroll
+        for (int n = 0; n < kOutTiles; ++n) {
+          out[n][2 * h] *= factor;
+          out[n][2 * h + 1] *= factor;
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        score[n][e] = exp2_approx((score[n][e] - reference[e / 2]) * kLog2e);
+        sum[e / 2] += score[n][e];
+      }
+  }
+
+  TC_DEVICE void multiply_pv(const FragmentAddress<Fragment::b_transposed, kRowBytes>& v_address,
+                             u32 stage) {
+    u32 weights[4];
+    pack_fragment<kDType>(weights, score[0], score[1]);
+#pragma unroll
+    for (int n = 0; n < kOutTiles / 2; ++n) {
+      u32 v[4];
+      v_address.load(v, stage, 0, 16 * n);
+      mma<kDType>(out[2 * n], weights, v[0], v[1]);
+      mma<kDType>(out[2 * n + 1], weights, v[2], v[3]);
+    }
+  }
+};
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
+  using namespace torch_cubin;
+  wait_for_previous_kernel();
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  __shared__ float2 statistics[kWarps][16];  // reference and sum
+
+  u32 tiles = (static_cast<u32>(p.seqlen_q) * p.group + 15) / 16;
+  u32 kv_heads = p.heads / p.group;
+  u32 kv_head = blockIdx.x / tiles, tile = blockIdx.x - kv_head * tiles;
+  u32 batch = kv_head / kv_heads;
+  Sequence s(p, uniform(batch), uniform(kv_head - batch * kv_heads) * p.group);
+  int packed = uniform(tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
+  if (last_packed < packed) return;
+  int first_row = packed / p.group, last_row = last_packed / p.group;
+
+  int begin = max(0, first_row + s.first), end = min(s.columns, last_row + s.last + 1);
+  if (p.splits > 1) {
+    int from = blockIdx.y * p.columns_per_split;
+    begin = max(begin, from);
+    end = min(end, from + p.columns_per_split);
+  }
+  begin = begin / TC_TILE_N * TC_TILE_N;
+  // Columns [whole_begin, whole_end) are visible to all rows.
+  int whole_begin = last_row + s.first, whole_end = min(s.columns, first_row + s.last + 1);
+
+  int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  int column = begin + 16 * warp;
+  WarpCopy k_copy(static_cast<const Storage*>(p.k) + s.k_offset(p, p.k_stride, column),
+                  p.k_stride[2] * 2, p.head_dim * 2);
+  WarpCopy v_copy(static_cast<const Storage*>(p.v) + s.k_offset(p, p.v_stride, column),
+                  p.v_stride[2] * 2, p.head_dim_v * 2);
+  u32 ring = shared_address(shared_memory) + warp * (TC_STAGES * kStageBytes);
+  u32 write = ring, read = ring;
+  int copied = column;
+  auto copy_next = [&]() {
+    if (copied < end) {
+      k_copy.copy(write, s.columns - copied);
+      v_copy.copy(write + kTileBytes, s.columns - copied);
+      copied += TC_TILE_N;
+      write += kStageBytes;
+      if (write == ring + TC_STAGES * kStageBytes) write = ring;
+    }
+    cp_async_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < TC_STAGES - 1; ++i) copy_next();
+
+  PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
+  Decode decode(p, s, rows);
+  FragmentAddress<Fragment::b, kRowBytes> k_address(0);
+  FragmentAddress<Fragment::b_transposed, kRowBytes> v_address(0);
+#pragma unroll 1
+  for (; column < end; column += TC_TILE_N) {
+    __syncwarp();  // all lanes have read the stage that is written next
+    copy_next();
+    cp_async_wait<TC_STAGES - 1>();
+    __syncwarp();
+    decode.multiply_qk(k_address, read);
+    int j = column + lane % 4 * 2;
+    auto each = [&](auto&& function) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) function(decode.score[n][e], rows[e / 2], j + 8 * n + e % 2);
+    };
+    each([&](float& x, const PackedRow&, int) { x *= p.scale; });
+    if (p.softcap != 0.0f) {
+      each([&](float& x, const PackedRow&, int) {
+        x = p.softcap * ScoreRule<kDType>::cap_tanh(p, x);
+      });
+    }
+    if (p.alibi_slopes != nullptr || p.mask != nullptr) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        Sequence of_head = s;
+        of_head.head = rows[h].exists ? rows[h].head : s.head;
+        ScoreRule<kDType> rule(p, of_head);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 2 * h; e < 2 * h + 2; ++e) {
+            float& x = decode.score[n][e];
+            if (p.alibi_slopes != nullptr) x = rule.alibi(x, rows[h].row, j + 8 * n + e % 2);
+            if (p.mask != nullptr) x = rule.masked(p, s, x, rows[h].row, j + 8 * n + e % 2);
+          }
+      }
+    }
+    if (column < whole_begin || column + 16 > whole_end) {
+      each([&](float& x, const PackedRow& row, int column) {
+        if (!SeenColumns(s, row.row, 0)(column)) x = -kInfinity;
+      });
+    }
+    decode.exponentiate();
+    if (p.flags & kAttendDropout) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        DropoutBits bits(*p.dropout_seed, s.batch * p.heads + rows[h].head, rows[h].row,
+                         column / 32, lane % 4);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            bool kept =
+                column % 32 ? bits.kept(2 + n, e, p.drop_below) : bits.kept(n, e, p.drop_below);
+            if (!kept) decode.score[n][2 * h + e] = 0.0f;
+          }
+      }
+    }
+    decode.multiply_pv(v_address, read + kTileBytes);
+    read += kStageBytes;
+    if (read == ring + TC_STAGES * kStageBytes) read = ring;
+  }
+
+  forget(packed);
+  rows[0] = PackedRow(p, s, packed + lane / 4);
+  rows[1] = PackedRow(p, s, packed + lane / 4 + 8);
+  // Each warp scales its results to the references that all share, in its own ring; then a thread
+  // adds 8 columns of a row.
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float sum = quad_sum(decode.sum[h]);
+    if (lane % 4 == 0) {
+      statistics[warp][lane / 4 + 8 * h] = make_float2(decode.reference[h], sum);
+    }
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  auto mine = reinterpret_cast<float*>(shared_memory + warp * (TC_STAGES * kStageBytes));
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float reference = kLowest;
+    int r = lane / 4 + 8 * h;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) reference = fmaxf(reference, statistics[w][r].x);
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      sum += statistics[w][r].y * exp2_approx((statistics[w][r].x - reference) * kLog2e);
+    }
+    Sequence of_head = s;
+    of_head.head = rows[h].head;
+    int row = rows[h].exists ? rows[h].row : 0;
+    RowOutput<kDType> output(p, of_head, row);
+    float factor = output.finish_joined(p, rows[h].head, 0, rows[h].exists && threadIdx.x < 32,
+                                        reference, sum);
+    factor *= exp2_approx((decode.reference[h] - reference) * kLog2e);
+#pragma unroll
+    for (int n = 0; n < kOutTiles; ++n) {
+      *reinterpret_cast<float2*>(mine + r * TC_TILE_K + 8 * n + lane % 4 * 2) =
+          make_float2(decode.out[n][2 * h] * factor, decode.out[n][2 * h + 1] * factor);
+    }
+  }
+  __syncthreads();
+  auto results = reinterpret_cast<const float*>(shared_memory);
+  for (int i = threadIdx.x; i < 2 * TC_TILE_K; i += TC_THREADS) {
+    int r = i / kOutTiles, first = i % kOutTiles * 8;
+    PackedRow row(p, s, packed + r);
+    if (!row.exists || first >= p.head_dim_v) continue;
+    float total[8] = {};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float* from = results + w * (TC_STAGES * kStageBytes / 4) + r * TC_TILE_K + first;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) total[c] += from[c];
+    }
+    Sequence of_head = s;
+    of_head.head = row.head;
+    RowOutput<kDType> output(p, of_head, row.row);
+    if (p.splits > 1) {
+      auto to = reinterpret_cast<float4*>(output.partial_out + first);
+      to[0] = make_float4(total[0], total[1], total[2], total[3]);
+      to[1] = make_float4(total[4], total[5], total[6], total[7]);
+    } else {
+      *reinterpret_cast<uint4*>(output.out + first) =
+          make_uint4(Traits::pack(total[0], total[1]), Traits::pack(total[2], total[3]),
+                     Traits::pack(total[4], total[5]), Traits::pack(total[6], total[7]));
+    }
+  }
+}
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "decode_attention_{d.short}_{t.name}", "kind": "decode", "layout": "general",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
+   "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}",
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "t": [
+     {"name": "16x64x64", "tile": [16, 64, 64], "stages": 4, "threads": 128, "shared": 65536,
+      "blocks": 3, "cost": {"k_tile": 700, "fixed": 6000}},
+     {"name": "16x32x128", "tile": [16, 32, 128], "stages": 3, "threads": 64, "shared": 49152,
+      "blocks": 4, "cost": {"k_tile": 900, "fixed": 7000}},
+     {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
+      "blocks": 2, "cost": {"k_tile": 900, "fixed": 8000}}]},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}}]}
+*/

@@ -1,0 +1,196 @@
+// From S and dP of a tile to P and dS, of gradient.cu's kernels: every rule of
+// AttentionParams, in both orientations. And the block's shape, which both files need.
+#pragma once
+
+#include "score.cuh"
+
+namespace torch_cubin {
+
+constexpr DType kDType = DType::float32;
+constexpr bool kOwnsKeys = TC_OWNS_KEYS;
+constexpr int kOwn = kOwnsKeys ? TC_TILE_N : TC_TILE_M;
+constexpr int kOther = kOwnsKeys ? TC_TILE_M : TC_TILE_N;
+constexpr int kStages = TC_STAGES;
+constexpr int kSharers = TC_SHARERS;
+constexpr int kWarps = TC_THREADS / 32;
+constexpr int kPart = TC_TILE_K / kSharers;  // columns of a warp
+constexpr int kTiles = kOther / 8;           // n8 tiles of S
+constexpr int kOutTiles = kPart / 8;
+static_assert(kOwn / 16 * kSharers == kWarps, "a warp has 16 rows");
+static_assert(kStages == 1 || kStages == 2, "one tile, or the next one beside it");
+
+// Shared memory: both own tiles; stages of the other two, where keys are owned with their logsumexp
+// and delta; partial sums of S and dP.
+constexpr int kRowBytes = TC_TILE_K * 4;
+constexpr u32 kOwnTile = kOwn * kRowBytes, kOtherTile = kOther * kRowBytes;
+constexpr u32 kStage = 2 * kOtherTile + (kOwnsKeys ? 8 * kOther : 0);
+constexpr u32 kExchangeAt = 2 * kOwnTile + kStages * kStage;
+constexpr u32 kExchange = kSharers > 1 ? 2 * kTiles * 512 : 0;  // of a warp
+static_assert(kExchangeAt + kWarps * kExchange == TC_DYNAMIC_SHARED, "the kernel table's memory");
+
+using Scores = float[kTiles][4];
+
+struct ScoreGradient {
+  const AttentionParams& p;
+  Sequence s;
+  int own;                 // the block's first row
+  float lse[2], delta[2];  // of this lane's rows g and g + 8, where queries are owned
+
+  // What is subtracted from scores: of a row that sees nothing every weight is 0.
+  static TC_DEVICE float reference(float logsumexp) {
+    return logsumexp == -kInfinity ? kInfinity : logsumexp;
+  }
+
+  static TC_DEVICE int g() { return threadIdx.x % 32 / 4; }
+  static TC_DEVICE int t() { return threadIdx.x % 4; }
+  static TC_DEVICE int warp_row() { return threadIdx.x / 32 / kSharers * 16; }
+
+  // Bit 4 n + r: whether dropout keeps element r of tile n of the scores at (i0, j0), the lane's
+  // first.
+  TC_DEVICE u32 draw(int head, int i0, int j0) const {
+    u64 seed = static_cast<u64>(*p.dropout_seed);
+    int pair = s.batch * p.heads + head;
+    u32 kept = 0;
+    auto set = [&](const DropoutBits& bits, int word, bool upper, int e, int index) {
+      bool keep = bits.kept(word, e, p.drop_below);
+      if (upper) keep = bits.kept((word + 2) % 4, e, p.drop_below);
+      kept |= static_cast<u32>(keep) << index;
+    };
+    if constexpr (kOwnsKeys) {
+      bool upper = j0 % 32 >= 16, right = j0 % 2;
+#pragma unroll 1
+      for (int x = 0; x < 2 * kTiles; ++x) {
+        DropoutBits bits(seed, pair, i0 + x / 2 * 8 + x % 2, j0 / 32, j0 % 8 / 2);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) set(bits, h, upper, right, x / 2 * 4 + 2 * h + x % 2);
+      }
+    } else {
+      bool upper = kTiles == 2 && j0 % 32 >= 16;
+#pragma unroll 1
+      for (int h = 0; h < 2; ++h) {
+        DropoutBits bits(seed, pair, i0 + 8 * h, j0 / 32, j0 % 8 / 2);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) set(bits, n, upper, e, 4 * n + 2 * h + e);
+      }
+    }
+    return kept;
+  }
+
+  static TC_DEVICE void rotate(Scores& tiles) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      float kept = tiles[0][r];
+#pragma unroll
+      for (int n = 1; n < kTiles; ++n) tiles[n - 1][r] = tiles[n][r];
+      tiles[kTiles - 1][r] = kept;
+    }
+  }
+
+  // scores: S, become P, for dv with dropout in it. grads: dP, become dS, that of the scores before
+  // softcap. `stage`: whose logsumexp and delta these are. `other`: the tile's first row.
+  TC_DEVICE void differentiate(Scores& scores, Scores& grads, u32 stage, int head, int other,
+                               bool edge) const {
+    // NOTE: or the compiler keeps what depends on them alone through the loop, and has to spill.
+    int mine = own + warp_row() + g(), theirs = other + 2 * t();
+    forget(mine);
+    forget(theirs);
+    int i0 = kOwnsKeys ? theirs : mine, j0 = kOwnsKeys ? mine : theirs;
+    auto each = [&](auto&& function) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          int down = 8 * (r / 2), along = 8 * n + r % 2;
+          function(n, r, i0 + (kOwnsKeys ? along : down), j0 + (kOwnsKeys ? down : along));
+        }
+    };
+    Sequence of_head = s;
+    of_head.head += head;
+    u32 kept = 0;
+    if (p.flags & kAttendDropout) {
+      kept = draw(of_head.head, i0, j0);
+      each([&](int n, int r, int, int) {
+        grads[n][r] *= kept >> (4 * n + r) & 1 ? p.keep_scale : 0.0f;
+      });
+    }
+    each([&](int n, int r, int, int) { scores[n][r] *= p.scale; });
+    float sums[2][2 * kTiles];  // of the tile's rows, where keys are owned
+    if constexpr (kOwnsKeys) {
+#pragma unroll
+      for (int x = 0; x < 4 * kTiles; ++x) {
+        int which = x / (2 * kTiles), row = x % (2 * kTiles);
+        u32 bits;
+        load_shared(
+            bits, stage + 2 * kOtherTile + (which * kOther + row / 2 * 8 + row % 2 + 2 * t()) * 4);
+        sums[which][row] = which == 0 ? reference(__uint_as_float(bits)) : __uint_as_float(bits);
+      }
+    }
+    each([&](int n, int r, int, int) {
+      grads[n][r] -= kOwnsKeys ? sums[1][2 * n + r % 2] : delta[r / 2];
+    });
+    // What few calls have: code for one tile, through which all go.
+    auto each_in_turn = [&](auto&& function) {
+#pragma unroll 1
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          int down = 8 * (r / 2), along = 8 * n + r % 2;
+          function(scores[0][r], grads[0][r], i0 + (kOwnsKeys ? along : down),
+                   j0 + (kOwnsKeys ? down : along));
+        }
+        rotate(scores);
+        rotate(grads);
+      }
+    };
+    if (p.softcap != 0.0f) {
+      each_in_turn([&](float& score, float& grad, int, int) {
+        float tanh = ScoreRule<kDType>::cap_tanh(p, score);
+        score = p.softcap * tanh;
+        grad *= 1.0f - tanh * tanh;
+      });
+    }
+    if (p.alibi_slopes != nullptr || p.mask != nullptr) {
+      ScoreRule<kDType> rule(p, of_head);
+      if (p.alibi_slopes != nullptr) {
+        each_in_turn([&](float& score, float&, int i, int j) { score = rule.alibi(score, i, j); });
+      }
+      if (p.mask != nullptr) {
+        each_in_turn([&](float& score, float&, int i, int j) {
+          score = rule.masked(p, of_head, score, i, j);
+        });
+      }
+    }
+    if (edge) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        // What row mine + 8 h sees of the other side, counted from `theirs`.
+        int row = mine + 8 * h;
+        int low = (kOwnsKeys ? row - s.last : row + s.first) - theirs;
+        int high = kOwnsKeys ? min(row - s.first, s.rows - 1) : min(row + s.last, s.columns - 1);
+        high = kOwnsKeys && row >= s.columns ? -1 : high - theirs;
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            int at = 8 * n + e;
+            if (at < low || at > high) scores[n][2 * h + e] = -kInfinity;
+          }
+      }
+    }
+    each([&](int n, int r, int, int) {
+      // Both may be large and near to each other: one rounding of the difference is all.
+      float above = scores[n][r] - (kOwnsKeys ? sums[0][2 * n + r % 2] : lse[r / 2]);
+      scores[n][r] = exp2_approx(above * kLog2e);
+      grads[n][r] *= scores[n][r];
+    });
+    if (kOwnsKeys && (p.flags & kAttendDropout)) {
+      each([&](int n, int r, int, int) {
+        scores[n][r] *= kept >> (4 * n + r) & 1 ? p.keep_scale : 0.0f;
+      });
+    }
+  }
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,71 @@
+// The running softmax of the forward kernels, over tiles of scores in registers.
+//
+// The reference of the exponentials is not the maximum itself but at most kSlack below it: it
+// moves, and sums and outputs are scaled, only when some score of the warp exceeds it by more. That
+// keeps shuffles and scaling out of nearly all tiles; weights up to 2^kSlack are safe in float16
+// too.
+//
+// `full` kernels keep raw q . k and references in powers of two, and `unit` is scale * log2(e): one
+// FFMA makes an exponent. `general` ones keep scores and references in natural units, where a mask
+// of -FLT_MAX is not yet -inf, and `unit` is 1.
+#pragma once
+
+#include "tile.cuh"
+
+namespace torch_cubin {
+
+constexpr float kSlack = 8.0f;  // log2
+
+// Moves the references where a score of this warp asks for it.
+template <bool kGeneral, int kBlocks, int kTiles, int kOutTiles>
+TC_DEVICE void follow_maximum(const float (&score)[kBlocks][kTiles][4],
+                              float (&out)[kBlocks][kOutTiles][4], float (&sum)[kBlocks][2],
+                              float (&reference)[kBlocks][2], float unit) {
+  float most[kBlocks][2];
+  bool exceeds = false;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      most[b][h] = fmaxf(score[b][0][2 * h], score[b][0][2 * h + 1]);
+#pragma unroll
+      for (int n = 1; n < kTiles; ++n) {
+        most[b][h] = fmaxf(most[b][h], fmaxf(score[b][n][2 * h], score[b][n][2 * h + 1]));
+      }
+      constexpr float kLimit = kGeneral ? kSlack * kLn2 : kSlack;
+      exceeds |= fmaf(most[b][h], unit, -reference[b][h]) > kLimit;
+    }
+  if (!__any_sync(~0u, exceeds)) return;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float moved = fmaxf(reference[b][h], quad_max(most[b][h]) * unit);
+      float step = reference[b][h] - moved;
+      float factor = exp2_approx(kGeneral ? step * kLog2e : step);
+      reference[b][h] = moved;
+      sum[b][h] *= factor;
+#pragma unroll
+      for (int n = 0; n < kOutTiles; ++n) {
+        out[b][n][2 * h] *= factor;
+        out[b][n][2 * h + 1] *= factor;
+      }
+    }
+}
+
+// Scores of n8 tile n to weights, and this lane's part of their sums.
+template <bool kGeneral, int kBlocks, int kTiles>
+TC_DEVICE void exponentiate(float (&score)[kBlocks][kTiles][4], float (&sum)[kBlocks][2],
+                            const float (&reference)[kBlocks][2], int n, float unit) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float s = score[b][n][e], r = reference[b][e / 2];
+      float weight = exp2_approx(kGeneral ? (s - r) * kLog2e : fmaf(s, unit, -r));
+      score[b][n][e] = weight;
+      sum[b][e / 2] += weight;
+    }
+}
+
+}  // namespace torch_cubin

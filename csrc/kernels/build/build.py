@@ -1,0 +1,379 @@
+"""Builds csrc/kernels/*/*.cu to the kernel package: a cubin per kernel and arch, a manifest.
+
+    python csrc/kernels/build/build.py --out torch_cubin/cubins [--archs sm_80,sm_90a] [--jobs N]
+
+setup.py calls `build_package()`. Needs a CUDA compiler (toolkit.py finds it), no torch and no GPU.
+A kernel is compiled to PTX once per virtual architecture and assembled once per architecture; both
+are kept in build/kernels/ and reused while the hash of everything they are made from stays the
+same. The package is a function of the sources and the compiler: same inputs, same bytes, wherever
+the checkout lies. The manifest is written last, in one step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+SOURCES = HERE.parent
+ROOT = SOURCES.parent.parent
+sys.path.insert(0, str(HERE))  # setup.py loads this file by its path
+
+import cubin_facts  # noqa: E402
+import kernel_table  # noqa: E402
+import toolkit as cuda_toolkit  # noqa: E402
+from toolkit import BuildError, Toolkit  # noqa: E402
+
+DEFAULT_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+CACHE = pathlib.Path("build") / "kernels"  # relative: commands run in the root, see `run`
+NVCC_FLAGS = ("-ptx", "-O3", "-Werror", "all-warnings")
+PTXAS_FLAGS = ("-O3", "-v")
+PROBE_ARCH = "80"  # sizes are the same on every arch
+MANIFEST_VERSION = 1
+
+Log = Callable[[str], None]
+
+
+def run(command: Sequence[str | pathlib.Path], what: str) -> str:
+    """Runs a compiler in the repository's root, with relative paths, so that nothing of where the
+    checkout lies can reach the output. Returns what it printed."""
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildError(
+            "image", what, "does not compile", got=f"\n{(done.stdout + done.stderr).strip()}\n"
+        )
+    return done.stdout + done.stderr
+
+
+def replace_file(path: pathlib.Path, data: bytes) -> None:
+    """Writes in one step; leaves a file that is already right alone."""
+    if path.is_file() and path.read_bytes() == data:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_bytes(data)
+    os.replace(part, path)
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """One build at a time uses the cache; another one waits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def has_key(output: pathlib.Path, key: str) -> bool:
+    """Whether a file of a cache was made from what `key` is the hash of."""
+    try:
+        return output.with_suffix(".key").read_text() == key and output.is_file()
+    except OSError:
+        return False
+
+
+def main_checkout(root: pathlib.Path) -> pathlib.Path | None:
+    """The checkout to which a git worktree belongs; None where `root` is no worktree."""
+    with contextlib.suppress(OSError):
+        git = pathlib.Path((root / ".git").read_text().removeprefix("gitdir:").strip())
+        common = git / (git / "commondir").read_text().strip()
+        return common.resolve().parent
+    return None
+
+
+class Builder:
+    """Makes the cubins of one package, in build/kernels."""
+
+    def __init__(self, tools: Toolkit, sources: pathlib.Path, cache: pathlib.Path = CACHE):
+        self.tools = tools
+        self.sources = sources
+        self.cache = cache
+        self.include = os.path.relpath(sources, ROOT)
+        self.digests: dict[pathlib.Path, str] = {}
+        self.sizes: dict[pathlib.Path, int] = {}  # of the structs that headers declare
+        self.sizes_lock = threading.Lock()
+        self.main_checkout = None if cache.is_absolute() else main_checkout(ROOT)
+
+    def ptx_key(self, kernel: kernel_table.Kernel, virtual: str) -> str:
+        if kernel.source not in self.digests:
+            self.digests[kernel.source] = kernel_table.source_digest(kernel.source)
+        macros = json.dumps(kernel.macros(), sort_keys=True)
+        flags = " ".join(NVCC_FLAGS)
+        return kernel_table.digest(
+            self.digests[kernel.source], macros, virtual, flags, self.tools.release
+        )
+
+    def cubin_key(self, kernel: kernel_table.Kernel, arch: str) -> str:
+        ptx = self.ptx_key(kernel, kernel.virtual_arch(arch))
+        return kernel_table.digest(ptx, arch, " ".join(PTXAS_FLAGS))
+
+    def ptx_path(self, kernel: kernel_table.Kernel, virtual: str) -> pathlib.Path:
+        return self.cache / f"compute_{virtual}" / f"{kernel.name}.ptx"
+
+    def cubin_path(self, kernel: kernel_table.Kernel, arch: str) -> pathlib.Path:
+        return self.cache / arch / f"{kernel.name}.cubin"
+
+    def fresh(self, output: pathlib.Path, key: str) -> bool:
+        """Whether the file is up to date; it is taken from the main checkout's cache where it is
+        so there, which spares each new worktree minutes."""
+        if has_key(ROOT / output, key):
+            return True
+        theirs = self.main_checkout / output if self.main_checkout else None
+        if theirs is None or not has_key(theirs, key):
+            return False
+        parts = [theirs.with_suffix(s) for s in (output.suffix, ".log")]
+        found = {path.name: path.read_bytes() for path in parts if path.is_file()}
+        if not has_key(theirs, key):  # a build there, which removes the key first, is at work
+            return False
+        (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
+        for name, data in found.items():
+            replace_file((ROOT / output).with_name(name), data)
+        self.finish(output, key)
+        return True
+
+    def finish(self, output: pathlib.Path, key: str) -> None:
+        replace_file(ROOT / output.with_suffix(".key"), key.encode())
+
+    def compile(self, kernel: kernel_table.Kernel, virtual: str) -> None:
+        """Source to PTX."""
+        output, key = self.ptx_path(kernel, virtual), self.ptx_key(kernel, virtual)
+        if self.fresh(output, key):
+            return
+        (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
+        defines = [f"-D{name}={value}" for name, value in kernel.macros().items()]
+        source = os.path.relpath(kernel.source, ROOT)
+        command = [self.tools.nvcc, *NVCC_FLAGS, f"-arch=compute_{virtual}", "-I", self.include]
+        run([*command, *defines, "-o", output, source], f"kernel '{kernel.name}'")
+        self.finish(output, key)
+
+    def assemble(self, kernel: kernel_table.Kernel, arch: str) -> None:
+        """PTX to a cubin and its log."""
+        output, key = self.cubin_path(kernel, arch), self.cubin_key(kernel, arch)
+        (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
+        ptx = self.ptx_path(kernel, kernel.virtual_arch(arch))
+        cubin_facts.check_waits(kernel.name, arch, (ROOT / ptx).read_text())
+        command = [self.tools.ptxas, *PTXAS_FLAGS, f"-arch={arch}", "-o", output, ptx]
+        log = run(command, f"kernel '{kernel.name}' for {arch}")
+        (ROOT / output.with_suffix(".log")).write_text(log)
+        self.finish(output, key)
+
+    def params_size(self, header: pathlib.Path) -> int:
+        """Bytes of the struct that the header declares, as the compiler says."""
+        with self.sizes_lock:
+            if header not in self.sizes:
+                self.sizes[header] = self.probe_size(header)
+            return self.sizes[header]
+
+    def probe_size(self, header: pathlib.Path) -> int:
+        output = self.cache / "params" / header.parent.name / f"{header.stem}.ptx"
+        probe, flags = cubin_facts.size_probe(header), " ".join(NVCC_FLAGS)
+        digest = kernel_table.source_digest(header)
+        key = kernel_table.digest(digest, probe, flags, self.tools.release)
+        if not self.fresh(output, key):
+            source = output.with_suffix(".cu")
+            replace_file(ROOT / source, probe.encode())
+            command = [self.tools.nvcc, *NVCC_FLAGS, f"-arch=compute_{PROBE_ARCH}"]
+            run([*command, "-I", self.include, "-o", output, source], f"'{header.name}'")
+            self.finish(output, key)
+        return cubin_facts.probed_size((ROOT / output).read_text())
+
+    def entry(self, kernel: kernel_table.Kernel, arch: str) -> dict[str, Any]:
+        """The manifest's entry of a finished cubin, checked."""
+        header = kernel_table.params_header(kernel.source)
+        parameter_bytes = self.params_size(header)
+        path = ROOT / self.cubin_path(kernel, arch)
+        cubin = path.read_bytes()
+        facts = cubin_facts.parse_log(path.with_suffix(".log").read_text())
+        cubin_facts.check_log(facts, kernel.name, arch, kernel.accepted_spill.get(arch, 0))
+        shared = facts.static_shared + kernel.fields["dynamic_shared"]
+        cubin_facts.check_shared(kernel.name, arch, shared)
+        blocks = cubin_facts.blocks_per_multiprocessor(
+            arch, kernel.threads, facts.registers, shared
+        )
+        params = cubin_facts.read_params(cubin, kernel.name)
+        # The offset is the compiler's affair: ptxas aligns a struct with a tensor map in it within
+        # the constant bank, not within the parameters (0x70 for sm_90). The driver knows it.
+        if [param["size"] for param in params] != [parameter_bytes]:
+            raise BuildError(
+                "params",
+                f"kernel '{kernel.name}' for {arch}",
+                "has other parameters than the host passes",
+                expected=f"one struct of {parameter_bytes} bytes ({header.name})",
+                got=json.dumps(params),
+            )
+        if blocks < 1:
+            raise BuildError(
+                "image", f"kernel '{kernel.name}' for {arch}", "fits no multiprocessor"
+            )
+        return {
+            "name": kernel.name,
+            "arch": arch,
+            "file": f"{arch}/{kernel.name}.cubin",
+            "sha256": hashlib.sha256(cubin).hexdigest(),
+            "symbol": kernel.name,
+            "params": params,
+            "params_digest": kernel_table.params_digest(header),
+            **kernel.fields,
+            "registers": facts.registers,
+            "static_shared": facts.static_shared,
+            "spill": facts.spill,
+            "blocks_per_multiprocessor": blocks,
+        }
+
+    def build(
+        self, jobs: list[tuple[kernel_table.Kernel, str]], workers: int, log: Log
+    ) -> list[dict[str, Any]]:
+        """Makes what is out of date, in parallel; the entries, in the order of `jobs`."""
+        stale = [
+            (kernel, arch)
+            for kernel, arch in jobs
+            if not self.fresh(self.cubin_path(kernel, arch), self.cubin_key(kernel, arch))
+        ]
+        if len(stale) < len(jobs):
+            log(f"{len(jobs) - len(stale)} of {len(jobs)} cubins are up to date")
+        virtual = {(kernel.name, kernel.virtual_arch(arch)): kernel for kernel, arch in stale}
+        done = 0
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+
+            def assemble(kernel: kernel_table.Kernel, arch: str) -> float:
+                start = time.monotonic()
+                ptx[(kernel.name, kernel.virtual_arch(arch))].result()
+                self.assemble(kernel, arch)
+                self.entry(kernel, arch)  # its checks, as early as possible
+                return time.monotonic() - start
+
+            # First in, first out, and a cubin is queued behind the PTX that it waits for, by as
+            # many PTX jobs as there are workers: nobody waits long, and never for a job that cannot
+            # start.
+            ptx: dict[tuple[str, str], concurrent.futures.Future[None]] = {}
+            waiting: dict[concurrent.futures.Future[float], tuple[kernel_table.Kernel, str]] = {}
+
+            def queue_cubins(key: tuple[str, str]) -> None:
+                for kernel, arch in stale:
+                    if (kernel.name, kernel.virtual_arch(arch)) == key:
+                        waiting[pool.submit(assemble, kernel, arch)] = (kernel, arch)
+
+            for index, (key, kernel) in enumerate(virtual.items()):
+                ptx[key] = pool.submit(self.compile, kernel, key[1])
+                if index >= workers:
+                    queue_cubins(list(virtual)[index - workers])
+            for key in list(virtual)[-workers:]:
+                queue_cubins(key)
+            try:
+                for future in concurrent.futures.as_completed(waiting):
+                    kernel, arch = waiting[future]
+                    seconds = future.result()
+                    done += 1
+                    log(f"[{done}/{len(stale)}] {arch}/{kernel.name}.cubin {seconds:.1f} s")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [self.entry(kernel, arch) for kernel, arch in jobs]
+
+
+def install(
+    out_dir: pathlib.Path, entries: list[dict[str, Any]], builder: Builder, compiler: str
+) -> int:
+    """Writes the package: cubins, then the manifest; removes what is no part of it. Total bytes."""
+    total = 0
+    for entry in entries:
+        data = (ROOT / builder.cache / entry["file"]).read_bytes()
+        replace_file(out_dir / entry["file"], data)
+        total += len(data)
+    manifest = {
+        "version": MANIFEST_VERSION,
+        "package": "torch_cubin",
+        "compiler": compiler,
+        "kernels": sorted(entries, key=lambda entry: (entry["name"], entry["arch"])),
+    }
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    replace_file(out_dir / "manifest.json", text.encode())
+    wanted = {out_dir / entry["file"] for entry in entries}
+    for path in out_dir.glob("*/*.cubin"):
+        if path not in wanted:
+            path.unlink()
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
+    return total
+
+
+def choose_archs(text: str | None) -> tuple[str, ...]:
+    """From --archs, else TORCH_CUBIN_ARCHS, else the default."""
+    text = text or os.environ.get("TORCH_CUBIN_ARCHS", "")
+    archs = tuple(dict.fromkeys(re.split(r"[\s,;]+", text.strip()))) if text.strip() else ()
+    for arch in archs:
+        cubin_facts.limits_of(arch)
+    return archs or DEFAULT_ARCHS
+
+
+def build_package(
+    out_dir: str | os.PathLike[str],
+    archs: Sequence[str] | None = None,
+    jobs: int | None = None,
+    log: Log = print,
+    sources: pathlib.Path = SOURCES,
+    cache: pathlib.Path = CACHE,
+    tools: Toolkit | None = None,
+) -> None:
+    """Builds every kernel of `sources` for `archs` into `out_dir`; BuildError when that fails."""
+    start = time.monotonic()
+    archs = tuple(archs) if archs else choose_archs(None)
+    tools = tools or cuda_toolkit.find_toolkit()
+    kernels = kernel_table.read_tables(sources)
+    pairs = [
+        (kernel, arch)
+        for kernel in kernels
+        for arch in archs
+        if kernel.archs is None or arch in kernel.archs
+    ]
+    log(f"{len(kernels)} kernels, {len(pairs)} cubins for {', '.join(archs)}: nvcc {tools.release}")
+    builder = Builder(tools, sources, cache)
+    with locked(ROOT / cache):
+        entries = builder.build(pairs, jobs or os.cpu_count() or 1, log)
+        total = install(pathlib.Path(out_dir), entries, builder, f"nvcc {tools.release}")
+    seconds = time.monotonic() - start
+    log(f"{len(entries)} cubins, {total / 1e6:.1f} MB in {out_dir} ({seconds:.0f} s)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build the kernel package of torch_cubin.")
+    parser.add_argument("--out", default=str(ROOT / "torch_cubin" / "cubins"))
+    parser.add_argument(
+        "--archs", help=f"default: TORCH_CUBIN_ARCHS, else {','.join(DEFAULT_ARCHS)}"
+    )
+    parser.add_argument("--jobs", type=int, help="compilers at a time; default: all processors")
+    parser.add_argument("--clean", action="store_true", help="compile everything again")
+    options = parser.parse_args(arguments)
+    try:
+        if options.clean and (ROOT / CACHE).is_dir():
+            for stamp in (ROOT / CACHE).rglob("*.key"):
+                stamp.unlink()
+        build_package(
+            options.out,
+            choose_archs(options.archs),
+            options.jobs,
+            log=lambda line: print(line, flush=True),
+        )
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""Reads the kernel tables at the ends of csrc/kernels/*/*.cu, expands them, and hashes sources.
+
+The format is described in ../README.md. A source lies in the folder of its family, beside the
+folders of other families and `common`. Knows nothing of compilers or cubins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+from toolkit import BuildError
+
+REQUIRED = (
+    *("name", "kind", "dtype", "math", "layout", "alignment"),
+    *("tile", "stages", "block", "dynamic_shared", "cost"),
+)
+BUILD_ONLY = ("name", "defines", "archs", "accepted_spill", "for")
+TABLE = re.compile(r"^/\* torch_cubin kernels\n(.*?)^\*/", re.DOTALL | re.MULTILINE)
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.\w+)*)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One instantiation: a row of the table, expanded."""
+
+    name: str
+    source: pathlib.Path
+    virtual_archs: tuple[str, ...]  # "80", "90a"
+    defines: dict[str, str]
+    archs: tuple[str, ...] | None  # None: all
+    accepted_spill: dict[str, int]
+    fields: dict[str, Any]  # what goes to the manifest
+
+    @property
+    def threads(self) -> int:
+        x, y, z = self.fields["block"]
+        return x * y * z
+
+    def macros(self) -> dict[str, str]:
+        tile = self.fields["tile"]
+        return {
+            "TC_KERNEL": self.name,
+            "TC_THREADS": str(self.threads),
+            "TC_TILE_M": str(tile[0]),
+            "TC_TILE_N": str(tile[1]),
+            "TC_TILE_K": str(tile[2]),
+            "TC_STAGES": str(self.fields["stages"]),
+            "TC_DYNAMIC_SHARED": str(self.fields["dynamic_shared"]),
+            **self.defines,
+        }
+
+    def virtual_arch(self, arch: str) -> str:
+        """The PTX target to assemble `arch` ("sm_90a") from."""
+        digits, suffix = split_arch(arch)
+        if f"{digits}{suffix}" in self.virtual_archs and suffix:
+            return f"{digits}{suffix}"
+        plain = [int(v) for v in self.virtual_archs if v.isdigit() and int(v) <= digits]
+        if not plain:
+            raise BuildError(
+                "arch",
+                f"kernel '{self.name}'",
+                f"cannot be built for {arch}",
+                expected=f"a virtual_arch of at most {digits}",
+                got=", ".join(self.virtual_archs),
+                do="Give the table entry 'archs'.",
+            )
+        return str(max(plain))
+
+
+def split_arch(arch: str) -> tuple[int, str]:
+    """(90, "a") of "sm_90a"."""
+    found = re.fullmatch(r"sm_(\d{2,3})([af]?)", arch)
+    if not found:
+        raise BuildError(
+            "arch",
+            f"architecture '{arch}'",
+            "is not a name of one",
+            expected="sm_<number>, with a or f behind it where meant",
+            do="Correct --archs or TORCH_CUBIN_ARCHS.",
+        )
+    return int(found.group(1)), found.group(2)
+
+
+def name_of(source: pathlib.Path) -> str:
+    """ "matmul/mma.cu": the name of a source in csrc/kernels, wherever the checkout lies."""
+    return f"{source.parent.name}/{source.name}"
+
+
+def params_header(source: pathlib.Path) -> pathlib.Path:
+    """The header that declares a kernel's parameters: the source's own where it has one (say
+    matmul/sm90_params.h for matmul/sm90.cu), else its family's (matmul/matmul_params.h)."""
+    own = source.with_name(f"{source.stem}_params.h")
+    return own if own.is_file() else source.with_name(f"{source.parent.name}_params.h")
+
+
+def fail(source: pathlib.Path, problem: str, **facts: str) -> BuildError:
+    return BuildError("file", f"the kernel table of '{name_of(source)}'", problem, **facts)
+
+
+def substitute(value: Any, variables: dict[str, Any], source: pathlib.Path) -> Any:
+    def lookup(path: str) -> Any:
+        found: Any = variables
+        for part in path.split("."):
+            if not isinstance(found, dict) or part not in found:
+                raise fail(source, f"uses an unknown variable '{{{path}}}'", do="Name it in 'for'.")
+            found = found[part]
+        return found
+
+    if isinstance(value, str):
+        # Innermost first, again and again: "{d.k{v.lanes}}" is "{d.k128}" is 1024.
+        while found := PLACEHOLDER.search(value):
+            if found.span() == (0, len(value)):
+                return substitute(lookup(found.group(1)), variables, source)
+            value = value.replace(found.group(0), str(lookup(found.group(1))))
+        return value
+    if isinstance(value, list):
+        return [substitute(item, variables, source) for item in value]
+    if isinstance(value, dict):
+        return {
+            substitute(key, variables, source): substitute(item, variables, source)
+            for key, item in value.items()
+        }
+    return value
+
+
+def expand(entry: dict[str, Any], source: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows that one entry stands for, in the order of its 'for'."""
+    body = {key: value for key, value in entry.items() if key != "for"}
+    loops = entry.get("for", {})
+    rows = []
+    for values in itertools.product(*loops.values()):
+        rows.append(substitute(body, dict(zip(loops, values, strict=True)), source))
+    return rows
+
+
+def check_row(row: dict[str, Any], source: pathlib.Path) -> None:
+    missing = [field for field in REQUIRED if field not in row]
+    if missing:
+        raise fail(
+            source,
+            f"leaves out fields of kernel '{row.get('name', '?')}'",
+            expected=", ".join(REQUIRED),
+            got=f"no {', '.join(missing)}",
+        )
+    for field in ("tile", "block"):
+        value = row[field]
+        if not (isinstance(value, list) and len(value) == 3 and all(type(v) is int for v in value)):
+            raise fail(
+                source,
+                f"has a wrong '{field}' for kernel '{row['name']}'",
+                expected="three integers",
+                got=json.dumps(value),
+            )
+
+
+def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
+    """The kernels of one source file's text; none where it has no table."""
+    blocks = TABLE.findall(text)
+    if not blocks:
+        return []
+    if len(blocks) > 1:
+        raise fail(source, "appears twice", expected="one block", got=f"{len(blocks)}")
+    try:
+        table = json.loads(blocks[0])
+    except json.JSONDecodeError as error:
+        raise fail(source, "is not JSON", got=f"{error} of the block") from None
+    virtual = tuple(str(v) for v in table.get("virtual_arch", [80, 90]))
+    kernels = []
+    for entry in table["kernels"]:
+        for row in expand({**table.get("defaults", {}), **entry}, source):
+            check_row(row, source)
+            fields = {key: value for key, value in row.items() if key not in BUILD_ONLY}
+            fields.setdefault("family", source.parent.name)
+            fields.setdefault("cluster", [1, 1, 1])
+            kernels.append(
+                Kernel(
+                    name=row["name"],
+                    source=source,
+                    virtual_archs=virtual,
+                    defines={key: str(value) for key, value in row.get("defines", {}).items()},
+                    archs=tuple(row["archs"]) if "archs" in row else None,
+                    accepted_spill=row.get("accepted_spill", {}),
+                    fields=fields,
+                )
+            )
+    return kernels
+
+
+def read_tables(folder: pathlib.Path) -> list[Kernel]:
+    """Every kernel of every .cu in the families' folders below `folder`; a name may occur once."""
+    kernels: dict[str, Kernel] = {}
+    for source in sorted(folder.glob("*/*.cu")):
+        for kernel in parse_table(source.read_text(), source):
+            if kernel.name in kernels:
+                other = name_of(kernels[kernel.name].source)
+                raise fail(
+                    source, f"names kernel '{kernel.name}' again", got=f"it in '{other}' too"
+                )
+            kernels[kernel.name] = kernel
+    return list(kernels.values())
+
+
+def digest(*parts: str | bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()
+
+
+def with_includes(source: pathlib.Path) -> dict[str, str]:
+    """The texts, by name, of a file and every header of csrc/kernels that it includes, found as the
+    compiler finds them: beside the includer, else from the folder of the families' folders. Kernel
+    tables are left out: each kernel's row enters its own key."""
+    root = source.resolve().parent.parent
+    seen: dict[str, str] = {}
+    waiting = [source.resolve()]
+    while waiting:
+        path = waiting.pop()
+        name = os.path.relpath(path, root)
+        if name in seen:
+            continue
+        text = TABLE.sub("", path.read_text())
+        seen[name] = text
+        for included in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE):
+            places = ((path.parent / included).resolve(), (root / included).resolve())
+            waiting += [place for place in places if place.is_file()][:1]
+    return seen
+
+
+def source_digest(source: pathlib.Path) -> str:
+    return digest(*(part for named in sorted(with_includes(source).items()) for part in named))
+
+
+def params_digest(header: pathlib.Path) -> str:
+    """Of what a family's header declares, comments and spacing left out. The library and the
+    manifest both carry it: they must mean the same struct, which its size alone does not tell."""
+    comments = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+    texts = with_includes(header).items()
+    return digest(*(" ".join(comments.sub(" ", text).split()) for _, text in sorted(texts)))

@@ -1,0 +1,419 @@
+// Matrix product on tensor cores with instructions of sm_80 (cp.async, ldmatrix, mma.sync), for
+// every architecture from one source: float16, bfloat16, float32 through tf32, float64.
+//
+// A block computes TC_TILE_M x TC_TILE_N of C, a warp TC_WARP_M x TC_WARP_N of that. Tiles of A and
+// B go through a ring of TC_STAGES stages in shared memory: all threads issue the copies of tile
+// k + TC_STAGES - 1 while they multiply tile k, with one barrier a tile. Fragments are loaded one
+// mma step ahead (TC_FRAGMENTS 2) or when needed (1: doubles, whose registers do not suffice).
+//
+// A block of a persistent kernel computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the
+// first copies of the next tile take the place of the empty ones past the end of this tile, and
+// the results leave through the one stage that is free then. With fewer blocks than tiles, all
+// tiles must be whole, K a multiple of TC_TILE_K of at least TC_STAGES tiles, and splits 1.
+//
+// Layout `any` takes any strides: element copies by cp.async, or for 16-bit types through
+// registers.
+#include "epilogue.cuh"
+#include "mma_operand.cuh"
+
+namespace torch_cubin {
+
+constexpr DType kDType = DType::TC_DTYPE;
+constexpr Layout kLayout = Layout::TC_LAYOUT;
+constexpr bool kAny = kLayout == Layout::any;
+constexpr int kWarpsN = TC_TILE_N / TC_WARP_N;
+constexpr int kWarps = TC_TILE_M / TC_WARP_M * kWarpsN;
+static_assert(kWarps * 32 == TC_THREADS, "the block must hold the tile's warps");
+
+// K contiguous: the letters n of A and t of B (BLAS names them for column-major C).
+constexpr bool kAKMajor = kAny || kLayout == Layout::nn || kLayout == Layout::nt;
+constexpr bool kBKMajor = kAny || kLayout == Layout::nt || kLayout == Layout::tt;
+using ATile = OperandTile<kDType, true, kAKMajor, kAny, TC_TILE_M, TC_TILE_K, TC_THREADS>;
+using BTile = OperandTile<kDType, false, kBKMajor, kAny, TC_TILE_N, TC_TILE_K, TC_THREADS>;
+using ALoader = FragmentLoader<ATile, TC_WARP_M>;
+using BLoader = FragmentLoader<BTile, TC_WARP_N>;
+
+constexpr int kStageBytes = ATile::kBytes + BTile::kBytes;
+static_assert(kStageBytes * TC_STAGES == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
+constexpr int kSteps = TC_TILE_K / ATile::kStepK;
+static_assert(kSteps % 2 == 0 || TC_FRAGMENTS == 1, "fragment buffers alternate");
+constexpr int kBlocksM = TC_WARP_M / 16;
+constexpr int kBlocksN = TC_WARP_N / 16;
+using Accumulator = typename DTypeTraits<kDType>::Accumulator;
+
+#ifdef TC_PERSISTENT  // kind "persistent": a block computes several tiles
+[[maybe_unused]] constexpr bool kPersistent = true;
+#else
+[[maybe_unused]] constexpr bool kPersistent = false;
+#endif
+
+struct Multiplier {
+  ALoader a_loader;
+  BLoader b_loader;
+  typename ALoader::Fragments a[TC_FRAGMENTS];
+  typename BLoader::Fragments b[TC_FRAGMENTS];
+  Accumulator sum[kBlocksM][2 * kBlocksN][4];
+
+  TC_DEVICE Multiplier(int warp_m, int warp_n) : a_loader(warp_m), b_loader(warp_n) { clear(); }
+
+  TC_DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < kBlocksM; ++i)
+#pragma unroll
+      for (int j = 0; j < 2 * kBlocksN; ++j)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) sum[i][j][r] = 0;
+  }
+
+  TC_DEVICE void load(int buffer, u32 stage, int step) {
+    a_loader.load(a[buffer], stage, step);
+    b_loader.load(b[buffer], stage + ATile::kBytes, step);
+  }
+
+  TC_DEVICE void round(int buffer) {
+    round_fragments<kDType>(a[buffer]);
+    round_fragments<kDType>(b[buffer]);
+  }
+
+  // After each of the kBlocksM rows of mma comes between(row).
+  template <class Between>
+  TC_DEVICE void multiply(int buffer, Between&& between) {
+    unrolled<kBlocksM>([&](auto row) {
+      constexpr int i = decltype(row)::value;
+#pragma unroll
+      for (int jj = 0; jj < 2 * kBlocksN; ++jj) {
+        int j = i % 2 == 0 ? jj : 2 * kBlocksN - 1 - jj;  // neighbours reuse a register operand
+        const auto& words = b[buffer][j / 2];
+        mma<kDType>(sum[i][j], a[buffer][i], words[2 * (j % 2)], words[2 * (j % 2) + 1]);
+      }
+      between(row);
+    });
+  }
+};
+
+// Forgets what the compiler knows of the tile: it is cheaper to compute the coordinates again than
+// to keep them in registers through the loop over K.
+TC_DEVICE TileCoordinates coordinates_again(const MatmulParams& p, const TileIndex& index) {
+  TileIndex fresh = index;
+  asm volatile("" : "+r"(fresh.m), "+r"(fresh.n), "+r"(fresh.batch));
+  return tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p, fresh);
+}
+
+TC_DEVICE int left_of(tc_int64 k) {
+  return static_cast<int>(max(min(k, static_cast<tc_int64>(TC_TILE_K)), static_cast<tc_int64>(0)));
+}
+
+// From behind the last k tile of a block's tile to the first of its next one, in bytes of A and B.
+struct NextTile {
+  tc_int64 a, b;
+};
+
+// One warp finds it while the others multiply, and it waits in shared memory: in the loop over K no
+// register is free.
+TC_DEVICE void find_next(NextTile& next, const MatmulParams& p, const TileIndex& index,
+                         u32 next_number) {
+  if (threadIdx.x >= 32) return;
+  auto from = coordinates_again(p, index);
+  auto to = coordinates_again(p, tile_index<TC_TILE_M>(p, next_number));
+  next.a = (to.a - from.a - from.k_tiles * (TC_TILE_K * p.a_stride_k)) * ATile::kElement;
+  next.b = (to.b - from.b - from.k_tiles * (TC_TILE_K * p.b_stride_k)) * ATile::kElement;
+}
+
+// The pipelined loop for copies that are asynchronous. Of a persistent block's tiles it gives all
+// but the last, which `index` names in the end, to store_whole(index, offset of the free stage).
+template <class ACopy, class BCopy, class StoreWhole>
+TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex& index, u32 shared,
+                              StoreWhole&& store_whole) {
+  auto t = tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p, index);
+  using Storage = typename ATile::Storage;
+  ACopy a(static_cast<const Storage*>(p.a) + t.a, p.a_stride_m, p.a_stride_k, p.m - t.m0);
+  BCopy b(static_cast<const Storage*>(p.b) + t.b, p.b_stride_n, p.b_stride_k, p.n - t.n0);
+
+  // The copies of a tile are spread evenly over the rows of mma of all steps but the last, which
+  // waits for them. Past the last tile they go on, reading nothing.
+  constexpr int kSlots = (kSteps - 1) * kBlocksM;
+  constexpr int kCopies = ACopy::kCopies + BCopy::kCopies;
+  tc_int64 k_left = t.k_end - t.k_begin;
+  auto copy_slot = [&](auto whole, auto slot, u32 stage) {
+    constexpr bool kWhole = decltype(whole)::value;
+    constexpr int s = decltype(slot)::value;
+    constexpr int begin = kCopies * s / kSlots, end = kCopies * (s + 1) / kSlots;
+    constexpr int kA = ACopy::kCopies;
+    int left = left_of(k_left);
+    if constexpr (begin < kA && begin < end) {
+      a.template copy<kWhole, begin, (end < kA ? end : kA)>(stage, left);
+    }
+    if constexpr (end > kA && begin < end) {
+      b.template copy<kWhole, (begin > kA ? begin : kA) - kA, end - kA>(stage + ATile::kBytes,
+                                                                        left);
+    }
+    if (s == kSlots - 1) {
+      cp_async_commit();
+      if (!kPersistent || !kWhole) k_left -= TC_TILE_K;
+    }
+  };
+#pragma unroll
+  for (int s = 0; s < TC_STAGES - 1; ++s) {
+    unrolled<kSlots>([&](auto slot) { copy_slot(Constant<0>{}, slot, shared + s * kStageBytes); });
+  }
+  __shared__ NextTile to_next;
+  u32 tiles = static_cast<u32>(p.tiles_m) * static_cast<u32>(p.tiles_n) * static_cast<u32>(p.batch);
+  u32 next_number = blockIdx.x + gridDim.x;
+  if (kPersistent && next_number < tiles) find_next(to_next, p, index, next_number);
+  cp_async_wait<TC_STAGES - 2>();
+  __syncthreads();
+
+  u32 read = shared;
+  u32 write = shared + (TC_STAGES - 1) * kStageBytes;
+  int tile = 0;
+  auto multiply_until = [&](auto whole, int end) {
+    if constexpr (TC_FRAGMENTS == 2) math.load(0, read, 0);
+#pragma unroll 1
+    for (; tile < end; ++tile) {
+      unrolled<kSteps>([&](auto constant) {
+        constexpr int step = decltype(constant)::value;
+        constexpr int next = (step + 1) % 2;
+        if constexpr (TC_FRAGMENTS == 1) math.load(0, read, step);
+        if constexpr (TC_FRAGMENTS == 1 || step == 0) math.round(0);
+        if constexpr (step == kSteps - 1) {
+          // Nobody reads this tile after the barrier, and the next one has arrived.
+          cp_async_wait<TC_STAGES - 2>();
+          __syncthreads();
+          write = read;
+          read += kStageBytes;
+          if (read == shared + TC_STAGES * kStageBytes) read = shared;
+        }
+        if constexpr (TC_FRAGMENTS == 2) math.load(next, read, (step + 1) % kSteps);
+        // NOTE: copies come behind the loads. ptxas keeps the order of shared memory accesses, and
+        // copies wait for their addresses: before the loads they cost 7% of the speed on an H200.
+        math.multiply(step % TC_FRAGMENTS, [&](auto row) {
+          constexpr int i = decltype(row)::value;
+          constexpr int slot = step * kBlocksM + i;
+          if constexpr (slot < kSlots) copy_slot(whole, Constant<slot>{}, write);
+          if constexpr (TC_FRAGMENTS == 2 && i == (kBlocksM - 1) / 2 && step != kSteps - 1) {
+            math.round(next);
+          }
+        });
+      });
+    }
+  };
+
+  // While the tiles to copy are whole, the loop need not ask: instructions beside the mma cost time
+  // (these tests 2% of it on an H200).
+  int k_tiles = t.k_tiles;
+  if constexpr (!kAny) {
+    bool whole = p.m - t.m0 >= TC_TILE_M && p.n - t.n0 >= TC_TILE_N;
+    int whole_tiles = static_cast<int>((t.k_end - t.k_begin) / TC_TILE_K);
+    int end = whole_tiles - (TC_STAGES - 1);
+    if constexpr (kPersistent) {
+      // NOTE: what steers this loop must come from parameters and block numbers, not from memory:
+      // then ptxas keeps the stages' addresses in uniform registers, or else the loop over K grows
+      // by a dozen instructions.
+      while (next_number < tiles) {
+        int until = end;
+        while (true) {
+          multiply_until(Constant<1>{}, until);
+          if (until == k_tiles) break;
+          until = k_tiles;
+          a.global += to_next.a;
+          b.global += to_next.b;
+        }
+        store_whole(index, write - shared);
+        index = tile_index<TC_TILE_M>(p, next_number);
+        next_number += gridDim.x;
+        __syncthreads();
+        if (next_number < tiles) find_next(to_next, p, index, next_number);
+        math.clear();
+        tile = 0;
+      }
+    }
+    if (whole) multiply_until(Constant<1>{}, end);
+    if constexpr (kPersistent) {
+      k_left = t.k_end - t.k_begin - static_cast<tc_int64>(tile + TC_STAGES - 1) * TC_TILE_K;
+    }
+  }
+
+  // The rest in stretches: a tile with straddling vectors begins one, and has them added first.
+  // (Added inside the loop, they cost 6% of its speed, never running.)
+  t = coordinates_again(p, index);
+  bool straddles_k = (ACopy::straddles_k(p.k) || BCopy::straddles_k(p.k)) && t.k_end == p.k;
+  bool straddles_mn = ACopy::straddles_mn(p.m - t.m0) || BCopy::straddles_mn(p.n - t.n0);
+  while (tile < k_tiles) {
+    int end = k_tiles;
+    if (straddles_mn) {
+      end = tile + 1;
+    } else if (straddles_k && tile < k_tiles - 1) {
+      end = k_tiles - 1;
+    }
+    if (straddles_mn || (straddles_k && tile == k_tiles - 1)) {
+      auto t = coordinates_again(p, index);
+      tc_int64 k = static_cast<tc_int64>(tile) * TC_TILE_K;
+      int left = left_of(t.k_end - t.k_begin - k);
+      auto a_tile = static_cast<const Storage*>(p.a) + t.a + k * p.a_stride_k;
+      auto b_tile = static_cast<const Storage*>(p.b) + t.b + k * p.b_stride_k;
+      ACopy::copy_straddling(a_tile, p.a_stride_m, p.a_stride_k, p.m - t.m0, left, read);
+      BCopy::copy_straddling(b_tile, p.b_stride_n, p.b_stride_k, p.n - t.n0, left,
+                             read + ATile::kBytes);
+      __syncthreads();
+    }
+    multiply_until(Constant<0>{}, end);
+  }
+  cp_async_wait<0>();  // the epilogue uses the memory
+}
+
+// The same for copies through registers: two stages, the next tile's elements in flight.
+template <class ACopy, class BCopy>
+TC_DEVICE void multiply_registers(Multiplier& math, const MatmulParams& p, const TileIndex& index,
+                                  u32 shared) {
+  static_assert(ACopy::kAsync || (TC_STAGES == 2 && TC_FRAGMENTS == 1), "what this loop uses");
+  auto t = tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p, index);
+  using Storage = typename ATile::Storage;
+  ACopy a(static_cast<const Storage*>(p.a) + t.a, p.a_stride_m, p.a_stride_k, p.m - t.m0);
+  BCopy b(static_cast<const Storage*>(p.b) + t.b, p.b_stride_n, p.b_stride_k, p.n - t.n0);
+  tc_int64 k_left = t.k_end - t.k_begin;
+  a.fetch(left_of(k_left));
+  b.fetch(left_of(k_left));
+#pragma unroll 1
+  for (int tile = 0; tile < t.k_tiles; ++tile) {
+    u32 stage = shared + tile % 2 * kStageBytes;
+    a.store(stage);
+    b.store(stage + ATile::kBytes);
+    __syncthreads();  // also: all have read the other stage's tile
+    k_left -= TC_TILE_K;
+    a.fetch(left_of(k_left));
+    b.fetch(left_of(k_left));
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      math.load(0, stage, step);
+      math.multiply(0, [](auto) {});
+    }
+  }
+}
+
+template <class Tile>
+using CopyOf = std::conditional_t<
+    !kAny, VectorCopy<Tile>,
+    std::conditional_t<Tile::kElement == 2, RegisterCopy<Tile>, ElementCopy<Tile>>>;
+
+template <class ACopy, class BCopy, class StoreWhole>
+TC_DEVICE void multiply_tiles(Multiplier& math, const MatmulParams& p, TileIndex& index, u32 shared,
+                              StoreWhole&& store_whole) {
+  if constexpr (ACopy::kAsync) {
+    multiply_async<ACopy, BCopy>(math, p, index, shared, store_whole);
+  } else {
+    multiply_registers<ACopy, BCopy>(math, p, index, shared);
+  }
+}
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
+  using namespace torch_cubin;
+  wait_for_previous_kernel();
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  auto index = tile_index<TC_TILE_M>(p);
+  int warp = threadIdx.x / 32;
+  int warp_m = warp / kWarpsN * TC_WARP_M;
+  int warp_n = warp % kWarpsN * TC_WARP_N;
+  Multiplier math(warp_m, warp_n);
+  multiply_tiles<CopyOf<ATile>, CopyOf<BTile>>(
+      math, p, index, shared_address(shared_memory), [&](const TileIndex& index, u32 stage) {
+        if constexpr (kPersistent) {
+          store_whole_tile<kDType, kStageBytes / kWarps>(p, coordinates_again(p, index), warp_m,
+                                                         warp_n, shared_memory + stage, math.sum);
+        }
+      });
+  __syncthreads();  // all have read the last tile: its memory is free
+  store_tile<kDType, TC_DYNAMIC_SHARED / kWarps>(p, coordinates_again(p, index), warp_m, warp_n,
+                                                 shared_memory, math.sum);
+}
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "defaults": {
+  "kind": "mma", "layout": "{layout}", "tile": "{t.tile}", "stages": "{t.stages}",
+  "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}", "TC_WARP_M": "{t.wm}",
+              "TC_WARP_N": "{t.wn}", "TC_FRAGMENTS": "{t.fragments}", "TC_MIN_BLOCKS": "{t.blocks}"}},
+ "kernels": [
+  {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "alignment": 16, "archs": "{t.archs}", "kind": "persistent",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}", "TC_WARP_M": "{t.wm}",
+               "TC_WARP_N": "{t.wn}", "TC_FRAGMENTS": "{t.fragments}", "TC_MIN_BLOCKS": "{t.blocks}",
+               "TC_PERSISTENT": 1},
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "128x256x64", "tile": [128, 256, 64], "wm": 64, "wn": 64, "fragments": 2, "stages": 4,
+      "shared": 196608, "threads": 256, "blocks": 1,
+      "archs": ["sm_90a", "sm_100a"],
+      "cost": {"k_tile": 1780, "fixed": 7000}},
+     {"name": "128x256x32", "tile": [128, 256, 32], "wm": 64, "wn": 64, "fragments": 2, "stages": 4,
+      "shared": 98304, "threads": 256, "blocks": 1,
+      "archs": ["sm_80", "sm_86", "sm_89", "sm_120a"],
+      "cost": {"k_tile": 900, "fixed": 7000}}]}},
+  {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "alignment": 16,
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "128x128x64", "tile": [128, 128, 64], "wm": 64, "wn": 64, "fragments": 2, "stages": 3,
+      "shared": 98304, "threads": 128, "blocks": 2,
+      "cost": {"k_tile": 1880, "fixed": 7000}},
+     {"name": "64x128x64", "tile": [64, 128, 64], "wm": 32, "wn": 64, "fragments": 2, "stages": 4,
+      "shared": 98304, "threads": 128, "blocks": 2,
+      "cost": {"k_tile": 1160, "fixed": 5500}},
+     {"name": "64x64x64", "tile": [64, 64, 64], "wm": 32, "wn": 32, "fragments": 2, "stages": 4,
+      "shared": 65536, "threads": 128, "blocks": 3,
+      "cost": {"k_tile": 1080, "fixed": 5000, "lone": 0.4}},
+     {"name": "16x128x64", "tile": [16, 128, 64], "wm": 16, "wn": 32, "fragments": 2, "stages": 5,
+      "shared": 92160, "threads": 128, "blocks": 2,
+      "cost": {"k_tile": 1070, "fixed": 4200}}]}},
+  {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "alignment": 2,
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "layout": ["any"],
+    "t": [
+     {"name": "128x128x32", "tile": [128, 128, 32], "wm": 64, "wn": 32, "fragments": 1, "stages": 2,
+      "shared": 32768, "threads": 256, "blocks": 1,
+      "cost": {"k_tile": 2000, "fixed": 7000}}]}},
+  {"name": "mma_matmul_tf32_{layout}_{t.name}", "dtype": "float32", "math": "tf32", "alignment": 16,
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "128x128x32", "tile": [128, 128, 32], "wm": 64, "wn": 64, "fragments": 2, "stages": 3,
+      "shared": 98304, "threads": 128, "blocks": 2,
+      "cost": {"k_tile": 2000, "fixed": 8000}},
+     {"name": "64x64x32", "tile": [64, 64, 32], "wm": 32, "wn": 32, "fragments": 2, "stages": 4,
+      "shared": 65536, "threads": 128, "blocks": 3,
+      "cost": {"k_tile": 1200, "fixed": 6000}}]}},
+  {"name": "mma_matmul_tf32_{layout}_{t.name}", "dtype": "float32", "math": "tf32", "alignment": 4,
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "layout": ["any"],
+    "t": [
+     {"name": "128x128x16", "tile": [128, 128, 16], "wm": 64, "wn": 32, "fragments": 1, "stages": 4,
+      "shared": 65536, "threads": 256, "blocks": 1,
+      "cost": {"k_tile": 1350, "fixed": 8000}}]}},
+  {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "float64", "math": "float64",
+   "alignment": "{t.alignment}",
+   "for": {
+    "d": [{"dtype": "float64"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "64x64x16", "tile": [64, 64, 16], "wm": 32, "wn": 32, "fragments": 1, "stages": 3,
+      "shared": 49152, "threads": 128, "blocks": 3,
+      "alignment": 16, "cost": {"k_tile": 1650, "fixed": 6000}}]}},
+  {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "float64", "math": "float64", "alignment": 8,
+   "for": {
+    "d": [{"dtype": "float64"}],
+    "layout": ["any"],
+    "t": [
+     {"name": "64x64x16", "tile": [64, 64, 16], "wm": 32, "wn": 32, "fragments": 1, "stages": 3,
+      "shared": 49152, "threads": 128, "blocks": 2,
+      "cost": {"k_tile": 1550, "fixed": 6000}}]}}]}
+*/

@@ -1,0 +1,285 @@
+// float32 matmul on the plain arithmetic units: every product and sum is a float32 FMA, no TF32.
+//
+// A thread owns 8x16 (8x8 in the small tile) outputs, in runs of 4. Both operands pass through
+// shared memory as [k][m] and [k][n], two stages deep; a k tile's elements wait in registers while
+// the one before it is multiplied. Shared memory reads bound the speed: 24 floats for 128 FMAs.
+// Layouts nn, nt, tn, tt read 16 bytes at a time; `any` reads single elements at any strides.
+//
+// Roles: all threads load, multiply and store. Needs nothing beyond sm_80.
+#include "tile.cuh"
+
+namespace torch_cubin {
+
+constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+constexpr int kThreads = TC_THREADS;
+constexpr Layout kLayout = Layout::TC_LAYOUT;
+
+constexpr int kThreadM = 8, kThreadN = kTileM * kTileN / kThreads / kThreadM;
+constexpr int kRunsM = kThreadM / 4, kRunsN = kThreadN / 4;
+constexpr int kWarpsM = kTileM / (4 * kThreadM), kWarpsN = kTileN / (8 * kThreadN);
+static_assert(kWarpsM * kWarpsN * 32 == kThreads, "a warp has 4 lanes along m, 8 along n");
+static_assert(TC_STAGES == 2 && TC_DYNAMIC_SHARED == 0, "two stages of static shared memory");
+
+enum class Access { along_k, along_mn, elements };
+constexpr bool kAny = kLayout == Layout::any;
+constexpr Access kAccessA = kAny                                             ? Access::elements
+                            : kLayout == Layout::nn || kLayout == Layout::nt ? Access::along_k
+                                                                             : Access::along_mn;
+constexpr Access kAccessB = kAny                                             ? Access::elements
+                            : kLayout == Layout::nt || kLayout == Layout::tt ? Access::along_k
+                                                                             : Access::along_mn;
+
+// This thread's part of one operand's k tiles: chunks of 4 elements along k or along mn, the
+// operand's other dimension, or single elements. k past the end reads as zero. Rows past the
+// operand's end do too, or repeat its last row: their outputs are never stored.
+template <int kExtent, Access kAccess>
+struct Operand {
+  static constexpr bool kByK = kAccess != Access::along_mn;
+  static constexpr int kWidth = kAccess == Access::elements ? 1 : 4;
+  static constexpr int kChunks = kExtent * kTileK / kThreads / kWidth;
+  static constexpr int kAlongK = kTileK / kWidth, kAlongMn = kExtent / kWidth;
+
+  const float* from;  // element (0, k) of the next k tile, k being that of the thread's chunk 0
+  tc_int64 stride_mn, stride_k;
+  int columns;  // of this tile that exist
+  float held[kChunks][kWidth];
+
+  TC_DEVICE Operand(const void* base, tc_int64 offset, tc_int64 stride_mn_, tc_int64 stride_k_,
+                    tc_int64 rest)
+      : stride_mn(kAccess == Access::along_mn ? 1 : stride_mn_),
+        stride_k(kAccess == Access::along_k ? 1 : stride_k_),
+        columns(static_cast<int>(min(rest, static_cast<tc_int64>(kExtent)))) {
+    int mn, k;
+    place(0, mn, k);
+    from = static_cast<const float*>(base) + offset + k * stride_k;
+  }
+
+  // By k, the threads run along k first, and every chunk of a thread has the same k.
+  TC_DEVICE static void place(int chunk, int& mn, int& k) {
+    int index = threadIdx.x + chunk * kThreads;
+    mn = kByK ? index / kAlongK : index % kAlongMn * kWidth;
+    k = kByK ? threadIdx.x % kAlongK * kWidth : index / kAlongMn;
+  }
+  static_assert(kThreads % kAlongK == 0, "see place()");
+
+  // Shifts the columns of row k so that a warp's stores fall into different banks; the shift is a
+  // multiple of 4 below 32, so that runs of 4 columns stay whole and aligned.
+  TC_DEVICE static constexpr int shift(int k) {
+    return kAccess == Access::along_mn  ? 0
+           : kAccess == Access::along_k ? k / 4 * (128 / kTileK)
+                                        : k * (32 / kTileK);
+  }
+
+  // Reads the next k tile, of whose rows of k `rows` exist.
+  TC_DEVICE void fetch(int rows) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      int mn, k, mn0, k0;
+      place(chunk, mn, k);
+      place(0, mn0, k0);
+      const float* at = from + (k - k0) * stride_k + (kByK ? min(mn, columns - 1) : mn) * stride_mn;
+      int count = kByK ? rows - k : (k < rows ? columns - mn : 0);
+      if constexpr (kAccess == Access::elements) {
+        held[chunk][0] = count > 0 ? __ldg(at) : 0.0f;
+      } else if (count >= 4) {
+        float4 value = __ldg(reinterpret_cast<const float4*>(at));
+        held[chunk][0] = value.x;
+        held[chunk][1] = value.y;
+        held[chunk][2] = value.z;
+        held[chunk][3] = value.w;
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) held[chunk][j] = j < count ? __ldg(at + j) : 0.0f;
+      }
+    }
+    from += kTileK * stride_k;
+  }
+
+  TC_DEVICE void store(float* stage) const {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      int mn, k;
+      place(chunk, mn, k);
+      float* to = stage + k * kExtent + (mn ^ shift(k));
+      if constexpr (kByK) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) to[j * kExtent] = held[chunk][j];
+      } else {
+        *reinterpret_cast<float4*>(to) =
+            make_float4(held[chunk][0], held[chunk][1], held[chunk][2], held[chunk][3]);
+      }
+    }
+  }
+
+  // The thread's elements of row k: runs of 4, spread evenly over the tile.
+  template <int kRuns>
+  TC_DEVICE static void read(float (&out)[4 * kRuns], const float* stage, int first, int k) {
+    const float* row = stage + k * kExtent + (first ^ shift(k));
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      *reinterpret_cast<float4*>(&out[4 * run]) =
+          *reinterpret_cast<const float4*>(row + run * (kExtent / kRuns));
+    }
+  }
+};
+
+using OperandA = Operand<kTileM, kAccessA>;
+using OperandB = Operand<kTileN, kAccessB>;
+
+// Row `row` of the tile, columns `column`..`column` + 3.
+TC_DEVICE void store_row(const MatmulParams& p, const TileCoordinates& t, int row, int column,
+                         const float (&sum)[4]) {
+  tc_int64 columns = p.n - t.n0 - column;
+  float value[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    bool biased = p.bias != nullptr && p.splits == 1 && j < columns;
+    value[j] = sum[j] + (biased ? load_bias<DType::float32>(p, t.n0 + column + j) : 0.0f);
+  }
+  float* to = p.splits > 1 ? static_cast<float*>(p.partial) + t.partial + row * p.n + column
+                           : static_cast<float*>(p.c) + t.c + row * p.c_stride_m + column;
+  if (columns >= 4 && reinterpret_cast<u64>(to) % 16 == 0) {
+    *reinterpret_cast<float4*>(to) = make_float4(value[0], value[1], value[2], value[3]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j < columns) to[j] = value[j];
+    }
+  }
+}
+
+// Small tiles serve products with few outputs and a long K, where cuBLAS splits K finely: one chain of
+// thousands of additions had twice its error (16 x 6144 x 4096 on the H200). So every 256 terms a
+// thread moves its sums to shared memory. Large tiles have no room for that, and no such shapes.
+constexpr int kChainTiles = 256 / kTileK;
+constexpr bool kLongSums = kTileM == 64;
+
+template <bool kOn>
+struct LongSum {
+  TC_DEVICE void move(float (&)[kThreadM][kThreadN]) {}
+  TC_DEVICE void finish(float (&)[kThreadM][kThreadN]) {}
+};
+
+template <>
+struct LongSum<true> {
+  bool used = false;
+
+  TC_DEVICE static float& slot(int i, int j) {  // the thread's own: no barrier is needed
+    __shared__ float totals[kThreadM * kThreadN][TC_THREADS];
+    return totals[i * kThreadN + j][threadIdx.x];
+  }
+
+  TC_DEVICE void move(float (&sum)[kThreadM][kThreadN]) {
+#pragma unroll
+    for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kThreadN; ++j) {
+        slot(i, j) = used ? slot(i, j) + sum[i][j] : sum[i][j];
+        sum[i][j] = 0;
+      }
+    }
+    used = true;
+  }
+
+  TC_DEVICE void finish(float (&sum)[kThreadM][kThreadN]) {
+    if (!used) return;
+#pragma unroll
+    for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kThreadN; ++j) sum[i][j] += slot(i, j);
+    }
+  }
+};
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
+  using namespace torch_cubin;
+  wait_for_previous_kernel();
+  __shared__ __align__(16) float shared_a[2][kTileK * kTileM];
+  __shared__ __align__(16) float shared_b[2][kTileK * kTileN];
+
+  TileCoordinates t = tile_coordinates<kTileM, kTileN, kTileK>(p);
+  OperandA a(p.a, t.a, p.a_stride_m, p.a_stride_k, p.m - t.m0);
+  OperandB b(p.b, t.b, p.b_stride_n, p.b_stride_k, p.n - t.n0);
+
+  // In each quarter of a warp, 2 lanes lie along m and 4 along n.
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int first_m = warp % kWarpsM * 16 + (lane % 2 + lane / 16 * 2) * 4;
+  int first_n = warp / kWarpsM * 32 + lane / 2 % 8 * 4;
+
+  float sum[kThreadM][kThreadN] = {};
+  LongSum<kLongSums> long_sum;
+  tc_int64 rest = t.k_end - t.k_begin;
+  auto fetch = [&] {
+    int rows = static_cast<int>(min(rest, static_cast<tc_int64>(kTileK)));
+    a.fetch(rows);
+    b.fetch(rows);
+    rest -= kTileK;
+  };
+  if (t.k_tiles > 0) {
+    fetch();
+    a.store(shared_a[0]);
+    b.store(shared_b[0]);
+    __syncthreads();
+  }
+  for (int tile = 0; tile < t.k_tiles; ++tile) {
+    bool more = tile + 1 < t.k_tiles;
+    int stage = tile % 2;
+    if (more) fetch();
+#pragma unroll
+    for (int step = 0; step < kTileK; ++step) {
+      float row[kThreadM], column[kThreadN];
+      OperandA::read<kRunsM>(row, shared_a[stage], first_m, step);
+      OperandB::read<kRunsN>(column, shared_b[stage], first_n, step);
+#pragma unroll
+      for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kThreadN; ++j) sum[i][j] = fmaf(row[i], column[j], sum[i][j]);
+      }
+    }
+    if (more) {  // the other stage: everybody has left it at the last barrier
+      a.store(shared_a[1 - stage]);
+      b.store(shared_b[1 - stage]);
+      __syncthreads();
+      if (kLongSums && (tile + 1) % kChainTiles == 0) long_sum.move(sum);
+    }
+  }
+  long_sum.finish(sum);
+
+#pragma unroll
+  for (int i = 0; i < kThreadM; ++i) {
+    int row = first_m + i % 4 + i / 4 * (kTileM / kRunsM);
+    if (t.m0 + row >= p.m) continue;
+#pragma unroll
+    for (int run = 0; run < kRunsN; ++run) {
+      int column = first_n + run * (kTileN / kRunsN);
+      if (t.n0 + column >= p.n) continue;
+      float values[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) values[j] = sum[i][run * 4 + j];
+      store_row(p, t, row, column, values);
+    }
+  }
+}
+
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "simt_matmul_f32_{layout}_{t.name}",
+   "kind": "simt", "dtype": "float32", "math": "float32", "layout": "{layout}",
+   "alignment": "{alignment.{layout}}", "tile": "{t.tile}", "stages": 2,
+   "block": ["{t.threads}", 1, 1], "dynamic_shared": 0, "cost": "{t.{cost.{layout}}}",
+   "defines": {"TC_LAYOUT": "{layout}", "TC_BLOCKS": "{t.blocks}"},
+   "for": {
+    "layout": ["nn", "nt", "tn", "tt", "any"],
+    "alignment": [{"nn": 16, "nt": 16, "tn": 16, "tt": 16, "any": 4}],
+    "cost": [
+     {"nn": "vectors", "nt": "vectors", "tn": "vectors", "tt": "vectors", "any": "elements"}],
+    "t": [
+     {"name": "128x128x8", "tile": [128, 128, 8], "threads": 128, "blocks": 2,
+      "vectors": {"k_tile": 2700, "fixed": 4000}, "elements": {"k_tile": 3000, "fixed": 4000}},
+     {"name": "64x64x8", "tile": [64, 64, 8], "threads": 64, "blocks": 4,
+      "vectors": {"k_tile": 2300, "fixed": 3500}, "elements": {"k_tile": 1900, "fixed": 3500}}]}}]}
+*/

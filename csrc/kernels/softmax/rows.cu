@@ -1,0 +1,279 @@
+// Softmax over the rows of attention scores, its derivative, and dropout: what attention by
+// composition does between its products. softmax_params.h says what is computed.
+//
+// A row belongs to one warp (tiles of 8 rows) or to the whole block (tiles of 1, for long rows).
+// Any grid.x is right: blocks take the tiles round-robin. Sums have an order that depends on
+// seqlen_k alone: same inputs, same bits.
+//
+// Roles: all threads do the same.
+#include <limits>
+
+#include "common/dropout.cuh"
+#include "softmax_params.h"
+
+namespace torch_cubin {
+
+enum class Kind { forward, backward, dropout };
+
+constexpr Kind kKind = Kind::TC_KIND;
+using Real = TC_REAL;
+constexpr int kRows = TC_TILE_M;              // rows of a block at a time
+constexpr int kThreads = TC_THREADS / kRows;  // of one row
+static_assert(kThreads == 32 || kRows == 1, "a row belongs to a warp or to the block");
+
+constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+
+TC_DEVICE Real real_of(tc_int64 bits) { return static_cast<Real>(__longlong_as_double(bits)); }
+
+// What the threads of a row get of their values, alike in all of them; `join` commutes bit by bit.
+template <class Value, class Join>
+TC_DEVICE Value joined(Value value, Join join) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) value = join(value, value.of_lane(lane));
+  if constexpr (kThreads > 32) {
+    __shared__ Value parts[kThreads / 32];
+    __syncthreads();  // the last values have been read
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = parts[0];
+    for (int i = 1; i < kThreads / 32; ++i) value = join(value, parts[i]);
+  }
+  return value;
+}
+
+struct Sum {
+  Real value;
+  TC_DEVICE Sum of_lane(int lane) const { return {__shfl_xor_sync(~0u, value, lane)}; }
+};
+
+// total = sum of exp(logit - max) over the logits so far; NaN stays in total, max never is NaN.
+struct ExpSum {
+  Real max, total;
+
+  TC_DEVICE void add(Real logit) {
+    if (logit > max) {
+      total = total * exp(max - logit) + 1;
+      max = logit;
+    } else if (logit != -kInfinity) {
+      total += exp(logit - max);
+    }
+  }
+  TC_DEVICE ExpSum of_lane(int lane) const {
+    return {__shfl_xor_sync(~0u, max, lane), __shfl_xor_sync(~0u, total, lane)};
+  }
+};
+
+TC_DEVICE ExpSum join_sums(const ExpSum& a, const ExpSum& b) {
+  const ExpSum& high = a.max >= b.max ? a : b;
+  const ExpSum& low = a.max >= b.max ? b : a;
+  ExpSum sum = high;
+  // Equal maxima: the difference of two infinities would be NaN.
+  sum.total += low.max == high.max ? low.total : low.total * exp(low.max - high.max);
+  return sum;
+}
+
+struct Row {
+  tc_int64 number;  // among all
+  tc_int64 offset;  // of its first element
+  tc_int64 mask;    // of its first element in the mask
+  int head;         // as sinks counts them
+  int dropout_head;
+  int i;
+  int begin, end;  // the columns within the band
+  Real slope;
+};
+
+TC_DEVICE Row row_of(const SoftmaxParams& p, tc_int64 number) {
+  Row row;
+  tc_int64 matrix = number / p.seqlen_q;
+  int batch = static_cast<int>(matrix / p.heads);
+  row.number = number;
+  row.offset = number * p.seqlen_k;
+  row.head = static_cast<int>(matrix - static_cast<tc_int64>(batch) * p.heads);
+  row.i = static_cast<int>(number - matrix * p.seqlen_q);
+  row.mask = batch * p.mask_stride[0] + row.head * p.mask_stride[1] + row.i * p.mask_stride[2];
+  row.dropout_head = p.first_head + batch * p.all_heads + row.head;
+  tc_int64 begin = static_cast<tc_int64>(row.i) + p.first;
+  tc_int64 end = static_cast<tc_int64>(row.i) + p.last + 1;
+  tc_int64 columns = p.seqlen_k;
+  row.begin = static_cast<int>(max(tc_int64(0), min(begin, columns)));
+  row.end = static_cast<int>(max(tc_int64(0), min(end, columns)));
+  row.slope =
+      p.alibi_slopes == nullptr ? Real(0) : p.alibi_slopes[batch * p.alibi_stride + row.head];
+  return row;
+}
+
+TC_DEVICE Real masked(const SoftmaxParams& p, Real logit, tc_int64 at) {
+  switch (p.mask_kind) {
+    case kMaskBool:
+      return logit + (static_cast<const unsigned char*>(p.mask)[at] != 0 ? Real(0) : -kInfinity);
+    case kMaskFloat16:
+      return logit + f16_to_float(static_cast<const u16*>(p.mask)[at]);
+    case kMaskBFloat16:
+      return logit + bf16_to_float(static_cast<const u16*>(p.mask)[at]);
+    case kMaskFloat32:
+      return logit + static_cast<const float*>(p.mask)[at];
+    default:
+      return logit + static_cast<Real>(static_cast<const double*>(p.mask)[at]);
+  }
+}
+
+// The bits of one weight's place; see common/dropout.cuh.
+TC_DEVICE bool kept(const SoftmaxParams& p, const Row& row, int j) {
+  DropoutBits bits(*p.dropout_seed, row.dropout_head, row.i, j / 32, j % 8 / 2);
+  int word = j % 32 / 8;
+  u32 both = word < 2 ? (word == 0 ? bits.words[0] : bits.words[1])
+                      : (word == 2 ? bits.words[2] : bits.words[3]);
+  return static_cast<int>(j % 2 == 0 ? both & 0xFFFF : both >> 16) >= p.drop_below;
+}
+
+// Scores to logits: everything that the row's threads need of the parameters, once.
+struct Logits {
+  const SoftmaxParams& p;
+  const Row& row;
+  const Real* scores;
+  Real scale, softcap;
+
+  TC_DEVICE Logits(const SoftmaxParams& p, const Row& row)
+      : p(p),
+        row(row),
+        scores(static_cast<const Real*>(p.scores) + row.offset),
+        scale(real_of(p.scale)),
+        softcap(real_of(p.softcap)) {}
+
+  // Of a column within the band.
+  TC_DEVICE Real operator()(int j) const {
+    Real logit = scale * scores[j];
+    if (softcap != 0) logit = softcap * tanh(logit / softcap);
+    if (p.alibi_slopes != nullptr) {
+      int distance = row.i + p.seqlen_k - p.seqlen_q - j;
+      logit -= row.slope * static_cast<Real>(distance < 0 ? -distance : distance);
+    }
+    return p.mask_kind == kMaskNone ? logit : masked(p, logit, row.mask + j * p.mask_stride[3]);
+  }
+
+  // Of the logit with respect to the score.
+  TC_DEVICE Real derivative(int j) const {
+    if (softcap == 0) return scale;
+    Real t = tanh(scale * scores[j] / softcap);
+    return scale * (1 - t * t);
+  }
+};
+
+// What dropout multiplies a weight and its gradient with.
+struct Dropout {
+  const SoftmaxParams& p;
+  const Row& row;
+  Real keep_scale;
+
+  TC_DEVICE Dropout(const SoftmaxParams& p, const Row& row)
+      : p(p), row(row), keep_scale(real_of(p.keep_scale)) {}
+
+  TC_DEVICE Real operator()(int j) const {
+    return p.drop_below == 0 ? Real(1) : kept(p, row, j) ? keep_scale : Real(0);
+  }
+};
+
+// What hidden columns get: a row with a NaN is NaN all over, as in PyTorch.
+TC_DEVICE Real nan_or_zero(Real sum) { return sum != sum ? sum : Real(0); }
+
+TC_DEVICE void forward(const SoftmaxParams& p, const Row& row, int lane) {
+  const Logits logits(p, row);
+  const Dropout dropout(p, row);
+  ExpSum sum = {-kInfinity, 0};
+  for (int j = row.begin + lane; j < row.end; j += kThreads) sum.add(logits(j));
+  sum = joined(sum, join_sums);
+  if (p.sinks != nullptr) sum.add(p.sinks[row.head]);
+  // As exp(inf - inf) where a logit is infinite, also where it was the first of its thread.
+  if (sum.max == kInfinity) sum.total = kInfinity - sum.max;
+  bool nothing = sum.total == 0;
+  if (p.logsumexp != nullptr && lane == 0) {
+    static_cast<Real*>(p.logsumexp)[row.number] = nothing ? -kInfinity : sum.max + log(sum.total);
+  }
+  Real shift = sum.max == -kInfinity ? Real(0) : sum.max;  // -inf: hidden all, or NaN
+  Real hidden = nan_or_zero(sum.total);
+  auto weights = static_cast<Real*>(p.weights) + row.offset;
+  for (int j = lane; j < p.seqlen_k; j += kThreads) {
+    bool visible = j >= row.begin && j < row.end && !nothing;
+    weights[j] = visible ? exp(logits(j) - shift) / sum.total * dropout(j) : hidden;
+  }
+}
+
+TC_DEVICE void backward(const SoftmaxParams& p, const Row& row, int lane) {
+  const Logits logits(p, row);
+  const Dropout dropout(p, row);
+  auto probs = static_cast<const Real*>(p.probs) + row.offset;
+  auto grad = static_cast<const Real*>(p.grad) + row.offset;
+  Real logsumexp = p.given_probs ? Real(0) : static_cast<const Real*>(p.logsumexp)[row.number];
+  int begin = p.given_probs ? 0 : row.begin;
+  int end = p.given_probs ? p.seqlen_k : logsumexp == -kInfinity ? row.begin : row.end;
+  auto prob = [&](int j) { return p.given_probs ? probs[j] : exp(logits(j) - logsumexp); };
+
+  Real delta;
+  if (p.delta != nullptr) {
+    delta = static_cast<const Real*>(p.delta)[row.number];
+  } else {
+    Sum sum = {0};
+    for (int j = begin + lane; j < end; j += kThreads) sum.value += prob(j) * dropout(j) * grad[j];
+    delta = joined(sum, [](const Sum& a, const Sum& b) { return Sum{a.value + b.value}; }).value;
+  }
+  if (p.grad_logsumexp != nullptr) {
+    delta -= static_cast<const Real*>(p.grad_logsumexp)[row.number];
+  }
+
+  Real hidden = nan_or_zero(logsumexp);
+  auto grad_scores = static_cast<Real*>(p.grad_scores) + row.offset;
+  auto weights = static_cast<Real*>(p.weights) + row.offset;
+  for (int j = lane; j < p.seqlen_k; j += kThreads) {
+    Real weight = hidden, grad_score = hidden;
+    if (j >= begin && j < end) {
+      Real probability = prob(j), factor = dropout(j);
+      weight = probability * factor;
+      grad_score = probability * (factor * grad[j] - delta) * logits.derivative(j);
+    }
+    if (p.weights != nullptr) weights[j] = weight;
+    grad_scores[j] = grad_score;
+  }
+}
+
+TC_DEVICE void drop(const SoftmaxParams& p, const Row& row, int lane) {
+  const Dropout dropout(p, row);
+  auto from = static_cast<const Real*>(p.scores) + row.offset;
+  auto to = static_cast<Real*>(p.weights) + row.offset;
+  for (int j = lane; j < p.seqlen_k; j += kThreads) to[j] = from[j] * dropout(j);
+}
+
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ torch_cubin::SoftmaxParams p) {
+  using namespace torch_cubin;
+  wait_for_previous_kernel();
+  const int lane = threadIdx.x % kThreads;
+  const tc_int64 step = static_cast<tc_int64>(gridDim.x) * kRows;
+  for (tc_int64 number = static_cast<tc_int64>(blockIdx.x) * kRows + threadIdx.x / kThreads;
+       number < p.rows; number += step) {
+    const Row row = row_of(p, number);
+    if constexpr (kKind == Kind::forward) forward(p, row, lane);
+    if constexpr (kKind == Kind::backward) backward(p, row, lane);
+    if constexpr (kKind == Kind::dropout) drop(p, row, lane);
+  }
+}
+
+// The spills that the table accepts: ptxas saves a few registers around the calls of the slow paths
+// of log and division, which it makes subroutines.
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "rows_softmax_{d.name}_{kind}_{rows}", "kind": "{kind}", "dtype": "{d.dtype}",
+   "math": "{d.dtype}", "layout": "any", "alignment": "{d.bytes}", "tile": ["{rows}", 1, 1],
+   "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0},
+   "accepted_spill": {"sm_86": 32, "sm_89": 32, "sm_90a": 64, "sm_100a": 64},
+   "defines": {"TC_KIND": "{kind}", "TC_REAL": "{d.real}"},
+   "for": {
+    "kind": ["forward", "backward", "dropout"],
+    "d": [
+     {"name": "f32", "dtype": "float32", "real": "float", "bytes": 4},
+     {"name": "f64", "dtype": "float64", "real": "double", "bytes": 8}],
+    "rows": [8, 1]}}]}
+*/
