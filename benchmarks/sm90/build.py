@@ -1,4 +1,4 @@
-"""Compiles sm90_matmul.cu for a list of configurations; needs nvcc 12.9 or later, no GPU.
+"""Compiles csrc/kernels/matmul/sm90.cu for a list of configurations; needs nvcc 12.9 or later, no GPU.
 
     python benchmarks/sm90/build.py OUT [--only SUBSTRING] [--bound]
 
@@ -16,23 +16,23 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels"
 SPILL_BYTES = 128  # a few words outside of the loops
 LAYOUTS = {"nt": (0, 0), "nn": (0, 1), "tn": (1, 1), "tt": (1, 0)}  # A, B: MN-major?
-# tile M, tile N, stages, consumer warpgroups, blocks a multiprocessor
+# tile M, tile N, stages, consumer warpgroups, streams tiles, splits K in pairs
 TILES = [
-    (256, 192, 3, 2, 1), (256, 160, 3, 2, 1), (256, 128, 4, 2, 1), (128, 256, 4, 2, 1),
-    (128, 224, 4, 2, 1), (128, 192, 5, 2, 1), (128, 160, 5, 2, 1), (128, 128, 6, 2, 1),
-    (128, 96, 7, 2, 1), (128, 64, 8, 2, 1), (64, 128, 8, 1, 1), (64, 256, 5, 1, 1),
-    (128, 80, 7, 2, 1), (64, 64, 10, 1, 1), (64, 96, 9, 1, 1),
+    (256, 192, 3, 2, 1, 0), (256, 160, 3, 2, 0, 0), (256, 128, 4, 2, 0, 0), (128, 256, 4, 2, 1, 0),
+    (128, 224, 4, 2, 0, 0), (128, 192, 5, 2, 0, 0), (128, 160, 5, 2, 0, 1), (128, 128, 6, 2, 0, 1),
+    (128, 96, 7, 2, 0, 1), (128, 80, 7, 2, 0, 1), (128, 64, 8, 2, 0, 1), (64, 128, 8, 1, 0, 0),
+    (64, 256, 5, 1, 0, 0), (64, 96, 9, 1, 0, 0), (64, 64, 10, 1, 0, 0),
 ]  # fmt: skip
 
 
-def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int, resident: int) -> dict | None:
+def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int, streams: int, pairs: int) -> dict | None:
     """None where the tile has no room."""
     a_mn, b_mn = LAYOUTS[layout]
     b_rows = (n + 63) // 64 * 64 if b_mn else n
-    limit = 233472 // resident - 1024
+    limit = 232448
     while stages >= 2:
         operands = stages * (m + b_rows) * 128
         control = 16 * stages + 16 + 64 * (8 if stages < 8 else 16)
@@ -43,7 +43,7 @@ def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int
     else:
         return None
     return {
-        "name": f"sm90_matmul_{kind}_{layout}_{m}x{n}" + "x2" * (resident == 2),
+        "name": f"sm90_matmul_{kind}_{layout}_{m}x{n}",
         "type": kind,
         "layout": layout,
         "a_mn": a_mn,
@@ -51,7 +51,8 @@ def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int
         "tile": [m, n],
         "stages": stages,
         "consumers": consumers,
-        "resident": resident,
+        "streams": streams,
+        "pairs": pairs,
         "threads": 128 * (1 + consumers),
         "shared": operands + 4 * consumers * panels * 2048 + control,
     }
@@ -60,14 +61,16 @@ def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int
 def compile_one(kernel: dict, out: Path, extra: list[str]) -> str:
     defines = {
         "TC_KERNEL": kernel["name"],
-        "TC_TYPE": kernel["type"],
+        "TC_DTYPE": {"bf16": "bfloat16", "f16": "float16", "tf32": "float32"}[kernel["type"]],
         "TC_A_MN": kernel["a_mn"],
         "TC_B_MN": kernel["b_mn"],
         "TC_TILE_M": kernel["tile"][0],
         "TC_TILE_N": kernel["tile"][1],
+        "TC_TILE_K": 32 if kernel["type"] == "tf32" else 64,
         "TC_STAGES": kernel["stages"],
         "TC_CONSUMERS": kernel["consumers"],
-        "TC_RESIDENT": kernel["resident"],
+        "TC_STREAMS": kernel["streams"],
+        "TC_PAIRS": kernel["pairs"],
         "TC_THREADS": kernel["threads"],
         "TC_DYNAMIC_SHARED": kernel["shared"],
     }
@@ -75,7 +78,8 @@ def compile_one(kernel: dict, out: Path, extra: list[str]) -> str:
         *("nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"),
         *(f"-D{name}={value}" for name, value in defines.items()),
         *extra,
-        *("-o", str(out / f"{kernel['name']}.cubin"), str(HERE / "sm90_matmul.cu")),
+        *("-I", str(KERNELS)),
+        *("-o", str(out / f"{kernel['name']}.cubin"), str(KERNELS / "matmul" / "sm90.cu")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     text = done.stdout + done.stderr

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from harness import How, cdiv
 
-L2_BYTES = 49.0  # a cycle and multiprocessor, measured with small tiles
-CLOCK = 1980.0  # cycles a microsecond
-POWER = 712e6  # FLOP a microsecond at the power limit
+L2_BYTES = 64.7  # a cycle and multiprocessor, measured with small tiles
+CLOCK = 1816.0  # cycles a microsecond
+POWER = 750e6  # FLOP a microsecond at the power limit
 DRAM = 3.8e6  # bytes a microsecond
-FIXED = 0.5  # us: launch, first loads, last stores
-EXCHANGE = 1.55
-SHARP = 5.0
-JOIN = 28.0
-STREAM = 5.8
-TILE = 4000  # cycles between two tiles of one block that the other warpgroup does not hide
+FIXED = 1.84  # us: launch, first loads, last stores
+EXCHANGE = 0.0
+EXCHANGE_BYTES = 15.0
+SHARP = 4.73
+JOIN = 14.8
+STREAM = 10.5
+TILE = 300  # cycles between two tiles of one block that the other warpgroup does not hide
 
 
 def k_block(bm: int, bn: int, cluster: str, resident: int) -> float:
@@ -41,7 +42,7 @@ def predict(facts: dict, how: How, m: int, n: int, k: int, batch: int = 1) -> fl
     if how.cluster == "k":
         units = cdiv(k_blocks, 2) * cdiv(tiles, slots)
         busy = min(tiles, slots) * per
-        extra = EXCHANGE
+        extra = EXCHANGE + bm * bn * 4 / EXCHANGE_BYTES / CLOCK
     elif how.stream:
         whole, rest = divmod(tiles, slots)
         units = whole * k_blocks
@@ -80,14 +81,9 @@ def candidates(kernels: dict, prefix: str, m: int, n: int, k: int, batch: int = 
             tiles = cdiv(m, bm) * cdiv(n, bn) * batch
             hows = [How(cluster, blocks, pdl=True)]
             if cluster == "k":
-                if tiles * 2 > blocks or k < 512:
+                if tiles * 2 > blocks or k < 512 or facts["consumers"] == 1:
                     continue
-            else:
+            elif tiles >= 2 * blocks:
                 hows.append(How(cluster, blocks, stream=True, pdl=True))
-                per = 2 if cluster else 1
-                for parts in (2, 3, 4):
-                    t = cdiv(tiles, per)
-                    if t * parts <= blocks // per and k >= 256 * parts:
-                        hows.append(How(cluster, blocks, stream=True, parts=parts, pdl=True))
             found += [(predict(facts, how, m, n, k, batch), name, how) for how in hows]
     return sorted(found, key=lambda x: x[0])

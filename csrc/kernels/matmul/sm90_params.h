@@ -1,4 +1,4 @@
-// The one parameter of the sm90 matmul kernels, shared by host and device code.
+// The one parameter of the kernels of sm90.cu, shared by host and device code.
 //
 // out[b, m, n] = round(activation(alpha * sum_k A[b, m, k] * B[b, k, n] + bias) + beta * addend)
 //
@@ -55,13 +55,13 @@ struct Sm90MatmulParams {
   tc_int64 bias_stride;
   float alpha, beta;
   int m, n;
-  int k_blocks;      // 128-byte blocks of K, at least 1
-  int batch[3];      // innermost first, 1 where unused
-  int tiles_m;       // in tiles of a cluster (a block's tile, twice as long along M with kSm90ShareB)
-  int tiles_n;       // (and along N with kSm90ShareA)
-  int group;         // tile rows (columns) whose tiles follow one another
-  int whole_tiles;   // tiles that one cluster computes alone; the rest is streamed:
-  int stream_tiles;  // tiles whose k blocks are dealt out evenly (0: none)
+  int k_blocks;  // 128-byte blocks of K, at least 1
+  int batch[3];  // innermost first, 1 where unused
+  int tiles_m;   // in tiles of a cluster (a block's tile, twice as long along M with kSm90ShareB)
+  int tiles_n;   // (and along N with kSm90ShareA)
+  int group;     // tile rows (columns) whose tiles follow one another
+  int whole_tiles;      // tiles that one cluster computes alone; the rest is streamed:
+  int stream_tiles;     // tiles whose k blocks are dealt out evenly (0: none)
   int stream_clusters;  // over the first so many clusters: at least stream_tiles, at most all k blocks
   int flags;
   // Streamed tiles. partial: 2 tiles of floats a block; counters: kConsumers ints a block of a
