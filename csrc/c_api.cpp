@@ -10,9 +10,11 @@
 #include "c_answer.h"
 #include "cubin/error.h"
 #include "cubin/inspect.h"
+#include "cubin/json_facts.h"
+#include "ops/common/seam.h"
 #include "package/catalog.h"
 #include "runtime/device.h"
-#include "runtime/kernel.h"
+#include "runtime/launch.h"
 
 namespace torch_cubin {
 namespace {
@@ -29,7 +31,7 @@ std::string device_json(int index) {
               {"driver", driver_version()},
               {"arch", nullptr}};
   try {
-    out["arch"] = Catalog::get().arch_for(d);
+    out["arch"] = catalog().arch_for(d);
   } catch (const Error& error) {
     out["arch_error"] = {{"tag", error.tag()}, {"message", error.what()}};
   }
@@ -48,9 +50,9 @@ TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, cons
   });
 }
 
-// The catalog's manifest with "path", "archs" and "loaded" added. Never touches the driver.
+// The catalog's manifest with "path", "archs", "loaded" and "refused" added. Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_catalog() {
-  return answer([] { return Catalog::get().to_json(); });
+  return answer([] { return dump(catalog_with_refused()); });
 }
 
 // What the runtime knows of a device, and the arch that the catalog serves it with.

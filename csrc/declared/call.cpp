@@ -9,6 +9,7 @@
 #include "declared/contract.h"
 #include "package/kept_error.h"
 #include "pytorch/autograd_state.h"
+#include "pytorch/stream.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {
@@ -243,7 +244,7 @@ class Contract::Call {
       call.params = heap_params.data();
     }
     packing.pack(state_, bytes, call.params);
-    torch_cubin::launch(*launch.kernel, call);
+    torch_cubin::launch(*launch.kernel, call, &current_stream);
   }
 
   const Contract& contract_;
