@@ -60,6 +60,16 @@ TORCH_CUBIN_API char* torch_cubin_device(int index) {
   return answer([&] { return device_json(index); });
 }
 
+// For the Python kernels and fakes below a public op: keeps the text of the error that they are about
+// to raise, which PyTorch's C API would lose on the way up (torch_cubin/_ops/checks.py calls it).
+TORCH_CUBIN_API void torch_cubin_keep_error(const char* message) {
+  try {
+    fail_with_text("internal", message);
+  } catch (const Error&) {
+    // Thrown only to be kept: the caller raises it again in Python.
+  }
+}
+
 TORCH_CUBIN_API void torch_cubin_free(char* text) { std::free(text); }
 
 // Kernels launched by this process so far.

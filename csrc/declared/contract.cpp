@@ -121,7 +121,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
 
   names.add_items(definition);
   items_ = names.items();
-  first_own_ = names.scope().tensors.size();
+  first_output_place_ = names.scope().tensors.size();
   read_tensors(tensors, outputs, scratch, names);
   for (size_t i = 0; i < schema_.arguments.size(); ++i) {
     const SchemaArgument& argument = schema_.arguments[i];

@@ -99,7 +99,7 @@ class Contract {
   std::vector<int> pattern_of_;
   std::vector<size_t> required_, optional_, lists_, mutated_, numbers_, texts_;  // arguments
   std::vector<Names::Item> items_;
-  size_t first_own_ = 0;  // the place of the first output
+  size_t first_output_place_ = 0;  // the place of the first output
   std::vector<Pattern> outputs_, scratch_;
   std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
   std::vector<Launch> launches_;

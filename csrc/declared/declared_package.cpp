@@ -12,7 +12,7 @@
 #include "declared/slots.h"
 #include "package/fields.h"
 #include "package/files.h"
-#include "package/kept_error.h"
+#include "package/load_error.h"
 #include "package/package.h"
 
 namespace torch_cubin {
@@ -138,9 +138,10 @@ void load_packages_of_environment() noexcept {
       try {
         load_package(path);
       } catch (const Error& error) {
-        keep_error(error.tag(), std::string(error.what()) + " (TORCH_CUBIN_PACKAGES names it.)");
+        keep_load_error(error.tag(),
+                        std::string(error.what()) + " (TORCH_CUBIN_PACKAGES names it.)");
       } catch (const std::exception& error) {
-        keep_error("internal", std::string("torch_cubin [internal]: ") + error.what());
+        keep_load_error("internal", std::string("torch_cubin [internal]: ") + error.what());
       }
     }
   } catch (...) {

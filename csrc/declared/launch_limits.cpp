@@ -158,6 +158,16 @@ void check_shared_memory(const std::string& label, int64_t bytes,
         std::to_string(bytes), ""});
 }
 
+// A launch without shared memory of a kernel that has none of its own ends in an illegal address.
+void check_given_shared_memory(const std::string& label, const std::vector<KernelImage>& images) {
+  for (const KernelImage& image : images) {
+    if (!image.info->uses_dynamic_shared) continue;
+    fail({"params", label, "is 0, and the kernel uses shared memory that only a launch can give",
+          "as many bytes as the kernel's source or its compiler's notes say",
+          "0, for the image for " + image.arch(), kNoSharedMemoryAdvice});
+  }
+}
+
 }  // namespace
 
 void check_constants(const std::string& label, const LaunchShape& shape, const Module& module,
@@ -186,8 +196,9 @@ void check_constants(const std::string& label, const LaunchShape& shape, const M
     }
   }
   if (shape.shared_memory.is_constant()) {
-    check_shared_memory(label + ".shared_memory", shape.shared_memory.evaluate(Arguments()).integer,
-                        images);
+    const int64_t bytes = shape.shared_memory.evaluate(Arguments()).integer;
+    check_shared_memory(label + ".shared_memory", bytes, images);
+    if (bytes == 0) check_given_shared_memory(label + ".shared_memory", images);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "driver/dl.h"
-#include "package/kept_error.h"
+#include "package/load_error.h"
 
 namespace torch_cubin {
 namespace {
@@ -36,7 +36,7 @@ struct Catalog {
 Catalog& the_catalog() {
   static std::atomic<Catalog*> ready{nullptr};  // leaked on purpose, as its kernels are
   static std::mutex mutex;                      // guards the making of `ready`
-  raise_kept_error();
+  raise_load_error();
   Catalog* catalog = ready.load(std::memory_order_acquire);
   if (catalog != nullptr) return *catalog;
   std::lock_guard<std::mutex> lock(mutex);

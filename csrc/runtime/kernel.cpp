@@ -33,6 +33,7 @@ Kernel::OnDevice::OnDevice(std::shared_ptr<const LoadedImage> loaded, const std:
                                device.handle),
         "driver", "cuKernelGetAttribute of kernel '" + printable(name) + "'");
   has_cluster = info.cluster[0] != 0;
+  least_shared = info.uses_dynamic_shared ? 1 : 0;
   const int64_t compiled = int64_t{info.max_block[0]} * info.max_block[1] * info.max_block[2];
   common_threads =
       std::min<int64_t>({kMaxThreads, max_threads, compiled != 0 ? compiled : kMaxThreads});

@@ -27,8 +27,8 @@ constexpr const char* kAxes[3] = {"x", "y", "z"};
 
 class Kernel {
  public:
-  // `info` is of any image that has the kernel: its parameters are those of all of them, its blocks
-  // and clusters only where they agree.
+  // `info` is of any image that has the kernel: its parameters are those of all of them, its blocks,
+  // clusters and shared memory only where they agree.
   Kernel(Module& module, KernelInfo info);
   ~Kernel() { forget(); }
   Kernel(const Kernel&) = delete;
@@ -66,6 +66,7 @@ class Kernel {
     // common_block[0] is not 0, that block.
     int64_t common_threads = 0;
     int64_t common_block[3] = {0, 0, 0};
+    uint64_t least_shared = 0;  // dynamic bytes, 1 where the kernel cannot do without
     std::atomic<uint64_t> checked_cluster{0};  // the shape that was last found to fit, packed; or 0
 
     const Device& device;
@@ -116,7 +117,8 @@ class Kernel {
 
   Module& module_;  // owns this kernel
   KernelInfo info_;
-  bool same_shape_;   // all images that have the kernel say the same of its blocks and clusters
+  bool
+      same_shape_;  // all images that have the kernel say the same of what launches are checked against
   std::mutex mutex_;  // guards load()
   std::atomic<OnDevice*> on_[kMaxDevices] = {};
 };

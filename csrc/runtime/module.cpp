@@ -116,7 +116,8 @@ bool Module::agree_on_shape(const std::string& kernel) const {
     if (info == nullptr) continue;
     if (first == nullptr) first = info;
     if (info->required_block != first->required_block || info->max_block != first->max_block ||
-        info->cluster != first->cluster) {
+        info->cluster != first->cluster ||
+        info->uses_dynamic_shared != first->uses_dynamic_shared) {
       return false;
     }
   }

@@ -19,6 +19,10 @@
 
 namespace torch_cubin {
 
+// What to do where a launch gives no shared memory to a kernel that has none of its own.
+constexpr const char* kNoSharedMemoryAdvice =
+    "How much it needs is in no cubin; a launch that reaches none of it may ask for 1 byte.";
+
 struct SourceImage {
   Image image;
   std::vector<uint8_t> bytes;  // PTX ends with a NUL
@@ -100,7 +104,7 @@ class Module {
   // What that image says of the kernel. Throws [arch], too.
   const KernelInfo& info(const Device& device, const std::string& kernel) const;
 
-  // Whether all images that have the kernel say the same of its blocks and clusters.
+  // Whether all images that have the kernel say the same of its blocks, clusters and shared memory.
   bool agree_on_shape(const std::string& kernel) const;
 
  private:

@@ -42,7 +42,7 @@ class Kernel:
     required_block: Triple | None
     max_block: Triple | None
     cluster: Triple | None
-    uses_dynamic_shared: bool  # a hint: False where the file does not tell
+    uses_dynamic_shared: bool  # every launch must give shared memory; False: the file does not tell
 
     def __str__(self) -> str:
         facts = [counted(self.registers, "register")]
