@@ -35,10 +35,16 @@ def plans(which: str):
                 ways += [("128x256", How(blocks=128, pdl=True))]
             if size == 8192:
                 ways += [
-                    ("256x192", replace(big, serpentine=False)), ("256x192", replace(big, skew=False)),
-                    ("256x192", replace(big, group=4)), ("256x192", replace(big, group=16)),
-                    ("256x192", replace(big, group_n=True)), ("256x192", replace(big, stream=False)),
-                ]  # fmt: skip
+                    ("256x192", replace(big, **change))
+                    for change in (
+                        {"serpentine": False},
+                        {"skew": False},
+                        {"group": 4},
+                        {"group": 16},
+                        {"group_n": True},
+                        {"stream": False},
+                    )
+                ]
             yield (size, size, size), "nt", ways
         ways = [("256x192", big), ("128x256", wide), ("128x256", How(pdl=True)),
                 ("256x128", How("n", pdl=True, blocks=128))]  # fmt: skip
@@ -62,11 +68,11 @@ def plans(which: str):
                  ("128x64", How(pdl=True)), ("64x64", How(pdl=True))]  # fmt: skip
         yield (1024, 1024, 1024), "nt", first
         ways = [
-            ("128x64", How("k", pdl=True)), ("128x64", How(pdl=True)), ("128x128", How("k", pdl=True)),
-            ("128x128", How("m", pdl=True)), ("128x128", How(pdl=True, stream=True)),
-            ("128x224", How(pdl=True)), ("128x224", How("m", pdl=True)), ("128x160", How(pdl=True)),
-            ("128x256", How(pdl=True, stream=True)), ("64x128", How(pdl=True)),
-            ("256x128", How(pdl=True)), ("128x192", How(pdl=True)),
+            ("128x64", How("k", pdl=True)), ("128x64", How(pdl=True)),
+            ("128x128", How("k", pdl=True)), ("128x128", How("m", pdl=True)),
+            ("128x224", How(pdl=True)), ("128x224", How("m", pdl=True)),
+            ("128x160", How(pdl=True)), ("128x256", How(pdl=True, stream=True)),
+            ("64x128", How(pdl=True)), ("256x128", How(pdl=True)), ("128x192", How(pdl=True)),
         ]  # fmt: skip
         for m in (128, 256, 512):
             for n, k in ((4096, 4096), (28672, 4096), (4096, 14336), (6144, 4096)):
@@ -190,7 +196,8 @@ def main() -> None:
                 "us": us, "tflops": flops / us / 1e6, "ratio": statistics.median(ratios),
                 "low": min(ratios), "high": max(ratios),
             }  # fmt: skip
-            parts.append(f"   {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}) {flops / us / 1e6:.0f} TF {label}")
+            spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
+            parts.append(f"   {spread} {flops / us / 1e6:.0f} TF {label}")
         print("\n".join(parts), flush=True)
         results.append(row)
         del graphs, sets, turns, own

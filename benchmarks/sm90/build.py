@@ -1,4 +1,4 @@
-"""Compiles csrc/kernels/matmul/sm90.cu for a list of configurations; needs nvcc 12.9 or later, no GPU.
+"""Compiles csrc/kernels/matmul/sm90.cu for a list of tiles; needs nvcc 12.9 or later, no GPU.
 
     python benchmarks/sm90/build.py OUT [--only SUBSTRING] [--bound]
 
@@ -28,7 +28,9 @@ TILES = [
 ]  # fmt: skip
 
 
-def describe(kind: str, layout: str, m: int, n: int, stages: int, consumers: int, streams: int, pairs: int) -> dict | None:
+def describe(
+    kind: str, layout: str, m: int, n: int, stages: int, consumers: int, streams: int, pairs: int
+) -> dict | None:
     """None where the tile has no room."""
     a_mn, b_mn = LAYOUTS[layout]
     b_rows = (n + 63) // 64 * 64 if b_mn else n

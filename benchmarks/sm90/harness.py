@@ -1,4 +1,4 @@
-"""Loads the cubins of build.py through libcuda, plans a product and launches it; knows torch alone."""
+"""Loads the cubins of build.py through libcuda, plans a product and launches it."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def load(folder: Path) -> dict[str, Kernel]:
     for facts in json.loads((folder / "kernels.json").read_text()):
         data = (folder / f"{facts['name']}.cubin").read_bytes()
         library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        code = CUDA.cuLibraryLoadData(
-            ctypes.byref(library), data, None, None, 0, None, None, 0
-        )
+        code = CUDA.cuLibraryLoadData(ctypes.byref(library), data, None, None, 0, None, None, 0)
         check(code, facts["name"])
         check(
             CUDA.cuLibraryGetKernel(ctypes.byref(kernel), library, facts["name"].encode()), "kernel"
@@ -130,7 +128,8 @@ class How:
 
     def __str__(self) -> str:
         words = [f"c{self.cluster}" if self.cluster else "c1", str(self.blocks)]
-        words += [f"stream{self.parts or ''}"] * self.stream + [f"g{self.group}{'n' * self.group_n}"]
+        words += [f"stream{self.parts or ''}"] * self.stream
+        words += [f"g{self.group}{'n' * self.group_n}"]
         words += ["noserp"] * (not self.serpentine) + ["noskew"] * (not self.skew)
         return " ".join(words + ["pdl"] * self.pdl)
 
@@ -162,7 +161,7 @@ def batch_dims(t: torch.Tensor, sizes: list[int]) -> list[int]:
     """Strides of three batch dims, innermost first."""
     strides = [0 if t.shape[i] == 1 else t.stride(i) for i in range(t.dim() - 2)]
     strides = [0] * (len(sizes) - len(strides)) + strides
-    return (strides[::-1] + [0, 0, 0])[:3]
+    return [*strides[::-1], 0, 0, 0][:3]
 
 
 class Launch:
@@ -180,7 +179,7 @@ class Launch:
         m, k = a.shape[-2:]
         n = b.shape[-1]
         sizes = list(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-        batch = (sizes[::-1] + [1, 1, 1])[:3]
+        batch = [*sizes[::-1], 1, 1, 1][:3]
         batched = math.prod(sizes) > 1
         tile_k = 128 // size
         cm, cn = (2 if how.cluster == "m" else 1), (2 if how.cluster == "n" else 1)
@@ -194,7 +193,8 @@ class Launch:
         clusters = min(how.blocks // per_cluster, tiles)
         p.whole_tiles = tiles
         if how.cluster == "k":
-            assert p.k_blocks >= 2 and tiles * 2 <= how.blocks
+            assert p.k_blocks >= 2
+            assert tiles * 2 <= how.blocks
         elif how.stream:
             clusters = how.blocks // per_cluster
             p.stream_tiles = tiles % clusters
@@ -231,9 +231,10 @@ class Launch:
         operand(p.a, a, bool(facts["a_mn"]), bm, m, how.cluster == "n")
         operand(p.b, b, bool(facts["b_mn"]), bn, n, how.cluster == "m")
         e = epilogue or Epilogue()
-        general = epilogue is not None or out.stride(-2) * size % 16 != 0 or n * size % 16 != 0 or out.dtype != dtype
+        unaligned = out.stride(-2) * size % 16 != 0 or n * size % 16 != 0
+        general = epilogue is not None or unaligned or out.dtype != dtype
         out_strides = [out.stride(i) for i in range(out.dim() - 2)][::-1]
-        out_strides = (out_strides + [0, 0, 0])[:3]
+        out_strides = [*out_strides, 0, 0, 0][:3]
         assert out.stride(-1) == 1
         if general:
             flags |= GENERAL | ACTIVATIONS[e.activation] << 12
@@ -250,7 +251,8 @@ class Launch:
                 c = e.addend.expand(*sizes, m, n)
                 p.addend, p.addend_stride_m, p.addend_stride_n = (
                     c.data_ptr(), c.stride(-2), c.stride(-1))  # fmt: skip
-                strides = ([c.stride(i) for i in range(c.dim() - 2)][::-1] + [0, 0, 0])[:3]
+                strides = [c.stride(i) for i in range(c.dim() - 2)]
+                strides = [*strides[::-1], 0, 0, 0][:3]
                 p.addend_batch_stride = (ctypes.c_int64 * 3)(*strides)
                 vector = c.stride(-1) == 1 and c.data_ptr() % 16 == 0
                 flags |= ADD_VECTOR * (vector and all(s % 4 == 0 for s in [c.stride(-2), *strides]))
@@ -262,7 +264,14 @@ class Launch:
                 dims, strides, box = dims + batch, strides + out_strides, [*box, 1, 1, 1]
             swizzle = {128: 3, 64: 2, 32: 1}[panel]
             encode(
-                p.out_map, OUT_MAP_TYPE[facts["type"]], size, out.data_ptr(), dims, strides, box, swizzle
+                p.out_map,
+                OUT_MAP_TYPE[facts["type"]],
+                size,
+                out.data_ptr(),
+                dims,
+                strides,
+                box,
+                swizzle,
             )
         p.flags = flags
         self.keep = (a, b, out, e, workspace.partial)

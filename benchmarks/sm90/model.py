@@ -1,5 +1,7 @@
 """A cost model of the kernels: which tile, cluster and split a product should be quickest with.
 
+csrc/ops/matmul/sm90_cost.cpp is this model with corrections; here it chooses what bench.py tries.
+
 One block's k block takes the longest of: the tensor cores (4096 FLOP a cycle), shared memory (128
 bytes a cycle: the TMA's writes and the reads of wgmma) and its share of what the L2 cache delivers.
 """
@@ -21,7 +23,7 @@ STREAM = 10.5
 TILE = 300  # cycles between two tiles of one block that the other warpgroup does not hide
 
 
-def k_block(bm: int, bn: int, cluster: str, resident: int) -> float:
+def k_block(bm: int, bn: int, cluster: str) -> float:
     compute = bm * bn / 32
     shared = (bm + bn) + bm / 64 * (64 + bn)
     a = bm / 2 if cluster == "n" else bm
@@ -31,17 +33,15 @@ def k_block(bm: int, bn: int, cluster: str, resident: int) -> float:
 
 def predict(facts: dict, how: How, m: int, n: int, k: int, batch: int = 1) -> float:
     bm, bn = facts["tile"]
-    resident = facts["resident"]
     per = 2 if how.cluster else 1
     cm, cn = (2 if how.cluster == "m" else 1), (2 if how.cluster == "n" else 1)
     tiles = cdiv(cdiv(m, bm), cm) * cdiv(cdiv(n, bn), cn) * batch
     k_blocks = cdiv(k, 64)
-    slots = 132 * resident // per
-    one = k_block(bm, bn, how.cluster, resident)
+    slots = 132 // per
+    one = k_block(bm, bn, how.cluster)
     extra = 0.0
     if how.cluster == "k":
         units = cdiv(k_blocks, 2) * cdiv(tiles, slots)
-        busy = min(tiles, slots) * per
         extra = EXCHANGE + bm * bn * 4 / EXCHANGE_BYTES / CLOCK
     elif how.stream:
         whole, rest = divmod(tiles, slots)
@@ -53,13 +53,8 @@ def predict(facts: dict, how: How, m: int, n: int, k: int, batch: int = 1) -> fl
             extra = bm * bn * 4 * parts / JOIN / CLOCK + STREAM
     else:
         units = cdiv(tiles, slots) * k_blocks
-        busy = min(tiles, slots) * per
-    # Two resident blocks share a multiprocessor only when there are that many.
-    if how.stream:
-        busy = how.parts * tiles * per if how.parts and tiles < slots else slots * per
-    together = max(1.0, min(2.0, busy / 132)) if resident == 2 else 1.0
     waves = max(1.0, tiles / slots)
-    us = (units * one * together + waves * TILE) / CLOCK + extra
+    us = (units * one + waves * TILE) / CLOCK + extra
     flops, size = 2.0 * m * n * k * batch, 2.0 * batch * (m * k + k * n + m * n)
     # The smooth maximum of what bounds it: two bounds that are near one another both cost.
     return sum(x**SHARP for x in (us, flops / POWER, size / DRAM)) ** (1 / SHARP) + FIXED
@@ -71,19 +66,18 @@ def candidates(kernels: dict, prefix: str, m: int, n: int, k: int, batch: int = 
     for name, kernel in kernels.items():
         if not name.startswith(prefix):
             continue
-        resident = kernel.facts["resident"] if hasattr(kernel, "facts") else kernel["resident"]
         facts = kernel.facts if hasattr(kernel, "facts") else kernel
         bm, bn = facts["tile"]
-        blocks = 132 * resident
+        blocks = 132
         for cluster in ("", "m", "n", "k"):
-            if cluster == "m" and m <= bm or cluster == "n" and n <= bn:
+            if (cluster == "m" and m <= bm) or (cluster == "n" and n <= bn):
                 continue
             tiles = cdiv(m, bm) * cdiv(n, bn) * batch
             hows = [How(cluster, blocks, pdl=True)]
             if cluster == "k":
-                if tiles * 2 > blocks or k < 512 or facts["consumers"] == 1:
+                if tiles * 2 > blocks or k < 512 or not facts["pairs"]:
                     continue
-            elif tiles >= 2 * blocks:
+            elif facts["streams"] and tiles >= 2 * blocks:
                 hows.append(How(cluster, blocks, stream=True, pdl=True))
             found += [(predict(facts, how, m, n, k, batch), name, how) for how in hows]
     return sorted(found, key=lambda x: x[0])

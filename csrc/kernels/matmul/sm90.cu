@@ -326,6 +326,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 221792, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "128x96", "tile": [128, 96, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
       "shared": 230544, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,

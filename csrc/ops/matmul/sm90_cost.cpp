@@ -21,6 +21,11 @@ constexpr double kTileCycles = 300;  // between two tiles of a block
 constexpr double kExchangeBytesPerCycle = 15;
 constexpr double kStreamFixed = 10.5;  // us, with the launch that sets counters to zero
 constexpr double kStreamBytesPerCycle = 14.8;
+// At the power limit energy decides: this share of a product's is what shared memory moves, which is
+// kLeastShared cycles a multiply-add with 256x192, the tile that moves least.
+constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
+// Blocks of one computing warpgroup are slower than their bounds.
+constexpr double kOneWarpgroup = 1.08;
 // Of the smooth maximum: two bounds that are near one another both cost.
 constexpr double kSharpness = 4.73;
 
@@ -32,13 +37,21 @@ double smooth_max(double x, double y, double z) {
                   1 / kSharpness);
 }
 
-// Cycles of one block for 128 bytes of K: the tensor cores (64 rows at a time), shared memory (128
-// bytes a cycle: what the TMA writes and wgmma reads), and what the L2 cache delivers.
+// Cycles of shared memory (128 bytes each) for 128 bytes of K: what the TMA writes and wgmma, which
+// computes 64 rows at a time, reads.
+double shared_cycles(const Sm90Row& row) {
+  const auto m = static_cast<double>(row.tile_m), n = static_cast<double>(row.tile_n);
+  return m + n + m / 64 * (64 + n);
+}
+
+// Cycles of one block for 128 bytes of K: the tensor cores, shared memory, and what the L2 cache
+// delivers.
 double k_block_cycles(const Sm90Row& row, Sm90Cluster cluster) {
   const auto m = static_cast<double>(row.tile_m), n = static_cast<double>(row.tile_n);
-  const double loaded =
-      (cluster == Sm90Cluster::kShareA ? m / 2 : m) + (cluster == Sm90Cluster::kShareB ? n / 2 : n);
-  return smooth_max(m * n / 32, m + n + m / 64 * (64 + n), loaded * 128 / kL2BytesPerCycle);
+  const double loaded = (cluster == Sm90Cluster::kShareA ? m / 2 : m) +
+                        (cluster == Sm90Cluster::kShareB ? n / 2 : n);
+  return (row.one_warpgroup ? kOneWarpgroup : 1) *
+         smooth_max(m * n / 32, shared_cycles(row), loaded * 128 / kL2BytesPerCycle);
 }
 
 class Chooser {
@@ -121,7 +134,11 @@ class Chooser {
 
   void keep(const Sm90Plan& plan, double cycles, double waves, double extra) {
     const double compute = (cycles + waves * kTileCycles) / kCyclesPerMicrosecond + extra;
-    const double microseconds = smooth_max(compute, power_, memory_) + kFixed;
+    const Sm90Row& row = *plan.row;
+    const double shared =
+        shared_cycles(row) / static_cast<double>(row.tile_m * row.tile_n) / kLeastShared;
+    const double power = power_ * (1 + kEnergyOfShared * (shared - 1));
+    const double microseconds = smooth_max(compute, power, memory_) + kFixed;
     if (!(microseconds < microseconds_)) return;
     microseconds_ = microseconds;
     best_ = plan;
