@@ -174,8 +174,9 @@ def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(tmp_path: Path) 
     (answer,) = read(write(tmp_path / "package", ENTRY, changed(name="new", kind="sm999")))
     (refused,) = answer["refused"]
     assert refused["name"] == "new"
-    assert "[params]: catalog kernel 'new' is of a kind that the matmul family does not know" in (
-        refused["message"]
+    assert (
+        "[params]: catalog kernel 'new' is of a kind that the matmul family does not know"
+        in (refused["message"])
     )
     assert "got 'sm999'" in refused["message"]
 
