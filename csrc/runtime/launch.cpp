@@ -59,11 +59,13 @@ bool is_common(const Kernel::OnDevice& here, const torch_cubin_launch_call& call
   return fits && call.block[0] * call.block[1] * call.block[2] <= here.common_threads;
 }
 
-// Whether a launch on that stream works on the device without another context being made current:
-// a stream of one's own brings its context, the default ones mean that of the current one.
-bool finds_context(CUstream stream, const Kernel::OnDevice& here) {
-  if (stream != nullptr && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD)
-    return true;
+// Whether a launch on that stream works on the device without another context being made current: a
+// stream of PyTorch's own brings its context, the default ones mean that of the current one, and what
+// a caller names may be anything.
+bool finds_context(CUstream stream, bool is_named, const Kernel::OnDevice& here) {
+  const bool is_default =
+      stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+  if (!is_default && !is_named) return true;
   CUcontext current = nullptr;
   return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == here.context;
 }
@@ -139,9 +141,10 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
     config.attrs = attributes;
     if (!add_common_attributes(*here, call, config)) return false;
   }
-  const bool named = (call.flags & TORCH_CUBIN_STREAM) != 0;
-  set_shape(call, named ? static_cast<CUstream>(call.stream) : current_stream(call.device), config);
-  if (!finds_context(config.hStream, *here)) return false;
+  const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0;
+  set_shape(call, is_named ? static_cast<CUstream>(call.stream) : current_stream(call.device),
+            config);
+  if (!finds_context(config.hStream, is_named, *here)) return false;
   kernel.module().note_capture(config.hStream);
   const CUresult result = driver().cuLaunchKernelEx(&config, here->function, call.params, nullptr);
   if (result != CUDA_SUCCESS) check_launch(result, kernel, call);

@@ -13,6 +13,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -241,7 +242,9 @@ struct Emulated {
   }
   double kept(const Sequence& s, int64_t h, int64_t i, int64_t j) const {
     if (!(p.flags & kAttendDropout)) return 1;
-    const int bits = dropout_bits(static_cast<uint64_t>(*p.dropout_seed), s.b * p.heads + h, i, j);
+    const DropoutBits of_block(static_cast<uint64_t>(*p.dropout_seed), s.b * p.heads + h, i, j / 32,
+                               j % 8 / 2);
+    const int bits = of_block.number(static_cast<int>(j % 32 / 8), static_cast<int>(j % 2));
     return bits >= p.drop_below ? p.keep_scale : 0;
   }
 
