@@ -48,8 +48,8 @@ double shared_cycles(const Sm90Row& row) {
 // delivers.
 double k_block_cycles(const Sm90Row& row, Sm90Cluster cluster) {
   const auto m = static_cast<double>(row.tile_m), n = static_cast<double>(row.tile_n);
-  const double loaded = (cluster == Sm90Cluster::kShareA ? m / 2 : m) +
-                        (cluster == Sm90Cluster::kShareB ? n / 2 : n);
+  const double loaded =
+      (cluster == Sm90Cluster::kShareA ? m / 2 : m) + (cluster == Sm90Cluster::kShareB ? n / 2 : n);
   return (row.one_warpgroup ? kOneWarpgroup : 1) *
          smooth_max(m * n / 32, shared_cycles(row), loaded * 128 / kL2BytesPerCycle);
 }
