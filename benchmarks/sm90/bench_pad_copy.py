@@ -1,4 +1,7 @@
-"""The padding copy of pad_copy.cu: bit-exact, and its bandwidth beside a plain copy's."""
+"""The kernels of csrc/kernels/matmul/pad.cu: bit-exact, and their bandwidth beside a plain copy's.
+
+python benchmarks/sm90/bench_pad_copy.py torch_cubin/cubins/sm_90a
+"""
 
 from __future__ import annotations
 
@@ -100,8 +103,10 @@ def time_us(run, bytes_moved: int) -> float:
 
 
 def main() -> None:
-    cubin = driver.Cubin(sys.argv[1])
-    functions = {torch.bfloat16: cubin["sm90_pad_copy_2"], torch.float32: cubin["sm90_pad_copy_4"]}
+    functions = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        name = f"pad_matmul_{dtype.itemsize}_bytes"
+        functions[dtype] = driver.Cubin(f"{sys.argv[1]}/{name}.cubin")[name]
     check(functions)
     for n, dtype in ((4097, torch.bfloat16), (8191, torch.bfloat16), (16385, torch.bfloat16),
                      (1001, torch.bfloat16), (8191, torch.float32)):  # fmt: skip

@@ -17,6 +17,9 @@ constexpr int64_t kPadBlockChunks = 1024;  // of a kernel's block
 // Bytes of copies that a product may take beside its operands and its output.
 constexpr int64_t kMostPadBytes = int64_t{2} << 30;
 
+// Multiplications below which a second launch costs more than slow reads.
+constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
+
 // An operand as rows along its unit dim.
 struct PaddedOperand {
   int64_t batch, rows, columns;
@@ -52,6 +55,8 @@ class PadKernels : public MatmulKernels {
         c.batch_dims > 1) {
       return plan;
     }
+    const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
+    if (work < kLeastPaddedWork) return plan;
     MatmulCase aligned = c;
     double copied = 0;  // bytes read and written
     if (a) copied += pad_case(c.batch, c.m, c.k, bytes, aligned.a, aligned.a_mappable);
