@@ -19,7 +19,8 @@ from torch_cubin._drop_in import why_not as _why_not
 from torch_cubin._drop_in.report import report
 from torch_cubin._drop_in.served import SERVED
 from torch_cubin._drop_in.why_not import plain
-from torch_cubin._pytorch import frames as _frames
+from torch_cubin._pytorch import compiler as _compiler
+from torch_cubin._pytorch import modes as _modes
 
 __all__ = ["drop_in", "report"]
 
@@ -94,14 +95,13 @@ def _leave_a_mark() -> None:
     again, which saves other tensors; where all are square the gradient would silently be wrong.
     With one more in the first run torch.utils.checkpoint sees the difference and raises.
     """
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if _modes.saves_tensors_by_hooks():
         _MARK.exp()  # saves its result, and is then forgotten
 
 
 def _nested() -> bool:
     """Whether a drop_in() further out will see the same call (this one is off in here)."""
-    modes = torch.overrides._get_current_function_mode_stack()
-    return any(isinstance(mode, _Serving) for mode in modes)
+    return any(isinstance(mode, _Serving) for mode in _modes.function_modes())
 
 
 class drop_in(_Serving):
@@ -166,4 +166,4 @@ class _Outermost:
 
 _outermost = _Outermost()
 
-_frames.skip([sys.modules[__name__], _fast_path, _report, _served, _why_not])
+_compiler.skip_frames([sys.modules[__name__], _fast_path, _report, _served, _why_not])

@@ -6,10 +6,11 @@
 from collections.abc import Callable
 
 import torch
-from torch import nn, overrides
+from torch import nn
 from torch.backends import mha
 
 from torch_cubin._drop_in import report as _report
+from torch_cubin._pytorch import modes as pytorch_modes
 
 # The classes of the modes that serve; drop_in.py adds its own. (A tuple: torch.compile reads it.)
 _serving: tuple[type, ...] = ()
@@ -29,8 +30,10 @@ def _get_fastpath_enabled() -> bool:
     another fail.
     """
     if not torch.jit.is_scripting():
-        modes = overrides._get_current_function_mode_stack()
-        return mha._is_fastpath_enabled and not any(isinstance(mode, _serving) for mode in modes)
+        modes = pytorch_modes.function_modes()
+        return pytorch_modes.fast_path_is_on() and not any(
+            isinstance(mode, _serving) for mode in modes
+        )
     return True
 
 
@@ -41,19 +44,19 @@ def _given_nested(args: tuple, kwargs: dict) -> bool:
 def _without_serving(modes: list, call: Callable) -> object:
     """What the call gives with those of this thread's modes that do not serve."""
     for _ in modes:
-        overrides._pop_mode()
+        pytorch_modes.pop_mode()
     try:
         others = [mode for mode in modes if not isinstance(mode, _serving)]
         for mode in others:
-            overrides._push_mode(mode)
+            pytorch_modes.push_mode(mode)
         try:
             return call()
         finally:
             for _ in others:
-                overrides._pop_mode()
+                pytorch_modes.pop_mode()
     finally:
         for mode in modes:
-            overrides._push_mode(mode)
+            pytorch_modes.push_mode(mode)
 
 
 def _call_of(name: str) -> Callable:
@@ -65,7 +68,7 @@ def _call_of(name: str) -> Callable:
 
     def __call__(self, *args, **kwargs):
         if not torch.compiler.is_compiling():
-            modes = overrides._get_current_function_mode_stack()
+            modes = pytorch_modes.function_modes()
             if any(isinstance(mode, _serving) for mode in modes) and _given_nested(args, kwargs):
                 _report.count_declined(name, "nested tensor")
                 return _without_serving(modes, lambda: nn.Module.__call__(self, *args, **kwargs))
@@ -74,9 +77,8 @@ def _call_of(name: str) -> Callable:
     return __call__
 
 
-# Once and for good, so that no thread sees them change. Under a torch without these names, products
-# inside the two layers may be PyTorch's own, which the report then lacks; the results are right.
-if hasattr(mha, "_is_fastpath_enabled"):
+# Once and for good, so that no thread sees them change.
+if pytorch_modes.FAST_PATHS.available:
     mha.get_fastpath_enabled = _get_fastpath_enabled
     nn.MultiheadAttention.__call__ = _call_of("torch.nn.MultiheadAttention")
     nn.TransformerEncoderLayer.__call__ = _call_of("torch.nn.TransformerEncoderLayer")
