@@ -23,8 +23,8 @@ constexpr int32_t kGroup = 8;       // tile rows that follow one another; 4 and 
 // A finisher waits for the other parts for a millisecond at most, which is longer than any takes.
 constexpr int32_t kPolls = 10000;
 
-// Up to so many rows (or columns) the portable kernels have tiles of their own.
-constexpr int64_t kFewRows = 16;
+// Up to so many rows (or columns) there are kernels of their own: sm90_skinny.cu's, and portable ones.
+constexpr int64_t kFewRows = 64;
 constexpr double kShareToCompare = 0.8;
 
 // A tensor of up to 5 dims, innermost first, as the TMA sees it.
