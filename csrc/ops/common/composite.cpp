@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "cubin/error.h"
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {
@@ -100,11 +99,3 @@ void attention_backward_composite(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 }  // namespace torch_cubin
-
-extern "C" __attribute__((visibility("default"))) void torch_cubin_keep_error(const char* message) {
-  try {
-    torch_cubin::fail_with_text("internal", message);
-  } catch (const torch_cubin::Error&) {
-    // Thrown only to be kept: the caller raises it again in Python.
-  }
-}
