@@ -14,8 +14,9 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kPadBlockChunks = 1024;  // of a kernel's block
-// Bytes of copies that a product may take beside its operands and its output.
-constexpr int64_t kMostPadBytes = int64_t{2} << 30;
+// Bytes of copies that a product may take beside its operands and its output; so are their chunks
+// few enough for the kernel's 32-bit counts.
+constexpr double kMostPadBytes = 2.0 * (1 << 30);
 
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
@@ -58,13 +59,17 @@ class PadKernels : public MatmulKernels {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     if (work < kLeastPaddedWork) return plan;
     MatmulCase aligned = c;
-    double copied = 0;  // bytes read and written
-    if (a) copied += pad_case(c.batch, c.m, c.k, bytes, aligned.a, aligned.a_mappable);
-    if (b) copied += pad_case(c.batch, c.n, c.k, bytes, aligned.b, aligned.b_mappable);
-    if (copied > 2.0 * kMostPadBytes) return plan;
+    double read = 0, written = 0;
+    if (a)
+      pad_case(c.a_broadcast ? 1 : c.batch, c.m, c.k, bytes, aligned.a, aligned.a_mappable, read,
+               written);
+    if (b)
+      pad_case(c.b_broadcast ? 1 : c.batch, c.n, c.k, bytes, aligned.b, aligned.b_mappable, read,
+               written);
+    if (written > kMostPadBytes) return plan;
     const MatmulPlan& inner = plan_matmul(device_, aligned);
     if (inner.kernels == nullptr) return plan;
-    const double cycles = copied / (device_.bytes_per_cycle * share_) + fixed_;
+    const double cycles = (read + written) / (device_.bytes_per_cycle * share_) + fixed_;
     plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
     return plan;
   }
@@ -115,13 +120,16 @@ class PadKernels : public MatmulKernels {
     return element_bytes == 2 ? of_2_bytes_ : element_bytes == 4 ? of_4_bytes_ : nullptr;
   }
 
-  // What a copy makes of an operand; the bytes that it reads and writes.
-  static double pad_case(int64_t batch, int64_t own, int64_t k, int64_t bytes, Access& access,
-                         bool& mappable) {
-    access = access == kKElements ? kKVectors : kOwnVectors;
+  // What a copy makes of an operand; adds the bytes that it reads and writes.
+  static void pad_case(int64_t batch, int64_t own, int64_t k, int64_t bytes, Access& access,
+                       bool& mappable, double& read, double& written) {
+    const bool along_k = access == kKElements;
+    const double rows = static_cast<double>(batch) * static_cast<double>(along_k ? own : k);
+    const int64_t columns = along_k ? k : own;
+    read += rows * static_cast<double>(columns * bytes);
+    written += rows * static_cast<double>(ceil_div(columns * bytes, kVectorBytes) * kVectorBytes);
+    access = along_k ? kKVectors : kOwnVectors;
     mappable = true;
-    return 2.0 * static_cast<double>(batch) * static_cast<double>(own) * static_cast<double>(k) *
-           static_cast<double>(bytes);
   }
 
   static void fill_job(PadJob& job, const PaddedOperand& x, const char* from, char* to,
