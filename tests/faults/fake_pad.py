@@ -114,7 +114,7 @@ def test_batches_are_copied_whole_and_broadcasts_once(driver, catalog) -> None:
         (((2048, 2048), (2048, 1)), ((2048, 2048), (1, 2048))),  # aligned
         (((2048, 2048), (4096, 2)), ((2048, 2048), (1, 2048))),  # elements apart in both dims
         (((8, 9), (9, 1)), ((9, 8), (8, 1))),  # so small that a second launch costs more
-        # Rows of one element each would take eight times their memory, and more chunks than 32 bits.
+        # Rows of one element take eight times their memory, and more chunks than 32 bits count.
         (((2**29, 1, 1), (1, 1, 1)), ((2**29, 1, 1), (1, 1, 1))),
     ],
 )
