@@ -97,6 +97,10 @@ def violations(path: str, text: str, context: Context) -> list[str]:
 def _device_violations(path: str, code: str, context: Context) -> list[str]:
     del context
     problems = []
+    if not path.endswith(".cu"):
+        # A header that read them could serve one configuration a file only.
+        macros = sorted(set(re.findall(r"\bTC_(?!DEVICE\b)\w+", without_strings(code))))
+        problems += [f"reads the macro {name}: only a .cu does, into its Config" for name in macros]
     for header in includes(code):
         folder, _, _ = header.rpartition("/")
         if _TORCH.match(header) or header == "cuda.h" or "/" in folder:

@@ -72,6 +72,7 @@ BROKEN = [
     ("kernels/matmul/mma.cu", '#include "attention/tile.cuh"', "its own folder and common"),
     ("kernels/common/mma.cuh", '#include "matmul/tile.cuh"', "its own folder and common"),
     ("kernels/common/mma.cuh", '#include "common/ptx.cuh"', "needs no folder"),
+    ("kernels/matmul/tile.cuh", "constexpr int kTileM = TC_TILE_M;", "only a .cu does"),
     ("kernels/matmul/mma.cu", "#include <torch/csrc/stable/tensor.h>", "stands alone"),
 ]
 
@@ -97,6 +98,8 @@ HONEST = [
     ("ops/matmul.cpp", 'find("matmul", "mma"); /* cuBLAS does: cuInit */ int cubes, CUTOFF;'),
     ("ops.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),
     ("kernels/matmul/mma.cu", '#include "common/ptx.cuh"\n#include "tile.cuh"\n#include <cstdint>'),
+    ("kernels/matmul/mma.cu", "constexpr int kTileM = TC_TILE_M;"),
+    ("kernels/matmul/tile.cuh", "TC_DEVICE int f();  // TC_TILE_M"),
 ]
 
 

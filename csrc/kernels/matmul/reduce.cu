@@ -1,7 +1,7 @@
 // The second half of a matmul that was split along K: adds the splits' partial sums, adds the bias,
 // rounds, writes C. Launched with the MatmulParams of the first half.
 //
-// Any grid.x is right: blocks take TC_TILE_N outputs at a time, round-robin. Many splits of few
+// Any grid.x is right: blocks take kTileN outputs at a time, round-robin. Many splits of few
 // outputs (a long dot product) are shared out among the threads of a block; otherwise a thread adds
 // its output's partial sums alone. Which of both, and every order of addition, depends on the sizes
 // only: same inputs, same bits.
@@ -11,10 +11,16 @@
 
 namespace torch_cubin {
 
-constexpr DType kDType = DType::TC_DTYPE;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kTileN = TC_TILE_N, kThreads = TC_THREADS;
+};
+
+constexpr DType kDType = Config::kDType;
 using Accumulator = DTypeTraits<kDType>::Accumulator;
-constexpr int kThreads = TC_THREADS;
-constexpr int kTile = TC_TILE_N;  // outputs of a block at a time, when it shares out the splits
+constexpr int kThreads = Config::kThreads;
+constexpr int kTile =
+    Config::kTileN;  // outputs of a block at a time, when it shares out the splits
 constexpr int kManySplits = 8;
 
 // The partial sums first, first + step, ... of output `index`, in this order.
@@ -40,7 +46,7 @@ TC_DEVICE void write(const MatmulParams& p, tc_int64 index, Accumulator value) {
 
 }  // namespace torch_cubin
 
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
+extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
     TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
   using namespace torch_cubin;
   wait_for_previous_kernel();
