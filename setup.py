@@ -107,7 +107,7 @@ def kernel_build():
 
 
 def write_params_digests(kernels) -> None:
-    """What csrc/contract/catalog.cpp compares with the manifest; left alone where it is right.
+    """What csrc/package/catalog.cpp compares with the manifest; left alone where it is right.
 
     A family's header is entered as "matmul", a kernel's own as "matmul/sm90" (sm90_params.h).
     """
@@ -131,11 +131,12 @@ def write_units(kernels, files: list[Path]) -> list[str]:
     for folder in folders:
         parts = [path.relative_to(ROOT / "csrc") for path in files if path.parent == folder]
         text = "".join(f'#include "{part}"\n' for part in parts if part.suffix == ".cpp")
-        unit = GENERATED / "units" / f"all_of_{folder.name}.cpp"  # not ops.cpp: it includes one
+        name = "_".join(folder.relative_to(ROOT / "csrc").parts) or "csrc"
+        unit = GENERATED / "units" / f"all_of_{name}.cpp"  # not ops.cpp: it includes one
         kernels.replace_file(unit, text.encode())
         units.append(unit)
     # The longest first: two compilers at work end together.
-    units.sort(key=lambda unit: unit.name != "all_of_contract.cpp")
+    units.sort(key=lambda unit: unit.name != "all_of_declared.cpp")
     return [str(unit.relative_to(ROOT)) for unit in units]
 
 
@@ -194,7 +195,7 @@ def build_launch_extension(target: Path) -> None:
     """csrc/python_launch.c, by the limited API: one file for every Python from 3.10 on.
 
     Apart from the library, which uses no Python. Where Python's headers or a C compiler are missing
-    it is left out: torch_cubin/_extension.py does without.
+    it is left out: torch_cubin/_native/launcher.py does without.
     """
     include = Path(sysconfig.get_paths()["include"])
     compiler = shutil.which(os.environ.get("CC", "").split(" ")[0] or "cc") or shutil.which("gcc")
@@ -281,7 +282,7 @@ def main() -> None:
             "cmdclass": {"bdist_wheel": bdist_wheel_class(), "build_ext": build_ext_class()},
         }
     setup(
-        packages=["torch_cubin"],
+        packages=setuptools.find_packages(include=["torch_cubin", "torch_cubin.*"]),
         package_data={"torch_cubin": ["cmake/torch_cubin.cmake"]},
         install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],
         distclass=BinaryDistribution,

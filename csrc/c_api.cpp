@@ -1,4 +1,4 @@
-// The C API behind torch_cubin's Python (torch_cubin/_lib.py, by ctypes) and for C++-only users.
+// The C API behind torch_cubin's Python (_native/library.py, by ctypes) and for C++-only users.
 // The library uses no Python C API, so one file serves every Python.
 //
 // Functions that return char* give a malloc'd JSON object that the caller passes to
@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
-#include "contract/catalog.h"
 #include "cubin/error.h"
 #include "cubin/inspect.h"
+#include "package/catalog.h"
 #include "runtime/device.h"
 #include "runtime/kernel.h"
 

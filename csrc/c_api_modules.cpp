@@ -1,13 +1,13 @@
-// The C API of torch_cubin.load(): modules, kernels, launches (torch_cubin/_module.py). A handle is
+// The C API of torch_cubin.load(): modules, kernels, launches (_kernels/module.py). A handle is
 // the address of a UserModule or UserKernel; a kernel lives as long as its module.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
-#include "contract/user_images.h"
 #include "cubin/json_facts.h"
 #include "cubin/ptx.h"
-#include "runtime/tensor.h"
+#include "package/user_images.h"
+#include "pytorch/tensor.h"
 #include "runtime/tensor_map.h"
 #include "runtime/user_launch.h"
 #include "runtime/user_module.h"

@@ -1,13 +1,13 @@
-// The C API of declared ops and packages, for Python (torch_cubin/_lib.py) and for C++-only programs.
+// The C API of declared ops and packages, for Python (_native/library.py) and for C++ programs.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "c_answer.h"
-#include "contract/kept_error.h"
-#include "contract/package.h"
-#include "contract/slots.h"
 #include "cubin/json_facts.h"
+#include "declared/declared_package.h"
+#include "declared/slots.h"
+#include "package/kept_error.h"
 
 using namespace torch_cubin;
 using nlohmann::json;

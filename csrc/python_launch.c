@@ -2,7 +2,7 @@
  *
  * A Launcher packs contiguous plain tensors, ints, floats, bools and None, and calls the library's
  * torch_cubin_kernel_launch. Whatever else it meets, wrong calls included, it hands over unchanged to
- * _launch_plainly() of the Python class above it (torch_cubin/_module.py): the rules and the messages
+ * _launch_plainly() of the Python class above it (_kernels/module.py): the rules and the messages
  * live there, and what passes here must be what passes there.
  *
  * Python's limited API of 3.10 only: one file serves every later Python. Links neither CUDA nor torch:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from torch_cubin import _lib, errors
+from torch_cubin import errors
+from torch_cubin._native import library as _lib
 
 DATA = Path(__file__).resolve().parent / "data"
 SEVERAL = DATA / "several.sm_90a.cuda130.cubin"

@@ -6,31 +6,32 @@ kin (README, "Attention"); it never touches the CUDA driver. What else is public
 
 from importlib import import_module as _import_module
 
-from torch_cubin import _lib
+from torch_cubin._native import library as _lib
 
 _lib.load()  # first: the other modules refer to the ops that the library defines
 
-from torch_cubin import _register, huggingface  # noqa: E402
-from torch_cubin._report import Report  # noqa: E402
+from torch_cubin import huggingface  # noqa: E402
+from torch_cubin._drop_in.report import Report  # noqa: E402
+from torch_cubin._ops import register as _register  # noqa: E402
 from torch_cubin.drop_in import drop_in, report  # noqa: E402
 from torch_cubin.errors import Error  # noqa: E402
 
 # What serves kernels of one's own is imported at its first use: it would double the import's time.
 _LATER = {
-    "_arguments": ("strided",),
-    "_declared": ("Op",),
-    "_define": ("KernelChoice", "define_op"),
-    "_expressions": ("cdiv", "length", "maximum", "minimum", "select", "sqrt"),
-    "_inspect": ("inspect",),
-    "_kernel_arguments": ("struct",),
-    "_module": ("Kernel", "Module", "load", "preload"),
-    "_package": ("load_package", "save_package"),
-    "_patterns": ("empty", "like"),
-    "_scalars": (
+    "_kernels.arguments": ("strided",),
+    "_declared.op": ("Op",),
+    "_declared.define_op": ("KernelChoice", "define_op"),
+    "_declared.expressions": ("cdiv", "length", "maximum", "minimum", "select", "sqrt"),
+    "_inspection.inspect": ("inspect",),
+    "_declared.kernel_arguments": ("struct",),
+    "_kernels.module": ("Kernel", "Module", "load", "preload"),
+    "_declared.package": ("load_package", "save_package"),
+    "_declared.patterns": ("empty", "like"),
+    "_kernels.scalars": (
         *("bfloat16", "float16", "float32", "float64"),
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     ),
-    "_tensor_map": ("TensorMap",),
+    "_kernels.tensor_map": ("TensorMap",),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
@@ -52,7 +53,7 @@ def __dir__() -> list[str]:
 _register.register()
 _lib.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
 if _lib.defined_ops():
-    _import_module("torch_cubin._declared").adopt_all()
+    _import_module("torch_cubin._declared.op").adopt_all()
 
 __version__ = "0.1.0"
 __all__ = [

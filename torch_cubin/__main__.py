@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from torch_cubin import demo
+    from torch_cubin._command_line import demo
 
     return demo.run()
 
@@ -81,7 +81,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from torch_cubin import doctor
+    from torch_cubin._command_line import doctor
 
     return doctor.run()
 

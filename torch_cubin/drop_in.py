@@ -1,5 +1,5 @@
 # The context manager that serves a model's products and attention from cubins. It routes: what a
-# function becomes is decided in _served.py, what is counted in _report.py.
+# function becomes is decided in _drop_in/served.py, what is counted in _drop_in/report.py.
 """``with torch_cubin.drop_in(): model(x)``: any model, unchanged, with its products from cubins."""
 
 import sys
@@ -12,10 +12,14 @@ import torch.nn.functional as F
 from torch.backends import mha
 from torch.overrides import TorchFunctionMode
 
-from torch_cubin import _entered, _frames, _report, _served, _why_not
-from torch_cubin._report import report
-from torch_cubin._served import SERVED
-from torch_cubin._why_not import plain
+from torch_cubin._drop_in import python_functions as _entered
+from torch_cubin._drop_in import report as _report
+from torch_cubin._drop_in import served as _served
+from torch_cubin._drop_in import why_not as _why_not
+from torch_cubin._drop_in.report import report
+from torch_cubin._drop_in.served import SERVED
+from torch_cubin._drop_in.why_not import plain
+from torch_cubin._pytorch import frames as _frames
 
 __all__ = ["drop_in", "report"]
 

@@ -211,7 +211,7 @@ def _extension_class() -> type:
             sources: Iterable[FilePath] = (),
             **keywords: Any,
         ) -> None:
-            from torch_cubin._inspect import inspect
+            from torch_cubin._inspection.inspect import inspect
 
             cubins = list(cubins)
             for path in cubins:

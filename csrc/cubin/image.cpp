@@ -10,6 +10,7 @@
 #include "cubin/elf.h"
 #include "cubin/error.h"
 #include "cubin/nv_info.h"
+#include "cubin/sass.h"
 #include "cubin/sniff.h"
 
 namespace torch_cubin {
@@ -134,6 +135,9 @@ KernelInfo CubinReader::read_kernel(uint32_t index, const ElfSymbol& symbol,
     const uint64_t bytes = shared->size - std::min(shared->size, reserved_shared());
     kernel.static_shared = static_cast<uint32_t>(bytes);
   }
+  kernel.uses_dynamic_shared = kernel.static_shared == 0 && !image_.relocatable &&
+                               image_.arch.sm >= kWideInstructionSm &&
+                               accesses_shared_memory(code.bytes);
   return kernel;
 }
 
@@ -160,13 +164,14 @@ const ElfSection& CubinReader::info_of(const ElfSymbol& symbol, const std::strin
 }
 
 // A kernel whose shared memory is all dynamic has a section for it without contents and, unlike
-// one with static arrays, without a symbol. NOTE: every kernel of a file gets such a section as
-// soon as one needs it (all archs with CUDA 13, sm_90 always), so only a lone kernel is sure.
+// one with static arrays, without a symbol: that tells also where its code goes by generic addresses
+// alone. NOTE: every kernel of a file gets such a section as soon as one needs it (all archs with
+// CUDA 13, sm_90 always), so only a lone kernel is sure.
 void CubinReader::mark_dynamic_shared() {
   if (image_.kernels.size() != 1 || image_.relocatable) return;
   KernelInfo& kernel = image_.kernels[0];
   const ElfSection* shared = elf_.find(".nv.shared." + kernel.name);
-  kernel.uses_dynamic_shared =
+  kernel.uses_dynamic_shared |=
       shared != nullptr && !has_symbol_[shared->index] && shared->size == reserved_shared();
 }
 

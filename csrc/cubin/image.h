@@ -43,8 +43,9 @@ struct KernelInfo {
   std::array<uint32_t, 3> required_block{};  // 0 where not recorded
   std::array<uint32_t, 3> max_block{};       // 0 where not recorded
   std::array<uint32_t, 3> cluster{};         // 0 where not recorded
-  // A hint: true where the file shows that the kernel's shared memory is all `extern __shared__`
-  // (the amount is not recorded), false where it does not tell.
+  // True where the kernel uses shared memory and the file reserves none for it: every launch must
+  // give it some (`extern __shared__`; how much is recorded nowhere). False where the file does not
+  // tell: a kernel with static arrays may use dynamic ones beside them.
   bool uses_dynamic_shared = false;
 };
 

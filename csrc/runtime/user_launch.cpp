@@ -72,7 +72,9 @@ bool finds_context(CUstream stream, const UserKernel::OnDevice& here) {
 [[gnu::hot]] bool launch_common(UserKernel& kernel, const torch_cubin_launch_call& call) {
   if (call.flags != 0 || static_cast<uint32_t>(call.device) >= kMaxDevices) return false;
   const UserKernel::OnDevice* here = kernel.find(call.device);
-  if (here == nullptr || static_cast<uint64_t>(call.shared_memory) > INT_MAX) return false;
+  if (here == nullptr) return false;
+  // Wraps around to more than that for too little.
+  if (static_cast<uint64_t>(call.shared_memory) - here->least_shared >= INT_MAX) return false;
   const CUfunction function =
       here->kernel.find_ready(call.device, static_cast<uint32_t>(call.shared_memory));
   if (function == nullptr || !is_common(*here, call)) return false;
@@ -119,6 +121,11 @@ class Launch {
     if (call_.shared_memory < 0 || call_.shared_memory > INT_MAX) {
       refuse("has shared memory out of range", "0 or more bytes, as much as a block may have",
              std::to_string(call_.shared_memory), "");
+    }
+    if (call_.shared_memory == 0 && info_.uses_dynamic_shared) {
+      refuse("gives no shared memory to a kernel that uses some and has none of its own",
+             "shared_memory=, as many bytes as the kernel's source or its compiler's notes say",
+             "0 bytes", kNoSharedMemoryAdvice);
     }
   }
 

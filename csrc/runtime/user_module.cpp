@@ -112,7 +112,8 @@ bool UserModule::agree_on_shape(const std::string& kernel) const {
     if (info == nullptr) continue;
     if (first == nullptr) first = info;
     if (info->required_block != first->required_block || info->max_block != first->max_block ||
-        info->cluster != first->cluster) {
+        info->cluster != first->cluster ||
+        info->uses_dynamic_shared != first->uses_dynamic_shared) {
       return false;
     }
   }
@@ -264,6 +265,7 @@ UserKernel::OnDevice& UserKernel::make(const Device& device) {
                                       made->kernel.handle(), device.handle),
         "driver", "cuKernelGetAttribute of kernel '" + printable(name()) + "'");
   const KernelInfo& info = made->kernel.info();
+  made->least_shared = info.uses_dynamic_shared ? 1 : 0;
   if (info.cluster[0] == 0) {
     const int64_t compiled = int64_t{info.max_block[0]} * info.max_block[1] * info.max_block[2];
     made->common_threads =

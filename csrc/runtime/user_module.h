@@ -18,6 +18,10 @@
 
 namespace torch_cubin {
 
+// What to do where a launch gives no shared memory to a kernel that has none of its own.
+constexpr const char* kNoSharedMemoryAdvice =
+    "How much it needs is in no cubin; a launch that reaches none of it may ask for 1 byte.";
+
 struct SourceImage {
   Image image;
   std::vector<uint8_t> bytes;  // PTX ends with a NUL
@@ -89,7 +93,7 @@ class UserModule {
   // What that image says of the kernel. Throws [arch], too.
   const KernelInfo& info(const Device& device, const std::string& kernel) const;
 
-  // Whether all images that have the kernel say the same of its blocks and clusters.
+  // Whether all images that have the kernel say the same of its blocks, clusters and shared memory.
   bool agree_on_shape(const std::string& kernel) const;
 
  private:
@@ -119,8 +123,8 @@ class UserModule {
 
 class UserKernel {
  public:
-  // `info` is of any image that has the kernel: its parameters are those of all of them, its blocks
-  // and clusters only where they agree.
+  // `info` is of any image that has the kernel: its parameters are those of all of them, its blocks,
+  // clusters and shared memory only where they agree.
   UserKernel(UserModule& module, KernelInfo info)
       : module_(module), info_(std::move(info)), same_shape_(module.agree_on_shape(info_.name)) {}
   ~UserKernel() { forget(); }
@@ -144,6 +148,7 @@ class UserKernel {
     // common_block[0] is not 0, that block. 0 threads: the kernel has clusters.
     int64_t common_threads = 0;
     int64_t common_block[3] = {0, 0, 0};
+    uint64_t least_shared = 0;  // dynamic bytes, 1 where the kernel cannot do without
     Kernel kernel;
     std::mutex mutex;             // guards what follows
     Residency residency;          // of the last shape asked for

@@ -15,7 +15,10 @@ def driver():
     """The stand-in driver, with CPU tensors standing for those of its device 0."""
     from fake_driver.control import FakeDriver
 
-    from torch_cubin import _arguments, _extension, _global_memory, _tensor_map
+    from torch_cubin._kernels import arguments as _arguments
+    from torch_cubin._kernels import global_memory as _global_memory
+    from torch_cubin._kernels import tensor_map as _tensor_map
+    from torch_cubin._native import launcher as _extension
 
     ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
     _arguments.DEVICE_TYPE = "cpu"

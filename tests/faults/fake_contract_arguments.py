@@ -307,7 +307,7 @@ def test_tensor_maps_are_those_of_python(driver):
             assert driver.calls("cuTensorMapEncodeTiled") == 1
             got = bytes.fromhex(driver.launches()[0]["params"][0])
             want = torch_cubin.TensorMap(x, (8, 8), **fields)
-            assert got == torch_cubin._lib.encode_tensor_map(want._spec), (fields, size)
+            assert got == torch_cubin._native.library.encode_tensor_map(want._spec), (fields, size)
 
 
 def test_tensor_maps_of_dims_of_size_1(driver):
@@ -369,5 +369,5 @@ def test_device_facts(driver):
     op = op_of(contract)
     op(tensors.empty(3), tensors.empty(3))
     (launch,) = driver.launches()
-    facts = torch_cubin._lib.device(0)
+    facts = torch_cubin._native.library.device(0)
     assert launch["grid"] == [facts["multiprocessors"], facts["sm"], 1]

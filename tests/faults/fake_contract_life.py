@@ -219,7 +219,7 @@ def test_a_failure_of_the_environment_meets_the_first_call(driver, tmp_path):
     good = contracts.write_package(tmp_path / "good", contracts.vec_add("env_good::add"))
     code = f"""
         import ctypes, sys, torch
-        torch.ops.load_library({str(torch_cubin._lib.PATH)!r})
+        torch.ops.load_library({str(torch_cubin._native.library.PATH)!r})
         ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
         from fake_driver import tensors
         x = tensors.empty(0)

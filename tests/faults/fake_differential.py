@@ -10,7 +10,7 @@ import torch
 from faults.forked import error_of
 
 import torch_cubin
-from torch_cubin import _extension
+from torch_cubin._native import launcher as _extension
 
 
 class Index:

@@ -14,7 +14,7 @@ import torch
 from faults.forked import error_of, forked
 
 import torch_cubin
-from torch_cubin import _lib
+from torch_cubin._native import library as _lib
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

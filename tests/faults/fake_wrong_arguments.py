@@ -10,7 +10,8 @@ import torch
 from wrong_calls import call, expect, x
 
 import torch_cubin
-from torch_cubin import _extension, errors
+from torch_cubin import errors
+from torch_cubin._native import launcher as _extension
 
 SEVERAL = Path(__file__).resolve().parents[1] / "data" / "several.sm_90a.cuda130.cubin"
 

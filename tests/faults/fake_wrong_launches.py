@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from wrong_calls import call, check, expect, x
 
+import torch_cubin
 from torch_cubin import errors
+
+DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 class OtherStream:
@@ -196,6 +201,25 @@ def test_registers_limit_the_block(driver, vec_add):
         "expected at most 512 threads (it needs 12 registers for each), got block (513, 1, 1). "
         "Launch smaller blocks.",
     )
+
+
+def test_shared_memory_that_only_a_launch_can_give(driver):
+    """`reverse` has an `extern __shared__` array: without any its launch ends in a fault."""
+    module = torch_cubin.load(DATA / "launch.sm_90a.cuda130.cubin")
+    driver.declare(module)
+    for given in (4, 1):  # before the kernel's first launch, and where it is ready
+        with pytest.raises(errors.LaunchError) as raised:
+            module["reverse"](x, x, 4, grid=1, block=32)
+        check(
+            raised.value,
+            errors.LaunchError,
+            "the launch of kernel 'reverse' gives no shared memory to a kernel that uses some and "
+            "has none of its own: expected shared_memory=, as many bytes as the kernel's source or "
+            "its compiler's notes say, got 0 bytes. How much it needs is in no cubin; a launch "
+            "that reaches none of it may ask for 1 byte.",
+        )
+        module["reverse"](x, x, 4, grid=1, block=32, shared_memory=given)
+    assert [launch["shared"] for launch in driver.launches()] == [4, 1]
 
 
 def test_a_cluster_that_does_not_fit(driver, vec_add):

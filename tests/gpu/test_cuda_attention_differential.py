@@ -27,7 +27,7 @@ SEEDS = (
 
 def _same_strides(tensor: torch.Tensor, like: torch.Tensor) -> bool:
     """Whether the tensor's dims lie in memory as the layout rule says (sizes of 1 do not count)."""
-    from torch_cubin._attention_checks import output_strides
+    from torch_cubin._ops.attention_checks import output_strides
 
     # The dispatcher resolves a negated input before the op sees it.
     wanted = output_strides(like.resolve_neg(), tensor.shape)

@@ -289,10 +289,10 @@ def test_preload_leaves_only_launches() -> None:
     contract = contracts.vec_add()
     op = op_of(contract)
     contracts.preload(contract["schema"].split("(")[0])
-    before = torch_cubin._lib.launches()
+    before = torch_cubin._native.library.launches()
     x = small(5)
     assert torch.equal(op(x, x), 2 * x)
-    assert torch_cubin._lib.launches() == before + 1
+    assert torch_cubin._native.library.launches() == before + 1
 
 
 def test_a_package(tmp_path) -> None:

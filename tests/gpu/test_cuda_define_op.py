@@ -68,7 +68,7 @@ WRONG_CALLS = {
 def test_wrong_calls(add, case: str) -> None:
     arguments, says = WRONG_CALLS[case]
     x, y = small(8, 8), small(8, 8)
-    before = torch_cubin._lib.launches()
+    before = torch_cubin._native.library.launches()
     given = arguments(x, y)
     with pytest.raises(errors.InputError, match=r"torch_cubin \[input\]") as caught:
         add(*given)
@@ -76,7 +76,7 @@ def test_wrong_calls(add, case: str) -> None:
     with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]"):
         add.overload(*given)
     assert add.name in str(caught.value)
-    assert torch_cubin._lib.launches() == before
+    assert torch_cubin._native.library.launches() == before
     assert torch.equal(add(y, y), 2 * y)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpu import cases
 
-from torch_cubin import _lib
+from torch_cubin._native import library as _lib
 
 pytestmark = pytest.mark.usefixtures("freed_memory")
 

@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "kernels/attention/attention_params.h"
-#include "ops/attention.h"
-#include "ops/attention_arguments.h"
-#include "ops/attention_compose.h"
-#include "ops/attention_launch.h"
-#include "ops/attention_operands.h"
-#include "ops/dropout_bits.h"
+#include "ops/attention/arguments.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/compose.h"
+#include "ops/attention/dropout_bits.h"
+#include "ops/attention/fused_operands.h"
+#include "ops/attention/operands.h"
 
 namespace torch_cubin {
 namespace host_check {
@@ -481,11 +481,11 @@ void run(CatalogKernel& kernel, const AttentionParams& p, int64_t blocks, int sp
 #define empty_cuda(sizes, dim, dtype, device) host_check::empty(sizes, dim, dtype)
 #define empty_cuda_strided(sizes, strides, dim, dtype, device) \
   host_check::empty_strided(sizes, strides, dim, dtype)
-#include "ops/attention.cpp"
+#include "ops/attention/forward.cpp"
 #define run_fused run_fused_backward
-#include "ops/attention_backward.cpp"
-#include "ops/attention_launch.cpp"
-#include "ops/attention_operands.cpp"
+#include "ops/attention/backward.cpp"
+#include "ops/attention/fused_operands.cpp"
+#include "ops/attention/operands.cpp"
 
 namespace {
 

@@ -16,7 +16,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_cubin import _attention_checks, _compose, _softmax
+from torch_cubin._ops import attention_checks as _attention_checks
+from torch_cubin._ops import attention_compose as _compose
+from torch_cubin._ops import softmax as _softmax
 
 ops = torch.ops.cubin
 OPEN = _softmax.OPEN

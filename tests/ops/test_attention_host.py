@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 # What attention_host.cpp includes, and what registers ops.
 LEFT_OUT = {
-    "ops/attention.cpp",
-    "ops/attention_backward.cpp",
-    "ops/attention_launch.cpp",
-    "ops/attention_operands.cpp",
+    "ops/attention/forward.cpp",
+    "ops/attention/backward.cpp",
+    "ops/attention/fused_operands.cpp",
+    "ops/attention/operands.cpp",
     "ops.cpp",
     "c_api.cpp",
 }

@@ -1,6 +1,6 @@
 """Declared ops on the CPU and under fake tensors: checks, autograd, compile, export, opcheck.
 
-What runs here through `cpu=` runs on CUDA through csrc/contract (tests/gpu/test_cuda_define_op.py).
+What runs here through `cpu=` runs on CUDA through csrc/declared (tests/gpu/test_cuda_define_op.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import torch_cubin
-from torch_cubin import _lib, _why_not
+from torch_cubin._drop_in import why_not as _why_not
+from torch_cubin._native import library as _lib
 
 CALLS = [
     (case, dtype)

@@ -8,7 +8,7 @@ import torch
 from drop_in_cases import integers
 
 import torch_cubin
-from torch_cubin import _report
+from torch_cubin._drop_in import report as _report
 
 
 def _counts() -> dict[str, tuple[int, int]]:

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from torch_cubin import _private
+from torch_cubin._pytorch import private as _private
 
 
 def run(code: str) -> str:

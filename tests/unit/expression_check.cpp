@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "contract/expression.h"
 #include "cubin/error.h"
+#include "declared/expression.h"
 
 using namespace torch_cubin;
 using nlohmann::json;

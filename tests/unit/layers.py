@@ -10,8 +10,11 @@ import dataclasses
 import re
 from pathlib import Path
 
-# Lowest first. A file may include headers of its own layer and of those below.
-LAYERS = ("cubin", "driver", "runtime", "contract", "ops")
+# Lowest first. A folder of a layer may have folders of its own (ops/matmul). A file may include
+# headers of its own layer and of those below.
+LAYERS = ("cubin", "driver", "runtime", "package", "pytorch", "declared", "ops")
+# These know no torch: C++ programs without it can link them.
+WITHOUT_TORCH = ("cubin", "driver", "runtime", "package")
 TOP = len(LAYERS)  # csrc/ops.cpp, csrc/c_api.cpp
 HOST_SUFFIXES = (".cpp", ".h")
 DEVICE_SUFFIXES = (".cu", ".cuh")
@@ -126,6 +129,10 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
             problems.append(f"includes '{header}' of a layer above")
         if folder == "kernels" and not (layer == "ops" and _SHARED_HEADER.match(header)):
             problems.append(f"includes '{header}': only csrc/ops, and only kernels/*/*_params.h")
+        if layer in WITHOUT_TORCH and _TORCH.match(header):
+            problems.append(f"includes '{header}': csrc/{layer} knows no torch")
+        if layer == "ops" and folder == "declared":
+            problems.append(f"includes '{header}': built-in ops are no declared ops")
         if layer == "cubin" and "/" in header and folder not in ("cubin", "nlohmann"):
             problems.append(f"includes '{header}': csrc/cubin stands alone")
         if layer != "driver" and (_CUDA_HEADER.match(header) or header == "dlfcn.h"):
@@ -144,7 +151,7 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
             problems.append(f"names libcuda in {literal}: only csrc/driver may")
         if any(re.search(rf"\b{re.escape(name)}", literal) for name in context.kernel_sources):
             problems.append(f"names a kernel in {literal}: kernels are reached by the catalog")
-    if layer == "contract":
+    if layer in ("package", "declared"):
         for name in sorted(context.ops):
             if re.search(rf"(?<![a-z]){re.escape(name)}(?![a-z])", code):
                 problems.append(f"knows the op '{name}' by name")

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "contract/schema.h"
 #include "cubin/error.h"
+#include "declared/schema.h"
 
 using namespace torch_cubin;
 using nlohmann::json;

@@ -58,7 +58,8 @@ def test_exports_the_c_functions_and_nothing_else():
 
 
 def test_exports_what_python_calls():
-    wanted = set(re.findall(r"\.(torch_cubin_\w+)", (ROOT / "torch_cubin" / "_lib.py").read_text()))
+    source = (ROOT / "torch_cubin" / "_native" / "library.py").read_text()
+    wanted = set(re.findall(r"\.(torch_cubin_\w+)", source))
     assert wanted
     import torch  # noqa: F401  (its libraries, which _C.so needs)
 
@@ -108,7 +109,7 @@ def test_the_extension_serves_this_torch(device):
     code = f"""
         import torch
         torch.set_default_device("{device}")
-        from torch_cubin import _extension
+        from torch_cubin._native import launcher as _extension
         print(_extension.Launcher is not _extension.PlainLauncher)
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_CUBIN_PLAIN_LAUNCH": ""}

@@ -43,7 +43,8 @@ ENTRY = {
 # Reads one catalog after the other, as `folders` says, and prints what came of each.
 READ = """
 import json, os, sys
-from torch_cubin import _lib, errors
+from torch_cubin import errors
+from torch_cubin._native import library as _lib
 
 for folder in sys.argv[1:]:
     os.environ["TORCH_CUBIN_CATALOG"] = folder

@@ -15,7 +15,10 @@ import torch
 
 import torch_cubin
 from torch_cubin import __main__ as cli
-from torch_cubin import _extension, _lib, demo, doctor, errors
+from torch_cubin import errors
+from torch_cubin._command_line import demo, doctor
+from torch_cubin._native import launcher as _extension
+from torch_cubin._native import library as _lib
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 

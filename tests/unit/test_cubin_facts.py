@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from kernel_sources import KERNELS, BuildError, cubin_facts
+from kernel_sources import BuildError, cubin_facts
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -77,16 +75,58 @@ def test_shared_memory_limit() -> None:
         cubin_facts.check_shared("k", "sm_86", 101377)
 
 
-def test_params_size_is_what_the_compiler_says(tmp_path: Path) -> None:
-    size = cubin_facts.params_size(KERNELS / "matmul" / "matmul_params.h")
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "no C++ compiler"
-    source = tmp_path / "size.cpp"
-    source.write_text(
-        '#include "matmul/matmul_params.h"\n'
-        f'static_assert(sizeof(torch_cubin::MatmulParams) == {size}, "");\n'
-    )
-    subprocess.run([compiler, "-fsyntax-only", f"-I{KERNELS}", str(source)], check=True)
+def test_a_header_of_several_parameters_or_none_is_refused(tmp_path: Path) -> None:
+    header = tmp_path / "x_params.h"
+    for text, got in (
+        ("struct X {};\n", "none"),
+        ("struct AParams {\n};\nstruct BParams {\n};\n", "AParams"),
+    ):
+        header.write_text(text)
+        with pytest.raises(BuildError, match=rf"'x_params.h' does not declare.*{got}"):
+            cubin_facts.size_probe(header)
+
+
+# What Hopper kernels do, and more: each reads or writes memory of other kernels, or nobody knows.
+TOUCHES = (
+    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    " [%r1], [%rd1, {%r2, %r3}], [%r4]",
+    "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%rd1, {%r1, %r2, %r3}], [%r4]",
+    "cp.async.bulk.prefetch.tensor.2d.L2.global [%rd1, {%r1, %r2}]",
+    "cp.async.bulk.prefetch.L2.global [%rd1], 16",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 16, [%r2]",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r1], 16",
+    "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%rd1, {%r1, %r2}], [%r3]",
+    "red.async.relaxed.cluster.global.add.u32 [%rd1], %r1",
+    "red.global.add.f32 [%rd1], %f1",
+    "st.async.weak.b32 [%rd1], %r1, [%r2]",
+    "multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%rd1]",
+    "multimem.red.relaxed.sys.global.add.f32 [%rd1], %f1",
+    "ld.global.nc.u32 %r1, [%rd1]",
+    "ld.u32 %r1, [%rd1]",
+    "@%p1 st.u32 [%rd1], %r1",
+    "prefetch.global.L2 [%rd1]",
+    "cvta.to.global.u64 %rd2, %rd3; prefetch.tensormap [%rd2]",
+    "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f5, %f6}]",
+    "tensormap.replace.tile.global_address.global.b1024.b64 [%rd1], %rd2",
+    "call.uni (retval0), vprintf, (param0, param1)",
+    "exit",
+    "some.new.instruction [%rd1]",
+)
+HARMLESS = (
+    "mov.b64 %rd1, k_param_0; cvta.param.u64 %rd2, %rd1; prefetch.tensormap [%rd2]",
+    "mov.b64 %rd1, k_param_0; add.s64 %rd2, %rd1, 128; prefetch.tensormap [%rd2]",
+    "prefetch.param.tensormap [k_param_0]",
+    "mbarrier.init.shared::cta.b64 [%r1], 1; fence.mbarrier_init.release.cluster",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 4096",
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r1], %r2, [%r3]",
+    "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32"
+    " [%r1], %r2, [%r3]",
+    "barrier.cluster.arrive.relaxed; barrier.cluster.wait; bar.sync 0",
+    "griddepcontrol.launch_dependents",
+    "setmaxnreg.dec.sync.aligned.u32 40",
+    "ld.param.v2.u32 {%r1, %r2}, [k_param_0+8]; st.shared.v2.u32 [%r3], {%r1, %r2}",
+    '.pragma "nounroll"',
+)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +144,35 @@ def test_params_size_is_what_the_compiler_says(tmp_path: Path) -> None:
         ("sm_90a", "@%p1 ret; griddepcontrol.wait; ret;", False),
         ("sm_90a", "ld.relaxed.gpu.global.u32 %r1, [%rd1]; griddepcontrol.wait; ret;", False),
         ("sm_90a", "cp.async.cg.shared.global [%r1], [%rd1], 16; griddepcontrol.wait;", False),
+        *[("sm_90a", f"{touch}; griddepcontrol.wait; ret;", False) for touch in TOUCHES],
+        *[("sm_90a", f"{harmless}; griddepcontrol.wait; ret;", True) for harmless in HARMLESS],
+        # Along every path: branches over the wait, a role without one, a wait under a predicate.
+        ("sm_90a", "@%p1 bra $L; griddepcontrol.wait; $L: ld.global.u32 %r1, [%rd1]; ret;", False),
+        (
+            "sm_90a",
+            "@%p1 bra $A; griddepcontrol.wait; bra.uni $B; $A: griddepcontrol.wait; $B: ret;",
+            True,
+        ),
+        ("sm_90a", "@%p1 griddepcontrol.wait; ld.global.u32 %r1, [%rd1]; ret;", False),
+        (
+            "sm_90a",
+            "bra $L; $M: ld.global.u32 %r1, [%rd1]; ret; $L: griddepcontrol.wait; bra $M;",
+            True,
+        ),
+        ("sm_90a", "$L: @%p1 bra $L; griddepcontrol.wait; ret;", True),
+        # Inline code may repeat a label in braces of its own.
+        (
+            "sm_90a",
+            "{ W: @P bra.uni D; bra.uni W; D: } griddepcontrol.wait;"
+            " { W: @P bra.uni D; bra.uni W; D: } ret;",
+            True,
+        ),
+        (
+            "sm_90a",
+            "brx.idx %r1, $T; $T: .branchtargets $A, $B; $A: griddepcontrol.wait; ret; $B: ret;",
+            False,
+        ),
+        ("sm_90a", "bra $NOWHERE; griddepcontrol.wait; ret;", False),
     ],
 )
 def test_kernels_wait_before_they_touch_memory(arch: str, body: str, right: bool) -> None:

@@ -80,7 +80,12 @@ EXPECTED = {
                 registers=20,
             ),
             "grid_sum": kernel([(0, 8, U), (8, 8, U), (16, 8, U)], registers=18),
-            "reverse": kernel([(0, 8, U), (8, 8, U), (16, 4, V)], registers=14, barriers=1),
+            "reverse": kernel(
+                [(0, 8, U), (8, 8, U), (16, 4, V)],
+                registers=14,
+                barriers=1,
+                uses_dynamic_shared=True,
+            ),
             "scale": kernel([(0, 24, V), (24, 8, U), (32, 8, U), (40, 4, V)], registers=12),
             # As above: the descriptor stands first, and not at 0.
             "tma_box": kernel(
@@ -222,7 +227,7 @@ def test_parse_cubin_reads_what_nvcc_writes(arch: str) -> None:
 
 
 @needs_nvcc
-def test_parse_cubin_hints_at_dynamic_shared_memory(tmp_path: Path) -> None:
+def test_parse_cubin_tells_dynamic_shared_memory_of_a_lone_kernel(tmp_path: Path) -> None:
     """A lone kernel whose shared memory is all dynamic is told from one without, or with both."""
     import subprocess
 
@@ -241,6 +246,60 @@ def test_parse_cubin_hints_at_dynamic_shared_memory(tmp_path: Path) -> None:
             entry = cubin_check.facts(out)["kernels"][0]
             assert entry["uses_dynamic_shared"] == (name == "dynamic"), (arch, name)
             assert entry["static_shared"] == (48 if name == "both" else 0), (arch, name)
+
+
+SHARED = """\
+extern __shared__ float dyn[];
+#define KERNEL(name) extern "C" __global__ void name(float* o, unsigned n)
+KERNEL(none) { o[threadIdx.x] = 1.f; }
+KERNEL(fixed) { __shared__ float s[256]; s[n] = *o; __syncthreads(); *o = s[n ^ 1]; }
+KERNEL(both) { __shared__ float s[256]; s[n] = dyn[n] = *o; __syncthreads(); *o = s[3] + dyn[5]; }
+KERNEL(load_store) { dyn[n] = *o; __syncthreads(); *o = dyn[n ^ 1]; }
+KERNEL(adds) { atomicAdd(&dyn[n], 1.f); }
+__device__ __noinline__ float helper(unsigned i) { return dyn[i]; }
+KERNEL(calls) { *o = helper(n); }
+KERNEL(matrix) {
+  unsigned r, at = static_cast<unsigned>(__cvta_generic_to_shared(dyn));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(at + n));
+  *o = r;
+}
+#if __CUDA_ARCH__ >= 800
+KERNEL(copies) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(dyn));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + n), "l"(o));
+}
+#endif
+#if __CUDA_ARCH__ >= 900
+KERNEL(tma) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(dyn));
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %1}], [%2];"
+               ::"l"(o), "r"(0), "r"(at + n));
+}
+KERNEL(barrier) {
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(dyn));
+  asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(at + n));
+}
+#endif
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
+def test_parse_cubin_tells_dynamic_shared_memory_among_others(tmp_path: Path, arch: str) -> None:
+    """In a file of many kernels the code tells: shared memory is used, and none is reserved."""
+    import subprocess
+
+    source, out = tmp_path / "k.cu", tmp_path / "k.cubin"
+    source.write_text(SHARED)
+    command = [real_cubins.nvcc(), "-cubin", f"-arch={arch}", source, "-o", out]
+    subprocess.run(command, check=True, capture_output=True)
+    kernels = {entry["name"]: entry for entry in cubin_check.facts(out)["kernels"]}
+    newer = {"sm_75": 0, "sm_80": 1, "sm_89": 1}  # kernels of what only newer archs have
+    assert len(kernels) == 7 + newer.get(arch, 3)
+    for name, entry in kernels.items():
+        told = name not in ("none", "fixed", "both")
+        assert entry["uses_dynamic_shared"] == told, name
+        assert entry["static_shared"] == (1024 if name in ("fixed", "both") else 0), name
 
 
 RUNS_ON = {

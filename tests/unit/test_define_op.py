@@ -13,8 +13,10 @@ import torch
 from declared import DATA, DECLARED, LAUNCH, blocks, schema, vec_add
 
 import torch_cubin
-from torch_cubin import _patterns, _signature, errors
+from torch_cubin import errors
 from torch_cubin import int32 as i32
+from torch_cubin._declared import patterns as _patterns
+from torch_cubin._declared import signature as _signature
 
 CDIV = ["neg", ["floordiv", ["neg", ["numel", "x"]], 256]]
 
@@ -128,7 +130,7 @@ class Outer(ctypes.Structure):
 
 def arguments_of(function, **more) -> list:
     """The entries of `args`; the kernel's parameters are not asked."""
-    from torch_cubin import _contract
+    from torch_cubin._declared import contract as _contract
 
     signature = _signature.parse(
         "mylib::f(Tensor x, Tensor? bias, Tensor[] xs, int n, float alpha, bool flag, int? k, str"
@@ -245,7 +247,7 @@ OUTPUTS = [
 
 @pytest.mark.parametrize(("pattern", "entry"), OUTPUTS, ids=range(len(OUTPUTS)))
 def test_outputs(pattern, entry: dict) -> None:
-    from torch_cubin import _contract
+    from torch_cubin._declared import contract as _contract
 
     builder = _contract.Builder(
         _signature.parse("mylib::f(Tensor x, int n) -> Tensor"), {"T": ["float16", "float32"]}
@@ -301,7 +303,7 @@ PARTS = ("args", "grid", "block", "shared_memory", "cluster", "when", "output", 
 
 def part_of(part: str, function) -> dict:
     """The contract of an op one part of which is that function, where patterns bind m and d."""
-    from torch_cubin import _contract
+    from torch_cubin._declared import contract as _contract
 
     launch = {"args": ("x", "out"), "grid": 1, "block": 32}
     tensors = {"x": "float32[m, d]", "out": "float32[m, d]"}

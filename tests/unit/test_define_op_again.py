@@ -12,7 +12,9 @@ import torch
 from declared import DECLARED, VEC_ADD, blocks, schema, vec_add
 
 import torch_cubin
-from torch_cubin import _declared, _lib, errors
+from torch_cubin import errors
+from torch_cubin._declared import op as _declared
+from torch_cubin._native import library as _lib
 
 
 def in_cpp(name: str) -> dict | None:

@@ -1,6 +1,6 @@
 """Calls of declared ops that would cost memory or derivatives, and finer points of definitions.
 
-On the CPU and with meta tensors; csrc/contract says the same of CUDA tensors.
+On the CPU and with meta tensors; csrc/declared says the same of CUDA tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch.autograd import forward_ad
 from torch.func import jvp
 
 import torch_cubin
-from torch_cubin import _contract, _signature, errors
+from torch_cubin import errors
+from torch_cubin._declared import contract as _contract
+from torch_cubin._declared import signature as _signature
 
 
 def test_a_dtype_variable_is_one_dtype_in_a_call() -> None:
@@ -196,7 +198,7 @@ def test_a_tensor_map_of_a_cpu_tensor_is_refused_when_it_is_made() -> None:
 
 
 def test_tensor_maps_take_any_stride_of_a_dim_of_size_1(monkeypatch) -> None:
-    monkeypatch.setattr(torch_cubin._tensor_map, "DEVICE_TYPES", ("cpu",))
+    monkeypatch.setattr(torch_cubin._kernels.tensor_map, "DEVICE_TYPES", ("cpu",))
     storage = torch.empty(4096 + 8)
     start = (-storage.data_ptr() // 4) % 8
     odd = storage[start:].as_strided((1, 4, 16), (7, 16, 1))

@@ -188,7 +188,7 @@ torch_cubin.save_package(sys.argv[1], [op])
 """
 LOAD = """
 import json, sys, torch, torch_cubin
-from torch_cubin import _lib
+from torch_cubin._native import library as _lib
 ops = torch_cubin.load_package(sys.argv[1])
 assert list(ops) == ["embedded::vec_add"], ops
 assert torch_cubin.load_package(sys.argv[1]).keys() == ops.keys()  # again: nothing

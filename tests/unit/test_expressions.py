@@ -13,9 +13,9 @@ import cubin_check
 import pytest
 import torch
 
-from torch_cubin import _expressions as ex
 from torch_cubin import errors
-from torch_cubin._evaluate import evaluate
+from torch_cubin._declared import expressions as ex
+from torch_cubin._declared.evaluate import evaluate
 
 HERE = Path(__file__).resolve().parent
 CASES = 100_000
@@ -29,7 +29,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 def program() -> Path:
     return cubin_check.build(
         HERE / "expression_check.cpp",
-        more=sorted((cubin_check.ROOT / "csrc" / "contract").glob("expression*.cpp")),
+        more=sorted((cubin_check.ROOT / "csrc" / "declared").glob("expression*.cpp")),
     )
 
 

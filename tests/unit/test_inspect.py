@@ -17,8 +17,9 @@ import real_cubins
 from elf_builder import Cubin, Kernel
 
 import torch_cubin
-from torch_cubin import _lib, errors
-from torch_cubin._inspect import Container, Image, Ptx
+from torch_cubin import errors
+from torch_cubin._inspection.inspect import Container, Image, Ptx
+from torch_cubin._native import library as _lib
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 

@@ -169,6 +169,56 @@ def test_package_facts_are_those_of_the_parser(package: Package) -> None:
         assert params == entry["params"]
 
 
+TMA_HEADER = """\
+#pragma once
+#include <cuda.h>
+namespace torch_cubin {
+struct TmaParams {
+  CUtensorMap a;
+  void* c;
+  unsigned n, rows;
+};
+}  // namespace torch_cubin
+"""
+TMA_SOURCE = """\
+#include "matmul/tma_params.h"
+extern "C" __global__ void TC_KERNEL(const __grid_constant__ torch_cubin::TmaParams p) {
+  __shared__ alignas(128) float tile[64];
+  __shared__ alignas(8) unsigned long long barrier;
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(tile));
+  const unsigned bar = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&p.a) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory");
+  BEFORE
+  asm volatile(
+      "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%0],"
+      " [%1, {%2}], [%3];" ::"r"(at), "l"(&p.a), "r"(0), "r"(bar) : "memory");
+  AFTER
+  static_cast<float*>(p.c)[threadIdx.x] = tile[threadIdx.x] * p.n;
+}
+"""
+
+
+@pytest.mark.parametrize("waits", ["before", "after"])
+def test_a_kernel_that_reads_by_tma(package: Package, waits: str) -> None:
+    """Its struct holds a tensor map, aligned as only the compiler knows, and it must wait first."""
+    wait = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+    source = TMA_SOURCE.replace(waits.upper(), wait)
+    source = source.replace("BEFORE", "").replace("AFTER", "")
+    family = package.sources / "matmul"
+    (family / "tma_params.h").write_text(TMA_HEADER)
+    (family / "tma.cu").write_text(source + table({"name": "tma"}, virtual_arch=[90]))
+    if waits == "after":
+        with pytest.raises(
+            BuildError, match=r"'tma' for sm_90a does not wait.*cp\.async\.bulk\.ten"
+        ):
+            package.build("sm_90a")
+        return
+    package.build("sm_90a")
+    (entry,) = [kernel for kernel in package.manifest()["kernels"] if kernel["name"] == "tma"]
+    assert [param["size"] for param in entry["params"]] == [256]
+
+
 def test_package_is_rebuilt_where_something_changed(package: Package) -> None:
     package.build("sm_80", "sm_90a")
     before = package.files()

@@ -27,7 +27,10 @@ PREDICATED = re.compile(r"@!?U?P\w+\s+(U?REDUX|CREDUX)")
 
 WAIT = re.compile(r"\bACQBULK\b")
 # Whatever reads or writes memory that other kernels know of, or ends the block.
-TOUCHES = re.compile(r"\b(LDG|LD|STG|ST|LDGSTS|ATOM|ATOMG|RED|UBLKCP|UTMALDG|EXIT|RET)\b")
+TOUCHES = re.compile(
+    r"\b(LDG|LD|STG|ST|LDGSTS|LDGMC|ATOM|ATOMG|RED|REDG|EXIT|RET)\b"
+    r"|\b(UBLKCP|UBLKPF|UBLKRED|UTMALDG|UTMAPF|UTMASTG|UTMAREDG|UREDGR|UREDG)\b"
+)
 
 
 def kernels_where(wanted: Callable[[dict], bool]) -> list[Path]:

@@ -93,6 +93,19 @@ def test_shared_memory_by_arch(sm: tuple[int, ...], most: int) -> None:
         define(changed(contract, "kernels/0/shared_memory", most * 1024 + 1), files=files)
 
 
+def test_shared_memory_that_a_definition_forgets() -> None:
+    """`reverse` has an `extern __shared__` array and no other: its code tells, without a GPU."""
+    contract = vec_add()
+    contract["kernels"][0].update(
+        kernel="reverse", args=[["pointer", "x"], ["pointer", "out"], ["int32", N]]
+    )
+    with pytest.raises(
+        errors.ParamsError, match=r"kernels\[0\].shared_memory is 0, and the kernel"
+    ):
+        define(contract, files=(LAUNCH,))
+    define(changed(contract, "kernels/0/shared_memory", ["mul", 4, N]), files=(LAUNCH,))
+
+
 def test_static_shared_memory_counts() -> None:
     contract = vec_add()
     contract["kernels"][0].update(

@@ -22,7 +22,7 @@ def test_sources_keep_to_their_layers() -> None:
 def test_tree_is_read() -> None:
     """The rules are about something: every layer has sources, every op and kernel is known."""
     for layer in layers.LAYERS:
-        assert list((CSRC / layer).glob("*.cpp")), layer
+        assert list((CSRC / layer).rglob("*.cpp")), layer
     context = layers.context_of(CSRC)
     assert {"matmul", "linear"} <= context.ops
     assert "mma_matmul" in context.kernel_sources
@@ -39,7 +39,10 @@ BROKEN = [
     ("cubin/elf.cpp", "#include <cuda.h>", "only csrc/driver"),
     ("cubin/elf.cpp", "CUresult result;", "names the driver"),
     ("driver/driver.cpp", '#include "runtime/device.h"', "layer above"),
-    ("runtime/kernel.cpp", '#include "contract/catalog.h"', "layer above"),
+    ("runtime/kernel.cpp", '#include "package/catalog.h"', "layer above"),
+    ("driver/driver.cpp", "#include <torch/csrc/stable/tensor.h>", "knows no torch"),
+    ("runtime/kernel.cpp", '#include "pytorch/tensor.h"', "layer above"),
+    ("runtime/kernel.cpp", "#include <torch/csrc/stable/tensor.h>", "knows no torch"),
     ("runtime/kernel.cpp", "#include <cuda.h>", "only csrc/driver"),
     ("runtime/kernel.cpp", "#include <nlohmann/json.hpp>", "parses no files"),
     ("runtime/kernel.cpp", "#include <fstream>", "parses no files"),
@@ -49,18 +52,26 @@ BROKEN = [
     ("runtime/stream.cpp", "void* s = dlsym(library, name);", "dynamic loader"),
     ("runtime/stream.cpp", "cudaStream_t stream;\ncudaStreamSynchronize(stream);", "CUDA runtime"),
     ("runtime/stream.cpp", 'dl_open("libcuda.so.1", nullptr);', "names libcuda"),
-    ("contract/catalog.cpp", '#include "ops/matmul.h"', "layer above"),
-    ("contract/catalog.cpp", 'if (family == "matmul") return;', "knows the op 'matmul'"),
-    ("contract/catalog.cpp", "void add_linear();", "knows the op 'linear'"),
-    ("ops/matmul.cpp", '#include "driver/driver.h"', "through csrc/runtime"),
-    ("ops/matmul.cpp", "check(cuLaunchKernelEx(&c, f, p, nullptr));", "cuLaunchKernelEx"),
-    ("ops/matmul.cpp", "CUdeviceptr p;", "CUdeviceptr"),
-    ("ops/matmul.cpp", "int a = CU_DEVICE_ATTRIBUTE_CLOCK_RATE;", "CU_DEVICE"),
-    ("ops/matmul.cpp", "driver().launch();", "calls driver()"),
-    ("ops/matmul.cpp", '#include "kernels/matmul/mma_operand.cuh"', "_params.h"),
-    ("ops/matmul.cpp", '#include "kernels/matmul/mma.cu"', "_params.h"),
-    ("ops/matmul.cpp", 'run("mma_matmul_bf16_nt_128x128x32");', "names a kernel"),
-    ("ops/matmul.cpp", "STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {}", "STABLE_TORCH_LIBRARY"),
+    ("package/catalog.cpp", '#include "ops/matmul/matmul.h"', "layer above"),
+    ("package/catalog.cpp", 'if (family == "matmul") return;', "knows the op 'matmul'"),
+    ("package/catalog.cpp", "void add_linear();", "knows the op 'linear'"),
+    ("package/catalog.cpp", '#include "pytorch/tensor.h"', "layer above"),
+    ("package/catalog.cpp", "#include <torch/csrc/stable/tensor.h>", "knows no torch"),
+    ("declared/call.cpp", "void add_linear();", "knows the op 'linear'"),
+    ("ops/matmul/matmul.cpp", '#include "declared/contract.h"', "no declared ops"),
+    ("ops/matmul/matmul.cpp", '#include "driver/driver.h"', "through csrc/runtime"),
+    ("ops/matmul/matmul.cpp", "check(cuLaunchKernelEx(&c, f, p, nullptr));", "cuLaunchKernelEx"),
+    ("ops/matmul/matmul.cpp", "CUdeviceptr p;", "CUdeviceptr"),
+    ("ops/matmul/matmul.cpp", "int a = CU_DEVICE_ATTRIBUTE_CLOCK_RATE;", "CU_DEVICE"),
+    ("ops/matmul/matmul.cpp", "driver().launch();", "calls driver()"),
+    ("ops/matmul/matmul.cpp", '#include "kernels/matmul/mma_operand.cuh"', "_params.h"),
+    ("ops/matmul/matmul.cpp", '#include "kernels/matmul/mma.cu"', "_params.h"),
+    ("ops/matmul/matmul.cpp", 'run("mma_matmul_bf16_nt_128x128x32");', "names a kernel"),
+    (
+        "ops/matmul/matmul.cpp",
+        "STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {}",
+        "STABLE_TORCH_LIBRARY",
+    ),
     ("runtime/kernel.cpp", '#include "kernels/matmul/matmul_params.h"', "_params.h"),
     ("ops.cpp", "int f(int x) { if (x) return 1; }", "holds logic"),
     ("c_api.cpp", "#include <Python.h>", "no Python C API"),
@@ -93,9 +104,15 @@ HONEST = [
     ("driver/driver.cpp", 'void* l = dlopen("libcuda.so.1", 2);'),
     ("runtime/kernel.cpp", '#include "driver/driver.h"\nCUkernel k; driver().cuLaunchKernelEx();'),
     ("runtime/stream.cpp", 'dl_loaded("libtorch_cuda.so");'),
-    ("contract/catalog.cpp", '// matmul, say\n#include "runtime/kernel.h"\nint matmulti;'),
-    ("ops/matmul.cpp", '#include "kernels/matmul/matmul_params.h"\n#include "contract/catalog.h"'),
-    ("ops/matmul.cpp", 'find("matmul", "mma"); /* cuBLAS does: cuInit */ int cubes, CUTOFF;'),
+    ("package/catalog.cpp", '// matmul, say\n#include "runtime/kernel.h"\nint matmulti;'),
+    (
+        "ops/matmul/matmul.cpp",
+        '#include "kernels/matmul/matmul_params.h"\n#include "package/catalog.h"',
+    ),
+    (
+        "ops/matmul/matmul.cpp",
+        'find("matmul", "mma"); /* cuBLAS does: cuInit */ int cubes, CUTOFF;',
+    ),
     ("ops.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),
     ("kernels/matmul/mma.cu", '#include "common/ptx.cuh"\n#include "tile.cuh"\n#include <cstdint>'),
     ("kernels/matmul/mma.cu", "constexpr int kTileM = TC_TILE_M;"),

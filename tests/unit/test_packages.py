@@ -16,7 +16,9 @@ import torch
 from declared import DATA, DECLARED, blocks, schema, vec_add
 
 import torch_cubin
-from torch_cubin import _contract, _signature, errors
+from torch_cubin import errors
+from torch_cubin._declared import contract as _contract
+from torch_cubin._declared import signature as _signature
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs/manifest.schema.json").read_text())
@@ -94,7 +96,7 @@ space, name = a.split("::")
 op = getattr(getattr(torch.ops, space), name)
 meta = torch.empty(3, device="meta")
 assert op(meta, meta).shape == (3,)
-from torch_cubin import _declared
+from torch_cubin._declared import op as _declared
 assert _declared.find(b)._formula is not None
 """
     ops = manifest_of(package)["ops"]

@@ -185,7 +185,7 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
             assert hashlib.sha256(data).hexdigest() == kernel["sha256"]
         assert json.loads(archive.read("torch_cubin/cubins/manifest.json")) == manifest
     assert "torch_cubin/_C.so" in names
-    modules = {f"torch_cubin/{path.name}" for path in (ROOT / "torch_cubin").glob("*.py")}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "torch_cubin").rglob("*.py")}
     expected = {f"torch_cubin/cubins/{kernel['file']}" for kernel in manifest["kernels"]}
     expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
     expected |= {"torch_cubin/cmake/torch_cubin.cmake"}

@@ -1,4 +1,4 @@
-"""Schemas: what csrc/contract/schema.cpp takes, PyTorch's own parser takes and reads alike."""
+"""Schemas: what csrc/declared/schema.cpp takes, PyTorch's own parser takes and reads alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = 5000
 @pytest.fixture(scope="module")
 def program() -> Path:
     return cubin_check.build(
-        HERE / "schema_check.cpp", more=[cubin_check.ROOT / "csrc/contract/schema.cpp"]
+        HERE / "schema_check.cpp", more=[cubin_check.ROOT / "csrc/declared/schema.cpp"]
     )
 
 

@@ -7,11 +7,11 @@ trusts nothing.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 import re
 import struct
 
+import ptx_waits
 from kernel_table import split_arch
 from toolkit import BuildError
 
@@ -56,20 +56,26 @@ def read_params(cubin: bytes, kernel: str) -> list[dict[str, int]]:
     return sorted(params, key=lambda param: param["index"])
 
 
-@functools.cache
-def params_size(header: pathlib.Path) -> int:
-    """Size of the one struct that a family's header declares; no padding between the members."""
-    text = header.read_text()
-    body = re.search(r"struct \w+Params \{(.*?)\n\};", text, re.DOTALL).group(1)
-    constants = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
-    total = 0
-    members = r"^\s*((?:const )?\w+\*|tc_int64|int|float) ([^;(]+);"
-    for kind, names in re.findall(members, re.sub(r"//.*", "", body), re.M):
-        for name in names.split(","):
-            bracket = re.search(r"\[(\w+)\]", name)
-            count = int(constants.get(bracket.group(1), bracket.group(1))) if bracket else 1
-            total += count * (4 if kind in ("int", "float") else 8)
-    return total
+def size_probe(header: pathlib.Path) -> str:
+    """Source whose PTX tells the size of the one struct that a header declares."""
+    names = re.findall(r"^struct (?:alignas\([^()]*\) )?(\w+Params) \{", header.read_text(), re.M)
+    if len(names) != 1:
+        raise BuildError(
+            "params",
+            f"the header '{header.name}'",
+            "does not declare the one parameter of its kernels",
+            expected="one 'struct <name>Params {'",
+            got=", ".join(names) or "none",
+        )
+    return (
+        f'#include "{header.parent.name}/{header.name}"\n'
+        "using namespace torch_cubin;\n"
+        f'extern "C" __device__ const unsigned long long tc_params_size = sizeof({names[0]});\n'
+    )
+
+
+def probed_size(ptx: str) -> int:
+    return int(re.search(r"\btc_params_size = (\d+);", ptx).group(1))
 
 
 # --- the log of ptxas -v --------------------------------------------------------------------------
@@ -179,24 +185,18 @@ def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared: i
     )
 
 
-# What reads or writes memory that other kernels know of, or ends the kernel.
-_TOUCHES = re.compile(r"\b(ld|st|atom|red)\.[\w.]*global|\bcp\.async\.c|\bret;")
-
-
 def check_waits(name: str, arch: str, ptx: str) -> None:
     """The host launches kernels for sm_90 and newer before the one ahead of them has ended."""
-    if int(re.sub(r"\D", "", arch)) < 90:
-        return
-    body = ptx[ptx.index(".entry") :]
-    touches = _TOUCHES.search(body)
-    if "griddepcontrol.wait" in body[: touches.start() if touches else None]:
-        return
-    raise BuildError(
-        "image",
-        f"kernel '{name}' for {arch}",
-        "does not wait for the kernel before it",
-        expected="wait_for_previous_kernel() first, in PTX for 90 or newer ('virtual_arch')",
-    )
+    touch = ptx_waits.first_touch(ptx) if split_arch(arch)[0] >= 90 else None
+    if touch is not None:
+        raise BuildError(
+            "image",
+            f"kernel '{name}' for {arch}",
+            "does not wait for the kernel before it on every path",
+            expected="wait_for_previous_kernel() first, in PTX for 90 or newer ('virtual_arch')",
+            got=f"'{touch}' before it",
+            do="If that instruction reads and writes nothing, enter it in build/ptx_waits.py.",
+        )
 
 
 def check_shared(kernel: str, arch: str, shared: int) -> None:

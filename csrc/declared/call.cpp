@@ -1,0 +1,274 @@
+// A call of a declared op: match, choose, allocate, pack, launch.
+//
+// Nothing here asks the heap for memory, but for outputs, unless a kernel has more than kStackBytes
+// of parameters.
+#include <vector>
+
+#include "cubin/error.h"
+#include "declared/boxed_arguments.h"
+#include "declared/contract.h"
+#include "package/kept_error.h"
+#include "pytorch/autograd_state.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr size_t kStackBytes = 4096;  // what kernels could take before CUDA 12.1
+constexpr size_t kStackParams = 256;
+
+// Tensors made by a call, until they are handed over.
+class Made {
+ public:
+  ~Made() {
+    for (size_t i = 0; i < count_; ++i) {
+      const AOTITorchError error = aoti_torch_delete_tensor_object(handles_[i]);
+      static_cast<void>(error);  // nothing can be done about it here
+    }
+  }
+  void add(AtenTensorHandle handle) { handles_[count_++] = handle; }
+  // Hands over all of them.
+  void give(StableIValue* stack) {
+    for (size_t i = 0; i < count_; ++i) stack[i] = torch::stable::detail::from(handles_[i]);
+    count_ = 0;
+  }
+
+ private:
+  Unset<AtenTensorHandle, kMaxOpTensors> handles_;
+  size_t count_ = 0;
+};
+
+}  // namespace
+
+class Contract::Call {
+ public:
+  Call(const Contract& contract, const BoxedArguments& boxed)
+      : contract_(contract), boxed_(boxed), grad_mode_(aoti_torch_grad_mode_is_enabled()) {}
+
+  void run(Made& outputs) {
+    for (size_t i = 0; i < contract_.variables_; ++i) state_.dtypes[i] = kUnboundDtype;
+    // Expressions may ask for an item before lists are read, and of one that is not there.
+    for (const Names::Item& item : contract_.items_) {
+      state_.facts[item.place] = TensorFacts{};
+      state_.addresses[item.place] = nullptr;
+    }
+    read_numbers();
+    for (const size_t i : contract_.required_) match(i, boxed_.tensor(i));
+    for (const size_t i : contract_.optional_) match_optional(i);
+    set_device();
+    for (const size_t i : contract_.required_) check_expressions(i, -1);
+    for (const size_t i : contract_.optional_) {
+      if (state_.facts[i].defined) check_expressions(i, -1);
+    }
+    for (const size_t i : contract_.lists_) match_list(i);
+    if (device_ == nullptr) {
+      fail({"input", contract_.op_, "was given no tensor", "at least one, which says the device",
+            "none", ""});
+    }
+    check_no_derivative();
+
+    const Launch& launch = choose();
+    const size_t first = contract_.first_own_;
+    bool empty = true;
+    for (size_t i = 0; i < contract_.outputs_.size(); ++i) {
+      empty &= make(contract_.outputs_[i], first + i, outputs);
+    }
+    // Before the grid, which may read of it.
+    Made scratch;
+    for (size_t i = 0; i < contract_.scratch_.size(); ++i) {
+      make(contract_.scratch_[i], first + contract_.outputs_.size() + i, scratch);
+    }
+    torch_cubin_launch_call call;
+    call.size = sizeof(call);
+    call.flags = launch.flags;
+    call.device = state_.device;
+    call.priority = launch.priority;
+    call.stream = nullptr;
+    evaluate(launch.grid, call.grid);
+    if (call.grid[0] == 0 || call.grid[1] == 0 || call.grid[2] == 0) {
+      for (const size_t i : contract_.mutated_) {
+        empty &= !state_.facts[i].defined || state_.addresses[i] == nullptr;
+      }
+      if (!empty) refuse_empty_grid(call);
+      return;
+    }
+    evaluate(launch.block, call.block);
+    if (!launch.cluster.empty()) evaluate(launch.cluster, call.cluster);
+    call.shared_memory = launch.shared_memory[0].evaluate(state_.arguments()).integer;
+    // Before the launch: PyTorch refuses it here for a tensor of inference mode.
+    for (const size_t i : contract_.mutated_) {
+      if (state_.facts[i].defined) bump_version(boxed_.tensor(i));
+    }
+    pack_and_launch(launch, call);
+  }
+
+ private:
+  void read_numbers() {
+    for (const size_t i : contract_.numbers_) {
+      const Value value = boxed_.number(i);
+      state_.numbers[i] = value;
+      const int flag = contract_.extras_[i];
+      if (flag >= 0) {
+        state_.numbers[static_cast<size_t>(flag)] = Value::of(value.type != ValueType::kNone);
+      }
+    }
+    for (const size_t i : contract_.texts_) state_.texts[i] = boxed_.text(i);
+    for (const size_t i : contract_.lists_) {
+      state_.numbers[static_cast<size_t>(contract_.extras_[i])] =
+          Value::of(static_cast<int64_t>(boxed_.length(i)));
+    }
+  }
+
+  const Pattern& pattern(size_t i) const {
+    return contract_.patterns_[static_cast<size_t>(contract_.pattern_of_[i])];
+  }
+
+  void match(size_t i, AtenTensorHandle tensor, int item = -1) {
+    state_.addresses[i] = pattern(i).match(tensor, i, item, state_);
+    if (grad_mode_ && requires_grad(tensor)) followed_ = static_cast<int>(i);
+  }
+
+  void match_optional(size_t i) {
+    const AtenTensorHandle tensor = boxed_.tensor(i);
+    state_.facts[i] = TensorFacts{};
+    state_.addresses[i] = nullptr;
+    if (tensor != nullptr) match(i, tensor);
+  }
+
+  // An item's sizes are bound anew for each.
+  void match_list(size_t i) {
+    const size_t length = boxed_.length(i);
+    for (size_t item = 0; item < length; ++item) {
+      match(i, boxed_.item(i, item), static_cast<int>(item));
+      set_device();
+      check_expressions(i, static_cast<int>(item));
+      for (const Names::Item& named : contract_.items_) {
+        if (named.argument != i || named.index != item) continue;
+        state_.facts[named.place] = state_.facts[i];
+        state_.addresses[named.place] = state_.addresses[i];
+      }
+    }
+  }
+
+  void check_expressions(size_t i, int item) const {
+    if (pattern(i).has_expressions()) pattern(i).check_expressions(i, item, state_);
+  }
+
+  void set_device() {
+    if (device_ != nullptr || state_.device < 0) return;
+    device_ = &device(state_.device);
+    state_.sm = device_->sm;
+    state_.multiprocessors = device_->multiprocessors;
+  }
+
+  // Where a formula is registered, PyTorch calls below autograd with gradients off.
+  void check_no_derivative() const {
+    if (followed_ >= 0) {
+      fail({"input",
+            contract_.op_ + " argument '" +
+                contract_.schema_.arguments[static_cast<size_t>(followed_)].name + "'",
+            "requires grad, and the op has no derivative", "", "",
+            "Define the op with a backward, or call it under torch.no_grad()."});
+    }
+    // Tangents pass under no_grad, too, and no tensor says here whether it has one.
+    if (dual_level_is_open()) {
+      fail({"input", contract_.op_, "has no derivative, and a forward-mode level is open", "", "",
+            "Call it outside of torch.func.jvp and forward_ad.dual_level."});
+    }
+  }
+
+  const Launch& choose() const {
+    for (const Launch& launch : contract_.launches_) {
+      if (launch.when.empty() || launch.when[0].evaluate(state_.arguments()).integer != 0) {
+        return launch;
+      }
+    }
+    std::string expected;
+    for (const Launch& launch : contract_.launches_) {
+      expected += (expected.empty() ? "" : " or ") + launch.when[0].text();
+    }
+    fail({"input", contract_.op_, "has no kernel for these arguments", expected, "none of them",
+          ""});
+  }
+
+  // Allocates an output or scratch; true if it has no elements.
+  bool make(const Pattern& pattern, size_t place, Made& made) {
+    int64_t sizes[kMaxDims];
+    int64_t strides[kMaxDims];
+    const int64_t dim = pattern.shape(state_, sizes, strides);
+    const ScalarType dtype = pattern.dtype(state_);
+    const AtenTensorHandle tensor = allocate_cuda(sizes, strides, dim, dtype, state_.device);
+    made.add(tensor);
+    bool empty = false;
+    for (int64_t i = 0; i < dim; ++i) empty |= sizes[i] == 0;
+    state_.addresses[place] = nullptr;
+    if (contract_.reads_outputs_) {
+      const TensorView view(tensor);
+      state_.facts[place] = {
+          view.sizes, view.strides, view.dim, element_size(view.dtype), dtype_text(view.dtype),
+          true};
+    }
+    if (!empty && aoti_torch_get_data_ptr(tensor, &state_.addresses[place]) != 0) {
+      fail({"internal", contract_.op_, "could not read an output's address", "", "", ""});
+    }
+    return empty;
+  }
+
+  void evaluate(const std::vector<Expression>& three, int64_t* out) const {
+    for (size_t i = 0; i < 3; ++i) out[i] = three[i].evaluate(state_.arguments()).integer;
+  }
+
+  [[noreturn]] void refuse_empty_grid(const torch_cubin_launch_call& call) const {
+    fail({"input", contract_.op_, "has an empty grid and results that are not empty",
+          "at least one block",
+          "grid (" + std::to_string(call.grid[0]) + ", " + std::to_string(call.grid[1]) + ", " +
+              std::to_string(call.grid[2]) + ")",
+          "The definition does not allow for these arguments."});
+  }
+
+  void pack_and_launch(const Launch& launch, torch_cubin_launch_call& call) const {
+    const Packing& packing = launch.packing[0];
+    alignas(16) uint8_t stack[kStackBytes];
+    void* stack_params[kStackParams];
+    std::vector<uint8_t> heap;
+    std::vector<void*> heap_params;
+    uint8_t* bytes = stack;
+    call.params = stack_params;
+    if (packing.bytes() > kStackBytes) {
+      heap.resize(packing.bytes());
+      bytes = heap.data();
+    }
+    if (packing.params() > kStackParams) {
+      heap_params.resize(packing.params());
+      call.params = heap_params.data();
+    }
+    packing.pack(state_, bytes, call.params);
+    torch_cubin::launch(*launch.kernel, call);
+  }
+
+  const Contract& contract_;
+  const BoxedArguments& boxed_;
+  const bool grad_mode_;
+  CallState state_;
+  const Device* device_ = nullptr;
+  int followed_ = -1;  // an argument that requires grad
+};
+
+void Contract::call(StableIValue* stack) const {
+  Made outputs;
+  {
+    const BoxedArguments boxed(schema_, stack);
+    raise_kept_error();  // now that the arguments are given back
+    Call call(*this, boxed);
+    call.run(outputs);
+  }
+  outputs.give(stack);  // when the arguments are given back: they lie in the same place
+}
+
+void Contract::refuse_lazy_view(StableIValue* stack) const {
+  const BoxedArguments boxed(schema_, stack);
+  fail({"input", op_, "is given a lazily negated or conjugated view, and changes its arguments",
+        "plain tensors", "", "Call .resolve_neg().resolve_conj() on it first."});
+}
+
+}  // namespace torch_cubin

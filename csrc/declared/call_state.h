@@ -1,0 +1,61 @@
+// CallState: what one call of a declared op knows of its arguments. All of it lies on the stack.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#include "declared/expression.h"
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+// Checked when an op is defined.
+constexpr size_t kMaxOpArguments = 64;
+constexpr size_t kMaxOpTensors = kMaxOpArguments + 64;  // items of lists, outputs and scratch too
+constexpr size_t kMaxOpNumbers = 256;
+constexpr size_t kMaxOpVariables = 16;  // of dtypes; groups of dims ("*s")
+
+constexpr auto kUnboundDtype = static_cast<ScalarType>(-1);
+
+// An array that nobody pays for before it is written.
+template <class T, size_t N>
+class Unset {
+ public:
+  static_assert(std::is_trivially_destructible<T>::value && std::is_trivially_copyable<T>::value,
+                "plain data");
+  T& operator[](size_t i) { return reinterpret_cast<T*>(bytes_)[i]; }
+  const T& operator[](size_t i) const { return reinterpret_cast<const T*>(bytes_)[i]; }
+  T* data() { return reinterpret_cast<T*>(bytes_); }
+  const T* data() const { return reinterpret_cast<const T*>(bytes_); }
+
+ private:
+  alignas(T) unsigned char bytes_[N * sizeof(T)];
+};
+
+// The sizes that a "*s" stands for; they belong to the tensor that bound it.
+struct DimGroup {
+  const int64_t* sizes;
+  int64_t count;
+};
+
+// Places: of tensors, the argument's index in the schema, then the items of lists that expressions or
+// pointers name, then outputs, then scratch; of numbers, the argument's index, then what the Names of
+// declared/pattern.h add.
+struct CallState {
+  Unset<TensorFacts, kMaxOpTensors> facts;
+  Unset<void*, kMaxOpTensors> addresses;
+  Unset<Value, kMaxOpNumbers> numbers;
+  Unset<std::string_view, kMaxOpArguments> texts;
+  Unset<DimGroup, kMaxOpVariables> groups;
+  Unset<ScalarType, kMaxOpVariables> dtypes;  // kUnboundDtype until a tensor binds it
+  int32_t device = -1;                        // where all tensors lie; -1: none was met
+  int64_t sm = 0;
+  int64_t multiprocessors = 0;
+
+  Arguments arguments() const {
+    return {facts.data(), numbers.data(), sm, multiprocessors, texts.data()};
+  }
+};
+
+}  // namespace torch_cubin

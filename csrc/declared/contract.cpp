@@ -1,0 +1,356 @@
+// Reads and checks a contract's definition. What a call does with it: declared/call.cpp.
+#include "declared/contract.h"
+
+#include <algorithm>
+
+#include "cubin/error.h"
+#include "cubin/sha256.h"
+#include "declared/launch_limits.h"
+#include "package/fields.h"
+#include "package/user_images.h"
+
+namespace torch_cubin {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr size_t kMaxKernels = 256;
+
+// Names that PyTorch and this library keep for their own ops.
+constexpr const char* kReserved[] = {"aten", "prim",      "prims",   "cubin",
+                                     "onnx", "quantized", "inductor"};
+
+// Whether a tree anywhere in the definition is [operation, one of the names...].
+bool mentions(const json& tree, const char* operation, const std::vector<std::string>& names) {
+  if (tree.is_array() && tree.size() > 1 && tree[0] == operation &&
+      std::find(names.begin(), names.end(), tree[1]) != names.end()) {
+    return true;
+  }
+  if (!tree.is_structured()) return false;
+  return std::any_of(tree.begin(), tree.end(),
+                     [&](const json& item) { return mentions(item, operation, names); });
+}
+
+// "ns::name", or with an overload.
+void check_backward(const std::string& name, const std::string& label) {
+  const size_t colons = std::min(name.find("::"), name.size());
+  const size_t dot = std::min(name.find('.', colons), name.size());
+  const bool right = colons < name.size() && is_identifier(name.substr(0, colons)) &&
+                     is_identifier(name.substr(colons + 2, dot - colons - 2)) &&
+                     (dot == name.size() || is_identifier(name.substr(dot + 1)));
+  if (!right) refuse_json(label, "the name of an op, as 'ns::name'", name);
+}
+
+std::vector<Expression> read_three(const json& trees, const Scope& scope,
+                                   const std::string& label) {
+  if (!trees.is_array() || trees.size() != 3) {
+    refuse_json(label, "three expressions: x, y and z", trees);
+  }
+  std::vector<Expression> three;
+  for (size_t i = 0; i < 3; ++i) {
+    const std::string at = label + "[" + std::to_string(i) + "]";
+    three.emplace_back(trees[i], scope, at);
+    if (three.back().type() != ValueType::kInt) refuse_json(at, "an integer", trees[i]);
+  }
+  return three;
+}
+
+}  // namespace
+
+void ContractImages::add(std::vector<uint8_t> bytes, const std::string& origin) {
+  File file;
+  file.sha256 = sha256_hex(bytes.data(), bytes.size());
+  file.bytes = std::move(bytes);
+  file.origin = origin;
+  files_.push_back(std::move(file));
+}
+
+std::shared_ptr<UserModule> ContractImages::module(const std::vector<size_t>& indices, bool jit,
+                                                   const std::string& kernel) {
+  std::vector<SourceImage> images;
+  std::string origin, lacking;
+  for (const size_t i : indices) {
+    File& file = files_[i];
+    std::vector<SourceImage>& opened = file.images[jit];
+    if (opened.empty()) {
+      opened = images_of(file.bytes.data(), file.bytes.size(), file.origin, jit);
+    }
+    images.insert(images.end(), opened.begin(), opened.end());
+    origin += (origin.empty() ? "" : ", ") + file.origin;
+    if (std::none_of(opened.begin(), opened.end(), [&](const SourceImage& source) {
+          return source.image.find(kernel) != nullptr;
+        })) {
+      lacking = file.origin;
+    }
+  }
+  std::shared_ptr<UserModule>& module = modules_[{indices, jit}];
+  if (module == nullptr) module = std::make_shared<UserModule>(std::move(images), origin);
+  module->kernel(kernel);  // throws where none has it: the nearest names
+  if (!lacking.empty()) {
+    fail({"no_kernel", "kernel '" + printable(kernel) + "'", "is not in every image",
+          "an image that has it", lacking, "Leave that image out."});
+  }
+  return module;
+}
+
+Contract::Contract(const json& definition, ContractImages& images, std::string package)
+    : definition_(definition), package_(std::move(package)) {
+  Fields first(definition, "a contract");
+  const std::string text = first.text("schema");
+  schema_ = parse_schema(text);
+  op_ = "op '" + schema_.qualified_name() + "'";
+  for (const char* reserved : kReserved) {
+    if (schema_.name_space != reserved) continue;
+    fail({"input", op_, "lies in a namespace that is taken", "a name of your own",
+          "'" + schema_.name_space + "'", ""});
+  }
+  Fields fields(definition, op_);
+  fields.find("schema");
+  Names names(schema_, fields.find("dtypes"), op_);
+  variables_ = names.variables().size();
+  const json& tensors = fields.object("tensors");
+  const json& outputs = fields.list("outputs");
+  const json* scratch = fields.find("scratch");
+  const json& kernels = fields.list("kernels");
+  const bool derived = fields.find("backward") != nullptr;
+  if (derived) check_backward(fields.text("backward"), fields.at("backward"));
+  check_effects(derived);
+  const bool jit = fields.truth("jit", false);
+  fields.finish();
+
+  names.add_items(definition);
+  items_ = names.items();
+  first_own_ = names.scope().tensors.size();
+  read_tensors(tensors, outputs, scratch, names);
+  for (size_t i = 0; i < schema_.arguments.size(); ++i) {
+    const SchemaArgument& argument = schema_.arguments[i];
+    extras_.push_back(names.extra(i));
+    if (argument.is_mutated()) mutated_.push_back(i);
+    if (argument.is_tensor()) continue;
+    const bool text_like =
+        argument.type == ArgumentType::kString || argument.type == ArgumentType::kDtype;
+    (text_like ? texts_ : numbers_).push_back(i);
+  }
+
+  Scope all = names.scope();
+  std::vector<std::string> own;  // what the op allocates
+  for (const Pattern& output : outputs_) own.push_back(output.name());
+  for (const Pattern& pattern : scratch_) own.push_back(pattern.name());
+  all.tensors.insert(all.tensors.end(), own.begin(), own.end());
+  if (all.tensors.size() > kMaxOpTensors) {
+    fail({"input", op_, "has too many tensors", "at most " + std::to_string(kMaxOpTensors),
+          std::to_string(all.tensors.size()), ""});
+  }
+  if (kernels.empty() || kernels.size() > kMaxKernels) {
+    refuse_json(fields.at("kernels"), "1 to " + std::to_string(kMaxKernels) + " kernels",
+                kernels.size());
+  }
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    launches_.emplace_back(kernels[i], op_ + ": kernels[" + std::to_string(i) + "]", schema_,
+                           names.scope(), all, images, jit);
+  }
+
+  for (const char* operation :
+       {"size", "stride", "numel", "dim", "itemsize", "defined", "contiguous", "is_dtype"}) {
+    reads_outputs_ |= mentions(kernels, operation, own);
+  }
+  reads_outputs_ |=
+      kernels.dump(-1, ' ', false, json::error_handler_t::replace).find("\"tensor_map\"") !=
+      std::string::npos;
+
+  // What the op does, without where its images came from.
+  json same = definition;
+  same["schema"] = schema_.text();
+  for (json& kernel : same["kernels"]) {
+    for (json& index : kernel["images"]) index = images.sha256(index.get<size_t>());
+  }
+  identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// What PyTorch's graphs and, if the op is `derived`, its autograd can do something with.
+void Contract::check_effects(bool derived) const {
+  if (schema_.returns.empty() && !schema_.mutates()) {
+    fail({"input", op_, "returns nothing and changes nothing",
+          "an output, or an argument that is changed: Tensor(a!)", schema_.text(),
+          "A compiled graph would leave the call out."});
+  }
+  if (!derived) return;
+  if (schema_.mutates()) {
+    fail({"input", op_, "changes its arguments, so it can have no derivative",
+          "a schema without (a!), or no 'backward'", schema_.text(), ""});
+  }
+  for (const SchemaArgument& argument : schema_.arguments) {
+    if (!argument.keyword_only || !argument.is_tensor()) continue;
+    fail({"input", op_,
+          "has the keyword-only tensor '" + argument.name +
+              "', which PyTorch's autograd does not take",
+          "tensors before the '*' of the schema", "", ""});
+  }
+}
+
+void Contract::read_tensors(const json& tensors, const json& outputs, const json* scratch,
+                            Names& names) {
+  const auto& arguments = schema_.arguments;
+  std::vector<std::string> known;
+  const auto entry = [&](const std::string& name) -> const json& {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) {
+      fail({"input", op_ + ": tensors", "lacks an entry", "'" + name + "'", "", ""});
+    }
+    known.push_back(name);
+    return *found;
+  };
+  pattern_of_.assign(arguments.size(), -1);
+  const auto read = [&](size_t i) -> Pattern& {
+    pattern_of_[i] = static_cast<int>(patterns_.size());
+    patterns_.emplace_back(arguments[i].name, Pattern::Role::kArgument, entry(arguments[i].name),
+                           names);
+    return patterns_.back();
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].type == ArgumentType::kTensor) required_.push_back(i);
+    if (arguments[i].type == ArgumentType::kOptionalTensor) optional_.push_back(i);
+    if (arguments[i].type == ArgumentType::kTensorList) lists_.push_back(i);
+  }
+  if (required_.empty() && optional_.empty() && lists_.empty()) {
+    fail({"input", op_, "takes no tensor", "at least one Tensor argument, which says the device",
+          schema_.text(), ""});
+  }
+  for (const size_t i : required_) read(i);
+  for (Pattern& pattern : patterns_) pattern.read_expressions(names);
+  // What only a tensor binds that may be absent is known in its own entry alone.
+  for (const auto* some : {&optional_, &lists_}) {
+    for (const size_t i : *some) {
+      const Names::Mark mark = names.mark();
+      read(i).read_expressions(names);
+      names.forget(mark);
+    }
+  }
+
+  if (outputs.size() != schema_.returns.size()) {
+    refuse_json(op_ + ": outputs",
+                counted(schema_.returns.size(), "name") + ", as many as the schema returns",
+                outputs);
+  }
+  const auto check_new = [&](const json& name, const std::string& label) {
+    const std::string text = name.is_string() ? name.get<std::string>() : "";
+    const bool taken = !is_identifier(text) || names.is_argument(text) ||
+                       names.find_size(text) >= 0 ||
+                       std::any_of(outputs_.begin(), outputs_.end(),
+                                   [&](const Pattern& p) { return p.name() == text; }) ||
+                       std::any_of(scratch_.begin(), scratch_.end(),
+                                   [&](const Pattern& p) { return p.name() == text; });
+    if (taken) refuse_json(label, "a name, as \"out\", that nothing else has", name);
+    return text;
+  };
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const std::string name = check_new(outputs[i], op_ + ": outputs[" + std::to_string(i) + "]");
+    const std::string& wanted = schema_.returns[i].empty() ? "out" : schema_.returns[i];
+    if (name != wanted) {
+      refuse_json(op_ + ": outputs[" + std::to_string(i) + "]",
+                  "'" + wanted + "', as the schema calls it", outputs[i]);
+    }
+    const json& fields = entry(name);
+    outputs_.emplace_back(name, Pattern::Role::kOutput, fields, names);
+    Pattern& output = outputs_.back();
+    output.read_expressions(names);
+    if (output.like() < 0) continue;
+    const auto like = static_cast<size_t>(output.like());
+    const Pattern& other = patterns_[static_cast<size_t>(pattern_of_[like])];
+    if (other.layout() != Pattern::Layout::kContiguous &&
+        other.layout() != Pattern::Layout::kDense) {
+      fail({"input", op_ + ": tensors." + name + ".like", "names a tensor that may have gaps",
+            "one whose layout is contiguous or dense", "'" + arguments[like].name + "'", ""});
+    }
+    const auto shape = fields.find("shape");
+    const auto others = tensors[arguments[like].name].find("shape");
+    if (shape != fields.end() && !shape->is_null() && *shape != *others) {
+      refuse_json(op_ + ": tensors." + name + ".shape",
+                  "none beside 'like', or " + shown_json(*others), *shape);
+    }
+  }
+  if (scratch != nullptr) {
+    if (!scratch->is_array()) refuse_json(op_ + ": scratch", "a list", *scratch);
+    for (size_t i = 0; i < scratch->size(); ++i) {
+      const json& fields = (*scratch)[i];
+      const std::string label = op_ + ": scratch[" + std::to_string(i) + "]";
+      const std::string name = check_new(
+          fields.is_object() && fields.contains("name") ? fields["name"] : json(), label + ".name");
+      scratch_.emplace_back(name, Pattern::Role::kScratch, fields, names);
+      scratch_.back().read_expressions(names);
+    }
+  }
+  for (const auto& item : tensors.items()) {
+    if (std::find(known.begin(), known.end(), item.key()) != known.end()) continue;
+    fail({"input", op_ + ": tensors", "has an entry for what is no tensor of the op",
+          "Tensor arguments of the schema and 'outputs'", "'" + printable(item.key()) + "'", ""});
+  }
+}
+
+Contract::Launch::Launch(const json& definition, const std::string& label, const Schema& schema,
+                         const Scope& arguments, const Scope& all, ContractImages& images,
+                         bool jit) {
+  Fields fields(definition, label);
+  if (const json* tree = fields.find("when")) {
+    when.emplace_back(*tree, arguments, fields.at("when"));
+    if (when.back().type() != ValueType::kBool) {
+      refuse_json(fields.at("when"), "a condition, or null", *tree);
+    }
+  }
+  const std::string name = fields.text("kernel");
+  std::vector<size_t> indices;
+  for (const json& index : fields.list("images")) {
+    const bool right = index.is_number_integer() && index >= 0 && index < images.count() &&
+                       std::find(indices.begin(), indices.end(), index) == indices.end();
+    if (!right) {
+      refuse_json(fields.at("images"),
+                  "places in the list of " + counted(images.count(), "image") + ", each once",
+                  index);
+    }
+    indices.push_back(index.get<size_t>());
+  }
+  if (indices.empty()) refuse_json(fields.at("images"), "at least one image", json::array());
+  module = images.module(indices, jit, name);
+  kernel = &module->kernel(name);
+  grid = read_three(fields.get("grid"), all, fields.at("grid"));
+  block = read_three(fields.get("block"), all, fields.at("block"));
+  if (const json* trees = fields.find("cluster")) {
+    cluster = read_three(*trees, all, fields.at("cluster"));
+    flags |= TORCH_CUBIN_CLUSTER;
+  }
+  const json* bytes = fields.find("shared_memory");
+  shared_memory.emplace_back(bytes == nullptr ? json(0) : *bytes, all, fields.at("shared_memory"));
+  if (shared_memory.back().type() != ValueType::kInt) {
+    refuse_json(fields.at("shared_memory"), "an integer, bytes", *bytes);
+  }
+  if (fields.truth("cooperative", false)) flags |= TORCH_CUBIN_COOPERATIVE;
+  if (fields.truth("programmatic_dependent_launch", false)) flags |= TORCH_CUBIN_DEPENDENT;
+  if (fields.find("priority") != nullptr) {
+    priority = static_cast<int32_t>(fields.integer("priority", INT32_MIN, INT32_MAX));
+    flags |= TORCH_CUBIN_PRIORITY;
+  }
+  packing.emplace_back(fields.get("args"), kernel->info(),
+                       ArgumentPlaces{schema, all, fields.at("args")});
+  fields.finish();
+  check_constants(label, {grid, block, cluster, shared_memory[0]}, *module, name);
+}
+
+void Contract::preload(const Device& device) const {
+  bool any = false;
+  std::string tag, message;
+  for (const Launch& launch : launches_) {
+    try {
+      launch.kernel->preload(device);
+      any = true;
+    } catch (const Error& error) {
+      // Of several kernels, some may be for other GPUs.
+      if (error.tag() != "arch") throw;
+      tag = error.tag();
+      message = error.what();
+    }
+  }
+  if (!any) fail_with_text(tag, message);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,110 @@
+// Contract: how the arguments of a declared op become a launch. Read from JSON (docs/manifest.md) and
+// checked once; a call (call.cpp) only evaluates.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "declared/packing.h"
+#include "declared/pattern.h"
+#include "declared/schema.h"
+#include "runtime/user_launch.h"
+#include "runtime/user_module.h"
+
+namespace torch_cubin {
+
+// The images that contracts name by index, each a file's bytes, and the modules made of them.
+class ContractImages {
+ public:
+  void add(std::vector<uint8_t> bytes, const std::string& origin);
+
+  size_t count() const { return files_.size(); }
+  const std::string& sha256(size_t i) const { return files_[i].sha256; }
+  const std::string& origin(size_t i) const { return files_[i].origin; }
+
+  // The module of those images, one for every equal set. PTX is taken only with `jit`. Throws what
+  // opening them throws, and [no_kernel] where one of them lacks the kernel.
+  std::shared_ptr<UserModule> module(const std::vector<size_t>& indices, bool jit,
+                                     const std::string& kernel);
+
+ private:
+  struct File {
+    std::vector<uint8_t> bytes;
+    std::vector<SourceImage> images[2];  // without and with PTX; empty until asked for
+    std::string sha256;
+    std::string origin;
+  };
+  std::vector<File> files_;
+  std::map<std::pair<std::vector<size_t>, bool>, std::shared_ptr<UserModule>> modules_;
+};
+
+class Contract {
+ public:
+  // `package`: the folder or file that it is read from, or "". Throws [input], [params],
+  // [no_kernel].
+  Contract(const nlohmann::json& definition, ContractImages& images, std::string package = "");
+  Contract(const Contract&) = delete;
+  Contract& operator=(const Contract&) = delete;
+
+  const Schema& schema() const { return schema_; }
+  const nlohmann::json& definition() const { return definition_; }
+  const std::string& package() const { return package_; }
+
+  // Equal for contracts that do the same with the same images, wherever those came from.
+  const std::string& identity() const { return identity_; }
+
+  // One call: takes the arguments over, leaves the outputs in their place. Throws.
+  void call(StableIValue* stack) const;
+
+  // A call with a view that PyTorch negates or conjugates lazily, of an op that changes arguments:
+  // takes them over and throws.
+  [[noreturn]] void refuse_lazy_view(StableIValue* stack) const;
+
+  // Loads the kernels that run on that device. Throws [arch] where none does.
+  void preload(const Device& device) const;
+
+ private:
+  struct Launch {
+    Launch(const nlohmann::json& definition, const std::string& label, const Schema& schema,
+           const Scope& arguments, const Scope& all, ContractImages& images, bool jit);
+
+    std::vector<Expression> when;  // none or one
+    std::shared_ptr<UserModule> module;
+    UserKernel* kernel = nullptr;
+    std::vector<Expression> grid, block, cluster;  // three each; cluster may have none
+    std::vector<Expression> shared_memory;         // one
+    std::vector<Packing> packing;                  // one
+    uint32_t flags = 0;                            // TORCH_CUBIN_* of runtime/launch_call.h
+    int32_t priority = 0;
+  };
+  class Call;
+
+  void check_effects(bool derived) const;
+  void read_tensors(const nlohmann::json& tensors, const nlohmann::json& outputs,
+                    const nlohmann::json* scratch, Names& names);
+
+  nlohmann::json definition_;
+  std::string package_;
+  std::string identity_;
+  Schema schema_;
+  std::string op_;  // "op 'mylib::vec_add'"
+  std::vector<Pattern> patterns_;
+  // By argument: which of patterns_, -1 for what is no tensor.
+  std::vector<int> pattern_of_;
+  std::vector<size_t> required_, optional_, lists_, mutated_, numbers_, texts_;  // arguments
+  std::vector<Names::Item> items_;
+  size_t first_own_ = 0;  // the place of the first output
+  std::vector<Pattern> outputs_, scratch_;
+  std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
+  std::vector<Launch> launches_;
+  size_t variables_ = 0;        // of dtypes
+  bool reads_outputs_ = false;  // expressions may read what is allocated
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,112 @@
+// Expressions: how a declared op computes numbers (a grid, a size, a kernel's scalar) from its
+// arguments. They are trees in JSON, made by _declared/expressions.py, which says what a node is
+// and evaluates the same trees for symbolic sizes; a test compares both on random trees.
+//
+// A tree is checked once, when it is read: names, types, depth. What is left for run time is an
+// integer that overflows, a division by zero, a dim that a tensor does not have.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace torch_cubin {
+
+// kNone: an optional number that a call left out; no expression gives it.
+enum class ValueType : uint8_t { kBool, kInt, kFloat, kNone };
+
+struct Value {
+  ValueType type = ValueType::kInt;
+  int64_t integer = 0;  // of kBool: 0 or 1
+  double number = 0;    // of kFloat
+
+  static Value of(bool x) { return {ValueType::kBool, x, 0}; }
+  static Value of(int64_t x) { return {ValueType::kInt, x, 0}; }
+  static Value of(double x) { return {ValueType::kFloat, 0, x}; }
+  double as_number() const {
+    return type == ValueType::kFloat ? number : static_cast<double>(integer);
+  }
+};
+
+// What the names in a tree mean: an op's tensors, its numbers with their types, and what is only
+// compared: strings and dtypes. An entry without a name is out of reach.
+struct Scope {
+  std::vector<std::string> tensors;
+  std::vector<std::pair<std::string, ValueType>> numbers;
+  std::vector<std::string> texts;
+};
+
+// What an expression may read of a tensor argument. Those of an absent one are zeros.
+struct TensorFacts {
+  const int64_t* sizes = nullptr;
+  const int64_t* strides = nullptr;
+  int64_t dim = 0;
+  int64_t itemsize = 0;    // bytes
+  const char* dtype = "";  // torch's name: "float32"
+  bool defined = false;
+};
+
+// The arguments of one call, in the Scope's order.
+struct Arguments {
+  const TensorFacts* tensors = nullptr;
+  const Value* numbers = nullptr;
+  int64_t sm = 0;  // of the device: 90 for 9.0
+  int64_t multiprocessors = 0;
+  const std::string_view* texts = nullptr;  // of a dtype: torch's name
+};
+
+struct ExpressionOperation;
+
+class Expression {
+ public:
+  // Throws [input], naming `label` ("grid[0] of 'mylib::vec_add'"), for what is no tree of the scope.
+  Expression(const nlohmann::json& tree, const Scope& scope, std::string label);
+
+  ValueType type() const { return nodes_[0].type; }
+
+  // Whether it reads nothing.
+  bool is_constant() const { return nodes_[0].operation == nullptr; }
+
+  // Throws [input] with the part of the expression that has no value.
+  Value evaluate(const Arguments& arguments) const {
+    return is_constant() ? nodes_[0].value : evaluate(0, arguments);
+  }
+
+  // As Python would write it: "cdiv" is "-(-a // b)".
+  std::string text() const { return text(0); }
+
+ private:
+  struct Node {
+    const ExpressionOperation* operation = nullptr;  // null: a constant
+    ValueType type = ValueType::kInt;
+    int32_t operands[3]{};  // places in nodes_
+    int32_t index = 0;      // of what a leaf reads, in the scope
+    int32_t words = -1;     // a leaf's, in words_
+    Value value;            // of a constant; a leaf's dim
+  };
+  struct Words {
+    std::string name;     // of what a leaf reads
+    std::string compare;  // a dtype or text that it is compared with
+  };
+
+  int32_t read(const nlohmann::json& tree, const Scope& scope, int depth);
+  void read_leaf(Node& node, const nlohmann::json& tree, const Scope& scope);
+  void check_operands(Node& node) const;
+  Value evaluate(int32_t at, const Arguments& arguments) const;
+  Value evaluate_leaf(int32_t at, const Arguments& arguments) const;
+  Value of_integers(int32_t at, int64_t a, int64_t b) const;
+  Value of_floats(int32_t at, double a, double b) const;
+  std::string text(int32_t at) const;
+  [[noreturn]] void no_value(int32_t at, const std::string& problem) const;
+  [[noreturn]] void malformed(const std::string& problem, const std::string& expected,
+                              const std::string& got) const;
+
+  std::string label_;
+  std::vector<Node> nodes_;  // the root first
+  std::vector<Words> words_;
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,331 @@
+#include "declared/packing.h"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "cubin/error.h"
+#include "declared/small_floats.h"
+#include "package/fields.h"
+#include "runtime/tensor_map.h"
+
+namespace torch_cubin {
+namespace {
+
+using nlohmann::json;
+
+// CUDA's limit of a kernel's parameters; a struct or constant cannot be larger.
+constexpr uint32_t kMaxParamBytes = 32764;
+constexpr uint32_t kParamStep = 16;  // each parameter begins at a multiple of it
+
+// The kinds of scalars by name; `code` is i, u, f or b.
+struct ScalarKind {
+  const char* name;
+  char code;
+  uint32_t size;
+};
+constexpr ScalarKind kScalars[] = {
+    {"int8", 'i', 1},    {"int16", 'i', 2},    {"int32", 'i', 4},   {"int64", 'i', 8},
+    {"uint8", 'u', 1},   {"uint16", 'u', 2},   {"uint32", 'u', 4},  {"uint64", 'u', 8},
+    {"float16", 'f', 2}, {"bfloat16", 'g', 2}, {"float32", 'f', 4}, {"float64", 'f', 8},
+    {"bool", 'b', 1},
+};
+
+int find_named(const std::vector<std::string>& names, const std::string& name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  return name.empty() || found == names.end() ? -1 : static_cast<int>(found - names.begin());
+}
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+}  // namespace
+
+std::string parameter_table(const KernelInfo& kernel) {
+  std::string text = "The binary says: kernel '" + printable(kernel.name) + "' has " +
+                     counted(kernel.params.size(), "parameter");
+  for (const ParamInfo& param : kernel.params) {
+    text += "\n  [" + std::to_string(param.index) + "] " + counted(param.size, "byte") +
+            " at offset " + std::to_string(param.offset);
+    if (param.kind == ParamKind::kPointer) text += ", a pointer";
+    if (param.kind == ParamKind::kValue) text += ", a value";
+  }
+  return text + (kernel.params.empty() ? "." : "");
+}
+
+Packing::Packing(const json& arguments, const KernelInfo& kernel, const ArgumentPlaces& places) {
+  if (!arguments.is_array()) refuse_json(places.label, "a list of arguments", arguments);
+  if (arguments.size() != kernel.params.size()) {
+    fail({"params", places.label, "are another number than the kernel has parameters",
+          std::to_string(kernel.params.size()), std::to_string(arguments.size()),
+          parameter_table(kernel)});
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string label = places.label + "[" + std::to_string(i) + "]";
+    const auto start =
+        static_cast<uint32_t>((constant_.size() + kParamStep - 1) / kParamStep * kParamStep);
+    const uint32_t wanted = kernel.params[i].size;
+    const uint32_t size = add(arguments[i], start, wanted, true, label, places);
+    if (size != wanted) {
+      fail({"params", label, "does not fit its parameter", counted(wanted, "byte"),
+            counted(size, "byte") + " (" + shown_json(arguments[i]) + ")",
+            parameter_table(kernel)});
+    }
+    reserve(start, size, label);
+    starts_.push_back(start);
+  }
+}
+
+void Packing::reserve(uint32_t at, uint32_t size, const std::string& label) {
+  if (size > kMaxParamBytes) {
+    fail({"params", label, "is too large", "at most " + std::to_string(kMaxParamBytes) + " bytes",
+          std::to_string(size), ""});
+  }
+  if (constant_.size() < at + size) constant_.resize(at + size);
+}
+
+uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool param,
+                      const std::string& label, const ArgumentPlaces& places) {
+  if (!argument.is_array() || argument.empty() || !argument[0].is_string()) {
+    refuse_json(label, "[\"pointer\", \"x\"], [\"int32\", EXPRESSION] and so on", argument);
+  }
+  const std::string kind = argument[0].get<std::string>();
+  Piece piece{};
+  piece.at = at;
+  piece.label = label;
+  if (kind == "pointer") return add_pointer(argument, std::move(piece), places);
+  if (kind == "struct") return add_struct(argument, at, label, places);
+  if (kind == "bytes") return add_bytes(argument, at, label);
+  if (kind == "tensor_map") {
+    if (argument.size() != 2) refuse_json(label, "[\"tensor_map\", {...}]", argument);
+    piece.kind = Kind::kTensorMap;
+    piece.size = kTensorMapBytes;
+    piece.index = static_cast<int32_t>(maps_.size());
+    maps_.emplace_back(argument[1], places.scope, label);
+    reserve(at, piece.size, label);
+    pieces_.push_back(std::move(piece));
+    return kTensorMapBytes;
+  }
+  return add_number(argument, std::move(piece), room, param, places);
+}
+
+uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentPlaces& places) {
+  const std::string name =
+      argument.size() > 1 && argument[1].is_string() ? argument[1].get<std::string>() : "";
+  piece.size = sizeof(void*);
+  piece.kind = Kind::kPointer;
+  std::string full = name;
+  if (argument.size() == 3 && argument[2].is_number_unsigned()) {
+    full += "[" + std::to_string(argument[2].get<uint64_t>()) + "]";
+    piece.kind = Kind::kItem;
+  }
+  // The first way to name an item knows nothing of lists that are too short.
+  if (name.find('[') != std::string::npos) full.clear();
+  piece.index = find_named(places.scope.tensors, full);
+  if (piece.index < 0 || argument.size() != (piece.kind == Kind::kItem ? 3 : 2)) {
+    refuse_json(piece.label, "[\"pointer\", a tensor of the op] or [\"pointer\", a list, an index]",
+                argument);
+  }
+  reserve(piece.at, piece.size, piece.label);
+  pieces_.push_back(std::move(piece));
+  return sizeof(void*);
+}
+
+uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, bool param,
+                             const ArgumentPlaces& places) {
+  const std::string kind = argument[0].get<std::string>();
+  const auto known = std::find_if(std::begin(kScalars), std::end(kScalars),
+                                  [&](const ScalarKind& scalar) { return kind == scalar.name; });
+  const bool own_size = kind == "number";
+  if ((known == std::end(kScalars) && !own_size) || argument.size() != 2) {
+    refuse_json(piece.label,
+                "pointer, number, int32, float32, ..., bool, struct, tensor_map or bytes",
+                argument);
+  }
+  if (own_size && !param) refuse_json(piece.label, "a scalar with a size, as int32", argument);
+  Expression expression(argument[1], places.scope, piece.label);
+  const ValueType type = expression.type();
+  char code = own_size ? (type == ValueType::kBool  ? 'b'
+                          : type == ValueType::kInt ? 'n'
+                                                    : 'f')
+                       : known->code;
+  const bool right = code == 'b'                  ? type == ValueType::kBool
+                     : code == 'f' || code == 'g' ? type != ValueType::kBool
+                                                  : type == ValueType::kInt;
+  if (!right) {
+    refuse_json(piece.label,
+                code == 'b'                  ? "a condition"
+                : code == 'f' || code == 'g' ? "a number"
+                                             : "an integer",
+                argument[1]);
+  }
+  piece.size = own_size ? room : known->size;
+  if (own_size) {
+    const bool fits = code == 'b'   ? room == 1
+                      : code == 'f' ? room == 4 || room == 8
+                                    : room == 1 || room == 2 || room == 4 || room == 8;
+    if (!fits) return code == 'b' ? 1 : 8;  // not `room`: refused with the kernel's table
+  }
+  switch (code) {
+    case 'i':
+    case 'u':
+      piece.kind = Kind::kInteger;
+      piece.is_signed = code == 'i';
+      break;
+    case 'n':
+      piece.kind = Kind::kAnyInteger;
+      break;
+    case 'g':
+      piece.kind = Kind::kBFloat16;
+      break;
+    case 'f':
+      piece.kind = piece.size == 2   ? Kind::kFloat16
+                   : piece.size == 4 ? Kind::kFloat32
+                                     : Kind::kFloat64;
+      break;
+    default:
+      piece.kind = Kind::kBool;
+  }
+  const uint32_t size = piece.size;
+  reserve(piece.at, size, piece.label);
+  if (expression.is_constant()) {
+    write(piece, expression.evaluate({}), constant_.data());
+    return size;
+  }
+  piece.index = static_cast<int32_t>(expressions_.size());
+  expressions_.push_back(std::move(expression));
+  pieces_.push_back(std::move(piece));
+  return size;
+}
+
+uint32_t Packing::add_struct(const json& argument, uint32_t at, const std::string& label,
+                             const ArgumentPlaces& places) {
+  const bool right = argument.size() == 3 && argument[1].is_number_integer() && argument[1] > 0 &&
+                     argument[1] <= kMaxParamBytes && argument[2].is_array();
+  if (!right) refuse_json(label, "[\"struct\", size in bytes, [[offset, ARG], ...]]", argument);
+  const auto size = argument[1].get<uint32_t>();
+  reserve(at, size, label);
+  std::vector<std::pair<uint32_t, uint32_t>> taken;
+  for (size_t i = 0; i < argument[2].size(); ++i) {
+    const json& member = argument[2][i];
+    const std::string inner = label + "[2][" + std::to_string(i) + "]";
+    const bool pair = member.is_array() && member.size() == 2 && member[0].is_number_integer() &&
+                      member[0] >= 0 && member[0] < size;
+    if (!pair) refuse_json(inner, "[offset below " + std::to_string(size) + ", ARG]", member);
+    const auto offset = member[0].get<uint32_t>();
+    const uint32_t bytes = add(member[1], at + offset, size - offset, false, inner, places);
+    if (bytes > size - offset) {
+      fail({"params", inner, "passes the end of its struct",
+            "at most " + counted(size - offset, "byte"), std::to_string(bytes), ""});
+    }
+    for (const auto& [begin, end] : taken) {
+      if (offset >= end || offset + bytes <= begin) continue;
+      fail({"params", inner, "overlaps another member of its struct", "", shown_json(member), ""});
+    }
+    taken.emplace_back(offset, offset + bytes);
+  }
+  return size;
+}
+
+uint32_t Packing::add_bytes(const json& argument, uint32_t at, const std::string& label) {
+  const std::string text =
+      argument.size() == 2 && argument[1].is_string() ? argument[1].get<std::string>() : "";
+  const bool right =
+      !text.empty() && text.size() % 2 == 0 && text.size() / 2 <= kMaxParamBytes &&
+      std::all_of(text.begin(), text.end(), [](char c) { return hex_digit(c) >= 0; });
+  if (!right) refuse_json(label, "[\"bytes\", lower-case hex digits, two a byte]", argument);
+  const auto size = static_cast<uint32_t>(text.size() / 2);
+  reserve(at, size, label);
+  for (uint32_t i = 0; i < size; ++i) {
+    constant_[at + i] =
+        static_cast<uint8_t>(16 * hex_digit(text[2 * i]) + hex_digit(text[2 * i + 1]));
+  }
+  return size;
+}
+
+void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const {
+  const auto refuse = [&](const std::string& type) {
+    fail({"input", piece.label, "is out of range", "a value of " + type,
+          value.type == ValueType::kFloat ? json(value.number).dump()
+                                          : std::to_string(value.integer),
+          ""});
+  };
+  uint8_t* const at = out + piece.at;
+  switch (piece.kind) {
+    case Kind::kInteger:
+    case Kind::kAnyInteger: {
+      const int64_t x = value.integer;
+      const int bits = 8 * static_cast<int>(piece.size);
+      const bool any = piece.kind == Kind::kAnyInteger;
+      if (bits < 64) {
+        const int64_t least = any || piece.is_signed ? -(int64_t{1} << (bits - 1)) : 0;
+        const int64_t most =
+            any || !piece.is_signed ? (int64_t{1} << bits) - 1 : (int64_t{1} << (bits - 1)) - 1;
+        if (x < least || x > most) {
+          refuse((any               ? ""
+                  : piece.is_signed ? "int"
+                                    : "uint") +
+                 std::to_string(bits) + (any ? " bits" : ""));
+        }
+      } else if (!any && !piece.is_signed && x < 0) {
+        refuse("uint64");
+      }
+      std::memcpy(at, &x, piece.size);  // little endian
+      return;
+    }
+    case Kind::kFloat16:
+    case Kind::kBFloat16: {
+      uint16_t bits = 0;
+      const bool half = piece.kind == Kind::kFloat16;
+      const double x = value.as_number();
+      if (!(half ? to_float16(x, &bits) : to_bfloat16(x, &bits))) {
+        refuse(half ? "float16" : "bfloat16");
+      }
+      std::memcpy(at, &bits, sizeof(bits));
+      return;
+    }
+    case Kind::kFloat32: {
+      float x = 0;
+      if (!to_float32(value.as_number(), &x)) refuse("float32");
+      std::memcpy(at, &x, sizeof(x));
+      return;
+    }
+    case Kind::kFloat64: {
+      const double x = value.as_number();
+      std::memcpy(at, &x, sizeof(x));
+      return;
+    }
+    default:
+      *at = value.integer != 0;
+  }
+}
+
+void Packing::pack(const CallState& state, uint8_t* out, void** params) const {
+  std::memcpy(out, constant_.data(), constant_.size());
+  for (size_t i = 0; i < starts_.size(); ++i) params[i] = out + starts_[i];
+  const Arguments arguments = state.arguments();
+  for (const Piece& piece : pieces_) {
+    const auto index = static_cast<size_t>(piece.index);
+    switch (piece.kind) {
+      case Kind::kPointer:
+        std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
+        break;
+      case Kind::kItem:
+        if (!state.facts[index].defined) {
+          fail({"input", piece.label, "wants an item that its list does not have", "a longer list",
+                "", ""});
+        }
+        std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
+        break;
+      case Kind::kTensorMap:
+        maps_[index].encode(state, out + piece.at);
+        break;
+      default:
+        write(piece, expressions_[index].evaluate(arguments), out);
+    }
+  }
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,83 @@
+// Packing: the arguments of one of a contract's kernels, as the bytes that a launch wants.
+//
+// What is constant is packed once, when the op is defined; a call copies that and writes the rest
+// over it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "cubin/image.h"
+#include "declared/call_state.h"
+#include "declared/pattern.h"
+#include "declared/tensor_map_argument.h"
+
+namespace torch_cubin {
+
+// Where a kernel's arguments are found: the tensors of a call by name, lists apart.
+struct ArgumentPlaces {
+  const Schema& schema;
+  const Scope& scope;  // with items of lists ("xs[2]"), outputs and scratch
+  std::string label;   // "op 'mylib::vec_add': kernels[0].args"
+};
+
+class Packing {
+ public:
+  // Throws [params] where the arguments do not fit the kernel's parameters, with its table; [input]
+  // for what is no argument.
+  Packing(const nlohmann::json& arguments, const KernelInfo& kernel, const ArgumentPlaces& places);
+
+  size_t bytes() const { return constant_.size(); }
+  size_t params() const { return starts_.size(); }
+
+  // `out` has room for bytes() at a multiple of 16, `params` for params(). Throws [input].
+  void pack(const CallState& state, uint8_t* out, void** params) const;
+
+ private:
+  enum class Kind : uint8_t {
+    kPointer,
+    kItem,  // a pointer, which is never absent
+    kInteger,
+    kAnyInteger,  // signed or unsigned, as the value fits
+    kFloat16,
+    kBFloat16,
+    kFloat32,
+    kFloat64,
+    kBool,
+    kTensorMap,
+  };
+  struct Piece {
+    Kind kind;
+    bool is_signed = false;
+    uint32_t size = 0;  // bytes
+    uint32_t at = 0;
+    int32_t index = 0;  // of a tensor, an expression or a tensor map
+    std::string label;
+  };
+
+  // Adds an argument at `at`, of at most `room` bytes; gives its size. `param`: it is a whole
+  // parameter.
+  uint32_t add(const nlohmann::json& argument, uint32_t at, uint32_t room, bool param,
+               const std::string& label, const ArgumentPlaces& places);
+  uint32_t add_pointer(const nlohmann::json& argument, Piece piece, const ArgumentPlaces& places);
+  uint32_t add_number(const nlohmann::json& argument, Piece piece, uint32_t room, bool param,
+                      const ArgumentPlaces& places);
+  uint32_t add_struct(const nlohmann::json& argument, uint32_t at, const std::string& label,
+                      const ArgumentPlaces& places);
+  uint32_t add_bytes(const nlohmann::json& argument, uint32_t at, const std::string& label);
+  void reserve(uint32_t at, uint32_t size, const std::string& label);
+  void write(const Piece& piece, const Value& value, uint8_t* out) const;
+
+  std::vector<uint8_t> constant_;
+  std::vector<uint32_t> starts_;  // of each parameter
+  std::vector<Piece> pieces_;
+  std::vector<Expression> expressions_;
+  std::vector<TensorMapArgument> maps_;
+};
+
+// A kernel's parameters, for the end of an error: "The binary says: ...".
+std::string parameter_table(const KernelInfo& kernel);
+
+}  // namespace torch_cubin

@@ -1,0 +1,147 @@
+// Patterns: what a contract says of a tensor (dtype, shape, layout, alignment), matched against an
+// argument, or used to make an output. Matching binds the names of sizes.
+//
+// Which of several places binds a name is settled when the op is defined, so that a call only stores
+// and compares.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "declared/call_state.h"
+#include "declared/expression.h"
+#include "declared/schema.h"
+
+namespace torch_cubin {
+
+// The names of a contract, and where a call keeps what they stand for.
+class Names {
+ public:
+  // `op` is for errors: "op 'mylib::vec_add'". Throws [input] for dtypes that are none.
+  Names(const Schema& schema, const nlohmann::json* dtypes, std::string op);
+
+  struct Variable {
+    std::string name;
+    std::vector<ScalarType> allowed;
+    bool bound = false;
+  };
+
+  const std::string& op() const { return op_; }
+  const Schema& schema() const { return schema_; }
+  const Scope& scope() const { return scope_; }
+  Scope& scope() { return scope_; }
+  std::vector<Variable>& variables() { return variables_; }
+
+  // The place of a number by its name; -1 where there is none.
+  int find_size(const std::string& name) const;
+  int find_group(const std::string& name) const;
+  int add_size(const std::string& name);
+  int add_group(const std::string& name);
+  // Whether the schema has an argument of that name.
+  bool is_argument(const std::string& name) const;
+
+  // The names bound between these calls are forgotten: an entry's own. A variable of dtypes is one of
+  // the call all the same; what is forgotten is that an output may have it.
+  struct Mark {
+    size_t groups;
+    size_t numbers;
+    std::vector<bool> variables;
+  };
+  Mark mark() const;
+  void forget(const Mark& mark);
+
+  // Of the flag "x?" and of "len(xs)" for an argument; -1 where it has none.
+  int extra(size_t argument) const { return extras_[argument]; }
+
+  // An item of a Tensor[] that the definition names: "xs[2]", or ["pointer", "xs", 2].
+  struct Item {
+    size_t argument;
+    size_t index;
+    size_t place;
+  };
+  // Gives places to all that `definition` names; to be called once, before anything is read.
+  void add_items(const nlohmann::json& definition);
+  const std::vector<Item>& items() const { return items_; }
+
+ private:
+  void check_capacity() const;
+  void add_item(const std::string& list, const std::string& index);
+
+  const Schema& schema_;
+  std::string op_;
+  Scope scope_;
+  std::vector<Variable> variables_;
+  std::vector<std::string> groups_;
+  std::vector<int> extras_;
+  std::vector<Item> items_;
+};
+
+class Pattern {
+ public:
+  enum class Layout : uint8_t { kContiguous, kRows, kDense, kStrided };
+  enum class Role : uint8_t { kArgument, kOutput, kScratch };
+
+  // Reads an entry of `tensors` or `scratch`, binding what it binds.
+  Pattern(const std::string& name, Role role, const nlohmann::json& entry, Names& names);
+
+  // Reads the expressions in its shape, once all names are known that they may use.
+  void read_expressions(const Names& names);
+
+  const std::string& name() const { return name_; }
+  // Another tensor's place, whose shape and strides an output has; or -1.
+  int like() const { return like_; }
+  Layout layout() const { return layout_; }
+
+  // Reads a tensor argument, or an item of one (-1: none), into its place: checks dtype, device,
+  // dims, layout and alignment, and binds names. Throws [input]. Expressions in the shape wait for
+  // check_expressions(), when all names are bound. Gives the address, null without elements.
+  void* match(AtenTensorHandle tensor, size_t place, int item, CallState& state) const;
+  bool has_expressions() const { return has_expressions_; }
+  void check_expressions(size_t place, int item, const CallState& state) const;
+
+  ScalarType dtype(const CallState& state) const;
+
+  // The sizes and strides of an output or scratch: `sizes` and `strides` have room for kMaxDims.
+  int64_t shape(const CallState& state, int64_t* sizes, int64_t* strides) const;
+
+ private:
+  struct Size {
+    enum Kind : uint8_t { kBind, kSame, kConstant, kExpression, kBindGroup, kSameGroup };
+    Kind kind;
+    int32_t index = 0;  // of the number, group or expression
+    int64_t value = 0;  // of a constant
+  };
+
+  void read_dtype(const std::string& text, Names& names);
+  void read_shape(const nlohmann::json& shape, Names& names);
+  void read_size(const nlohmann::json& size, size_t dim, Names& names);
+  void check_dtype(ScalarType found, int item, CallState& state) const;
+  void check_layout(const TensorView& view, int item) const;
+  [[noreturn]] void refuse(int item, const std::string& problem, const std::string& expected,
+                           const std::string& got, const std::string& advice = "") const;
+  std::string expected_shape() const;
+
+  std::string op_;
+  std::string name_;
+  Role role_;
+  ScalarType dtype_{};
+  int variable_ = -1;
+  std::string variable_name_;
+  std::vector<ScalarType> allowed_;
+  bool mutated_ = false;
+  bool any_shape_ = false;
+  bool has_expressions_ = false;
+  std::vector<Size> sizes_;
+  int group_at_ = -1;                                      // of the "*s" in sizes_
+  std::vector<std::pair<size_t, nlohmann::json>> unread_;  // by dim, until read_expressions()
+  std::vector<Expression> expressions_;
+  std::vector<std::string> shape_text_;
+  Layout layout_ = Layout::kContiguous;
+  int64_t align_ = 16;
+  int like_ = -1;
+};
+
+}  // namespace torch_cubin

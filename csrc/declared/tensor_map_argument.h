@@ -1,0 +1,36 @@
+// TensorMapArgument: a TMA descriptor that a contract makes for each call (torch_cubin.TensorMap says
+// what the fields mean).
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "declared/call_state.h"
+
+namespace torch_cubin {
+
+class TensorMapArgument {
+ public:
+  // `label` names it in errors. Throws [input].
+  TensorMapArgument(const nlohmann::json& fields, const Scope& scope, const std::string& label);
+
+  // Writes 128 bytes. Throws [input] for a tensor that the hardware cannot copy in such boxes.
+  void encode(const CallState& state, uint8_t* out) const;
+
+ private:
+  [[noreturn]] void refuse(const std::string& problem, const std::string& expected,
+                           const std::string& got) const;
+
+  std::string label_;
+  size_t tensor_ = 0;  // its place
+  std::vector<Expression> box_;
+  std::vector<uint32_t> element_strides_;  // empty: all 1
+  uint32_t swizzle_ = 0;                   // the driver's numbers
+  uint32_t interleave_ = 0;
+  uint32_t l2_promotion_ = 0;
+  uint32_t oob_fill_ = 0;
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,79 @@
+// The attention family's entry points, as ops.cpp registers them, and what they share.
+//
+// Each allocates fresh outputs whose dims lie in memory in the order of query's (output_strides in
+// attention_checks.h). The CPU ones are references made of ATen (attention_reference.cpp); the
+// public ops that forward to these are in composite.cpp.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+using OptionalTensor = std::optional<Tensor>;
+
+OptionalTensor contiguous(const OptionalTensor& tensor);
+
+// What a user passes besides the tensors that carry gradients; see the schemas in ops.cpp.
+struct AttentionOptions {
+  OptionalTensor attn_mask;
+  double dropout_p = 0;
+  bool is_causal = false;
+  OptionalTensor dropout_seed;
+  std::optional<double> scale;
+  bool enable_gqa = false;
+  int64_t window_left = -1, window_right = -1;
+  bool bottom_right = false;
+  double softcap = 0;
+  OptionalTensor alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k;
+  int64_t max_seqlen_q = 0, max_seqlen_k = 0;
+};
+
+// The same as numbers, ready for a kernel; defaults resolved, ranges checked.
+struct AttentionSettings {
+  double scale = 1;
+  double softcap = 0;         // 0: none
+  int first = 0, last = 0;    // row i sees columns i + first .. i + last (kNoBound: open)
+  bool bottom_right = false;  // the band is shifted by seqlen_k - seqlen_q
+  int drop_below = 0;         // dropout: a 16-bit random number below this drops a weight
+  double keep_scale = 1;      // 1 / kept fraction; 0 where all are dropped
+};
+
+#define TC_ATTENTION_ARGUMENTS                                                          \
+  const OptionalTensor &attn_mask, double dropout_p, bool is_causal,                    \
+      const OptionalTensor &dropout_seed, std::optional<double> scale, bool enable_gqa, \
+      int64_t window_left, int64_t window_right, bool bottom_right, double softcap,     \
+      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks,                  \
+      const OptionalTensor &cu_seqlens_q, const OptionalTensor &cu_seqlens_k,           \
+      int64_t max_seqlen_q, int64_t max_seqlen_k
+
+Tensor scaled_dot_product_attention_cpu(const Tensor& query, const Tensor& key, const Tensor& value,
+                                        const OptionalTensor& attn_mask, double dropout_p,
+                                        bool is_causal, const OptionalTensor& dropout_seed,
+                                        std::optional<double> scale, bool enable_gqa);
+Tensor scaled_dot_product_attention_cuda(const Tensor& query, const Tensor& key,
+                                         const Tensor& value, const OptionalTensor& attn_mask,
+                                         double dropout_p, bool is_causal,
+                                         const OptionalTensor& dropout_seed,
+                                         std::optional<double> scale, bool enable_gqa);
+
+std::tuple<Tensor, Tensor> attention_forward_cpu(const Tensor& query, const Tensor& key,
+                                                 const Tensor& value, TC_ATTENTION_ARGUMENTS);
+std::tuple<Tensor, Tensor> attention_forward_cuda(const Tensor& query, const Tensor& key,
+                                                  const Tensor& value, TC_ATTENTION_ARGUMENTS);
+
+std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(const Tensor& grad_out,
+                                                          const Tensor& query, const Tensor& key,
+                                                          const Tensor& value, const Tensor& out,
+                                                          const Tensor& logsumexp,
+                                                          TC_ATTENTION_ARGUMENTS);
+std::tuple<Tensor, Tensor, Tensor> attention_backward_cuda(const Tensor& grad_out,
+                                                           const Tensor& query, const Tensor& key,
+                                                           const Tensor& value, const Tensor& out,
+                                                           const Tensor& logsumexp,
+                                                           TC_ATTENTION_ARGUMENTS);
+
+}  // namespace torch_cubin

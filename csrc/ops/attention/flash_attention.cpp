@@ -1,0 +1,135 @@
+// flash_attention: attention_forward for tensors laid out as the FlashAttention package has them,
+// (batch, rows, heads, head_dim), or (rows of all sequences, heads, head_dim) with cu_seqlens.
+//
+// Only views and defaults: everything goes through the dispatcher, so that torch.compile, autograd
+// and vmap see ordinary ops.
+// NOTE: no size is read here (ops/common/composite.cpp says why); a rank is no size.
+#include "ops/attention/flash_attention.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <string>
+#include <vector>
+
+#include "cubin/error.h"
+#include "ops/common/dispatch.h"
+
+namespace torch_cubin {
+namespace {
+
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+
+int64_t rank(const Tensor& tensor) {
+  int64_t dim = 0;
+  if (aoti_torch_get_dim(tensor.get(), &dim) != AOTI_TORCH_SUCCESS) {
+    fail({"input", "a tensor argument", "could not be read", "a defined tensor", "", ""});
+  }
+  return dim;
+}
+
+// The layouts that an argument can have; the heads are always the last dim but one.
+struct PackedLayout {
+  int64_t dims;
+  const char* text;
+};
+constexpr PackedLayout kPlain = {4, "(batch, rows, heads, head_dim)"};
+constexpr PackedLayout kVarlen = {3, "(rows of all sequences, heads, head_dim), with cu_seqlens"};
+
+void check_rank(const char* name, const Tensor& tensor, int64_t expected, const std::string& text) {
+  const int64_t dims = rank(tensor);
+  if (dims == expected) return;
+  fail({"input", std::string("flash_attention argument '") + name + "'", "has a wrong rank", text,
+        counted(static_cast<uint64_t>(dims), "dimension"), ""});
+}
+
+// Views of what lies packed in one tensor, as (..., `count`, heads, head_dim). One unbind, not a
+// select for each: its derivative writes the packed gradient once.
+std::vector<Tensor> unpack_views(const char* name, const Tensor& tensor, const PackedLayout& layout,
+                                 size_t count) {
+  const std::string dim = count == 3 ? "3" : "2";
+  check_rank(name, tensor, layout.dims + 1,
+             (layout.dims == 4 ? "(batch, rows, " : "(rows of all sequences, ") + dim +
+                 ", heads, head_dim) where " + (count == 3 ? "key and value are" : "value is") +
+                 " not given");
+  StableIValue stack[] = {from(tensor), from(layout.dims - 2)};
+  call_op("aten::unbind", "int", stack);
+  std::vector<Tensor> parts = to<std::vector<Tensor>>(stack[0]);
+  if (parts.size() != count) {
+    fail({"input", std::string("flash_attention argument '") + name + "'",
+          "holds a wrong number of packed tensors",
+          dim + " at dimension " + std::to_string(layout.dims - 2), std::to_string(parts.size()),
+          ""});
+  }
+  return parts;
+}
+
+// Query, key and value, each of layout.dims dims.
+std::vector<Tensor> separate(const PackedLayout& layout, const Tensor& query,
+                             const OptionalTensor& key, const OptionalTensor& value) {
+  if (!key) {
+    if (value) {
+      fail({"input", "flash_attention argument 'value'", "is given without 'key'",
+            "both, or 'key' alone with both packed into it, or neither", "'value' alone", ""});
+    }
+    return unpack_views("query", query, layout, 3);
+  }
+  check_rank("query", query, layout.dims, layout.text);
+  if (!value) {
+    std::vector<Tensor> all = unpack_views("key", *key, layout, 2);
+    all.insert(all.begin(), query);
+    return all;
+  }
+  check_rank("key", *key, layout.dims, layout.text);
+  check_rank("value", *value, layout.dims, layout.text);
+  return {query, *key, *value};
+}
+
+// (batch, rows, heads, head_dim) from (batch, heads, rows, head_dim), and back.
+Tensor swap_heads(const Tensor& tensor) {
+  StableIValue stack[] = {from(tensor), from(int64_t{1}), from(int64_t{2})};
+  call_op("aten::transpose", "int", stack);
+  return to<Tensor>(stack[0]);
+}
+
+}  // namespace
+
+Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const OptionalTensor& value,
+                       bool is_causal, std::optional<double> scale, int64_t window_left,
+                       int64_t window_right, bool bottom_right, double softcap,
+                       const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+                       const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p) {
+  const bool varlen = cu_seqlens_q || cu_seqlens_k;
+  const bool all_packed = !key && !value;
+  std::vector<Tensor> qkv = separate(varlen ? kVarlen : kPlain, query, key, value);
+  if (!varlen) {
+    for (Tensor& tensor : qkv) tensor = swap_heads(tensor);
+  }
+  // Before the stack, whose handles nobody would release if this threw.
+  const OptionalTensor seed = dropout_p > 0 ? OptionalTensor(draw_seed(query.get())) : std::nullopt;
+  // Rows packed together have one set of offsets.
+  const bool same_offsets = all_packed && !cu_seqlens_k;
+  const OptionalTensor& offsets_k = same_offsets ? cu_seqlens_q : cu_seqlens_k;
+  const int64_t longest_k = same_offsets && max_seqlen_k == 0 ? max_seqlen_q : max_seqlen_k;
+  const OptionalTensor no_mask;
+  const bool enable_gqa = true;  // the heads' numbers say what is shared
+  StableIValue stack[] = {
+      from(qkv[0]),     from(qkv[1]),       from(qkv[2]),       from(no_mask),
+      from(dropout_p),  from(is_causal),    from(seed),         from(scale),
+      from(enable_gqa), from(window_left),  from(window_right), from(bottom_right),
+      from(softcap),    from(alibi_slopes), from(sinks),        from(cu_seqlens_q),
+      from(offsets_k),  from(max_seqlen_q), from(longest_k)};
+  call_attention_forward(
+      differentiable() ? "cubin::_attention_forward_autograd" : "cubin::_attention_forward",
+      "flash_attention", stack);
+  Tensor out = to<Tensor>(stack[0]);
+  to<Tensor>(stack[1]);  // takes the logsumexp over, and lets it go
+  // Already so where query's dims lie in this order, packed or not (output_strides).
+  StableIValue contiguous[] = {from(varlen ? out : swap_heads(out)),
+                               from(torch::headeronly::MemoryFormat::Contiguous)};
+  call_op("aten::contiguous", "", contiguous);
+  return to<Tensor>(contiguous[0]);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,141 @@
+// Attention forward on CUDA: check -> choose -> launch. The backward is in attention_backward.cpp.
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "cubin/error.h"
+#include "ops/attention/arguments.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/compose.h"
+#include "ops/attention/fused_operands.h"
+#include "ops/attention/operands.h"
+
+namespace torch_cubin {
+namespace {
+
+// No keys: rows that see nothing.
+void fill_empty(Tensor& out, Tensor* logsumexp) {
+  torch::stable::zero_(out);
+  if (logsumexp != nullptr) {
+    torch::stable::fill_(*logsumexp, -std::numeric_limits<double>::infinity());
+  }
+}
+
+// The fused kernels. False: none takes this problem, and nothing was done.
+bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key,
+               const Tensor& value, Tensor& out, Tensor* logsumexp) {
+  const AttentionDtype dtype = attention_dtype(call.dtype);
+  if (dtype == kAttendDtypes) return false;
+  const AttentionShape& shape = call.shape;
+  const Device& gpu = device(call.device_index);
+  const AttentionTable& table = attention_table(gpu);
+  const int64_t head_dim = padded_columns(shape.head_dim, call.dtype);
+  const int64_t head_dim_v = padded_columns(shape.head_dim_v, call.dtype);
+  const int64_t widest = std::max(head_dim, head_dim_v);
+  const AttentionVariant variant = attention_variant(call.settings, call.options);
+  if (narrowest(table.forward[dtype][variant], widest) == nullptr) return false;
+
+  FusedOperands operands(call, query, key, value);
+  // Rows that are no whole vectors are written beside the output, and copied.
+  const bool beside = operands.one_launch || !has_vector_rows(TensorView(out));
+  Tensor wide_out = out;
+  if (beside) {
+    Shape sizes = shape.out;
+    sizes.sizes[sizes.dim - 1] = head_dim_v;
+    wide_out = empty_cuda(sizes.sizes, sizes.dim, call.dtype, call.device_index);
+    if (shape.packed) torch::stable::zero_(wide_out);  // rows of no sequence
+  }
+  operands.problem.add(kOut, TensorView(wide_out));
+  operands.problem.merge();
+
+  const int64_t batch = operands.problem.batch();
+  const AttentionPlan plan = plan_forward(table, dtype, variant, shape, widest, batch);
+  AttentionParams params = operands.params(head_dim, head_dim_v);
+  params.splits = plan.splits;
+  params.columns_per_split = static_cast<int>(plan.columns_per_split);
+  const int64_t rows = batch * shape.heads * shape.seqlen_q;
+  Tensor partial;
+  if (plan.splits > 1) {
+    const int64_t floats = plan.splits * rows * (head_dim_v + 1);
+    partial = empty_cuda(&floats, 1, ScalarType::Float, call.device_index);
+    params.partial_out = static_cast<float*>(partial.mutable_data_ptr());
+    params.partial_logsumexp = params.partial_out + plan.splits * rows * head_dim_v;
+  }
+  float* lse = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
+  const int64_t parts = operands.problem.parts();
+  for (int64_t part = 0; part < parts; ++part) {
+    operands.fill(params, part);
+    params.logsumexp = lse == nullptr ? nullptr : lse + part * rows;
+    launch_attention(*plan.kernel, params, plan.blocks * batch, plan.splits, gpu);
+    if (plan.splits > 1) {
+      const int64_t per_block = plan.combine->entry().tile[0];
+      launch_attention(*plan.combine, params, (rows + per_block - 1) / per_block, 1, gpu);
+    }
+  }
+  if (beside) {
+    torch::stable::copy_(out, torch::stable::narrow(wide_out, -1, 0, shape.head_dim_v));
+  }
+  return true;
+}
+
+Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& key,
+                       const Tensor& value, Tensor* logsumexp) {
+  const TensorView q(query);
+  const AttentionShape& shape = call.shape;
+  Tensor out = empty_laid_out(q, shape.out, call.dtype);
+  if (logsumexp != nullptr) {
+    const ScalarType dtype =
+        call.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+    *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, dtype, call.device_index);
+  }
+  const bool wanted = logsumexp != nullptr && shape.logsumexp.numel() > 0;
+  if (shape.out.numel() == 0 && !wanted) return out;
+  // Rows of no sequence would keep what the memory held.
+  const bool no_keys = shape.seqlen_k == 0 || shape.kv_heads == 0;
+  if (shape.packed || (no_keys && !call.options.sinks)) fill_empty(out, logsumexp);
+  if (no_keys && !call.options.sinks) return out;
+  // Packed sequences never compose; the kernels read the sinks where there are no keys, too.
+  const bool fusable = shape.out.numel() > 0 && (!no_keys || shape.packed);
+  if (fusable && run_fused(call, query, key, value, out, logsumexp)) {
+    return out;
+  }
+  const auto [composed, lse] =
+      compose_forward(compose_inputs(call, query, key, value), call.settings, logsumexp != nullptr);
+  const std::vector<int64_t> sizes(shape.out.sizes, shape.out.sizes + shape.out.dim);
+  torch::stable::copy_(out, torch::stable::reshape(composed, sizes));
+  if (logsumexp != nullptr) {
+    const std::vector<int64_t> rows(shape.logsumexp.sizes,
+                                    shape.logsumexp.sizes + shape.logsumexp.dim);
+    torch::stable::copy_(*logsumexp, torch::stable::reshape(lse, rows));
+  }
+  return out;
+}
+
+}  // namespace
+
+Tensor scaled_dot_product_attention_cuda(const Tensor& query, const Tensor& key,
+                                         const Tensor& value, const OptionalTensor& attn_mask,
+                                         double dropout_p, bool is_causal,
+                                         const OptionalTensor& dropout_seed,
+                                         std::optional<double> scale, bool enable_gqa) {
+  AttentionOptions options;
+  options.attn_mask = attn_mask;
+  options.dropout_p = dropout_p;
+  options.is_causal = is_causal;
+  options.dropout_seed = dropout_seed;
+  options.scale = scale;
+  options.enable_gqa = enable_gqa;
+  AttentionCall call("scaled_dot_product_attention", query, key, value, std::move(options));
+  return forward_on_cuda(call, query, key, value, nullptr);
+}
+
+std::tuple<Tensor, Tensor> attention_forward_cuda(const Tensor& query, const Tensor& key,
+                                                  const Tensor& value, TC_ATTENTION_ARGUMENTS) {
+  AttentionCall call("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
+  Tensor logsumexp;
+  Tensor out = forward_on_cuda(call, query, key, value, &logsumexp);
+  return {out, logsumexp};
+}
+
+}  // namespace torch_cubin

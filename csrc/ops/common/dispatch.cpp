@@ -1,0 +1,68 @@
+#include "ops/common/dispatch.h"
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cubin/error.h"
+#include "pytorch/autograd_state.h"
+#include "pytorch/torch_error.h"
+
+namespace torch_cubin {
+
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+
+// A dual tensor keeps its tangent under no_grad, so an open forward-AD level counts as well.
+bool differentiable() { return aoti_torch_grad_mode_is_enabled() || dual_level_is_open(); }
+
+void call_op(const char* op, const char* overload, StableIValue* stack) {
+  clear_last_error();
+  if (torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
+
+  // Below torch 2.13 the C API loses an error's text: what fail() kept on this thread replaces it.
+  if (!last_error().empty()) throw std::runtime_error(last_error());
+  const std::string text = torch_error();
+  if (!text.empty()) throw std::runtime_error(text);
+  fail({"internal", std::string("PyTorch's dispatcher"), std::string("could not run ") + op,
+        "a kernel for these tensors",
+        "an error whose text this version of PyTorch prints on stderr",
+        "Look above, or use torch 2.13 or newer, which carries it here."});
+}
+
+// The callee cannot tell whom it serves: an argument that said so would be in every graph. So the
+// text changes on its way up, which costs a call nothing.
+void call_attention_forward(const char* op, const char* caller, StableIValue* stack) {
+  try {
+    call_op(op, "", stack);
+  } catch (const std::runtime_error& error) {
+    const std::string callee = "]: attention_forward ", text = error.what();
+    const size_t at = text.find(callee);
+    // Only as the object of an error, right behind its tag.
+    if (text.rfind("torch_cubin [", 0) != 0 || at != text.find("]: ")) throw;
+    throw std::runtime_error(text.substr(0, at) + "]: " + caller + " " +
+                             text.substr(at + callee.size()));
+  }
+}
+
+Tensor draw_seed(AtenTensorHandle like) {
+  int32_t type = 0, index = 0;
+  if (aoti_torch_get_device_type(like, &type) != AOTI_TORCH_SUCCESS ||
+      aoti_torch_get_device_index(like, &index) != AOTI_TORCH_SUCCESS) {
+    fail({"input", "a tensor argument", "could not be read", "a defined tensor", "", ""});
+  }
+  const torch::stable::Device device(static_cast<torch::headeronly::DeviceType>(type), index);
+  StableIValue stack[] = {from(int64_t{INT64_MAX}),
+                          from(std::vector<int64_t>{1}),
+                          from(std::optional<ScalarType>(ScalarType::Long)),
+                          from(std::nullopt),
+                          from(std::optional<torch::stable::Device>(device)),
+                          from(std::nullopt)};
+  call_op("aten::randint", "", stack);
+  return to<Tensor>(stack[0]);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,117 @@
+#include "ops/matmul/problem.h"
+
+namespace torch_cubin {
+namespace {
+
+// Adds a batch dim outside the ones so far, merged with its inner neighbour where the strides of
+// both operands run on.
+void push_batch(MatmulProblem& p, int64_t size, int64_t a_stride, int64_t b_stride) {
+  if (size == 1) return;
+  if (p.batch_dims > 0) {
+    const int last = p.batch_dims - 1;
+    if (a_stride == p.a_batch_stride[last] * p.batch_size[last] &&
+        b_stride == p.b_batch_stride[last] * p.batch_size[last]) {
+      p.batch_size[last] *= size;
+      return;
+    }
+  }
+  p.batch_size[p.batch_dims] = size;
+  p.a_batch_stride[p.batch_dims] = a_stride;
+  p.b_batch_stride[p.batch_dims] = b_stride;
+  ++p.batch_dims;
+}
+
+void pop_innermost(MatmulProblem& p) {
+  for (int i = 1; i < p.batch_dims; ++i) {
+    p.batch_size[i - 1] = p.batch_size[i];
+    p.a_batch_stride[i - 1] = p.a_batch_stride[i];
+    p.b_batch_stride[i - 1] = p.b_batch_stride[i];
+  }
+  --p.batch_dims;
+}
+
+// Batches that share one B are more rows of A, if A's rows run on across them (a 3-D input times a
+// 2-D weight); a batch of single rows likewise. Batches that share one single-row A are more
+// columns of B. C is contiguous, so its rows run on in both cases.
+void fold_batch(MatmulProblem& p) {
+  while (p.batch_dims > 0) {
+    const int64_t size = p.batch_size[0];
+    if (p.b_batch_stride[0] == 0 && (p.m == 1 || p.a_batch_stride[0] == p.m * p.a_stride_m)) {
+      if (p.m == 1) p.a_stride_m = p.a_batch_stride[0];
+      p.m *= size;
+    } else if (p.m == 1 && p.a_batch_stride[0] == 0 &&
+               (p.n == 1 || p.b_batch_stride[0] == p.n * p.b_stride_n)) {
+      if (p.n == 1) p.b_stride_n = p.b_batch_stride[0];
+      p.n *= size;
+    } else {
+      return;
+    }
+    pop_innermost(p);
+  }
+}
+
+// The stride of a dim of size 1 is never used: 0 is as good, and always aligned.
+void drop_unused_strides(MatmulProblem& p) {
+  if (p.m == 1) p.a_stride_m = 0;
+  if (p.n == 1) p.b_stride_n = 0;
+  if (p.k == 1) p.a_stride_k = p.b_stride_k = 0;
+}
+
+}  // namespace
+
+MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out) {
+  MatmulProblem p;
+  p.k = self.sizes[self.dim - 1];
+  p.a_stride_k = self.strides[self.dim - 1];
+  if (self.dim > 1) {
+    p.m = self.sizes[self.dim - 2];
+    p.a_stride_m = self.strides[self.dim - 2];
+  }
+  if (other.dim > 1) {
+    p.n = other.sizes[other.dim - 1];
+    p.b_stride_n = other.strides[other.dim - 1];
+    p.b_stride_k = other.strides[other.dim - 2];
+  } else {
+    p.b_stride_k = other.strides[0];
+  }
+  drop_unused_strides(p);
+
+  const int64_t matrix_dims = (self.dim > 1) + (other.dim > 1);
+  const int64_t batch = out.dim - matrix_dims;
+  const int64_t self_batch = self.dim > 2 ? self.dim - 2 : 0;
+  const int64_t other_batch = other.dim > 2 ? other.dim - 2 : 0;
+  for (int64_t i = batch - 1; i >= 0; --i) {
+    const int64_t x = i - (batch - self_batch);
+    const int64_t y = i - (batch - other_batch);
+    const int64_t a_stride = x >= 0 && self.sizes[x] != 1 ? self.strides[x] : 0;
+    const int64_t b_stride = y >= 0 && other.sizes[y] != 1 ? other.strides[y] : 0;
+    push_batch(p, out.sizes[i], a_stride, b_stride);
+  }
+  fold_batch(p);
+  drop_unused_strides(p);
+  return p;
+}
+
+MatmulProblem linear_problem(const TensorView& input, const TensorView& weight) {
+  MatmulProblem p;
+  p.k = input.sizes[input.dim - 1];
+  p.a_stride_k = input.strides[input.dim - 1];
+  if (input.dim > 1) {
+    p.m = input.sizes[input.dim - 2];
+    p.a_stride_m = input.strides[input.dim - 2];
+  }
+  p.b_stride_k = weight.strides[weight.dim - 1];
+  if (weight.dim > 1) {
+    p.n = weight.sizes[0];
+    p.b_stride_n = weight.strides[0];
+  }
+  drop_unused_strides(p);
+  for (int64_t i = input.dim - 3; i >= 0; --i) {
+    push_batch(p, input.sizes[i], input.sizes[i] != 1 ? input.strides[i] : 0, 0);
+  }
+  fold_batch(p);
+  drop_unused_strides(p);
+  return p;
+}
+
+}  // namespace torch_cubin

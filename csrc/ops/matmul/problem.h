@@ -1,0 +1,35 @@
+// A matrix product in canonical form: what every argument layout of matmul and linear comes down
+// to.
+//
+// C[batch, m, n] = sum_k A[batch, m, k] * B[batch, k, n], C contiguous. Pure integer work on sizes
+// and strides; no tensor is copied.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/matmul/checks.h"
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+struct MatmulProblem {
+  int64_t m = 1, n = 1, k = 1;
+  int64_t a_stride_m = 0, a_stride_k = 0;  // elements; 0 where the size is 1
+  int64_t b_stride_k = 0, b_stride_n = 0;
+  int batch_dims = 0;  // innermost first, none of size 1, merged wherever both operands allow it
+  int64_t batch_size[kMaxDims];
+  int64_t a_batch_stride[kMaxDims];  // 0 broadcasts
+  int64_t b_batch_stride[kMaxDims];
+
+  int64_t batch() const {
+    int64_t product = 1;
+    for (int i = 0; i < batch_dims; ++i) product *= batch_size[i];
+    return product;
+  }
+};
+
+// `out` is what check_matmul or check_linear returned for the same arguments; it has elements.
+MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out);
+MatmulProblem linear_problem(const TensorView& input, const TensorView& weight);
+
+}  // namespace torch_cubin

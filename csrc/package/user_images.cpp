@@ -1,0 +1,136 @@
+// images_of: walks a file's containers as inspect() does, and keeps what a driver can load.
+#include "package/user_images.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cubin/container.h"
+#include "cubin/error.h"
+#include "cubin/ptx.h"
+#include "cubin/sniff.h"
+
+namespace torch_cubin {
+namespace {
+
+// As inspect(): a small file may hold compressed data of endless size.
+constexpr uint64_t kUnpackedAnyway = 16 << 20;
+constexpr uint64_t kUnpackedPerByte = 32;
+
+// PTX's facts as an image's. Offsets are the driver's business: a launch passes parameters one by
+// one.
+Image image_of(const Ptx& ptx) {
+  Image image;
+  image.arch = ptx.arch;
+  image.size = ptx.size;
+  for (const PtxKernel& entry : ptx.kernels) {
+    KernelInfo kernel;
+    kernel.name = entry.name;
+    kernel.required_block = entry.required_block;
+    kernel.max_block = entry.max_block;
+    kernel.cluster = entry.cluster;
+    for (const PtxParam& param : entry.params) {
+      const auto size = static_cast<uint32_t>(param.size);
+      kernel.params.push_back({param.index, kernel.param_bytes, size, param.kind});
+      kernel.param_bytes += size;
+    }
+    image.kernels.push_back(std::move(kernel));
+  }
+  std::sort(image.kernels.begin(), image.kernels.end(),
+            [](const KernelInfo& a, const KernelInfo& b) { return a.name < b.name; });
+  return image;
+}
+
+class Opener {
+ public:
+  Opener(size_t size, bool jit) : jit_(jit), left_(kUnpackedAnyway + kUnpackedPerByte * size) {}
+
+  void open(const uint8_t* data, size_t size, const std::string& origin) {
+    const Format format = sniff(data, size, origin).format;
+    if (format == Format::kPtx) {
+      if (jit_) return add_ptx(data, size, origin);
+      fail({"image", origin, "is PTX text", "a cubin", "",
+            "PTX is never compiled behind your back: pass jit=True, or run `ptxas -arch=sm_XY FILE "
+            "-o FILE.cubin`."});
+    }
+    if (format == Format::kFatbin || format == Format::kHostElf || format == Format::kText) {
+      container(data, size, origin);
+      if (!images_.empty()) return;
+      fail({"image", origin, "holds nothing that the driver can load", "a cubin",
+            skipped_ptx_ ? "PTX only" : "none",
+            skipped_ptx_ ? "Pass jit=True to have the driver compile the PTX."
+                         : "`python -m torch_cubin inspect FILE` lists what it holds."});
+    }
+    add_cubin(data, size, origin);  // refuses everything else, by name
+  }
+
+  std::vector<SourceImage> take() { return std::move(images_); }
+
+ private:
+  void container(const uint8_t* data, size_t size, const std::string& origin) {
+    const Container found = list_entries(data, size, origin);
+    for (size_t i = 0; i < found.entries.size(); ++i) {
+      const Entry& entry = found.entries[i];
+      if (entry.format == Format::kPtx && !jit_) {
+        skipped_ptx_ = true;
+        continue;
+      }
+      if (entry.format != Format::kCubin && entry.format != Format::kPtx &&
+          entry.format != Format::kFatbin) {
+        continue;
+      }
+      const std::string name = "entry " + std::to_string(i) + " of " + origin;
+      Bytes bytes = entry.stored;
+      Buffer unpacked;
+      if (entry.compression != Compression::kNone) {
+        if (entry.size > left_) {
+          fail({"image", name, "is not unpacked: it claims to be too large for its file", "",
+                std::to_string(entry.size) + " bytes", ""});
+        }
+        left_ -= entry.size;
+        unpacked = unpack(entry, name);
+        bytes = Bytes(unpacked.data(), unpacked.size());
+      }
+      if (entry.format == Format::kFatbin) {
+        container(bytes.data(), bytes.size(), name);
+      } else if (entry.format == Format::kPtx) {
+        add_ptx(bytes.data(), bytes.size(), name);
+      } else if (sniff(bytes.data(), bytes.size(), name).format != Format::kRelocatableCubin) {
+        add_cubin(bytes.data(), bytes.size(), name);
+      }
+    }
+  }
+
+  void add_cubin(const uint8_t* data, size_t size, const std::string& origin) {
+    SourceImage image;
+    image.image = parse_cubin(data, size, origin);
+    image.bytes.assign(data, data + size);
+    image.origin = origin;
+    images_.push_back(std::move(image));
+  }
+
+  void add_ptx(const uint8_t* data, size_t size, const std::string& origin) {
+    SourceImage image;
+    image.image = image_of(parse_ptx(data, size, origin));
+    image.bytes.assign(data, data + size);
+    image.bytes.push_back(0);
+    image.origin = origin;
+    image.is_ptx = true;
+    images_.push_back(std::move(image));
+  }
+
+  bool jit_;
+  bool skipped_ptx_ = false;
+  uint64_t left_;
+  std::vector<SourceImage> images_;
+};
+
+}  // namespace
+
+std::vector<SourceImage> images_of(const uint8_t* data, size_t size, const std::string& origin,
+                                   bool jit) {
+  Opener opener(size, jit);
+  opener.open(data, size, origin);
+  return opener.take();
+}
+
+}  // namespace torch_cubin

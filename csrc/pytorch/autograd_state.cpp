@@ -1,0 +1,54 @@
+#include "pytorch/autograd_state.h"
+
+#include <cstdint>
+#include <memory>
+
+#include "cubin/error.h"
+#include "driver/dl.h"
+
+namespace torch_cubin {
+namespace {
+
+// torch::autograd::ForwardADLevel::try_get_by_idx, whose result is only compared with null. Any
+// std::shared_ptr is returned the same way, so the pointee's type need not be known.
+using TryGetLevel = std::shared_ptr<void> (*)(uint64_t index);
+
+// c10::TensorImpl::requires_grad() const. A handle is the address of an at::Tensor, which holds one
+// pointer: to the TensorImpl.
+using RequiresGrad = bool (*)(const void* tensor_impl);
+
+// torch::autograd::impl::bump_version(const at::Tensor&).
+using BumpVersion = void (*)(const void* tensor);
+
+template <class Function>
+Function find_function(const char* library_name, const char* symbol) {
+  void* library = dl_loaded(library_name);
+  return library == nullptr ? nullptr : reinterpret_cast<Function>(dl_symbol(library, symbol));
+}
+
+}  // namespace
+
+bool dual_level_is_open() {
+  static const auto getter = find_function<TryGetLevel>(
+      "libtorch_cpu.so", "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm");
+  return getter != nullptr && getter(0) != nullptr;  // PyTorch opens levels from 0 on
+}
+
+bool requires_grad(AtenTensorHandle tensor) {
+  static const auto getter =
+      find_function<RequiresGrad>("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv");
+  return getter == nullptr || getter(*reinterpret_cast<void* const*>(tensor));
+}
+
+void bump_version(AtenTensorHandle tensor) {
+  static const auto bump = find_function<BumpVersion>(
+      "libtorch_cpu.so", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE");
+  if (bump == nullptr) {
+    fail({"internal", "PyTorch", "has no way to count a tensor's versions",
+          "torch::autograd::impl::bump_version in libtorch_cpu.so", "none",
+          "Use a version of PyTorch that torch_cubin was tested with."});
+  }
+  bump(tensor);
+}
+
+}  // namespace torch_cubin

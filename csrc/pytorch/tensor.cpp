@@ -1,0 +1,218 @@
+#include "pytorch/tensor.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <algorithm>
+
+#include "cubin/error.h"
+#include "driver/driver.h"
+#include "pytorch/contiguous.h"
+#include "pytorch/torch_error.h"
+
+namespace torch_cubin {
+namespace {
+
+// A shim that reads metadata fails only on an undefined tensor.
+void check_read(AOTITorchError error) {
+  if (error != 0) {
+    fail({"input", "a tensor argument", "could not be read", "a defined tensor with storage", "",
+          ""});
+  }
+}
+
+struct DtypeInfo {
+  ScalarType dtype;
+  const char* name;
+  int64_t size;  // bytes
+};
+
+constexpr DtypeInfo kDtypes[] = {
+    {ScalarType::Half, "float16", 2},
+    {ScalarType::BFloat16, "bfloat16", 2},
+    {ScalarType::Float, "float32", 4},
+    {ScalarType::Double, "float64", 8},
+    {ScalarType::Byte, "uint8", 1},
+    {ScalarType::Char, "int8", 1},
+    {ScalarType::Short, "int16", 2},
+    {ScalarType::Int, "int32", 4},
+    {ScalarType::Long, "int64", 8},
+    {ScalarType::Bool, "bool", 1},
+    {ScalarType::ComplexHalf, "complex32", 4},
+    {ScalarType::ComplexFloat, "complex64", 8},
+    {ScalarType::ComplexDouble, "complex128", 16},
+    {ScalarType::Float8_e4m3fn, "float8_e4m3fn", 1},
+    {ScalarType::Float8_e5m2, "float8_e5m2", 1},
+    {ScalarType::Float8_e4m3fnuz, "float8_e4m3fnuz", 1},
+    {ScalarType::Float8_e5m2fnuz, "float8_e5m2fnuz", 1},
+    {ScalarType::Float8_e8m0fnu, "float8_e8m0fnu", 1},
+    {ScalarType::Float4_e2m1fn_x2, "float4_e2m1fn_x2", 1},
+    {ScalarType::UInt16, "uint16", 2},
+    {ScalarType::UInt32, "uint32", 4},
+    {ScalarType::UInt64, "uint64", 8},
+};
+
+const DtypeInfo* find(ScalarType dtype) {
+  for (const DtypeInfo& info : kDtypes) {
+    if (info.dtype == dtype) return &info;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+TensorView::TensorView(AtenTensorHandle tensor) : handle(tensor) {
+  int64_t* sizes_ptr = nullptr;
+  int64_t* strides_ptr = nullptr;
+  int32_t code = 0;
+  check_read(aoti_torch_get_dim(handle, &dim));
+  if (dim > kMaxDims) {
+    fail({"input", "a tensor argument", "has too many dimensions",
+          "at most " + std::to_string(kMaxDims), std::to_string(dim), "Reshape it."});
+  }
+  check_read(aoti_torch_get_sizes(handle, &sizes_ptr));
+  check_read(aoti_torch_get_strides(handle, &strides_ptr));
+  check_read(aoti_torch_get_dtype(handle, &code));
+  check_read(aoti_torch_get_device_type(handle, &device_type));
+  check_read(aoti_torch_get_device_index(handle, &device_index));
+  sizes = sizes_ptr;
+  strides = strides_ptr;
+  dtype = static_cast<ScalarType>(code);
+}
+
+const void* TensorView::find_data() const {
+  void* pointer = nullptr;
+  check_read(aoti_torch_get_data_ptr(handle, &pointer));
+  return is_memory(pointer, handle) ? pointer : nullptr;
+}
+
+const void* TensorView::data() const {
+  const void* pointer = find_data();
+  if (pointer == nullptr && std::find(sizes, sizes + dim, 0) == sizes + dim) {
+    fail({"input", "a tensor argument", "has elements but no memory",
+          "a tensor whose storage is allocated", "a null address, shape " + shape_text(), ""});
+  }
+  return pointer;
+}
+
+[[gnu::hot]] bool is_memory(const void* data, AtenTensorHandle tensor) {
+  // No offset leads up here: most tensors need no more than this.
+  constexpr uint64_t kMostMemory = uint64_t{1} << 40;
+  const uint64_t address = reinterpret_cast<uintptr_t>(data);
+  if (address >= kMostMemory) return true;
+  int64_t offset = 0;
+  int32_t dtype = 0;
+  check_read(aoti_torch_get_storage_offset(tensor, &offset));
+  check_read(aoti_torch_get_dtype(tensor, &dtype));
+  const auto itemsize = static_cast<uint64_t>(element_size(static_cast<ScalarType>(dtype)));
+  return address != static_cast<uint64_t>(offset) * itemsize;
+}
+
+[[gnu::hot]] bool read_contiguous(AtenTensorHandle tensor, int32_t* device, uint64_t* address) {
+  bool contiguous = false;
+  void* data = nullptr;
+  if (aoti_torch_is_contiguous(tensor, &contiguous) != 0 || !contiguous) return false;
+  if (aoti_torch_get_device_index(tensor, device) != 0) return false;
+  if (*device < 0) *device = 0;  // the CPU has none
+  if (aoti_torch_get_data_ptr(tensor, &data) != 0) return false;
+  *address = reinterpret_cast<uintptr_t>(data);
+  return is_memory(data, tensor);
+}
+
+bool TensorView::on_cuda() const {
+  static const int32_t cuda = aoti_torch_device_type_cuda();
+  return device_type == cuda;
+}
+
+std::string TensorView::shape_text() const {
+  std::string text = "(";
+  for (int64_t i = 0; i < dim; ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(sizes[i]);
+  }
+  return text + (dim == 1 ? ",)" : ")");
+}
+
+std::string TensorView::device_text() const {
+  if (on_cuda()) return "cuda:" + std::to_string(device_index);
+  if (device_type == aoti_torch_device_type_cpu()) return "cpu";
+  if (device_type == aoti_torch_device_type_meta()) return "meta";
+  return "device type " + std::to_string(device_type);
+}
+
+std::string dtype_name(ScalarType dtype) {
+  const char* name = dtype_text(dtype);
+  return name != nullptr ? name : "dtype " + std::to_string(static_cast<int>(dtype));
+}
+
+const char* dtype_text(ScalarType dtype) {
+  const DtypeInfo* info = find(dtype);
+  return info != nullptr ? info->name : nullptr;
+}
+
+int64_t element_size(ScalarType dtype) {
+  const DtypeInfo* info = find(dtype);
+  if (info == nullptr) {
+    fail({"internal", "element_size", "does not know " + dtype_name(dtype), "", "", ""});
+  }
+  return info->size;
+}
+
+bool find_dtype(const std::string& name, ScalarType* dtype) {
+  for (const DtypeInfo& info : kDtypes) {
+    if (name != info.name) continue;
+    *dtype = info.dtype;
+    return true;
+  }
+  return false;
+}
+
+Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index) {
+  int64_t strides[kMaxDims];
+  int64_t step = 1;
+  for (int64_t i = dim - 1; i >= 0; --i) {
+    strides[i] = step;
+    // What overflows here is refused below.
+    if (__builtin_mul_overflow(step, sizes[i] > 1 ? sizes[i] : 1, &step)) break;
+  }
+  return empty_cuda_strided(sizes, strides, dim, dtype, device_index);
+}
+
+Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t dim,
+                          ScalarType dtype, int32_t device_index) {
+  return Tensor(allocate_cuda(sizes, strides, dim, dtype, device_index));
+}
+
+AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int64_t dim,
+                               ScalarType dtype, int32_t device_index) {
+  int64_t numel = 1;
+  bool overflow = false;
+  for (int64_t i = 0; i < dim; ++i) {
+    overflow = __builtin_mul_overflow(numel, sizes[i] > 1 ? sizes[i] : 1, &numel) || overflow;
+  }
+  int64_t bytes = 0;
+  overflow = __builtin_mul_overflow(numel, element_size(dtype), &bytes) || overflow;
+  if (overflow) {
+    fail({"input", "an output or workspace", "is too large", "at most 2^63 - 1 bytes", "more", ""});
+  }
+  AtenTensorHandle handle = nullptr;
+  static const int32_t cuda = aoti_torch_device_type_cuda();
+  if (aoti_torch_empty_strided(dim, sizes, strides, static_cast<int32_t>(dtype), cuda, device_index,
+                               &handle) != 0) {
+    if (driver_forked()) {
+      fail({"fork", "an allocation on cuda:" + std::to_string(device_index),
+            "was asked for in a forked process", "the process that initialised CUDA", "its child",
+            "Start workers with the 'spawn' method."});
+    }
+    const std::string object = "an output or workspace of " + std::to_string(bytes) +
+                               " bytes on cuda:" + std::to_string(device_index);
+    // Torch 2.13 says why. Below, its text goes to stderr: then a lack of memory is what it must be.
+    const std::string text = torch_error();
+    if (!text.empty() && text.find("out of memory") == std::string::npos) {
+      fail({"fault", object, "could not be allocated", "memory from PyTorch", text, ""});
+    }
+    fail_out_of_memory(object + " could not be allocated");
+  }
+  return handle;
+}
+
+}  // namespace torch_cubin

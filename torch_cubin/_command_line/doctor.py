@@ -1,0 +1,164 @@
+# Checks this installation and this machine, one line a thing. It changes nothing and loads no
+# kernel but those that the last check runs.
+"""python -m torch_cubin doctor: what is here, what works, and what to do about what does not."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import platform
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+import torch_cubin
+from torch_cubin import errors
+from torch_cubin._native import library as _lib
+from torch_cubin.errors import counted
+
+# What a check yields: whether it is well (None: a fact, neither), and the line.
+Finding = tuple[bool | None, str]
+
+
+def run() -> int:
+    """Print all findings; 0 where nothing is wrong. A machine without a GPU is nothing wrong."""
+    well = True
+    for title, check in CHECKS:
+        for good, text in _findings(check):
+            well = well and good is not False
+            mark = {True: "ok", False: "BAD", None: "--"}[good]
+            print(f"{title:<9} {mark:<3} {text}")
+            title = ""
+    print("\nEverything that is here works." if well else "\nSomething is wrong: see BAD above.")
+    return 0 if well else 1
+
+
+def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except errors.Error as error:
+        yield False, str(error)
+
+
+def _versions() -> Iterator[Finding]:
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    yield None, f"torch_cubin {torch_cubin.__version__}, torch {torch.__version__} ({cuda})"
+    yield None, f"Python {platform.python_version()}, {platform.platform()}"
+
+
+def _library() -> Iterator[Finding]:
+    _lib.load()
+    yield True, str(_lib.PATH)
+
+
+# docs/your_own_kernel.md, "Cost".
+_WITHOUT = "kernel calls go through Python, by the same rules, some 12 us slower each; ops do not"
+
+
+def _launcher() -> Iterator[Finding]:
+    path = Path(_lib.PATH).with_name("_launch.abi3.so")
+    if os.environ.get("TORCH_CUBIN_PLAIN_LAUNCH") == "1":
+        yield None, f"turned off by TORCH_CUBIN_PLAIN_LAUNCH=1: {_WITHOUT}"
+    elif not path.is_file():
+        yield None, f"{path} is not there: {_WITHOUT}"
+        yield None, "building torch_cubin makes it where a C compiler and Python's headers are"
+    elif sysconfig.get_config_var("Py_GIL_DISABLED"):
+        yield None, f"a free-threaded Python cannot load {path}: {_WITHOUT}"
+    else:
+        yield _import_launcher(path)
+
+
+def _import_launcher(path: Path) -> Finding:
+    try:
+        importlib.import_module("torch_cubin._launch")
+    except ImportError as error:
+        return False, f"{path} does not load ({error}): {_WITHOUT}. Build or install it again."
+    from torch_cubin._native import launcher as _extension
+
+    if _extension.Launcher is _extension.PlainLauncher:
+        return None, f"{path} does not know the tensors of this torch: {_WITHOUT}"
+    return True, f"{path}: takes the common kernel calls"
+
+
+def _catalog() -> Iterator[Finding]:
+    catalog = _lib.catalog()
+    kernels = catalog["kernels"]
+    yield (
+        bool(kernels),
+        f"{counted(len(kernels), 'kernel')} in {catalog['path']} (by {catalog['compiler']})",
+    )
+    for arch in catalog["archs"]:
+        entries = [kernel for kernel in kernels if kernel["arch"] == arch]
+        changed = [entry["file"] for entry in entries if not _is_whole(catalog["path"], entry)]
+        size = sum(_size(Path(catalog["path"], entry["file"])) for entry in entries)
+        dtypes = ", ".join(sorted({entry["dtype"] for entry in entries}))
+        yield (
+            not changed,
+            f"{arch}: {counted(len(entries), 'kernel')}, {size / 1e6:.1f} MB: {dtypes}",
+        )
+        for file in changed:
+            yield False, f"{file} is missing or not what the manifest promises: build it again"
+    for refused in catalog["refused"]:
+        yield False, f"{refused['arch']}: {refused['message']}"
+
+
+def _is_whole(folder: str, entry: dict[str, str]) -> bool:
+    try:
+        data = Path(folder, entry["file"]).read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data).hexdigest() == entry["sha256"]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _gpus() -> Iterator[Finding]:
+    if torch.version.cuda is None:
+        yield None, "this torch is built without CUDA: the operators run on the CPU, by PyTorch"
+        return
+    count = torch.cuda.device_count()
+    if count == 0:
+        yield None, f"torch finds none: {_driver_trouble()}"
+    for index in range(count):
+        facts = _lib.device(index)
+        known = f"{index}: {facts['name']} (sm_{facts['sm']}), driver for CUDA {facts['driver']}"
+        if facts["arch"]:
+            yield True, f"{known}: served by the kernels for {facts['arch']}"
+        else:
+            yield False, f"{known}: {facts['arch_error']['message']}"
+
+
+def _driver_trouble() -> str:
+    try:
+        _lib.device(0)
+    except errors.Error as error:
+        return str(error)
+    return "CUDA_VISIBLE_DEVICES may hide it"
+
+
+def _products() -> Iterator[Finding]:
+    for device in ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]:
+        a = torch.arange(12.0, device=device).view(3, 4)
+        launches = _lib.launches()
+        equal = torch.equal(torch.ops.cubin.matmul(a, a.T), torch.matmul(a, a.T))
+        ran = (
+            f"{counted(_lib.launches() - launches, 'kernel')} launched"
+            if device != "cpu"
+            else "by PyTorch"
+        )
+        yield equal, f"matmul on {device} {'equals' if equal else 'differs from'} torch's ({ran})"
+
+
+CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+    ("versions", _versions),
+    ("library", _library),
+    ("launcher", _launcher),
+    ("kernels", _catalog),
+    ("GPUs", _gpus),
+    ("products", _products),
+]

@@ -1,0 +1,1 @@
+"""Declared ops: tracing definitions into contracts, calls of them, packages."""

@@ -1,0 +1,262 @@
+"""define_op(): a cubin's kernel becomes a torch op. docs/declared_ops.md is its reference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin._declared import contract as _contract
+from torch_cubin._declared import op as _declared
+from torch_cubin._declared import signature as _signature
+from torch_cubin._declared.contract import Choice
+from torch_cubin._kernels import module as _module
+from torch_cubin._kernels.module import Kernel
+
+_ARGUMENTS = (
+    *("args", "grid", "block", "shared_memory", "cluster", "cooperative"),
+    *("programmatic_dependent_launch", "priority"),
+)
+
+
+class KernelChoice:
+    """One of an op's kernels: `define_op(..., kernels=[KernelChoice(...), ...])`.
+
+    The first whose `when` holds is launched; `when=None` always does. What is left out is as
+    define_op says. Conditions ask dtypes, sizes, strides, `is_contiguous()`, numbers, and the
+    device's `sm` (90 for 9.0) and `multiprocessors`: `when=lambda x, sm: (x.shape[1] % 8 == 0) &
+    (sm >= 90)`.
+    """
+
+    def __init__(self, kernel: Any, *, when: Any = None, **launch: Any) -> None:
+        for name in launch:
+            if name not in _ARGUMENTS:
+                raise errors.fault(
+                    "input",
+                    "torch_cubin.KernelChoice",
+                    "has an unknown argument",
+                    expected=errors.nearest(name, ("kernel", "when", *_ARGUMENTS)),
+                    got=f"'{name}'",
+                )
+        self.kernel, self.when, self.launch = kernel, when, launch
+
+
+def define_op(
+    schema: str,
+    *,
+    kernel: Any = None,
+    tensors: Mapping[str, Any],
+    args: Any = None,
+    grid: Any = None,
+    block: Any = None,
+    shared_memory: Any = 0,
+    cluster: Any = None,
+    cooperative: bool = False,
+    programmatic_dependent_launch: bool = False,
+    priority: int | None = None,
+    dtypes: Mapping[str, Any] | None = None,
+    scratch: Mapping[str, Any] | None = None,
+    kernels: Sequence[Any] | None = None,
+    cpu: Callable[..., Any] | None = None,
+    backward: str | None = None,
+    jit: bool = False,
+) -> _declared.Op:
+    """Makes a cubin's kernel a torch op, `torch.ops.<namespace>.<name>`, and returns it.
+
+    It runs on CUDA tensors, on PyTorch's current stream, with no Python on its path, and works
+    under torch.compile, torch.export, AOTInductor and CUDA graphs. Every call is checked against
+    `tensors`. docs/declared_ops.md has examples and every rule.
+
+    - `schema`: PyTorch's, as "mylib::vec_add(Tensor x, Tensor y) -> Tensor".
+    - `kernel`: "file.cubin:name", (source, name), ([source, ...], name) for several archs, a list
+      of the first two, or a torch_cubin.Kernel. A source is what torch_cubin.load takes.
+    - `tensors`: for each tensor argument and output, a pattern: "float32[m, k]", "T[*s]",
+      "float16[m, k] rows align=4". An output may also be torch_cubin.empty(shape, dtype) or
+      torch_cubin.like("x"). A single output is called "out" unless the schema names it.
+    - `args`: a function of the op's arguments, outputs, scratch and sizes, by name, that returns
+      the kernel's; or a sequence of these names and of constants.
+    - `grid`, `block`: an int or up to three, or functions that return them; `shared_memory` (bytes)
+      and `cluster` too. `block` may be left out where the binary demands one.
+    - `dtypes`: what a variable in patterns ranges over: dict(T=["float16", torch.bfloat16]).
+    - `scratch`: uninitialised memory for a call, by name: patterns, or functions that return
+      torch_cubin.empty(...).
+    - `kernels`: several KernelChoice, instead of `kernel`.
+    - `cpu`: a function of the op's arguments that returns its outputs, for CPU tensors.
+    - `backward`: the name of an op that is the derivative: "ns::op". See also
+      Op.register_autograd. Without either the op raises where a derivative is asked for.
+    - `jit`: takes PTX too, which the driver compiles where no cubin runs. It is the whole op's: a
+      Kernel of a module loaded with jit=True turns it on for all of `kernels`.
+
+    Functions are called once, now, with stand-ins for the arguments: they calculate with + - * //
+    %, torch_cubin.cdiv, minimum, maximum, sqrt and select, and cannot branch.
+
+    The same definition again does nothing. Another with the same schema replaces the old one, and
+    warns; with another schema it is an error.
+
+    Raises InputError [input] for a definition that is malformed or does not fit together,
+    ParamsError [params] where `args` do not fit the binary's parameters, and what torch_cubin.load
+    raises.
+    """
+    signature = _signature.parse(schema)
+    op = f"op '{signature.name}'"
+    _check_types(op, cpu, backward, jit)
+    if backward is not None:
+        signature.check_backward(backward)
+    common = {
+        "args": args,
+        "grid": grid,
+        "block": block,
+        "shared_memory": shared_memory,
+        "cluster": cluster,
+        "cooperative": cooperative,
+        "programmatic_dependent_launch": programmatic_dependent_launch,
+        "priority": priority,
+    }
+    if (kernel is None) == (kernels is None):
+        got = "neither" if kernel is None else "both"
+        raise errors.fault("input", op, "names its kernels in two ways or none",
+                           expected="kernel= or kernels=", got=got)  # fmt: skip
+    listed = [KernelChoice(kernel)] if kernels is None else [_choice(op, c) for c in kernels]
+    images = _Images()
+    choices = []
+    for entry in listed:
+        sources, name, as_jit = _sources(op, entry.kernel)
+        places = [images.add(source) for source in sources]
+        jit = jit or as_jit
+        choice = Choice(places, name, when=entry.when, **{**common, **entry.launch})
+        if choice.block is None:
+            choice.block = _block(op, [images.found[place] for place in places], name, jit)
+        for part in ("args", "grid"):
+            if getattr(choice, part) is None:
+                what = f"{op}: kernel '{name}'"
+                raise errors.fault("input", what, f"has no {part}", expected=f"{part}=")
+        choices.append(choice)
+    if not choices:
+        raise errors.fault("input", op, "has no kernel", expected="one or more in kernels=")
+    contract = _contract.build(
+        signature,
+        tensors=tensors,
+        dtypes=dtypes,
+        scratch=scratch,
+        choices=choices,
+        backward=backward,
+        jit=jit,
+    )
+    return _declared.define(contract, images.found, cpu)
+
+
+def _check_types(op: str, cpu: Any, backward: Any, jit: Any) -> None:
+    for name, value, fits, expected in (
+        ("cpu", cpu, cpu is None or callable(cpu), "a function"),
+        (
+            "backward",
+            backward,
+            backward is None or (isinstance(backward, str) and backward.count("::") == 1),
+            "the name of an op, 'ns::op'",
+        ),
+        ("jit", jit, isinstance(jit, bool), "a bool"),
+    ):
+        if not fits:
+            got = f"{type(value).__name__} {value!r:.80}"
+            advice = "A function goes to op.register_autograd." if name == "backward" else ""
+            raise errors.fault(
+                "input", f"{op}: {name}", "has a wrong type", expected=expected, got=got,
+                advice=advice,
+            )  # fmt: skip
+
+
+def _choice(op: str, choice: Any) -> KernelChoice:
+    if isinstance(choice, KernelChoice):
+        return choice
+    if isinstance(choice, Mapping) and "kernel" in choice:
+        return KernelChoice(**choice)
+    raise errors.fault(
+        "input",
+        f"{op}: kernels",
+        "has a wrong entry",
+        expected="torch_cubin.KernelChoice(kernel, when=, ...)",
+        got=f"{choice!r:.80}",
+    )
+
+
+class _Images:
+    """The images of a definition, each once."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[bytes, str]] = []
+
+    def add(self, source: Any) -> int:
+        if not isinstance(source, _module.Loaded):
+            source = _module._read(source, f"image {len(self.found)} of the definition")
+        data, origin = source
+        for place, (known, _) in enumerate(self.found):
+            if known == data:
+                return place
+        self.found.append((data, origin))
+        return len(self.found) - 1
+
+
+def _sources(op: str, kernel: Any) -> tuple[list[Any], str, bool]:
+    """What `kernel=` names: sources, the kernel's symbol, and whether PTX is taken."""
+    if isinstance(kernel, Kernel):
+        return kernel.module._read_again(), kernel.name, kernel.module._jit
+    if isinstance(kernel, str):
+        path, colon, name = kernel.rpartition(":")
+        if colon and path and name:
+            return [path], name, False
+    elif isinstance(kernel, tuple) and len(kernel) == 2 and isinstance(kernel[1], str):
+        source, name = kernel
+        several = isinstance(source, (list, tuple))
+        if name and (not several or source):
+            return list(source) if several else [source], name, False
+    elif isinstance(kernel, list) and kernel:
+        found = [_sources(op, one) for one in kernel]
+        names = {name for _, name, _ in found}
+        if len(names) == 1:
+            jit = any(as_jit for _, _, as_jit in found)
+            return [source for sources, _, _ in found for source in sources], names.pop(), jit
+    raise errors.fault(
+        "input",
+        f"{op}: kernel",
+        "names no kernel",
+        expected="'file.cubin:name', (source, name), ([source, ...], name), a list of these with"
+        " one name, or a torch_cubin.Kernel",
+        got=f"{type(kernel).__name__} {_shown(kernel)}",
+    )
+
+
+def _shown(kernel: Any) -> str:
+    return f"{os.fspath(kernel) if isinstance(kernel, os.PathLike) else kernel!r:.80}"
+
+
+def _block(op: str, images: list[tuple[bytes, str]], name: str, jit: bool) -> tuple[int, ...]:
+    """The block that the binaries demand of a kernel."""
+    module = _module.Module(images, images[0][1], jit)
+    module[name]  # raises where no image has it: the nearest names
+    demands = {
+        tuple(kernel.required_block): image.arch
+        for image in module.images
+        for kernel in image.kernels
+        if kernel.name == name and kernel.required_block is not None
+    }
+    if not demands:
+        raise errors.fault(
+            "input",
+            f"{op}: kernel '{name}'",
+            "has no block, and its binary demands none",
+            expected="block=",
+        )
+    if len(demands) > 1:
+        raise errors.fault(
+            "params",
+            f"{op}: kernel '{name}'",
+            "has images that demand different blocks",
+            expected="one block",
+            got=" and ".join(f"{block} for {arch}" for block, arch in demands.items()),
+            advice="Give each architecture a KernelChoice of its own in `kernels`, with `when`.",
+        )
+    return next(iter(demands))
+
+
+__all__ = ["KernelChoice", "define_op"]

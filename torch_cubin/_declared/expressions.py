@@ -1,0 +1,487 @@
+"""Expressions: functions of an op's arguments, traced once into trees that C++ evaluates.
+
+A declared op says with Python functions how large its grid is, which numbers its kernel gets and
+how large its outputs are. `trace` calls such a function with stand-ins, which record what is done
+with them. The result is a tree of plain data: it goes into a package's manifest, C++ evaluates it
+on every call (csrc/declared/expression_evaluate.cpp), and evaluate.py does the same for sizes that
+are symbols, so that the fake implementation follows from the one definition.
+
+A tree is a number, a bool, or a list [operation, operand, ...]:
+
+    ["number", name]                   a number of the op, or a size that a pattern has bound;
+                                       "len(xs)" of a list, "n?" for "the number n is given"
+    ["size", tensor, i]  ["stride", tensor, i]  ["numel", tensor]  ["dim", tensor]
+    ["itemsize", tensor]               bytes
+    ["defined", tensor]  ["contiguous", tensor]  ["is_dtype", tensor, "float32"]
+    ["is", name, text]                 a str or ScalarType argument is that text, or dtype
+    ["sm"]  ["multiprocessors"]        of the device
+    add sub mul min max neg abs        of numbers; of integers they raise on overflow of 64 bits
+    floordiv mod                       of integers, rounded as Python does
+    truediv sqrt float                 of numbers, in float64
+    lt le eq ne                        of numbers
+    and or not  select(bool, a, b)     evaluate what they need and no more
+
+A tensor in a list is named "xs[2]".
+"""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import math
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping
+from types import CodeType, FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from torch_cubin import errors
+
+Tree = Any  # int, float, bool or list
+MIN, MAX = -(2**63), 2**63 - 1
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # all of torch_cubin/
+
+
+class Traced:
+    """A number that is not known yet. Arithmetic and comparisons give others."""
+
+    def __init__(self, tree: Tree, type_: type) -> None:
+        self.tree, self.type = tree, type_
+
+    def __add__(self, other: object) -> Traced:
+        return _arithmetic("add", self, other)
+
+    def __radd__(self, other: object) -> Traced:
+        return _arithmetic("add", other, self)
+
+    def __sub__(self, other: object) -> Traced:
+        return _arithmetic("sub", self, other)
+
+    def __rsub__(self, other: object) -> Traced:
+        return _arithmetic("sub", other, self)
+
+    def __mul__(self, other: object) -> Traced:
+        return _arithmetic("mul", self, other)
+
+    def __rmul__(self, other: object) -> Traced:
+        return _arithmetic("mul", other, self)
+
+    def __floordiv__(self, other: object) -> Traced:
+        return _integers("floordiv", self, other)
+
+    def __rfloordiv__(self, other: object) -> Traced:
+        return _integers("floordiv", other, self)
+
+    def __mod__(self, other: object) -> Traced:
+        return _integers("mod", self, other)
+
+    def __rmod__(self, other: object) -> Traced:
+        return _integers("mod", other, self)
+
+    def __truediv__(self, other: object) -> Traced:
+        return _node("truediv", float, *_numbers("truediv", self, other))
+
+    def __rtruediv__(self, other: object) -> Traced:
+        return _node("truediv", float, *_numbers("truediv", other, self))
+
+    def __neg__(self) -> Traced:
+        return _arithmetic("neg", self)
+
+    def __pos__(self) -> Traced:
+        return self
+
+    def __abs__(self) -> Traced:
+        return _arithmetic("abs", self)
+
+    def __lt__(self, other: object) -> Traced:
+        return _node("lt", bool, *_numbers("lt", self, other))
+
+    def __le__(self, other: object) -> Traced:
+        return _node("le", bool, *_numbers("le", self, other))
+
+    def __gt__(self, other: object) -> Traced:
+        return _node("lt", bool, *_numbers("lt", other, self))
+
+    def __ge__(self, other: object) -> Traced:
+        return _node("le", bool, *_numbers("le", other, self))
+
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
+        return _node("eq", bool, *_numbers("eq", self, other))
+
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
+        return _node("ne", bool, *_numbers("ne", self, other))
+
+    def __and__(self, other: object) -> Traced:
+        return _logic("and", self, other)
+
+    def __rand__(self, other: object) -> Traced:
+        return _logic("and", other, self)
+
+    def __or__(self, other: object) -> Traced:
+        return _logic("or", self, other)
+
+    def __ror__(self, other: object) -> Traced:
+        return _logic("or", other, self)
+
+    def __invert__(self) -> Traced:
+        return _logic("not", self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> NoReturn:
+        untraceable(
+            "branches on a value that each call decides ('if', 'and', 'or', 'not', min(), max())",
+            "Use torch_cubin.select(condition, a, b), minimum, maximum, & | ~ between conditions,"
+            " or give the op several kernels with `when`.",
+        )
+
+    def __index__(self) -> NoReturn:
+        untraceable(
+            "needs a number now (range(), an index, int()) that each call decides",
+            "Write it with + - * // % and torch_cubin.cdiv.",
+        )
+
+    __int__ = __index__
+    __round__ = __trunc__ = __floor__ = __ceil__ = __index__
+
+    def __float__(self) -> NoReturn:
+        untraceable(
+            "needs a float now that each call decides", "Use torch_cubin.sqrt, or multiply by 1.0."
+        )
+
+
+class TracedOptional(Traced):
+    """A number that a call may leave out (`int?`)."""
+
+    @property
+    def defined(self) -> Traced:
+        """Whether it is given."""
+        return _node("number", bool, f"{self.tree[1]}?")
+
+
+class TracedText:
+    """A `str` or `ScalarType` argument: it can be compared with a str or a torch.dtype."""
+
+    def __init__(self, name: str, type_: type) -> None:
+        self.name, self.type = name, type_
+
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
+        if not isinstance(other, self.type):
+            untraceable(
+                f"compares '{self.name}' with a {type(other).__name__}",
+                f"Compare it with a {'str' if self.type is str else 'torch.dtype'}.",
+            )
+        return _node("is", bool, self.name, str(other).removeprefix("torch."))
+
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
+        return ~(self == other)
+
+    def __bool__(self) -> NoReturn:
+        untraceable(
+            f"branches on '{self.name}', which each call decides",
+            "Compare it: torch_cubin.select(mode == 'fast', 1, 2), or `when`.",
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class TracedDtype:
+    """A tensor's dtype: it can be compared with one of torch's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
+        if not isinstance(other, torch.dtype):
+            untraceable("compares a dtype with something else", "Compare it with a torch.dtype.")
+        return _node("is_dtype", bool, self.name, str(other).removeprefix("torch."))
+
+    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
+        return ~(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _TracedSizes:
+    def __init__(self, operation: str, name: str) -> None:
+        self.operation, self.name = operation, name
+
+    def __getitem__(self, i: int) -> Traced:
+        if not isinstance(i, int) or isinstance(i, bool):
+            untraceable("indexes sizes with something else than an int", "Write x.shape[0].")
+        return _node(self.operation, int, self.name, i)
+
+    def __len__(self) -> NoReturn:
+        untraceable("needs the number of dims now, which each call decides", "Use x.dim().")
+
+    __iter__ = __len__  # type: ignore[assignment]
+
+
+class TracedTensor:
+    """Stands for a tensor argument: what may be asked of it are facts, not data."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def shape(self) -> _TracedSizes:
+        return _TracedSizes("size", self._name)
+
+    @property
+    def dtype(self) -> TracedDtype:
+        return TracedDtype(self._name)
+
+    def size(self, i: int) -> Traced:
+        return self.shape[i]
+
+    def stride(self, i: int) -> Traced:
+        return _TracedSizes("stride", self._name)[i]
+
+    def numel(self) -> Traced:
+        return _node("numel", int, self._name)
+
+    def dim(self) -> Traced:
+        return _node("dim", int, self._name)
+
+    ndim = property(dim)
+
+    def element_size(self) -> Traced:
+        return _node("itemsize", int, self._name)
+
+    itemsize = property(element_size)
+
+    def is_contiguous(self) -> Traced:
+        return _node("contiguous", bool, self._name)
+
+    @property
+    def defined(self) -> Traced:
+        """Whether an optional tensor is given."""
+        return _node("defined", bool, self._name)
+
+    def __bool__(self) -> NoReturn:
+        untraceable(
+            f"branches on the tensor '{self._name}'",
+            f"Ask {self._name}.defined, in torch_cubin.select or `when`.",
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        untraceable(
+            f"asks the tensor '{self._name}' for '{name}'",
+            "It knows shape, size, stride, numel, dim, dtype, itemsize, is_contiguous, defined.",
+        )
+
+
+class TracedList:
+    """Stands for a list of tensors: its items by number, and length(xs)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getitem__(self, i: int) -> TracedTensor:
+        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
+            untraceable(
+                f"asks the list '{self._name}' for what is no item", f"Write {self._name}[0]."
+            )
+        return TracedTensor(f"{self._name}[{i}]")
+
+    def __len__(self) -> NoReturn:
+        untraceable(
+            f"needs the length of '{self._name}' now, which each call decides",
+            f"Write torch_cubin.length({self._name}), or items by number: {self._name}[0].",
+        )
+
+    __iter__ = __bool__ = __len__  # type: ignore[assignment]
+
+
+def cdiv(a: Any, b: Any) -> Any:
+    """ceil(a / b) of integers, of sizes known or traced."""
+    return -(-a // b)
+
+
+def length(values: Any) -> Any:
+    """len() of a list of tensors, known or traced."""
+    if isinstance(values, TracedList):
+        return _node("number", int, f"len({values._name})")
+    return len(values)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller of two numbers, known or traced."""
+    return _arithmetic("min", a, b) if _traced(a, b) else min(a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger of two numbers, known or traced."""
+    return _arithmetic("max", a, b) if _traced(a, b) else max(a, b)
+
+
+def sqrt(a: Any) -> Any:
+    """The square root, a float, of a number known or traced."""
+    return _node("sqrt", float, *_numbers("sqrt", a)) if _traced(a) else math.sqrt(a)
+
+
+def select(condition: Any, a: Any, b: Any) -> Any:
+    """`a` where the condition holds, else `b`; only that one needs to have a value."""
+    if not isinstance(condition, Traced):
+        return a if condition else b
+    types = {type_of(x) for x in (a, b)}
+    if condition.type is not bool or (bool in types and len(types) > 1):
+        untraceable(
+            "selects by what is no condition, or between a bool and a number",
+            "Write torch_cubin.select(n > 0, a, b).",
+        )
+    type_ = types.pop() if len(types) == 1 else float
+    return Traced(["select", condition.tree, tree_of(a), tree_of(b)], type_)
+
+
+def _traced(*values: object) -> bool:
+    return any(isinstance(value, Traced) for value in values)
+
+
+def type_of(value: object) -> type:
+    """bool, int or float."""
+    if isinstance(value, Traced):
+        return value.type
+    if isinstance(value, bool | int | float):
+        return type(value)
+    untraceable(
+        f"calculates with a {type(value).__name__}", "Use ints, floats, bools and the arguments."
+    )
+
+
+def tree_of(value: object) -> Tree:
+    if isinstance(value, Traced):
+        return value.tree
+    type_of(value)
+    if isinstance(value, int) and not MIN <= value <= MAX:
+        untraceable(f"holds {value}", "Integers have 64 bits.")
+    if isinstance(value, float) and not math.isfinite(value):
+        untraceable(f"holds {value}", "Pass it alone: torch_cubin.float32(float('inf')).")
+    return value
+
+
+def _node(operation: str, type_: type, *operands: Any) -> Traced:
+    return Traced([operation, *operands], type_)
+
+
+def _numbers(operation: str, *values: object) -> list[Tree]:
+    if any(type_of(value) is bool for value in values):
+        untraceable(f"uses a bool as a number ({operation})", "Use torch_cubin.select(b, 1, 0).")
+    return [tree_of(value) for value in values]
+
+
+def _arithmetic(operation: str, *values: object) -> Traced:
+    operands = _numbers(operation, *values)
+    type_ = float if any(type_of(value) is float for value in values) else int
+    return _node(operation, type_, *operands)
+
+
+def _integers(operation: str, *values: object) -> Traced:
+    if any(type_of(value) is not int for value in values):
+        untraceable(f"uses what is no integer in an integer division ({operation})", "")
+    return _node(operation, int, *map(tree_of, values))
+
+
+def _logic(operation: str, *values: object) -> Traced:
+    if any(type_of(value) is not bool for value in values):
+        untraceable(
+            f"joins what is no condition ({operation})", "Compare first: (n > 0) & (m > 0)."
+        )
+    return _node(operation, bool, *map(tree_of, values))
+
+
+def _users_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame
+
+
+def place(path: str, line: int) -> str:
+    """How errors name a line of the user's."""
+    source = linecache.getline(path, line).strip()
+    return f"{path}:{line}" + (f" ('{source[:120]}')" if source else "")
+
+
+def untraceable(problem: str, advice: str) -> NoReturn:
+    """An error that names the user's line."""
+    frame = _users_frame()
+    where = "an expression"
+    if frame is not None:
+        where = place(frame.f_code.co_filename, frame.f_lineno)
+    raise errors.fault("input", where, problem, advice=advice)
+
+
+def _refuse_none_tests(code: CodeType, names: tuple[str, ...]) -> None:
+    """`x is None` would quietly be False: nothing can trace it, but its bytecode shows it."""
+    line = code.co_firstlineno
+    earlier: list[dis.Instruction] = []
+    for step in dis.get_instructions(code):
+        positions = getattr(step, "positions", None)  # from Python 3.11 on
+        line = (positions.lineno if positions else step.starts_line) or line
+        loaded = None
+        if step.opname.startswith("POP_JUMP") and step.opname.endswith("NONE"):
+            loaded = earlier[-1]
+        elif step.opname == "IS_OP" and earlier[-1].opname == "LOAD_CONST":
+            loaded = earlier[-2] if earlier[-1].argval is None else None
+        if loaded is not None and loaded.opname.startswith("LOAD_FAST"):
+            name = loaded.argval[-1] if isinstance(loaded.argval, tuple) else loaded.argval
+            if name in names:
+                raise errors.fault(
+                    "input",
+                    place(code.co_filename, line),
+                    f"asks whether '{name}' is None, which each call decides",
+                    advice=f"Ask {name}.defined, in torch_cubin.select or `when`.",
+                )
+        earlier.append(step)
+
+
+def trace(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    label: str,
+    sizes: Collection[str] = (),
+) -> Any:
+    """What the function returns for stand-ins of the arguments it names.
+
+    `arguments` maps a name to its stand-in: TracedTensor(name), or Traced(["number", name], type).
+    `sizes` are those of them that patterns bind: a parameter of such a name that has a default
+    keeps the default (`lambda x, d=d: ...` binds a loop's value), and other names may have none.
+    Results are Traced, plain numbers, or whatever containers and objects the function makes.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        raise errors.fault("input", label, "is not a Python function", got=type(function).__name__)
+    count = code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames[:count]
+    plain = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    own = dict(zip(plain[len(plain) - len(defaults) :], defaults, strict=True))
+    own.update(function.__kwdefaults__ or {})
+    unknown = [name for name in names if name not in arguments and name not in own]
+    if unknown:
+        raise errors.fault(
+            "input",
+            label,
+            f"names an argument '{unknown[0]}' that is none of the op's",
+            expected=", ".join(arguments) or "no arguments",
+            got=", ".join(names),
+        )
+    for name in own:
+        if name in arguments and name not in sizes:
+            raise errors.fault(
+                "input",
+                f"{label} at {place(code.co_filename, code.co_firstlineno)}",
+                f"gives '{name}' a default, which is a name of the op's",
+                expected="another name for a value of its own, or no default",
+                got=f"{name}={own[name]!r:.80}",
+            )
+    stand_ins = {name: arguments[name] for name in names if name in arguments and name not in own}
+    _refuse_none_tests(code, tuple(stand_ins))
+    values = {**own, **stand_ins}
+    keywords = {name: values[name] for name in names[code.co_argcount :]}
+    return function(*(values[name] for name in plain), **keywords)

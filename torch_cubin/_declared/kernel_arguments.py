@@ -1,0 +1,242 @@
+"""What a declared op's `args` may return, as the contract's JSON: one entry a kernel parameter."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin._declared.expressions import (
+    Traced,
+    TracedDtype,
+    TracedList,
+    TracedTensor,
+    TracedText,
+    tree_of,
+)
+from torch_cubin._kernels.scalars import Scalar, TracedScalar
+from torch_cubin._kernels.tensor_map import TensorMap, TracedTensorMap
+
+_EXPECTED = (
+    "a tensor argument, output or scratch, a number, torch_cubin.int32(...) and its kin, None,"
+    " bytes, a ctypes.Structure, torch_cubin.struct(...) or torch_cubin.TensorMap(...)"
+)
+
+
+class Struct:
+    """A struct passed by value: see struct()."""
+
+    def __init__(self, size: int, members: list[tuple[int, Any]]) -> None:
+        self.size, self.members = size, members
+
+
+def struct(type: Any, **members: Any) -> Struct:
+    """In define_op's `args`: a struct by value, some of whose members each call decides.
+
+    `type` is a subclass of ctypes.Structure, or a structured NumPy dtype, laid out as the kernel's
+    struct is; `members` has a value for each of its fields: a tensor for a pointer, a number, a
+    struct() for a struct, a sequence for an array.
+
+    Raises InputError [input] for a field without a value, and for one that there is not.
+    """
+    size, fields = _fields(type)
+    label = f"torch_cubin.struct of '{getattr(type, '__name__', type)}'"
+    for name in {**fields, **members}:
+        if name not in members or name not in fields:
+            raise errors.fault(
+                "input",
+                label,
+                f"has no {'value for the' if name in fields else ''} field '{name}'".replace(
+                    "  ", " "
+                ),
+                expected=", ".join(fields),
+                got=", ".join(members) or "none",
+            )
+    out: list[tuple[int, Any]] = []
+    for name, (offset, kind, count, step) in fields.items():
+        value = members[name]
+        if count is None:
+            out.append((offset, _member(kind, value, f"{label} field '{name}'")))
+            continue
+        if not isinstance(value, Sequence) or len(value) != count:
+            raise errors.fault(
+                "input", f"{label} field '{name}'", "is an array", expected=f"{count} values"
+            )
+        for index, item in enumerate(value):
+            where = f"{label} field '{name}[{index}]'"
+            out.append((offset + index * step, _member(kind, item, where)))
+    return Struct(size, out)
+
+
+_CTYPES = {
+    **dict.fromkeys("bhilq", "int"),
+    **dict.fromkeys("BHILQ", "uint"),
+    **dict.fromkeys("fd", "float"),
+    "?": "bool",
+    "P": "pointer",
+    "z": "pointer",
+}
+_NUMPY = {"i": "int", "u": "uint", "f": "float", "b": "bool"}
+
+
+def _is_swapped(ctype: Any) -> bool:
+    """Whether a number's bytes stand in the other order, as in a ctypes.BigEndianStructure."""
+    other = "__ctype_be__" if sys.byteorder == "little" else "__ctype_le__"
+    return isinstance(getattr(ctype, "_type_", None), str) and (
+        ctype is getattr(ctype, other, None) and ctypes.sizeof(ctype) > 1
+    )
+
+
+Field = tuple[int, Any, int | None, int]  # offset, kind, items of an array, bytes between them
+
+
+def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
+    """The struct's size, and its fields. A kind is "int32" and so on, "pointer", or a struct."""
+
+    def refuse(got: str) -> errors.Error:
+        expected = "a ctypes.Structure of numbers, pointers, structs and arrays, or such a dtype"
+        return errors.fault(
+            "input", "torch_cubin.struct", "takes another type", expected=expected, got=got
+        )
+
+    def of_ctype(ctype: Any) -> Any:
+        if issubclass(ctype, ctypes.Structure):
+            return ctype
+        code = getattr(ctype, "_type_", None)
+        if not isinstance(code, str):
+            return "pointer" if issubclass(ctype, ctypes._Pointer) else None
+        kind = _CTYPES.get(code)
+        if kind in ("bool", "pointer", None):
+            return kind
+        return f"{kind}{8 * ctypes.sizeof(ctype)}"
+
+    def of_dtype(dtype: Any) -> Any:
+        if dtype.fields is not None:
+            return dtype
+        kind = _NUMPY.get(dtype.kind)
+        return kind if kind in ("bool", None) else f"{kind}{8 * dtype.itemsize}"
+
+    fields: dict[str, Field] = {}
+    if isinstance(type_, type) and issubclass(type_, ctypes.Structure):
+        bases = [base for base in reversed(type_.__mro__) if "_fields_" in vars(base)]
+        for name, ctype, *bits in [field for base in bases for field in base._fields_]:
+            if name in fields:
+                raise refuse(f"field '{name}' in {type_.__name__} and in its base, too")
+            count, step = None, 0
+            if issubclass(ctype, ctypes.Array):
+                count, ctype = ctype._length_, ctype._type_
+                step = ctypes.sizeof(ctype)
+            kind = of_ctype(ctype)
+            if _is_swapped(ctype):
+                raise refuse(f"field '{name}' of {ctype.__name__}, of the other byte order")
+            if kind is None or bits:
+                raise refuse(f"field '{name}' of {ctype.__name__}{' with bits' if bits else ''}")
+            fields[name] = (getattr(type_, name).offset, kind, count, step)
+        return ctypes.sizeof(type_), fields
+    if getattr(type_, "fields", None) and getattr(type_, "itemsize", 0):
+        for name in type_.names:
+            dtype, offset = type_.fields[name][:2]
+            count, step = None, 0
+            if dtype.subdtype is not None:
+                dtype, shape = dtype.subdtype
+                count, step = shape[0], dtype.itemsize
+                if len(shape) != 1:
+                    raise refuse(f"field '{name}', an array of {errors.counted(len(shape), 'dim')}")
+            kind = of_dtype(dtype)
+            if kind is None or not dtype.isnative:
+                raise refuse(f"field '{name}' of {dtype}")
+            fields[name] = (offset, kind, count, step)
+        return type_.itemsize, fields
+    raise refuse(repr(type_)[:80])
+
+
+def _member(kind: Any, value: Any, label: str) -> list:
+    """The entry of a struct's member."""
+    if not isinstance(kind, str):
+        if isinstance(value, Struct) and value.size == _fields(kind)[0]:
+            return entry(value, label)
+    elif kind == "pointer":
+        if value is None or isinstance(value, TracedTensor):
+            return entry(value, label)
+    elif isinstance(value, (Scalar, TracedScalar)):
+        if value.type_name in (kind, "bfloat16" if kind == "uint16" else kind):
+            return entry(value, label)
+    else:
+        numbers: tuple[type, ...] = (bool,) if kind == "bool" else (int,)
+        if kind.startswith("float"):
+            numbers = (int, float)
+        found = value.type if isinstance(value, Traced) else type(value)
+        if found in numbers:
+            return [kind, tree_of(value)]
+    expected = kind if isinstance(kind, str) else f"torch_cubin.struct({kind}, ...)"
+    raise errors.fault("input", label, "has a wrong value", expected=expected, got=_shown(value))
+
+
+def entry(value: Any, label: str) -> list:
+    """The contract's entry for one argument of a kernel."""
+    if isinstance(value, TracedTensor):
+        return pointer(value._name)
+    if isinstance(value, (Traced, bool, int, float)):
+        return ["number", tree_of(value)]
+    if isinstance(value, TracedScalar):
+        return [value.type_name, value.number.tree]
+    if isinstance(value, Scalar):
+        # JSON has neither infinities nor NaN, an expression no integer beyond 64 signed bits.
+        if not math.isfinite(value.value) or abs(value.value) >= 2**63:
+            return ["bytes", value.data.hex()]
+        return [value.type_name, value.value]
+    if value is None:
+        return ["uint64", 0]
+    if isinstance(value, (bytes, bytearray, memoryview, ctypes.Structure)):
+        data = bytes(value)
+        if data:
+            return ["bytes", data.hex()]
+    if isinstance(value, Struct):
+        return ["struct", value.size, [[offset, member] for offset, member in value.members]]
+    if isinstance(value, TracedTensorMap):
+        return ["tensor_map", _tensor_map(value, label)]
+    raise errors.fault(
+        "input", label, "is nothing that a kernel takes", expected=_EXPECTED, got=_shown(value)
+    )
+
+
+def pointer(name: str) -> list:
+    """["pointer", "x"], or ["pointer", "xs", 2] for "xs[2]"."""
+    list_, bracket, index = name.partition("[")
+    return ["pointer", list_, int(index[:-1])] if bracket else ["pointer", name]
+
+
+def _tensor_map(value: TracedTensorMap, label: str) -> dict[str, Any]:
+    box = []
+    for size in value.box:
+        is_int = type(size) is int or (isinstance(size, Traced) and size.type is int)
+        if not is_int:
+            raise errors.fault(
+                "input", f"{label} box", "has a wrong size", expected="ints", got=_shown(size)
+            )
+        box.append(tree_of(size))
+    strides = value.element_strides
+    return {
+        "tensor": value.tensor._name,
+        "box": box,
+        "swizzle": value.swizzle,
+        "interleave": value.interleave,
+        "l2_promotion": value.l2_promotion,
+        "oob_fill": value.oob_fill,
+        "element_strides": None if strides is None else list(strides),
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, TracedList):
+        return f"the list '{value._name}': give its items, {value._name}[0]"
+    if isinstance(value, (TracedText, TracedDtype)):
+        return f"'{value.name}': compare it, torch_cubin.select(...)"
+    if isinstance(value, Traced):
+        return f"an expression of type {value.type.__name__}"
+    if isinstance(value, TensorMap):
+        return "a TensorMap of a tensor that is no argument"
+    return f"{type(value).__name__} {value!r:.80}"

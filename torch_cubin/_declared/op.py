@@ -1,0 +1,293 @@
+"""Declared ops as Python sees them: the object that define_op returns, and what torch is told.
+
+csrc/declared has defined the op and runs it on CUDA. Here it gets what torch takes from Python
+alone: the fake implementation, the CPU function, autograd. One registry holds every op of the
+process; a definition that is run again changes the op's entry, and the kernels below follow it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin import errors
+from torch_cubin._declared import autograd as _declared_autograd
+from torch_cubin._declared import backward_op as _backward_op
+from torch_cubin._declared import signature as _signature
+from torch_cubin._declared.autograd import Formula
+from torch_cubin._declared.contract_call import Call, Output, refuse_derivative
+from torch_cubin._declared.package_images import Image, manifest_of, of_package
+from torch_cubin._native import library as _lib
+from torch_cubin._pytorch import private as _private
+
+
+class Op:
+    """A declared op. Calling it calls `torch.ops.<namespace>.<name>`, which is the same op, and
+    raises InputError [input] and its kin where that raises a RuntimeError with the same text.
+
+    - `name`: "mylib::vec_add". `schema`: as it was given. `contract`: what the definition became,
+      the JSON of docs/manifest.md as a dict.
+    - `overload`: the torch._ops.OpOverload, for opcheck and the like.
+    """
+
+    def __init__(self, signature: _signature.Signature, contract: dict[str, Any]) -> None:
+        self.name = signature.name
+        self.schema = signature.text
+        self.contract = contract
+        self.overload = signature.overload()
+        self._signature = signature
+        self._cpu: Callable[..., Any] | None = None
+        self._formula: Formula | None = None
+        self._images: list[Image] | None = None  # as the contract numbers them, if known
+        self._package: str | None = None  # where it came from
+        self._has_autograd_kernel = False
+        self._library = torch.library.Library(signature.namespace, "FRAGMENT")
+        try:
+            self._register()
+            self._redefine(contract)
+        except BaseException:
+            self._library._destroy()  # nothing stays half registered
+            raise
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.overload(*args, **kwargs)
+        except RuntimeError as error:  # what C++ raises is a plain one
+            known = errors.of_text(error)
+            if known is None:
+                raise
+        raise known
+
+    def __repr__(self) -> str:
+        return f"<torch_cubin.Op '{self.schema}'>"
+
+    def register_autograd(
+        self,
+        backward: Callable[..., Any],
+        /,
+        *,
+        setup_context: Callable[..., None] | None = None,
+    ) -> None:
+        """Gives the op a derivative, as torch.library.register_autograd does.
+
+        `backward(ctx, *grads)` gets a gradient for each output and returns one for each argument of
+        the schema, None where there is none; `setup_context(ctx, inputs, output)` saves what it
+        needs. Derivatives of higher order, and torch.func.grad and vmap of it, work where the ops
+        that `backward` calls have theirs. Forward mode raises.
+
+        Raises InputError [input] for an op that changes its arguments, and for keyword-only
+        tensors.
+        """
+        if not callable(backward) or not (setup_context is None or callable(setup_context)):
+            raise self._signature.refuse("register_autograd takes functions", "callables")
+        self._signature.check_differentiable()
+        self._set_formula(Formula(backward, setup_context))
+
+    def preload(self, device: int | str | torch.device | None = None) -> None:
+        """Loads the op's kernels onto a device now (default: PyTorch's current one).
+
+        A first call does the same by itself, inside a CUDA graph capture too.
+        """
+        from torch_cubin._kernels.module import _device_index
+
+        _lib.preload_op(self.name, _device_index(device))
+
+    # What follows is for define_op and packages.
+
+    def _set_formula(self, formula: Formula | None) -> None:
+        self._formula = formula
+        if formula is not None and not self._has_autograd_kernel:
+            kernel = _declared_autograd.autograd_kernel(
+                self.overload, self._signature, lambda: self._formula
+            )
+            self._library.impl(self._signature.local_name, kernel, "Autograd")
+            _private.forget_dispatch(self.overload)
+            self._has_autograd_kernel = True
+
+    def _redefine(self, contract: dict[str, Any]) -> None:
+        name = contract.get("backward")
+        found = None
+        if name is not None:
+            self._signature.check_backward(name)
+            found = _backward_op.formula(name, self._signature, attached)
+        self.contract = contract
+        self._set_formula(found)
+
+    def _register(self) -> None:
+        signature, library = self._signature, self._library
+
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            return self._on_fake(signature.bind(args, kwargs))
+
+        def cpu(*args: Any, **kwargs: Any) -> Any:
+            return self._on_cpu(signature.bind(args, kwargs))
+
+        torch.library.register_fake(self.name, fake, lib=library)
+        library.impl(signature.local_name, cpu, "CPU")
+        transform = _declared_autograd.transform_kernel(
+            self.overload, signature, lambda: self._formula
+        )
+        library.impl(signature.local_name, transform, _declared_autograd.FRONT_KEY)
+
+    def _on_fake(self, values: dict[str, Any]) -> Any:
+        refuse_derivative(self._signature, values)
+        devices = ("cuda", "meta") if self._cpu is None else ("cuda", "cpu", "meta")
+        call = Call(self.contract, self._signature, values, devices)
+        return self._returned([output.allocate(call.device) for output in call.outputs()])
+
+    def _on_cpu(self, values: dict[str, Any]) -> Any:
+        refuse_derivative(self._signature, values)
+        cpu = self._cpu
+        call = Call(self.contract, self._signature, values, ("cpu",) if cpu else ("cuda",))
+        assert cpu is not None  # CPU tensors are refused otherwise
+        outputs = call.outputs()
+        args, kwargs = self._signature.unbind(values)
+        with torch.no_grad(), _private.below_autograd():
+            found = cpu(*args, **kwargs)
+        for argument in self._signature.arguments:
+            # The ops in `cpu` may have run where nothing counts versions.
+            if argument.mutable and not values[argument.name].is_inference():
+                torch.autograd.graph.increment_version(values[argument.name])
+        return self._returned(self._checked(found, outputs, values))
+
+    def _checked(self, found: Any, outputs: list[Output], values: dict[str, Any]) -> list[Tensor]:
+        """What `cpu=` returned, laid out as the contract says."""
+        results = [found] if self._signature.single else found
+        if not outputs and found is None:
+            results = []
+        label = f"op '{self.name}': what cpu= returns"
+        if not isinstance(results, (list, tuple)) or len(results) != len(outputs):
+            got = type(found).__name__
+            expected = errors.counted(len(outputs), "tensor")
+            raise errors.fault("input", label, "is no output of it", expected=expected, got=got)
+        # Memory that is not this output's own: the arguments' and the other outputs'.
+        taken = {t.untyped_storage().data_ptr() for _, t in self._signature.tensors(values)}
+        out = []
+        for result, output in zip(results, outputs, strict=True):
+            wanted = f"{output.dtype} of shape {tuple(output.shape)} on the CPU"
+            got = type(result).__name__
+            if isinstance(result, Tensor):
+                got = f"{result.dtype} of shape {tuple(result.shape)} on {result.device}"
+            if got.replace("on cpu", "on the CPU") != wanted:
+                name = f"'{output.name}'"
+                raise errors.fault(
+                    "input", f"{label} for {name}", "is wrong", expected=wanted, got=got
+                )
+            if result.untyped_storage().data_ptr() in taken or not output.is_layout_of(result):
+                result = output.allocate(result.device).copy_(result)
+            taken.add(result.untyped_storage().data_ptr())
+            out.append(result)
+        return out
+
+    def _returned(self, tensors: list[Tensor]) -> Any:
+        if self._signature.single:
+            return tensors[0]
+        return tuple(tensors) if tensors else None
+
+
+# Guards the registry, and holds definitions apart: C++'s contract of an op is Python's.
+_lock = threading.RLock()
+_ops: dict[str, Op] = {}
+
+
+def find(name: str) -> Op | None:
+    """The declared op of that name."""
+    return _ops.get(name)
+
+
+def attached(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a backward op. A declared one without a derivative raises when that is asked for.
+
+    torch.func.grad and create_graph=True run a backward with gradients enabled, whether or not
+    second derivatives follow: to refuse the call, as a plain call is refused, would refuse them.
+    """
+    op = _ops.get(_name_of(overload))
+    if op is None or op._formula is not None or not torch.is_grad_enabled():
+        return overload(*args, **kwargs)
+    return _declared_autograd.differentiable(overload, op._signature, None, args, kwargs)
+
+
+def _name_of(overload: Any) -> str:
+    return overload.name()
+
+
+def check(contract: Any) -> _signature.Signature:
+    """Raises InputError [input] for what C++ or torch could only refuse half registered."""
+    signature = _signature.parse(contract["schema"])
+    if contract.get("backward") is not None:
+        signature.check_backward(contract["backward"])
+    return signature
+
+
+def define(
+    contract: dict[str, Any], images: list[tuple[bytes, str]], cpu: Callable[..., Any] | None
+) -> Op:
+    """Defines an op, here and in C++; `images` are (bytes, name for errors) of what it numbers."""
+    signature = check(contract)
+    with _lock:
+        (answer,) = _lib.define_ops([contract], images)
+        state = answer["state"]
+        op = _ops.get(signature.name)
+        if op is None:
+            op = _ops[signature.name] = Op(signature, contract)
+            state = "defined"
+        elif state == "swapped":
+            op._redefine(contract)
+        if state != "same":
+            # Images are numbered by this very contract: "same" content may number them otherwise.
+            op._images = [Image(origin, data) for data, origin in images]
+            op._package = None
+        if cpu is not None or state != "same":
+            op._cpu = cpu
+    if state == "swapped":
+        warnings.warn(
+            f"torch_cubin [input]: op '{op.name}' is defined again, with other content. Calls"
+            " run the new definition from now on; a backward given by register_autograd is"
+            " forgotten. What torch.compile made of the old one keeps its sizes:"
+            " torch.compiler.reset() forgets it.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return op
+
+
+def load(package: str) -> dict[str, Op]:
+    """Defines a package's ops, all or none, here and in C++."""
+    manifest = manifest_of(package) or {}
+    with _lock:
+        if manifest.get("version") == 1 and isinstance(manifest.get("ops"), list):
+            for contract in manifest["ops"]:
+                if isinstance(contract, dict) and isinstance(contract.get("schema"), str):
+                    check(contract)
+        return _adopt(_lib.load_package(package))
+
+
+def adopt_all() -> None:
+    """The ops that C++ has and Python does not know yet: those of TORCH_CUBIN_PACKAGES."""
+    with _lock:
+        _adopt(_lib.defined_ops())
+
+
+def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
+    """What C++ has defined, with `_lock` held. Never a swap: it refuses other content."""
+    made: dict[str, Op] = {}
+    try:
+        for answer in answers:
+            if answer["name"] not in _ops and answer["name"] not in made:
+                op = made[answer["name"]] = Op(check(answer["contract"]), answer["contract"])
+                op._package = answer["package"]
+                op._images = of_package(op._package, op.contract)
+    except BaseException:
+        for op in made.values():
+            op._library._destroy()
+        raise
+    _ops.update(made)
+    return {answer["name"]: _ops[answer["name"]] for answer in answers}
+
+
+__all__ = ["Op", "adopt_all", "attached", "check", "define", "find", "load"]

@@ -1,0 +1,177 @@
+"""Packages: declared ops in a folder. docs/manifest.md says what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin._declared import op as _declared
+from torch_cubin._declared.op import Op
+from torch_cubin._declared.package_images import MANIFEST
+from torch_cubin._native import library as _lib
+
+FORMAT = "torch_cubin package"
+
+
+def save_package(
+    folder: str | os.PathLike[str], ops: Sequence[Op | str], *, overwrite: bool = False
+) -> Path:
+    """Writes ops with their kernels into a folder, for load_package and TORCH_CUBIN_PACKAGES.
+
+    `ops`: what define_op returned, or names. The folder is made if there is none. No file is
+    replaced but the manifest, last and at once: a reader sees the old package or the new one, and
+    an image whose name another file has gets one by its sha256. What is Python stays out: `cpu=`
+    and register_autograd; `backward="ns::op"` goes along, its op only if it is listed.
+
+    Raises InputError [input] for what is no declared op, for a folder that holds a package already,
+    unless `overwrite`, and for an op from a package that is not there now as it was loaded;
+    HashError [hash] for an image there with other bytes; FileError [file] where one cannot be read
+    or written.
+    """
+    path = Path(_path("save_package", folder))
+    if not isinstance(ops, (Op, str, Iterable)):
+        raise _refuse(path, "would hold what is no declared op", "an Op or its name", repr(ops))
+    listed = [ops] if isinstance(ops, (Op, str)) else list(ops)
+    if not listed:
+        raise _refuse(path, "would have no op", "ops=[...]")
+    images: dict[str, tuple[bytes, str]] = {}  # by sha256: bytes, file
+    contracts = []
+    for one in listed:
+        op = _declared.find(one) if isinstance(one, str) else one
+        if not isinstance(op, Op):
+            raise _refuse(path, "would hold what is no declared op", "an Op or its name", repr(one))
+        if any(contract["schema"] == op.contract["schema"] for contract in contracts):
+            raise _refuse(path, "would hold an op twice", "each once", op.name)
+        contracts.append(_renumbered(op, images, path))
+    manifest = {
+        "format": FORMAT,
+        "version": 1,
+        "images": [{"file": name, "sha256": digest} for digest, (_, name) in images.items()],
+        "ops": contracts,
+    }
+    text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / MANIFEST).exists() and not overwrite:
+            raise _refuse(
+                path, "holds a package already", "an empty folder, or overwrite=True", MANIFEST
+            )
+        for data, name in images.values():
+            if not os.path.lexists(path / name) or not _is_free(path / name, data):
+                _write(path / name, data)
+        _write(path / MANIFEST, text.encode())
+    except OSError as error:
+        if isinstance(error, errors.Error):
+            raise
+        reason = error.strerror or str(error)
+        raise errors.fault("file", f"folder '{path}'", f"cannot be written ({reason})") from error
+    return path
+
+
+def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
+    """Registers a package's ops, all or none, and returns them by name.
+
+    `folder` is what save_package wrote, or a shared library with packages embedded in it. Needs no
+    GPU, no source and no compiler. Loading the same content again does nothing.
+
+    Raises FileError [file] for a missing manifest or image, an unknown format or version, and a
+    path that leads out of the folder, HashError [hash] for an image with other bytes, InputError
+    [input] for a manifest that is malformed or has an unknown field, and for an op that is there
+    already with other content.
+    """
+    path = os.path.abspath(_path("load_package", folder))
+    if "\0" in path:  # C++ would read the name that ends there
+        raise _refuse(Path(path), "has a NUL in its name", "a folder, or a library")
+    return _declared.load(path)
+
+
+def _path(function: str, folder: Any) -> str:
+    if isinstance(folder, (str, bytes, os.PathLike)):
+        return os.fsdecode(folder)
+    raise errors.fault(
+        "input",
+        f"torch_cubin.{function} argument 'folder'",
+        "has a wrong type",
+        expected="a str or os.PathLike",
+        got=type(folder).__name__,
+        advice="It comes first: save_package(folder, ops)." if function == "save_package" else "",
+    )
+
+
+def _renumbered(op: Op, images: dict[str, tuple[bytes, str]], folder: Path) -> dict[str, Any]:
+    """The op's contract with its images' places in the new package, where they are added."""
+    contract, known = op.contract, op._images
+    if known is None:
+        raise _refuse(
+            Path(op._package or ""),
+            f"is where op '{op.name}' came from, and cannot be copied",
+            "a folder with the manifest that was loaded",
+        )
+    places: dict[int, int] = {}  # of the op's numbers
+    for number in sorted({number for kernel in contract["kernels"] for number in kernel["images"]}):
+        data = known[number].read()
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in images:
+            taken = {name for _, name in images.values()}
+            name = _file_name(data, known[number].origin)
+            # A name for these bytes alone: not another image's, not that of a file of the user's.
+            if name in taken or not _is_free(folder / name, data):
+                name = f"{digest}.{name}"
+            images[digest] = data, name
+        places[number] = list(images).index(digest)
+    kernels = [
+        {**kernel, "images": [places[number] for number in kernel["images"]]}
+        for kernel in contract["kernels"]
+    ]
+    return {**contract, "kernels": kernels}
+
+
+def _is_free(path: Path, data: bytes) -> bool:
+    """Whether a file of that name can hold the bytes: there is none, or it holds them."""
+    if not os.path.lexists(path):
+        return True
+    try:
+        return path.is_file() and not path.is_symlink() and path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def _file_name(data: bytes, origin: str) -> str:
+    """A plain file name for an image: its own, or one by what it is."""
+    match = re.fullmatch(r"file '(.*)'", origin)
+    name = os.path.basename(match[1]) if match else ""
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}", name) and name != MANIFEST:
+        return name
+    facts = _lib.inspect(data, origin)
+    suffix = {"cubin": "cubin", "ptx": "ptx"}.get(facts["kind"], "bin")
+    kernels = [kernel["name"] for kernel in facts.get("kernels", [])]
+    stem = re.sub(r"\W", "_", kernels[0])[:40] if kernels else "image"
+    arch = facts.get("arch")
+    return ".".join([stem, *([arch] if arch else []), suffix])
+
+
+def _write(path: Path, data: bytes) -> None:
+    """At once: a reader sees the old file or the new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _refuse(path: Path, problem: str, expected: str, got: str = "") -> errors.Error:
+    return errors.fault("input", f"package '{path}'", problem, expected=expected, got=f"{got:.120}")
+
+
+__all__ = ["load_package", "save_package"]

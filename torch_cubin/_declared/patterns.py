@@ -1,0 +1,212 @@
+"""Patterns: what a definition says of a tensor, read into an entry of the contract.
+
+    "T[m, k] rows align=4"    dtype or variable, a size a dim, layout, bytes of alignment
+    "float32[*s]"             any number of dims
+    "float32[m, 2 * k]"       arithmetic of sizes and int arguments: + - * // %, cdiv, min, max
+    "float32"                 any shape (arguments only)
+
+docs/declared_ops.md says what each means, docs/manifest.md how an entry looks.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_cubin import errors
+from torch_cubin._declared.expressions import Traced, TracedDtype, TracedTensor, Tree
+
+LAYOUTS = ("contiguous", "rows", "dense", "strided")
+ALIGN = 16
+_PATTERN = re.compile(r"\s*([A-Za-z_]\w*)\s*(\[[^\]]*\])?\s*([^\[\]]*)")
+_WRITE = 'Write "float32[m, k]", "T[*s]", "float16[m, k] rows align=4".'
+_BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+}
+_CALLS = {"min": "min", "minimum": "min", "max": "max", "maximum": "max"}
+
+
+def dtype_names() -> frozenset[str]:
+    """The names of torch's dtypes: "float32"."""
+    return _DTYPES
+
+
+_DTYPES = frozenset(
+    str(value).removeprefix("torch.")
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+)
+
+
+class Empty:
+    """An output of a shape and dtype: see empty()."""
+
+    def __init__(self, shape: Any, dtype: Any) -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+class Like:
+    """An output laid out as an argument is: see like()."""
+
+    def __init__(self, tensor: Any, dtype: Any = None) -> None:
+        self.tensor, self.dtype = tensor, dtype
+
+
+def empty(shape: Any, dtype: Any) -> Empty:
+    """In define_op: an output of that shape and dtype, contiguous, where a pattern cannot say it.
+
+    Written in a function of the op's arguments: `out=lambda x, n: empty((n, x.shape[0]), x.dtype)`.
+    `shape` is an int or a sequence of ints; `dtype` one of torch's, its name, a variable of
+    `dtypes`, or an argument's.
+    """
+    return Empty(shape, dtype)
+
+
+def like(tensor: Any, dtype: Any = None) -> Like:
+    """In define_op: an output of an argument's shape and order of dims, and dtype by default.
+
+    `tensor` is the argument's name: `out=torch_cubin.like("x")`. Its layout must be contiguous or
+    dense.
+    """
+    return Like(tensor, dtype)
+
+
+def parse(text: str, label: str) -> dict[str, Any]:
+    """The entry of a pattern: dtype, shape (None: any), layout, align."""
+
+    def refuse(problem: str, expected: str, got: str) -> errors.Error:
+        where = f"{label} pattern {text!r:.200}"
+        return errors.fault("input", where, problem, expected=expected, got=got, advice=_WRITE)
+
+    match = _PATTERN.fullmatch(text)
+    if match is None:
+        raise refuse("is no pattern", "dtype[sizes] options", text[:100])
+    dtype, sizes, options = match.groups()
+    entry: dict[str, Any] = {
+        "dtype": dtype,
+        "shape": None if sizes is None else _shape(sizes[1:-1], refuse),
+        "layout": "contiguous",
+        "align": ALIGN,
+    }
+    for option in options.split():
+        name, _, value = option.partition("=")
+        if name in LAYOUTS and not value:
+            entry["layout"] = name
+        elif name == "align" and value.isdecimal():
+            entry["align"] = int(value)
+            if int(value) & (int(value) - 1) or not 0 < int(value) <= 4096:
+                raise refuse("has a wrong alignment", "a power of two, 1 to 4096 bytes", value)
+        else:
+            raise refuse("has an unknown option", ", ".join(LAYOUTS) + " or align=N", option)
+    return entry
+
+
+def _shape(text: str, refuse: Any) -> list[Tree]:
+    try:
+        call = ast.parse(f"f({text}\n)", mode="eval").body
+    except SyntaxError:
+        raise refuse("has sizes that do not parse", "names, ints and arithmetic", text) from None
+    assert isinstance(call, ast.Call)
+    if call.keywords:
+        raise refuse("has sizes that do not parse", "names, ints and arithmetic", text)
+    shape: list[Tree] = []
+    for node in call.args:
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Name):
+            if any(isinstance(size, str) and size[0] == "*" for size in shape):
+                raise refuse("has two groups of dims", "one '*name' a shape", text)
+            shape.append(f"*{node.value.id}")
+        elif isinstance(node, ast.Name):
+            shape.append(node.id)
+        else:
+            shape.append(_tree(node, refuse))
+    if any(isinstance(size, int) and size < 0 for size in shape):
+        raise refuse("has a negative size", "0 or more", text)
+    return shape
+
+
+def _tree(node: ast.expr, refuse: Any) -> Tree:
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value < 2**63:
+        return node.value
+    if isinstance(node, ast.Name):
+        return ["number", node.id]
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        return [_BINARY[type(node.op)], _tree(node.left, refuse), _tree(node.right, refuse)]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        operand = _tree(node.operand, refuse)
+        return -operand if isinstance(operand, int) else ["neg", operand]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
+        a, b = (_tree(argument, refuse) for argument in node.args)
+        if node.func.id == "cdiv":
+            return ["neg", ["floordiv", ["neg", a], b]]
+        if node.func.id in _CALLS:
+            return [_CALLS[node.func.id], a, b]
+    raise refuse(
+        "has a size that is no arithmetic of sizes",
+        "names, ints, + - * // %, cdiv(a, b), min(a, b), max(a, b)",
+        ast.unparse(node)[:100],
+    )
+
+
+def made(value: Empty | Like, entries: Mapping[str, dict], label: str) -> dict[str, Any]:
+    """The entry of an output that empty() or like() says."""
+    if isinstance(value, Like):
+        tensor = value.tensor
+        name = tensor._name if isinstance(tensor, TracedTensor) else tensor
+        if not isinstance(name, str) or name not in entries:
+            raise errors.fault(
+                "input",
+                label,
+                "is like no tensor argument",
+                expected=" or ".join(entries) or "one",
+                got=repr(name)[:80],
+            )
+        dtype = entries[name]["dtype"] if value.dtype is None else value.dtype
+        text = _dtype_text(dtype, entries, label)
+        return {
+            "dtype": text,
+            "shape": None,
+            "layout": "contiguous",
+            "align": ALIGN,
+            "like": name,
+        }
+    sizes = value.shape
+    if isinstance(sizes, (int, Traced)) or not isinstance(sizes, Sequence | torch.Size):
+        sizes = (sizes,)
+    shape = []
+    for size in sizes:
+        known = type(size) is int and 0 <= size < 2**63
+        if not known and not (isinstance(size, Traced) and size.type is int):
+            raise errors.fault(
+                "input",
+                label,
+                "has a wrong size",
+                expected="ints of 0 or more, of sizes and int arguments",
+                got=repr(size)[:80] if not isinstance(size, Traced) else size.type.__name__,
+            )
+        shape.append(size if known else size.tree)
+    dtype = _dtype_text(value.dtype, entries, label)
+    return {"dtype": dtype, "shape": shape, "layout": "contiguous", "align": ALIGN}
+
+
+def _dtype_text(dtype: Any, entries: Mapping[str, dict], label: str) -> str:
+    if isinstance(dtype, torch.dtype):
+        return str(dtype).removeprefix("torch.")
+    if isinstance(dtype, TracedDtype) and dtype.name.partition("[")[0] in entries:
+        return entries[dtype.name.partition("[")[0]]["dtype"]
+    if isinstance(dtype, str):
+        return dtype
+    raise errors.fault(
+        "input",
+        label,
+        "has a wrong dtype",
+        expected="a torch.dtype, its name, a variable of dtypes, or an argument's",
+        got=type(dtype).__name__,
+    )

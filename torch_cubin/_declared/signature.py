@@ -1,0 +1,231 @@
+"""An op's schema as declared ops read it: its arguments by kind, the names of its outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_cubin import errors
+from torch_cubin._pytorch import private as _private
+
+# PyTorch's types, as FunctionSchema prints them, and what they are called here.
+KINDS = {
+    "Tensor": "tensor",
+    "Optional[Tensor]": "tensor?",
+    "List[Tensor]": "tensors",
+    "int": "int",
+    "SymInt": "int",
+    "float": "float",
+    "bool": "bool",
+    "Optional[int]": "int?",
+    "Optional[float]": "float?",
+    "Optional[bool]": "bool?",
+    "str": "str",
+    "ScalarType": "dtype",
+}
+_TYPES = (
+    "Tensor, Tensor?, Tensor(a!), Tensor[], int, SymInt, int?, float, float?, bool, bool?, str"
+    " or ScalarType"
+)
+_RESERVED = ("aten", "prim", "prims", "cubin", "onnx", "quantized", "inductor")
+_NAME = r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?"  # of an op
+# What traced functions may take besides the op's own names.
+DEVICE_NAMES = ("sm", "multiprocessors")
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    name: str
+    kind: str  # a value of KINDS
+    mutable: bool
+    keyword_only: bool
+    has_default: bool
+    default: Any
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind in ("tensor", "tensor?", "tensors")
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """`text` is the schema as the user wrote it, `name` "mylib::vec_add" or with its overload."""
+
+    text: str
+    name: str
+    arguments: tuple[Argument, ...]
+    outputs: tuple[str, ...]
+    single: bool  # one output that is no tuple
+
+    @property
+    def mutates(self) -> bool:
+        return any(argument.mutable for argument in self.arguments)
+
+    @property
+    def namespace(self) -> str:
+        return self.name.partition("::")[0]
+
+    @property
+    def local_name(self) -> str:
+        """Without the namespace: "vec_add", or "vec_add.overload"."""
+        return self.name.partition("::")[2]
+
+    def refuse(self, problem: str, expected: str, got: str = "") -> errors.Error:
+        return errors.fault("input", f"op '{self.name}'", problem, expected=expected, got=got)
+
+    def check_differentiable(self) -> None:
+        """Raises InputError [input] where the op can have no derivative."""
+        if self.mutates:
+            raise self.refuse(
+                "changes its arguments, so it can have no derivative", "a schema without (a!)"
+            )
+        if not self.outputs:
+            raise self.refuse("returns nothing that could have a gradient", "an output")
+        for argument in self.arguments:
+            if argument.keyword_only and argument.is_tensor:
+                raise self.refuse(
+                    f"has the keyword-only tensor '{argument.name}', which PyTorch's autograd does"
+                    " not take",
+                    "tensors before the '*' of the schema",
+                )
+
+    def check_backward(self, backward: Any) -> None:
+        """Raises InputError [input] where `backward="ns::op"` cannot be the op's derivative."""
+        if not isinstance(backward, str) or not re.fullmatch(_NAME, backward):
+            got = f"{type(backward).__name__} {backward!r:.80}"
+            raise self.refuse("has a backward that is no op's name", "'ns::op'", got)
+        self.check_differentiable()
+        names = [argument.name for argument in self.arguments] + list(self.outputs)
+        for output in self.outputs:
+            if f"grad_{output}" in names:
+                raise self.refuse(
+                    f"has '{output}' and 'grad_{output}', which its backward op could not tell from"
+                    f" the gradient of '{output}'",
+                    "names of their own",
+                    f"grad_{output}",
+                )
+
+    def overload(self) -> Any:
+        """torch.ops.mylib.vec_add.default."""
+        name, _, overload = self.local_name.partition(".")
+        packet = getattr(getattr(torch.ops, self.namespace), name)
+        if (overload or "default") not in packet.overloads():
+            _private.refresh_packet(packet)
+        return getattr(packet, overload or "default")
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every argument by name. The dispatcher leaves out what equals its default."""
+        values = {}
+        for index, argument in enumerate(self.arguments):
+            if index < len(args):
+                values[argument.name] = args[index]
+            else:
+                values[argument.name] = kwargs.get(argument.name, argument.default)
+        return values
+
+    def unbind(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The positional and the keyword-only arguments again."""
+        args = [values[a.name] for a in self.arguments if not a.keyword_only]
+        return args, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
+
+    def tensors(self, values: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor among the values, with its name: "x", "xs[2]"."""
+        for argument in self.arguments:
+            value = values[argument.name]
+            if argument.kind == "tensors":
+                for index, item in enumerate(value):
+                    yield f"{argument.name}[{index}]", item
+            elif argument.is_tensor and value is not None:
+                yield argument.name, value
+
+
+def parse(schema: str) -> Signature:
+    """Raises InputError [input] for what no declared op can have."""
+    label = f"schema {schema!r:.200}"
+
+    def refuse(problem: str, expected: str = "", got: str = "", advice: str = "") -> errors.Error:
+        return errors.fault("input", label, problem, expected=expected, got=got, advice=advice)
+
+    if not isinstance(schema, str):
+        raise refuse("has a wrong type", "a str", type(schema).__name__)
+    try:
+        parsed = torch._C.parse_schema(schema)
+    except RuntimeError as error:
+        raise refuse("does not parse", got=" ".join(str(error).split())[:300]) from None
+    if not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", parsed.name):
+        raise refuse("has no namespace", "namespace::name(...) -> ...", parsed.name)
+    namespace = parsed.name.partition("::")[0]
+    if namespace in _RESERVED:
+        raise refuse("takes a namespace of PyTorch's or ours", "one of your own", namespace)
+    arguments = tuple(_argument(argument, refuse) for argument in parsed.arguments)
+    if not any(argument.is_tensor for argument in arguments):
+        raise refuse(
+            "has no tensor among its arguments",
+            "at least one, whose device the op runs on",
+            advice="Add one, or launch the kernel directly: torch_cubin.load(...).",
+        )
+    if not parsed.returns and not any(argument.mutable for argument in arguments):
+        raise refuse(
+            "returns nothing and changes nothing, so that graphs would drop it",
+            "an output, or Tensor(a!)",
+        )
+    outputs = []
+    for index, result in enumerate(parsed.returns):
+        if str(result.type) != "Tensor" or result.alias_info is not None:
+            raise refuse(
+                f"has return {index} of a type that no declared op returns",
+                "Tensor, of memory of its own",
+                _shown(result),
+            )
+        if not result.name and len(parsed.returns) > 1:
+            raise refuse("does not name its outputs", "-> (Tensor out, Tensor lse)", "no name")
+        outputs.append(result.name or "out")
+    names = [argument.name for argument in arguments] + outputs
+    for name in names:
+        if keyword.iskeyword(name) or names.count(name) > 1:
+            raise refuse(f"uses the name '{name}' twice, or Python's own", "names of their own")
+    name = parsed.name + (f".{parsed.overload_name}" if parsed.overload_name else "")
+    single = len(outputs) == 1
+    return Signature(schema, name, arguments, tuple(outputs), single)
+
+
+def _argument(argument: Any, refuse: Any) -> Argument:
+    kind = KINDS.get(str(argument.real_type))
+    alias = argument.alias_info
+    mutable = alias is not None and alias.is_write
+    if kind is None or (alias is not None and (not mutable or kind != "tensor")):
+        raise refuse(
+            f"has argument '{argument.name}' of a type that no declared op takes",
+            _TYPES,
+            _shown(argument),
+        )
+    default = argument.default_value if argument.has_default_value() else None
+    if kind == "dtype" and isinstance(default, int):
+        default = getattr(torch, _NUMBERS[default])
+    return Argument(
+        argument.name,
+        kind,
+        mutable,
+        argument.kwarg_only,
+        argument.has_default_value(),
+        default,
+    )
+
+
+# c10::ScalarType's numbers, by which a schema's default names a dtype.
+_NUMBERS = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32",
+    7: "float64", 8: "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16",
+    23: "float8_e5m2", 24: "float8_e4m3fn", 25: "float8_e5m2fnuz", 26: "float8_e4m3fnuz",
+    27: "uint16", 28: "uint32", 29: "uint64", 44: "float8_e8m0fnu", 45: "float4_e2m1fn_x2",
+}  # fmt: skip
+
+
+def _shown(argument: Any) -> str:
+    alias = " with an alias" if argument.alias_info is not None else ""
+    return f"{argument.real_type}{alias}"

@@ -1,0 +1,172 @@
+# What drop_in() served and what it left to PyTorch: the counts, and the report that shows them.
+# It counts; it decides nothing (served.py) and calls no operator.
+"""The counts behind :func:`torch_cubin.report`."""
+
+import dataclasses
+import threading
+
+import torch
+
+from torch_cubin._pytorch import private as _private
+
+# A program whose shapes never repeat must not grow its counts for ever.
+MAX_SHAPES = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """One row of what ran from cubins: a torch function and the dtype of its results.
+
+    ``calls`` counts eager calls. ``traced`` counts the times torch.compile traced the call into a
+    graph: what a compiled graph then does is not seen here. ``shapes`` is the number of different
+    operand shapes among the eager calls (it stops at 10,000).
+    """
+
+    function: str
+    dtype: str
+    calls: int
+    traced: int
+    shapes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Declined:
+    """One row of what went to PyTorch, and why. ``calls`` and ``traced`` as in :class:`Served`."""
+
+    function: str
+    reason: str
+    calls: int
+    traced: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What :func:`torch_cubin.drop_in` served and what it did not; ``str()`` is a table of it."""
+
+    served: tuple[Served, ...]
+    declined: tuple[Declined, ...]
+
+    def __str__(self) -> str:
+        lines = []
+        if self.served:
+            rows = [(r.function, r.dtype, r.shapes, r.calls, r.traced) for r in self.served]
+            lines += table(("served by cubin ops", "dtype", "shapes", "calls", "traced"), rows)
+        else:
+            lines.append("served by cubin ops: nothing")
+        lines.append("")
+        if self.declined:
+            rows = [(r.function, r.reason, r.calls, r.traced) for r in self.declined]
+            lines += table(("left to PyTorch", "because", "calls", "traced"), rows)
+        else:
+            lines.append("left to PyTorch: nothing")
+        if any(row.traced for row in self.served + self.declined):
+            lines += [
+                "",
+                "traced: counted when torch.compile traced the call, not when its graph ran.",
+            ]
+        return "\n".join(lines)
+
+
+def table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
+    """Columns under a header; text to the left, numbers to the right."""
+    widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
+    lines = []
+    for row in [header, *rows]:
+        cells = [
+            str(cell).rjust(width) if isinstance(rows[0][i], int) else str(cell).ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines
+
+
+class _Row:
+    __slots__ = ("calls", "shapes", "traced")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.traced = 0
+        self.shapes: set[tuple[torch.Size, torch.Size | None]] = set()
+
+
+_lock = threading.Lock()
+_served: dict[tuple[str, object], _Row] = {}  # guarded by _lock
+_declined: dict[tuple[str, str], _Row] = {}  # guarded by _lock
+
+
+def count_served(name: str, args: tuple[object, ...], result: torch.Tensor) -> None:
+    key = (name, result.dtype)
+    # Every operand's shape would cost more than all the rest here. The result and the second
+    # argument fix M, N and K; the batches of the others are in the result's.
+    shapes = (result.shape, getattr(args[1], "shape", None) if len(args) > 1 else None)
+    with _lock:
+        row = _served.get(key)
+        if row is None:
+            row = _served[key] = _Row()
+        row.calls += 1
+        if len(row.shapes) < MAX_SHAPES:
+            try:
+                row.shapes.add(shapes)
+            except TypeError:
+                return  # a symbolic size (export, make_fx) has no hash: the call counts without it
+
+
+def count_declined(name: str, reason: str) -> None:
+    with _lock:
+        _declined.setdefault((name, reason), _Row()).calls += 1
+
+
+# Under torch.compile a plain count would become part of the graph's guards and compile it again at
+# every call. A function whose result is assumed constant is instead run once, while tracing.
+@_private.assume_constant_result
+def count_traced(name: str, dtype: object, reason: str) -> int:
+    with _lock:
+        if reason:
+            _declined.setdefault((name, reason), _Row()).traced += 1
+        else:
+            _served.setdefault((name, dtype), _Row()).traced += 1
+    return 0
+
+
+def clear() -> None:
+    """Start the counts anew."""
+    with _lock:
+        _served.clear()
+        _declined.clear()
+
+
+def report(*, reset: bool = False) -> Report:
+    """What drop_in() served and what it left to PyTorch, since the outermost one was entered.
+
+    "Outermost" is over all threads: while any drop_in() is entered, the counts of all threads add
+    up, and they stay readable afterwards. Under torch.compile a call is counted once, when it is
+    traced (``traced``), and not each time the compiled graph runs.
+
+    Args:
+        reset: start the counts anew after reading them.
+
+    Returns:
+        A :class:`Report`: ``served`` and ``declined`` rows, most calls first; ``str()`` is a table.
+    """
+    with _lock:
+        served = [
+            Served(name, _short(dtype), row.calls, row.traced, len(row.shapes))
+            for (name, dtype), row in _served.items()
+        ]
+        declined = [
+            Declined(name, reason, row.calls, row.traced)
+            for (name, reason), row in _declined.items()
+        ]
+        if reset:
+            _served.clear()
+            _declined.clear()
+
+    def most(row: Served | Declined) -> tuple[int, str]:
+        return -(row.calls + row.traced), row.function
+
+    return Report(tuple(sorted(served, key=most)), tuple(sorted(declined, key=most)))
+
+
+def _short(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,364 @@
+# The table from torch functions to what serves them: for each, a handler that checks whether the
+# operators of torch.ops.cubin take this call, and makes it. Counts nothing and enters no mode
+# (drop_in.py); what a handler cannot serve it answers with the reason, a string.
+"""Which torch functions are served from cubins, and how a call is turned into ours."""
+
+import math
+import operator
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from torch_cubin._drop_in import einsum as _einsum
+from torch_cubin._drop_in.why_not import SHAPES, output_dtype, why_no_mask, why_not, why_not_with
+from torch_cubin._pytorch import private as _private
+
+_cubin_matmul = torch.ops.cubin.matmul.default
+_cubin_linear = torch.ops.cubin.linear.default
+_cubin_attention = torch.ops.cubin.scaled_dot_product_attention.default
+
+Result = torch.Tensor | str
+Handler = Callable[..., Result]
+
+# A product of its own would be rounded, or overflow, before the factor or the sum.
+_TWICE = "a factor or sum that PyTorch rounds to 16 bits once, with the product"
+
+
+def _unlike(rest: tuple[object, ...], out: object, others: dict[str, object]) -> str | None:
+    """The reason not to serve a call with arguments beyond those that a handler names."""
+    if out is not None:
+        return "out= was given"
+    if others:
+        return f"argument {next(iter(others))}"
+    return "more arguments than it takes" if rest else None
+
+
+def _matmul(input=None, other=None, *rest, out=None, **others) -> Result:
+    reason = _unlike(rest, out, others) or why_not(input, other)
+    if reason:
+        return reason
+    left, right = input.shape, other.shape
+    if not left or not right or left[-1] != right[max(len(right) - 2, 0)]:
+        return SHAPES
+    return _cubin_matmul(input, other)
+
+
+def _rmatmul(self=None, other=None, *rest, **others) -> Result:
+    return _matmul(other, self, *rest, **others)
+
+
+# Autocast lowers these on no device, or on CUDA alone, where it lowers matmul on every one.
+_AUTOCAST = "autocast, whose rule for it is not matmul's"
+
+
+def _of_dims(
+    input_dims: int, other_dims: int, other_name: str, lowered_on: tuple[str, ...] = ("cpu", "cuda")
+) -> Handler:
+    """A product of operands with fixed numbers of dims: mm, bmm, mv, dot.
+
+    `lowered_on`: the devices on which autocast treats it as it treats matmul.
+    """
+
+    def handler(input=None, other=None, *rest, out=None, **others) -> Result:
+        if other is None:
+            other = others.pop(other_name, None)
+        reason = _unlike(rest, out, others) or why_not(input, other)
+        if reason:
+            return reason
+        device = input.device.type
+        if device not in lowered_on and torch.is_autocast_enabled(device):
+            return _AUTOCAST
+        if input.dim() != input_dims or other.dim() != other_dims:
+            return SHAPES
+        if input.shape[-1] != other.shape[max(other_dims - 2, 0)]:
+            return SHAPES
+        if input_dims == 3 and input.shape[0] != other.shape[0]:
+            return SHAPES
+        return _cubin_matmul(input, other)
+
+    return handler
+
+
+def _inner(input=None, other=None, *rest, out=None, **others) -> Result:
+    reason = _unlike(rest, out, others) or why_not(input, other)
+    if reason:
+        return reason
+    if torch.is_autocast_enabled(input.device.type):
+        return _AUTOCAST
+    if input.dim() == 0 or other.dim() == 0 or input.shape[-1] != other.shape[-1]:
+        return SHAPES
+    if other.dim() == 1:
+        return _cubin_matmul(input, other)
+    # NOTE: not reshape(-1, k), which is ambiguous where k == 0.
+    columns = other.reshape(math.prod(other.shape[:-1]), other.shape[-1])
+    product = _cubin_matmul(input, columns.t())
+    return product.reshape(input.shape[:-1] + other.shape[:-1])
+
+
+def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
+    reason = _unlike(rest, None, others) or why_not(input, weight)
+    if reason:
+        return reason
+    left, right = input.shape, weight.shape
+    if not left or len(right) != 2 or left[-1] != right[1]:
+        return SHAPES
+    if bias is not None:
+        reason = why_not_with(input, bias)
+        if reason:
+            return reason
+        if bias.dim() != 1 or bias.shape[0] != right[0]:
+            return SHAPES
+    return _cubin_linear(input, weight, bias)
+
+
+def _attention(
+    query=None,
+    key=None,
+    value=None,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *rest,
+    scale=None,
+    enable_gqa=False,
+    **others,
+) -> Result:
+    reason = _unlike(rest, None, others) or why_not(query, key) or why_not_with(query, value)
+    if reason:
+        return reason
+    if not 0 <= dropout_p <= 1:
+        return "dropout_p out of range"
+    q, k, v = query.shape, key.shape, value.shape
+    if min(len(q), len(k), len(v)) < (3 if enable_gqa else 2):
+        return SHAPES
+    if k[-1] != q[-1] or k[-2] != v[-2]:
+        return SHAPES
+    if enable_gqa:
+        if any((q[-3] if n == 0 else q[-3] % n) != 0 for n in (k[-3], v[-3])):
+            return SHAPES
+        leading = _broadcast(q[:-3], k[:-3], v[:-3])
+        heads = q[-3:-2]
+    else:
+        leading = _broadcast(q[:-2], k[:-2], v[:-2])
+        heads = ()
+    if leading is None:
+        return SHAPES
+    if attn_mask is not None:
+        if is_causal:
+            return "a mask and is_causal"
+        reason = why_no_mask(query, attn_mask)
+        if reason:
+            return reason
+        if not _expands(attn_mask.shape, (*leading, *heads, q[-2], k[-2])):
+            return SHAPES
+    return _cubin_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _broadcast(*shapes: torch.Size) -> list[int] | None:
+    """What the shapes broadcast to, where they do."""
+    out: list[int] = []
+    for shape in shapes:
+        if len(shape) > len(out):
+            out = [1] * (len(shape) - len(out)) + out
+        for i in range(1, len(shape) + 1):
+            if shape[-i] != 1:
+                if out[-i] != 1 and out[-i] != shape[-i]:
+                    return None
+                out[-i] = shape[-i]
+    return out
+
+
+def _add_to(
+    names: tuple[str, str],
+    dims: tuple[int, int],
+    sum_batches: bool = False,
+    lowered_on: tuple[str, ...] = ("cpu", "cuda"),
+) -> Handler:
+    """beta * input + alpha * (a @ b): addmm, addmv, baddbmm and, with sum_batches, addbmm."""
+    gives_matrix = dims == (2, 2) or sum_batches
+
+    def handler(input=None, a=None, b=None, *rest, beta=1, alpha=1, out=None, **others) -> Result:
+        if a is None:
+            a = others.pop(names[0], None)
+        if b is None:
+            b = others.pop(names[1], None)
+        reason = (
+            _unlike(rest, out, others)
+            or why_not(a, b)
+            or why_not_with(a, input)
+            or _factors(input, beta, alpha)
+        )
+        if reason:
+            return reason
+        device = a.device.type
+        if device not in lowered_on and torch.is_autocast_enabled(device):
+            return _AUTOCAST
+        if a.dim() != dims[0] or b.dim() != dims[1]:
+            return SHAPES
+        if a.shape[-1] != b.shape[max(dims[1] - 2, 0)]:
+            return SHAPES
+        if dims[0] == 3 and a.shape[0] != b.shape[0]:
+            return SHAPES
+        fused = (  # the kernel adds the bias
+            alpha == 1
+            and beta == 1
+            and gives_matrix
+            and input.dim() == 1
+            and input.shape[0] == b.shape[-1]
+        )
+        if not fused and (alpha != 1 or beta != 0) and output_dtype(a).itemsize == 2:
+            return _TWICE
+        if sum_batches:
+            a = a.transpose(0, 1).reshape(a.shape[1], a.shape[0] * a.shape[2])
+            b = b.reshape(b.shape[0] * b.shape[1], b.shape[2])
+        shape = a.shape[:-1] + b.shape[max(b.dim() - 1, 1) :]
+        if not _expands(input.shape, shape):
+            return SHAPES
+        if fused:
+            return _cubin_linear(a, b.t(), input)
+        return _scaled_sum(_cubin_matmul(a, b), input, beta, alpha)
+
+    return handler
+
+
+def _factors(input: torch.Tensor, beta: object, alpha: object) -> str | None:
+    if type(beta) not in (int, float) or type(alpha) not in (int, float):
+        return "beta or alpha that is no plain number"
+    if alpha == 0:
+        return "alpha = 0"  # PyTorch then does not look at the product: no NaN comes out of it
+    if beta == 0 and input.requires_grad:
+        return "beta = 0 with an input that requires grad"  # its gradient is zeros, not None
+    return None
+
+
+def _expands(shape: torch.Size, target: torch.Size) -> bool:
+    if len(shape) > len(target):
+        return False
+    tail = target[len(target) - len(shape) :]
+    return all(size in (1, wanted) for size, wanted in zip(shape, tail, strict=True))
+
+
+def _scaled_sum(product, input, beta, alpha) -> torch.Tensor:
+    if alpha != 1:
+        product = product * alpha
+    if beta == 0:  # NaN and infinity in the input are ignored, as PyTorch does
+        return product
+    return torch.add(product, input, alpha=beta)
+
+
+def _einsum_product(*args, **others) -> Result:
+    if others or not args:
+        return "arguments that it does not take"
+    if isinstance(args[0], torch.Tensor):  # einsum(a, [0, 1], b, [1, 2], [0, 2])
+        equation = _einsum.equation(args[1::2], args[-1] if len(args) % 2 else None)
+        operands = args[0 : len(args) - len(args) % 2 : 2]
+    else:
+        equation, operands = args[0], args[1:]
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+            operands = operands[0]
+    if len(operands) != 2:
+        return "not two operands"
+    if type(equation) is not str:
+        return "arguments that it does not take"
+    a, b = operands
+    reason = why_not(a, b)
+    if reason:
+        return reason
+    plan, number = _einsum_plan(equation, a.dim(), b.dim())
+    if plan is None:
+        return _einsum.REASONS[number]
+    if plan.swapped:
+        a, b = b, a
+    a = a.permute(plan.left)  # [batch, rows, inner]
+    b = b.permute(plan.right)  # [batch, inner, columns]
+    batch, rows, inner = _split(a.shape, plan.batch, plan.rows)
+    batch_b, inner_b, columns = _split(b.shape, plan.batch, plan.inner)
+    if inner != inner_b:  # einsum broadcasts a size of 1 here too
+        return "an inner size of 1 that is broadcast"
+    a = a.reshape((*batch, math.prod(rows), math.prod(inner)))
+    b = b.reshape((*batch_b, math.prod(inner), math.prod(columns)))
+    product = _cubin_matmul(a, b)
+    product = product.reshape((*product.shape[: plan.batch], *rows, *columns))
+    return product.permute(plan.output)
+
+
+def _split(shape: torch.Size, first: int, second: int) -> tuple[torch.Size, ...]:
+    return shape[:first], shape[first : first + second], shape[first + second :]
+
+
+_plans: dict[tuple[str, int, int], tuple[_einsum.Plan | None, int]] = {}
+
+
+# Constant for torch.compile: what comes out depends on these arguments alone. The reason is a
+# number, because a string that comes out of such a function cannot be tested in a trace.
+@_private.assume_constant_result
+def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> tuple[_einsum.Plan | None, int]:
+    key = (equation, dims_a, dims_b)
+    found = _plans.get(key)
+    if found is None:
+        if len(_plans) >= 1000:  # equations that a program makes and uses once
+            _plans.clear()
+        plan = _einsum.plan(equation, (dims_a, dims_b))
+        plan = (None, _einsum.REASONS.index(plan)) if isinstance(plan, str) else (plan, 0)
+        found = _plans[key] = plan
+    return found
+
+
+_mm = _of_dims(2, 2, "mat2")
+_bmm = _of_dims(3, 3, "mat2")
+_mv = _of_dims(2, 1, "vec", ("cuda",))
+_dot = _of_dims(1, 1, "tensor", ())
+_vdot = _of_dims(1, 1, "other", ())
+_addmm = _add_to(("mat1", "mat2"), (2, 2))
+_addmv = _add_to(("mat", "vec"), (2, 1), lowered_on=("cuda",))
+_baddbmm = _add_to(("batch1", "batch2"), (3, 3))
+_addbmm = _add_to(("batch1", "batch2"), (3, 3), sum_batches=True)
+
+_IN_PLACE = "in place"
+_NO_KERNEL = "no kernel for it in this version"
+_FUSED = "PyTorch fuses the whole layer"
+
+# What a mode is given as the function -> how report() calls it, and its handler or why there is
+# none. Functions that are no matrix product are not here: they pass, and report() is silent.
+SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
+    F.linear: ("torch.nn.functional.linear", _linear),
+    torch.matmul: ("torch.matmul", _matmul),
+    torch.linalg.matmul: ("torch.linalg.matmul", _matmul),
+    torch.Tensor.matmul: ("Tensor.matmul (@)", _matmul),
+    torch.Tensor.__matmul__: ("Tensor.matmul (@)", _matmul),
+    operator.matmul: ("Tensor.matmul (@)", _matmul),  # torch.export traces @ as this
+    operator.imatmul: ("Tensor.matmul (@)", _matmul),
+    torch.Tensor.__rmatmul__: ("Tensor.__rmatmul__", _rmatmul),
+    torch.functional.einsum: ("torch.einsum", _einsum_product),
+    torch._transformer_encoder_layer_fwd: ("torch._transformer_encoder_layer_fwd", _FUSED),
+    torch._native_multi_head_attention: ("torch._native_multi_head_attention", _FUSED),
+    F.scaled_dot_product_attention: (
+        "torch.nn.functional.scaled_dot_product_attention",
+        _attention,
+    ),
+    F.bilinear: ("torch.nn.functional.bilinear", _NO_KERNEL),
+    torch.tensordot: ("torch.tensordot", _NO_KERNEL),
+    torch.chain_matmul: ("torch.chain_matmul", _NO_KERNEL),
+    torch.linalg.multi_dot: ("torch.linalg.multi_dot", _NO_KERNEL),
+}
+for _name, _handler in {
+    "mm": _mm,
+    "bmm": _bmm,
+    "mv": _mv,
+    "dot": _dot,
+    "vdot": _vdot,
+    "inner": _inner,
+    "addmm": _addmm,
+    "addmv": _addmv,
+    "addbmm": _addbmm,
+    "baddbmm": _baddbmm,
+}.items():
+    SERVED[getattr(torch, _name)] = (f"torch.{_name}", _handler)
+    SERVED[getattr(torch.Tensor, _name)] = (f"Tensor.{_name}", _handler)
+for _name in ("addmm_", "addmv_", "addbmm_", "baddbmm_"):
+    SERVED[getattr(torch.Tensor, _name)] = (f"Tensor.{_name}", _IN_PLACE)
+for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    SERVED[getattr(torch, _name)] = (f"torch.{_name}", _FUSED)

@@ -1,0 +1,129 @@
+# The checks that every served function shares: may these tensors go to torch.ops.cubin at all?
+# On each call of a model, so each check is one attribute read. Shapes are the handlers' business.
+"""Why tensors cannot be served from cubins, as the short reasons that report() shows."""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from torch_cubin._native import library as _lib
+from torch_cubin._ops.checks import MAX_DIMS
+from torch_cubin._pytorch import private as _private
+
+SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its own error
+
+# Any other subclass (DTensor, quantised and nested tensors, a user's own) brings its own meaning.
+# The last two are what torch.export and torch.compile trace with: they stand for plain tensors.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor})
+_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_CAST = _DTYPES - {torch.float64}
+_TOO_MANY_DIMS = f"more than {MAX_DIMS} dimensions"
+
+
+def plain(types: tuple[type, ...]) -> bool:
+    """Whether none of these types overrides torch functions itself."""
+    return all(kind in _PLAIN for kind in types)
+
+
+def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """The reason why this pair of tensors goes to PyTorch, or None."""
+    if type(a) not in _PLAIN:
+        return _strange(a)
+    if a.dtype not in _DTYPES:
+        return f"dtype {str(a.dtype)[6:]}"
+    if a.dim() > MAX_DIMS:
+        return _TOO_MANY_DIMS
+    reason = _where_traced(a) if torch.compiler.is_compiling() else _where(a)
+    return reason or why_not_with(a, b)
+
+
+def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """The same for another tensor beside `a`, which was found to be well."""
+    if type(b) not in _PLAIN:
+        return _strange(b)
+    if b.dtype is not a.dtype and not _autocast_joins(a.dtype, b.dtype, a.device.type):
+        return "different dtypes"
+    return _why_not_beside(a, b)
+
+
+def why_no_mask(query: torch.Tensor, mask: torch.Tensor) -> str | None:
+    """The same for a mask beside the query of attention: bool and float32 go with every dtype."""
+    if type(mask) in _PLAIN and mask.dtype in (torch.bool, torch.float32):
+        return _why_not_beside(query, mask)
+    return why_not_with(query, mask)
+
+
+def _why_not_beside(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    if b.device != a.device:
+        return "tensors on different devices"
+    if b.dim() > MAX_DIMS:
+        return _TOO_MANY_DIMS
+    if torch.compiler.is_compiling() or (b.layout is torch.strided and not b.is_nested):
+        return None
+    return _laid_out(b)
+
+
+def output_dtype(a: torch.Tensor) -> torch.dtype:
+    """The dtype of a product of `a`, which was found to be well; autocast may give another."""
+    device = a.device.type
+    if a.dtype in _CAST and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return a.dtype
+
+
+def _where(a: torch.Tensor) -> str | None:
+    """Whether its device and layout are served."""
+    if a.layout is not torch.strided or a.is_nested:
+        return _laid_out(a)
+    if a.is_cuda:
+        sm = _refused_sm(a.get_device())
+        return f"no kernels for sm_{sm}" if sm else None
+    return None if a.is_cpu else f"device {a.device.type}"
+
+
+def _where_traced(a: torch.Tensor) -> str | None:
+    """The same, in attributes that torch.compile folds: others become operators of its graph.
+
+    Layouts need no look here: torch.compile gives up on sparse and nested tensors by itself.
+    """
+    device = a.device
+    if device.type not in ("cuda", "cpu"):
+        return f"device {device.type}"
+    sm = _refused_sm_traced(device.index) if device.type == "cuda" else 0
+    return f"no kernels for sm_{sm}" if sm else None
+
+
+def _laid_out(tensor: torch.Tensor) -> str:
+    return "nested tensor" if tensor.is_nested else f"layout {str(tensor.layout)[6:]}"
+
+
+def _autocast_joins(a: torch.dtype, b: torch.dtype, device: str) -> bool:
+    """Whether autocast gives both its own dtype; it leaves float64 as it is."""
+    return a in _CAST and b in _CAST and torch.is_autocast_enabled(device)
+
+
+def _strange(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"tensor subclass {type(value).__name__}"
+    return f"argument of type {type(value).__name__}"
+
+
+_refused: dict[int, int] = {}
+
+
+def _refused_sm(index: int) -> int:
+    """0, or the sm number of a GPU that no shipped kernel is for; asked once a device.
+
+    Any other trouble (a catalog that cannot be read, a broken driver) is not hidden by going to
+    PyTorch: the operator raises its error.
+    """
+    try:
+        return _refused[index]
+    except KeyError:
+        facts = _lib.device(index)
+        refused = facts.get("arch_error", {}).get("tag") == "arch"
+        return _refused.setdefault(index, facts["sm"] if refused else 0)
+
+
+# NOTE: a number, because a string that comes out of such a function cannot be tested in a trace.
+_refused_sm_traced = _private.assume_constant_result(_refused_sm)

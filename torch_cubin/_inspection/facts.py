@@ -1,0 +1,332 @@
+"""The facts that inspect() finds, as dataclasses that print as tables.
+
+The dicts that `to_dict` gives are documented in docs/inspect.md: programs read them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin.errors import counted
+
+Triple = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+    """One parameter of a kernel. `kind` is "pointer", "value" or "unknown".
+
+    The file tells a pointer from a 64-bit integer only where the compiler wrote it down (nvcc for
+    sm_100 and later, Triton always); it never records signedness or floating point.
+    """
+
+    index: int
+    offset: int  # bytes from the start of the parameter block
+    size: int  # bytes
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One entry kernel. Blocks and cluster are None where the file records none."""
+
+    name: str  # the symbol: C++ mangles it unless the kernel is extern "C"
+    params: tuple[Param, ...]
+    param_bytes: int
+    registers: int  # per thread
+    static_shared: int  # bytes a block, without what the driver reserves
+    stack: int  # bytes per thread
+    barriers: int
+    required_block: Triple | None
+    max_block: Triple | None
+    cluster: Triple | None
+    uses_dynamic_shared: bool  # every launch must give shared memory; False: the file does not tell
+
+    def __str__(self) -> str:
+        facts = [counted(self.registers, "register")]
+        for count, what in (
+            (self.static_shared, "B static shared"),
+            (self.stack, "B stack"),
+            (self.barriers, "barrier" if self.barriers == 1 else "barriers"),
+        ):
+            if count:
+                facts.append(f"{count} {what}")
+        if self.uses_dynamic_shared:
+            facts.append("dynamic shared memory")
+        facts += _shapes(self)
+        lines = [f"kernel {shown(self.name)}", f"  {', '.join(facts)}"]
+        if not self.params:
+            return "\n".join([*lines, "  no parameters"])
+        lines.append(f"  {'param':>5} {'offset':>7} {'size':>6}  kind")
+        lines += [f"  {p.index:>5} {p.offset:>7} {p.size:>6}  {p.kind}" for p in self.params]
+        return "\n".join(lines)
+
+
+class _Kernels:
+    """Of what has `kernels`: one of them by name."""
+
+    kernels: tuple[Any, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        for kernel in self.kernels:
+            if kernel.name == name:
+                return kernel
+        names = ", ".join(f"'{shown(kernel.name)}'" for kernel in self.kernels[:3])
+        more = f" and {len(self.kernels) - 3} more" if len(self.kernels) > 3 else ""
+        raise errors.fault(
+            "no_kernel",
+            f"kernel '{shown(name)}'",
+            "is not in the cubin" if isinstance(self, Image) else "is not in the PTX",
+            expected=f"{names}{more}" if names else "a file with kernels",
+            advice='Names are the symbols: C++ mangles them unless the kernel is extern "C".',
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same facts as plain dicts and lists, ready for json."""
+        return dataclasses.asdict(self, dict_factory=_plain)
+
+
+@dataclasses.dataclass(frozen=True)
+class Image(_Kernels):
+    """The facts in a cubin: arch, and every kernel by name."""
+
+    kind: str  # "cubin", or "relocatable_cubin": must be linked before it can be loaded
+    arch: str  # "sm_90a"
+    sm: int  # 90
+    abi_version: int  # layout of the ELF header: 7 (CUDA 11 and 12) or 8
+    toolkit: str  # "13.0", or "" where the file does not tell
+    size: int  # bytes
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def relocatable(self) -> bool:
+        """Whether it must be linked (nvlink) before it can be loaded."""
+        return self.kind == "relocatable_cubin"
+
+    def __str__(self) -> str:
+        made = f", CUDA {self.toolkit}" if self.toolkit else ""
+        what = "relocatable cubin (link it before loading)" if self.relocatable else "cubin"
+        count = counted(len(self.kernels), "kernel")
+        head = f"{what} for {self.arch}{made}, {self.size} bytes, {count}"
+        return "\n\n".join([head, *map(str, self.kernels)])
+
+
+@dataclasses.dataclass(frozen=True)
+class PtxParam:
+    """One parameter of a PTX entry, as its declaration says."""
+
+    index: int
+    name: str
+    type: str  # "u64", "f32", "b8[128]"
+    size: int  # bytes; 0 for textures, samplers and surfaces
+    alignment: int  # bytes
+    kind: str  # "pointer" (declared .ptr), "value", or "unknown": 8 bytes that may be either
+
+
+@dataclasses.dataclass(frozen=True)
+class PtxKernel:
+    """One entry of PTX text. What is None is not declared; registers are ptxas's to choose."""
+
+    name: str
+    params: tuple[PtxParam, ...]
+    max_registers: int | None
+    required_block: Triple | None
+    max_block: Triple | None
+    cluster: Triple | None
+
+    def __str__(self) -> str:
+        facts = _shapes(self)
+        if self.max_registers:
+            facts.append(f"at most {counted(self.max_registers, 'register')}")
+        lines = [f"kernel {shown(self.name)}"]
+        if facts:
+            lines.append(f"  {', '.join(facts)}")
+        if not self.params:
+            return "\n".join([*lines, "  no parameters"])
+        width = max(len("type"), *(len(p.type) for p in self.params))
+        lines.append(f"  {'param':>5} {'type':>{width}} {'size':>6} {'align':>6}  kind     name")
+        lines += [
+            f"  {p.index:>5} {p.type:>{width}} {p.size:>6} {p.alignment:>6}  {p.kind:<7}  "
+            f"{shown(p.name)}"
+            for p in self.params
+        ]
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ptx(_Kernels):
+    """The facts in PTX text."""
+
+    kind: str  # "ptx"
+    version: str  # of the PTX ISA: "9.0"
+    arch: str  # the target: "sm_90a"
+    sm: int  # 90
+    address_size: int  # bits
+    size: int  # bytes
+    uses_dynamic_shared: bool  # the file declares `.extern .shared`
+    kernels: tuple[PtxKernel, ...]
+
+    def __str__(self) -> str:
+        dynamic = ", dynamic shared memory" if self.uses_dynamic_shared else ""
+        count = counted(len(self.kernels), "kernel")
+        head = f"PTX {shown(self.version)} for {self.arch}, {self.size} bytes, {count}{dynamic}"
+        return "\n\n".join([head, *map(str, self.kernels)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Why an entry could not be read: the tag and the text that an error of its own would have."""
+
+    tag: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One thing in a container. `content` is None where it is of no kind that can be read, and
+    where it is damaged: then `error` says how."""
+
+    kind: str  # of the content: "cubin", "relocatable_cubin", "ptx", "fatbin", "lto_ir", ...
+    name: str  # of the array or section, or what fatbinary's -ident said; may be ""
+    arch: str | None  # "sm_90a"; None where the container does not say
+    offset: int  # in the container, in bytes
+    stored_size: int  # bytes there
+    size: int  # bytes unpacked
+    compression: str  # "none", "lz4", "zstd" or "unknown"
+    flags: int  # of a fatbin's entry
+    options: str  # the compiler's, where a fatbin holds them
+    content: Image | Ptx | Container | None
+    error: Fault | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Container:
+    """What lies in a fatbin, in a host ELF file (its fatbins, and what torch_cubin.embed put there)
+    or in C source (its arrays)."""
+
+    kind: str  # "fatbin", "host_elf" or "c_source"
+    machine: str | None  # of a host ELF file: "x86-64"
+    size: int  # bytes
+    entries: tuple[Entry, ...]
+
+    def images(self) -> list[Image | Ptx]:
+        """Every cubin and PTX text within, however deep, in the file's order."""
+        found: list[Image | Ptx] = []
+        for entry in self.entries:
+            if isinstance(entry.content, Container):
+                found += entry.content.images()
+            elif entry.content is not None:
+                found.append(entry.content)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same facts as plain dicts and lists, ready for json."""
+        return dataclasses.asdict(self, dict_factory=_plain)
+
+    def __str__(self) -> str:
+        what, unit = {
+            "fatbin": ("fatbin", "entry"),
+            "host_elf": (f"host ELF file ({self.machine})", "fatbin"),
+            "c_source": ("C source", "array"),
+        }[self.kind]
+        if unit == "fatbin" and any(entry.kind != unit for entry in self.entries):
+            unit = "embedded file"
+        head = f"{what}, {self.size} bytes, {counted(len(self.entries), unit)}"
+        if self.kind == "host_elf":
+            head += f"\n{_summary(self.images())}"
+        parts = [head, _entry_table(self.entries)]
+        for index, entry in enumerate(self.entries):
+            title = f"{unit} {index}"
+            if entry.name:
+                title += f" '{shown(entry.name)}'"
+            if entry.error is not None:
+                parts.append(f"{title}: {entry.error.message}")
+            elif entry.content is not None:
+                parts.append(_indented(f"{title}: {entry.content}"))
+        return "\n\n".join(parts)
+
+
+def _entry_table(entries: tuple[Entry, ...]) -> str:
+    """The entries, a row each; columns that say nothing are left out."""
+    columns: dict[str, list[str]] = {
+        "#": [str(index) for index in range(len(entries))],
+        "kind": [entry.kind for entry in entries],
+        "arch": [_entry_arch(entry) for entry in entries],
+        "offset": [str(entry.offset) for entry in entries],
+        "stored": [str(entry.stored_size) for entry in entries],
+        "size": [str(entry.size) for entry in entries],
+        "compression": [entry.compression for entry in entries],
+        "flags": [f"{entry.flags:#x}" for entry in entries],
+        "name": [shown(entry.name) for entry in entries],
+        "options": [shown(entry.options) for entry in entries],
+    }
+    if all(entry.compression == "none" for entry in entries):
+        del columns["stored"], columns["compression"]
+    idle = {"flags": "0x0", "arch": "", "name": "", "options": ""}
+    kept = {
+        title: cells
+        for title, cells in columns.items()
+        if title not in idle or any(cell != idle[title] for cell in cells)
+    }
+    widths = [max(len(title), *map(len, cells)) for title, cells in kept.items()]
+    numbers = [title in ("#", "offset", "stored", "size", "flags") for title in kept]
+    rows = [list(kept), *map(list, zip(*kept.values(), strict=True))]
+    return "\n".join(
+        "  "
+        + "  ".join(
+            f"{cell:>{width}}" if number else f"{cell:<{width}}"
+            for cell, width, number in zip(row, widths, numbers, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _summary(images: list[Image | Ptx]) -> str:
+    """What many fatbins hold together: "cubins for sm_80, sm_90a; PTX for sm_90; 24 kernels"."""
+    archs: dict[str, dict[str, int]] = {}
+    for image in images:
+        what = {"ptx": "PTX", "cubin": "cubins"}.get(image.kind, "relocatable cubins")
+        archs.setdefault(what, {})[image.arch] = image.sm
+    parts = [
+        f"{what} for {', '.join(sorted(found, key=lambda arch: (found[arch], arch)))}"
+        for what, found in sorted(archs.items(), key=lambda item: item[0].lower())
+    ]
+    names = {kernel.name for image in images for kernel in image.kernels}
+    return "; ".join([*parts, counted(len(names), "kernel")])
+
+
+def _entry_arch(entry: Entry) -> str:
+    if entry.arch is not None:
+        return entry.arch
+    return "" if entry.content is None else getattr(entry.content, "arch", "")
+
+
+def _indented(text: str) -> str:
+    first, *rest = text.split("\n")
+    return "\n".join([first, *(f"  {line}" if line else "" for line in rest)])
+
+
+def _shapes(kernel: Kernel | PtxKernel) -> list[str]:
+    return [
+        f"{what} {'x'.join(map(str, block))}"
+        for block, what in (
+            (kernel.required_block, "block must be"),
+            (kernel.max_block, "block at most"),
+            (kernel.cluster, "cluster"),
+        )
+        if block
+    ]
+
+
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
+
+
+def shown(text: str, limit: int = 200) -> str:
+    """A name from outside, cut to `limit` and without what would move a terminal's cursor."""
+    safe = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit]
+    )
+    return safe + "..." if len(text) > limit else safe

@@ -1,0 +1,140 @@
+"""inspect(): what a file of device code holds, read without a GPU and without running anything."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin._inspection.facts import (
+    Container,
+    Entry,
+    Fault,
+    Image,
+    Kernel,
+    Param,
+    Ptx,
+    PtxKernel,
+    PtxParam,
+    shown,
+)
+from torch_cubin._native import library as _lib
+
+MAX_BYTES = 1 << 30  # csrc/cubin/elf.h refuses more: there is no need to read it first
+
+
+def inspect(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+) -> Image | Ptx | Container:
+    """Reads what a file of device code holds: archs, kernels, parameters, registers, shared memory.
+
+    `source` is a path, or the bytes themselves. Gives an `Image` for a cubin, relocatable or not, a
+    `Ptx` for PTX text, and a `Container` for a fatbin (LZ4 and zstd are decompressed), for an
+    object, library or program that nvcc put fatbins into, or torch_cubin.embed any of these, and
+    for C or C++ source with device code in arrays of bytes. All have `kind` and `to_dict()`, and
+    print as tables. Needs no GPU, never touches the driver, and is safe on any file: every offset
+    and size in it is checked, and time and memory stay in proportion to its size.
+
+    Raises FileError [file] for a path that is missing, unreadable or not a regular file, and
+    ImageError [image] for bytes that are damaged or something else; the text says what they are
+    (LTO-IR, LLVM bitcode, cuTile bytecode, an AMD code object, a Git LFS pointer, an archive, ...)
+    and what to do. What is damaged within a container is that entry's `error`. Of another type,
+    `source` is an InputError [input], which is a TypeError.
+    """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _content(_lib.inspect(bytes(source), "the buffer given"))
+    if isinstance(source, (str, os.PathLike)):
+        path = os.fspath(source)
+        if isinstance(path, bytes):
+            path = os.fsdecode(path)
+        return _content(_lib.inspect(_read(path), _origin(path)))
+    raise errors.fault(
+        "input",
+        "torch_cubin.inspect argument 'source'",
+        "has a wrong type",
+        expected="str, os.PathLike or bytes",
+        got=type(source).__name__,
+        advice="Pass the file's path, or its bytes.",
+    )
+
+
+def _origin(path: str) -> str:
+    return f"file '{shown(path, limit=4096)}'"
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a regular file. Opens without blocking: a FIFO would wait for a writer."""
+
+    def refuse(problem: str, advice: str) -> errors.Error:
+        return errors.fault("file", _origin(path), problem, advice=advice)
+
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise refuse(f"cannot be opened ({reason})", "Check the path and its rights.") from error
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            kind = "a directory" if stat.S_ISDIR(facts.st_mode) else "a pipe, socket or device"
+            raise refuse(f"is {kind}, not a regular file", "Pass the file itself.")
+        if facts.st_size > MAX_BYTES:
+            raise errors.fault(
+                "image",
+                _origin(path),
+                "is too large",
+                expected=f"at most {MAX_BYTES} bytes",
+                got=f"{facts.st_size} bytes",
+                advice="Take the part that you want out of it.",
+            )
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        if isinstance(error, errors.Error):
+            raise
+        reason = error.strerror or str(error)
+        raise refuse(f"cannot be read ({reason})", "Copy it again.") from error
+    finally:
+        os.close(handle)
+
+
+def _content(facts: dict[str, Any]) -> Image | Ptx | Container:
+    """The dataclass for a JSON object of csrc/cubin/inspect.cpp, by its kind."""
+    if "entries" in facts:
+        entries = []
+        for entry in facts["entries"]:
+            content, error = entry.pop("content"), entry.pop("error")
+            entries.append(
+                Entry(
+                    content=_content(content) if content is not None else None,
+                    error=Fault(**error) if error is not None else None,
+                    **entry,
+                )
+            )
+        return Container(**{**facts, "entries": tuple(entries)})
+    image, kernel, param = (
+        (Ptx, PtxKernel, PtxParam) if facts["kind"] == "ptx" else (Image, Kernel, Param)
+    )
+    kernels = []
+    for entry in facts.pop("kernels"):
+        params = tuple(param(**fields) for fields in entry.pop("params"))
+        for key in ("required_block", "max_block", "cluster"):
+            value = entry.pop(key)
+            entry[key] = tuple(value) if value is not None else None
+        kernels.append(kernel(params=params, **entry))
+    return image(kernels=tuple(kernels), **facts)
+
+
+__all__ = [
+    "Container",
+    "Entry",
+    "Fault",
+    "Image",
+    "Kernel",
+    "Param",
+    "Ptx",
+    "PtxKernel",
+    "PtxParam",
+    "inspect",
+]

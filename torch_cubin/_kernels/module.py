@@ -1,0 +1,367 @@
+"""load(): a cubin from a path or bytes, and its kernels, launched directly."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import math
+import os
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_cubin import errors
+from torch_cubin._inspection.inspect import Kernel as KernelFacts
+from torch_cubin._inspection.inspect import _content, _origin
+from torch_cubin._inspection.inspect import _read as _read_file
+from torch_cubin._kernels import global_memory as _global_memory
+from torch_cubin._kernels import launch as _launch_call
+from torch_cubin._native import library as _lib
+from torch_cubin._native.launcher import Launcher
+
+Source = str | os.PathLike | bytes | bytearray | memoryview
+
+
+class Loaded(NamedTuple):
+    """An image that has been read."""
+
+    data: bytes
+    origin: str  # what errors call it
+
+
+class Kernel(Launcher):
+    """One kernel of a Module. Calling it launches it:
+
+        kernel(*args, grid=, block=, shared_memory=0, cluster=None, cooperative=False,
+               programmatic_dependent_launch=False, priority=None, stream=None)
+
+    The launch goes to the device of the tensors among `args`, which must be one (PyTorch's current
+    device where there is none), and to `stream` (a torch.cuda.Stream, or a handle as int) or
+    PyTorch's current stream there. It does not wait.
+
+    - `args`, one a parameter: a contiguous CUDA tensor, or strided(tensor), or an object with
+      `__cuda_array_interface__`, for its address; an int, float or bool, packed to the parameter's
+      own size (a float as float32 in 4 bytes, float64 in 8); int32(n) and its kin; None for a null
+      pointer; bytes, a ctypes.Structure or a NumPy scalar for a struct; a TensorMap.
+    - `grid` in blocks and `block` in threads: an int, or up to three (x, y, z). `block` may be left
+      out where the binary demands one.
+    - `shared_memory`: dynamic, bytes a block. `cluster`: blocks, as `grid`.
+    - `cooperative`: all blocks run at once, or the launch is refused.
+    - `priority`: lower goes first; see torch.cuda.Stream.
+
+    Raises ParamsError [params] for arguments that do not fit the binary's parameters, InputError
+    [input] for a tensor on a wrong device or in a wrong layout, LaunchError [launch] for a grid,
+    block, cluster or shared memory out of range, ClosedError [closed] after unload().
+    """
+
+    def __init__(self, module: Module, facts: KernelFacts) -> None:
+        self.module = module
+        self.info = facts
+        self._handle = _lib.module_kernel(module._handle, facts.name)
+        self._bind(self._handle, tuple((p.size, p.kind) for p in facts.params))
+
+    @property
+    def name(self) -> str:
+        """The symbol."""
+        return self.info.name
+
+    def _launch_plainly(self, /, *args: Any, **keywords: Any) -> None:
+        _check_keywords(self.info, keywords)
+        _launch_call.launch(self._handle, self.info, args, **keywords)
+
+    def __repr__(self) -> str:
+        return f"<torch_cubin.Kernel '{self.name}' of {self.module.origin}>"
+
+
+def _common(facts: list[KernelFacts]) -> KernelFacts:
+    """The first, with the block of a launch that names none: what all that demand one demand."""
+    demanded = {each.required_block for each in facts} - {None}
+    return dataclasses.replace(
+        facts[0], required_block=demanded.pop() if len(demanded) == 1 else None
+    )
+
+
+_KEYWORDS = (
+    *("grid", "block", "shared_memory", "cluster", "cooperative"),
+    *("programmatic_dependent_launch", "priority", "stream"),
+)
+
+
+def _check_keywords(facts: KernelFacts, keywords: dict[str, Any]) -> None:
+    for name in keywords:
+        if name not in _KEYWORDS:
+            raise errors.fault(
+                "input",
+                f"the launch of kernel '{facts.name}'",
+                "has an unknown keyword",
+                expected=", ".join(_KEYWORDS),
+                got=name,
+            )
+
+
+# Modules that a garbage collection finds dead go at its end: until then a __del__ of the same
+# cycle may still launch or unload them.
+_dead: list[int] = []
+_collecting = False
+
+
+def _drop(handle: int) -> None:
+    if _collecting:
+        _dead.append(handle)
+    else:
+        _lib.module_drop(handle)
+
+
+def _follow_collection(phase: str, _: dict[str, int]) -> None:
+    global _collecting
+    _collecting = phase == "start"
+    while _dead and not _collecting:
+        _lib.module_drop(_dead.pop())
+
+
+gc.callbacks.append(_follow_collection)
+
+
+class Module:
+    """The kernels of one or more images: what load() returns.
+
+    A mapping from names to kernels: `module["name"]`, `name in module`, iteration, `len`. As a
+    context manager it unloads at the end.
+    """
+
+    def __init__(self, sources: list[tuple[bytes, str]], origin: str, jit: bool) -> None:
+        facts = _lib.open_module(sources, origin, jit)
+        self._jit = jit
+        self._handle: int = facts["handle"]
+        self._drop = weakref.finalize(self, _drop, self._handle)
+        self._drop.atexit = False
+        self.origin = origin
+        self.images = tuple(_content(entry) for entry in facts["images"])
+        self._sources: list[tuple[Source, str, str]] = []  # with name for errors and sha256
+        found: dict[str, list[KernelFacts]] = {}
+        for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
+            for kernel in image.kernels:
+                found.setdefault(kernel.name, []).append(kernel)
+        self._facts = {name: _common(facts) for name, facts in found.items()}
+        self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
+        self._globals: set[int] = set()  # tensors over global variables (global_memory.py)
+        self._closed = False
+
+    def __getitem__(self, name: str) -> Kernel:
+        if not isinstance(name, str):
+            raise errors.fault(
+                "input", self.origin, "is asked for no name", expected="a str", got=repr(name)[:80]
+            )
+        self._check_open()
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            facts = self._facts.get(name)
+            if facts is None:
+                _lib.module_kernel(self._handle, name)  # raises, with the nearest names
+            kernel = self._kernels.setdefault(name, Kernel(self, facts))
+        return kernel
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._facts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._facts)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the kernels."""
+        return tuple(self._facts)
+
+    def global_tensor(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: Sequence[int] = (),
+        device: int | str | torch.device | None = None,
+    ) -> torch.Tensor:
+        """The `__device__` or `__constant__` variable `name` as a CUDA tensor over its memory.
+
+        The bytes of `dtype` and `shape` must be those of the variable. Each device has its own copy
+        (default: PyTorch's current one). Writes go to the variable in the order of their stream,
+        and kernels of other streams may see either value; write a `__constant__` one with copy_().
+        The tensor cannot be resized, does not come from PyTorch's allocator, and keeps the module
+        loaded while it lives.
+
+        Raises NoKernelError [no_kernel] for an unknown name, InputError [input] for another size.
+        """
+        self._check_open()
+        index = _device_index(device)
+        address, size = _lib.module_global(self._handle, index, name)
+        wanted = math.prod(shape) * dtype.itemsize
+        if wanted != size:
+            raise errors.fault(
+                "input",
+                f"global variable '{name}' of {self.origin}",
+                "has another size",
+                expected=f"{size} bytes",
+                got=f"{wanted} bytes, {dtype} of shape {tuple(shape)}",
+            )
+        flat = _global_memory.tensor_over(self, address, size, index)
+        return flat.view(dtype).view(tuple(shape))
+
+    def preload(self, device: int | str | torch.device | None = None) -> None:
+        """Loads every kernel onto a device now (default: PyTorch's current one)."""
+        self._check_open()
+        _lib.module_preload(self._handle, _device_index(device))
+
+    def unload(self) -> bool:
+        """Waits for submitted work, then gives the module back to the driver.
+
+        The module is closed: its kernels raise ClosedError [closed] from now on. True where it is
+        unloaded. What a CUDA graph has captured stays loaded until the process ends, and what has
+        tensors over its global variables stays until they are gone and unload() is called again:
+        then this warns and returns False. Waiting for a device is not allowed while a CUDA graph is
+        captured there: CaptureError [capture].
+        """
+        living = len(self._globals)
+        unloaded = _lib.module_unload(self._handle, keep=living > 0)
+        self._closed = True
+        if unloaded:
+            return True
+        if living:
+            tensors = f"{errors.counted(living, 'tensor')} over its global variables"
+            return self._stays(tensors, "Delete them and unload again.")
+        return self._stays("a CUDA graph that captured a kernel of it", "")
+
+    def _read_again(self) -> list[Loaded]:
+        """The images' bytes, for define_op. Raises HashError [hash] where they are others now."""
+        out = []
+        for source, name, digest in self._sources:
+            data, _ = _read(source, name)
+            found = hashlib.sha256(data).hexdigest()
+            if found != digest:
+                raise errors.fault(
+                    "hash",
+                    name,
+                    "is not what the kernel was loaded from",
+                    expected=f"sha256 {digest}",
+                    got=f"sha256 {found}",
+                    advice="Load it again.",
+                )
+            out.append(Loaded(data, name))
+        return out
+
+    def _stays(self, what: str, advice: str) -> bool:
+        text = f"torch_cubin [closed]: {self.origin} stays loaded: it is needed by {what}. {advice}"
+        warnings.warn(text.rstrip(), RuntimeWarning, stacklevel=3)
+        return False
+
+    def __enter__(self) -> Module:
+        self._check_open()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.unload()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.fault("closed", self.origin, "was unloaded", advice="Load it again.")
+
+    def __repr__(self) -> str:
+        archs = ", ".join(image.arch for image in self.images)
+        kernels = errors.counted(len(self), "kernel")
+        state = ", unloaded" if self._closed else ""
+        return f"<torch_cubin.Module of {self.origin}: {archs}; {kernels}{state}>"
+
+
+def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
+    """Opens a cubin, from a path or its bytes, for launching its kernels.
+
+    A fatbin, an object, library or program with fatbins in it or with what torch_cubin.embed put
+    there, and C source with device code in arrays are opened too (torch_cubin.inspect lists what
+    they hold). Several sources, and several
+    images in one, are one module: of the images that have a kernel, each device gets the best
+    (exactly its own sm_XYa, then its family, then the same major with the nearest lower minor).
+    The bytes are checked now; the driver is first asked at the first launch, so this needs no GPU.
+    PTX is taken only with `jit=True`: then the driver compiles it where no cubin runs.
+
+    Raises FileError [file] for a path that cannot be read, ImageError [image] for bytes that are no
+    loadable cubin, ParamsError [params] for images that disagree on a kernel's parameters.
+    """
+    if isinstance(source, (list, tuple)):
+        sources = [_read(one, f"source {index}") for index, one in enumerate(source)]
+    else:
+        sources = [_read(source, "the buffer given")]
+    if not sources:
+        raise errors.fault("input", "torch_cubin.load", "was given no source", expected="a cubin")
+    origin = sources[0][1]
+    if len(sources) > 1:
+        origin += f" and {len(sources) - 1} more"
+    module = Module(sources, origin, jit)
+    # Paths are read again, and bytes are the caller's: nothing is held twice.
+    listed = source if isinstance(source, (list, tuple)) else [source]
+    module._sources = [
+        (one, name, hashlib.sha256(data).hexdigest())
+        for one, (data, name) in zip(listed, sources, strict=True)
+    ]
+    return module
+
+
+def preload(target: Module | Kernel, device: int | str | torch.device | None = None) -> None:
+    """Loads a module's kernels, or one kernel, onto a device now (default: PyTorch's current one).
+
+    A first launch does the same by itself, inside a CUDA graph capture too; this moves its cost,
+    and its errors, to a place of your choice.
+    """
+    if isinstance(target, Module):
+        target.preload(device)
+    elif isinstance(target, Kernel):
+        _lib.kernel_preload(target._handle, _device_index(device))
+    else:
+        raise errors.fault(
+            "input",
+            "torch_cubin.preload argument",
+            "has a wrong type",
+            expected="a torch_cubin.Module or Kernel",
+            got=type(target).__name__,
+        )
+
+
+def _read(source: Source, what: str) -> tuple[bytes, str]:
+    """The bytes, and what errors call them."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source), what
+    if not isinstance(source, (str, os.PathLike)):
+        raise errors.fault(
+            "input",
+            "torch_cubin.load argument 'source'",
+            "has a wrong type",
+            expected="str, os.PathLike or bytes, or a list of them",
+            got=type(source).__name__,
+        )
+    path = os.fsdecode(source)
+    return _read_file(path), _origin(path)
+
+
+def _device_index(device: int | str | torch.device | None) -> int:
+    if isinstance(device, int) and not isinstance(device, bool):
+        return device
+    if device is not None:
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise errors.fault(
+                "input", "device", "is no CUDA device", expected="cuda:0", got=repr(device)[:80]
+            ) from error
+        if device.type != "cuda":
+            raise errors.fault(
+                "input", "device", "is no CUDA device", expected="cuda:0", got=str(device)
+            )
+        if device.index is not None:
+            return device.index
+    return _launch_call.current_device()
+
+
+__all__ = ["Kernel", "Module", "load", "preload"]

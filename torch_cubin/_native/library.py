@@ -1,0 +1,251 @@
+"""Loads torch_cubin/_C.so and wraps its C functions.
+
+The library uses no Python C API, so Python talks to it twice: torch registers the ops
+(torch.ops.load_library), ctypes calls the few functions that are no ops. Nothing here touches the
+CUDA driver: only `device()` does, when called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_cubin import errors
+
+PATH = Path(__file__).resolve().parents[1] / "_C.so"
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Registers the ops and returns the library; ImportError where it is missing or too old."""
+    if not PATH.is_file():
+        message = errors.fault(
+            "file",
+            f"library '{PATH}'",
+            "is missing",
+            expected="the compiled half of torch_cubin",
+            advice="Build it: `make build` in a checkout, or install the wheel "
+            "(`pip install --no-build-isolation .`).",
+        )
+        raise ImportError(str(message), path=str(PATH))
+    try:
+        torch.ops.load_library(str(PATH))
+        library = ctypes.CDLL(str(PATH))  # the same file: the loader hands out the same library
+    except OSError as error:
+        message = errors.fault(
+            "file",
+            f"library '{PATH}'",
+            f"cannot be loaded by torch {torch.__version__} ({error})",
+            advice="Build it again with this torch: `make build`.",
+        )
+        raise ImportError(str(message), path=str(PATH)) from error
+    # The strings are freed by the library that made them, so they come as plain addresses.
+    library.torch_cubin_inspect.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p]
+    library.torch_cubin_inspect.restype = ctypes.c_void_p
+    library.torch_cubin_catalog.argtypes = []
+    library.torch_cubin_catalog.restype = ctypes.c_void_p
+    library.torch_cubin_device.argtypes = [ctypes.c_int]
+    library.torch_cubin_device.restype = ctypes.c_void_p
+    library.torch_cubin_free.argtypes = [ctypes.c_void_p]
+    library.torch_cubin_free.restype = None
+    library.torch_cubin_launches.argtypes = []
+    library.torch_cubin_launches.restype = ctypes.c_int64
+    library.torch_cubin_keep_error.argtypes = [ctypes.c_char_p]
+    library.torch_cubin_keep_error.restype = None
+    _declare_modules(library)
+    _declare_ops(library)
+    return library
+
+
+def _declare_modules(library: ctypes.CDLL) -> None:
+    """The functions of csrc/c_api_modules.cpp; handles are plain addresses."""
+    handle, name = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_size_t]
+    texts = ctypes.POINTER(ctypes.c_char_p)
+    sizes = ctypes.POINTER(ctypes.c_size_t)
+    library.torch_cubin_module_open.argtypes = [
+        *(texts, sizes, texts, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int)
+    ]
+    library.torch_cubin_module_kernel.argtypes = [handle, *name]
+    library.torch_cubin_module_global.argtypes = [handle, ctypes.c_int, *name]
+    library.torch_cubin_module_preload.argtypes = [handle, ctypes.c_int]
+    library.torch_cubin_kernel_preload.argtypes = [handle, ctypes.c_int]
+    library.torch_cubin_module_unload.argtypes = [handle, ctypes.c_int]
+    library.torch_cubin_kernel_launch.argtypes = [handle, ctypes.c_void_p]
+    library.torch_cubin_encode_tensor_map.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    library.torch_cubin_pointer_device.argtypes = [ctypes.c_uint64]
+    for function in (
+        library.torch_cubin_module_open,
+        library.torch_cubin_module_kernel,
+        library.torch_cubin_module_global,
+        library.torch_cubin_module_preload,
+        library.torch_cubin_kernel_preload,
+        library.torch_cubin_module_unload,
+        library.torch_cubin_kernel_launch,
+        library.torch_cubin_encode_tensor_map,
+        library.torch_cubin_pointer_device,
+    ):
+        function.restype = ctypes.c_void_p
+    library.torch_cubin_module_drop.argtypes = [handle]
+    library.torch_cubin_module_drop.restype = None
+
+
+def _declare_ops(library: ctypes.CDLL) -> None:
+    """The functions of declared ops: csrc/c_api_ops.cpp."""
+    text = ctypes.c_char_p
+    texts, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_size_t)
+    library.torch_cubin_define_ops.argtypes = [text, texts, sizes, texts, ctypes.c_size_t]
+    library.torch_cubin_load_package.argtypes = [text]
+    library.torch_cubin_ops.argtypes = []
+    library.torch_cubin_packages_error.argtypes = []
+    library.torch_cubin_preload_op.argtypes = [text, ctypes.c_int]
+    for function in (
+        library.torch_cubin_define_ops,
+        library.torch_cubin_load_package,
+        library.torch_cubin_ops,
+        library.torch_cubin_packages_error,
+        library.torch_cubin_preload_op,
+    ):
+        function.restype = ctypes.c_void_p
+
+
+def _answer(address: int | None) -> dict[str, Any]:
+    """Takes over a JSON string of the library; raises the error that it holds, if any."""
+    if not address:
+        raise errors.fault("internal", "torch_cubin", "could not allocate an answer")
+    try:
+        # Errors quote what users gave, and may cut it in the middle of a character.
+        answer = json.loads(ctypes.string_at(address).decode("utf-8", "replace"))
+    finally:
+        load().torch_cubin_free(address)
+    if "error" in answer:
+        raise errors.make(answer["error"]["tag"], answer["error"]["message"])
+    return answer
+
+
+def inspect(data: bytes, origin: str) -> dict[str, Any]:
+    """What a file's bytes hold (csrc/cubin/inspect.h). `origin` names it in errors."""
+    return _answer(load().torch_cubin_inspect(data, len(data), _text(origin)))["file"]
+
+
+def _text(name: str) -> bytes:
+    """A name for errors, as C takes it."""
+    return name.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
+
+
+def catalog() -> dict[str, Any]:
+    """The built-in kernels: the manifest and more (Catalog::to_json in csrc/package/catalog.h)."""
+    return _answer(load().torch_cubin_catalog())
+
+
+def device(index: int) -> dict[str, Any]:
+    """What the driver says of a GPU, and the arch chosen for it. Initialises the driver."""
+    return _answer(load().torch_cubin_device(index))
+
+
+def launches() -> int:
+    """Kernels launched so far by this process."""
+    return load().torch_cubin_launches()
+
+
+def open_module(sources: list[tuple[bytes, str]], origin: str, jit: bool) -> dict[str, Any]:
+    """A module of the images in (bytes, name for errors): its "handle" and the facts of each."""
+    return _answer(load().torch_cubin_module_open(*_sources(sources), _text(origin), bool(jit)))
+
+
+def _sources(sources: list[tuple[bytes, str]]) -> tuple[Any, Any, Any, int]:
+    """(bytes, name for errors) of each, as C takes them."""
+    count = len(sources)
+    data = (ctypes.c_char_p * count)(*(content for content, _ in sources))
+    sizes = (ctypes.c_size_t * count)(*(len(content) for content, _ in sources))
+    names = (ctypes.c_char_p * count)(*(_text(name) for _, name in sources))
+    return data, sizes, names, count
+
+
+def define_ops(
+    contracts: list[dict[str, Any]], sources: list[tuple[bytes, str]]
+) -> list[dict[str, Any]]:
+    """Defines declared ops, all or none; {"name", "schema", "state"} of each.
+
+    `sources`: (bytes, name for errors) of the images that the contracts number.
+    """
+    text = json.dumps({"version": 1, "ops": contracts}, allow_nan=False).encode()
+    return _answer(load().torch_cubin_define_ops(text, *_sources(sources)))["ops"]
+
+
+def load_package(folder: str) -> list[dict[str, Any]]:
+    """Defines a package's ops, all or none; each also with its "contract" and "package"."""
+    return _answer(load().torch_cubin_load_package(os.fsencode(folder)))["ops"]
+
+
+def defined_ops() -> list[dict[str, Any]]:
+    """All declared ops of the process: {"name", "schema", "contract", "package"}."""
+    return _answer(load().torch_cubin_ops())["ops"]
+
+
+def packages_error() -> None:
+    """Raises what went wrong with TORCH_CUBIN_PACKAGES when the library was loaded."""
+    _answer(load().torch_cubin_packages_error())
+
+
+def preload_op(name: str, device: int) -> None:
+    _answer(load().torch_cubin_preload_op(name.encode(), device))
+
+
+def module_kernel(module: int, name: str) -> int:
+    """The handle of a kernel, valid as long as its module."""
+    text = name.encode("utf-8", "surrogateescape")
+    return _answer(load().torch_cubin_module_kernel(module, text, len(text)))["handle"]
+
+
+def module_global(module: int, device: int, name: str) -> tuple[int, int]:
+    """Address and bytes of a global variable on that device."""
+    text = name.encode("utf-8", "surrogateescape")
+    answer = _answer(load().torch_cubin_module_global(module, device, text, len(text)))
+    return answer["address"], answer["bytes"]
+
+
+def module_preload(module: int, device: int) -> None:
+    _answer(load().torch_cubin_module_preload(module, device))
+
+
+def kernel_preload(kernel: int, device: int) -> None:
+    _answer(load().torch_cubin_kernel_preload(kernel, device))
+
+
+def module_unload(module: int, keep: bool) -> bool:
+    """Closes it; False where a captured CUDA graph, or `keep`, leaves it loaded."""
+    return _answer(load().torch_cubin_module_unload(module, keep))["unloaded"]
+
+
+def module_drop(module: int) -> None:
+    """The Python object is gone. What the driver holds of the module stays."""
+    load().torch_cubin_module_drop(module)
+
+
+def kernel_launch(kernel: int, call: ctypes.Structure) -> None:
+    """Launches with a struct torch_cubin_launch_call (csrc/runtime/launch_call.h)."""
+    raise_error(load().torch_cubin_kernel_launch(kernel, ctypes.addressof(call)))
+
+
+def raise_error(address: int | None) -> None:
+    """Raises the error at that address, which it takes over; 0 or None is none."""
+    if address:
+        _answer(address)
+
+
+def encode_tensor_map(spec: ctypes.Structure) -> bytes:
+    """The 128 bytes of a struct torch_cubin_tensor_map."""
+    out = ctypes.create_string_buffer(128)
+    _answer(load().torch_cubin_encode_tensor_map(ctypes.addressof(spec), out))
+    return out.raw
+
+
+def pointer_device(address: int) -> int:
+    """The index of the device on which that memory lies; -1 for no GPU's memory."""
+    return _answer(load().torch_cubin_pointer_device(address))["device"]

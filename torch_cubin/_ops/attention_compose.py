@@ -1,0 +1,146 @@
+"""Attention composed of ops that have derivatives of every order: product, softmax, product.
+
+For what the fused kernels do not differentiate: float64, wide heads, a mask that requires grad,
+forward mode, torch.func's transforms, second order. The C++ half, for calls without derivatives,
+is csrc/ops/attention/compose.cpp; both compute scores in float32, or float64 for float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin._ops import attention_checks as _attention_checks
+from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import softmax as _softmax
+from torch_cubin._ops.attention_checks import Options
+from torch_cubin._pytorch import private as _private
+
+matmul = torch.ops.cubin.matmul.default
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """What `cubin::attention_forward` returns, differentiable by every tensor that has numbers.
+
+    The arguments are those of that op; packed sequences are refused. The output's dims lie in
+    memory as everywhere (_attention_checks.output_strides).
+    """
+    options = Options(*args, **kwargs)
+    op = "attention_forward"
+    shape = _attention_checks.check_attention(op, query, key, value, options)
+    if options.packed:
+        _checks.fail(
+            f"{op} argument 'cu_seqlens_q'",
+            "cannot be differentiated so",
+            "one backward() of float16, bfloat16 or float32 and head dims up to 256",
+            "another derivative of packed sequences",
+            "Compute each sequence by a call of its own.",
+        )
+    # NOTE: products in the dtype of autocast would round the scores.
+    with _private.without_autocast():
+        out, logsumexp = _attention(query, key, value, options, shape)
+    return _laid_out(out.to(query.dtype), query), logsumexp
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, options: Options, shape: _attention_checks.Shape
+) -> tuple[Tensor, Tensor]:
+    dtype = _attention_checks.saved_dtype(query)
+    kv_heads = _kv_heads(key, value, shape)
+    group = shape.heads // kv_heads if kv_heads else 1
+    q = _operand(query.to(dtype), shape.batch, shape.heads)
+    k = _operand(key.to(dtype), shape.batch, kv_heads)
+    v = _operand(value.to(dtype), shape.batch, kv_heads)
+
+    scores = _apart(matmul(_together(q, group), k.mT), group)
+    probs, logsumexp = _softmax.softmax(
+        scores,
+        _mask(options.attn_mask, shape.batch),
+        options.alibi_slopes,
+        options.sinks,
+        _scale(query, options),
+        options.softcap,
+        *_band(options),
+    )
+    drop_below = math.floor(options.dropout_p * 65536 + 0.5)  # as attention_settings in C++
+    if drop_below > 0:
+        probs = _softmax.dropout(probs, options.dropout_seed, drop_below)
+    out = _apart(matmul(_together(probs, group), v), group)
+    if len(shape.out) == 4:
+        return out, logsumexp
+    return out.reshape(shape.out), logsumexp.reshape(shape.logsumexp)
+
+
+# NOTE: no reshape that changes nothing: torch.compile spends a second on each of symbolic sizes.
+def _together(tensor: Tensor, group: int) -> Tensor:
+    """The heads that share a key as more rows of one matrix, which one product multiplies."""
+    if group == 1:
+        return tensor
+    return tensor.unflatten(1, (tensor.shape[1] // group, group)).flatten(2, 3)
+
+
+def _apart(tensor: Tensor, group: int) -> Tensor:
+    if group == 1:
+        return tensor
+    return tensor.unflatten(2, (group, tensor.shape[2] // group)).flatten(1, 2)
+
+
+def _kv_heads(key: Tensor, value: Tensor, shape: _attention_checks.Shape) -> int:
+    k, v = (tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in (key, value))
+    return k if k == v else shape.heads
+
+
+def _operand(tensor: Tensor, batch: list[int], heads: int) -> Tensor:
+    """(batch, heads, rows, columns), broadcast."""
+    *leading, rows, columns = tensor.shape
+    if len(batch) == 1 and leading == [*batch, heads]:
+        return tensor
+    if leading and leading[-1] not in (1, heads):  # key and value share heads differently
+        tensor = tensor.repeat_interleave(heads // leading[-1], -3)
+    sizes = math.prod(batch), heads, rows, columns
+    return tensor.expand(*batch, heads, rows, columns).reshape(sizes)
+
+
+def _mask(mask: Tensor | None, batch: list[int]) -> Tensor | None:
+    """Up to four dims, which broadcast to those of the scores."""
+    if mask is None or (len(batch) <= 1 and mask.dim() <= 4):
+        return mask
+    mask = mask[(None,) * (len(batch) + 3 - mask.dim())]
+    matrices = mask.shape[-3:]
+    if all(size == 1 for size in mask.shape[:-3]):
+        return mask.reshape(matrices)
+    return mask.expand(*batch, *matrices).reshape(math.prod(batch), *matrices)
+
+
+def _scale(query: Tensor, options: Options) -> float:
+    """Scores of no columns are 0 whatever the scale."""
+    return 1 / math.sqrt(max(query.shape[-1], 1)) if options.scale is None else options.scale
+
+
+def _band(options: Options) -> tuple[int, int, bool]:
+    """Row i sees the columns i + first to i + last."""
+    open_ = _softmax.OPEN
+    first = -open_ if options.window_left < 0 else -min(options.window_left, open_)
+    last = open_ if options.window_right < 0 else min(options.window_right, open_)
+    return first, 0 if options.is_causal else last, options.bottom_right
+
+
+def _laid_out(out: Tensor, query: Tensor) -> Tensor:
+    """`out` with its dims in memory in the order of query's."""
+    strides = _attention_checks.output_strides(query, out.shape)
+    # Of two dims with one stride, that of size 1 is the inner one.
+    order = sorted(range(out.dim()), key=lambda d: (-strides[d], out.shape[d] <= 1))
+    if order == list(range(out.dim())):
+        return out
+    inverse = [order.index(d) for d in range(out.dim())]
+    # Not contiguous(), which leaves the stride of a size of 1 as it is.
+    return out.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
+
+
+def register(library: torch.library.Library) -> None:
+    _softmax.register(library)

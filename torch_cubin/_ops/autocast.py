@@ -1,0 +1,67 @@
+"""Autocast: under torch.autocast the ops take their arguments in its dtype, as torch.matmul does.
+
+Kernels on the Autocast keys of all ops, because torch.library.register_autocast fixes one dtype at
+registration and fails on keyword arguments. float64 is left alone, as torch leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_cubin._pytorch import private as _private
+
+
+# NOTE: torch casts a leaf that requires grad once a region, out of a cache. Python can clear that
+# cache and switch it off (torch.clear_autocast_cache), but not read it: a weight that is used twice
+# in a region is cast twice here, with the same result and gradient.
+def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    if (
+        isinstance(value, torch.Tensor)
+        and value.device.type == device_type
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+    ):
+        return value.to(dtype)
+    return value
+
+
+# Floating point whatever the dtype of query is, and read as such.
+_KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks"))
+
+
+def _kernel(op: torch._ops.OpOverload, key: str, device_type: str) -> Callable[..., Any]:
+    excluded = _private.DispatchKeySet(getattr(_private.DispatchKey, key))
+    names = [argument.name for argument in op._schema.arguments]
+
+    def autocast(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device_type)
+
+        def cast(name: str, value: Any) -> Any:
+            kept = name in _KEPT or _private.autocast_is_off()
+            return value if kept else _cast(value, device_type, dtype)
+
+        with _private.exclude_keys(excluded):
+            return op(
+                *map(cast, names, args),
+                **{name: cast(name, value) for name, value in kwargs.items()},
+            )
+
+    return autocast
+
+
+_NAMES = [
+    f"{prefix}{family}{suffix}"
+    for family in ("matmul", "linear", "attention_forward", "attention_backward")
+    for prefix, suffix in (("", ""), ("_", ""), ("_", "_autograd"))
+]
+_NAMES += ["scaled_dot_product_attention", "_scaled_dot_product_attention"]
+
+
+def register(library: torch.library.Library) -> None:
+    for name in _NAMES:
+        op = getattr(torch.ops.cubin, name).default
+        for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
+            library.impl(name, _kernel(op, key, device_type), key)

@@ -1,0 +1,247 @@
+"""Derivatives of matmul and linear, backward and forward, right under every torch.func transform.
+
+`cubin::_name_autograd` gets a kernel on its Autograd key. Its Function's forward calls the same op
+again below autograd, so that the next transform out sees an op that can be differentiated, and its
+formulas call the public ops, so that derivatives of every order compose. Neither register_autograd
+(zero tangents, no torch.func) nor an ordinary autograd.Function (no kernel at this key) does that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from torch_cubin._ops import checks as _checks
+from torch_cubin._pytorch import private as _private
+
+matmul = torch.ops.cubin.matmul.default
+linear = torch.ops.cubin.linear.default
+matmul_autograd = torch.ops.cubin._matmul_autograd.default
+linear_autograd = torch.ops.cubin._linear_autograd.default
+
+
+def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `op`, without a graph of its own, so that the levels further out still see it."""
+    with _private.below_autograd():
+        if not _private.transforms_active():
+            return op(*args, **kwargs)
+        with _outer_levels():
+            return op(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _outer_levels() -> Iterator[None]:
+    """Both gradient modes on, inside a transform.
+
+    NOTE: torch turns them off around `forward` and `jvp` for the level at work. The levels further
+    out need them: without this a hessian or a jvp of a jvp is silently wrong.
+    """
+    if not _private.transforms_active():
+        yield
+        return
+    with torch.enable_grad(), _private.set_forward_grad_enabled(True):
+        yield
+
+
+def _primal(tensor: Tensor) -> Tensor:
+    """Without its tangent at the level at work: that one's derivative is being computed."""
+    return forward_ad.unpack_dual(tensor).primal
+
+
+def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
+    """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated."""
+    made: list[Tensor] = []
+    try:
+        if _private.transforms_active():
+            with _private.enable_single_level():
+                return function.apply(made, *args)
+        if _private.dual_level_is_open() or _requires_grad(args):
+            return function.apply(made, *args)
+        with _private.below_autograd():
+            return op(*args)
+    except _private.StopRecomputation:
+        # NOTE: non-reentrant checkpointing ends its recomputation so, from a hook on what apply
+        # saves after forward, and the type would be lost in the C API between here and the public
+        # op. All that it wanted is saved by now: the rest may as well run, on what forward made.
+        return made[0].detach()
+    except BaseException as error:
+        keep(error)
+        raise
+
+
+def keep(error: BaseException) -> None:
+    """What a kernel on the Autograd key does with an exception before it raises it again."""
+    _checks.keep(error)
+    if isinstance(error, KeyboardInterrupt):
+        _interrupt_again()
+
+
+def _interrupt_again() -> None:
+    """Ctrl-C is not to end as the RuntimeError that some `except` takes for a failed product.
+
+    A saved-tensor hook or a mode of the user's runs inside the op, and the C API between it and the
+    public op makes a RuntimeError of whatever comes out: the text names the type (_checks.keep),
+    the type itself is lost. A signal is delivered once more: a moment later and from another
+    thread, because signal.raise_signal() would interrupt this very function.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is main and callable(signal.getsignal(signal.SIGINT)):
+        threading.Timer(0.01, signal.pthread_kill, (main.ident, signal.SIGINT)).start()
+
+
+def _requires_grad(args: Sequence[Tensor | None]) -> bool:
+    for arg in args:  # noqa: SIM110  (any() of a generator costs 0.4 us more, on every call)
+        if arg is not None and arg.requires_grad:
+            return True
+    return False
+
+
+def _sum_to(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Sums broadcast batch dimensions back."""
+    return tensor if tensor.shape == shape else tensor.sum_to_size(shape)
+
+
+def _grad_of_self(grad: Tensor, other: Tensor, shape: Sequence[int]) -> Tensor:
+    """Gradient of matmul's first argument, of that shape."""
+    if other.dim() == 1:
+        return grad.unsqueeze(-1) * other
+    if len(shape) == 1 and other.dim() > 2:
+        return _sum_to(matmul(grad.unsqueeze(-2), other.mT).squeeze(-2), shape)
+    return _sum_to(matmul(grad, other.mT), shape)
+
+
+def _grad_of_other(grad: Tensor, self: Tensor, shape: Sequence[int]) -> Tensor:
+    """Gradient of matmul's second argument, of that shape."""
+    if len(shape) == 1:
+        return grad * self if self.dim() == 1 else matmul(_rows(self).mT, grad.reshape(-1))
+    if self.dim() == 1:
+        return self.unsqueeze(-1) * grad.unsqueeze(-2)
+    if all(size == 1 for size in shape[:-2]):  # one product of all rows, not a batch and a sum
+        return matmul(_rows(self).mT, _rows(grad)).reshape(shape)
+    return _sum_to(matmul(self.mT, grad), shape)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    # NOTE: not flatten, which torch.autograd.grad(is_grads_batched=True) has no rule for, and not
+    # reshape(-1, k), which is ambiguous where k == 0.
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+class _Matmul(_private.SingleLevelFunction):
+    @staticmethod
+    def forward(ctx: Any, made: list[Tensor], self: Tensor, other: Tensor) -> Tensor:
+        _, needs_self, needs_other = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.shapes = self.shape, other.shape
+        ctx.save_for_backward(self if needs_other else None, other if needs_self else None)
+        ctx.save_for_forward(self, other)
+        made.append(call_below_autograd(matmul_autograd, self, other))
+        return made[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None
+        self, other = ctx.saved_tensors
+        _, needs_self, needs_other = ctx.needs_input_grad
+        return (
+            None,
+            _grad_of_self(grad, other, ctx.shapes[0]) if needs_self else None,
+            _grad_of_other(grad, self, ctx.shapes[1]) if needs_other else None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, self_t: Tensor | None, other_t: Tensor | None) -> Tensor | None:
+        with _outer_levels():
+            return _matmul_tangent(*map(_primal, ctx.saved_tensors), self_t, other_t)
+
+
+class _Linear(_private.SingleLevelFunction):
+    @staticmethod
+    def forward(
+        ctx: Any, made: list[Tensor], input: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        _, needs_input, needs_weight, _ = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.shapes = input.shape, weight.shape, None if bias is None else bias.shape
+        ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
+        ctx.save_for_forward(input, weight)
+        made.append(call_below_autograd(linear_autograd, input, weight, bias))
+        return made[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None, None
+        input, weight = ctx.saved_tensors
+        _, needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        input_shape, weight_shape, bias_shape = ctx.shapes
+        if len(weight_shape) == 1:  # out = input @ weight
+            grad_input = _grad_of_self(grad, weight, input_shape) if needs_input else None
+            grad_weight = _grad_of_other(grad, input, weight_shape) if needs_weight else None
+        else:
+            grad_input = matmul(grad, weight) if needs_input else None
+            grad_weight = _grad_of_weight(grad, input) if needs_weight else None
+        grad_bias = _sum_to(grad, bias_shape) if needs_bias else None
+        return None, grad_input, grad_weight, grad_bias
+
+    @staticmethod
+    def jvp(
+        ctx: Any, _: None, input_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None
+    ) -> Tensor | None:
+        with _outer_levels():
+            if input_t is None and weight_t is None and bias_t is not None:
+                input_shape, weight_shape, _ = ctx.shapes
+                return bias_t.expand(input_shape[:-1] + weight_shape[:-1]).contiguous()
+            return _linear_tangent(*map(_primal, ctx.saved_tensors), input_t, weight_t, bias_t)
+
+
+def _matmul_tangent(
+    self: Tensor, other: Tensor, self_t: Tensor | None, other_t: Tensor | None
+) -> Tensor | None:
+    if self_t is None:
+        return None if other_t is None else matmul(self, other_t)
+    out = matmul(self_t, other)
+    return out if other_t is None else out + matmul(self, other_t)
+
+
+def _linear_tangent(
+    input: Tensor,
+    weight: Tensor,
+    input_t: Tensor | None,
+    weight_t: Tensor | None,
+    bias_t: Tensor | None,
+) -> Tensor | None:
+    if input_t is None:
+        return None if weight_t is None else linear(input, weight_t, bias_t)
+    out = linear(input_t, weight, bias_t)
+    return out if weight_t is None else out + linear(input, weight_t)
+
+
+def _grad_of_weight(grad: Tensor, input: Tensor) -> Tensor:
+    if input.dim() == 1:
+        return grad.unsqueeze(-1) * input
+    return matmul(_rows(grad).mT, _rows(input))
+
+
+def _matmul_kernel(self: Tensor, other: Tensor) -> Tensor:
+    return _apply(_Matmul, matmul_autograd, self, other)
+
+
+def _linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _apply(_Linear, linear_autograd, input, weight, bias)
+
+
+def register(library: torch.library.Library) -> None:
+    library.impl("_matmul_autograd", _matmul_kernel, "Autograd")
+    library.impl("_linear_autograd", _linear_kernel, "Autograd")

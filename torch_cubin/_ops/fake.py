@@ -1,0 +1,76 @@
+"""Fake kernels: what the raw ops return, without data, for torch.compile, export and meta tensors.
+
+The public ops need none: they forward to these. A product is contiguous, as on every device;
+attention follows the order of its arguments' dims (_attention_checks.output_strides).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin._ops import attention_checks as _attention_checks
+from torch_cubin._ops import checks as _checks
+from torch_cubin._ops.attention_checks import Options, output_strides
+
+
+def _matmul(self: Tensor, other: Tensor) -> Tensor:
+    return self.new_empty(_checks.check_matmul(self, other))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return input.new_empty(_checks.check_linear(input, weight, bias))
+
+
+def _scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    op = "scaled_dot_product_attention"
+    shape = _attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
+    return query.new_empty_strided(shape.out, output_strides(query, shape.out))
+
+
+def _attention_forward(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    op = "attention_forward"
+    shape = _attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
+    out = query.new_empty_strided(shape.out, output_strides(query, shape.out))
+    return out, query.new_empty(shape.logsumexp, dtype=_attention_checks.saved_dtype(query))
+
+
+def _attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    op = "attention_backward"
+    shape = _attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
+    _attention_checks.check_backward(shape, query, grad_out, out, logsumexp)
+    dq, dk, dv = (
+        tensor.new_empty_strided(tensor.shape, output_strides(tensor, tensor.shape))
+        for tensor in (query, key, value)
+    )
+    return dq, dk, dv
+
+
+def register(library: torch.library.Library) -> None:
+    for name, fake in (
+        ("_matmul", _matmul),
+        ("_matmul_autograd", _matmul),
+        ("_linear", _linear),
+        ("_linear_autograd", _linear),
+        ("_scaled_dot_product_attention", _scaled_dot_product_attention),
+        ("_attention_forward", _attention_forward),
+        ("_attention_forward_autograd", _attention_forward),
+        ("_attention_backward", _attention_backward),
+        ("_attention_backward_autograd", _attention_backward),
+    ):
+        torch.library.register_fake(f"cubin::{name}", fake, lib=library)

@@ -1,0 +1,181 @@
+"""Flop formulas for torch.utils.flop_counter, equal to its own for the functions of torch.
+
+A FlopCounterMode sees what a public op forwards to, never the op itself, so the raw op and the one
+with derivatives carry the formula as well; each call is counted once.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin._ops.attention_checks import Options
+
+_COUNTER = "torch.utils.flop_counter"
+
+
+def _matmul_flops(a: Tensor, b: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    flops = 2 * out_val.numel() * a.shape[-1]
+    if a.dim() == b.dim() == 1:
+        return flops if _is_counted(torch.ops.aten.dot) else 0
+    matrices, other = (a, b) if a.dim() >= b.dim() else (b.mT, a)
+    if other.dim() == 1 and (b.dim() == 1 or b.dim() > 2) and _is_folded(matrices, other):
+        return flops if _is_counted(torch.ops.aten.mv) else 0
+    return flops
+
+
+def _linear_flops(input: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    if weight.dim() == 1:
+        return _matmul_flops(input, weight, out_val=out_val)
+    return 2 * out_val.numel() * input.shape[-1]
+
+
+def _attention_flops(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any, **kwargs: Any
+) -> int:
+    options = Options(*args, **kwargs)
+    out = out_val if isinstance(out_val, Tensor) else out_val[0]
+    # One product with keys, one with values.
+    return _scores(query, key, out, options) * 2 * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward_flops(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *args: Any,
+    out_val: Any,
+    **kwargs: Any,
+) -> int:
+    options = Options(*args, **kwargs)
+    # The scores again and what dq and dk come from; the gradient of the scores, and dv.
+    return _scores(query, key, out, options) * 2 * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _flash_attention_flops(
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    out_val: Tensor,
+    **kwargs: Any,
+) -> int:
+    """Where a mode sees the op itself, in inference mode; elsewhere it sees what that calls."""
+    keys = query if key is None else key
+    head_dim, head_dim_v = query.shape[-1], (keys if value is None else value).shape[-1]
+    if cu_seqlens_q is None:
+        scores = out_val.shape[:-1].numel() * keys.shape[1]
+    else:
+        rows = _lengths(cu_seqlens_q, max_seqlen_q or query.shape[0])
+        offsets = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        columns = _lengths(offsets, max_seqlen_k or keys.shape[0])
+        scores = out_val.shape[-2] * sum(n * m for n, m in zip(rows, columns, strict=True))
+    return scores * 2 * (head_dim + head_dim_v)
+
+
+def _scores(query: Tensor, key: Tensor, out: Tensor, options: Options) -> int:
+    """How many scores there are. Like torch's formula, it sees no mask and no causality."""
+    if not options.packed:
+        return out.shape[:-1].numel() * key.shape[-2]
+    rows = _lengths(options.cu_seqlens_q, options.max_seqlen_q or query.shape[0])
+    columns = _lengths(options.cu_seqlens_k, options.max_seqlen_k or key.shape[0])
+    return query.shape[1] * sum(n * m for n, m in zip(rows, columns, strict=True))
+
+
+def _lengths(offsets: Tensor, longest: int) -> list[int]:
+    return sys.modules[_COUNTER]._offsets_to_lengths(offsets, longest)
+
+
+def _is_folded(matrices: Tensor, vector: Tensor) -> bool:
+    """Whether torch.matmul makes one mv of it (should_fold in ATen/native/LinearAlgebra.cpp)."""
+    if matrices.dim() == 2 or vector.requires_grad or matrices.numel() == 0:
+        return True
+    shape, stride = matrices.shape, matrices.stride()
+    return all(stride[i] == stride[i + 1] * shape[i + 1] for i in range(matrices.dim() - 2))
+
+
+def _is_counted(op: Any) -> bool:
+    """torch counts no mv and no dot, so far."""
+    return op in sys.modules[_COUNTER].flop_registry
+
+
+def _add_formulas(counter: ModuleType) -> None:
+    ops = torch.ops.cubin
+    for targets, formula in (
+        ([ops.matmul, ops._matmul, ops._matmul_autograd], _matmul_flops),
+        ([ops.linear, ops._linear, ops._linear_autograd], _linear_flops),
+        (
+            [
+                *(ops.scaled_dot_product_attention, ops._scaled_dot_product_attention),
+                *(ops.attention_forward, ops._attention_forward, ops._attention_forward_autograd),
+            ],
+            _attention_flops,
+        ),
+        ([ops.flash_attention], _flash_attention_flops),
+        (
+            [ops.attention_backward, ops._attention_backward, ops._attention_backward_autograd],
+            _attention_backward_flops,
+        ),
+    ):
+        counter.register_flop_formula(targets, get_raw=True)(formula)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Adds the formulas when the counter is imported: its module loads Triton, 0.6 s, for nothing
+    in a process that counts no flops.
+
+    It stays: a search need not lead to an import, and a reload empties the counter's registry.
+    """
+
+    def __init__(self) -> None:
+        self._here = threading.local()  # another's finder may start the search anew, within ours
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _COUNTER or getattr(self._here, "searching", False):
+            return None
+        self._here.searching = True
+        try:
+            spec = self._search(fullname, path, target)
+        finally:
+            self._here.searching = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _add_formulas(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _search(
+        self, fullname: str, path: Any, target: Any
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+
+def register() -> None:
+    if _COUNTER in sys.modules:
+        _add_formulas(sys.modules[_COUNTER])
+    sys.meta_path.insert(0, _AfterImport())

@@ -1,0 +1,222 @@
+"""Batching rules: one call of the same op for the whole batch, without materialising anything.
+
+The rules are on the raw op and on the one with derivatives, and call the op that they are of, so
+that a transform further out still sees what it can differentiate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin._ops import attention_checks as _attention_checks
+from torch_cubin._ops import checks as _checks
+from torch_cubin._ops.attention_checks import Options
+from torch_cubin._pytorch import private as _private
+
+Dims = tuple[int | None, ...]
+
+
+def _logical_shape(tensor: Tensor, dim: int | None) -> list[int]:
+    """The shape that the function under vmap sees."""
+    shape = list(tensor.shape)
+    if dim is not None:
+        del shape[dim]
+    return shape
+
+
+def _front(tensor: Tensor, dim: int | None) -> Tensor:
+    """The batch dimension first; a dimension of size 1 where there is none."""
+    return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+
+
+def _pad(tensor: Tensor, rank: int) -> Tensor:
+    """Sizes of 1 after the batch dimension, up to `rank` dimensions."""
+    return tensor[(slice(None),) + (None,) * (rank - tensor.dim())]
+
+
+def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[Tensor, int]:
+    self_dim, other_dim = dims
+    self_shape, other_shape = _logical_shape(self, self_dim), _logical_shape(other, other_dim)
+    _checks.matmul_shape(self_shape, other_shape)  # before padding could hide a mistake
+    if other_dim is None and len(other_shape) <= 2:
+        return op(_front(self, self_dim), other), 0  # the batch is more rows
+    if self_dim is None and len(other_shape) == 1:
+        out = op(self, other.movedim(other_dim, -1))  # the batch is columns
+        return out, out.dim() - 1
+    a, b = _front(self, self_dim), _front(other, other_dim)
+    if len(self_shape) == 1:
+        a = a.unsqueeze(-2)
+    if len(other_shape) == 1:
+        b = b.unsqueeze(-1)
+    rank = max(a.dim(), b.dim())
+    out = op(_pad(a, rank), _pad(b, rank))
+    if len(other_shape) == 1:
+        out = out.squeeze(-1)
+    if len(self_shape) == 1:
+        out = out.squeeze(-1 if len(other_shape) == 1 else -2)
+    return out, 0
+
+
+def _batched_linear(
+    op: Any, matmul: Any, input: Tensor, weight: Tensor, bias: Tensor | None, dims: Dims
+) -> tuple[Tensor, int | None]:
+    input_dim, weight_dim, bias_dim = dims
+    weight_shape = _logical_shape(weight, weight_dim)
+    _checks.linear_shape(_logical_shape(input, input_dim), weight_shape)
+    if bias is not None:
+        _checks.check_bias(weight_shape, _logical_shape(bias, bias_dim))
+    if weight_dim is None and bias_dim is None:
+        return op(_front(input, input_dim), weight, bias), 0
+    if weight_dim is None:
+        dim = None if input_dim is None else 0
+        out = op(input if dim is None else _front(input, input_dim), weight)
+    else:
+        # (n, k) with a batch dimension becomes (k, n) with one: its dimensions in reverse order.
+        matrix = weight.permute(*range(weight.dim() - 1, -1, -1))
+        matrix_dim = weight.dim() - 1 - weight_dim % weight.dim()
+        out, dim = _batched_matmul(matmul, input, matrix, (input_dim, matrix_dim))
+    if bias is None:
+        return out, dim
+    # NOTE: no kernel adds a bias of its own to each batch, so in 16 bits the product is rounded
+    # before the sum, as by torch's rule for F.linear. The bias as one more column of the matrix
+    # would be rounded once, but would copy every operand.
+    out = _front(out, dim)
+    return out + _pad(_front(bias, bias_dim), out.dim()), 0
+
+
+def _matmul_rule(op: Any) -> Any:
+    def rule(info: Any, in_dims: Dims, self: Tensor, other: Tensor) -> tuple[Tensor, int]:
+        return _batched_matmul(op, self, other, in_dims)
+
+    return rule
+
+
+def _linear_rule(op: Any, matmul: Any) -> Any:
+    def rule(
+        info: Any, in_dims: Dims, input: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, int | None]:
+        dims = (*in_dims, None)[:3]  # a bias left out has no entry
+        return _batched_linear(op, matmul, input, weight, bias, dims)
+
+    return rule
+
+
+def _unpad(tensor: Tensor, rank: int) -> Tensor:
+    """Without the sizes of 1 after the batch dimension that go beyond `rank` dimensions."""
+    return tensor[(slice(None),) + (0,) * (tensor.dim() - 1 - rank)]
+
+
+def _batched_attention(
+    op: Any, size: int, tensors: list[Tensor], dims: Dims, options: Options, rest: Options
+) -> tuple[Any, Any]:
+    """A batch of `size` calls; `rest` holds the batch dimensions of what `options` holds."""
+    name = op.name().removeprefix("cubin::_").removesuffix("_autograd")
+    backward = name == "attention_backward"
+    logical = [_logical_shape(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+    query, key, value = logical[1:4] if backward else logical
+    shape = _attention_checks.attention_shape(name, query, key, value, options)
+    mask = options.attn_mask
+    if mask is not None:
+        mask_shape = _logical_shape(mask, rest.attn_mask)
+        _attention_checks.check_mask_shape(name, mask_shape, [*shape.logsumexp, key[-2]])
+    if not _is_one_call(options, rest):
+        return _one_by_one(op, size, tensors, dims, options, rest)
+
+    rank = max(3, len(shape.out))  # with a dim of heads, which the batch would become otherwise
+    ranks = [rank] * len(tensors)
+    if backward:
+        ranks[-1] = rank - 1  # logsumexp
+    folded = [
+        _pad(tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0), n + 1)
+        for tensor, dim, n in zip(tensors, dims, ranks, strict=True)
+    ]
+    if mask is not None and rest.attn_mask is not None:
+        mask = _pad(mask.movedim(rest.attn_mask, 0), rank + 1)
+    options = options._replace(attn_mask=mask, dropout_seed=None)
+    results = op(*folded, *options.positional(), **options.named())
+    if isinstance(results, Tensor):
+        return _unpad(results, len(shape.out)), 0
+    wanted = (query, key, value) if backward else (shape.out, shape.logsumexp)
+    pairs = zip(results, wanted, strict=True)
+    return tuple(_unpad(result, len(sizes)) for result, sizes in pairs), (0,) * len(results)
+
+
+def _is_one_call(options: Options, rest: Options) -> bool:
+    """Whether the batch can be one more dimension of the tensors.
+
+    Dropout is a function of the seed and of where in the tensors a weight stands: the same seed
+    for all, or one for each, is a call for each. So are packed sequences, and what has one value a
+    head.
+    """
+    slopes = options.alibi_slopes
+    return (
+        options.dropout_p == 0
+        and not options.packed
+        and rest.sinks is None
+        and rest.alibi_slopes is None
+        and (slopes is None or slopes.dim() == 1)
+    )
+
+
+def _one_by_one(
+    op: Any, size: int, tensors: list[Tensor], dims: Dims, options: Options, rest: Options
+) -> tuple[Any, Any]:
+    results = []
+    for i in range(size):
+        own = [_element(tensor, dim, i) for tensor, dim in zip(tensors, dims, strict=True)]
+        mine = Options(*(_element(x, dim, i) for x, dim in zip(options, rest, strict=True)))
+        results.append(op(*own, *mine.positional(), **mine.named()))
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def _element(value: Any, dim: int | None, i: int) -> Any:
+    return value if dim is None else value.select(dim, i)
+
+
+_NO_DIMS = Options(*[None] * len(Options._fields))
+
+
+def _attention_rule(op: Any) -> Any:
+    """A kernel for the FuncTorchBatched key: register_vmap takes no keyword-only tensors."""
+    count = 6 if "backward" in op.name() else 3
+
+    def call(*operands: Any) -> Any:
+        *args, kwargs = operands
+        return op(*args, **kwargs)
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> tuple[Any, Any]:
+        *args, kwargs = operands
+        *dims, named_dims = in_dims
+        names = Options._fields[: len(dims) - count]
+        rest = _NO_DIMS._replace(**dict(zip(names, dims[count:], strict=True)), **named_dims)
+        options = Options(*args[count:], **kwargs)
+        tensors, own_dims = list(args[:count]), tuple(dims[:count])
+        return _batched_attention(op, info.batch_size, tensors, own_dims, options, rest)
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return _private.vmap_helper(_private.current_interpreter(), rule, call, *args, kwargs)
+
+    return kernel
+
+
+def register(library: torch.library.Library) -> None:
+    for suffix in ("", "_autograd"):
+        matmul = getattr(torch.ops.cubin, f"_matmul{suffix}").default
+        linear = getattr(torch.ops.cubin, f"_linear{suffix}").default
+        torch.library.register_vmap(f"cubin::_matmul{suffix}", _matmul_rule(matmul), lib=library)
+        torch.library.register_vmap(
+            f"cubin::_linear{suffix}", _linear_rule(linear, matmul), lib=library
+        )
+    for name in (
+        "_scaled_dot_product_attention",
+        *("_attention_forward", "_attention_forward_autograd"),
+        *("_attention_backward", "_attention_backward_autograd"),
+    ):
+        kernel = _attention_rule(getattr(torch.ops.cubin, name).default)
+        library.impl(name, kernel, "FuncTorchBatched", with_keyset=True)

@@ -1,0 +1,1 @@
+"""What leans on names and layouts that PyTorch keeps private."""
