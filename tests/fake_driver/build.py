@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 
 def cuda_include() -> Path | None:
     """The folder of cuda.h, found as the build of the library finds it; None without a toolkit."""
-    path = ROOT / "csrc" / "kernels" / "toolkit.py"
+    path = ROOT / "csrc" / "kernels" / "build" / "toolkit.py"
     spec = importlib.util.spec_from_file_location("fake_driver_toolkit", path)
     toolkit = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = toolkit  # dataclasses looks a class's module up here
