@@ -245,6 +245,21 @@ def test_package_is_rebuilt_where_something_changed(package: Package) -> None:
     assert set(package.files()) == {"manifest.json", "sm_90a/k_one.cubin"}
 
 
+def test_a_changed_comment_assembles_nothing(package: Package) -> None:
+    def assembled() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in package.cache.glob("sm_*/*.cubin")}
+
+    package.table({"name": "k"})
+    package.build("sm_80", "sm_90a")
+    before, files = assembled(), package.files()
+    package.header("/* twice */ 2.0f")
+    package.build("sm_80", "sm_90a")
+    assert (assembled(), package.files()) == (before, files)
+    package.header("3.0f")
+    package.build("sm_80", "sm_90a")
+    assert all(assembled()[name] > time for name, time in before.items())
+
+
 def test_worktree_takes_what_its_main_checkout_has_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,9 @@
 setup.py calls `build_package()`. Needs a CUDA compiler (toolkit.py finds it), no torch and no GPU.
 A kernel is compiled to PTX once per virtual architecture and assembled once per architecture; both
 are kept in build/kernels/ and reused while the hash of everything they are made from stays the
-same. The package is a function of the sources and the compiler: same inputs, same bytes, wherever
-the checkout lies. The manifest is written last, in one step.
+same: of the sources for PTX, of the PTX for a cubin, so that a changed comment assembles nothing.
+The package is a function of the sources and the compiler: same inputs, same bytes, wherever the
+checkout lies. The manifest is written last, in one step.
 """
 
 from __future__ import annotations
@@ -117,8 +118,16 @@ class Builder:
         )
 
     def cubin_key(self, kernel: kernel_table.Kernel, arch: str) -> str:
-        ptx = self.ptx_key(kernel, kernel.virtual_arch(arch))
-        return kernel_table.digest(ptx, arch, " ".join(PTXAS_FLAGS))
+        """Of a cubin whose PTX is up to date."""
+        ptx = (ROOT / self.ptx_path(kernel, kernel.virtual_arch(arch))).read_bytes()
+        return kernel_table.digest(ptx, arch, " ".join(PTXAS_FLAGS), self.tools.release)
+
+    def cubin_fresh(self, kernel: kernel_table.Kernel, arch: str) -> bool:
+        virtual = kernel.virtual_arch(arch)
+        ptx = self.ptx_path(kernel, virtual)
+        if not self.fresh(ptx, self.ptx_key(kernel, virtual)):
+            return False
+        return self.fresh(self.cubin_path(kernel, arch), self.cubin_key(kernel, arch))
 
     def ptx_path(self, kernel: kernel_table.Kernel, virtual: str) -> pathlib.Path:
         return self.cache / f"compute_{virtual}" / f"{kernel.name}.ptx"
@@ -163,6 +172,8 @@ class Builder:
     def assemble(self, kernel: kernel_table.Kernel, arch: str) -> None:
         """PTX to a cubin and its log."""
         output, key = self.cubin_path(kernel, arch), self.cubin_key(kernel, arch)
+        if self.fresh(output, key):
+            return
         (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
         ptx = self.ptx_path(kernel, kernel.virtual_arch(arch))
@@ -239,11 +250,7 @@ class Builder:
         self, jobs: list[tuple[kernel_table.Kernel, str]], workers: int, log: Log
     ) -> list[dict[str, Any]]:
         """Makes what is out of date, in parallel; the entries, in the order of `jobs`."""
-        stale = [
-            (kernel, arch)
-            for kernel, arch in jobs
-            if not self.fresh(self.cubin_path(kernel, arch), self.cubin_key(kernel, arch))
-        ]
+        stale = [(kernel, arch) for kernel, arch in jobs if not self.cubin_fresh(kernel, arch)]
         if len(stale) < len(jobs):
             log(f"{len(jobs) - len(stale)} of {len(jobs)} cubins are up to date")
         virtual = {(kernel.name, kernel.virtual_arch(arch)): kernel for kernel, arch in stale}
