@@ -23,7 +23,7 @@
 #include "backward_dq.cuh"
 #include "backward_scores.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -246,12 +246,8 @@ struct Backward : Scores<Shape> {
   using DepthLayout = Swizzle<kDepthBytes, true>;
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
-                                             torch_cubin::Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   Work work = find_columns<Shape>(p);
@@ -264,6 +260,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
   block.store(block.dk, p.scale, block.shared, p.dk, p.dk_stride, p.head_dim);
   block.store(block.dv, 1.0f, block.shared + Shape::kKeyTile, p.dv, p.dv_stride, p.head_dim_v);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {

@@ -204,7 +204,7 @@ struct Scores : Block<Shape> {
               function(score[i][j][r], grad[i][j][r], row, j0 + 8 * j + e, 0);
             };
             differentiate_rule(
-                rule, true, element, element, keep, [&](int) { return delta[i][h]; },
+                rule, true, element, element, keep, [] {}, [&](int) { return delta[i][h]; },
                 [&] {
                   if (edge && !within(8 * j + e)) score[i][j][r] = -kInfinity;
                 },

@@ -5,7 +5,7 @@
 // split: grid.x = ceil(batch * heads * seqlen_q / kTileM).
 #include "epilogue.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -39,11 +39,8 @@ TC_DEVICE void store4(To* to, float4 x) {
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   __shared__ float4 sums[Config::kTileM][kWarps][2][32];
   int warp = threadIdx.x / 32 % kWarps, slot = threadIdx.x / 32 / kWarps, lane = threadIdx.x % 32;
@@ -113,6 +110,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
     __syncthreads();
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"kernels": [
   {"name": "combine_attention_{d.short}", "kind": "combine", "layout": "any", "alignment": 16,

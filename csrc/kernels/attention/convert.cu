@@ -7,7 +7,7 @@
 // batch * heads * ceil(seqlen_q / 16) tiles of rows.
 #include "backward_dq.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -55,11 +55,8 @@ TC_DEVICE void store_row(typename DTypeTraits<kType>::Storage* at, bool exists,
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   u32 tiles = static_cast<u32>(p.seqlen_q + 15) / 16;
   u32 index = blockIdx.x * kWarps + threadIdx.x / 32;
@@ -94,6 +91,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
     }
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

@@ -12,7 +12,7 @@
 #include "epilogue.cuh"
 #include "score.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -171,12 +171,8 @@ struct Decode {
   }
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
-                                             torch_cubin::Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ float2 statistics[kWarps][16];  // reference and sum
@@ -346,6 +342,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
     }
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

@@ -7,7 +7,7 @@
 // kernel's turns to 0, if it has any.
 #include "backward_dq.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -34,11 +34,8 @@ TC_DEVICE Vector load(const Storage* at) {
   return out;
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   u32 tiles = static_cast<u32>(p.seqlen_q + Config::kTileM - 1) / Config::kTileM;
   u32 pair = blockIdx.x / tiles;
@@ -64,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(mask, sum, step);
   if (lane == 0) const_cast<float*>(p.delta)[s.row_index(p, row)] = sum;
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"kernels": [
   {"name": "delta_attention_{d.short}",

@@ -9,8 +9,11 @@
 //   store(p, s, i)                after the last tile: out and logsumexp
 //
 // Between the first two, the block applies the rule of the scores and hides what lies outside the
-// band. A policy derives from ForwardSums; it has beside the steps a Config and a Memory
-// (ForwardMemory), kCopyAfterScores, group_row() and lane_column().
+// band. A policy derives from ForwardSums. Beside the steps it has a Config, a Memory
+// (ForwardMemory), kGroupRows and group_row(), the rows that a warp or a pair of warps computes,
+// lane_column(), a thread's first column of a tile, and two constants: kVote, whether the lanes must
+// be asked if any of them sees something of a tile, and kCopyAfterScores, whether the next tile is
+// copied after the first product.
 #pragma once
 
 #include "epilogue.cuh"
@@ -104,9 +107,8 @@ TC_DEVICE void run_forward(const AttentionParams& p) {
       static_cast<const char*>(p.q) + s.q_offset(p, p.q_stride, row) * kElement,
       p.q_stride[2] * kElement, p.head_dim * kElement);
   typename Memory::Ring ring(p, s, kElement, tile, shared);
-  u32 q_shared = shared + Memory::kQOffset;
   if (tile >= tiles.begin) {
-    q_copy.copy_filling(q_shared, s.rows - row);
+    q_copy.copy_filling(shared + Memory::kQOffset, s.rows - row);
     ring.start(p, tile, tiles.begin, s.columns, Config::kTileK);
     cp_async_wait<kStages - 1>();
     __syncthreads();
@@ -127,9 +129,10 @@ TC_DEVICE void run_forward(const AttentionParams& p) {
     bool whole = tiles.whole(tile);
     // A group whose rows see nothing of the tile has no mma to do.
     int first = row + policy.group_row();
-    bool seen = __any_sync(~0u, whole || (column < first + Policy::kGroupRows + s.last &&
-                                          column + kTileN > first + s.first));
-    if (seen) policy.multiply_qk(q_shared, read);
+    bool seen = whole || (column < first + Policy::kGroupRows + s.last &&
+                          column + kTileN > first + s.first);
+    if constexpr (Policy::kVote) seen = __any_sync(~0u, seen);
+    if (seen) policy.multiply_qk(shared + Memory::kQOffset, read);
     if constexpr (Policy::kCopyAfterScores) {
       // NOTE: copies come here, where the fragments' registers are free and the last mma are still
       // running: before the first loads of fragments they delay the mma.

@@ -30,7 +30,7 @@
 #include "gradient_scores.cuh"
 #include "tf32x3_product.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::float32;
@@ -340,12 +340,8 @@ TC_DEVICE void store(float* to, tc_int64 stride, int rows, const float (&results
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
-                                             torch_cubin::Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Target target;  // registers that keep this through the loop are dearer
@@ -373,6 +369,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
           p.scale, part, p.head_dim);
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

@@ -134,16 +134,18 @@ struct ScoreGradient : Shape {
     bool drops = p.flags & kAttendDropout;
     u32 kept = drops ? draw(of_head.head, i0, j0) : 0;
     float sums[2][2 * kTiles];  // of the tile's rows, where keys are owned
-    if constexpr (kOwnsKeys) {
+    auto fetch = [&] {
+      if constexpr (kOwnsKeys) {
 #pragma unroll
-      for (int x = 0; x < 4 * kTiles; ++x) {
-        int which = x / (2 * kTiles), row = x % (2 * kTiles);
-        u32 bits;
-        load_shared(bits, stage + 2 * Shape::kOtherTile +
-                              (which * Shape::kOther + row / 2 * 8 + row % 2 + 2 * t()) * 4);
-        sums[which][row] = which == 0 ? reference(__uint_as_float(bits)) : __uint_as_float(bits);
+        for (int x = 0; x < 4 * kTiles; ++x) {
+          int which = x / (2 * kTiles), row = x % (2 * kTiles);
+          int index = which * Shape::kOther + row / 2 * 8 + row % 2 + 2 * t();
+          u32 bits;
+          load_shared(bits, stage + 2 * Shape::kOtherTile + index * 4);
+          sums[which][row] = which == 0 ? reference(__uint_as_float(bits)) : __uint_as_float(bits);
+        }
       }
-    }
+    };
     auto hide = [&] {
       if (!edge) return;
 #pragma unroll
@@ -170,7 +172,7 @@ struct ScoreGradient : Shape {
     };
     differentiate_rule(
         rule, drops, each, each_in_turn,
-        [&](int at) { return kept >> at & 1 ? p.keep_scale : 0.0f; },
+        [&](int at) { return kept >> at & 1 ? p.keep_scale : 0.0f; }, fetch,
         [&](int at) { return of_row(1, at); }, hide,
         [&](float logit, int at) {
           // Both may be large and near to each other: one rounding of the difference is all.

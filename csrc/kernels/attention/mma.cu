@@ -12,7 +12,7 @@
 #include "forward_block.cuh"
 #include "softmax.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -31,9 +31,10 @@ constexpr bool kGeneral = Config::kGeneral;
 constexpr int kRowBytes = Config::kTileK * 2;
 
 struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Config::kTileK / 8> {
-  using Config = torch_cubin::Config;
+  using Config = TC_KERNEL::Config;
   using Memory = ForwardMemory<Config, Swizzle<kRowBytes, true>>;
   static_assert(Memory::kBytes == Config::kDynamicShared, "the kernel table's shared memory");
+  static constexpr bool kVote = true;
   static constexpr bool kCopyAfterScores = true;
   static constexpr int kGroupRows = Config::kWarpRows;
 
@@ -138,15 +139,13 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
   }
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
-                                             torch_cubin::Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   run_forward<Attention>(p);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {

@@ -14,7 +14,7 @@
 #include "forward_block.cuh"
 #include "softmax.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -45,12 +45,13 @@ TC_DEVICE bool pair_any(int pair, bool value) {
 }
 
 struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
-  using Config = torch_cubin::Config;
+  using Config = TC_KERNEL::Config;
   using Memory = ForwardMemory<Config, Swizzle<kRowBytes, true>>;
   static constexpr int kWarpWeights = 2 * kFragments * 512;        // bytes
   static constexpr int kWeightsBytes = 2 * kPairs * kWarpWeights;  // of a tile; two tiles alternate
   static_assert(Memory::kBytes + 2 * kWeightsBytes == Config::kDynamicShared,
                 "the kernel table's memory");
+  static constexpr bool kVote = false;
   static constexpr bool kCopyAfterScores = true;
   static constexpr int kGroupRows = 32;
 
@@ -231,14 +232,13 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
   }
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads, 1)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   run_forward<Attention>(p);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

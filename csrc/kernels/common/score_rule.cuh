@@ -41,16 +41,17 @@ TC_DEVICE void apply_rule(const Rule& rule, Each&& each, Rarely&& rarely) {
 }
 
 // Scores to weights, and the weights' gradients to those of the scores (without the scale).
-// keep(at), which counts only where `drops`, and delta(at) are those of the element `at`; hide()
-// sets the logits outside the band to -inf; prob(logit, at) ends the rule.
-template <class Rule, class Each, class Rarely, class Keep, class Delta, class Hide, class Prob>
+// keep(at), which counts only where `drops`, and delta(at) are those of the element `at`; fetch()
+// comes between them, for loads whose latency the scaling covers; hide() sets the logits outside the
+// band to -inf; prob(logit, at) ends the rule.
+template <class Rule, class Each, class Rarely, class Keep, class Fetch, class Delta, class Hide,
+          class Prob>
 TC_DEVICE void differentiate_rule(const Rule& rule, bool drops, Each&& each, Rarely&& rarely,
-                                  Keep&& keep, Delta&& delta, Hide&& hide, Prob&& prob) {
-  if (drops) {
-    each([&](auto&, auto& grad, int, int, int at) { grad = fma(grad, keep(at), -delta(at)); });
-  } else {
-    each([&](auto&, auto& grad, int, int, int at) { grad -= delta(at); });
-  }
+                                  Keep&& keep, Fetch&& fetch, Delta&& delta, Hide&& hide,
+                                  Prob&& prob) {
+  if (drops) each([&](auto&, auto& grad, int, int, int at) { grad *= keep(at); });
+  fetch();
+  each([&](auto&, auto& grad, int, int, int at) { grad -= delta(at); });
   apply_rule(rule, each, rarely);
   hide();
   each([&](auto& x, auto& grad, int, int, int at) {

@@ -9,7 +9,7 @@
 // Roles: all threads load and multiply; after one barrier one thread an output stores it.
 #include "dot_common.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -126,12 +126,8 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
   __syncthreads();  // the caller uses `shared` for something else
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
-                                             torch_cubin::Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   constexpr int kWarps = Config::kThreads / 32;
   __shared__ union {
@@ -183,6 +179,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
     store_sum<kDType>(p, t, row, column, total);
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],

@@ -9,7 +9,7 @@
 // Roles: all threads load and multiply, one thread an output stores it.
 #include "dot_common.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -186,12 +186,8 @@ TC_DEVICE void store_group(const MatmulParams& p, const TileCoordinates& t, int 
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
-                                             torch_cubin::Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   __shared__ Shared shared;
   TileCoordinates t = tile_coordinates<kMaxRows, Config::kTileN, kTileK>(p);
@@ -234,6 +230,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
   }
   store_group(p, t, first_column, sum, shared);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],

@@ -16,7 +16,7 @@
 #include "epilogue.cuh"
 #include "mma_operand.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -318,12 +318,8 @@ TC_DEVICE void multiply_tiles(Multiplier& math, const MatmulParams& p, TileIndex
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
-                                             torch_cubin::Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto index = tile_index<Config::kTileM>(p);
@@ -342,6 +338,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
   store_tile<kDType, Config::kDynamicShared / kWarps>(p, coordinates_again(p, index), warp_m,
                                                       warp_n, shared_memory, math.sum);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {

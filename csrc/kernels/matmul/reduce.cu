@@ -9,7 +9,7 @@
 // Roles: all threads add.
 #include "dot_common.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
@@ -44,11 +44,8 @@ TC_DEVICE void write(const MatmulParams& p, tc_int64 index, Accumulator value) {
   store_output<kDType>(p, batch * outputs, row, within - row * p.n, value);
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   __shared__ Accumulator parts[kThreads];
   const tc_int64 outputs = p.batch * p.m * p.n;
@@ -77,6 +74,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
     __syncthreads();
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],

@@ -8,7 +8,7 @@
 // Roles: all threads load, multiply and store. Needs nothing beyond sm_80.
 #include "tile.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr Layout kLayout = Layout::TC_LAYOUT;
@@ -199,12 +199,8 @@ struct LongSum<true> {
   }
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
-                                             torch_cubin::Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   __shared__ __align__(16) float shared_a[2][kTileK * kTileM];
   __shared__ __align__(16) float shared_b[2][kTileK * kTileN];
@@ -272,6 +268,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads,
     }
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],

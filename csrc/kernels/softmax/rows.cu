@@ -12,7 +12,7 @@
 #include "common/score_rule.cuh"
 #include "softmax_params.h"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 enum class Kind { forward, backward, dropout };
 
@@ -110,7 +110,7 @@ TC_DEVICE Row row_of(const SoftmaxParams& p, tc_int64 number) {
   return row;
 }
 
-TC_DEVICE Real masked(const SoftmaxParams& p, Real logit, tc_int64 at) {
+TC_DEVICE Real add_mask(const SoftmaxParams& p, Real logit, tc_int64 at) {
   switch (p.mask_kind) {
     case kMaskBool:
       return logit + (static_cast<const unsigned char*>(p.mask)[at] != 0 ? Real(0) : -kInfinity);
@@ -159,7 +159,7 @@ struct RowRule {
   }
   TC_DEVICE bool has_mask() const { return p.mask_kind != kMaskNone; }
   TC_DEVICE Real masked(Real score, int, int j) const {
-    return torch_cubin::masked(p, score, row.mask + j * p.mask_stride[3]);
+    return add_mask(p, score, row.mask + j * p.mask_stride[3]);
   }
 
   // The logit of a column within the band.
@@ -244,8 +244,8 @@ TC_DEVICE void backward(const SoftmaxParams& p, const Row& row, int lane) {
       Real keep = dropout(j);
       auto element = [&](auto&& function) { function(weight, grad_score, row.i, j, 0); };
       differentiate_rule(
-          rule, true, element, element, [&](int) { return keep; }, [&](int) { return delta; },
-          [] {},
+          rule, true, element, element, [&](int) { return keep; }, [] {},
+          [&](int) { return delta; }, [] {},
           [&](Real logit, int) { return p.given_probs ? probs[j] : exp(logit - logsumexp); });
       grad_score *= rule.scale();
     }
@@ -261,11 +261,8 @@ TC_DEVICE void drop(const SoftmaxParams& p, const Row& row, int lane) {
   for (int j = lane; j < p.seqlen_k; j += kThreads) to[j] = from[j] * dropout(j);
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
-    TC_KERNEL(const __grid_constant__ torch_cubin::SoftmaxParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ SoftmaxParams p) {
   wait_for_previous_kernel();
   const int lane = threadIdx.x % kThreads;
   const tc_int64 step = static_cast<tc_int64>(gridDim.x) * kRows;
@@ -277,6 +274,8 @@ extern "C" __global__ void __launch_bounds__(torch_cubin::Config::kThreads)
     if constexpr (kKind == Kind::dropout) drop(p, row, lane);
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 // The spills that the table accepts: ptxas saves a few registers around the calls of the slow paths
 // of log and division, which it makes subroutines.
