@@ -10,9 +10,11 @@
 #include "c_answer.h"
 #include "cubin/error.h"
 #include "cubin/inspect.h"
+#include "cubin/json_facts.h"
+#include "ops/common/seam.h"
 #include "package/catalog.h"
 #include "runtime/device.h"
-#include "runtime/kernel.h"
+#include "runtime/launch.h"
 
 namespace torch_cubin {
 namespace {
@@ -29,7 +31,7 @@ std::string device_json(int index) {
               {"driver", driver_version()},
               {"arch", nullptr}};
   try {
-    out["arch"] = Catalog::get().arch_for(d);
+    out["arch"] = catalog().arch_for(d);
   } catch (const Error& error) {
     out["arch_error"] = {{"tag", error.tag()}, {"message", error.what()}};
   }
@@ -48,14 +50,24 @@ TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, cons
   });
 }
 
-// The catalog's manifest with "path", "archs" and "loaded" added. Never touches the driver.
+// The catalog's manifest with "path", "archs", "loaded" and "refused" added. Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_catalog() {
-  return answer([] { return Catalog::get().to_json(); });
+  return answer([] { return dump(catalog_with_refused()); });
 }
 
 // What the runtime knows of a device, and the arch that the catalog serves it with.
 TORCH_CUBIN_API char* torch_cubin_device(int index) {
   return answer([&] { return device_json(index); });
+}
+
+// For the Python kernels and fakes below a public op: keeps the text of the error that they are about
+// to raise, which PyTorch's C API would lose on the way up (torch_cubin/_ops/checks.py calls it).
+TORCH_CUBIN_API void torch_cubin_keep_error(const char* message) {
+  try {
+    fail_with_text("internal", message);
+  } catch (const Error&) {
+    // Thrown only to be kept: the caller raises it again in Python.
+  }
 }
 
 TORCH_CUBIN_API void torch_cubin_free(char* text) { std::free(text); }

@@ -1,5 +1,5 @@
 // The C API of torch_cubin.load(): modules, kernels, launches (_kernels/module.py). A handle is
-// the address of a UserModule or UserKernel; a kernel lives as long as its module.
+// the address of a Module or Kernel; a kernel lives as long as its module.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
@@ -7,18 +7,19 @@
 #include "cubin/json_facts.h"
 #include "cubin/ptx.h"
 #include "package/user_images.h"
+#include "pytorch/stream.h"
 #include "pytorch/tensor.h"
+#include "runtime/launch.h"
+#include "runtime/module.h"
 #include "runtime/tensor_map.h"
-#include "runtime/user_launch.h"
-#include "runtime/user_module.h"
 
 using namespace torch_cubin;
 using nlohmann::json;
 
 namespace {
 
-UserModule& module_of(void* handle) { return *static_cast<UserModule*>(handle); }
-UserKernel& kernel_of(void* handle) { return *static_cast<UserKernel*>(handle); }
+Module& module_of(void* handle) { return *static_cast<Module*>(handle); }
+Kernel& kernel_of(void* handle) { return *static_cast<Kernel*>(handle); }
 
 json handle_json(const void* object) { return reinterpret_cast<uintptr_t>(object); }
 
@@ -43,7 +44,7 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
         images.push_back(std::move(image));
       }
     }
-    auto module = std::make_unique<UserModule>(std::move(images), origin);
+    auto module = std::make_unique<Module>(std::move(images), origin);
     json out = {{"handle", handle_json(module.get())}, {"images", json::array()}};
     for (const SourceImage& source : module->images()) {
       out["images"].push_back(source.is_ptx ? to_json(parse_ptx(source.bytes.data(),
@@ -68,7 +69,7 @@ TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, 
 TORCH_CUBIN_API char* torch_cubin_module_global(void* module, int index, const char* name,
                                                 size_t size) {
   return answer([&] {
-    const UserModule::Global global = module_of(module).global(device(index), {name, size});
+    const Module::Global global = module_of(module).global(device(index), {name, size});
     const json out = {{"address", global.address}, {"bytes", global.bytes}};
     return out.dump();
   });
@@ -91,7 +92,7 @@ TORCH_CUBIN_API char* torch_cubin_kernel_preload(void* kernel, int index) {
 // {"unloaded": false} where a captured graph, or the caller, keeps it loaded.
 TORCH_CUBIN_API char* torch_cubin_module_unload(void* module, int keep) {
   return answer([&] {
-    const json out = {{"unloaded", module_of(module).unload(keep != 0)}};
+    const json out = {{"unloaded", module_of(module).unload(keep != 0, current_stream_if_any())}};
     return out.dump();
   });
 }
@@ -106,7 +107,7 @@ TORCH_CUBIN_API __attribute__((hot)) char* torch_cubin_kernel_launch(
     void* kernel, const torch_cubin_launch_call* call) {
   try {
     check_build(*call);
-    launch(kernel_of(kernel), *call);
+    launch(kernel_of(kernel), *call, &current_stream);
     return nullptr;
   } catch (...) {
     return error_answer();

@@ -7,7 +7,7 @@
 #include "cubin/json_facts.h"
 #include "declared/declared_package.h"
 #include "declared/slots.h"
-#include "package/kept_error.h"
+#include "package/load_error.h"
 
 using namespace torch_cubin;
 using nlohmann::json;
@@ -52,7 +52,7 @@ TORCH_CUBIN_API char* torch_cubin_ops() {
 TORCH_CUBIN_API char* torch_cubin_packages_error() {
   return answer([] {
     std::string tag, message;
-    if (take_kept_error(&tag, &message)) return error_json(tag, message);
+    if (take_load_error(&tag, &message)) return error_json(tag, message);
     return std::string("{}");
   });
 }

@@ -1,7 +1,7 @@
 """torch_cubin: PyTorch operators served by kernels from CUBIN files.
 
 Importing registers ``torch.ops.cubin.matmul``, ``linear``, ``scaled_dot_product_attention`` and its
-kin (README, "Attention"); it never touches the CUDA driver. What else is public is in ``__all__``.
+kin (docs/attention.md); it never touches the CUDA driver. What else is public is in ``__all__``.
 """
 
 from importlib import import_module as _import_module

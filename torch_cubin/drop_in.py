@@ -9,9 +9,9 @@ import weakref
 
 import torch
 import torch.nn.functional as F
-from torch.backends import mha
 from torch.overrides import TorchFunctionMode
 
+from torch_cubin._drop_in import fast_path as _fast_path
 from torch_cubin._drop_in import python_functions as _entered
 from torch_cubin._drop_in import report as _report
 from torch_cubin._drop_in import served as _served
@@ -19,7 +19,8 @@ from torch_cubin._drop_in import why_not as _why_not
 from torch_cubin._drop_in.report import report
 from torch_cubin._drop_in.served import SERVED
 from torch_cubin._drop_in.why_not import plain
-from torch_cubin._pytorch import frames as _frames
+from torch_cubin._pytorch import compiler as _compiler
+from torch_cubin._pytorch import modes as _modes
 
 __all__ = ["drop_in", "report"]
 
@@ -61,6 +62,7 @@ class _Serving(TorchFunctionMode):
 
 
 _INSIDE = _Serving()
+_fast_path.serves(_Serving)
 
 
 def _call_python(func, types_, args, kwargs):
@@ -93,14 +95,13 @@ def _leave_a_mark() -> None:
     again, which saves other tensors; where all are square the gradient would silently be wrong.
     With one more in the first run torch.utils.checkpoint sees the difference and raises.
     """
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if _modes.saves_tensors_by_hooks():
         _MARK.exp()  # saves its result, and is then forgotten
 
 
 def _nested() -> bool:
     """Whether a drop_in() further out will see the same call (this one is off in here)."""
-    modes = torch.overrides._get_current_function_mode_stack()
-    return any(isinstance(mode, _Serving) for mode in modes)
+    return any(isinstance(mode, _Serving) for mode in _modes.function_modes())
 
 
 class drop_in(_Serving):
@@ -122,54 +123,38 @@ class drop_in(_Serving):
     drops as much as PyTorch's, but other weights; which kernel of its own PyTorch was told to use
     (``torch.nn.attention.sdpa_kernel``) plays no part. In 16 bits ``addmm`` and
     its kin are served where they add nothing or a bias of one dimension, and scale nothing:
-    anything more would round, or overflow, before the sum.
+    anything more would round, or overflow, before the sum. Nested tensors given to
+    :class:`torch.nn.MultiheadAttention` and :class:`torch.nn.TransformerEncoderLayer` are left to
+    the fused path of these layers, which alone takes them.
 
     With activation checkpointing call ``backward()`` inside as well: what is computed again must be
     computed the same way (torch.utils.checkpoint raises otherwise).
     """
 
-    def __init__(self):
-        super().__init__()
-        self._fastpaths = []  # as traced code found the switch: one an entry, for it may nest
-
     def __enter__(self):
-        if torch.compiler.is_compiling():
-            self._fastpaths.append(mha._is_fastpath_enabled)
-            mha._is_fastpath_enabled = False
-        else:
+        if not torch.compiler.is_compiling():
             _outermost.enter(self)
         return super().__enter__()
 
     def __exit__(self, exc_type, exc_value, traceback):
         super().__exit__(exc_type, exc_value, traceback)
-        if torch.compiler.is_compiling():
-            mha._is_fastpath_enabled = self._fastpaths.pop()
-        else:
+        if not torch.compiler.is_compiling():
             _outermost.leave(self)
 
 
 class _Outermost:
-    """What happens once for all threads while any drop_in() is entered.
-
-    The counts start anew, and PyTorch's fused inference path of nn.TransformerEncoderLayer and
-    nn.MultiheadAttention is switched off: it multiplies where no mode can see it. (In eager code
-    any mode keeps PyTorch from it; torch.compile takes it all the same.)
-    """
+    """What happens once for all threads when the first of them enters: the counts start anew."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # How often each is entered now. Weak: one that was entered in a compiled graph, and left
-        # outside or not at all, must not stand in the way of the next. Guarded by _lock, as is what
-        # the switch was.
+        # outside or not at all, must not stand in the way of the next. Guarded by _lock.
         self._entered: weakref.WeakKeyDictionary[drop_in, int] = weakref.WeakKeyDictionary()
-        self._fastpath = True
 
     def enter(self, mode: drop_in) -> None:
         with self._lock:
             if not self._entered:
                 _report.clear()
-                self._fastpath = mha.get_fastpath_enabled()
-                mha.set_fastpath_enabled(False)
             self._entered[mode] = self._entered.get(mode, 0) + 1
 
     def leave(self, mode: drop_in) -> None:
@@ -177,10 +162,8 @@ class _Outermost:
             times = self._entered.pop(mode, 0)
             if times > 1:
                 self._entered[mode] = times - 1
-            elif times == 1 and not self._entered:
-                mha.set_fastpath_enabled(self._fastpath)
 
 
 _outermost = _Outermost()
 
-_frames.skip([sys.modules[__name__], _report, _served, _why_not])
+_compiler.skip_frames([sys.modules[__name__], _fast_path, _report, _served, _why_not])

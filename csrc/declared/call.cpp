@@ -7,8 +7,9 @@
 #include "cubin/error.h"
 #include "declared/boxed_arguments.h"
 #include "declared/contract.h"
-#include "package/kept_error.h"
+#include "package/load_error.h"
 #include "pytorch/autograd_state.h"
+#include "pytorch/stream.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {
@@ -17,10 +18,10 @@ namespace {
 constexpr size_t kStackBytes = 4096;  // what kernels could take before CUDA 12.1
 constexpr size_t kStackParams = 256;
 
-// Tensors made by a call, until they are handed over.
-class Made {
+// The tensors that a call allocates, which it owns until they are handed over.
+class CallAllocations {
  public:
-  ~Made() {
+  ~CallAllocations() {
     for (size_t i = 0; i < count_; ++i) {
       const AOTITorchError error = aoti_torch_delete_tensor_object(handles_[i]);
       static_cast<void>(error);  // nothing can be done about it here
@@ -45,7 +46,7 @@ class Contract::Call {
   Call(const Contract& contract, const BoxedArguments& boxed)
       : contract_(contract), boxed_(boxed), grad_mode_(aoti_torch_grad_mode_is_enabled()) {}
 
-  void run(Made& outputs) {
+  void run(CallAllocations& outputs) {
     for (size_t i = 0; i < contract_.variables_; ++i) state_.dtypes[i] = kUnboundDtype;
     // Expressions may ask for an item before lists are read, and of one that is not there.
     for (const Names::Item& item : contract_.items_) {
@@ -68,13 +69,14 @@ class Contract::Call {
     check_no_derivative();
 
     const Launch& launch = choose();
-    const size_t first = contract_.first_own_;
+    const size_t first = contract_.first_output_place_;
     bool empty = true;
     for (size_t i = 0; i < contract_.outputs_.size(); ++i) {
       empty &= make(contract_.outputs_[i], first + i, outputs);
     }
-    // Before the grid, which may read of it.
-    Made scratch;
+    // Scratch is allocated before the grid is evaluated, because the grid may use the scratch tensor's
+    // sizes.
+    CallAllocations scratch;
     for (size_t i = 0; i < contract_.scratch_.size(); ++i) {
       make(contract_.scratch_[i], first + contract_.outputs_.size() + i, scratch);
     }
@@ -125,7 +127,7 @@ class Contract::Call {
 
   void match(size_t i, AtenTensorHandle tensor, int item = -1) {
     state_.addresses[i] = pattern(i).match(tensor, i, item, state_);
-    if (grad_mode_ && requires_grad(tensor)) followed_ = static_cast<int>(i);
+    if (grad_mode_ && requires_grad(tensor)) argument_requiring_grad_ = static_cast<int>(i);
   }
 
   void match_optional(size_t i) {
@@ -163,10 +165,11 @@ class Contract::Call {
 
   // Where a formula is registered, PyTorch calls below autograd with gradients off.
   void check_no_derivative() const {
-    if (followed_ >= 0) {
+    if (argument_requiring_grad_ >= 0) {
       fail({"input",
             contract_.op_ + " argument '" +
-                contract_.schema_.arguments[static_cast<size_t>(followed_)].name + "'",
+                contract_.schema_.arguments[static_cast<size_t>(argument_requiring_grad_)].name +
+                "'",
             "requires grad, and the op has no derivative", "", "",
             "Define the op with a backward, or call it under torch.no_grad()."});
     }
@@ -192,7 +195,7 @@ class Contract::Call {
   }
 
   // Allocates an output or scratch; true if it has no elements.
-  bool make(const Pattern& pattern, size_t place, Made& made) {
+  bool make(const Pattern& pattern, size_t place, CallAllocations& made) {
     int64_t sizes[kMaxDims];
     int64_t strides[kMaxDims];
     const int64_t dim = pattern.shape(state_, sizes, strides);
@@ -243,7 +246,7 @@ class Contract::Call {
       call.params = heap_params.data();
     }
     packing.pack(state_, bytes, call.params);
-    torch_cubin::launch(*launch.kernel, call);
+    torch_cubin::launch(*launch.kernel, call, &current_stream);
   }
 
   const Contract& contract_;
@@ -251,14 +254,14 @@ class Contract::Call {
   const bool grad_mode_;
   CallState state_;
   const Device* device_ = nullptr;
-  int followed_ = -1;  // an argument that requires grad
+  int argument_requiring_grad_ = -1;  // an argument that requires grad
 };
 
 void Contract::call(StableIValue* stack) const {
-  Made outputs;
+  CallAllocations outputs;
   {
     const BoxedArguments boxed(schema_, stack);
-    raise_kept_error();  // now that the arguments are given back
+    raise_load_error();  // now that the arguments are given back
     Call call(*this, boxed);
     call.run(outputs);
   }

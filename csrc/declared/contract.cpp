@@ -66,8 +66,8 @@ void ContractImages::add(std::vector<uint8_t> bytes, const std::string& origin) 
   files_.push_back(std::move(file));
 }
 
-std::shared_ptr<UserModule> ContractImages::module(const std::vector<size_t>& indices, bool jit,
-                                                   const std::string& kernel) {
+std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indices, bool jit,
+                                               const std::string& kernel) {
   std::vector<SourceImage> images;
   std::string origin, lacking;
   for (const size_t i : indices) {
@@ -84,8 +84,8 @@ std::shared_ptr<UserModule> ContractImages::module(const std::vector<size_t>& in
       lacking = file.origin;
     }
   }
-  std::shared_ptr<UserModule>& module = modules_[{indices, jit}];
-  if (module == nullptr) module = std::make_shared<UserModule>(std::move(images), origin);
+  std::shared_ptr<Module>& module = modules_[{indices, jit}];
+  if (module == nullptr) module = std::make_shared<Module>(std::move(images), origin);
   module->kernel(kernel);  // throws where none has it: the nearest names
   if (!lacking.empty()) {
     fail({"no_kernel", "kernel '" + printable(kernel) + "'", "is not in every image",
@@ -121,7 +121,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
 
   names.add_items(definition);
   items_ = names.items();
-  first_own_ = names.scope().tensors.size();
+  first_output_place_ = names.scope().tensors.size();
   read_tensors(tensors, outputs, scratch, names);
   for (size_t i = 0; i < schema_.arguments.size(); ++i) {
     const SchemaArgument& argument = schema_.arguments[i];

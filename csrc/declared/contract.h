@@ -14,8 +14,8 @@
 #include "declared/packing.h"
 #include "declared/pattern.h"
 #include "declared/schema.h"
-#include "runtime/user_launch.h"
-#include "runtime/user_module.h"
+#include "runtime/launch.h"
+#include "runtime/module.h"
 
 namespace torch_cubin {
 
@@ -30,8 +30,8 @@ class ContractImages {
 
   // The module of those images, one for every equal set. PTX is taken only with `jit`. Throws what
   // opening them throws, and [no_kernel] where one of them lacks the kernel.
-  std::shared_ptr<UserModule> module(const std::vector<size_t>& indices, bool jit,
-                                     const std::string& kernel);
+  std::shared_ptr<Module> module(const std::vector<size_t>& indices, bool jit,
+                                 const std::string& kernel);
 
  private:
   struct File {
@@ -41,7 +41,7 @@ class ContractImages {
     std::string origin;
   };
   std::vector<File> files_;
-  std::map<std::pair<std::vector<size_t>, bool>, std::shared_ptr<UserModule>> modules_;
+  std::map<std::pair<std::vector<size_t>, bool>, std::shared_ptr<Module>> modules_;
 };
 
 class Contract {
@@ -75,8 +75,8 @@ class Contract {
            const Scope& arguments, const Scope& all, ContractImages& images, bool jit);
 
     std::vector<Expression> when;  // none or one
-    std::shared_ptr<UserModule> module;
-    UserKernel* kernel = nullptr;
+    std::shared_ptr<Module> module;
+    Kernel* kernel = nullptr;
     std::vector<Expression> grid, block, cluster;  // three each; cluster may have none
     std::vector<Expression> shared_memory;         // one
     std::vector<Packing> packing;                  // one
@@ -99,7 +99,7 @@ class Contract {
   std::vector<int> pattern_of_;
   std::vector<size_t> required_, optional_, lists_, mutated_, numbers_, texts_;  // arguments
   std::vector<Names::Item> items_;
-  size_t first_own_ = 0;  // the place of the first output
+  size_t first_output_place_ = 0;  // the place of the first output
   std::vector<Pattern> outputs_, scratch_;
   std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
   std::vector<Launch> launches_;

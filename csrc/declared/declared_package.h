@@ -18,7 +18,7 @@ nlohmann::json define_ops(const std::string& text, ContractImages& images);
 nlohmann::json load_package(const std::string& path);
 
 // Loads the packages that TORCH_CUBIN_PACKAGES names (paths with ':' between). Never throws: the
-// first failure is kept (package/kept_error.h), the other packages are loaded.
+// first failure is kept (package/load_error.h), the other packages are loaded.
 void load_packages_of_environment() noexcept;
 
 }  // namespace torch_cubin

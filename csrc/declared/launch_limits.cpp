@@ -70,7 +70,7 @@ struct KernelImage {
   std::string arch() const { return source->image.arch.name(); }
 };
 
-std::vector<KernelImage> images_with(const UserModule& module, const std::string& kernel) {
+std::vector<KernelImage> images_with(const Module& module, const std::string& kernel) {
   std::vector<KernelImage> found;
   for (const SourceImage& source : module.images()) {
     const KernelInfo* info = source.image.find(kernel);
@@ -170,7 +170,7 @@ void check_given_shared_memory(const std::string& label, const std::vector<Kerne
 
 }  // namespace
 
-void check_constants(const std::string& label, const LaunchShape& shape, const UserModule& module,
+void check_constants(const std::string& label, const LaunchShape& shape, const Module& module,
                      const std::string& kernel) {
   const std::vector<KernelImage> images = images_with(module, kernel);
   const Sizes grid(shape.grid), block(shape.block);

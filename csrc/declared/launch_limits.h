@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "declared/expression.h"
-#include "runtime/user_module.h"
+#include "runtime/module.h"
 
 namespace torch_cubin {
 
@@ -20,7 +20,7 @@ struct LaunchShape {
 
 // Throws, for constants alone: [input] for what no GPU runs, [params] for what the kernel's images
 // exclude, each of them. `label` names the entry of the contract: "op 'mylib::f': kernels[0]".
-void check_constants(const std::string& label, const LaunchShape& shape, const UserModule& module,
+void check_constants(const std::string& label, const LaunchShape& shape, const Module& module,
                      const std::string& kernel);
 
 }  // namespace torch_cubin

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/user_module.h"
+#include "runtime/module.h"
 
 namespace torch_cubin {
 

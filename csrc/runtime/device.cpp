@@ -44,6 +44,7 @@ const Device* open_device(int index) {
   const int clock = attribute(device->handle, CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
   // Virtual and integrated GPUs may report 0: then a middling figure serves the cost model.
   device->bytes_per_cycle = memory > 0 && clock > 0 ? memory / clock : 1000;
+  if (clock > 0) device->cycles_per_microsecond = clock / 1000.0;
   check(d.cuDevicePrimaryCtxRetain(&device->context, device->handle), "driver",
         "cuDevicePrimaryCtxRetain of cuda:" + std::to_string(index));
   return device.release();

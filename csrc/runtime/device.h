@@ -18,6 +18,7 @@ struct Device {
   int multiprocessors = 0;
   int shared_optin = 0;        // bytes a block may have with the opt-in
   double bytes_per_cycle = 0;  // peak of the memory, per cycle of the multiprocessors' top clock
+  double cycles_per_microsecond = 1500;  // at that clock
   std::string name;
 };
 
@@ -45,11 +46,5 @@ class ContextGuard {
  private:
   bool pushed_ = false;
 };
-
-// PyTorch's current stream on that device.
-CUstream current_stream(int device_index);
-
-// The same where this PyTorch has CUDA streams at all; false where it has none.
-bool find_current_stream(int device_index, CUstream* stream);
 
 }  // namespace torch_cubin

@@ -1,5 +1,5 @@
-// Module: an Image given to the driver. Kernel: one entry of it, with what a launch on each device
-// needs. Loading is lazy and per process; one library handle serves all devices.
+// Kernel: one kernel of a Module: its parameters, and on each device what its launches need and are
+// checked against. Knows no tensor: launch.h launches it with plain addresses.
 #pragma once
 
 #include <atomic>
@@ -7,82 +7,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "cubin/image.h"
 #include "runtime/device.h"
+#include "runtime/loaded_image.h"
 
 namespace torch_cubin {
 
-class Module {
- public:
-  // Gives `bytes`, of which `image` tells the facts, to the driver. The bytes must have been
-  // parsed and hashed already: the driver takes no length and walks off the end of a bad image.
-  static std::shared_ptr<const Module> load(Image image, const std::vector<uint8_t>& bytes,
-                                            const std::string& origin);
-
-  // The same for PTX, which the driver compiles: `text` ends with a NUL. What the compiler says
-  // stands in the error.
-  static std::shared_ptr<const Module> compile(Image image, const std::vector<uint8_t>& text,
-                                               const std::string& origin);
-
-  // Gives the library back to the driver now, with its errors told. The caller has waited for the
-  // work that uses it; a second call does nothing.
-  void unload() const;
-  ~Module();
-  Module(const Module&) = delete;
-  Module& operator=(const Module&) = delete;
-
-  const Image& image() const { return image_; }
-  const std::string& origin() const { return origin_; }
-  CUlibrary handle() const { return handle_; }
-  bool is_compiled() const { return compiled_; }  // from PTX, for whatever device runs it
-
- private:
-  Module(Image image, std::string origin) : image_(std::move(image)), origin_(std::move(origin)) {}
-  Image image_;
-  std::string origin_;  // for errors: "cubin 'sm_90a/x.cubin'"
-  mutable CUlibrary handle_ = nullptr;
-  bool compiled_ = false;
-};
-
-class Kernel {
- public:
-  // Throws [no_kernel] if the module has no such entry.
-  Kernel(std::shared_ptr<const Module> module, const std::string& name);
-
-  const std::string& name() const { return info_.name; }
-  const KernelInfo& info() const { return info_; }
-  const Module& module() const { return *module_; }
-
-  // The function, ready to be launched on `device`, whose context is current, with that much
-  // dynamic shared memory. The first call for a device checks the arch; the limit of dynamic shared
-  // memory is only ever raised, so a small launch never lowers it under a concurrent large one.
-  CUfunction ready(const Device& device, uint32_t dynamic_shared) {
-    const CUfunction function = find_ready(device.index, dynamic_shared);
-    return function != nullptr ? function : prepare(device, dynamic_shared);
-  }
-
-  // The same where ready() was called for as much before, else null.
-  CUfunction find_ready(int device_index, uint32_t dynamic_shared) const {
-    if (limit_[device_index].load(std::memory_order_acquire) <= dynamic_shared) return nullptr;
-    return functions_[device_index].load(std::memory_order_relaxed);
-  }
-
-  // The driver's handle for all devices; null before ready().
-  CUkernel handle() const { return handle_.load(std::memory_order_relaxed); }
-
- private:
-  CUfunction prepare(const Device& device, uint32_t dynamic_shared);
-
-  std::shared_ptr<const Module> module_;
-  KernelInfo info_;
-  std::mutex mutex_;  // guards prepare()
-  std::atomic<CUkernel> handle_{nullptr};
-  // A CUkernel may be launched too, but the driver then looks this up on every launch (50 ns).
-  std::atomic<CUfunction> functions_[kMaxDevices] = {};
-  std::atomic<uint32_t> limit_[kMaxDevices]{};  // dynamic shared bytes allowed + 1; 0: not prepared
-};
+class Module;
 
 // The same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per Compute
 // Capability").
@@ -92,23 +25,102 @@ constexpr int64_t kMaxThreads = 1024;  // a block
 constexpr int64_t kMaxCluster = 16;    // blocks; more than 8 where the kernel allows it
 constexpr const char* kAxes[3] = {"x", "y", "z"};
 
-struct LaunchConfig {
-  uint32_t grid[3] = {1, 1, 1};
-  uint32_t block[3] = {1, 1, 1};
-  uint32_t cluster[3] = {1, 1, 1};
-  uint32_t dynamic_shared = 0;
-  // The kernel waits itself for the one before it in the stream (griddepcontrol.wait), so its
-  // blocks may come while that one's last are running. Ignored below sm_90.
-  bool waits_itself = false;
+class Kernel {
+ public:
+  // `info` is of any image that has the kernel: its parameters are those of all of them, its blocks,
+  // clusters and shared memory only where they agree.
+  Kernel(Module& module, KernelInfo info);
+  ~Kernel() { forget(); }
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  // The most blocks that can run at once of a launch of that shape: cooperative grids and clusters.
+  struct Residency {
+    CUlaunchConfig config{};
+    uint32_t cluster[3] = {0, 0, 0};
+    int64_t blocks = -1;
+  };
+
+  // The kernel on one device.
+  struct OnDevice {
+    OnDevice(std::shared_ptr<const LoadedImage> image, const std::string& name,
+             const Device& device);
+
+    // The function, ready to be launched with that much dynamic shared memory. The limit is only
+    // ever raised, so a small launch never lowers it under a concurrent large one. Throws [launch]
+    // for more than a block may have.
+    CUfunction ready(uint32_t dynamic_shared) {
+      return allows(dynamic_shared) ? function : raise_limit(dynamic_shared);
+    }
+    bool allows(uint32_t dynamic_shared) const {
+      return shared_limit.load(std::memory_order_acquire) > dynamic_shared;
+    }
+
+    // What every launch reads stands first.
+    std::atomic<uint32_t> shared_limit{0};  // dynamic bytes allowed + 1; 0: not asked yet
+    bool has_cluster = false;               // the binary demands one
+    // A CUkernel may be launched too, but the driver then looks this up on every launch (50 ns).
+    CUfunction function = nullptr;
+    CUcontext context = nullptr;  // the device's
+    // Of a launch whose shape needs no further check: at most so many threads a block, and where
+    // common_block[0] is not 0, that block.
+    int64_t common_threads = 0;
+    int64_t common_block[3] = {0, 0, 0};
+    uint64_t least_shared = 0;  // dynamic bytes, 1 where the kernel cannot do without
+    std::atomic<uint64_t> checked_cluster{0};  // the shape that was last found to fit, packed; or 0
+
+    const Device& device;
+    std::shared_ptr<const LoadedImage> image;
+    const KernelInfo& info;  // of that image
+    CUkernel handle = nullptr;
+    int max_threads = 0;  // a block; registers may allow fewer than 1024
+
+    std::mutex mutex;             // guards what follows
+    Residency residency;          // of the last shape asked for
+    bool large_clusters = false;  // more than 8 blocks were asked for, and allowed
+    int priorities[2] = {1, 0};   // greatest (a lower number) and least; unknown at first
+
+   private:
+    CUfunction raise_limit(uint32_t dynamic_shared);
+    std::string object() const;
+    std::mutex limit_mutex_;  // guards raise_limit()
+  };
+
+  Module& module() const { return module_; }
+  const std::string& name() const { return info_.name; }
+  const KernelInfo& info() const { return info_; }
+
+  // What launches on that device are checked against, without touching it where that is the same
+  // everywhere.
+  const KernelInfo& info_on(int32_t device_index) const;
+
+  // Loads the kernel on its first use on a device, whose context is current. Throws [arch] where
+  // no image runs there, [no_kernel], and what the driver says.
+  OnDevice& on(const Device& device) {
+    OnDevice* ready = find(device.index);
+    return ready != nullptr ? *ready : load(device);
+  }
+
+  // Null before on() was called for the device.
+  OnDevice* find(int device_index) const {
+    return on_[device_index].load(std::memory_order_acquire);
+  }
+
+  // Loads the code onto the device now, rather than at the first launch.
+  void preload(const Device& device);
+
+  // Frees what on() allocated; no launch may be under way.
+  void forget();
+
+ private:
+  OnDevice& load(const Device& device);
+
+  Module& module_;  // owns this kernel
+  KernelInfo info_;
+  bool
+      same_shape_;  // all images that have the kernel say the same of what launches are checked against
+  std::mutex mutex_;  // guards load()
+  std::atomic<OnDevice*> on_[kMaxDevices] = {};
 };
-
-// Launches on the device's current PyTorch stream. `params` holds one pointer a parameter; the
-// caller has compared its parameters with the kernel's when it made its table. Throws [launch] for a
-// grid that is no whole number of the kernel's clusters.
-void launch(Kernel& kernel, const LaunchConfig& config, const Device& device, void** params);
-
-// Kernels launched by this process so far.
-int64_t launch_count();
-void count_launch();
 
 }  // namespace torch_cubin

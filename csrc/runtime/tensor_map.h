@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "runtime/launch_call.h"
 
@@ -10,7 +11,31 @@ namespace torch_cubin {
 
 constexpr int kTensorMapBytes = 128;
 
-// Encodes `map` into `out`, at any alignment. Throws [driver] where the driver refuses.
+// Encodes `map` into `out`, at any alignment. Throws [input] where the driver refuses.
 void encode_tensor_map(const torch_cubin_tensor_map& map, uint8_t* out);
+
+// The driver's numbers (CUtensorMapDataType and so on), for host code that may not name it.
+enum class MapType : uint32_t {
+  kUInt8 = 0,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBFloat16 = 9,
+  kTFloat32 = 11
+};
+enum class MapSwizzle : uint32_t { kNone = 0, k32Bytes = 1, k64Bytes = 2, k128Bytes = 3 };
+enum class MapL2Promotion : uint32_t { kNone = 0, k64Bytes = 1, k128Bytes = 2, k256Bytes = 3 };
+
+struct MapDim {
+  uint64_t size;    // elements
+  uint64_t stride;  // bytes, a multiple of 16; of no meaning in the first dim, which is contiguous
+  uint32_t box;     // elements that one copy moves; 1 to 256
+};
+
+// A map of 1 to 5 dims, innermost first, that fills what is out of bounds with zeros. `out` has 128
+// bytes at any alignment.
+void encode_tiled_map(void* out, const void* address, MapType type, MapSwizzle swizzle,
+                      std::initializer_list<MapDim> dims, int device_index,
+                      MapL2Promotion promotion = MapL2Promotion::k256Bytes);
 
 }  // namespace torch_cubin

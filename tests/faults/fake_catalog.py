@@ -10,23 +10,30 @@ import torch
 from fake_driver import tensors
 from faults.forked import error_of, forked
 
+from torch_cubin._native import library as _lib
+
 CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 
 
-@pytest.fixture
-def clustered(driver, tmp_path, monkeypatch) -> None:
-    """A catalog whose bfloat16 kernels of tensor cores launch clusters of two blocks."""
+def catalog_of(driver, folder: Path, monkeypatch, change) -> None:
+    """A catalog of the bfloat16 matmul kernels of kind `mma`, each as `change` returns it."""
     manifest = json.loads((CUBINS / "manifest.json").read_text())
     kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["kind"] == "mma"]
     kernels = [k for k in kernels if k["family"] == "matmul" and k["math"] == "bfloat16"]
     if not kernels:
         pytest.skip("the kernels are not built for sm_90a")
     for kernel in kernels:
-        kernel["cluster"] = [2, 1, 1]
         driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
-    (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
-    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+    changed = [entry for kernel in kernels for entry in change(kernel)]
+    (folder / "sm_90a").symlink_to(CUBINS / "sm_90a")
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "kernels": changed}))
+    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(folder))
+
+
+@pytest.fixture
+def clustered(driver, tmp_path, monkeypatch) -> None:
+    """A catalog whose bfloat16 kernels of tensor cores launch clusters of two blocks."""
+    catalog_of(driver, tmp_path, monkeypatch, lambda k: [{**k, "cluster": [2, 1, 1]}])
 
 
 def test_a_built_in_grid_is_a_whole_number_of_clusters(driver, clustered):
@@ -49,3 +56,57 @@ def test_a_built_in_grid_is_a_whole_number_of_clusters(driver, clustered):
     assert refused == []
     assert [launch["grid"] for launch in launches] == [[4, 1, 1]]
     assert [launch["attributes"]["4"] for launch in launches] == [[2, 1, 1]]  # the cluster
+
+
+def product() -> None:
+    a = tensors.empty(8, 64, dtype=torch.bfloat16)
+    b = tensors.empty(64, 8, dtype=torch.bfloat16)
+    torch.ops.cubin._matmul(a, b)
+
+
+BROKEN = {
+    "another kind": {"kind": "sm999"},
+    "other parameters": {"params_digest": "0" * 64},
+    "a field of no use": {"tile": [0, 1, 1]},
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_entry_that_no_host_code_takes_disables_no_other(driver, tmp_path, monkeypatch, case):
+    def change(kernel: dict) -> list[dict]:
+        return [{**kernel, **BROKEN[case], "name": f"broken_{kernel['name']}"}, kernel]
+
+    catalog_of(driver, tmp_path, monkeypatch, change)
+
+    def run() -> list:
+        product()
+        return [driver.launches(), [each["name"] for each in _lib.catalog()["refused"]]]
+
+    launches, refused = forked(run)
+    assert len(launches) == 1
+    assert refused
+    assert all(name.startswith("broken_") for name in refused)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_where_all_entries_are_refused_their_error_is_told(driver, tmp_path, monkeypatch, case):
+    catalog_of(driver, tmp_path, monkeypatch, lambda kernel: [{**kernel, **BROKEN[case]}])
+    _, message = forked(lambda: error_of(product))
+    tag = "file" if case == "a field of no use" else "params"
+    assert f"torch_cubin [{tag}]: catalog kernel '" in message
+
+
+def test_a_cluster_is_asked_about_once(driver, clustered):
+    """Later launches of its shape take the short way, and are as right."""
+
+    def run() -> list:
+        a = tensors.empty(4, 8, 64, dtype=torch.bfloat16)
+        b = tensors.empty(4, 64, 8, dtype=torch.bfloat16)
+        for _ in range(3):
+            torch.ops.cubin._matmul(a, b)
+        return [driver.calls("cuOccupancyMaxActiveClusters"), driver.launches()]
+
+    asked, launches = forked(run)
+    assert asked == 1
+    assert [launch["grid"] for launch in launches] == [[4, 1, 1]] * 3
+    assert [launch["attributes"]["4"] for launch in launches] == [[2, 1, 1]] * 3

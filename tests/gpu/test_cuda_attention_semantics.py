@@ -237,7 +237,8 @@ def test_rows_that_see_nothing(name: str, kind: str, nan_memory) -> None:
         assert bool((ours[0][:, 1] == 0).all()), label
         for result in ours[1:]:
             assert bool((result[:, 1] == 0).all()), label
-        own = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), visible)
+        with sdpa_kernel(SDPBackend.MATH):
+            own = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), visible)
         assert bool((own[:, :, ::3] == 0).all()), "PyTorch gives something else"
 
 

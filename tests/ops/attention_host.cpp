@@ -13,6 +13,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@
 #include "ops/attention/dropout_bits.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
+#include "ops/attention/plan.h"
+#include "ops/attention/portable.h"
 
 namespace torch_cubin {
 namespace host_check {
@@ -64,60 +67,89 @@ Tensor empty(const int64_t* sizes, int64_t dim, ScalarType dtype) {
   return empty_strided(sizes, strides.data(), dim, dtype);
 }
 
-CatalogKernel* make_kernel(const char* kind, const char* math, const char* layout, int rows,
-                           int columns, int depth) {
-  CatalogEntry e;
-  e.name = std::string(kind) + "_" + math + "_" + layout;
-  e.kind = kind;
-  e.math = math;
-  e.layout = layout;
-  e.tile[0] = rows;
-  e.tile[1] = columns;
-  e.tile[2] = depth;
-  e.block[0] = 128;
-  return new CatalogKernel(e, "");  // one a table, for the life of the process
+// What Emulated must know of a kernel, which the manifest says.
+struct Emulation {
+  std::string name, kind, math, layout;
+  int64_t tile[3];
+};
+
+std::map<const PackageKernel*, Emulation>& emulations() {
+  static std::map<const PackageKernel*, Emulation> all;
+  return all;
 }
 
-AttentionTable make_table() {
-  AttentionTable table;
-  table.multiprocessors = 4;
-  const char* maths[] = {"float16", "bfloat16", "float32"};
-  const char* variants[] = {"full", "general"};
-  const auto row = [](CatalogKernel* kernel) {
-    const int* tile = kernel->entry().tile;
-    return AttentionTable::Row{kernel, tile[0], tile[1], tile[2], 8, 100, 100};
-  };
-  for (int d = 0; d < kAttendDtypes; ++d) {
-    for (int v = 0; v < kAttentionVariants; ++v) {
+PackageKernel* make_kernel(const char* kind, const char* math, const char* layout, int rows,
+                           int columns, int depth) {
+  const std::string name = std::string(kind) + "_" + math + "_" + layout;
+  const nlohmann::json entry = {{"name", name},
+                                {"family", "attention"},
+                                {"kind", kind},
+                                {"arch", "sm_90a"},
+                                {"file", "none.cubin"},
+                                {"sha256", ""},
+                                {"symbol", name},
+                                {"math", math},
+                                {"layout", layout},
+                                {"tile", {rows, columns, depth}},
+                                {"block", {128, 1, 1}},
+                                {"cluster", {1, 1, 1}},
+                                {"dynamic_shared", 0},
+                                {"blocks_per_multiprocessor", 2},
+                                {"cost", {{"k_tile", 100}, {"fixed", 100}}},
+                                {"params", nlohmann::json::array()}};
+  // One a table, for the life of the process.
+  auto* kernel = new PackageKernel(entry, nullptr);
+  emulations()[kernel] = {name, kind, math, layout, {rows, columns, depth}};
+  return kernel;
+}
+
+std::vector<PackageKernel*> make_kernels() {
+  std::vector<PackageKernel*> all;
+  for (const char* math : {"float16", "bfloat16", "float32"}) {
+    const bool is_float32 = std::string(math) == "float32";
+    for (const char* variant : {"full", "general"}) {
       for (int depth : {16, 48}) {
-        table.forward[d][v].push_back(
-            row(make_kernel("mma", maths[d], variants[v], 32, 32, depth)));
-        if (d == kAttendFloat32) continue;
-        table.backward[d][v].push_back(
-            row(make_kernel("backward", maths[d], variants[v], 16, 32, depth)));
+        all.push_back(make_kernel("mma", math, variant, 32, 32, depth));
+        if (!is_float32) all.push_back(make_kernel("backward", math, variant, 16, 32, depth));
       }
     }
-    if (d == kAttendFloat32) {
+    if (is_float32) {
       for (int depth : {16, 48}) {
-        table.gradient_k[d].push_back(
-            row(make_kernel("gradient_k", maths[d], "any", 16, 32, depth)));
-        table.gradient_q[d].push_back(
-            row(make_kernel("gradient_q", maths[d], "any", 32, 16, depth)));
+        all.push_back(make_kernel("gradient_k", math, "any", 16, 32, depth));
+        all.push_back(make_kernel("gradient_q", math, "any", 32, 16, depth));
       }
     } else {
-      table.decode[d][kGeneral].push_back(
-          row(make_kernel("decode", maths[d], "general", 16, 32, 48)));
-      table.convert[d].push_back(row(make_kernel("convert", maths[d], "any", 64, 1, 1)));
+      all.push_back(make_kernel("decode", math, "general", 16, 32, 48));
+      all.push_back(make_kernel("convert", math, "any", 64, 1, 1));
     }
-    table.combine[d].push_back(row(make_kernel("combine", maths[d], "any", 8, 1, 1)));
-    table.delta[d].push_back(row(make_kernel("delta", maths[d], "any", 32, 1, 1)));
+    all.push_back(make_kernel("combine", math, "any", 8, 1, 1));
+    all.push_back(make_kernel("delta", math, "any", 32, 1, 1));
   }
-  return table;
+  return all;
 }
 
-const AttentionTable& a_table() {
-  static const AttentionTable table = make_table();
-  return table;
+// The library's own seams, with kernels that are plain loops.
+AttentionKernels make_seams() {
+  AttentionKernels made;
+  const std::vector<PackageKernel*> all = make_kernels();
+  for (const KernelSeam* each = KernelSeam::first(); each != nullptr; each = each->next()) {
+    if (std::string(each->family()) != "attention") continue;
+    const auto& seam = static_cast<const AttentionSeam&>(*each);
+    std::vector<PackageKernel*> own;
+    for (PackageKernel* kernel : all) {
+      if (seam.owns(kernel->entry())) own.push_back(kernel);
+    }
+    if (auto forward = seam.forward(a_device(0), own)) made.forward.push_back(std::move(forward));
+    if (auto backward = seam.backward(a_device(0), own)) {
+      made.backward.push_back(std::move(backward));
+    }
+  }
+  return made;
+}
+
+const AttentionKernels& the_seams() {
+  static const AttentionKernels seams = make_seams();
+  return seams;
 }
 
 // --- the kernels' contracts -----------------------------------------------------------------------
@@ -135,7 +167,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <typename T>
 struct Emulated {
   const AttentionParams& p;
-  const CatalogEntry& kernel;
+  const Emulation& kernel;
 
   struct Sequence {
     int64_t b, q0 = 0, k0 = 0, rows, columns, first, last;
@@ -210,7 +242,9 @@ struct Emulated {
   }
   double kept(const Sequence& s, int64_t h, int64_t i, int64_t j) const {
     if (!(p.flags & kAttendDropout)) return 1;
-    const int bits = dropout_bits(static_cast<uint64_t>(*p.dropout_seed), s.b * p.heads + h, i, j);
+    const DropoutBits of_block(static_cast<uint64_t>(*p.dropout_seed), s.b * p.heads + h, i, j / 32,
+                               j % 8 / 2);
+    const int bits = of_block.number(static_cast<int>(j % 32 / 8), static_cast<int>(j % 2));
     return bits >= p.drop_below ? p.keep_scale : 0;
   }
 
@@ -440,7 +474,7 @@ struct Emulated {
   }
 
   void convert(int64_t blocks) const {
-    const int64_t warps = kernel.block[0] / 32;
+    const int64_t warps = 128 / 32;
     require(blocks == ceil_div(p.batch * p.heads * ceil_div(p.seqlen_q, 16), warps),
             "the convert grid");
     check_operand(p.dq, p.dq_stride);
@@ -463,19 +497,19 @@ struct Emulated {
   }
 };
 
-void run(CatalogKernel& kernel, const AttentionParams& p, int64_t blocks, int splits) {
-  const CatalogEntry& entry = kernel.entry();
-  launches().push_back(entry.name);
-  if (entry.math == "float16") return Emulated<Half>{p, entry}.run(blocks, splits);
-  if (entry.math == "bfloat16") return Emulated<BFloat16>{p, entry}.run(blocks, splits);
-  return Emulated<float>{p, entry}.run(blocks, splits);
+void run(PackageKernel& kernel, const AttentionParams& p, int64_t blocks, int splits) {
+  const Emulation& emulated = emulations().at(&kernel);
+  launches().push_back(emulated.name);
+  if (emulated.math == "float16") return Emulated<Half>{p, emulated}.run(blocks, splits);
+  if (emulated.math == "bfloat16") return Emulated<BFloat16>{p, emulated}.run(blocks, splits);
+  return Emulated<float>{p, emulated}.run(blocks, splits);
 }
 
 }  // namespace host_check
 }  // namespace torch_cubin
 
 #define device(index) host_check::a_device(index)
-#define attention_table(device) host_check::a_table()
+#define attention_kernels(device) host_check::the_seams()
 #define launch_attention(kernel, params, blocks, splits, device) \
   host_check::run(kernel, params, blocks, splits)
 #define empty_cuda(sizes, dim, dtype, device) host_check::empty(sizes, dim, dtype)
@@ -486,6 +520,8 @@ void run(CatalogKernel& kernel, const AttentionParams& p, int64_t blocks, int sp
 #include "ops/attention/backward.cpp"
 #include "ops/attention/fused_operands.cpp"
 #include "ops/attention/operands.cpp"
+#include "ops/attention/portable_backward.cpp"
+#include "ops/attention/portable_forward.cpp"
 
 namespace {
 

@@ -24,6 +24,8 @@ LEFT_OUT = {
     "ops/attention/backward.cpp",
     "ops/attention/fused_operands.cpp",
     "ops/attention/operands.cpp",
+    "ops/attention/portable_backward.cpp",
+    "ops/attention/portable_forward.cpp",
     "ops.cpp",
     "c_api.cpp",
 }

@@ -19,6 +19,7 @@ from ops.attention_samples import (
     stock,
 )
 from ops.samples import DTYPES
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Of out, relative to the largest element: weights in 16 bits are rounded once more than in torch.
 LIMITS = {
@@ -54,6 +55,33 @@ def check(args, *rest, **options) -> None:
         assert out.dtype == args[0].dtype
         assert out.requires_grad == grad
         near(out.detach(), expected)
+
+
+def attention_kernels(call) -> set[str]:
+    """Those of PyTorch's attention that the call runs."""
+
+    class Ops(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.add(func.name().split(".")[0])
+            return func(*args, **(kwargs or {}))
+
+    names: set[str] = set()
+    with torch.no_grad(), Ops():
+        call()
+    return {name for name in names if "attention" in name}
+
+
+def test_what_the_results_are_held_against_is_no_fused_kernel(device):
+    """Which may answer otherwise on another processor (conftest.py)."""
+    query, key, value = make_qkv(SQUARE, device)
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True, device=device)
+    rows = query[:, 0]
+    for call in (
+        lambda: stock(query, key, value),
+        lambda: stock(query, key, value, is_causal=True),
+        lambda: layer.train()(rows, rows, rows, need_weights=False),
+    ):
+        assert attention_kernels(call) <= {"aten::_scaled_dot_product_attention_math"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import drop_in_cases as cases
@@ -303,6 +304,119 @@ def test_an_instance_within_itself(device) -> None:
         a @ a
     assert mha.get_fastpath_enabled()
     assert [row.calls for row in torch_cubin.report().served] == [3]
+
+
+def nested_calls(device: str) -> dict:
+    """Layers of torch with nested tensors, by the name that report() gives them."""
+    options = {"batch_first": True, "device": device}
+    attention = torch.nn.MultiheadAttention(8, 2, **options).eval()
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, **options).eval()
+    stack = torch.nn.TransformerEncoder(layer, 2).eval()
+    rows = [torch.randn(n, 8, device=device) for n in (5, 3)]
+    x = torch.nested.nested_tensor(rows)
+    return {
+        "torch.nn.MultiheadAttention": (1, lambda: attention(x, x, x, need_weights=False)[0]),
+        "torch.nn.TransformerEncoderLayer": (1, lambda: layer(src=x)),
+        "torch.nn.TransformerEncoderLayer, twice": (2, lambda: stack(x)),
+    }
+
+
+NESTED = list(nested_calls("cpu"))
+
+
+def padded(nested: torch.Tensor) -> torch.Tensor:
+    return nested.to_padded_tensor(0.0)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_tensors_are_left_to_torchs_fused_layers(name, device) -> None:
+    times, call = nested_calls(device)[name]
+    with torch.inference_mode():
+        expected = padded(call())
+        result, ops, report = run(lambda: padded(call()))
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    assert ops.cubin() == 0
+    declined = [(row.function, row.reason, row.calls) for row in report.declined]
+    assert declined == [(name.split(",")[0], "nested tensor", times)]
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_drop_in_leaves_the_nested_tensors_of_other_threads_alone(name, device) -> None:
+    call = nested_calls(device)[name][1]
+    with torch.inference_mode():
+        expected = padded(call())
+    inside, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with torch_cubin.drop_in():
+            inside.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert inside.wait(60)
+        assert mha.get_fastpath_enabled()
+        with torch.inference_mode():
+            torch.testing.assert_close(padded(call()), expected, rtol=0, atol=0)
+    finally:
+        done.set()
+        holder.join()
+
+
+def test_threads_with_and_without_drop_in_take_turns(device) -> None:
+    """Half of the threads serve, all see nested tensors; each has the results of its own kind."""
+    nested = nested_calls(device)["torch.nn.TransformerEncoderLayer"][1]
+    linear = torch.nn.Linear(8, 8, device=device).eval()
+    x = torch.randn(3, 8, device=device)
+    with torch.inference_mode():
+        expected, product = padded(nested()), linear(x)
+    failures: list[BaseException] = []
+
+    def work(serve: bool) -> None:
+        try:
+            for _ in range(20):
+                with torch_cubin.drop_in() if serve else contextlib.nullcontext():
+                    with torch.inference_mode():
+                        torch.testing.assert_close(padded(nested()), expected, rtol=0, atol=0)
+                        torch.testing.assert_close(linear(x), product)
+                    assert mha.get_fastpath_enabled() is not serve
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert mha.get_fastpath_enabled()
+
+
+def test_nested_tensors_under_another_mode_are_refused_as_by_torch(device) -> None:
+    class Other(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    call = nested_calls(device)["torch.nn.MultiheadAttention"][1]
+    with torch.inference_mode(), Other():
+        with pytest.raises(AssertionError, match="NestedTensor"):
+            call()
+        with torch_cubin.drop_in():
+            with pytest.raises(AssertionError, match="NestedTensor"):
+                call()
+            a = integers(4, 4, device=device)
+            a @ a  # the modes are as they were
+    assert [row.calls for row in torch_cubin.report().served] == [1]
+
+
+def test_the_layers_can_be_scripted_and_traced_by_fx(device) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, device=device).eval()
+    x = torch.randn(2, 5, 8, device=device)
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.jit.script(layer)(x), layer(x), rtol=1e-4, atol=1e-5)
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(layer))
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
 
 
 def test_fused_inference_path_is_off_inside_and_as_it_was_outside() -> None:

@@ -87,31 +87,39 @@ def read(*folders: str) -> list[dict]:
 
 
 OUT_OF_RANGE = {
-    "tile of no rows": changed(tile=[0, 128, 32]),
-    "tile of no columns": changed(tile=[128, 0, 32]),
-    "negative tile": changed(tile=[128, 128, -32]),
     "block of no threads": changed(block=[0, 1, 1]),
     "block of 1025 threads": changed(block=[1025, 1, 1]),
     # 2^32 threads: more than 32 bits hold.
     "block that overflows": changed(block=[65536, 65536, 1]),
     "cluster of no blocks": changed(cluster=[1, 0, 1]),
     "cluster of 17 blocks": changed(cluster=[17, 1, 1]),
-    "no alignment": changed(alignment=0),
-    "no room for a block": changed(blocks_per_multiprocessor=0),
-    "negative cost of a tile": changed(cost={"k_tile": -1, "fixed": 0}),
-    "negative fixed cost": changed(cost={"k_tile": 1, "fixed": -0.5}),
-    "negative lone cost": changed(cost={"k_tile": 1, "fixed": 1, "lone": -1}),
 }
 MALFORMED = {
-    "two sizes of a tile": changed(tile=[128, 128]),
-    "a size that is a text": changed(tile=["128", 128, 32]),
-    "no alignment field": without("alignment"),
-    "no cost of a tile": without("cost", "k_tile"),
+    "two sizes of a block": changed(block=[128, 1]),
+    "a size that is a text": changed(block=["128", 1, 1]),
+    "no symbol": without("symbol"),
     "parameters that are a number": changed(params=3),
     "an arch by another name": changed(arch="compute_90"),
     "an arch with a tail": changed(arch="sm_90ax"),
     "a file outside": changed(file="../k.cubin"),
     "a file from the root": changed(file="/k.cubin"),
+}
+# Fields that only the kernel's own host code understands: the entry's error, not the package's.
+FIELDS = {
+    "tile of no rows": ("tile", changed(tile=[0, 128, 32])),
+    "tile of no columns": ("tile", changed(tile=[128, 0, 32])),
+    "negative tile": ("tile", changed(tile=[128, 128, -32])),
+    "two sizes of a tile": ("tile", changed(tile=[128, 128])),
+    "a size that is a text": ("tile", changed(tile=["128", 128, 32])),
+    "no alignment": ("alignment", changed(alignment=0)),
+    "no alignment field": ("alignment", without("alignment")),
+    "no room for a block": ("blocks_per_multiprocessor", changed(blocks_per_multiprocessor=0)),
+    "negative cost of a tile": ("k_tile", changed(cost={"k_tile": -1, "fixed": 0})),
+    "negative fixed cost": ("fixed", changed(cost={"k_tile": 1, "fixed": -0.5})),
+    "negative lone cost": ("lone", changed(cost={"k_tile": 1, "fixed": 1, "lone": -1})),
+    "no cost of a tile": ("k_tile", without("cost", "k_tile")),
+    "a layout that is unknown": ("layout", changed(layout="ns")),
+    "a math that is unknown": ("math", changed(math="float4")),
 }
 
 
@@ -150,6 +158,27 @@ def test_numbers_at_the_edge_of_their_range_are_taken(tmp_path: Path) -> None:
     edge = changed(block=[8, 8, 16], cluster=[4, 2, 2], tile=[1, 1, 1], alignment=1, cost=free)
     (answer,) = read(write(tmp_path / "edge", edge))
     assert answer["refused"] == []
+
+
+def test_a_field_that_no_host_code_can_use_is_the_entrys_own_error(tmp_path: Path) -> None:
+    entries = [{**entry, "name": case} for case, (_, entry) in FIELDS.items()]
+    (answer,) = read(write(tmp_path / "package", changed(name="good"), *entries))
+    texts = {refused["name"]: refused["message"] for refused in answer["refused"]}
+    assert set(texts) == set(FIELDS)
+    for case, (field, _) in FIELDS.items():
+        start = f"torch_cubin [file]: catalog kernel '{case}' has a field '{field}' that this "
+        assert texts[case].startswith(start), texts[case]
+
+
+def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(tmp_path: Path) -> None:
+    (answer,) = read(write(tmp_path / "package", ENTRY, changed(name="new", kind="sm999")))
+    (refused,) = answer["refused"]
+    assert refused["name"] == "new"
+    assert (
+        "[params]: catalog kernel 'new' is of a kind that the matmul family does not know"
+        in (refused["message"])
+    )
+    assert "got 'sm999'" in refused["message"]
 
 
 def test_a_kernel_of_other_parameters_is_refused(tmp_path: Path) -> None:

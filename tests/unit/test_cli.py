@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import containers
@@ -192,8 +193,10 @@ def test_doctor_tells_of_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_p
                 f"launcher  --  {path} does not know the tensors of this torch"
             )
 
-        def fails(name: str):
-            raise ImportError("undefined symbol")
+        def fails(name: str, really: Callable[[str], object] = doctor.importlib.import_module):
+            if name == "torch_cubin._launch":
+                raise ImportError("undefined symbol")
+            return really(name)
 
         with monkeypatch.context() as patch:
             patch.setattr(doctor.importlib, "import_module", fails)

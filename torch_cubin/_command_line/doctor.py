@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import pkgutil
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from pathlib import Path
 import torch
 
 import torch_cubin
-from torch_cubin import errors
+from torch_cubin import _pytorch, errors
 from torch_cubin._native import library as _lib
+from torch_cubin._pytorch.internals import FEATURES
 from torch_cubin.errors import counted
 
 # What a check yields: whether it is well (None: a fact, neither), and the line.
@@ -154,10 +156,23 @@ def _products() -> Iterator[Finding]:
         yield equal, f"matmul on {device} {'equals' if equal else 'differs from'} torch's ({ran})"
 
 
+def _internals() -> Iterator[Finding]:
+    """What leans on names, symbols and layouts that PyTorch keeps private, and what is lost."""
+    for module in pkgutil.iter_modules(_pytorch.__path__):
+        importlib.import_module(f"{_pytorch.__name__}.{module.name}")
+    for feature in FEATURES:
+        if feature.available:
+            yield True, f"{feature.name}: {', '.join(feature.names)}"
+        else:
+            lacks = ", ".join(feature.missing)
+            yield None, f"{feature.name}: this torch lacks {lacks}, so {feature.without}"
+
+
 CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
     ("versions", _versions),
     ("library", _library),
     ("launcher", _launcher),
+    ("internals", _internals),
     ("kernels", _catalog),
     ("GPUs", _gpus),
     ("products", _products),

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch_cubin import errors
 from torch_cubin._declared.contract_call import no_derivative, no_forward_mode
 from torch_cubin._declared.signature import Signature
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import transforms
 
 _PLAIN = torch.contiguous_format
 
@@ -90,7 +90,7 @@ class _Invocation:
 class _Derivative(torch.autograd.Function):
     @staticmethod
     def forward(invocation: _Invocation, *operands: Tensor) -> Any:
-        with _private.below_autograd():
+        with transforms.below_autograd():
             return invocation.call(operands)
 
     @staticmethod
@@ -200,7 +200,7 @@ def differentiable(
     """
     invocation = _Invocation(op, signature, formula, signature.bind(args, kwargs))
     operands = invocation.operands()
-    if _private.transforms_active():
+    if transforms.transforms_active():
         return _Derivative.apply(invocation, *operands)
     return _apply(invocation, *operands)
 
@@ -213,7 +213,7 @@ def autograd_kernel(
     def kernel(*args: Any, **kwargs: Any) -> Any:
         found = formula()
         if found is None or not (torch.is_grad_enabled() and _requires_grad(args)):
-            with _private.below_autograd():
+            with transforms.below_autograd():
                 return op(*args, **kwargs)
         return differentiable(op, signature, found, args, kwargs)
 

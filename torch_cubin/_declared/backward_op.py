@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_cubin import errors
 from torch_cubin._declared.autograd import Formula
 from torch_cubin._declared.signature import Signature
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import operators, transforms
 
 ALIGN = 16  # bytes; what a pattern asks for by default
 
@@ -81,7 +81,7 @@ def formula(name: str, signature: Signature, call: Callable[..., Any]) -> Formul
 def _without_gaps(grad: Tensor) -> Tensor:
     """As kernels' patterns want a gradient: autograd hands out expanded ones and slices."""
     grad = grad.contiguous()
-    if type(grad) is Tensor and not _private.is_wrapped(grad):
+    if type(grad) is Tensor and not transforms.is_wrapped(grad):
         return grad if grad.data_ptr() % ALIGN == 0 else grad.clone()
     return grad
 
@@ -108,7 +108,7 @@ class _Plan:
                 f"Define '{name}' with torch_cubin.define_op or torch.library, or load the package"
                 " that has it.",
             ) from None
-        schema = self.overload._schema
+        schema = operators.schema_of(self.overload)
         known = [argument.name for argument in signature.arguments]
         known += [*signature.outputs, *(f"grad_{output}" for output in signature.outputs)]
         self.positional: list[str] = []

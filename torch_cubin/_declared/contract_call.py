@@ -19,7 +19,7 @@ from torch_cubin._declared.expressions import Tree
 from torch_cubin._declared.signature import Signature
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._ops import checks as _checks
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import transforms
 
 
 class Output(NamedTuple):
@@ -340,7 +340,7 @@ def refuse_derivative(signature: Signature, values: Mapping[str, Any]) -> None:
         for name, tensor in signature.tensors(values):
             if tensor.requires_grad:
                 raise no_derivative(signature, f"argument '{name}' requires grad")
-    if _private.dual_level_is_open():
+    if transforms.dual_level_is_open(*(tensor for _, tensor in signature.tensors(values))):
         raise no_forward_mode(signature)
 
 

@@ -23,7 +23,7 @@ from torch_cubin._declared.autograd import Formula
 from torch_cubin._declared.contract_call import Call, Output, refuse_derivative
 from torch_cubin._declared.package_images import Image, manifest_of, of_package
 from torch_cubin._native import library as _lib
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import operators, transforms
 
 
 class Op:
@@ -32,7 +32,7 @@ class Op:
 
     - `name`: "mylib::vec_add". `schema`: as it was given. `contract`: what the definition became,
       the JSON of docs/manifest.md as a dict.
-    - `overload`: the torch._ops.OpOverload, for opcheck and the like.
+    - `overload`: the `torch.ops` overload, for opcheck and the like.
     """
 
     def __init__(self, signature: _signature.Signature, contract: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Op:
             self._register()
             self._redefine(contract)
         except BaseException:
-            self._library._destroy()  # nothing stays half registered
+            operators.destroy(self._library)  # nothing stays half registered
             raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,13 +100,16 @@ class Op:
     # What follows is for define_op and packages.
 
     def _set_formula(self, formula: Formula | None) -> None:
+        needed = transforms.BACKWARD_OF_DECLARED_OPS
+        if formula is not None and not needed.available:
+            raise needed.error(f"the derivative of op '{self.name}'")
         self._formula = formula
         if formula is not None and not self._has_autograd_kernel:
             kernel = _declared_autograd.autograd_kernel(
                 self.overload, self._signature, lambda: self._formula
             )
             self._library.impl(self._signature.local_name, kernel, "Autograd")
-            _private.forget_dispatch(self.overload)
+            operators.forget_dispatch(self.overload)
             self._has_autograd_kernel = True
 
     def _redefine(self, contract: dict[str, Any]) -> None:
@@ -147,7 +150,7 @@ class Op:
         assert cpu is not None  # CPU tensors are refused otherwise
         outputs = call.outputs()
         args, kwargs = self._signature.unbind(values)
-        with torch.no_grad(), _private.below_autograd():
+        with torch.no_grad(), transforms.below_autograd():
             found = cpu(*args, **kwargs)
         for argument in self._signature.arguments:
             # The ops in `cpu` may have run where nothing counts versions.
@@ -284,7 +287,7 @@ def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
                 op._images = of_package(op._package, op.contract)
     except BaseException:
         for op in made.values():
-            op._library._destroy()
+            operators.destroy(op._library)
         raise
     _ops.update(made)
     return {answer["name"]: _ops[answer["name"]] for answer in answers}

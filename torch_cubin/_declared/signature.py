@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import operators
 
 # PyTorch's types, as FunctionSchema prints them, and what they are called here.
 KINDS = {
@@ -115,7 +115,7 @@ class Signature:
         name, _, overload = self.local_name.partition(".")
         packet = getattr(getattr(torch.ops, self.namespace), name)
         if (overload or "default") not in packet.overloads():
-            _private.refresh_packet(packet)
+            operators.refresh_packet(packet)
         return getattr(packet, overload or "default")
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def parse(schema: str) -> Signature:
     if not isinstance(schema, str):
         raise refuse("has a wrong type", "a str", type(schema).__name__)
     try:
-        parsed = torch._C.parse_schema(schema)
+        parsed = operators.parse_schema(schema)
     except RuntimeError as error:
         raise refuse("does not parse", got=" ".join(str(error).split())[:300]) from None
     if not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", parsed.name):

@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch.compiler import assume_constant_result
 
 # A program whose shapes never repeat must not grow its counts for ever.
 MAX_SHAPES = 10_000
@@ -119,7 +119,7 @@ def count_declined(name: str, reason: str) -> None:
 
 # Under torch.compile a plain count would become part of the graph's guards and compile it again at
 # every call. A function whose result is assumed constant is instead run once, while tracing.
-@_private.assume_constant_result
+@assume_constant_result
 def count_traced(name: str, dtype: object, reason: str) -> int:
     with _lock:
         if reason:

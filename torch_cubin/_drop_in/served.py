@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from torch_cubin._drop_in import einsum as _einsum
 from torch_cubin._drop_in.why_not import SHAPES, output_dtype, why_no_mask, why_not, why_not_with
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import modes
+from torch_cubin._pytorch.compiler import assume_constant_result
 
 _cubin_matmul = torch.ops.cubin.matmul.default
 _cubin_linear = torch.ops.cubin.linear.default
@@ -294,7 +295,7 @@ _plans: dict[tuple[str, int, int], tuple[_einsum.Plan | None, int]] = {}
 
 # Constant for torch.compile: what comes out depends on these arguments alone. The reason is a
 # number, because a string that comes out of such a function cannot be tested in a trace.
-@_private.assume_constant_result
+@assume_constant_result
 def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> tuple[_einsum.Plan | None, int]:
     key = (equation, dims_a, dims_b)
     found = _plans.get(key)
@@ -333,8 +334,7 @@ SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
     operator.imatmul: ("Tensor.matmul (@)", _matmul),
     torch.Tensor.__rmatmul__: ("Tensor.__rmatmul__", _rmatmul),
     torch.functional.einsum: ("torch.einsum", _einsum_product),
-    torch._transformer_encoder_layer_fwd: ("torch._transformer_encoder_layer_fwd", _FUSED),
-    torch._native_multi_head_attention: ("torch._native_multi_head_attention", _FUSED),
+    **{function: (name, _FUSED) for name, function in modes.fused_layers.items()},
     F.scaled_dot_product_attention: (
         "torch.nn.functional.scaled_dot_product_attention",
         _attention,

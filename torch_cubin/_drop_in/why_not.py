@@ -3,18 +3,15 @@
 """Why tensors cannot be served from cubins, as the short reasons that report() shows."""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_cubin._native import library as _lib
 from torch_cubin._ops.checks import MAX_DIMS
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch.compiler import TRACING_TYPES, assume_constant_result
 
 SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its own error
 
 # Any other subclass (DTensor, quantised and nested tensors, a user's own) brings its own meaning.
-# The last two are what torch.export and torch.compile trace with: they stand for plain tensors.
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor})
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, *TRACING_TYPES})
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _CAST = _DTYPES - {torch.float64}
 _TOO_MANY_DIMS = f"more than {MAX_DIMS} dimensions"
@@ -126,4 +123,4 @@ def _refused_sm(index: int) -> int:
 
 
 # NOTE: a number, because a string that comes out of such a function cannot be tested in a trace.
-_refused_sm_traced = _private.assume_constant_result(_refused_sm)
+_refused_sm_traced = assume_constant_result(_refused_sm)

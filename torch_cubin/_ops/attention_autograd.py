@@ -20,7 +20,7 @@ from torch_cubin._ops import attention_compose as _compose
 from torch_cubin._ops import autograd as _autograd
 from torch_cubin._ops import checks as _checks
 from torch_cubin._ops.attention_checks import Options
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import dispatch_keys, transforms
 
 attention_backward = torch.ops.cubin.attention_backward.default
 forward_autograd = torch.ops.cubin._attention_forward_autograd.default
@@ -29,7 +29,7 @@ backward_autograd = torch.ops.cubin._attention_backward_autograd.default
 _TENSORS = ("attn_mask", "dropout_seed", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k")
 
 
-class _Attention(_private.SingleLevelFunction):
+class _Attention(transforms.SingleLevelFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -41,7 +41,7 @@ class _Attention(_private.SingleLevelFunction):
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        with _private.below_autograd():
+        with transforms.below_autograd():
             made += forward_autograd(query, key, value, *args, **kwargs)
         options = Options(*args, **kwargs)
         # Saved as tensors, not as an attribute, so that hooks and in-place changes are seen.
@@ -60,7 +60,7 @@ class _Attention(_private.SingleLevelFunction):
         query, key, value, out, logsumexp, *rest = ctx.saved_tensors
         options = ctx.options._replace(**dict(zip(_TENSORS, rest, strict=True)))
         # NOTE: backward() may run under autocast; PyTorch's own backward of attention ignores it.
-        with _private.without_autocast():
+        with dispatch_keys.without_autocast():
             if grad_logsumexp is None:
                 grads = attention_backward(
                     grad_out,
@@ -127,7 +127,7 @@ def _has_derivative(tensor: Tensor) -> bool:
 
 
 def _forward_mode_possible() -> bool:
-    return _private.dual_level_is_open() or _private.transforms_active()
+    return transforms.dual_level_is_open() or transforms.transforms_active()
 
 
 def _forward(
@@ -144,7 +144,7 @@ def _forward(
         return _compose.attention(query, key, value, *args, **kwargs)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         return _Attention.apply(made, query, key, value, args, kwargs)
-    with _private.below_autograd():
+    with transforms.below_autograd():
         return forward_autograd(query, key, value, *args, **kwargs)
 
 
@@ -195,7 +195,7 @@ def _forward_kernel(
     made: list[Tensor] = []
     try:
         return _forward(made, query, key, value, args, kwargs)
-    except _private.StopRecomputation:  # as in _autograd._apply
+    except transforms.StopRecomputation:  # as in _autograd._apply
         if not made:  # by one of the ops of a composition
             with torch.no_grad():
                 return _compose.attention(query, key, value, *args, **kwargs)

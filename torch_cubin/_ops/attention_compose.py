@@ -17,7 +17,7 @@ from torch_cubin._ops import attention_checks as _attention_checks
 from torch_cubin._ops import checks as _checks
 from torch_cubin._ops import softmax as _softmax
 from torch_cubin._ops.attention_checks import Options
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch.dispatch_keys import without_autocast
 
 matmul = torch.ops.cubin.matmul.default
 
@@ -42,7 +42,7 @@ def attention(
             "Compute each sequence by a call of its own.",
         )
     # NOTE: products in the dtype of autocast would round the scores.
-    with _private.without_autocast():
+    with without_autocast():
         out, logsumexp = _attention(query, key, value, options, shape)
     return _laid_out(out.to(query.dtype), query), logsumexp
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import dispatch_keys, operators
 
 
 # NOTE: torch casts a leaf that requires grad once a region, out of a cache. Python can clear that
@@ -32,18 +32,18 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
 _KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks"))
 
 
-def _kernel(op: torch._ops.OpOverload, key: str, device_type: str) -> Callable[..., Any]:
-    excluded = _private.DispatchKeySet(getattr(_private.DispatchKey, key))
-    names = [argument.name for argument in op._schema.arguments]
+def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
+    without_this_key = dispatch_keys.without_key(key)
+    names = operators.argument_names(op)
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(device_type)
 
         def cast(name: str, value: Any) -> Any:
-            kept = name in _KEPT or _private.autocast_is_off()
+            kept = name in _KEPT or dispatch_keys.autocast_is_off()
             return value if kept else _cast(value, device_type, dtype)
 
-        with _private.exclude_keys(excluded):
+        with without_this_key():
             return op(
                 *map(cast, names, args),
                 **{name: cast(name, value) for name, value in kwargs.items()},
@@ -61,6 +61,8 @@ _NAMES += ["scaled_dot_product_attention", "_scaled_dot_product_attention"]
 
 
 def register(library: torch.library.Library) -> None:
+    if not dispatch_keys.AUTOCAST.available:
+        return
     for name in _NAMES:
         op = getattr(torch.ops.cubin, name).default
         for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):

@@ -20,7 +20,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from torch_cubin._ops import checks as _checks
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import transforms
 
 matmul = torch.ops.cubin.matmul.default
 linear = torch.ops.cubin.linear.default
@@ -30,8 +30,8 @@ linear_autograd = torch.ops.cubin._linear_autograd.default
 
 def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `op`, without a graph of its own, so that the levels further out still see it."""
-    with _private.below_autograd():
-        if not _private.transforms_active():
+    with transforms.below_autograd():
+        if not transforms.transforms_active():
             return op(*args, **kwargs)
         with _outer_levels():
             return op(*args, **kwargs)
@@ -44,10 +44,10 @@ def _outer_levels() -> Iterator[None]:
     NOTE: torch turns them off around `forward` and `jvp` for the level at work. The levels further
     out need them: without this a hessian or a jvp of a jvp is silently wrong.
     """
-    if not _private.transforms_active():
+    if not transforms.transforms_active():
         yield
         return
-    with torch.enable_grad(), _private.set_forward_grad_enabled(True):
+    with torch.enable_grad(), transforms.set_forward_grad_enabled(True):
         yield
 
 
@@ -60,14 +60,14 @@ def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Te
     """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated."""
     made: list[Tensor] = []
     try:
-        if _private.transforms_active():
-            with _private.enable_single_level():
+        if transforms.transforms_active():
+            with transforms.enable_single_level():
                 return function.apply(made, *args)
-        if _private.dual_level_is_open() or _requires_grad(args):
+        if transforms.dual_level_is_open() or _requires_grad(args):
             return function.apply(made, *args)
-        with _private.below_autograd():
+        with transforms.below_autograd():
             return op(*args)
-    except _private.StopRecomputation:
+    except transforms.StopRecomputation:
         # NOTE: non-reentrant checkpointing ends its recomputation so, from a hook on what apply
         # saves after forward, and the type would be lost in the C API between here and the public
         # op. All that it wanted is saved by now: the rest may as well run, on what forward made.
@@ -137,7 +137,7 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-class _Matmul(_private.SingleLevelFunction):
+class _Matmul(transforms.SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, made: list[Tensor], self: Tensor, other: Tensor) -> Tensor:
         _, needs_self, needs_other = ctx.needs_input_grad
@@ -166,7 +166,7 @@ class _Matmul(_private.SingleLevelFunction):
             return _matmul_tangent(*map(_primal, ctx.saved_tensors), self_t, other_t)
 
 
-class _Linear(_private.SingleLevelFunction):
+class _Linear(transforms.SingleLevelFunction):
     @staticmethod
     def forward(
         ctx: Any, made: list[Tensor], input: Tensor, weight: Tensor, bias: Tensor | None

@@ -14,6 +14,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library as _lib
+from torch_cubin._pytorch import operators
 
 MAX_DIMS = 64  # kMaxDims in csrc/pytorch/tensor.h
 
@@ -61,7 +62,7 @@ def require(equal: bool | torch.SymBool, *details: str) -> None:
         if not equal:
             fail(*details)
     else:
-        torch._check(equal, lambda: str(fault(*details)))
+        operators.check(equal, fault(*details))
 
 
 def check_dims(*tensors: torch.Tensor | None) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._ops import checks as _checks
+from torch_cubin._pytorch import operators
 
 _KEYS = (
     *("SparseCPU", "SparseCUDA", "SparseMeta", "SparseCsrCPU", "SparseCsrCUDA", "SparseCsrMeta"),
@@ -22,8 +23,7 @@ _KEYS = (
 
 def _refusal(name: str) -> Callable[..., torch.Tensor]:
     op = name.removeprefix("_").removesuffix("_autograd")
-    schema = getattr(torch.ops.cubin, name).default._schema
-    arguments = [argument.name for argument in schema.arguments]
+    arguments = operators.argument_names(getattr(torch.ops.cubin, name).default)
 
     def refuse(*args: object, **kwargs: object) -> torch.Tensor:
         given = {**dict(zip(arguments, args, strict=False)), **kwargs}

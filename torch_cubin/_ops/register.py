@@ -6,26 +6,33 @@ from functools import cache
 
 import torch
 
-from torch_cubin._ops import attention_autograd as _attention_autograd
-from torch_cubin._ops import attention_compose as _compose
-from torch_cubin._ops import autocast as _autocast
-from torch_cubin._ops import autograd as _autograd
-from torch_cubin._ops import fake as _fake
-from torch_cubin._ops import flops as _flops
-from torch_cubin._ops import layouts as _layouts
-from torch_cubin._ops import vmap as _vmap
+from torch_cubin._ops import (
+    attention_autograd,
+    attention_compose,
+    autocast,
+    autograd,
+    fake,
+    flops,
+    layouts,
+    no_derivatives,
+    vmap,
+)
+from torch_cubin._pytorch.transforms import DERIVATIVES
 
 
 @cache
 def register() -> torch.library.Library:
     """Once a process, after _C.so is loaded. The library lives as long as its registrations."""
     library = torch.library.Library("cubin", "IMPL")
-    _fake.register(library)
-    _autograd.register(library)
-    _attention_autograd.register(library)
-    _compose.register(library)
-    _autocast.register(library)
-    _vmap.register(library)
-    _layouts.register(library)
-    _flops.register()
+    fake.register(library)
+    if DERIVATIVES.available:
+        autograd.register(library)
+        attention_autograd.register(library)
+    else:
+        no_derivatives.register(library)
+    attention_compose.register(library)
+    autocast.register(library)
+    vmap.register(library)
+    layouts.register(library)
+    flops.register()
     return library

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops import autograd as _autograd
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import transforms
 
 softmax = torch.ops.cubin._attention_softmax.default
 softmax_backward = torch.ops.cubin._attention_softmax_backward.default
@@ -33,16 +33,16 @@ def _call(function: Any, op: Any, *args: Any) -> Any:
     """The kernel of an op on the Autograd key."""
     made: list[Tensor] = []
     try:
-        if _private.transforms_active():
-            with _private.enable_single_level():
+        if transforms.transforms_active():
+            with transforms.enable_single_level():
                 return function.apply(made, *args)
-        if _private.dual_level_is_open() or any(
+        if transforms.dual_level_is_open() or any(
             isinstance(arg, Tensor) and arg.requires_grad for arg in args
         ):
             return function.apply(made, *args)
-        with _private.below_autograd():
+        with transforms.below_autograd():
             return op(*args)
-    except _private.StopRecomputation:  # as in _autograd._apply
+    except transforms.StopRecomputation:  # as in _autograd._apply
         results = tuple(tensor.detach() for tensor in made)
         return results if len(results) > 1 else results[0]
     except BaseException as error:
@@ -69,7 +69,7 @@ def _sum_rows(tensor: Tensor) -> Tensor:
     return tensor.sum(-1, keepdim=True)
 
 
-class _Softmax(_private.SingleLevelFunction):
+class _Softmax(transforms.SingleLevelFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -157,7 +157,7 @@ class _Softmax(_private.SingleLevelFunction):
             return probs_t, logsumexp_t.to(probs.dtype)
 
 
-class _SoftmaxBackward(_private.SingleLevelFunction):
+class _SoftmaxBackward(transforms.SingleLevelFunction):
     @staticmethod
     def forward(
         ctx: Any,
@@ -242,7 +242,7 @@ class _SoftmaxBackward(_private.SingleLevelFunction):
             return out
 
 
-class _Dropout(_private.SingleLevelFunction):
+class _Dropout(transforms.SingleLevelFunction):
     @staticmethod
     def forward(
         ctx: Any, made: list[Tensor], probs: Tensor, seed: Tensor, drop_below: int
@@ -345,6 +345,8 @@ def register(library: torch.library.Library) -> None:
         name = op.name()
         torch.library.register_fake(name, fake, lib=library)
         torch.library.register_vmap(name, rule, lib=library)
+        if not transforms.DERIVATIVES.available:
+            continue
 
         def kernel(*args: Any, function: Any = function, op: Any = op) -> Any:
             return _call(function, op, *args)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_cubin._ops import attention_checks as _attention_checks
 from torch_cubin._ops import checks as _checks
 from torch_cubin._ops.attention_checks import Options
-from torch_cubin._pytorch import private as _private
+from torch_cubin._pytorch import transforms
 
 Dims = tuple[int | None, ...]
 
@@ -200,7 +200,7 @@ def _attention_rule(op: Any) -> Any:
         return _batched_attention(op, info.batch_size, tensors, own_dims, options, rest)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        return _private.vmap_helper(_private.current_interpreter(), rule, call, *args, kwargs)
+        return transforms.vmap_helper(transforms.current_interpreter(), rule, call, *args, kwargs)
 
     return kernel
 
@@ -213,6 +213,8 @@ def register(library: torch.library.Library) -> None:
         torch.library.register_vmap(
             f"cubin::_linear{suffix}", _linear_rule(linear, matmul), lib=library
         )
+    if not transforms.VMAP_OF_ATTENTION.available:
+        return
     for name in (
         "_scaled_dot_product_attention",
         *("_attention_forward", "_attention_forward_autograd"),

@@ -1,9 +1,5 @@
-// Attention backward on CUDA: check -> choose -> launch.
-//
-// Three kernels in a row. For 16-bit types: delta (the rows' sums of grad_out * out; it also clears
-// the counters by which blocks add to dq in a fixed order), backward, and convert, which rounds the
-// float sums of dq. For float32: delta, then one kernel for dk and dv and one for dq, which share
-// nothing. Gradients of operands that were broadcast are summed at the end.
+// Attention backward on CUDA: check -> plan -> launch. Gradients of operands that were broadcast are
+// summed at the end.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -12,39 +8,10 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
+#include "ops/attention/plan.h"
 
 namespace torch_cubin {
 namespace {
-
-// With so few rows of queries float32's kernel of dq has a block a head, and the scores that a
-// composition holds are small. It is also the more exact where a gradient has one term: a product
-// of three of TF32 has twice the error of float32's.
-constexpr int64_t kFewRows = 16;
-
-struct Kernels {
-  CatalogKernel* delta = nullptr;
-  const AttentionTable::Row* backward = nullptr;
-  CatalogKernel* convert = nullptr;
-  const AttentionTable::Row* gradient_k = nullptr;
-  const AttentionTable::Row* gradient_q = nullptr;
-
-  bool joined() const { return backward != nullptr && convert != nullptr; }
-  bool apart() const { return gradient_k != nullptr && gradient_q != nullptr; }
-  bool complete() const { return delta != nullptr && (joined() || apart()); }
-};
-
-Kernels find_kernels(const AttentionTable& table, const AttentionCall& call, int64_t head_dim) {
-  Kernels found;
-  const AttentionDtype dtype = attention_dtype(call.dtype);
-  if (dtype == kAttendDtypes) return found;
-  const AttentionVariant variant = attention_variant(call.settings, call.options);
-  found.backward = narrowest(table.backward[dtype][variant], head_dim);
-  found.gradient_k = narrowest(table.gradient_k[dtype], head_dim);
-  found.gradient_q = narrowest(table.gradient_q[dtype], head_dim);
-  if (!table.delta[dtype].empty()) found.delta = table.delta[dtype][0].kernel;
-  if (!table.convert[dtype].empty()) found.convert = table.convert[dtype][0].kernel;
-  return found;
-}
 
 // Where a kernel writes the gradient of one operand: the result itself, or, where rows are no whole
 // vectors or the operand was broadcast, a tensor beside it.
@@ -83,37 +50,13 @@ struct Gradient {
   }
 };
 
-// Where the blocks of a backward kernel add up dq, and the counters of their turns; see
-// backward_attention_dq.cuh.
-struct DqSum {
-  Tensor sum, turns;
-  int64_t tiles_of_head = 0;
-
-  DqSum() = default;
-  DqSum(const AttentionCall& call, const Tensor& query, int64_t batch, int64_t head_dim,
-        int64_t delta_blocks, AttentionParams& params)
-      : tiles_of_head(ceil_div(call.shape.seqlen_q, 16)) {
-    const AttentionShape& shape = call.shape;
-    int64_t tiles = batch * shape.heads * tiles_of_head;
-    if (shape.packed) {
-      tiles = shape.heads * (TensorView(query).sizes[0] / 16 + shape.batch.sizes[0]);
-    }
-    const int64_t floats = tiles * 16 * head_dim;
-    sum = empty_cuda(&floats, 1, ScalarType::Float, call.device_index);
-    turns = empty_cuda(&delta_blocks, 1, ScalarType::Int, call.device_index);  // one a block
-    params.dq_sum = static_cast<float*>(sum.mutable_data_ptr());
-    params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
-  }
-};
-
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-Gradients run_fused_backward(const AttentionCall& call, const Kernels& kernels,
-                             const Tensor& grad_out, const Tensor& query, const Tensor& key,
-                             const Tensor& value, const Tensor& out, const Tensor& logsumexp) {
+Gradients run_fused_backward(const AttentionCall& call, const AttentionKernels& kernels,
+                             AttentionCase problem, const Tensor& grad_out, const Tensor& query,
+                             const Tensor& key, const Tensor& value, const Tensor& out,
+                             const Tensor& logsumexp) {
   const AttentionShape& shape = call.shape;
-  const Device& gpu = device(call.device_index);
-  const int64_t head_dim = padded_columns(shape.head_dim, call.dtype);
   FusedOperands operands(call, query, key, value);
   const bool one_launch = operands.one_launch;
   const auto readable = [&](const Tensor& tensor) {
@@ -135,36 +78,9 @@ Gradients run_fused_backward(const AttentionCall& call, const Kernels& kernels,
   operands.problem.add(kGradValue, TensorView(dv.written));
   operands.problem.merge();
 
-  const int64_t batch = operands.problem.batch(), parts = operands.problem.parts();
-  const int64_t lse_rows = shape.logsumexp.numel() / parts;
-  Tensor delta = empty_cuda(&lse_rows, 1, ScalarType::Float, call.device_index);
-  AttentionParams params = operands.params(head_dim, padded_columns(shape.head_dim_v, call.dtype));
-  params.delta = static_cast<const float*>(delta.data_ptr());
-  const int64_t delta_rows = kernels.delta->entry().tile[0];
-  const int64_t delta_blocks = batch * shape.heads * ceil_div(shape.seqlen_q, delta_rows);
-  DqSum sum;
-  if (kernels.joined()) sum = DqSum(call, query, batch, head_dim, delta_blocks, params);
-  float* logsumexps = const_cast<float*>(static_cast<const float*>(lse.data_ptr()));
-  for (int64_t part = 0; part < parts; ++part) {
-    operands.fill(params, part);
-    params.logsumexp = logsumexps + part * lse_rows;
-    const auto run = [&](CatalogKernel& kernel, int64_t blocks) {
-      launch_attention(kernel, params, blocks, 1, gpu);
-    };
-    const auto run_keys = [&](const AttentionTable::Row& row) {
-      run(*row.kernel, batch * shape.kv_heads * ceil_div(shape.seqlen_k, row.columns));
-    };
-    run(*kernels.delta, delta_blocks);
-    if (kernels.joined()) {
-      run_keys(*kernels.backward);
-      const int64_t warps = kernels.convert->entry().block[0] / 32;
-      run(*kernels.convert, ceil_div(batch * shape.heads * sum.tiles_of_head, warps));
-    } else {
-      run_keys(*kernels.gradient_k);
-      const AttentionTable::Row& row = *kernels.gradient_q;
-      run(*row.kernel, batch * shape.heads * ceil_div(shape.seqlen_q, row.rows));
-    }
-  }
+  problem.batch = operands.problem.batch();
+  const BackwardPlan plan = plan_backward(kernels, problem);
+  plan.kernels->launch(plan, problem, operands, static_cast<const float*>(lse.data_ptr()));
   return {dq.finish(call), dk.finish(call), dv.finish(call)};
 }
 
@@ -206,11 +122,13 @@ Gradients attention_backward_cuda(const Tensor& grad_out, const Tensor& query, c
       shape.head_dim_v == 0) {
     return {zeros_like_operand(call, q), zeros_like_operand(call, k), zeros_like_operand(call, v)};
   }
-  const int64_t widest = padded_columns(std::max(shape.head_dim, shape.head_dim_v), call.dtype);
-  const Kernels kernels = find_kernels(attention_table(device(call.device_index)), call, widest);
-  const bool few = !kernels.joined() && !shape.packed && shape.seqlen_q <= kFewRows;
-  if (kernels.complete() && shape.head_dim > 0 && !few) {
-    return run_fused_backward(call, kernels, grad_out, query, key, value, out, logsumexp);
+  if (shape.head_dim > 0) {
+    const AttentionKernels& kernels = attention_kernels(device(call.device_index));
+    const AttentionCase problem = attention_case(call);
+    if (plan_backward(kernels, problem).kernels != nullptr) {
+      return run_fused_backward(call, kernels, problem, grad_out, query, key, value, out,
+                                logsumexp);
+    }
   }
   return run_composed(call, grad_out, query, key, value, out, logsumexp);
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "ops/attention/attention.h"
-#include "ops/matmul/checks.h"
+#include "ops/common/shape.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {

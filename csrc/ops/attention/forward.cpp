@@ -1,15 +1,14 @@
-// Attention forward on CUDA: check -> choose -> launch. The backward is in attention_backward.cpp.
+// Attention forward on CUDA: check -> plan -> launch. The backward is in backward.cpp.
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
 #include <limits>
 
-#include "cubin/error.h"
 #include "ops/attention/arguments.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
+#include "ops/attention/plan.h"
 
 namespace torch_cubin {
 namespace {
@@ -22,19 +21,13 @@ void fill_empty(Tensor& out, Tensor* logsumexp) {
   }
 }
 
-// The fused kernels. False: none takes this problem, and nothing was done.
+// The fused kernels. Returns false, having done nothing, where none takes this problem.
 bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key,
                const Tensor& value, Tensor& out, Tensor* logsumexp) {
-  const AttentionDtype dtype = attention_dtype(call.dtype);
-  if (dtype == kAttendDtypes) return false;
   const AttentionShape& shape = call.shape;
-  const Device& gpu = device(call.device_index);
-  const AttentionTable& table = attention_table(gpu);
-  const int64_t head_dim = padded_columns(shape.head_dim, call.dtype);
-  const int64_t head_dim_v = padded_columns(shape.head_dim_v, call.dtype);
-  const int64_t widest = std::max(head_dim, head_dim_v);
-  const AttentionVariant variant = attention_variant(call.settings, call.options);
-  if (narrowest(table.forward[dtype][variant], widest) == nullptr) return false;
+  const AttentionKernels& kernels = attention_kernels(device(call.device_index));
+  AttentionCase problem = attention_case(call);
+  if (plan_forward(kernels, problem).kernels == nullptr) return false;
 
   FusedOperands operands(call, query, key, value);
   // Rows that are no whole vectors are written beside the output, and copied.
@@ -42,37 +35,17 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   Tensor wide_out = out;
   if (beside) {
     Shape sizes = shape.out;
-    sizes.sizes[sizes.dim - 1] = head_dim_v;
+    sizes.sizes[sizes.dim - 1] = problem.head_dim_v;
     wide_out = empty_cuda(sizes.sizes, sizes.dim, call.dtype, call.device_index);
     if (shape.packed) torch::stable::zero_(wide_out);  // rows of no sequence
   }
   operands.problem.add(kOut, TensorView(wide_out));
   operands.problem.merge();
 
-  const int64_t batch = operands.problem.batch();
-  const AttentionPlan plan = plan_forward(table, dtype, variant, shape, widest, batch);
-  AttentionParams params = operands.params(head_dim, head_dim_v);
-  params.splits = plan.splits;
-  params.columns_per_split = static_cast<int>(plan.columns_per_split);
-  const int64_t rows = batch * shape.heads * shape.seqlen_q;
-  Tensor partial;
-  if (plan.splits > 1) {
-    const int64_t floats = plan.splits * rows * (head_dim_v + 1);
-    partial = empty_cuda(&floats, 1, ScalarType::Float, call.device_index);
-    params.partial_out = static_cast<float*>(partial.mutable_data_ptr());
-    params.partial_logsumexp = params.partial_out + plan.splits * rows * head_dim_v;
-  }
-  float* lse = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
-  const int64_t parts = operands.problem.parts();
-  for (int64_t part = 0; part < parts; ++part) {
-    operands.fill(params, part);
-    params.logsumexp = lse == nullptr ? nullptr : lse + part * rows;
-    launch_attention(*plan.kernel, params, plan.blocks * batch, plan.splits, gpu);
-    if (plan.splits > 1) {
-      const int64_t per_block = plan.combine->entry().tile[0];
-      launch_attention(*plan.combine, params, (rows + per_block - 1) / per_block, 1, gpu);
-    }
-  }
+  problem.batch = operands.problem.batch();
+  const ForwardPlan plan = plan_forward(kernels, problem);
+  float* sums = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
+  plan.kernels->launch(plan, problem, operands, sums);
   if (beside) {
     torch::stable::copy_(out, torch::stable::narrow(wide_out, -1, 0, shape.head_dim_v));
   }

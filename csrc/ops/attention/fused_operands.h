@@ -3,7 +3,6 @@
 
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/compose.h"
-#include "ops/attention/plan.h"
 #include "ops/attention/problem.h"
 
 namespace torch_cubin {

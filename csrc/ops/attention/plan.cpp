@@ -1,54 +1,43 @@
 #include "ops/attention/plan.h"
 
-#include <algorithm>
 #include <cmath>
+#include <cstring>
 
-#include "cubin/error.h"
+#include "ops/attention/operands.h"
+#include "ops/common/device_tables.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMostSplits = 128;
-constexpr int64_t kFewestColumns = 256;  // of a split
-// Decoding, measured on the H200: two blocks a multiprocessor saturate the memory.
-constexpr int64_t kDecodeBlocks = 2;
-constexpr int64_t kDecodeQueries = 16;
-constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
-
-// Cycles until the last of `blocks` is done.
-double cycles(const AttentionTable::Row& row, int64_t blocks, int64_t columns) {
-  const double waves = static_cast<double>(ceil_div(blocks, row.slots));
-  return waves *
-         (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile + row.cost_fixed);
-}
-
-// Splits the columns so that plan.blocks of `batch` fill the device's `slots` once, but no finer
-// than is worth a second kernel.
-void split(AttentionPlan& plan, const AttentionTable& table, AttentionDtype dtype,
-           const AttentionTable::Row& row, const AttentionShape& shape, int64_t batch,
-           int64_t slots) {
-  const int64_t blocks = plan.blocks * batch;
-  plan.columns_per_split = shape.seqlen_k;
-  // The lengths of packed sequences are not known here.
-  if (table.combine[dtype].empty() || blocks == 0 || shape.packed) return;
-  const int64_t tiles = ceil_div(shape.seqlen_k, row.columns);
-  const int64_t fewest = std::max<int64_t>(1, kFewestColumns / row.columns);
-  const int64_t wanted = std::min({slots / blocks, tiles / fewest, kMostSplits});
-  if (wanted <= 1) return;
-  const int64_t tiles_per_split = ceil_div(tiles, wanted);
-  plan.columns_per_split = tiles_per_split * row.columns;
-  plan.splits = static_cast<int>(ceil_div(tiles, tiles_per_split));
-  plan.combine = table.combine[dtype][0].kernel;
-}
-
-// The kernel for few queries, if these are few: it reads keys and values once for all heads of a
-// group, and has one variant, the general one.
-const AttentionTable::Row* decode_row(const AttentionTable& table, AttentionDtype dtype,
-                                      const AttentionShape& shape, int64_t head_dim) {
-  if (shape.seqlen_q > kDecodeQueries || shape.seqlen_q * shape.group() > kDecodeRows) {
-    return nullptr;
+AttentionKernels* make_attention_kernels(const Device& device) {
+  const FamilyKernels family("attention", device);
+  auto made = std::make_unique<AttentionKernels>();
+  for (const KernelSeam* each = KernelSeam::first(); each != nullptr; each = each->next()) {
+    if (std::strcmp(each->family(), "attention") != 0) continue;
+    const auto& seam = static_cast<const AttentionSeam&>(*each);
+    const std::vector<PackageKernel*>& entries = family.of(seam);
+    if (entries.empty()) continue;
+    if (auto forward = seam.forward(device, entries)) made->forward.push_back(std::move(forward));
+    if (auto backward = seam.backward(device, entries)) {
+      made->backward.push_back(std::move(backward));
+    }
   }
-  return narrowest(table.decode[dtype][kGeneral], head_dim);
+  return made.release();
+}
+
+DeviceTables<AttentionKernels> g_attention_kernels;
+
+template <class Kernels>
+AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& seams,
+                                   const AttentionCase& problem) {
+  AttentionPlan<Kernels> best;
+  for (const std::unique_ptr<Kernels>& kernels : seams) {
+    const AttentionPlan<Kernels> plan = kernels->plan(problem);
+    if (!(plan.microseconds < best.microseconds)) continue;
+    best = plan;
+    best.kernels = kernels.get();
+  }
+  return best;
 }
 
 }  // namespace
@@ -65,52 +54,32 @@ AttentionVariant attention_variant(const AttentionSettings& settings,
   return general ? kGeneral : kFull;
 }
 
-const AttentionTable::Row* narrowest(const std::vector<AttentionTable::Row>& rows,
-                                     int64_t head_dim) {
-  const AttentionTable::Row* best = nullptr;
-  for (const AttentionTable::Row& row : rows) {
-    if (row.head_dim >= head_dim && (best == nullptr || row.head_dim < best->head_dim)) best = &row;
-  }
-  return best;
+AttentionCase attention_case(const AttentionCall& call) {
+  const AttentionShape& shape = call.shape;
+  AttentionCase c;
+  c.dtype = call.dtype;
+  c.variant = attention_variant(call.settings, call.options);
+  c.packed = shape.packed;
+  c.heads = shape.heads;
+  c.kv_heads = shape.kv_heads;
+  c.seqlen_q = shape.seqlen_q;
+  c.seqlen_k = shape.seqlen_k;
+  c.head_dim = padded_columns(shape.head_dim, call.dtype);
+  c.head_dim_v = padded_columns(shape.head_dim_v, call.dtype);
+  c.batch = 1;
+  return c;
 }
 
-AttentionPlan plan_forward(const AttentionTable& table, AttentionDtype dtype,
-                           AttentionVariant variant, const AttentionShape& shape, int64_t head_dim,
-                           int64_t batch) {
-  AttentionPlan plan;
-  if (const AttentionTable::Row* row = decode_row(table, dtype, shape, head_dim)) {
-    plan.kernel = row->kernel;
-    plan.blocks = ceil_div(shape.seqlen_q * shape.group(), row->rows) * shape.kv_heads;
-    split(plan, table, dtype, *row, shape, batch, kDecodeBlocks * table.multiprocessors);
-    return plan;
-  }
-  const AttentionTable::Row* fits = narrowest(table.forward[dtype][variant], head_dim);
-  if (fits == nullptr) return plan;
-  double best = 0;
-  const AttentionTable::Row* chosen = nullptr;
-  for (const AttentionTable::Row& row : table.forward[dtype][variant]) {
-    if (row.head_dim != fits->head_dim) continue;
-    const int64_t blocks = ceil_div(shape.seqlen_q, row.rows) * shape.heads;
-    const double cost = cycles(row, blocks * batch, shape.seqlen_k);
-    if (chosen != nullptr && cost >= best) continue;
-    best = cost;
-    chosen = &row;
-    plan.blocks = blocks;
-  }
-  plan.kernel = chosen->kernel;
-  split(plan, table, dtype, *chosen, shape, batch, chosen->slots);
-  return plan;
+const AttentionKernels& attention_kernels(const Device& device) {
+  return g_attention_kernels.get(device, make_attention_kernels);
 }
 
-void launch_attention(CatalogKernel& kernel, const AttentionParams& params, int64_t blocks,
-                      int splits, const Device& device) {
-  if (blocks == 0) return;  // cu_seqlens of no sequence
-  if (blocks > kMaxGrid[0]) {
-    fail({"input", "this attention", "is too large for one launch",
-          "at most " + std::to_string(kMaxGrid[0]) + " tiles of output", std::to_string(blocks),
-          "Compute it in parts."});
-  }
-  kernel.launch(blocks, splits, device, &params);
+ForwardPlan plan_forward(const AttentionKernels& kernels, const AttentionCase& problem) {
+  return quickest_of(kernels.forward, problem);
+}
+
+BackwardPlan plan_backward(const AttentionKernels& kernels, const AttentionCase& problem) {
+  return quickest_of(kernels.backward, problem);
 }
 
 }  // namespace torch_cubin

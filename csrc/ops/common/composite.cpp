@@ -3,6 +3,12 @@
 // NOTE: reading a size here would make torch.compile build one graph a size, and calling a kernel
 // directly would hand it tensors without data. So the boxed arguments pass through untouched,
 // which also saves the wrapping of every tensor: the callee takes the stack over as it came.
+//
+// Who owns the arguments: a boxed kernel does, from its first line on, and PyTorch gives nothing back
+// where it throws. So each of them either hands the whole stack to call_op, which takes it over
+// whether the call succeeds or not, or gives back what it holds before it throws. TORCH_BOX does the
+// latter for kernels with ordinary arguments, BoxedArguments for declared ops
+// (declared/boxed_arguments.h).
 #include "ops/common/composite.h"
 
 #include <torch/csrc/stable/tensor.h>
@@ -10,7 +16,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "cubin/error.h"
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {
@@ -21,6 +26,20 @@ using torch::stable::detail::to;
 
 void forward(const char* raw, const char* autograd, StableIValue* stack) {
   call_op(differentiable() ? autograd : raw, "", stack);
+}
+
+// The boxed seed for the arguments of scaled_dot_product_attention. Where the draw throws (vmap with
+// randomness "error" refuses it), the arguments are given back.
+StableIValue draw_seed_for_attention(StableIValue* stack) {
+  try {
+    return from(std::optional<Tensor>(draw_seed(to<AtenTensorHandle>(stack[0]))));
+  } catch (...) {
+    // Each conversion takes an argument over, and its result lets it go; numbers own nothing.
+    for (int i = 0; i < 3; ++i) to<Tensor>(stack[i]);
+    to<std::optional<Tensor>>(stack[3]);
+    to<std::optional<double>>(stack[6]);
+    throw;
+  }
 }
 
 }  // namespace
@@ -37,10 +56,8 @@ void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
 // takes the dropout's seed between them: random numbers never hide inside a raw op, where
 // torch.compile would merge two calls or replay one.
 void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint64_t) {
-  const bool dropout = to<double>(stack[4]) > 0;
   const StableIValue seed =
-      dropout ? from(std::optional<Tensor>(draw_seed(to<AtenTensorHandle>(stack[0]))))
-              : from(std::nullopt);
+      to<double>(stack[4]) > 0 ? draw_seed_for_attention(stack) : from(std::nullopt);
   if (!differentiable()) {
     StableIValue raw[] = {stack[0], stack[1], stack[2], stack[3], stack[4],
                           stack[5], seed,     stack[6], stack[7]};
@@ -82,11 +99,3 @@ void attention_backward_composite(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 }  // namespace torch_cubin
-
-extern "C" __attribute__((visibility("default"))) void torch_cubin_keep_error(const char* message) {
-  try {
-    torch_cubin::fail_with_text("internal", message);
-  } catch (const torch_cubin::Error&) {
-    // Thrown only to be kept: the caller raises it again in Python.
-  }
-}

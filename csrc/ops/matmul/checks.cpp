@@ -35,19 +35,6 @@ void check_dtype(const char* op, const char* name, const TensorView& tensor) {
 
 }  // namespace
 
-int64_t Shape::numel() const {
-  int64_t product = 1;
-  bool overflow = false;
-  for (int64_t i = 0; i < dim; ++i) {
-    if (sizes[i] == 0) return 0;
-    overflow = __builtin_mul_overflow(product, sizes[i], &product) || overflow;
-  }
-  if (overflow) {
-    fail({"input", "the output", "is too large", "at most 2^63 - 1 elements", "more", ""});
-  }
-  return product;
-}
-
 Shape check_matmul(const TensorView& self, const TensorView& other) {
   check_dtype("matmul", "self", self);
   check_dtype("matmul", "other", other);

@@ -4,21 +4,10 @@
 // shape, which is the only thing both devices compute alike.
 #pragma once
 
-#include <cstdint>
-
+#include "ops/common/shape.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-struct Shape {
-  int64_t dim = 0;
-  int64_t sizes[kMaxDims];
-
-  // Throws [input] past 2^63 - 1.
-  int64_t numel() const;
-};
 
 // Shape of torch.matmul(self, other).
 Shape check_matmul(const TensorView& self, const TensorView& other);

@@ -1,212 +1,73 @@
 #include "ops/matmul/plan.h"
 
-#include <algorithm>
-#include <cmath>
-#include <iterator>
-#include <limits>
+#include <cstring>
 
-#include "cubin/error.h"
+#include "ops/common/device_tables.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  20,
-                           24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};
-
-// Cycles of a second kernel and its launch, fitted to timings on the H200: 1.7 us.
-constexpr double kReduceFixed = 3000;
-// Share of the memory's peak that a streaming kernel reaches (H200: 4.3 of 4.9 TB/s).
-constexpr double kMemoryShare = 0.9;
-
-// Share of its time that a float64 product gives for the accuracy of split sums.
-constexpr double kWorthOfAccuracy = 1.15;
-
-int64_t accumulator_bytes(Math math) { return math == kMathFloat64 ? 8 : 4; }
-int64_t element_bytes_of(Math math) {
-  return math == kMathFloat64 ? 8 : math == kMathFloat16 || math == kMathBFloat16 ? 2 : 4;
-}
-
-bool aligned(int64_t stride, int64_t element_bytes) {
-  return stride * element_bytes % kVectorBytes == 0;
-}
-
-struct Best {
-  double cycles = std::numeric_limits<double>::infinity();
-  MatmulPlan plan;
-};
-
-// The product as one kernel row sees it.
-struct Extent {
-  int64_t m, n, k, batch;
-};
-
-// Cycles of a k tile for one block when a multiprocessor holds `blocks / multiprocessors` of them:
-// a lone block runs faster than at full occupancy, down to what the latency of a tile takes.
-double k_tile_cycles(const MatmulTable::Row& row, double blocks, int64_t multiprocessors) {
-  const double full = static_cast<double>(row.slots / multiprocessors);
-  const double held = std::min(full, std::max(1.0, std::ceil(blocks / multiprocessors)));
-  return row.cost_k_tile * std::max(held / full, row.cost_lone);
-}
-
-// Bytes of split-K partials that a product may take.
-int64_t workspace_limit(Math math) { return int64_t{math == kMathFloat64 ? 512 : 128} << 20; }
-
-// Fewest splits that keep the error of float64 near that of PyTorch, which splits a long K by how
-// far the outputs fill the device. On the H200, by its errors: into 4 to 30 parts where they are up
-// to 1.5 tiles of 64 x 64 a multiprocessor (chains of 1,024 terms had twice its error for 16 x 6144
-// x 4096, one of 20,000 three times for 1024 x 768), into 2 to 8 up to 4.5 tiles, else not at all.
-// Errors fall with the square root of the splits. Fewer where the partials have no memory.
-int64_t least_splits(Math math, const MatmulTable::Row& row, double tiles_each, int64_t k,
-                     int64_t k_tiles, double partial_bytes) {
-  constexpr int64_t kLongestChain = 512;
-  constexpr int64_t kMost = std::end(kSplits)[-1];
-  if (math != kMathFloat64) return 1;
-  const auto fitting = static_cast<int64_t>(workspace_limit(math) / partial_bytes);
-  const int64_t least = std::min({ceil_div(k, kLongestChain), k_tiles / 2, kMost, fitting * 2 / 3});
-  if (row.dot) return least;  // a dot kernel's lanes share K out already
-  const double filling = tiles_each <= 1.5 ? std::ceil(12 / tiles_each) : tiles_each <= 4.5 ? 3 : 1;
-  return std::min(least, static_cast<int64_t>(filling));
-}
-
-// Blocks of a persistent kernel fetch the next tile while they finish one, which hides a tile's
-// start (4096^3 in bfloat16 on the H200: 2.5% of the time). They take whole tiles only, and a K
-// that fills their ring of stages. All get the same number of tiles, give or take one: more blocks
-// would not end sooner.
-int64_t blocks_for(const MatmulTable::Row& row, const Extent& x, const MatmulPlan& plan) {
-  constexpr int64_t kLeastKTiles = 4;
-  const int64_t tiles = plan.tiles_m * plan.tiles_n * x.batch;
-  const bool whole = x.m % row.tile_m == 0 && x.n % row.tile_n == 0 && x.k % row.tile_k == 0;
-  const bool several = row.persistent && whole && plan.splits == 1;
-  if (!several || x.k < kLeastKTiles * row.tile_k) return tiles;
-  return ceil_div(tiles, ceil_div(tiles, row.slots));
-}
-
-void consider(Best& best, const MatmulTable& table, Math math, const MatmulTable::Row& row,
-              const Extent& x, bool swapped) {
-  const int64_t tiles_m = ceil_div(x.m, row.tile_m);
-  const int64_t tiles_n = ceil_div(x.n, row.tile_n);
-  const int64_t k_tiles = ceil_div(x.k, row.tile_k);
-  const double tiles = static_cast<double>(tiles_m) * tiles_n * x.batch;
-  const double outputs = static_cast<double>(x.m) * x.n * x.batch;
-  const double rate = table.bytes_per_cycle * kMemoryShare;
-  const double bytes = element_bytes_of(math) * x.batch *
-                       (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n +
-                        static_cast<double>(x.m) * x.n);
-  const double split_bytes = outputs * accumulator_bytes(math);
-  const int64_t least =
-      least_splits(math, row, tiles / table.multiprocessors, x.k, k_tiles, split_bytes);
-  for (const int wanted : kSplits) {
-    if (wanted > k_tiles) break;
-    if (wanted > 1 && wanted < least) continue;
-    const int64_t per_split = ceil_div(k_tiles, wanted);
-    const auto splits = static_cast<int>(ceil_div(k_tiles, per_split));  // none is empty
-    const double partial = splits * split_bytes;
-    if (splits > 1 && (table.reduce[math] == nullptr || partial > workspace_limit(math))) break;
-    const double waves = std::max(
-        1.0,
-        static_cast<double>(static_cast<int64_t>((tiles * splits + row.slots - 1) / row.slots)));
-    const double k_tile = k_tile_cycles(row, tiles * splits, table.multiprocessors);
-    const double compute = waves * (per_split * k_tile + row.cost_fixed);
-    double cycles = std::max(compute, bytes / rate + row.cost_fixed);
-    if (splits > 1) cycles += kReduceFixed + 2 * partial / rate;
-    if (wanted < least && !row.dot) cycles *= kWorthOfAccuracy;
-    if (cycles < best.cycles) {
-      best.cycles = cycles;
-      best.plan.kernel = row.kernel;
-      best.plan.reduce = splits > 1 ? table.reduce[math] : nullptr;
-      best.plan.tiles_m = tiles_m;
-      best.plan.tiles_n = tiles_n;
-      best.plan.k_tiles_per_split = per_split;
-      best.plan.splits = splits;
-      best.plan.swapped = swapped;
-      best.plan.blocks = blocks_for(row, x, best.plan);
+// What every seam has for one device.
+struct MatmulTable {
+  explicit MatmulTable(const Device& device) : family("matmul", device) {
+    for (const KernelSeam* each = KernelSeam::first(); each != nullptr; each = each->next()) {
+      if (std::strcmp(each->family(), "matmul") != 0) continue;
+      const auto& seam = static_cast<const MatmulSeam&>(*each);
+      const std::vector<PackageKernel*>& entries = family.of(seam);
+      if (entries.empty()) continue;
+      std::unique_ptr<MatmulKernels> on_device = seam.on(device, entries);
+      if (on_device != nullptr) kernels.push_back(std::move(on_device));
     }
-    if (tiles * splits >= 4.0 * row.slots) break;  // the device is full: more splits only cost
   }
-}
+  FamilyKernels family;
+  std::vector<std::unique_ptr<MatmulKernels>> kernels;
+};
 
-bool is_vectors(Access access) { return access == kKVectors || access == kOwnVectors; }
+DeviceTables<MatmulTable> g_matmul_tables;
 
-Layout layout_of(MatmulAccess access) {
-  if (!is_vectors(access.a) || !is_vectors(access.b)) return kLayoutAny;
-  if (access.a == kKVectors) return access.b == kKVectors ? kLayoutNT : kLayoutNN;
-  return access.b == kKVectors ? kLayoutTT : kLayoutTN;
-}
-
-// Rows for a small A and a B of this access; kernels that take anything where there are none.
-const std::vector<MatmulTable::Row>& dots_for(const MatmulTable& table, Math math, Access b) {
-  const auto& rows = table.dots[math][b];
-  return rows.empty() ? table.dots[math][kKElements] : rows;
-}
-
-MatmulPlan choose(const MatmulTable& table, Math math, MatmulAccess access,
-                  const MatmulProblem& p) {
-  const Extent x = {p.m, p.n, p.k, p.batch()};
-  Best best;
-  const auto* tiles = &table.tiles[math][layout_of(access)];
-  if (tiles->empty()) tiles = &table.tiles[math][kLayoutAny];
-  for (const MatmulTable::Row& row : *tiles) consider(best, table, math, row, x, false);
-  for (const MatmulTable::Row& row : dots_for(table, math, access.b)) {
-    if (x.m <= row.tile_m) consider(best, table, math, row, x, false);
+MatmulPlan quickest(const MatmulTable& table, const MatmulCase& problem) {
+  MatmulPlan best;
+  bool too_large = false;
+  for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
+    MatmulPlan plan = kernels->plan(problem);
+    too_large = too_large || plan.too_large;
+    if (!(plan.microseconds < best.microseconds)) continue;
+    best = plan;
+    best.kernels = kernels.get();
   }
-  for (const MatmulTable::Row& row : dots_for(table, math, access.a)) {
-    if (x.n <= row.tile_m) consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true);
-  }
-  if (best.plan.kernel == nullptr) {
-    fail({"no_kernel", "the kernel catalog", "has no kernel for this product",
-          "a kernel of " + table.arch, "none for its math and layout",
-          "Build the library and its kernels from one source tree."});
-  }
-  return best.plan;
-}
-
-Access access_of(const void* data, int64_t own_size, int64_t k, int64_t own_stride,
-                 int64_t k_stride, const int64_t* batch_strides, int batch_dims,
-                 int64_t element_bytes) {
-  bool vectors = reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
-  for (int i = 0; i < batch_dims; ++i) {
-    vectors = vectors && aligned(batch_strides[i], element_bytes);
-  }
-  const bool along_k = (k_stride == 1 || k == 1) && aligned(own_stride, element_bytes);
-  const bool along_own = (own_stride == 1 || own_size == 1) && aligned(k_stride, element_bytes);
-  if (vectors && along_k && (k > 1 || !along_own)) return kKVectors;
-  if (vectors && along_own) return kOwnVectors;
-  return own_stride <= k_stride && own_size > 1 ? kOwnElements : kKElements;
+  best.too_large = too_large && best.kernels == nullptr;
+  if (best.kernels == nullptr && !too_large) table.family.fail_no_kernel("this product");
+  return best;
 }
 
 // Choosing costs microseconds, a launch does too: the last answers are kept by thread.
-struct Remembered {
+struct RememberedPlan {
   const MatmulTable* table = nullptr;
-  int kind = -1;  // of math and accesses
-  int64_t m = 0, n = 0, k = 0, batch = 0;
+  MatmulCase problem;
   MatmulPlan plan;
 };
-constexpr size_t kRememberedSlots = 256;
+constexpr size_t kRememberedPlans = 256;
 
-}  // namespace
-
-MatmulAccess matmul_access(const MatmulProblem& p, int64_t element_bytes, const void* a,
-                           const void* b) {
-  return {access_of(a, p.m, p.k, p.a_stride_m, p.a_stride_k, p.a_batch_stride, p.batch_dims,
-                    element_bytes),
-          access_of(b, p.n, p.k, p.b_stride_n, p.b_stride_k, p.b_batch_stride, p.batch_dims,
-                    element_bytes)};
-}
-
-MatmulPlan choose_matmul(const MatmulTable& table, Math math, MatmulAccess access,
-                         const MatmulProblem& p) {
-  static thread_local Remembered remembered[kRememberedSlots];
-  const int64_t batch = p.batch();
-  const int kind = (static_cast<int>(math) * kAccessCount + access.a) * kAccessCount + access.b;
-  uint64_t hash = static_cast<uint64_t>(kind) + 1;
-  for (const int64_t value : {p.m, p.n, p.k, batch}) {
+size_t slot_of(const MatmulCase& problem) {
+  uint64_t hash = problem.facts() + 1;
+  for (const int64_t value : {problem.m, problem.n, problem.k, problem.batch}) {
     hash = (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ull;
     hash ^= hash >> 29;
   }
-  Remembered& slot = remembered[hash % kRememberedSlots];
-  if (slot.table != &table || slot.kind != kind || slot.m != p.m || slot.n != p.n ||
-      slot.k != p.k || slot.batch != batch) {
-    slot = {&table, kind, p.m, p.n, p.k, batch, choose(table, math, access, p)};
+  return hash % kRememberedPlans;
+}
+
+}  // namespace
+
+const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
+  static thread_local RememberedPlan remembered[kRememberedPlans];
+  const MatmulTable& table = g_matmul_tables.get(
+      device, [](const Device& device) { return std::make_unique<MatmulTable>(device).release(); });
+  RememberedPlan& slot = remembered[slot_of(problem)];
+  if (slot.table != &table || !(slot.problem == problem)) {
+    slot.plan = quickest(table, problem);
+    slot.problem = problem;
+    slot.table = &table;
   }
   return slot.plan;
 }

@@ -1,32 +1,13 @@
-// Choosing a kernel for a product: a cost model over the catalog's entries.
+// Choosing a kernel for a product: all seams are asked alike, and the quickest answer is kept.
 #pragma once
 
-#include <cstdint>
-
-#include "ops/matmul/problem.h"
-#include "ops/matmul/table.h"
+#include "ops/matmul/seam.h"
 
 namespace torch_cubin {
 
-struct MatmulPlan {
-  CatalogKernel* kernel = nullptr;
-  CatalogKernel* reduce = nullptr;  // null: the kernel writes C itself
-  int64_t tiles_m = 0, tiles_n = 0;
-  int64_t blocks = 0;  // grid x; fewer than tiles where blocks of the kernel compute several
-  int64_t k_tiles_per_split = 0;
-  int splits = 1;
-  bool swapped = false;  // a dot-product kernel computes C^T = B^T A^T
-};
-
-// How the kernels can read each operand of a product.
-struct MatmulAccess {
-  Access a, b;
-};
-MatmulAccess matmul_access(const MatmulProblem& problem, int64_t element_bytes, const void* a,
-                           const void* b);
-
-// Deterministic: depends on its arguments only. Remembers recent answers by thread.
-MatmulPlan choose_matmul(const MatmulTable& table, Math math, MatmulAccess access,
-                         const MatmulProblem& problem);
+// Deterministic: depends on its arguments only. Remembers recent answers by thread; the reference
+// is good until this thread's next call. Throws [no_kernel], or the error of an entry that was
+// refused, where nobody takes the problem, unless that is for its size (too_large).
+const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem);
 
 }  // namespace torch_cubin

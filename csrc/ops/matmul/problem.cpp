@@ -1,5 +1,7 @@
 #include "ops/matmul/problem.h"
 
+#include "pytorch/settings.h"
+
 namespace torch_cubin {
 namespace {
 
@@ -57,10 +59,30 @@ void drop_unused_strides(MatmulProblem& p) {
   if (p.k == 1) p.a_stride_k = p.b_stride_k = 0;
 }
 
+Math math_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half:
+      return kMathFloat16;
+    case ScalarType::BFloat16:
+      return kMathBFloat16;
+    case ScalarType::Float:
+      return tf32_allowed() ? kMathTF32 : kMathFloat32;
+    default:
+      return kMathFloat64;
+  }
+}
+
+MatmulProblem problem_of(ScalarType dtype) {
+  MatmulProblem p;
+  p.input = p.output = dtype;
+  p.math = math_of(dtype);
+  return p;
+}
+
 }  // namespace
 
 MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out) {
-  MatmulProblem p;
+  MatmulProblem p = problem_of(self.dtype);
   p.k = self.sizes[self.dim - 1];
   p.a_stride_k = self.strides[self.dim - 1];
   if (self.dim > 1) {
@@ -93,7 +115,7 @@ MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, co
 }
 
 MatmulProblem linear_problem(const TensorView& input, const TensorView& weight) {
-  MatmulProblem p;
+  MatmulProblem p = problem_of(input.dtype);
   p.k = input.sizes[input.dim - 1];
   p.a_stride_k = input.strides[input.dim - 1];
   if (input.dim > 1) {

@@ -12,7 +12,18 @@
 
 namespace torch_cubin {
 
+// What the multiplications are done in. float32 tensors have two.
+enum Math { kMathFloat16, kMathBFloat16, kMathTF32, kMathFloat32, kMathFloat64, kMathCount };
+
+// How an operand's elements are scaled: one factor for the tensor, one a row of A (a column of B),
+// or one a block of K of each row.
+enum class Scales : uint8_t { kNone, kTensor, kRow, kBlock };
+
 struct MatmulProblem {
+  ScalarType input = ScalarType::Float;   // of A and B
+  ScalarType output = ScalarType::Float;  // of C and the bias
+  Math math = kMathFloat32;
+  Scales a_scales = Scales::kNone, b_scales = Scales::kNone;
   int64_t m = 1, n = 1, k = 1;
   int64_t a_stride_m = 0, a_stride_k = 0;  // elements; 0 where the size is 1
   int64_t b_stride_k = 0, b_stride_n = 0;
@@ -28,7 +39,7 @@ struct MatmulProblem {
   }
 };
 
-// `out` is what check_matmul or check_linear returned for the same arguments; it has elements.
+// With the math that PyTorch's settings allow. `out` is what check_matmul or check_linear returned for the same arguments; it has elements.
 MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out);
 MatmulProblem linear_problem(const TensorView& input, const TensorView& weight);
 

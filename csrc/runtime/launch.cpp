@@ -1,5 +1,6 @@
-#include "runtime/user_launch.h"
+#include "runtime/launch.h"
 
+#include <atomic>
 #include <climits>
 #include <cstring>
 
@@ -9,6 +10,8 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kPortableCluster = 8;
+
+std::atomic<int64_t> g_launches{0};
 
 template <class T>
 std::string triple(const T* values) {
@@ -26,7 +29,7 @@ int64_t product(const int64_t* values) {
 }
 
 // The text is built on failure only.
-[[gnu::cold]] void check_launch(CUresult result, const UserKernel& kernel,
+[[gnu::cold]] void check_launch(CUresult result, const Kernel& kernel,
                                 const torch_cubin_launch_call& call) {
   check(result, "launch",
         "the launch of kernel '" + printable(kernel.name()) + "' with grid " + triple(call.grid) +
@@ -45,8 +48,8 @@ void set_shape(const torch_cubin_launch_call& call, CUstream stream, CUlaunchCon
   config.hStream = stream;
 }
 
-// Whether check_shape() and run() below would let the shape pass.
-bool is_common(const UserKernel::OnDevice& here, const torch_cubin_launch_call& call) {
+// Whether check_shape() and run() below would let the shape pass, clusters aside.
+bool is_common(const Kernel::OnDevice& here, const torch_cubin_launch_call& call) {
   bool fits = true;
   for (int i = 0; i < 3; ++i) {
     fits &= static_cast<uint64_t>(call.grid[i]) - 1 < static_cast<uint64_t>(kMaxGrid[i]);
@@ -56,42 +59,104 @@ bool is_common(const UserKernel::OnDevice& here, const torch_cubin_launch_call& 
   return fits && call.block[0] * call.block[1] * call.block[2] <= here.common_threads;
 }
 
-// Whether a launch on that stream works on the device without another context being made current:
-// a stream of one's own brings its context, the default ones mean that of the current one.
-bool finds_context(CUstream stream, const UserKernel::OnDevice& here) {
-  if (stream != nullptr && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD)
-    return true;
+// Whether a launch on that stream works on the device without another context being made current: a
+// stream of PyTorch's own brings its context, the default ones mean that of the current one, and what
+// a caller names may be anything.
+bool finds_context(CUstream stream, bool is_named, const Kernel::OnDevice& here) {
+  const bool is_default =
+      stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+  if (!is_default && !is_named) return true;
   CUcontext current = nullptr;
   return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == here.context;
 }
 
-// A launch that asks for nothing special, of a kernel that ran on the device before. Touches as
-// little code and data as can be: the driver's own work leaves the first-level caches empty, and
-// going the whole way costs 0.1 us more. So are the functions on the way marked hot, which lays them
-// side by side. False, with nothing done, where the whole way is the one to go.
-[[gnu::hot]] bool launch_common(UserKernel& kernel, const torch_cubin_launch_call& call) {
-  if (call.flags != 0 || static_cast<uint32_t>(call.device) >= kMaxDevices) return false;
-  const UserKernel::OnDevice* here = kernel.find(call.device);
+// What decides whether clusters fit on the device, in one number that is never 0. The block and the
+// shared memory have been checked: 1024 threads and 2^31 bytes at most.
+uint64_t packed_cluster(const int64_t* cluster, const torch_cubin_launch_call& call) {
+  uint64_t packed = 0;
+  for (int i = 0; i < 3; ++i) packed = packed << 5 | static_cast<uint64_t>(cluster[i]);
+  packed = packed << 11 | static_cast<uint64_t>(call.block[0] * call.block[1] * call.block[2]);
+  return packed << 31 | static_cast<uint64_t>(call.shared_memory);
+}
+
+void set_cluster(const int64_t* cluster, CUlaunchConfig& config) {
+  CUlaunchAttribute& attribute = config.attrs[config.numAttrs++];
+  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+  attribute.value.clusterDim.x = static_cast<unsigned>(cluster[0]);
+  attribute.value.clusterDim.y = static_cast<unsigned>(cluster[1]);
+  attribute.value.clusterDim.z = static_cast<unsigned>(cluster[2]);
+}
+
+void set_dependent(CUlaunchConfig& config) {
+  CUlaunchAttribute& attribute = config.attrs[config.numAttrs++];
+  attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  attribute.value.programmaticStreamSerializationAllowed = 1;
+}
+
+// Adds clusters and dependent launch. Returns false where they need the checks below.
+bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launch_call& call,
+                           CUlaunchConfig& config) {
+  if ((call.flags & TORCH_CUBIN_CLUSTER) != 0 || here.has_cluster) {
+    int64_t cluster[3];
+    for (int i = 0; i < 3; ++i) {
+      const int64_t compiled = here.info.cluster[i];
+      cluster[i] = (call.flags & TORCH_CUBIN_CLUSTER) != 0 ? call.cluster[i] : compiled;
+      if (cluster[i] <= 0 || cluster[i] > kMaxCluster || call.grid[i] % cluster[i] != 0 ||
+          (here.has_cluster && cluster[i] != compiled)) {
+        return false;
+      }
+    }
+    const uint64_t packed = packed_cluster(cluster, call);
+    if (here.checked_cluster.load(std::memory_order_relaxed) != packed) return false;
+    if (!here.has_cluster) set_cluster(cluster, config);
+  }
+  if ((call.flags & TORCH_CUBIN_DEPENDENT) != 0) {
+    if (here.device.sm < 90) return false;
+    set_dependent(config);
+  }
+  return true;
+}
+
+// The short way of a launch whose shape needs no more checks than these, of a kernel that ran on the
+// device before. Touches as little code and data as can be: the driver's own work leaves the
+// first-level caches empty, and going the whole way costs 0.1 us more. So are the functions on the
+// way marked hot, which lays them side by side. Returns false, having done nothing, when the launch
+// needs the general path.
+[[gnu::hot]] bool launch_common(Kernel& kernel, const torch_cubin_launch_call& call,
+                                CurrentStream current_stream) {
+  constexpr uint32_t kCommon = TORCH_CUBIN_STREAM | TORCH_CUBIN_DEPENDENT | TORCH_CUBIN_CLUSTER;
+  if ((call.flags & ~kCommon) != 0 || static_cast<uint32_t>(call.device) >= kMaxDevices) {
+    return false;
+  }
+  const Kernel::OnDevice* here = kernel.find(call.device);
   if (here == nullptr) return false;
   // Wraps around to more than that for too little.
   if (static_cast<uint64_t>(call.shared_memory) - here->least_shared >= INT_MAX) return false;
-  const CUfunction function =
-      here->kernel.find_ready(call.device, static_cast<uint32_t>(call.shared_memory));
-  if (function == nullptr || !is_common(*here, call)) return false;
+  if (!here->allows(static_cast<uint32_t>(call.shared_memory)) || !is_common(*here, call)) {
+    return false;
+  }
   CUlaunchConfig config{};
-  set_shape(call, current_stream(call.device), config);
-  if (!finds_context(config.hStream, *here)) return false;
+  CUlaunchAttribute attributes[2];  // each filled where it is added
+  if (here->has_cluster || (call.flags & ~TORCH_CUBIN_STREAM) != 0) {
+    config.attrs = attributes;
+    if (!add_common_attributes(*here, call, config)) return false;
+  }
+  const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0;
+  set_shape(call, is_named ? static_cast<CUstream>(call.stream) : current_stream(call.device),
+            config);
+  if (!finds_context(config.hStream, is_named, *here)) return false;
   kernel.module().note_capture(config.hStream);
-  const CUresult result = driver().cuLaunchKernelEx(&config, function, call.params, nullptr);
+  const CUresult result = driver().cuLaunchKernelEx(&config, here->function, call.params, nullptr);
   if (result != CUDA_SUCCESS) check_launch(result, kernel, call);
-  count_launch();
+  g_launches.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
 
 class Launch {
  public:
-  Launch(UserKernel& kernel, const torch_cubin_launch_call& call, const KernelInfo& info)
-      : kernel_(kernel), call_(call), info_(info) {
+  Launch(Kernel& kernel, const torch_cubin_launch_call& call, const KernelInfo& info,
+         CurrentStream current_stream)
+      : kernel_(kernel), call_(call), info_(info), current_stream_(current_stream) {
     for (int i = 0; i < 3; ++i) {
       cluster_[i] = has(TORCH_CUBIN_CLUSTER) ? call.cluster[i] : info.cluster[i];
     }
@@ -132,7 +197,7 @@ class Launch {
   void run(const Device& device) {
     check_device(device);
     const ContextGuard guard(device);
-    UserKernel::OnDevice& here = kernel_.on(device);
+    Kernel::OnDevice& here = kernel_.on(device);
     if (product(call_.block) > here.max_threads) {
       refuse("has a block that the kernel cannot have on " + device.name,
              "at most " + std::to_string(here.max_threads) + " threads" +
@@ -142,22 +207,16 @@ class Launch {
              "block " + triple(call_.block), "Launch smaller blocks.");
     }
     const auto shared = static_cast<uint32_t>(call_.shared_memory);
-    const CUfunction function = here.kernel.ready(device, shared);
+    const CUfunction function = here.ready(shared);
     CUlaunchConfig config{};
     set_shape(call_,
               has(TORCH_CUBIN_STREAM) ? static_cast<CUstream>(call_.stream)
-                                      : current_stream(device.index),
+                                      : current_stream_(device.index),
               config);
     CUlaunchAttribute attributes[4];  // each filled where it is added
     config.attrs = attributes;
     // A cluster that the binary demands is in force without being named.
-    if (clustered_ && info_.cluster[0] == 0) {
-      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
-      attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-      attribute.value.clusterDim.x = static_cast<unsigned>(cluster_[0]);
-      attribute.value.clusterDim.y = static_cast<unsigned>(cluster_[1]);
-      attribute.value.clusterDim.z = static_cast<unsigned>(cluster_[2]);
-    }
+    if (clustered_ && info_.cluster[0] == 0) set_cluster(cluster_, config);
     if (has(TORCH_CUBIN_PRIORITY)) {
       check_priority(here, device);
       CUlaunchAttribute& attribute = attributes[config.numAttrs++];
@@ -172,15 +231,11 @@ class Launch {
       attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
       attribute.value.cooperative = 1;
     }
-    if (has(TORCH_CUBIN_DEPENDENT)) {
-      CUlaunchAttribute& attribute = attributes[config.numAttrs++];
-      attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-      attribute.value.programmaticStreamSerializationAllowed = 1;
-    }
+    if (has(TORCH_CUBIN_DEPENDENT)) set_dependent(config);
     kernel_.module().note_capture(config.hStream);
     const CUresult result = driver().cuLaunchKernelEx(&config, function, call_.params, nullptr);
     if (result != CUDA_SUCCESS) check_launch(result, kernel_, call_);
-    count_launch();
+    g_launches.fetch_add(1, std::memory_order_relaxed);
   }
 
  private:
@@ -250,7 +305,7 @@ class Launch {
            std::to_string(device.sm / 10) + "." + std::to_string(device.sm % 10), "");
   }
 
-  void check_priority(UserKernel::OnDevice& here, const Device& device) const {
+  void check_priority(Kernel::OnDevice& here, const Device& device) const {
     std::lock_guard<std::mutex> lock(here.mutex);
     int* range = here.priorities;
     if (range[0] > range[1]) {
@@ -268,17 +323,17 @@ class Launch {
 
   // A grid whose blocks wait for each other hangs if they do not all run at once; a cluster whose
   // blocks do not fit together never starts.
-  void check_residency(UserKernel::OnDevice& here, const Device& device, CUfunction function,
+  void check_residency(Kernel::OnDevice& here, const Device& device, CUfunction function,
                        const CUlaunchConfig& config) const {
     std::lock_guard<std::mutex> lock(here.mutex);
     const int64_t cluster_blocks = clustered_ ? product(cluster_) : 1;
     if (cluster_blocks > kPortableCluster && !here.large_clusters) {
       check(driver().cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1,
-                                          here.kernel.handle(), device.handle),
+                                          here.handle, device.handle),
             "launch", "cuKernelSetAttribute of " + object());
       here.large_clusters = true;
     }
-    UserKernel::Residency& last = here.residency;
+    Kernel::Residency& last = here.residency;
     const bool known =
         last.blocks >= 0 && last.config.blockDimX == config.blockDimX &&
         last.config.blockDimY == config.blockDimY && last.config.blockDimZ == config.blockDimZ &&
@@ -318,21 +373,29 @@ class Launch {
              std::to_string(product(call_.grid)) + ", grid " + triple(call_.grid),
              "Launch fewer blocks and let each do more.");
     }
+    // For the short way; a cooperative launch is none of it.
+    if (clustered_) {
+      here.checked_cluster.store(packed_cluster(cluster_, call_), std::memory_order_relaxed);
+    }
   }
 
-  UserKernel& kernel_;
+  Kernel& kernel_;
   const torch_cubin_launch_call& call_;
   const KernelInfo& info_;
+  const CurrentStream current_stream_;
   int64_t cluster_[3];  // what is in force; 0 where there is none
   bool clustered_;
 };
 
 }  // namespace
 
-[[gnu::hot]] void launch(UserKernel& kernel, const torch_cubin_launch_call& call) {
-  const UserModule::Use use(kernel.module());
-  if (launch_common(kernel, call)) return;
-  Launch launch(kernel, call, kernel.info_on(call.device));
+int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
+
+[[gnu::hot]] void launch(Kernel& kernel, const torch_cubin_launch_call& call,
+                         CurrentStream current_stream) {
+  const Module::Use use(kernel.module());
+  if (launch_common(kernel, call, current_stream)) return;
+  Launch launch(kernel, call, kernel.info_on(call.device), current_stream);
   launch.check_shape();
   launch.run(device(call.device));
 }

@@ -1,4 +1,4 @@
-#include "runtime/user_module.h"
+#include "runtime/module.h"
 
 #include <time.h>
 
@@ -34,8 +34,12 @@ void pause_for_launches() {
 
 }  // namespace
 
-UserModule::UserModule(std::vector<SourceImage> images, std::string origin)
-    : images_(std::move(images)), origin_(std::move(origin)), modules_(images_.size()) {
+Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lifetime)
+    : images_(std::move(images)),
+      origin_(std::move(origin)),
+      lifetime_(lifetime),
+      loaded_images_(images_.size()),
+      captured_(lifetime == Lifetime::kUntilExit) {
   if (images_.empty()) {
     fail({"image", origin_, "holds no image", "at least one cubin", "none", ""});
   }
@@ -43,7 +47,7 @@ UserModule::UserModule(std::vector<SourceImage> images, std::string origin)
 }
 
 // A call packs its arguments once, whatever device it goes to.
-void UserModule::check_same_params() const {
+void Module::check_same_params() const {
   std::map<std::string, std::pair<const KernelInfo*, const SourceImage*>> first;
   for (const SourceImage& source : images_) {
     for (const KernelInfo& kernel : source.image.kernels) {
@@ -64,13 +68,13 @@ void UserModule::check_same_params() const {
   }
 }
 
-void UserModule::Use::refuse() {
+void Module::Use::refuse() {
   module_.users_.fetch_sub(1);
   fail({"closed", module_.origin_, "was unloaded", "", "",
         "Load it again, or unload it after its last use."});
 }
 
-UserKernel& UserModule::kernel(const std::string& name) {
+Kernel& Module::kernel(const std::string& name) {
   const Use use(*this);
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = kernels_.find(name);
@@ -82,11 +86,11 @@ UserKernel& UserModule::kernel(const std::string& name) {
     }
   }
   if (known == nullptr) known = &images_.front().image.kernel(name);  // throws: the nearest names
-  auto kernel = std::make_unique<UserKernel>(*this, *known);
+  auto kernel = std::make_unique<Kernel>(*this, *known);
   return *kernels_.emplace(name, std::move(kernel)).first->second;
 }
 
-const SourceImage* UserModule::choose(const Device& device, const std::string& kernel) const {
+const SourceImage* Module::choose(const Device& device, const std::string& kernel) const {
   const SourceImage* best = nullptr;
   int best_rank = 0;
   for (const SourceImage& source : images_) {
@@ -99,13 +103,13 @@ const SourceImage* UserModule::choose(const Device& device, const std::string& k
   return best;
 }
 
-const KernelInfo& UserModule::info(const Device& device, const std::string& kernel) const {
+const KernelInfo& Module::info(const Device& device, const std::string& kernel) const {
   const SourceImage* source = choose(device, kernel);
   if (source == nullptr) fail_no_image(device);
   return source->image.kernel(kernel);
 }
 
-bool UserModule::agree_on_shape(const std::string& kernel) const {
+bool Module::agree_on_shape(const std::string& kernel) const {
   const KernelInfo* first = nullptr;
   for (const SourceImage& source : images_) {
     const KernelInfo* info = source.image.find(kernel);
@@ -120,7 +124,7 @@ bool UserModule::agree_on_shape(const std::string& kernel) const {
   return true;
 }
 
-void UserModule::fail_no_image(const Device& device) const {
+void Module::fail_no_image(const Device& device) const {
   std::string found;
   for (const SourceImage& source : images_) {
     found += (found.empty() ? "" : ", ") + std::string(source.is_ptx ? "PTX for " : "") +
@@ -133,27 +137,27 @@ void UserModule::fail_no_image(const Device& device) const {
         "Build it with -arch=sm_" + std::to_string(device.sm) + "."});
 }
 
-std::shared_ptr<const Module> UserModule::load(const Device& device, const SourceImage& source) {
+std::shared_ptr<const LoadedImage> Module::load(const Device& device, const SourceImage& source) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto index = static_cast<size_t>(&source - images_.data());
-  std::shared_ptr<const Module>& module = modules_[index];
-  if (module == nullptr) {
-    module = source.is_ptx ? Module::compile(source.image, source.bytes, source.origin)
-                           : Module::load(source.image, source.bytes, source.origin);
+  std::shared_ptr<const LoadedImage>& loaded = loaded_images_[index];
+  if (loaded == nullptr) {
+    loaded = source.is_ptx ? LoadedImage::compile(source.image, source.bytes, source.origin)
+                           : LoadedImage::load(source.image, source.bytes, source.origin);
     std::vector<uint8_t>().swap(images_[index].bytes);  // the driver has its own, for all devices
     loaded_.store(true, std::memory_order_release);
   }
   used_[device.index] = true;
-  return module;
+  return loaded;
 }
 
-std::shared_ptr<const Module> UserModule::on(const Device& device, const std::string& kernel) {
+std::shared_ptr<const LoadedImage> Module::on(const Device& device, const std::string& kernel) {
   const SourceImage* source = choose(device, kernel);
   if (source == nullptr) fail_no_image(device);
   return load(device, *source);
 }
 
-std::vector<std::string> UserModule::names() const {
+std::vector<std::string> Module::names() const {
   std::set<std::string> names;
   for (const SourceImage& source : images_) {
     for (const KernelInfo& kernel : source.image.kernels) names.insert(kernel.name);
@@ -161,7 +165,7 @@ std::vector<std::string> UserModule::names() const {
   return {names.begin(), names.end()};
 }
 
-std::map<const SourceImage*, std::string> UserModule::chosen(const Device& device) const {
+std::map<const SourceImage*, std::string> Module::chosen(const Device& device) const {
   std::map<const SourceImage*, std::string> found;
   for (const std::string& name : names()) {
     const SourceImage* source = choose(device, name);
@@ -171,18 +175,18 @@ std::map<const SourceImage*, std::string> UserModule::chosen(const Device& devic
   return found;
 }
 
-UserModule::Global UserModule::global(const Device& device, const std::string& name) {
+Module::Global Module::global(const Device& device, const std::string& name) {
   const Use use(*this);
   const ContextGuard guard(device);
   for (const auto& [source, kernel] : chosen(device)) {
-    const std::shared_ptr<const Module> module = load(device, *source);
+    const std::shared_ptr<const LoadedImage> image = load(device, *source);
     CUdeviceptr address = 0;
     size_t bytes = 0;
     const CUresult result =
-        driver().cuLibraryGetGlobal(&address, &bytes, module->handle(), name.c_str());
+        driver().cuLibraryGetGlobal(&address, &bytes, image->handle(), name.c_str());
     if (result == CUDA_ERROR_NOT_FOUND) continue;
     check(result, "driver",
-          "cuLibraryGetGlobal of '" + printable(name) + "' in " + module->origin());
+          "cuLibraryGetGlobal of '" + printable(name) + "' in " + image->origin());
     Global global;
     global.address = static_cast<uint64_t>(address);
     global.bytes = bytes;
@@ -193,7 +197,7 @@ UserModule::Global UserModule::global(const Device& device, const std::string& n
         "kernel uses may have been dropped by the compiler."});
 }
 
-void UserModule::preload(const Device& device) {
+void Module::preload(const Device& device) {
   const Use use(*this);
   const ContextGuard guard(device);
   chosen(device);  // throws where nothing runs there
@@ -202,7 +206,7 @@ void UserModule::preload(const Device& device) {
   }
 }
 
-void UserModule::look_for_capture(CUstream stream) {
+void Module::look_for_capture(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   // An error is no answer, and the launch that follows meets it too: a capture that is invalid, or
   // the legacy stream beside one.
@@ -212,9 +216,9 @@ void UserModule::look_for_capture(CUstream stream) {
 }
 
 // Waiting for a device whose stream is being captured is an error that ends the capture, too.
-void UserModule::refuse_during_capture(const Device& device) const {
-  CUstream stream = nullptr;
-  if (!find_current_stream(device.index, &stream)) return;
+void Module::refuse_during_capture(const Device& device, CurrentStream current_stream) const {
+  if (current_stream == nullptr) return;
+  const CUstream stream = current_stream(device.index);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   check(driver().cuStreamIsCapturing(stream, &status), "capture", "cuStreamIsCapturing");
   if (status == CU_STREAM_CAPTURE_STATUS_NONE) return;
@@ -222,7 +226,7 @@ void UserModule::refuse_during_capture(const Device& device) const {
         "Unload it after the capture."});
 }
 
-bool UserModule::unload(bool keep) {
+bool Module::unload(bool keep, CurrentStream current_stream) {
   std::lock_guard<std::mutex> one(unload_mutex_);
   bool used[kMaxDevices];
   {
@@ -231,7 +235,7 @@ bool UserModule::unload(bool keep) {
   }
   if (loaded() && !captured_ && !keep) {
     for (int i = 0; i < kMaxDevices; ++i) {
-      if (used[i]) refuse_during_capture(device(i));
+      if (used[i]) refuse_during_capture(device(i), current_stream);
     }
   }
   closed_.store(true);
@@ -246,48 +250,12 @@ bool UserModule::unload(bool keep) {
           "cuCtxSynchronize of cuda:" + std::to_string(i) + ", to unload " + origin_);
   }
   for (auto& kernel : kernels_) kernel.second->forget();
-  for (const std::shared_ptr<const Module>& module : modules_) {
-    if (module != nullptr) module->unload();
+  for (const std::shared_ptr<const LoadedImage>& image : loaded_images_) {
+    if (image != nullptr) image->unload();
   }
-  modules_.assign(images_.size(), nullptr);
+  loaded_images_.assign(images_.size(), nullptr);
   loaded_.store(false, std::memory_order_release);
   return true;
-}
-
-UserKernel::OnDevice& UserKernel::make(const Device& device) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  OnDevice* ready = on_[device.index].load(std::memory_order_relaxed);
-  if (ready != nullptr) return *ready;
-  auto made = std::make_unique<OnDevice>(module_.on(device, name()), name());
-  made->kernel.ready(device, 0);
-  made->context = device.context;
-  check(driver().cuKernelGetAttribute(&made->max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-                                      made->kernel.handle(), device.handle),
-        "driver", "cuKernelGetAttribute of kernel '" + printable(name()) + "'");
-  const KernelInfo& info = made->kernel.info();
-  made->least_shared = info.uses_dynamic_shared ? 1 : 0;
-  if (info.cluster[0] == 0) {
-    const int64_t compiled = int64_t{info.max_block[0]} * info.max_block[1] * info.max_block[2];
-    made->common_threads =
-        std::min<int64_t>({kMaxThreads, made->max_threads, compiled != 0 ? compiled : kMaxThreads});
-    std::copy(info.required_block.begin(), info.required_block.end(), made->common_block);
-  }
-  on_[device.index].store(made.get(), std::memory_order_release);
-  return *made.release();
-}
-
-void UserKernel::preload(const Device& device) {
-  const UserModule::Use use(module_);
-  const ContextGuard guard(device);
-  const CUfunction function = on(device).kernel.ready(device, 0);
-  // With CUDA's lazy loading the code moves to the device when its function is asked for something.
-  int registers = 0;
-  check(driver().cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function), "driver",
-        "cuFuncGetAttribute of kernel '" + printable(name()) + "'");
-}
-
-void UserKernel::forget() {
-  for (std::atomic<OnDevice*>& slot : on_) delete slot.exchange(nullptr);
 }
 
 }  // namespace torch_cubin

@@ -1,12 +1,13 @@
-// PyTorch's current stream, asked of the libtorch_cuda that is already in the process.
+// Asks the libtorch_cuda that is already in the process for its current stream.
 //
 // The getter is absent from CPU-only builds of PyTorch, so it is looked up, not linked: one binary
 // serves them all.
+#include "pytorch/stream.h"
+
 #include <atomic>
 
 #include "cubin/error.h"
 #include "driver/dl.h"
-#include "runtime/device.h"
 
 namespace torch_cubin {
 namespace {
@@ -43,10 +44,8 @@ StreamGetter find_getter() {
   return static_cast<CUstream>(stream);
 }
 
-bool find_current_stream(int device_index, CUstream* stream) {
-  if (dl_loaded("libtorch_cuda.so") == nullptr) return false;
-  *stream = current_stream(device_index);
-  return true;
+CurrentStream current_stream_if_any() {
+  return dl_loaded("libtorch_cuda.so") == nullptr ? nullptr : &current_stream;
 }
 
 }  // namespace torch_cubin

@@ -1,0 +1,43 @@
+// What the seams of the portable attention kernels share: an entry of the manifest as numbers, and
+// the launch with AttentionParams.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention/attention_params.h"
+#include "ops/attention/seam.h"
+
+namespace torch_cubin {
+
+enum AttentionDtype { kAttendFloat16, kAttendBFloat16, kAttendFloat32, kAttendDtypes };
+
+// kAttendDtypes where no fused kernel takes the dtype.
+AttentionDtype attention_dtype(ScalarType dtype);
+
+struct AttentionRow {
+  // Throws [file] for an entry with a field that these kernels do not have.
+  AttentionRow(PackageKernel& kernel, const Device& device);
+
+  PackageKernel* kernel;
+  AttentionDtype dtype;
+  int variant;                      // kAttentionVariants for a kind that has none
+  int64_t rows, columns, head_dim;  // of a tile; head_dim: the largest that it takes
+  int64_t slots;                    // blocks that the device runs at a time
+  double cost_tile, cost_fixed;     // cycles of a block: a tile of columns, the rest
+};
+
+using AttentionRows = std::vector<AttentionRow>;
+
+// check() of the portable seams; a kernel of a kind that has variants must say which it is.
+void check_portable(const PackageKernel& kernel, bool has_variants);
+
+// The kernel with the narrowest head_dim that suffices, the first of those; null: none.
+const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim);
+
+// Runs a kernel, unless there are no blocks. Throws [input] where the grid is larger than a launch
+// can be.
+void launch_attention(PackageKernel& kernel, const AttentionParams& params, int64_t blocks,
+                      int splits, const Device& device);
+
+}  // namespace torch_cubin

@@ -1,0 +1,161 @@
+// The seam of the forward kernels that run on every arch: mma.cu, pair.cu and tf32x3.cu of
+// csrc/kernels/attention, decode.cu for few rows of queries, and combine.cu, which joins the results
+// of keys that were split.
+#include <algorithm>
+
+#include "ops/attention/portable.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMostSplits = 128;
+constexpr int64_t kFewestColumns = 256;  // of a split
+// Decoding, measured on the H200: two blocks a multiprocessor saturate the memory.
+constexpr int64_t kDecodeBlocks = 2;
+constexpr int64_t kDecodeQueries = 16;
+constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
+
+struct PortableForwardPlan {
+  PackageKernel* kernel = nullptr;
+  const AttentionRow* combine = nullptr;  // with splits > 1
+  int64_t blocks = 0;                     // for one batch
+  int64_t columns_per_split = 0;
+  int32_t splits = 1;
+};
+
+// Cycles until the last of `blocks` is done.
+double cycles_of(const AttentionRow& row, int64_t blocks, int64_t columns) {
+  const double waves = static_cast<double>(ceil_div(blocks, row.slots));
+  return waves *
+         (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile + row.cost_fixed);
+}
+
+class PortableForward : public AttentionForwardKernels {
+ public:
+  PortableForward(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const AttentionRow row(*kernel, device);
+      const std::string& kind = kernel->entry().kind;
+      AttentionRows& rows = kind == "combine"  ? combine_[row.dtype]
+                            : kind == "decode" ? decode_[row.dtype][row.variant]
+                                               : forward_[row.dtype][row.variant];
+      rows.push_back(row);
+    }
+  }
+
+  ForwardPlan plan(const AttentionCase& problem) const override {
+    ForwardPlan plan;
+    const AttentionDtype dtype = attention_dtype(problem.dtype);
+    if (dtype == kAttendDtypes) return plan;
+    const AttentionRows& rows = forward_[dtype][problem.variant];
+    const int64_t head_dim = std::max(problem.head_dim, problem.head_dim_v);
+    const AttentionRow* fits = narrowest(rows, head_dim);
+    if (fits == nullptr) return plan;
+    PortableForwardPlan details;
+    const AttentionRow* chosen = decode_row(dtype, problem, head_dim);
+    if (chosen != nullptr) {
+      details.blocks =
+          ceil_div(problem.seqlen_q * problem.group(), chosen->rows) * problem.kv_heads;
+      split(details, dtype, *chosen, problem, kDecodeBlocks * device_.multiprocessors);
+    } else {
+      double best = 0;
+      for (const AttentionRow& row : rows) {
+        if (row.head_dim != fits->head_dim) continue;
+        const int64_t blocks = ceil_div(problem.seqlen_q, row.rows) * problem.heads;
+        const double cost = cycles_of(row, blocks * problem.batch, problem.seqlen_k);
+        if (chosen != nullptr && cost >= best) continue;
+        best = cost;
+        chosen = &row;
+        details.blocks = blocks;
+      }
+      split(details, dtype, *chosen, problem, chosen->slots);
+    }
+    details.kernel = chosen->kernel;
+    plan.microseconds = cycles_of(*chosen, details.blocks * problem.batch * details.splits,
+                                  details.columns_per_split) /
+                        device_.cycles_per_microsecond;
+    plan.set(details);
+    return plan;
+  }
+
+  void launch(const ForwardPlan& plan, const AttentionCase& problem, const FusedOperands& operands,
+              float* logsumexp) const override {
+    const auto chosen = plan.get<PortableForwardPlan>();
+    AttentionParams params = operands.params(problem.head_dim, problem.head_dim_v);
+    params.splits = chosen.splits;
+    params.columns_per_split = static_cast<int>(chosen.columns_per_split);
+    const int64_t rows = problem.batch * problem.heads * problem.seqlen_q;
+    Tensor partial;
+    if (chosen.splits > 1) {
+      const int64_t floats = chosen.splits * rows * (problem.head_dim_v + 1);
+      partial = empty_cuda(&floats, 1, ScalarType::Float, device_.index);
+      params.partial_out = static_cast<float*>(partial.mutable_data_ptr());
+      params.partial_logsumexp = params.partial_out + chosen.splits * rows * problem.head_dim_v;
+    }
+    const int64_t parts = operands.problem.parts();
+    for (int64_t part = 0; part < parts; ++part) {
+      operands.fill(params, part);
+      params.logsumexp = logsumexp == nullptr ? nullptr : logsumexp + part * rows;
+      launch_attention(*chosen.kernel, params, chosen.blocks * problem.batch, chosen.splits,
+                       device_);
+      if (chosen.splits > 1) {
+        launch_attention(*chosen.combine->kernel, params, ceil_div(rows, chosen.combine->rows), 1,
+                         device_);
+      }
+    }
+  }
+
+ private:
+  // The kernel for few queries, if these are few: it reads keys and values once for all heads of a
+  // group, and has one variant, the general one.
+  const AttentionRow* decode_row(AttentionDtype dtype, const AttentionCase& problem,
+                                 int64_t head_dim) const {
+    if (problem.seqlen_q > kDecodeQueries || problem.seqlen_q * problem.group() > kDecodeRows) {
+      return nullptr;
+    }
+    return narrowest(decode_[dtype][kGeneral], head_dim);
+  }
+
+  // Splits the columns so that the plan's blocks of all batches fill the device's `slots` once, but
+  // no finer than is worth a second kernel.
+  void split(PortableForwardPlan& plan, AttentionDtype dtype, const AttentionRow& row,
+             const AttentionCase& problem, int64_t slots) const {
+    const int64_t blocks = plan.blocks * problem.batch;
+    plan.columns_per_split = problem.seqlen_k;
+    // The lengths of packed sequences are not known here.
+    if (combine_[dtype].empty() || blocks == 0 || problem.packed) return;
+    const int64_t tiles = ceil_div(problem.seqlen_k, row.columns);
+    const int64_t fewest = std::max<int64_t>(1, kFewestColumns / row.columns);
+    const int64_t wanted = std::min({slots / blocks, tiles / fewest, kMostSplits});
+    if (wanted <= 1) return;
+    const int64_t tiles_per_split = ceil_div(tiles, wanted);
+    plan.columns_per_split = tiles_per_split * row.columns;
+    plan.splits = static_cast<int32_t>(ceil_div(tiles, tiles_per_split));
+    plan.combine = &combine_[dtype][0];
+  }
+
+  const Device& device_;
+  AttentionRows forward_[kAttendDtypes][kAttentionVariants];
+  AttentionRows decode_[kAttendDtypes][kAttentionVariants];
+  AttentionRows combine_[kAttendDtypes];
+};
+
+class PortableForwardSeam : public AttentionSeam {
+ public:
+  bool owns(const KernelEntry& entry) const override {
+    return entry.kind == "mma" || entry.kind == "decode" || entry.kind == "combine";
+  }
+  void check(const PackageKernel& kernel) const override {
+    check_portable(kernel, kernel.entry().kind != "combine");
+  }
+  std::unique_ptr<AttentionForwardKernels> forward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<PortableForward>(device, kernels);
+  }
+};
+
+const PortableForwardSeam g_portable_forward;
+
+}  // namespace
+}  // namespace torch_cubin

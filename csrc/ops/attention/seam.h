@@ -1,0 +1,114 @@
+// What an attention kernel's host file gives: csrc/ops/attention/<name>.cpp for
+// csrc/kernels/attention/<name>.cu. A seam may serve the forward, the backward, or both.
+//
+// plan.cpp asks all seams alike and keeps the quickest answer. FusedOperands::params() and fill() give
+// every operand and setting in plain numbers, an AttentionParams for each part of the batch; a kernel
+// with a struct of its own copies from there, and declares it in a header of its own.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "ops/attention/fused_operands.h"
+#include "ops/common/seam.h"
+
+namespace torch_cubin {
+
+// kFull: lengths and the band alone, and a positive scale. kGeneral: everything in AttentionParams.
+enum AttentionVariant { kFull, kGeneral, kAttentionVariants };
+
+AttentionVariant attention_variant(const AttentionSettings& settings,
+                                   const AttentionOptions& options);
+
+// All that a plan may depend on.
+struct AttentionCase {
+  ScalarType dtype;
+  AttentionVariant variant;
+  bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds
+  int64_t heads, kv_heads;
+  int64_t seqlen_q, seqlen_k;
+  int64_t head_dim, head_dim_v;  // padded to whole vectors
+  int64_t batch;                 // of one launch; 1 where it is not known yet
+
+  int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
+};
+
+AttentionCase attention_case(const AttentionCall& call);
+
+template <class Kernels>
+struct AttentionPlan {
+  const Kernels* kernels = nullptr;  // who made it; null: no fused kernel takes the problem
+  double microseconds = std::numeric_limits<double>::infinity();  // predicted
+
+  // What the seam wants to remember for the launch: a plain struct of its own.
+  template <class Details>
+  void set(const Details& details) {
+    static_assert(std::is_trivially_copyable_v<Details> && sizeof(Details) <= sizeof(details_));
+    std::memcpy(details_, &details, sizeof(details));
+  }
+  template <class Details>
+  Details get() const {
+    Details details;
+    std::memcpy(&details, details_, sizeof(details));
+    return details;
+  }
+
+ private:
+  alignas(8) unsigned char details_[64];
+};
+
+class AttentionForwardKernels;
+class AttentionBackwardKernels;
+using ForwardPlan = AttentionPlan<AttentionForwardKernels>;
+using BackwardPlan = AttentionPlan<AttentionBackwardKernels>;
+
+// A seam's kernels on one device. Used by many threads at once. plan() is infinitely long where the
+// case is not taken; whether it is does not depend on the batch, which is known only when operands
+// have been copied where they must be.
+class AttentionForwardKernels {
+ public:
+  virtual ~AttentionForwardKernels() = default;
+  virtual ForwardPlan plan(const AttentionCase& problem) const = 0;
+
+  // `operands` has kOut, too, with rows of whole vectors. `logsumexp`: null, or [batch, head, row].
+  virtual void launch(const ForwardPlan& plan, const AttentionCase& problem,
+                      const FusedOperands& operands, float* logsumexp) const = 0;
+};
+
+class AttentionBackwardKernels {
+ public:
+  virtual ~AttentionBackwardKernels() = default;
+  virtual BackwardPlan plan(const AttentionCase& problem) const = 0;
+
+  // `operands` has kOut, kGradOut and the gradients, too.
+  virtual void launch(const BackwardPlan& plan, const AttentionCase& problem,
+                      const FusedOperands& operands, const float* logsumexp) const = 0;
+};
+
+class AttentionSeam : public KernelSeam {
+ public:
+  AttentionSeam() : KernelSeam("attention") {}
+
+  // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
+  // Null where they are of no use there.
+  virtual std::unique_ptr<AttentionForwardKernels> forward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const {
+    return nullptr;
+  }
+  virtual std::unique_ptr<AttentionBackwardKernels> backward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const {
+    return nullptr;
+  }
+};
+
+// What all seams have for one device.
+struct AttentionKernels {
+  std::vector<std::unique_ptr<AttentionForwardKernels>> forward;
+  std::vector<std::unique_ptr<AttentionBackwardKernels>> backward;
+};
+
+}  // namespace torch_cubin

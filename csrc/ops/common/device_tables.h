@@ -1,0 +1,35 @@
+// DeviceTables: something made once a device, on first use.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "runtime/device.h"
+
+namespace torch_cubin {
+
+// Safe from many threads; a failed build can be retried. The tables are leaked on purpose, as the
+// catalog's kernels are.
+template <class Table>
+class DeviceTables {
+ public:
+  // build(device) returns a new Table; it is called once a device.
+  template <class Build>
+  const Table& get(const Device& device, Build&& build) {
+    const Table* table = tables_[device.index].load(std::memory_order_acquire);
+    if (table != nullptr) return *table;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table = tables_[device.index].load(std::memory_order_relaxed);
+    if (table == nullptr) {
+      table = build(device);
+      tables_[device.index].store(table, std::memory_order_release);
+    }
+    return *table;
+  }
+
+ private:
+  std::atomic<const Table*> tables_[kMaxDevices] = {};
+  std::mutex mutex_;  // guards the making of entries
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,113 @@
+// KernelSeam: what the host knows of one device file, in one host file of its name. A family's own
+// interface (ops/matmul/seam.h, ops/attention/seam.h) adds which problems it takes, what they will
+// cost, and how it launches them.
+//
+// A new kernel is a device file, a host file and a table: the seam registers itself, and an entry
+// of the catalog that no seam understands is that entry's error alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "package/package_kernel.h"
+
+namespace torch_cubin {
+
+class KernelSeam {
+ public:
+  // A static object of the seam's own file. Allocates nothing: it runs while the library is being
+  // loaded. `family` is that of the manifest's entries.
+  explicit KernelSeam(const char* family);
+  virtual ~KernelSeam() = default;
+  KernelSeam(const KernelSeam&) = delete;
+  KernelSeam& operator=(const KernelSeam&) = delete;
+
+  const char* family() const { return family_; }
+
+  // Whether an entry of its family is of this device file; most look at entry.kind.
+  virtual bool owns(const KernelEntry& entry) const = 0;
+
+  // Throws what is wrong with an entry that it owns: check_params(), and fields that it cannot read.
+  virtual void check(const PackageKernel& kernel) const = 0;
+
+  // All seams, in the order of their registration.
+  static const KernelSeam* first();
+  const KernelSeam* next() const { return next_; }
+
+ private:
+  const char* family_;
+  const KernelSeam* next_ = nullptr;
+};
+
+// Compares an entry with the header that declares its one parameter, a struct of `bytes`: csrc/kernels/
+// matmul/matmul_params.h is "matmul", csrc/kernels/matmul/sm90_params.h "matmul/sm90". Two structs of
+// one size are told apart by the digest alone. Throws [params].
+void check_params(const KernelEntry& entry, const char* header, size_t bytes);
+
+// The fields of an entry that its seam alone understands. Throws [file] where one is not as expected.
+class KernelFields {
+ public:
+  explicit KernelFields(const PackageKernel& kernel);
+
+  std::string text(const char* name) const;
+  int64_t integer(const char* name, int64_t least, int64_t most = INT64_MAX) const;
+  double number(const char* name, double least) const;
+  double number(const char* name, double least, double otherwise) const;
+  void triple(const char* name, int64_t least, int64_t (&out)[3]) const;
+
+  // The index of a text among the names that the seam knows.
+  template <size_t N>
+  int index(const char* name, const char* const (&known)[N]) const {
+    const std::string value = text(name);
+    for (size_t i = 0; i < N; ++i) {
+      if (value == known[i]) return static_cast<int>(i);
+    }
+    refuse(name, "a value that this library knows");
+  }
+
+  // The fields of the object that stands in a field; of none where there is no such field.
+  KernelFields object(const char* name) const;
+
+  // All of them.
+  const nlohmann::json& all() const { return object_; }
+
+  [[noreturn]] void refuse(const char* name, const std::string& expected) const;
+
+ private:
+  KernelFields(const std::string& kernel, const nlohmann::json& object)
+      : kernel_(kernel), object_(object) {}
+  const nlohmann::json& at(const char* name) const;
+
+  const std::string& kernel_;
+  const nlohmann::json& object_;
+};
+
+// The catalog's kernels of one family, of the arch that serves a device best.
+class FamilyKernels {
+ public:
+  // Throws [arch] where the catalog has nothing for the device.
+  FamilyKernels(const char* family, const Device& device);
+
+  const std::string& arch() const { return arch_; }
+
+  // Those of a seam that its check() lets pass.
+  const std::vector<PackageKernel*>& of(const KernelSeam& seam) const { return kernels_.at(&seam); }
+
+  // What a problem without a kernel is told: the error of an entry that was refused, else
+  // [no_kernel].
+  [[noreturn]] void fail_no_kernel(const std::string& problem) const;
+
+ private:
+  std::string arch_;
+  std::map<const KernelSeam*, std::vector<PackageKernel*>> kernels_;
+  std::string tag_, message_;  // of the first entry that was refused
+};
+
+// The catalog as Python shows it: the manifest, "path", "archs", "loaded", and "refused" [{"name",
+// "arch", "message"}]: the entries that no seam takes.
+nlohmann::json catalog_with_refused();
+
+}  // namespace torch_cubin

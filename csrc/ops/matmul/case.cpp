@@ -1,0 +1,85 @@
+// matmul_case: what plans depend on, of a problem and its operands' addresses.
+#include "ops/matmul/seam.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMaxMapStride = int64_t{1} << 40;  // bytes, and no more
+constexpr int64_t kMaxMapSize = int64_t{1} << 32;
+
+// One operand: its own dim (M of A, N of B) and K.
+struct OperandLayout {
+  const void* data;
+  int64_t element_bytes;
+  int64_t own_size, k;
+  int64_t own_stride, k_stride;  // elements
+  const int64_t* batch_strides;
+  int batch_dims;
+
+  bool is_aligned(int64_t stride) const { return stride * element_bytes % kVectorBytes == 0; }
+};
+
+Access access_of(const OperandLayout& x) {
+  bool vectors = reinterpret_cast<uintptr_t>(x.data) % kVectorBytes == 0;
+  for (int i = 0; i < x.batch_dims; ++i) vectors = vectors && x.is_aligned(x.batch_strides[i]);
+  const bool along_k = (x.k_stride == 1 || x.k == 1) && x.is_aligned(x.own_stride);
+  const bool along_own = (x.own_stride == 1 || x.own_size == 1) && x.is_aligned(x.k_stride);
+  if (vectors && along_k && (x.k > 1 || !along_own)) return kKVectors;
+  if (vectors && along_own) return kOwnVectors;
+  return x.own_stride <= x.k_stride && x.own_size > 1 ? kOwnElements : kKElements;
+}
+
+bool is_mappable(const OperandLayout& x, Access access) {
+  if (!is_vectors(access)) return false;
+  const bool along_k = access == kKVectors;
+  const int64_t row = along_k ? x.k : x.own_size;
+  const int64_t rows = along_k ? x.own_size : x.k;
+  const int64_t step = along_k ? x.own_stride : x.k_stride;
+  bool fits = row <= kMaxMapSize && rows <= kMaxMapSize;
+  fits = fits && (rows == 1 || (step >= row && step * x.element_bytes < kMaxMapStride));
+  for (int i = 0; i < x.batch_dims; ++i) {
+    const int64_t stride = x.batch_strides[i];
+    fits = fits && stride >= 0 && stride * x.element_bytes < kMaxMapStride;
+  }
+  return fits;
+}
+
+bool is_broadcast(const OperandLayout& x) {
+  for (int i = 0; i < x.batch_dims; ++i) {
+    if (x.batch_strides[i] == 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
+  const int64_t bytes = element_size(p.input);
+  const OperandLayout a = {operands.a,       bytes,       p.m, p.k, p.a_stride_m, p.a_stride_k,
+                           p.a_batch_stride, p.batch_dims};
+  const OperandLayout b = {operands.b,       bytes,       p.n, p.k, p.b_stride_n, p.b_stride_k,
+                           p.b_batch_stride, p.batch_dims};
+  MatmulCase c;
+  c.m = p.m;
+  c.n = p.n;
+  c.k = p.k;
+  c.batch = p.batch();
+  c.batch_dims = p.batch_dims;
+  c.input = p.input;
+  c.output = p.output;
+  c.math = p.math;
+  c.a_scales = p.a_scales;
+  c.b_scales = p.b_scales;
+  c.a = access_of(a);
+  c.b = access_of(b);
+  c.a_mappable = is_mappable(a, c.a);
+  c.b_mappable = is_mappable(b, c.b);
+  c.a_broadcast = is_broadcast(a);
+  c.b_broadcast = is_broadcast(b);
+  c.c_vectors = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0 &&
+                p.n * element_size(p.output) % kVectorBytes == 0;
+  c.has_bias = operands.bias != nullptr;
+  return c;
+}
+
+}  // namespace torch_cubin

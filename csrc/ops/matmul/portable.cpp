@@ -1,0 +1,123 @@
+// The seam of the kernels that run on every arch: mma.cu, simt.cu, dot.cu and axpy.cu of
+// csrc/kernels/matmul, with reduce.cu, which adds the partial sums of a K that was split.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/matmul/matmul_params.h"
+#include "ops/common/launch.h"
+#include "ops/matmul/portable_cost.h"
+#include "ops/matmul/seam.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int kReduceBlocks = 16;  // a multiprocessor: full, and no more rounds than needed
+
+static_assert(kMaxBatchDims == kMaxPlannedBatchDims, "all that is planned can be launched");
+
+void fill_params(MatmulParams& out, const MatmulProblem& p, const PortablePlan& plan,
+                 const MatmulOperands& operands, void* partial) {
+  out.a = plan.swapped ? operands.b : operands.a;
+  out.b = plan.swapped ? operands.a : operands.b;
+  out.bias = operands.bias;
+  out.c = operands.c;
+  out.partial = partial;
+  out.m = plan.swapped ? p.n : p.m;
+  out.n = plan.swapped ? p.m : p.n;
+  out.k = p.k;
+  out.a_stride_m = plan.swapped ? p.b_stride_n : p.a_stride_m;
+  out.a_stride_k = plan.swapped ? p.b_stride_k : p.a_stride_k;
+  out.b_stride_k = plan.swapped ? p.a_stride_k : p.b_stride_k;
+  out.b_stride_n = plan.swapped ? p.a_stride_m : p.b_stride_n;
+  out.c_stride_m = plan.swapped ? 1 : p.n;
+  out.c_stride_n = plan.swapped ? p.n : 1;
+  out.bias_stride = operands.bias_stride;
+  out.batch = p.batch();
+  for (int i = 0; i < kMaxBatchDims; ++i) {
+    const bool used = i < p.batch_dims;
+    out.batch_size[i] = used ? p.batch_size[i] : 1;
+    out.a_batch_stride[i] = used ? (plan.swapped ? p.b_batch_stride[i] : p.a_batch_stride[i]) : 0;
+    out.b_batch_stride[i] = used ? (plan.swapped ? p.a_batch_stride[i] : p.b_batch_stride[i]) : 0;
+  }
+  out.tiles_m = plan.tiles_m;
+  out.tiles_n = plan.tiles_n;
+  out.k_tiles_per_split = plan.k_tiles_per_split;
+  out.splits = plan.splits;
+  out.flags = plan.swapped ? kFlagSwapped : 0;
+}
+
+class PortableMatmul : public MatmulKernels {
+ public:
+  PortableMatmul(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device), table_(device, kernels) {}
+
+  MatmulPlan plan(const MatmulCase& problem) const override {
+    MatmulPlan plan;
+    if (problem.input != problem.output || problem.a_scales != Scales::kNone ||
+        problem.b_scales != Scales::kNone) {
+      return plan;
+    }
+    double cycles = 0;
+    const PortablePlan chosen = plan_portable(table_, problem, &cycles);
+    if (chosen.kernel == nullptr) return plan;
+    if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) {
+      plan.too_large = true;
+      return plan;
+    }
+    plan.microseconds = cycles / device_.cycles_per_microsecond;
+    plan.set(chosen);
+    return plan;
+  }
+
+  void launch(const MatmulPlan& plan, const MatmulProblem& p,
+              const MatmulOperands& operands) const override {
+    const auto chosen = plan.get<PortablePlan>();
+    MatmulParams params;
+    if (!chosen.reduces) {
+      fill_params(params, p, chosen, operands, nullptr);
+      // Blocks of several tiles run long: an early start of the next gains nothing and, where they
+      // do not fill the device, costs locality in L2 (0.4% of 4096^3 on the H200; 2048^3 gains 1%).
+      const bool one_tile = chosen.blocks == chosen.tiles_m * chosen.tiles_n * p.batch();
+      torch_cubin::launch(*chosen.kernel, {chosen.blocks}, device_, params, one_tile);
+      return;
+    }
+    const int64_t outputs = p.batch() * p.m * p.n;
+    const Workspace partials(device_, outputs * chosen.splits * (p.math == kMathFloat64 ? 8 : 4));
+    fill_params(params, p, chosen, operands, partials.data());
+    torch_cubin::launch(*chosen.kernel, {chosen.blocks, chosen.splits}, device_, params);
+    // Any number of blocks is right: they share the outputs out among themselves.
+    const int64_t per_block = table_.reduce_outputs[p.math];
+    const int64_t blocks = std::min((outputs + per_block - 1) / per_block,
+                                    int64_t{kReduceBlocks} * device_.multiprocessors);
+    torch_cubin::launch(*table_.reduce[p.math], {blocks}, device_, params);
+  }
+
+ private:
+  const Device& device_;
+  PortableTable table_;
+};
+
+class PortableMatmulSeam : public MatmulSeam {
+ public:
+  bool owns(const KernelEntry& entry) const override {
+    for (const char* kind : {"mma", "persistent", "simt", "dot", "reduce"}) {
+      if (entry.kind == kind) return true;
+    }
+    return false;
+  }
+
+  void check(const PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul", sizeof(MatmulParams));
+    PortableRow(const_cast<PackageKernel&>(kernel), Device());  // throws for a field that is wrong
+  }
+
+  std::unique_ptr<MatmulKernels> on(const Device& device,
+                                    const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<PortableMatmul>(device, kernels);
+  }
+};
+
+const PortableMatmulSeam g_portable_matmul;
+
+}  // namespace
+}  // namespace torch_cubin

@@ -1,0 +1,60 @@
+#include "ops/matmul/portable_table.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr const char* kMathNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
+constexpr const char* kLayoutNames[] = {"nn", "nt", "tn", "tt", "any"};
+constexpr const char* kPortableKindNames[] = {"mma", "persistent", "simt", "dot", "reduce"};
+
+// Dot-product kernels read A at any strides; their layout and alignment speak of B.
+Access dot_access(const PortableRow& row) {
+  if (row.layout == kLayoutAny) return kKElements;
+  if (row.layout == kLayoutNT) return kKVectors;
+  return row.alignment == kVectorBytes ? kOwnVectors : kOwnElements;
+}
+
+}  // namespace
+
+PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&entry) {
+  const KernelFields fields(entry);
+  kind = static_cast<PortableKind>(fields.index("kind", kPortableKindNames));
+  math = static_cast<Math>(fields.index("math", kMathNames));
+  layout = static_cast<Layout>(fields.index("layout", kLayoutNames));
+  alignment = fields.integer("alignment", 1);
+  int64_t tile[3];
+  fields.triple("tile", 1, tile);
+  tile_m = tile[0];
+  tile_n = tile[1];
+  tile_k = tile[2];
+  slots = device.multiprocessors * fields.integer("blocks_per_multiprocessor", 1);
+  const KernelFields cost = fields.object("cost");
+  cost_k_tile = cost.number("k_tile", 0);
+  cost_fixed = cost.number("fixed", 0);
+  cost_lone = cost.number("lone", 0, 0.5);
+}
+
+PortableTable::PortableTable(const Device& device, const std::vector<PackageKernel*>& kernels)
+    : multiprocessors(device.multiprocessors), bytes_per_cycle(device.bytes_per_cycle) {
+  for (PackageKernel* kernel : kernels) {
+    const PortableRow row(*kernel, device);
+    switch (row.kind) {
+      case kMatmulDot:
+        dots[row.math][dot_access(row)].push_back(row);
+        break;
+      case kMatmulReduce:
+        reduce[row.math] = kernel;
+        reduce_outputs[row.math] = row.tile_n;
+        break;
+      default:
+        tiles[row.math][row.layout].push_back(row);
+    }
+  }
+  // A dot product of float32 is bound by memory: TF32 would gain nothing, so it stays exact. The
+  // partial sums of both are float32.
+  for (int i = 0; i < kAccessCount; ++i) dots[kMathTF32][i] = dots[kMathFloat32][i];
+  reduce[kMathTF32] = reduce[kMathFloat32];
+  reduce_outputs[kMathTF32] = reduce_outputs[kMathFloat32];
+}
+
+}  // namespace torch_cubin

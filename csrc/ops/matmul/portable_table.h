@@ -1,0 +1,51 @@
+// The portable seam's kernels on one device, sorted for choosing. Which there are, and what they
+// cost, is the manifest's data: a new instantiation is a new entry there.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/matmul/seam.h"
+
+namespace torch_cubin {
+
+// Order of A, then of B: A "n" has contiguous K, "t" contiguous M; B "n" has contiguous N, "t"
+// contiguous K. kLayoutAny takes any strides and any alignment.
+enum Layout { kLayoutNN, kLayoutNT, kLayoutTN, kLayoutTT, kLayoutAny, kLayoutCount };
+
+// mma.cu has two kinds; dot.cu and axpy.cu share one.
+enum PortableKind { kMatmulMma, kMatmulPersistent, kMatmulSimt, kMatmulDot, kMatmulReduce };
+
+// One entry of the manifest.
+struct PortableRow {
+  // Throws [params] or [file] for an entry that these kernels do not have.
+  PortableRow(PackageKernel& kernel, const Device& device);
+
+  PackageKernel* kernel;
+  PortableKind kind;
+  Math math;
+  Layout layout;
+  int64_t alignment;  // bytes
+  int64_t tile_m, tile_n, tile_k;
+  int64_t slots;       // blocks that the device runs at a time
+  double cost_k_tile;  // cycles of one block per k tile
+  double cost_fixed;   // cycles of one block outside the k loop
+  double cost_lone;    // share of cost_k_tile that a block alone on its multiprocessor needs
+
+  bool dot() const { return kind == kMatmulDot; }
+  // A block can compute several tiles, one after the other, if all are whole.
+  bool persistent() const { return kind == kMatmulPersistent; }
+};
+
+struct PortableTable {
+  PortableTable(const Device& device, const std::vector<PackageKernel*>& kernels);
+
+  std::vector<PortableRow> tiles[kMathCount][kLayoutCount];  // kinds "mma", "persistent", "simt"
+  std::vector<PortableRow> dots[kMathCount][kAccessCount];   // by B: at most tile_m rows of A
+  PackageKernel* reduce[kMathCount] = {};                    // adds split-K partials
+  int64_t reduce_outputs[kMathCount] = {};                   // of a block
+  int64_t multiprocessors = 0;
+  double bytes_per_cycle = 0;  // of the device's memory
+};
+
+}  // namespace torch_cubin

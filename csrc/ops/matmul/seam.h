@@ -1,0 +1,148 @@
+// What a matmul kernel's host file gives: csrc/ops/matmul/<name>.cpp for csrc/kernels/matmul/<name>.cu.
+//
+//   class Sm90Kernels : public MatmulKernels {     // on one device
+//     MatmulPlan plan(const MatmulCase& c) const override;     // takes it? in what time?
+//     void launch(const MatmulPlan&, const MatmulProblem&, const MatmulOperands&) const override;
+//   };
+//   class Sm90Seam : public MatmulSeam {           // once a process
+//     bool owns(const KernelEntry& entry) const override { return entry.kind == "sm90"; }
+//     void check(const PackageKernel& kernel) const override {
+//       check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
+//       ...                                        // its fields, by KernelFields
+//     }
+//     std::unique_ptr<MatmulKernels> on(const Device& device,
+//                                       const std::vector<PackageKernel*>& kernels) const override;
+//   } const g_sm90;                                // registers itself
+//
+// plan.cpp asks all seams alike and keeps the quickest answer. A launch may run several kernels
+// (launch() and Workspace of ops/common/launch.h; tensor maps: runtime/tensor_map.h).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "ops/common/seam.h"
+#include "ops/matmul/problem.h"
+
+namespace torch_cubin {
+
+constexpr int64_t kVectorBytes = 16;  // what the aligned kernels load at a time
+
+// More batch dims than this, and matmul.cpp runs the product in parts.
+constexpr int kMaxPlannedBatchDims = 4;
+
+// How a kernel can read an operand. "Own" is the operand's dim that is not K: M of A, N of B. Vectors
+// begin at 16-byte addresses, in every row and every batch.
+enum Access : uint8_t {
+  kKVectors,     // K is contiguous, in 16-byte vectors
+  kOwnVectors,   // the own dim is contiguous, in 16-byte vectors
+  kOwnElements,  // by elements, and neighbours along the own dim are nearer
+  kKElements,    // by elements, and neighbours along K are nearer
+  kAccessCount
+};
+
+inline bool is_vectors(Access access) { return access == kKVectors || access == kOwnVectors; }
+
+// All that a plan may depend on; equal cases have equal plans, which are remembered. What a seam must
+// know of an operand's address and strides to take a problem stands here, and nowhere else.
+struct MatmulCase {
+  int64_t m, n, k, batch;
+  int32_t batch_dims;  // of those that remain after merging; 4 at most
+  ScalarType input, output;
+  Math math;
+  Scales a_scales, b_scales;
+  Access a, b;
+  // A and B: whether a tensor map (TMA) with a dim for each batch dim can describe the operand: read
+  // by vectors, no row begins within another, strides below 2^40 bytes. Rank and box are the seam's.
+  bool a_mappable, b_mappable;
+  bool a_broadcast, b_broadcast;  // some batch stride is 0
+  bool c_vectors;                 // C's rows, which are contiguous, begin at 16-byte addresses
+  bool has_bias;
+
+  friend bool operator==(const MatmulCase& x, const MatmulCase& y) {
+    return x.m == y.m && x.n == y.n && x.k == y.k && x.batch == y.batch && x.facts() == y.facts();
+  }
+  // All but the sizes, in one number.
+  uint64_t facts() const {
+    uint64_t packed = static_cast<uint64_t>(static_cast<uint8_t>(input));
+    packed = packed << 8 | static_cast<uint64_t>(static_cast<uint8_t>(output));
+    packed = packed << 4 | static_cast<uint64_t>(math);
+    packed = packed << 2 | static_cast<uint64_t>(a_scales);
+    packed = packed << 2 | static_cast<uint64_t>(b_scales);
+    packed = packed << 2 | a;
+    packed = packed << 2 | b;
+    packed = packed << 3 | static_cast<uint64_t>(batch_dims);
+    for (const bool fact :
+         {a_mappable, b_mappable, a_broadcast, b_broadcast, c_vectors, has_bias}) {
+      packed = packed << 1 | static_cast<uint64_t>(fact);
+    }
+    return packed;
+  }
+};
+
+// What a launch reads and writes, besides the problem's integers.
+struct MatmulOperands {
+  const char* a = nullptr;
+  const char* b = nullptr;
+  const char* bias = nullptr;  // null: none
+  int64_t bias_stride = 0;     // elements; 0 where it is one number
+  char* c = nullptr;
+  const void* a_scales = nullptr;  // float32, as the problem's Scales say
+  const void* b_scales = nullptr;
+};
+
+MatmulCase matmul_case(const MatmulProblem& problem, const MatmulOperands& operands);
+
+class MatmulKernels;
+
+struct MatmulPlan {
+  const MatmulKernels* kernels = nullptr;  // who made it; null: nobody takes the problem
+  double microseconds = std::numeric_limits<double>::infinity();  // predicted
+  bool too_large = false;  // a kernel would take a smaller batch of it, or a smaller product
+
+  // What the seam wants to remember for the launch: a plain struct of its own.
+  template <class Details>
+  void set(const Details& details) {
+    static_assert(std::is_trivially_copyable_v<Details> && sizeof(Details) <= sizeof(details_));
+    std::memcpy(details_, &details, sizeof(details));
+  }
+  template <class Details>
+  Details get() const {
+    Details details;
+    std::memcpy(&details, details_, sizeof(details));
+    return details;
+  }
+
+ private:
+  alignas(8) unsigned char details_[96];
+};
+
+// A seam's kernels on one device. Used by many threads at once.
+class MatmulKernels {
+ public:
+  virtual ~MatmulKernels() = default;
+
+  // The quickest way of these kernels, with its predicted time; infinite where none takes the case.
+  // Deterministic: depends on the case alone.
+  virtual MatmulPlan plan(const MatmulCase& problem) const = 0;
+
+  // Runs a plan of its own on the device's current stream. The problem has the plan's case.
+  virtual void launch(const MatmulPlan& plan, const MatmulProblem& problem,
+                      const MatmulOperands& operands) const = 0;
+};
+
+class MatmulSeam : public KernelSeam {
+ public:
+  MatmulSeam() : KernelSeam("matmul") {}
+
+  // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
+  // Null where they are of no use there.
+  virtual std::unique_ptr<MatmulKernels> on(const Device& device,
+                                            const std::vector<PackageKernel*>& kernels) const = 0;
+};
+
+}  // namespace torch_cubin

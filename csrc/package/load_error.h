@@ -1,0 +1,24 @@
+// An error from a time when nothing may throw, the loading of the library, kept for the first call.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+namespace torch_cubin {
+
+extern std::atomic<bool> g_has_load_error;
+
+// The first error counts.
+void keep_load_error(const std::string& tag, const std::string& message);
+
+// False where there is none. Whoever asks tells it: raise_load_error() will not.
+bool take_load_error(std::string* tag, std::string* message);
+
+void raise_load_error_now();
+
+// To be called where a user's call comes in: throws that error, once a process.
+inline void raise_load_error() {
+  if (g_has_load_error.load(std::memory_order_relaxed)) raise_load_error_now();
+}
+
+}  // namespace torch_cubin

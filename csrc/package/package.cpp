@@ -1,0 +1,87 @@
+#include "package/package.h"
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "cubin/arch.h"
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxNesting = 200;
+constexpr size_t kMaxManifestBytes = 64u << 20;
+constexpr int kKernelsVersion = 1;
+
+json read_manifest(const PackageFiles& files, const std::string& label) {
+  const std::vector<uint8_t> bytes = files.read("manifest.json", kMaxManifestBytes);
+  return parse_json(std::string(bytes.begin(), bytes.end()), label + ": manifest.json");
+}
+
+}  // namespace
+
+json parse_json(const std::string& text, const std::string& origin) {
+  try {
+    return json::parse(text, [](int depth, json::parse_event_t, json&) {
+      if (depth > kMaxNesting) throw std::length_error("it is nested too deeply");
+      return true;
+    });
+  } catch (const std::exception& error) {
+    fail({"file", origin, "is not JSON", "", printable(error.what()), ""});
+  }
+}
+
+Package::Package(std::shared_ptr<const PackageFiles> files, std::string label)
+    : files_(std::move(files)),
+      label_(std::move(label)),
+      manifest_(std::make_unique<const json>(read_manifest(*files_, label_))) {}
+
+Package::~Package() = default;
+
+void Package::read_kernels() {
+  try {
+    const int version = manifest_->at("version").get<int>();
+    if (version != kKernelsVersion) throw std::runtime_error("version " + std::to_string(version));
+    std::set<std::pair<std::string, std::string>> seen;
+    for (const json& object : manifest_->at("kernels")) {
+      const KernelEntry& entry = kernels_.emplace_back(object, files_).entry();
+      if (!seen.emplace(entry.name, entry.arch).second) {
+        throw std::runtime_error("kernel '" + entry.name + "' stands twice for " + entry.arch);
+      }
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    kernels_.clear();
+    fail({"file", "the manifest of " + label_, "cannot be used", "a version 1 kernel manifest",
+          error.what(), "Build the kernels again, or install the package again."});
+  }
+}
+
+std::string Package::arch_for(const Device& device) const {
+  const KernelEntry* best = nullptr;
+  int best_rank = 0;
+  std::set<std::string> found;
+  for (const PackageKernel& kernel : kernels_) {
+    const KernelEntry& entry = kernel.entry();
+    found.insert(entry.arch);
+    const int rank = rank_cubin(entry.parsed_arch, device.sm);
+    if (rank <= best_rank) continue;
+    best = &entry;
+    best_rank = rank;
+  }
+  if (best != nullptr) return best->arch;
+  std::string list;
+  for (const std::string& arch : found) list += (list.empty() ? "" : ", ") + arch;
+  fail({"arch", label_, "has no kernels for " + device.name,
+        "an arch that runs on compute capability " + std::to_string(device.sm / 10) + "." +
+            std::to_string(device.sm % 10),
+        list.empty() ? "none" : list,
+        "Build the kernels with TORCH_CUBIN_ARCHS=sm_" + std::to_string(device.sm) + "."});
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,46 @@
+// PackageFiles: where a package's files come from: a folder, or what torch_cubin.embed put into a
+// library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cubin/embedded.h"
+
+namespace torch_cubin {
+
+class PackageFiles {
+ public:
+  virtual ~PackageFiles() = default;
+
+  // Throws [file].
+  virtual std::vector<uint8_t> read(const std::string& name, size_t limit) const = 0;
+
+  // For errors: "file '/x/vec_add.cubin'".
+  virtual std::string origin(const std::string& name) const = 0;
+};
+
+// kInside: a link that leads out of the folder is refused, as a package from elsewhere might have one.
+enum class Links { kFollow, kInside };
+
+// `root` is without links where they must stay inside.
+std::unique_ptr<PackageFiles> files_in_folder(const std::string& root, Links links);
+
+// `library` names the library in errors; its bytes must outlive the result.
+std::unique_ptr<PackageFiles> files_in_library(const std::string& library, Bundle files);
+
+// Whether a manifest may name that file: a relative path without '..'.
+bool is_inside_package(const std::string& name);
+
+// The path without links; "" where it does not exist.
+std::string without_links(const std::string& path);
+
+// The file's bytes, once their hash is the one that the manifest gives. Throws [file], [hash].
+std::vector<uint8_t> read_hashed(const PackageFiles& files, const std::string& name,
+                                 const std::string& sha256, size_t limit,
+                                 const std::string& advice);
+
+}  // namespace torch_cubin

@@ -1,0 +1,39 @@
+"""The built-in ops on a PyTorch that lacks what their derivatives need: they run without any.
+
+A kernel on the Autograd key of each `cubin::_name_autograd` refuses what is to be differentiated,
+and forwards all else to the op without derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from torch_cubin._pytorch.transforms import DERIVATIVES
+
+_NAMES = ("matmul", "linear", "attention_forward", "attention_backward")
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    op = getattr(torch.ops.cubin, f"_{name}").default
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and _is_differentiated(value):
+                raise DERIVATIVES.error(f"the derivative of {name}")
+        return op(*args, **kwargs)
+
+    return kernel
+
+
+def _is_differentiated(tensor: Tensor) -> bool:
+    return tensor.requires_grad or forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def register(library: torch.library.Library) -> None:
+    for name in _NAMES:
+        library.impl(f"_{name}_autograd", _kernel(name), "Autograd")

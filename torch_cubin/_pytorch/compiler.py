@@ -1,0 +1,73 @@
+"""torch.compile and torch.export: the tensors that they trace with, and what they may compile."""
+
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch_cubin._pytorch.internals import Feature
+
+TRACING = Feature(
+    "drop_in() under torch.export and torch.compile",
+    "traced calls are left to PyTorch, and flops of packed attention are not counted for fakes",
+)
+# What torch.export and torch.compile trace with: they stand for plain tensors.
+TRACING_TYPES: tuple[type, ...] = tuple(
+    kind
+    for kind in (
+        TRACING.find("_subclasses.fake_tensor.FakeTensor", None),
+        TRACING.find("_subclasses.functional_tensor.FunctionalTensor", None),
+    )
+    if kind is not None
+)
+
+SKIPPED_FRAMES = Feature(
+    "drop_in() around a graph break of torch.compile",
+    "its own Python is compiled as small graphs, with the same results",
+)
+_Strategy = SKIPPED_FRAMES.find("_C._dynamo.eval_frame._FrameExecStrategy", None)
+_Action = SKIPPED_FRAMES.find("_C._dynamo.eval_frame._FrameAction", None)
+_mark = SKIPPED_FRAMES.find("_C._dynamo.eval_frame.set_code_exec_strategy", None)
+
+
+def assume_constant_result(function: Any) -> Any:
+    """torch.compiler.assume_constant_result, which would import torch._dynamo: 3 seconds.
+
+    A torch that reads another attribute would trace into the function, and compile a graph again
+    where report()'s counts change.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+def skip_frames(modules: Iterable[types.ModuleType]) -> None:
+    """Lets torch.compile inline these modules' functions into a model's graph, but never compile
+    one by itself.
+
+    Where torch.compile gives up on a frame (a graph break inside ``with drop_in():``), the frame
+    runs as plain Python and each function that it calls is compiled alone. For ours that gives a
+    graph of one operator per call, and warnings about too many of them. Under a torch without
+    this switch that is what happens, and the results are the same.
+    """
+    if not SKIPPED_FRAMES.available:
+        return
+    strategy = _Strategy(_Action.SKIP, _Action.DEFAULT)
+    for module in modules:
+        for code in _codes(vars(module), module.__name__):
+            _mark(code, strategy)
+
+
+def _codes(namespace: Mapping[str, object], module: str) -> Iterable[types.CodeType]:
+    for value in list(namespace.values()):
+        if getattr(value, "__module__", None) != module:
+            continue
+        if isinstance(value, types.FunctionType):
+            yield from _nested(value.__code__)
+        elif isinstance(value, type):
+            yield from _codes(vars(value), module)
+
+
+def _nested(code: types.CodeType) -> Iterable[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)

@@ -1,0 +1,58 @@
+"""Dispatch keys, for autocast: which a call leaves out, and which a context takes away."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch_cubin._pytorch.internals import Feature
+
+AUTOCAST = Feature(
+    "torch.autocast of the built-in ops", "it leaves their arguments in the dtypes that they have"
+)
+_exclude = AUTOCAST.find("_C._ExcludeDispatchKeyGuard", None)
+_key = AUTOCAST.find("_C.DispatchKey", None)
+_key_set = AUTOCAST.find("_C.DispatchKeySet", None)
+AUTOCAST.find("ops.aten.mm.default._schema", None)
+
+_local = threading.local()
+
+
+def without_key(name: str) -> Any:
+    """A function that gives a context in which no kernel of that key is called."""
+    keys = _key_set(getattr(_key, name))
+    return lambda: _exclude(keys)
+
+
+def _without_autocast_keys() -> contextlib.AbstractContextManager[Any]:
+    if AUTOCAST.available:
+        return _exclude(_key_set(_key.AutocastCUDA) | _key_set(_key.AutocastCPU))
+    stack = contextlib.ExitStack()
+    for device in ("cuda", "cpu"):
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """A context in which no op casts its arguments.
+
+    NOTE: inside torch.func's transforms each level further out begins with the dispatch keys of the
+    op that entered it, so excluded keys come back there; hence the flag, which our kernels read.
+    """
+    before = autocast_is_off()
+    _local.autocast_is_off = True
+    try:
+        with _without_autocast_keys():
+            yield
+    finally:
+        _local.autocast_is_off = before
+
+
+def autocast_is_off() -> bool:
+    """Whether this thread is inside :func:`without_autocast`."""
+    return getattr(_local, "autocast_is_off", False)

@@ -1,0 +1,91 @@
+"""Operators as objects: their schemas, their registration, what PyTorch remembers of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_cubin import errors
+from torch_cubin._pytorch.internals import Feature
+
+SCHEMAS = Feature("define_op() and packages", "both raise InternalError")
+_parse_schema = SCHEMAS.find("_C.parse_schema", None)
+
+LATE_OVERLOADS = Feature(
+    "overloads of an op that was looked up before they were defined",
+    "`torch.ops.ns.name.overloads()` does not list them",
+)
+_refresh_packet = LATE_OVERLOADS.find("_ops._refresh_packet", lambda packet: None)
+
+LATE_DERIVATIVES = Feature(
+    "a derivative that is given to an op after torch.compile has traced it",
+    "graphs traced later may still go without it",
+)
+LATE_DERIVATIVES.find("ops.aten.mm.default._dispatch_cache", None)
+
+FAILED_DEFINITIONS = Feature(
+    "taking back what a failed define_op() has registered",
+    "it is taken back when Python frees the library object",
+)
+_destroy = FAILED_DEFINITIONS.find("library.Library._destroy", lambda library: None)
+
+SYMBOLIC_CHECKS = Feature(
+    "sizes compared at run time in exported graphs", "such a comparison becomes a guard"
+)
+_check = SYMBOLIC_CHECKS.find("_check", None)
+
+SCHEMA_OBJECTS = Feature(
+    'define_op(backward="ns::op"), and names of arguments in errors',
+    "a call of such an op that needs a gradient raises InternalError, and errors give numbers",
+)
+SCHEMA_OBJECTS.find("ops.aten.mm.default._schema", None)
+
+
+def schema_of(overload: Any) -> Any:
+    """The schema of a registered op."""
+    if not SCHEMA_OBJECTS.available:
+        raise SCHEMA_OBJECTS.error(f"the schema of {overload}")
+    return overload._schema
+
+
+def argument_names(overload: Any, most: int = 64) -> list[str]:
+    """The names of an op's arguments; where its schema is not to be had, their numbers."""
+    if not SCHEMA_OBJECTS.available:
+        return [str(index) for index in range(most)]
+    return [argument.name for argument in overload._schema.arguments]
+
+
+def parse_schema(schema: str) -> Any:
+    """The parsed schema; RuntimeError where it does not parse."""
+    if _parse_schema is None:
+        raise SCHEMAS.error("define_op")
+    return _parse_schema(schema)
+
+
+def refresh_packet(packet: Any) -> None:
+    """Lets `torch.ops.ns.name` see an overload that was defined after it was first looked up."""
+    _refresh_packet(packet)
+
+
+def forget_dispatch(overload: Any) -> None:
+    """After a kernel is registered on an op that has been called.
+
+    NOTE: torch.compile's Python dispatcher remembers the kernel of each key, and
+    torch.library.Library.impl does not tell it: a backward given later would be left out.
+    """
+    if LATE_DERIVATIVES.available:
+        overload._dispatch_cache.clear()
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Takes back what was registered through this library."""
+    _destroy(library)
+
+
+def check(condition: Any, error: errors.Error) -> None:
+    """Raises unless the condition holds; a symbol becomes a guard or a check at run time."""
+    if _check is not None:
+        _check(condition, lambda: str(error))
+    elif not condition:
+        raise error
