@@ -141,7 +141,8 @@ void PackageKernel::launch(const Grid& grid, const Device& device, const void* p
     call.block[i] = entry_.block[i];
     call.cluster[i] = entry_.cluster[i];
   }
-  if (entry_.cluster[0] * entry_.cluster[1] * entry_.cluster[2] > 1) {
+  if (grid.cluster_x != 0) call.cluster[0] = grid.cluster_x;
+  if (call.cluster[0] * call.cluster[1] * call.cluster[2] > 1) {
     call.flags |= TORCH_CUBIN_CLUSTER;
   }
   call.shared_memory = entry_.dynamic_shared;

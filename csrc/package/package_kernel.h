@@ -30,6 +30,7 @@ struct KernelEntry {
 // Blocks of a launch.
 struct Grid {
   int64_t x = 1, y = 1, z = 1;
+  int64_t cluster_x = 0;  // of which so many along x make a cluster; 0: the entry's cluster
 };
 
 class PackageKernel {

@@ -309,6 +309,67 @@ def _bare(value: torch.Tensor, layout) -> torch.Tensor:
     return whole.cuda().as_strided(placed.shape, placed.stride(), layout.offset)
 
 
+def tile(kind: str, name: str) -> dict:
+    """Every kernel of one kind and tile, by products of small integers: all tails, a bias, batches
+    and broadcasts, an output of ragged rows, K split and shared out; and the same bits again and
+    again while another stream keeps the GPU busy."""
+    import torch_cubin  # noqa: F401
+    from torch_cubin import _lib
+
+    bm, bn = map(int, name.split("x"))
+    kernels = [k for k in _lib.catalog()["kernels"] if k["kind"] == kind]
+    dtypes = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.float32}
+    wrong, calls = [], 0
+    busy, side = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
+
+    def operand(batch: tuple, rows: int, columns: int, transposed: bool, dtype: torch.dtype):
+        """Rows of whole 16 bytes, NaN in what is no element."""
+        shape = (*batch, columns, rows) if transposed else (*batch, rows, columns)
+        whole = torch.full((*shape[:-1], -(-shape[-1] // 8) * 8), torch.nan, device="cuda")
+        whole[..., : shape[-1]] = torch.randint(-3, 4, shape, device="cuda")
+        value = whole.to(dtype)[..., : shape[-1]]
+        return value.mT if transposed else value
+
+    def compare(label: str, out: torch.Tensor, expected: torch.Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        if not torch.equal(out, expected.to(out.dtype)):
+            wrong.append(label)
+
+    for kernel in kernels:
+        dtype, layout = dtypes[kernel["math"]], kernel["layout"]
+        torch.backends.cuda.matmul.allow_tf32 = kernel["math"] == "tf32"
+        shapes = [
+            (1, 8, 8), (2 * bm, 2 * bn, 520), (bm - 3, 3 * bn + 8, 200), (3 * bm + 1, bn, 136),
+            (7, 5 * bn, 1000), (bm, 2 * bn, 4096), (bm + 9, bn + 11, 96), (5 * bm, 40 * bn + 2, 64),
+            (24 * bm + 8, 23 * bn, 1016), (9 * bm, 35 * bn, 72),
+        ]  # fmt: skip
+        for m, n, k in shapes:
+            label = f"{kernel['name']} {(m, n, k)}"
+            a = operand((), m, k, layout[0] == "t", dtype)
+            b = operand((), k, n, layout[1] == "t", dtype)
+            bias = torch.randint(-3, 4, (n,), device="cuda").to(dtype)
+            exact = a.double() @ b.double()
+            first = torch.ops.cubin.matmul(a, b)
+            compare(label, first, exact)
+            compare(f"{label} bias", torch.ops.cubin.linear(a, b.mT, bias), exact + bias.double())
+            if m > 8 * bm:
+                with torch.cuda.stream(side):
+                    for _ in range(4):
+                        busy @ busy
+                for _ in range(20):
+                    compare(f"{label} again", torch.ops.cubin.matmul(a, b), first)
+        for a_batch, b_batch in (((3,), (1,)), ((2, 1), (2, 3)), ((4, 1, 2), (3, 1)), ((5,), ())):
+            a = operand(a_batch, bm + 8, 200, layout[0] == "t", dtype)
+            b = operand(b_batch, 200, bn + 16, layout[1] == "t", dtype)
+            label = f"{kernel['name']} batches {a_batch} {b_batch}"
+            compare(label, torch.ops.cubin.matmul(a, b), a.double() @ b.double())
+    torch.cuda.synchronize()
+    loaded = {entry["name"] for entry in _lib.catalog()["loaded"]}
+    unused = sorted({kernel["name"] for kernel in kernels} - loaded)
+    return {"wrong": wrong, "calls": calls, "unused": unused, "kernels": len(kernels)}
+
+
 if __name__ == "__main__":
     scenario = globals()[sys.argv[1]]
     print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)

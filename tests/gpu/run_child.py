@@ -79,6 +79,22 @@ def broken_catalog(kind: str, folder: Path) -> Path:
     return package
 
 
+def tile_catalog(kind: str, tile: str, folder: Path) -> Path:
+    """A catalog whose kernels are those of one kind and tile alone: what is chosen is known."""
+    package = folder / "catalog"
+    package.mkdir()
+    manifest = json.loads((_package() / "manifest.json").read_text())
+    manifest["kernels"] = [
+        kernel
+        for kernel in manifest["kernels"]
+        if kernel["kind"] == kind and "x".join(map(str, kernel["tile"][:2])) == tile
+    ]
+    for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
+        (package / arch).symlink_to(_package() / arch)
+    (package / "manifest.json").write_text(json.dumps(manifest))
+    return package
+
+
 def sanitizer() -> str | None:
     """compute-sanitizer's path, or None."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
@@ -89,13 +105,16 @@ def sanitizer() -> str | None:
 
 
 def run(scenario: str, *arguments: str) -> Result:
-    """Runs one scenario. 'catalog KIND' and '...sanitize TOOL' prepare what a child cannot."""
+    """Runs one scenario. 'catalog KIND', 'tile KIND TILE' and '...sanitize TOOL' prepare what a
+    child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     script = "attention_child.py" if scenario.startswith("attention_") else "child.py"
     command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         if scenario == "catalog":
             environment["TORCH_CUBIN_CATALOG"] = str(broken_catalog(arguments[0], Path(folder)))
+        if scenario == "tile":
+            environment["TORCH_CUBIN_CATALOG"] = str(tile_catalog(*arguments, Path(folder)))
         if scenario.endswith("sanitize"):
             tool = sanitizer()
             if tool is None:

@@ -1,0 +1,308 @@
+"""Loads the cubins of build.py through libcuda, plans a product and launches it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+CUDA = ctypes.CDLL("libcuda.so.1")
+(BATCHED, SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL, BIAS_ROW, OUT_FLOAT,
+ OUT_VECTOR, ADD_VECTOR, NO_SKEW) = (1 << i for i in range(12))  # fmt: skip
+ACTIVATIONS = {None: 0, "relu": 1, "gelu_erf": 2, "gelu_tanh": 3, "silu": 4}
+
+
+class Map(ctypes.Structure):
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
+
+
+class Params(ctypes.Structure):
+    """Sm90MatmulParams."""
+
+    _fields_ = [
+        ("a", Map), ("b", Map), ("out_map", Map),
+        ("out", ctypes.c_uint64), ("bias", ctypes.c_uint64), ("addend", ctypes.c_uint64),
+        ("out_stride_m", ctypes.c_int64), ("out_batch_stride", ctypes.c_int64 * 3),
+        ("addend_stride_m", ctypes.c_int64), ("addend_stride_n", ctypes.c_int64),
+        ("addend_batch_stride", ctypes.c_int64 * 3), ("bias_stride", ctypes.c_int64),
+        ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
+        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k_blocks", ctypes.c_int),
+        ("batch", ctypes.c_int * 3), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int),
+        ("group", ctypes.c_int), ("whole_tiles", ctypes.c_int), ("stream_tiles", ctypes.c_int),
+        ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
+        ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
+        ("padding", ctypes.c_uint8 * 0),
+    ]  # fmt: skip
+
+
+PARAMS_BYTES = (ctypes.sizeof(Params) + 63) // 64 * 64
+
+
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16)]
+
+
+class Config(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+def check(code: int, what: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        CUDA.cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{what}: {code} {text.value}")
+
+
+TYPES = {"bf16": (9, torch.bfloat16), "f16": (6, torch.float16), "tf32": (11, torch.float32)}
+OUT_MAP_TYPE = {"bf16": 9, "f16": 6, "tf32": 7}
+
+
+def encode(map_: Map, kind: int, size: int, base: int, dims, strides, box, swizzle: int) -> None:
+    """strides in elements, of dims[1:]."""
+    rank = len(dims)
+    u64, u32 = ctypes.c_uint64, ctypes.c_uint32
+    check(
+        CUDA.cuTensorMapEncodeTiled(
+            ctypes.byref(map_), kind, rank, ctypes.c_void_p(base), (u64 * rank)(*dims),
+            (u64 * (rank - 1))(*(s * size for s in strides)), (u32 * rank)(*box),
+            (u32 * rank)(*[1] * rank), 0, swizzle, 3, 0,
+        ),
+        f"tensor map {dims} {strides} {box}",
+    )  # fmt: skip
+
+
+@dataclass
+class Kernel:
+    """A loaded cubin."""
+
+    facts: dict
+    handle: ctypes.c_void_p
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return tuple(self.facts["tile"])
+
+
+def load(folder: Path) -> dict[str, Kernel]:
+    torch.zeros(1, device="cuda")
+    kernels = {}
+    for facts in json.loads((folder / "kernels.json").read_text()):
+        data = (folder / f"{facts['name']}.cubin").read_bytes()
+        library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        code = CUDA.cuLibraryLoadData(ctypes.byref(library), data, None, None, 0, None, None, 0)
+        check(code, facts["name"])
+        check(
+            CUDA.cuLibraryGetKernel(ctypes.byref(kernel), library, facts["name"].encode()), "kernel"
+        )
+        check(CUDA.cuKernelSetAttribute(8, facts["shared"], kernel, 0), "shared memory")
+        kernels[facts["name"].removeprefix("sm90_matmul_")] = Kernel(facts, kernel)
+    return kernels
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class How:
+    """How to run a kernel on a problem."""
+
+    cluster: str = ""  # "m", "n" (where the two blocks' tiles lie), "k" (they halve K), or none
+    blocks: int = 132
+    stream: bool = False
+    group: int = 8
+    group_n: bool = False
+    serpentine: bool = True
+    skew: bool = True
+    pdl: bool = False
+    least: int = 8  # k blocks of a part of a streamed tile
+    polls: int = 10000
+    parts: int = 0  # of every streamed tile; 0: as many as blocks give
+
+    def __str__(self) -> str:
+        words = [f"c{self.cluster}" if self.cluster else "c1", str(self.blocks)]
+        words += [f"stream{self.parts or ''}"] * self.stream
+        words += [f"g{self.group}{'n' * self.group_n}"]
+        words += ["noserp"] * (not self.serpentine) + ["noskew"] * (not self.skew)
+        return " ".join(words + ["pdl"] * self.pdl)
+
+
+@dataclass
+class Epilogue:
+    bias: torch.Tensor | None = None
+    bias_row: bool = False
+    addend: torch.Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    activation: str | None = None
+    force: bool = False
+
+
+class Workspace:
+    """Memory of streamed tiles; counters are zero between launches."""
+
+    def __init__(self) -> None:
+        self.counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
+        self.partial = torch.empty(0, device="cuda")
+
+    def need(self, floats: int) -> None:
+        if self.partial.numel() < floats:
+            self.partial = torch.full((floats,), float("nan"), device="cuda")
+
+
+def batch_dims(t: torch.Tensor, sizes: list[int]) -> list[int]:
+    """Strides of three batch dims, innermost first."""
+    strides = [0 if t.shape[i] == 1 else t.stride(i) for i in range(t.dim() - 2)]
+    strides = [0] * (len(sizes) - len(strides)) + strides
+    return [*strides[::-1], 0, 0, 0][:3]
+
+
+class Launch:
+    """One product, encoded once; call it as often as wanted."""
+
+    def __init__(
+        self, kernel: Kernel, how: How, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
+        workspace: Workspace, epilogue: Epilogue | None = None,
+    ) -> None:  # fmt: skip
+        facts = kernel.facts
+        bm, bn = kernel.tile
+        code, dtype = TYPES[facts["type"]]
+        size = dtype.itemsize
+        assert a.dtype == b.dtype == dtype
+        m, k = a.shape[-2:]
+        n = b.shape[-1]
+        sizes = list(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+        batch = [*sizes[::-1], 1, 1, 1][:3]
+        batched = math.prod(sizes) > 1
+        tile_k = 128 // size
+        cm, cn = (2 if how.cluster == "m" else 1), (2 if how.cluster == "n" else 1)
+        per_cluster = 2 if how.cluster else 1
+        p = self.params = Params()
+        p.m, p.n, p.k_blocks = m, n, cdiv(k, tile_k)
+        p.tiles_m, p.tiles_n = cdiv(cdiv(m, bm), cm), cdiv(cdiv(n, bn), cn)
+        p.group = how.group
+        p.batch = (ctypes.c_int * 3)(*batch)
+        tiles = p.tiles_m * p.tiles_n * math.prod(sizes)
+        clusters = min(how.blocks // per_cluster, tiles)
+        p.whole_tiles = tiles
+        if how.cluster == "k":
+            assert p.k_blocks >= 2
+            assert tiles * 2 <= how.blocks
+        elif how.stream:
+            clusters = how.blocks // per_cluster
+            p.stream_tiles = tiles % clusters
+            p.whole_tiles = tiles - p.stream_tiles
+            units = p.stream_tiles * p.k_blocks
+            p.polls = how.polls
+            p.stream_clusters = max(p.stream_tiles, min(clusters, units // how.least))
+            if how.parts:
+                p.stream_clusters = how.parts * p.stream_tiles
+                assert p.stream_clusters <= clusters
+            workspace.need(2 * clusters * per_cluster * bm * bn)
+            p.partial, p.counters = workspace.partial.data_ptr(), workspace.counters.data_ptr()
+            assert p.stream_tiles * per_cluster * facts["consumers"] <= 4096
+        flags = {"m": SHARE_B, "n": SHARE_A, "k": SPLIT_PAIR}.get(how.cluster, 0)
+        flags |= BATCHED * batched | GROUP_N * how.group_n | SERPENTINE * how.serpentine
+        flags |= NO_SKEW * (not how.skew)
+
+        def operand(map_: Map, t: torch.Tensor, mn_major: bool, rows: int, mn: int, share: bool):
+            batch_strides = batch_dims(t, sizes)
+            stride_mn, stride_k = (t.stride(-2), t.stride(-1)) if t is a else (
+                t.stride(-1), t.stride(-2))  # fmt: skip
+            if mn_major:
+                assert stride_mn == 1, (stride_mn, stride_k)
+                dims, strides, box = [mn, k], [stride_k], [64, tile_k // 2 if share else tile_k]
+            else:
+                assert stride_k == 1, (stride_mn, stride_k)
+                dims, strides, box = [k, mn], [stride_mn], [tile_k, rows // 2 if share else rows]
+            if batched:
+                dims += batch
+                strides += batch_strides
+                box += [1, 1, 1]
+            encode(map_, code, size, t.data_ptr(), dims, strides, box, 3)
+
+        operand(p.a, a, bool(facts["a_mn"]), bm, m, how.cluster == "n")
+        operand(p.b, b, bool(facts["b_mn"]), bn, n, how.cluster == "m")
+        e = epilogue or Epilogue()
+        unaligned = out.stride(-2) * size % 16 != 0 or n * size % 16 != 0
+        general = epilogue is not None or unaligned or out.dtype != dtype
+        out_strides = [out.stride(i) for i in range(out.dim() - 2)][::-1]
+        out_strides = [*out_strides, 0, 0, 0][:3]
+        assert out.stride(-1) == 1
+        if general:
+            flags |= GENERAL | ACTIVATIONS[e.activation] << 12
+            flags |= OUT_FLOAT * (out.dtype == torch.float32)
+            aligned = out.data_ptr() % 16 == 0 and out.stride(-2) % 4 == 0 and n % 4 == 0
+            flags |= OUT_VECTOR * (aligned and all(s % 4 == 0 for s in out_strides))
+            p.out, p.out_stride_m = out.data_ptr(), out.stride(-2)
+            p.out_batch_stride = (ctypes.c_int64 * 3)(*out_strides)
+            p.alpha, p.beta = e.alpha, e.beta
+            if e.bias is not None:
+                p.bias, p.bias_stride = e.bias.data_ptr(), e.bias.stride(0)
+                flags |= BIAS_ROW * e.bias_row
+            if e.addend is not None:
+                c = e.addend.expand(*sizes, m, n)
+                p.addend, p.addend_stride_m, p.addend_stride_n = (
+                    c.data_ptr(), c.stride(-2), c.stride(-1))  # fmt: skip
+                strides = [c.stride(i) for i in range(c.dim() - 2)]
+                strides = [*strides[::-1], 0, 0, 0][:3]
+                p.addend_batch_stride = (ctypes.c_int64 * 3)(*strides)
+                vector = c.stride(-1) == 1 and c.data_ptr() % 16 == 0
+                flags |= ADD_VECTOR * (vector and all(s % 4 == 0 for s in [c.stride(-2), *strides]))
+        else:
+            row_bytes = bn * size
+            panel = next(b for b in (128, 64, 32) if row_bytes % b == 0)
+            dims, strides, box = [n, m], [out.stride(-2)], [panel // size, 16]
+            if batched:
+                dims, strides, box = dims + batch, strides + out_strides, [*box, 1, 1, 1]
+            swizzle = {128: 3, 64: 2, 32: 1}[panel]
+            encode(
+                p.out_map,
+                OUT_MAP_TYPE[facts["type"]],
+                size,
+                out.data_ptr(),
+                dims,
+                strides,
+                box,
+                swizzle,
+            )
+        p.flags = flags
+        self.keep = (a, b, out, e, workspace.partial)
+        self.kernel = kernel
+        # The struct is 64-byte aligned for the device; ctypes cannot say so.
+        self.memory = ctypes.create_string_buffer(PARAMS_BYTES + 64)
+        self.address = (ctypes.addressof(self.memory) + 63) // 64 * 64
+        ctypes.memmove(self.address, ctypes.addressof(p), ctypes.sizeof(p))
+        self.argument = (ctypes.c_void_p * 1)(self.address)
+        self.attributes = (Attribute * 2)()
+        count = 0
+        if how.cluster:
+            self.attributes[0].id = 4
+            self.attributes[0].value[0:3] = [2, 1, 1]
+            count = 1
+        if how.pdl:
+            self.attributes[count].id = 6
+            self.attributes[count].value[0] = 1
+            count += 1
+        self.config = Config()
+        self.config.grid = (ctypes.c_uint * 3)(clusters * per_cluster, 1, 1)
+        self.config.block = (ctypes.c_uint * 3)(facts["threads"], 1, 1)
+        self.config.shared = facts["shared"]
+        self.config.attributes = ctypes.addressof(self.attributes)
+        self.config.count = count
+
+    def __call__(self) -> None:
+        self.config.stream = torch.cuda.current_stream().cuda_stream
+        check(
+            CUDA.cuLaunchKernelEx(
+                ctypes.byref(self.config), self.kernel.handle, self.argument, None
+            ),
+            self.kernel.facts["name"],
+        )

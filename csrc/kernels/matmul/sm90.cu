@@ -1,0 +1,359 @@
+// Matrix product on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
+//
+// A block is one producer thread, which keeps kStages tiles of A and B on their way from memory, and
+// one or two consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two blocks share
+// A's or B's tile: each loads half and multicasts it (they then stay within kStages of one another).
+//
+//   shared memory:  kStages x (A tile, B tile) | a staging buffer a warp | full, empty barriers
+//   full[s]:   the producer's arrival and all bytes of the stage
+//   empty[s]:  one arrival a consumer warpgroup, of both blocks where a cluster shares an operand
+//
+// What was measured on an H200, in shares of the speed (README.md has the table): one wgmma group
+// stays in flight while the next is issued (without 0.985); the second warpgroup starts one k block
+// late, once, so that its epilogues overlap the first one's products for good (+1.5%); K runs
+// backwards in every other tile (less DRAM traffic, hence power); out is stored evict-first.
+//
+// The last, partial wave of tiles is streamed: its k blocks are dealt out evenly, so that most of these
+// tiles have parts in several clusters. The cluster with the last part adds the others to its own, in
+// one order, so the same inputs give the same bits. It waits for them, but not for ever: where the
+// blocks of a launch do not all run at the same time, whichever part comes last finishes the tile.
+#include "sm90_epilogue.cuh"
+#include "sm90_split.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// ---- producer -----------------------------------------------------------------------------------
+
+TC_DEVICE void load_box(const Sm90TensorMap& map, u32 to, u32 full, bool multicast, bool batched,
+                        int x, int y, const Work& w) {
+  if (multicast) {
+    if (batched) {
+      tma_multicast(to, &map, full, 3, x, y, w.b0, w.b1, w.b2);
+    } else {
+      tma_multicast(to, &map, full, 3, x, y);
+    }
+  } else if (batched) {
+    tma_load(to, &map, full, x, y, w.b0, w.b1, w.b2);
+  } else {
+    tma_load(to, &map, full, x, y);
+  }
+}
+
+// One operand's tile, or this block's half of it.
+template <bool kMnMajor, int kRows, int kTileK>
+TC_DEVICE void load_operand(const Sm90TensorMap& map, u32 to, u32 full, bool share, int rank,
+                            bool batched, int mn, int k, const Work& w) {
+  if constexpr (kMnMajor) {
+    int skipped = share ? rank * (kTileK / 2) : 0;
+#pragma unroll
+    for (int panel = 0; panel < (kRows + 63) / 64; ++panel) {
+      load_box(map, to + panel * 8192 + skipped * 128, full, share, batched, mn + 64 * panel,
+               k + skipped, w);
+    }
+  } else {
+    int skipped = share ? rank * (kRows / 2) : 0;
+    load_box(map, to + skipped * 128, full, share, batched, k, mn + skipped, w);
+  }
+}
+
+template <class C>
+TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring) {
+  Schedule<C> schedule(p);
+  int stage = 0, number = 0;
+  u32 phase = 0;
+  bool share_a = p.flags & kSm90ShareA, share_b = p.flags & kSm90ShareB;
+  bool batched = p.flags & kSm90Batched;
+  bool backwards = false;
+  Work w;
+  bool any = schedule.get(w);
+  wait_for_previous_grid();
+  for (; any; any = schedule.get(w)) {
+    int k = (backwards ? schedule.k_begin + w.k_count - 1 : schedule.k_begin) * C::kTileK;
+    int step = backwards ? -C::kTileK : C::kTileK;
+    barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+    ring[number++ % C::kRing] = w;
+#pragma unroll 1
+    for (int i = 0; i < w.k_count; ++i, k += step) {
+      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+      u32 arrived = full + 8 * stage;
+      u32 to = shared + stage * C::kStageBytes;
+      barrier_expect(arrived, C::kStageBytes);
+      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, schedule.rank,
+                                                       batched, w.m0, k, w);
+      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
+                                                       schedule.rank, batched, w.n0, k, w);
+      if (++stage == C::kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+    if (p.flags & kSm90Serpentine) backwards = !backwards;
+  }
+  barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  ring[number % C::kRing].k_count = 0;
+  barrier_arrive(full + 8 * stage);
+#ifdef TC_BOUND_NANOSECONDS
+  for (int i = 1; i < C::kStages; ++i) {  // consumers that hang trap, too
+    if (++stage == C::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+    barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  }
+#endif
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+// Products of one stage, not waited for. `a` and `b` describe the stage's tiles.
+template <class C>
+TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, int add) {
+  constexpr WgmmaType kType = C::kType == DType::bfloat16  ? WgmmaType::bf16
+                              : C::kType == DType::float16 ? WgmmaType::f16
+                                                           : WgmmaType::tf32;
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+      Wgmma<C::kTileN>::template run<kType, C::kAMnMajor, C::kBMnMajor>(
+          sum[i], advance(a, i * 8192 + k * (C::kAMnMajor ? 2048 : 32)),
+          advance(b, k * (C::kBMnMajor ? 2048 : 32)), k == 0 ? add : 1);
+    }
+  }
+  wgmma_commit();
+}
+
+template <class C>
+TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, u32 word,
+                       const Work* ring, int warp) {
+  int stage = 0, number = 0, turn = 0;
+  u32 phase = 0;
+  int group = warp / 4;
+  bool sharing = p.flags & (kSm90ShareA | kSm90ShareB);
+  // The first warp frees a stage in this block, the second one in the other block.
+  bool frees = threadIdx.x % 32 == 0 && (warp % 4 == 0 || (sharing && warp % 4 == 1));
+  u32 target = cluster_rank() ^ (warp % 4);
+  bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90NoSkew);
+  u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
+  u64 a0 = wgmma_descriptor(shared + group * C::kBlocksM * 8192, 8192, 1024);
+  u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
+
+  if (C::kConsumers == 2 && group == 1 && !(p.flags & kSm90NoSkew)) named_sync(kSkewBarrier, 256);
+  for (;; ++number) {
+    barrier_wait(full + 8 * stage, phase);
+    const Work& w = ring[number % C::kRing];
+    int k_count = w.k_count;
+    if (k_count == 0) break;
+    float sum[C::kBlocksM][C::kTileN / 2];
+    int previous = stage;
+    auto next_stage = [&] {
+      previous = stage;
+      if (++stage == C::kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    };
+    multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 0);
+    next_stage();
+#pragma unroll 1
+    while (--k_count > 0) {
+      barrier_wait(full + 8 * stage, phase);
+      multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 1);
+      wgmma_wait<1>();
+      if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+      if (leads) {
+        named_arrive(kSkewBarrier, 256);
+        leads = false;
+      }
+      next_stage();
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
+    if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+    if (leads) {
+      named_arrive(kSkewBarrier, 256);
+      leads = false;
+    }
+
+    if constexpr (C::kStreams) {
+      if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum)) continue;
+    }
+    if constexpr (C::kPairs) {
+      if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
+    }
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+      int m = w.m0 + (group * C::kBlocksM + i) * 64 + warp % 4 * 16;
+      if (p.flags & kSm90General) {
+        finish_rows<C>(p, staging, m, w, sum[i]);
+      } else {
+        store_rows<C>(p, staging, turn, m, w, sum[i]);
+      }
+    }
+  }
+  if (leads) named_arrive(kSkewBarrier, 256);  // there was no work
+  if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+}
+
+template <class C>
+TC_DEVICE void run(const Sm90MatmulParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  u32 shared = shared_address(memory);
+  u32 full = shared + C::kBarriers, empty = full + 8 * C::kStages;
+  u32 word = empty + 8 * C::kStages;  // one for each warpgroup
+  static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
+  auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
+  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  bool sharing = p.flags & (kSm90ShareA | kSm90ShareB);
+  bool paired = sharing || (p.flags & kSm90SplitPair);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.a);
+    prefetch_tensor_map(&p.b);
+    if (!(p.flags & kSm90General)) prefetch_tensor_map(&p.out_map);
+    for (int s = 0; s < C::kStages; ++s) {
+      barrier_init(full + 8 * s, 1);
+      barrier_init(empty + 8 * s, C::kConsumers * (sharing ? 2 : 1));
+    }
+    fence_barrier_init();
+  }
+  if (paired) {
+    __syncwarp();
+    cluster_meet();
+  } else {
+    __syncthreads();
+  }
+
+  // The next grid's blocks may come as soon as there is room: they wait for this one's end.
+  launch_next_grid();
+  if (warp < 4) {
+    if constexpr (C::kConsumers == 2) fewer_registers<C::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      produce<C>(p, shared, full, empty, ring);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+    if (C::kPairs && (p.flags & kSm90SplitPair)) {
+      // The meetings of `exchange`. A cluster has one tile or none.
+      if (static_cast<int>(blockIdx.x >> 1) < p.whole_tiles) {
+        cluster_sync_unaligned();
+        cluster_sync_unaligned();
+      }
+    }
+  } else {
+    if constexpr (C::kConsumers == 2) more_registers<C::kConsumerRegisters>();
+    wait_for_previous_grid();
+    consume<C>(p, shared, full, empty, word, ring, warp - 4);
+  }
+  // No block leaves while another of its cluster may still write to its memory.
+  if (paired) cluster_meet();
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ torch_cubin::Sm90MatmulParams p) {
+  using namespace torch_cubin::sm90;
+  using C = Config<torch_cubin::DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES,
+                   TC_CONSUMERS, TC_STREAMS, TC_PAIRS>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
+  run<C>(p);
+}
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "defaults": {
+  "kind": "sm90", "archs": ["sm_90a"], "alignment": 16, "cost": {},
+  "block": ["{t.threads}", 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
+  "dynamic_shared": "{t.shared}", "streams": "{t.streams}", "pairs": "{t.pairs}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
+              "TC_CONSUMERS": "{t.consumers}", "TC_STREAMS": "{t.streams}", "TC_PAIRS": "{t.pairs}"}},
+ "kernels": [
+  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "accepted_spill": {"sm_90a": "{t.spill}"},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
+    "t": [
+     {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
+      "shared": 221760, "streams": 1, "pairs": 0, "spill": 64},
+     {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
+      "shared": 225856, "streams": 0, "pairs": 0, "spill": 64},
+     {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 229968, "streams": 1, "pairs": 0, "spill": 0},
+     {"name": "128x224", "tile": [128, 224, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 221792, "streams": 0, "pairs": 0, "spill": 0},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 217696, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "128x96", "tile": [128, 96, 64], "stages": 7, "consumers": 2, "threads": 384,
+      "shared": 217728, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "128x80", "tile": [128, 80, 64], "stages": 7, "consumers": 2, "threads": 384,
+      "shared": 219776, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
+      "shared": 230544, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
+      "shared": 230544, "streams": 0, "pairs": 0, "spill": 0},
+     {"name": "64x96", "tile": [64, 96, 64], "stages": 9, "consumers": 1, "threads": 256,
+      "shared": 218272, "streams": 0, "pairs": 0, "spill": 0},
+     {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
+      "shared": 197808, "streams": 0, "pairs": 0, "spill": 0}]}},
+  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "accepted_spill": {"sm_90a": "{t.spill}"},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
+    "t": [
+     {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
+      "shared": 221760, "streams": 1, "pairs": 0, "spill": 64},
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 229968, "streams": 1, "pairs": 0, "spill": 0},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 221792, "streams": 0, "pairs": 0, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "128x96", "tile": [128, 96, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
+      "shared": 230544, "streams": 0, "pairs": 1, "spill": 0},
+     {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
+      "shared": 230544, "streams": 0, "pairs": 0, "spill": 0}]}},
+  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}, {"layout": "tt", "a_mn": 1, "b_mn": 0}],
+    "t": [
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 229968, "streams": 1, "pairs": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230000, "streams": 0, "pairs": 1},
+     {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
+      "shared": 230544, "streams": 0, "pairs": 0}]}},
+  {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
+   "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
+    "t": [
+     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 229968, "streams": 1, "pairs": 0},
+     {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230000, "streams": 0, "pairs": 1},
+     {"name": "64x128", "tile": [64, 128, 32], "stages": 8, "consumers": 1, "threads": 256,
+      "shared": 230544, "streams": 0, "pairs": 0}]}}]}
+*/

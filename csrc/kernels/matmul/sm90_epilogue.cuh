@@ -1,0 +1,237 @@
+// From the sums of a tile to memory, warp by warp: rounded and stored by the TMA, or with everything
+// that an epilogue can add.
+#pragma once
+
+#include "sm90_schedule.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+template <DType kType>
+TC_DEVICE float load_element(const void* from, tc_int64 index) {
+  using Traits = DTypeTraits<kType>;
+  return Traits::load(static_cast<const typename Traits::Storage*>(from)[index]);
+}
+
+TC_DEVICE float exp2_fast(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+TC_DEVICE float reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+// x / (1 + exp(-y)); right for y = +-infinity too.
+TC_DEVICE float times_sigmoid(float x, float y) {
+  return x * reciprocal(1.0f + exp2_fast(-1.4426950408889634f * y));
+}
+
+TC_DEVICE float activate(float x, int activation) {
+  switch (activation) {
+    case kSm90Relu:
+      return x < 0.0f ? 0.0f : x;  // NaN stays NaN
+    case kSm90GeluErf:
+      return 0.5f * x * (1.0f + erff(0.70710678118654752f * x));
+    case kSm90GeluTanh: {
+      // 0.5 * (1 + tanh(u)) = sigmoid(2 * u)
+      float u = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+      return times_sigmoid(x, 2.0f * u);
+    }
+    case kSm90Silu:
+      return times_sigmoid(x, x);
+    default:
+      return x;
+  }
+}
+
+// One warp's 16 rows from row m and all of the tile's columns, which are the sum and nothing else:
+// rounded into panels, which the TMA stores while the next ones are written.
+template <class C>
+TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int m, const Work& w,
+                          const float (&sum)[C::kTileN / 2]) {
+  int lane = threadIdx.x % 32;
+  constexpr int kPanels = C::kTileN / C::kPanel;
+  constexpr int kRowBytes = C::kPanel * C::kElement;
+#pragma unroll
+  for (int panel = 0; panel < kPanels; ++panel) {
+    u32 buffer = staging + turn * 2048;
+    turn = turn + 1 == C::kBuffers ? 0 : turn + 1;
+    if (lane == 0) tma_store_wait_read<C::kBuffers - 1>();
+    __syncwarp();
+    if constexpr (C::kElement == 2) {
+      // Lanes 8j..8j+7 address the rows of matrix j: rows 0-7, 8-15 of 8 columns, then of the next 8.
+      int row = lane % 16;
+      int swizzle = kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
+      u32 at = buffer + row * kRowBytes;
+#pragma unroll
+      for (int j = 0; j < C::kPanel / 16; ++j) {
+        const float* s = sum + panel * (C::kPanel / 2) + 8 * j;
+        stmatrix(at + ((2 * j + lane / 16) ^ swizzle) * 16, DTypeTraits<C::kType>::pack(s[0], s[1]),
+                 DTypeTraits<C::kType>::pack(s[2], s[3]), DTypeTraits<C::kType>::pack(s[4], s[5]),
+                 DTypeTraits<C::kType>::pack(s[6], s[7]));
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int row = lane / 4 + 8 * half;
+        int swizzle = kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
+        u32 at = buffer + row * kRowBytes + lane % 2 * 8;
+#pragma unroll
+        for (int j = 0; j < C::kPanel / 8; ++j) {
+          const float* s = sum + panel * (C::kPanel / 2) + 4 * j + 2 * half;
+          asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                           at + ((2 * j + lane % 4 / 2) ^ swizzle) * 16),
+                       "f"(s[0]), "f"(s[1])
+                       : "memory");
+        }
+      }
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) {
+      int n = w.n0 + panel * C::kPanel;
+      if (m < p.m && n < p.n) {
+        if (p.flags & kSm90Batched) {
+          tma_store(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, kEvictFirst);
+        } else {
+          tma_store(&p.out_map, buffer, n, m, kEvictFirst);
+        }
+      }
+      tma_store_commit();
+    }
+  }
+}
+
+// The same with bias, activation, addend, any output type and any alignment. The sums cross shared
+// memory as floats, 16 x 64 at a time, so that a lane then has neighbouring columns of one row:
+// everything is read and written in whole vectors, and this code exists once, not once a register.
+template <class C>
+TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const Work& w,
+                           const float (&sum)[C::kTileN / 2]) {
+  constexpr int kChunks = (C::kTileN + C::kChunk - 1) / C::kChunk;
+  constexpr int kRowBytes = C::kChunk * 4, kVectors = C::kChunk / 4;  // of a row
+  int lane = threadIdx.x % 32;
+  int activation = p.flags >> kSm90Activation & 7;
+  tc_int64 out_at =
+      w.b0 * p.out_batch_stride[0] + w.b1 * p.out_batch_stride[1] + w.b2 * p.out_batch_stride[2];
+  tc_int64 add_at = w.b0 * p.addend_batch_stride[0] + w.b1 * p.addend_batch_stride[1] +
+                    w.b2 * p.addend_batch_stride[2];
+#pragma unroll 1
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (c != chunk) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int row = lane / 4 + 8 * half;
+        u32 at = staging + row * kRowBytes + lane % 2 * 8;
+#pragma unroll
+        for (int j = 0; j < C::kChunk / 8; ++j) {
+          if (C::kChunk * c + 8 * j < C::kTileN) {
+            const float* s = sum + C::kChunk / 2 * c + 4 * j + 2 * half;
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                             at + ((2 * j + lane % 4 / 2) ^ (row % 4 * 2)) * 16),
+                         "f"(s[0]), "f"(s[1])
+                         : "memory");
+          }
+        }
+      }
+    }
+    __syncwarp();
+    bool vector = p.flags & kSm90OutVector;
+    int width = vector ? 4 : 1;                        // neighbouring columns of a lane
+    int column = vector ? lane % kVectors * 4 : lane;  // within the chunk
+    int first_row = vector ? lane / kVectors : 0;
+    int n = w.n0 + chunk * C::kChunk + column;
+    int end = min(p.n, w.n0 + C::kTileN);
+#pragma unroll 1
+    for (int pass = 0; pass < (vector ? 1 : C::kChunk / 32); ++pass, column += 32, n += 32) {
+      if (n >= end) continue;
+      float bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (p.bias != nullptr && !(p.flags & kSm90BiasRow)) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (i < width && n + i < end)
+            bias[i] = load_element<C::kType>(p.bias, (n + i) * p.bias_stride);
+        }
+      }
+#pragma unroll 2
+      for (int row = first_row; row < 16; row += vector ? 32 / kVectors : 1) {
+        if (m + row >= p.m) break;
+        u32 at = staging + row * kRowBytes + ((column / 4 ^ row % 4 * 2) * 16) + column % 4 * 4;
+        float x[4];
+        if (vector) {
+          asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                       : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                       : "r"(at)
+                       : "memory");
+        } else {
+          asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x[0]) : "r"(at) : "memory");
+          x[1] = x[2] = x[3] = 0.0f;
+        }
+        if (p.bias != nullptr && (p.flags & kSm90BiasRow)) {
+          bias[0] = load_element<C::kType>(p.bias, (m + row) * p.bias_stride);
+          bias[1] = bias[2] = bias[3] = bias[0];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = activate(fmaf(p.alpha, x[i], bias[i]), activation);
+        if (p.addend != nullptr) {
+          tc_int64 from = add_at + (m + row) * p.addend_stride_m + n * p.addend_stride_n;
+          if ((p.flags & kSm90AddVector) && vector) {
+            if constexpr (C::kElement == 2) {
+              uint2 bits =
+                  *reinterpret_cast<const uint2*>(static_cast<const u16*>(p.addend) + from);
+              u16 parts[4] = {static_cast<u16>(bits.x), static_cast<u16>(bits.x >> 16),
+                              static_cast<u16>(bits.y), static_cast<u16>(bits.y >> 16)};
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                x[i] = fmaf(p.beta, load_element<C::kType>(parts, i), x[i]);
+              }
+            } else {
+              float4 more =
+                  *reinterpret_cast<const float4*>(static_cast<const float*>(p.addend) + from);
+              x[0] = fmaf(p.beta, more.x, x[0]);
+              x[1] = fmaf(p.beta, more.y, x[1]);
+              x[2] = fmaf(p.beta, more.z, x[2]);
+              x[3] = fmaf(p.beta, more.w, x[3]);
+            }
+          } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (i < width && n + i < end) {
+                x[i] = fmaf(p.beta, load_element<C::kType>(p.addend, from + i * p.addend_stride_n),
+                            x[i]);
+              }
+            }
+          }
+        }
+        tc_int64 to = out_at + (m + row) * p.out_stride_m + n;
+        if (C::kElement == 4 || (p.flags & kSm90OutFloat)) {
+          auto out = static_cast<float*>(p.out) + to;
+          if (vector) {
+            *reinterpret_cast<float4*>(out) = make_float4(x[0], x[1], x[2], x[3]);
+          } else {
+            out[0] = x[0];
+          }
+        } else if constexpr (C::kElement == 2) {
+          auto out = static_cast<u16*>(p.out) + to;
+          if (vector) {
+            *reinterpret_cast<uint2*>(out) = make_uint2(DTypeTraits<C::kType>::pack(x[0], x[1]),
+                                                        DTypeTraits<C::kType>::pack(x[2], x[3]));
+          } else {
+            out[0] = static_cast<u16>(DTypeTraits<C::kType>::pack(x[0], 0.0f));
+          }
+        }
+      }
+    }
+  }
+  __syncwarp();
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin

@@ -1,0 +1,75 @@
+// The one parameter of the kernels of sm90.cu, shared by host and device code.
+//
+// out[b, m, n] = round(activation(alpha * sum_k A[b, m, k] * B[b, k, n] + bias) + beta * addend)
+//
+// A, B and, where it can, out are described by tensor maps of 2 dims, or of 5 (columns or rows, and
+// three batch dims) with kBatched: any sizes, broadcast batches by stride 0. Their boxes depend on
+// the tile and on the cluster:
+//   K-major operand of R rows a tile:   {128 bytes of K, R}, or R / 2 where a cluster shares it
+//   MN-major operand:                   {128 bytes of M or N, 64 of K}, or 32 where it is shared
+//   out (16-bit, or float of TF32):     {panel columns, 16}, swizzled by the panel's bytes
+// NOTE: the TMA clips stores in steps of 16 bytes, so rows of out that are no multiple of that (in
+// length, not only in stride) take the general epilogue.
+#pragma once
+
+namespace torch_cubin {
+
+typedef long long tc_int64;  // device code includes no <cstdint>
+
+struct alignas(64) Sm90TensorMap {
+  unsigned long long words[16];
+};
+
+enum Sm90Flags {
+  kSm90Batched = 1,       // tensor maps have 5 dims
+  kSm90ShareA = 2,        // cluster of 2 along N: each block loads half of A's tile for both
+  kSm90ShareB = 4,        // cluster of 2 along M: the same for B
+  kSm90SplitPair = 8,     // cluster of 2, one tile, half of K each; at most one tile a cluster
+  kSm90Serpentine = 16,   // K backwards in every other tile: what is in the L2 cache is used again
+  kSm90GroupN = 32,       // the groups of the tile order run along N instead of M
+  kSm90General = 64,      // the epilogue with everything; without, out = sum, by tensor map
+  kSm90BiasRow = 128,     // bias belongs to rows instead of columns
+  kSm90OutFloat = 256,    // (general) out is float32
+  kSm90OutVector = 512,   // (general) four elements of out are stored at once
+  kSm90AddVector = 1024,  // (general) four elements of addend are read at once
+  kSm90NoSkew = 2048,     // the second warpgroup does not start one k block late
+  kSm90Activation = 12,   // the activation is at bit 12: Sm90Activation
+};
+
+enum Sm90Activation {
+  kSm90Identity = 0,
+  kSm90Relu = 1,
+  kSm90GeluErf = 2,
+  kSm90GeluTanh = 3,
+  kSm90Silu = 4,
+};
+
+struct Sm90MatmulParams {
+  Sm90TensorMap a, b, out_map;
+  // The general epilogue. Strides in elements; addend's may be 0.
+  void* out;
+  const void* bias;    // null: none
+  const void* addend;  // null: none
+  tc_int64 out_stride_m, out_batch_stride[3];
+  tc_int64 addend_stride_m, addend_stride_n, addend_batch_stride[3];
+  tc_int64 bias_stride;
+  float alpha, beta;
+  int m, n;
+  int k_blocks;  // 128-byte blocks of K, at least 1
+  int batch[3];  // innermost first, 1 where unused
+  int tiles_m;   // in tiles of a cluster (a block's tile, twice as long along M with kSm90ShareB)
+  int tiles_n;   // (and along N with kSm90ShareA)
+  int group;     // tile rows (columns) whose tiles follow one another
+  int whole_tiles;      // tiles that one cluster computes alone; the rest is streamed:
+  int stream_tiles;     // tiles whose k blocks are dealt out evenly (0: none)
+  int stream_clusters;  // over the first so many clusters: at least stream_tiles, at most all k blocks
+  int flags;
+  // Streamed tiles. partial: 2 tiles of floats a block; counters: kConsumers ints a block of a
+  // streamed tile, zero before the launch and after it; polls: how often a finisher looks for the
+  // other parts (about 100 ns each) before it leaves the tile to whoever comes last.
+  int polls;
+  float* partial;
+  int* counters;
+};
+
+}  // namespace torch_cubin

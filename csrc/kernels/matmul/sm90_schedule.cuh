@@ -1,0 +1,169 @@
+// What a block of sm90.cu is made of, and which work it does: the configuration of an instantiation,
+// and the list of tiles, and parts of tiles, that each block walks through.
+#pragma once
+
+#include "common/dtype.cuh"
+#include "common/hopper.cuh"
+#include "sm90_params.h"
+
+namespace torch_cubin {
+namespace sm90 {
+
+constexpr int kMaxShared = 232448;  // of a block, on sm_90
+
+template <DType kTypeValue, bool kAMnMajorValue, bool kBMnMajorValue, int kTileMValue,
+          int kTileNValue, int kStagesValue, int kConsumersValue, bool kStreamsValue,
+          bool kPairsValue>
+struct Config {
+  static constexpr DType kType = kTypeValue;  // float32: TF32 products
+  static constexpr bool kAMnMajor = kAMnMajorValue, kBMnMajor = kBMnMajorValue;
+  static constexpr int kTileM = kTileMValue, kTileN = kTileNValue, kStages = kStagesValue;
+  static constexpr int kConsumers = kConsumersValue;
+  // What the kernel can do besides: stream tiles, split K between the blocks of a cluster.
+  static constexpr bool kStreams = kStreamsValue, kPairs = kPairsValue;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 of one warpgroup
+  static constexpr int kElement = kType == DType::float32 ? 4 : 2;
+  static constexpr int kTileK = 128 / kElement;
+  static constexpr int kABytes = kTileM * 128;
+  static constexpr int kBBytes = (kBMnMajor ? (kTileN + 63) / 64 * 64 : kTileN) * 128;
+  static constexpr int kStageBytes = kABytes + kBBytes;
+  // A panel is what one TMA store writes: 16 rows of a warp, at most 128 bytes wide.
+  static constexpr int kPanel = (kTileN * kElement) % 128 == 0  ? 128 / kElement
+                                : (kTileN * kElement) % 64 == 0 ? 64 / kElement
+                                                                : 32 / kElement;
+  static constexpr int kPanelBytes = 16 * kPanel * kElement;
+  static constexpr int kRing = kStages < 8 ? 8 : 16;
+  static constexpr int kControlBytes = 16 * kStages + 16 + 64 * kRing;
+  // Staging: 1 to 4 panels of 2048 bytes a warp, as many as memory is left for.
+  static constexpr int kLeft =
+      (kMaxShared - kControlBytes - kStages * kStageBytes) / (4 * kConsumers) / 2048;
+  static constexpr int kWarpBytes = 2048 * (kLeft > 4 ? 4 : kLeft);
+  static constexpr int kChunk = kWarpBytes >= 4096 ? 64 : 32;  // columns of floats that fit
+  static constexpr int kBuffers = kWarpBytes / 2048;
+  static constexpr int kStaging = kStages * kStageBytes;
+  static constexpr int kBarriers = kStaging + 4 * kConsumers * kWarpBytes;
+  static constexpr int kSharedBytes = kBarriers + kControlBytes;
+  static_assert(kTileM == 64 * kConsumers * kBlocksM && kTileN % 16 == 0 && kTileN <= 256);
+  static_assert(kBlocksM * kTileN <= 384, "accumulators: 192 registers at most");
+  static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
+  // setmaxnreg deals out the 3 x 168 registers that three warpgroups have at launch.
+  static constexpr int kProducerRegisters = kBlocksM * kTileN > 256 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kBlocksM * kTileN > 256 ? 232 : 224;
+};
+
+// A stretch of K of one tile: what the producer tells the consumers, in shared memory. It is written
+// before the first stage of that work arrives and stays for kRing more works: the producer is at most
+// kStages works ahead of the slower consumer.
+struct alignas(16) Work {
+  int m0, n0;    // the block's tile
+  int k_count;   // in k blocks; 0: no more work
+  int streamed;  // whether other clusters have parts of this tile
+  int b0, b1, b2;
+  int counter;          // of warpgroup 0 of this block and tile
+  int parts;            // of the tile; the last one of them is its finisher's
+  int finisher;         // whether that is this one
+  int first_part;       // in tiles of `partial`; the others but for the last one follow
+  int part, last_part;  // this one; the finisher's, where that did not wait
+};
+
+// Which work a block does: whole tiles, one in every `clusters`, then its share of the streamed ones.
+template <class C>
+struct Schedule {
+  const Sm90MatmulParams& p;
+  int rank, size, cluster, clusters;
+  int next;         // tile, until whole_tiles
+  u32 unit, units;  // stream work left, in k blocks of all streamed tiles
+  int k_begin;      // of the work
+
+  TC_DEVICE Schedule(const Sm90MatmulParams& params) : p(params) {
+    size = p.flags & (kSm90ShareA | kSm90ShareB | kSm90SplitPair) ? 2 : 1;
+    rank = size == 2 ? blockIdx.x & 1 : 0;
+    cluster = size == 2 ? blockIdx.x >> 1 : blockIdx.x;
+    clusters = size == 2 ? gridDim.x >> 1 : gridDim.x;
+    next = cluster;
+    unit = first_unit(cluster);
+    units = first_unit(cluster + 1);
+  }
+
+  // The host streams no tiles where stream_clusters * stream_tiles * k_blocks needs more than 31 bits.
+  TC_DEVICE u32 all_units() const { return C::kStreams ? p.stream_tiles * p.k_blocks : 0; }
+  TC_DEVICE u32 first_unit(u32 of_cluster) const {
+    if (of_cluster >= p.stream_clusters) return all_units();
+    return of_cluster * all_units() / p.stream_clusters;
+  }
+  // The cluster that computes this unit.
+  TC_DEVICE int cluster_of(u32 of_unit) const {
+    return ((of_unit + 1) * p.stream_clusters - 1) / all_units();
+  }
+
+  TC_DEVICE bool get(Work& work) {
+    int tile;
+    work.streamed = 0;
+    if (next < p.whole_tiles) {
+      tile = next;
+      next += clusters;
+      k_begin = 0;
+      work.k_count = p.k_blocks;
+      if (C::kPairs && (p.flags & kSm90SplitPair)) {
+        int half = (p.k_blocks + 1) / 2;
+        k_begin = rank * half;
+        work.k_count = rank == 0 ? half : p.k_blocks - half;
+      }
+    } else if (C::kStreams && unit < units) {
+      // From the end: what other clusters wait for comes before what waits for others.
+      int of = (units - 1) / p.k_blocks;
+      u32 begin = of * p.k_blocks;
+      k_begin = unit > begin ? unit - begin : 0;
+      work.k_count = units - begin - k_begin;
+      units = begin + k_begin;
+      tile = p.whole_tiles + of;
+      int first = cluster_of(begin), last = cluster_of(begin + p.k_blocks - 1);
+      work.parts = last - first + 1;
+      work.streamed = work.parts > 1;
+      work.finisher = last == cluster;
+      work.counter = (of * size + rank) * C::kConsumers;
+      work.first_part = part(first, 0);
+      work.last_part = part(last, 1);
+      work.part = part(cluster, work.finisher);
+    } else {
+      return false;
+    }
+    place(tile, work);
+    return true;
+  }
+
+  TC_DEVICE int part(int of_cluster, int of_finisher) const {
+    return (2 * of_cluster + of_finisher) * size + rank;
+  }
+
+  // Tiles of `group` rows follow one another, column by column; the next group comes back.
+  TC_DEVICE void place(int tile, Work& work) const {
+    work.b0 = work.b1 = work.b2 = 0;
+    if (p.flags & kSm90Batched) {
+      int one = p.tiles_m * p.tiles_n;
+      int batch = tile / one;
+      tile -= batch * one;
+      work.b0 = batch % p.batch[0];
+      batch /= p.batch[0];
+      work.b1 = batch % p.batch[1];
+      work.b2 = batch / p.batch[1];
+    }
+    bool along_n = p.flags & kSm90GroupN;
+    int rows = along_n ? p.tiles_n : p.tiles_m, columns = along_n ? p.tiles_m : p.tiles_n;
+    int group = tile / (p.group * columns);
+    int inside = tile - group * p.group * columns;
+    int height = min(p.group, rows - group * p.group);
+    int column = inside / height;
+    int row = group * p.group + inside - column * height;
+    if (group & 1) column = columns - 1 - column;
+    int m = along_n ? column : row, n = along_n ? row : column;
+    if (p.flags & kSm90ShareB) m = 2 * m + rank;
+    if (p.flags & kSm90ShareA) n = 2 * n + rank;
+    work.m0 = m * C::kTileM;
+    work.n0 = n * C::kTileN;
+  }
+};
+
+}  // namespace sm90
+}  // namespace torch_cubin

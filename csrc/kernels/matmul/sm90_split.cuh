@@ -1,0 +1,138 @@
+// Tiles whose K was shared out: over clusters, through memory (join), or over the two blocks of a
+// cluster, through shared memory (exchange).
+#pragma once
+
+#include "sm90_schedule.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// Named barriers: of the skew, and (+ warpgroup) of one warpgroup.
+constexpr int kSkewBarrier = 1, kGroupBarrier = 2;
+
+// A part of a streamed tile: to memory, or from there into (or on top of) the sums.
+enum class Move { store, load, add };
+
+template <class C, Move kMove>
+TC_DEVICE void move_part(float4* part, float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+#pragma unroll
+  for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+    for (int j = 0; j < C::kTileN / 8; ++j) {
+      float* s = sum[i] + 4 * j;
+      float4* at = part + (i * (C::kTileN / 8) + j) * 128;
+      if constexpr (kMove == Move::store) {
+        __stcg(at, make_float4(s[0], s[1], s[2], s[3]));
+      } else {
+        float4 x = __ldcg(at);
+        s[0] = kMove == Move::add ? s[0] + x.x : x.x;
+        s[1] = kMove == Move::add ? s[1] + x.y : x.y;
+        s[2] = kMove == Move::add ? s[2] + x.z : x.z;
+        s[3] = kMove == Move::add ? s[3] + x.w : x.w;
+      }
+    }
+  }
+}
+
+// The counter of a tile's parts in memory, by one thread for its warpgroup: what the others wrote
+// before they counted is visible after, and what this warpgroup wrote before.
+TC_DEVICE int count_part(int* counter) {
+  int before;
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  return before;
+}
+
+TC_DEVICE bool wait_for_parts(const int* counter, int wanted, int polls) {
+  for (;;) {
+    int parts;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(parts) : "l"(counter) : "memory");
+    if (parts == wanted) return true;
+    if (--polls < 0) return false;
+    __nanosleep(100);
+  }
+}
+
+// A part of a streamed tile is in the sums. True for the warpgroup that finishes the tile: then they
+// are those of the whole tile, the finisher's part first, then the others in the order of K.
+template <class C>
+TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 word,
+                    float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+  constexpr int kVectors = C::kTileM * C::kTileN / 4;  // of a part
+  int thread = threadIdx.x % 128;
+  auto parts = reinterpret_cast<float4*>(p.partial) + group * (kVectors / C::kConsumers) + thread;
+  int* counter = p.counters + w.counter + group;
+  // One thread decides for the warpgroup.
+  auto all = [&](auto decide) {
+    named_sync(kGroupBarrier + group, 128);
+    if (thread == 0) {
+      u32 answer = decide();
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(answer) : "memory");
+    }
+    named_sync(kGroupBarrier + group, 128);
+    u32 answer;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(answer) : "r"(word) : "memory");
+    return answer != 0;
+  };
+  if (!(w.finisher && all([&] { return wait_for_parts(counter, w.parts - 1, p.polls); }))) {
+    move_part<C, Move::store>(parts + static_cast<tc_int64>(w.part) * kVectors, sum);
+    if (!all([&] { return count_part(counter) == w.parts - 1; })) return false;
+    if (!w.finisher) {
+      move_part<C, Move::load>(parts + static_cast<tc_int64>(w.last_part) * kVectors, sum);
+    }
+  }
+  if (thread == 0) *counter = 0;  // for the next launch
+  int step = p.flags & (kSm90ShareA | kSm90ShareB) ? 4 : 2;
+#pragma unroll 1
+  for (int number = 0; number < w.parts - 1; ++number) {
+    move_part<C, Move::add>(parts + static_cast<tc_int64>(w.first_part + number * step) * kVectors,
+                            sum);
+  }
+  return true;
+}
+
+// Both blocks of a cluster have half of K: warpgroup g of block g (of block 0 where there is one
+// warpgroup) gets the other block's sums. All threads of both blocks meet here, twice.
+template <class C>
+TC_DEVICE bool exchange(int group, u32 shared, float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+  constexpr int kVectors = C::kTileN / 8;
+  int thread = threadIdx.x % 128;
+  int rank = cluster_rank();
+  bool keep = rank == (C::kConsumers == 1 ? 0 : group);
+  u32 at = shared + thread * 16;
+  cluster_sync_unaligned();  // both have read their last stage: its memory is free
+  if (!keep) {
+    u32 remote = map_to_rank(at, rank ^ 1);
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const float* s = sum[i] + 4 * j;
+        store_remote(remote + (i * kVectors + j) * 2048, s[0], s[1], s[2], s[3]);
+      }
+    }
+  }
+  cluster_sync_unaligned();
+  if (!keep) return false;
+#pragma unroll
+  for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      float x[4];
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                   : "r"(at + (i * kVectors + j) * 2048)
+                   : "memory");
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sum[i][4 * j + c] += x[c];
+    }
+  }
+  return true;
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin

@@ -1,0 +1,215 @@
+// The seam of csrc/kernels/matmul/sm90.cu: products on Hopper whose operands the TMA can read.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/matmul/sm90_params.h"
+#include "ops/common/launch.h"
+#include "ops/matmul/seam.h"
+#include "ops/matmul/sm90_cost.h"
+#include "runtime/tensor_map.h"
+
+namespace torch_cubin {
+namespace {
+
+// The driver's numbers of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
+enum : uint32_t { kMapFloat16 = 6, kMapFloat32 = 7, kMapBFloat16 = 9, kMapTFloat32 = 11 };
+enum : uint32_t { kSwizzle32 = 1, kSwizzle64 = 2, kSwizzle128 = 3 };
+constexpr uint32_t kPromote256 = 3;
+
+constexpr int kSm90BatchDims = 3;   // a tensor map has 5 dims
+constexpr int64_t kRowBytes = 128;  // of an operand's tile in shared memory: the swizzle's
+constexpr int32_t kGroup = 8;       // tile rows that follow one another; 4 and 16 are no different
+
+// A finisher waits for the other parts for a millisecond at most, which is longer than any takes.
+constexpr int32_t kPolls = 10000;
+
+// Up to so many rows (or columns) the portable kernels have tiles of their own.
+constexpr int64_t kFewRows = 16;
+constexpr double kShareToCompare = 0.8;
+
+// A tensor of up to 5 dims, innermost first, as the TMA sees it.
+struct Mapped {
+  const char* data;
+  uint32_t data_type;
+  int64_t element_bytes;
+  int64_t dims[2];
+  int64_t stride;               // of the second dim; elements, as those of the batch
+  const int64_t* batch_stride;  // null: no batch
+  uint32_t box[2];
+  uint32_t swizzle;
+};
+
+void encode(const Mapped& x, const MatmulProblem& p, const Device& device, Sm90TensorMap& out) {
+  torch_cubin_tensor_map map{};
+  map.size = sizeof(map);
+  map.rank = x.batch_stride == nullptr ? 2 : 2 + kSm90BatchDims;
+  map.data_type = x.data_type;
+  map.swizzle = x.swizzle;
+  map.l2_promotion = kPromote256;
+  map.device = device.index;
+  map.address = const_cast<char*>(x.data);
+  for (uint32_t i = 0; i < map.rank; ++i) {
+    map.dims[i] = map.box[i] = map.element_strides[i] = 1;
+  }
+  for (int i = 0; i < 2; ++i) {
+    map.dims[i] = static_cast<uint64_t>(x.dims[i]);
+    map.box[i] = x.box[i];
+  }
+  // The stride of a single row is any; problems say 0.
+  map.strides[0] =
+      static_cast<uint64_t>(x.dims[1] == 1 ? kVectorBytes : x.stride * x.element_bytes);
+  for (uint32_t i = 2; i < map.rank; ++i) {
+    const int batch = static_cast<int>(i) - 2;
+    if (batch >= p.batch_dims) continue;  // of size 1
+    map.dims[i] = static_cast<uint64_t>(p.batch_size[batch]);
+    map.strides[i - 1] = static_cast<uint64_t>(x.batch_stride[batch] * x.element_bytes);
+  }
+  encode_tensor_map(map, reinterpret_cast<uint8_t*>(&out));
+}
+
+class Sm90Matmul : public MatmulKernels {
+ public:
+  Sm90Matmul(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
+    for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
+  }
+
+  MatmulPlan plan(const MatmulCase& c) const override {
+    MatmulPlan plan;
+    const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
+    // A bias has the output's type, and is read as the operands' type.
+    const bool types = c.output == c.input || (c.output == ScalarType::Float && !c.has_bias);
+    const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
+    if (!maths || !types || !unscaled || !c.a_mappable || !c.b_mappable ||
+        c.batch_dims > kSm90BatchDims) {
+      return plan;
+    }
+    const Sm90Plan chosen = plan_sm90(rows_, c, device_.multiprocessors, &plan.microseconds);
+    if (chosen.row == nullptr) return plan;
+    plan.set(chosen);
+    // Where both do well, the portable kernels' model tells up to a quarter less than they take (on
+    // an H200 66 us of 81 for 128 x 28672 x 4096, which these do in 61).
+    if (c.m > kFewRows && c.n > kFewRows) plan.microseconds *= kShareToCompare;
+    return plan;
+  }
+
+  void launch(const MatmulPlan& plan, const MatmulProblem& p,
+              const MatmulOperands& operands) const override {
+    const auto chosen = plan.get<Sm90Plan>();
+    Sm90MatmulParams params{};
+    fill(params, chosen, p, operands);
+    const int64_t size = chosen.cluster == Sm90Cluster::kNone ? 1 : 2;
+    const Grid grid = {chosen.clusters * size, 1, 1, size};
+    if (chosen.stream_tiles == 0) {
+      torch_cubin::launch(*chosen.row->kernel, grid, device_, params);
+      return;
+    }
+    const int64_t tile_bytes = chosen.row->tile_m * chosen.row->tile_n * int64_t{sizeof(float)};
+    const Workspace partial(device_, 2 * chosen.clusters * size * tile_bytes);
+    const Workspace counters(device_, 2 * chosen.stream_tiles * size * int64_t{sizeof(int)}, true);
+    params.partial = reinterpret_cast<float*>(partial.data());
+    params.counters = reinterpret_cast<int*>(counters.data());
+    torch_cubin::launch(*chosen.row->kernel, grid, device_, params);
+  }
+
+ private:
+  void fill(Sm90MatmulParams& out, const Sm90Plan& plan, const MatmulProblem& p,
+            const MatmulOperands& operands) const {
+    const Sm90Row& row = *plan.row;
+    const bool shares_a = plan.cluster == Sm90Cluster::kShareA;
+    const bool shares_b = plan.cluster == Sm90Cluster::kShareB;
+    const bool batched = p.batch_dims > 0;
+    const int64_t bytes = element_size(p.input);
+    const uint32_t type = p.math == kMathTF32      ? kMapTFloat32
+                          : p.math == kMathFloat16 ? kMapFloat16
+                                                   : kMapBFloat16;
+    const auto operand = [&](const char* data, bool mn_major, int64_t size, int64_t own_stride,
+                             int64_t k_stride, const int64_t* batch_stride, int64_t tile,
+                             bool shared, Sm90TensorMap& map) {
+      Mapped x{data, type, bytes, {}, 0, batched ? batch_stride : nullptr, {}, kSwizzle128};
+      const auto in_row = static_cast<uint32_t>(kRowBytes / bytes);
+      const int64_t rows = mn_major ? row.tile_k : tile;
+      x.dims[0] = mn_major ? size : p.k;
+      x.dims[1] = mn_major ? p.k : size;
+      x.stride = mn_major ? k_stride : own_stride;
+      x.box[0] = in_row;
+      x.box[1] = static_cast<uint32_t>(shared ? rows / 2 : rows);
+      encode(x, p, device_, map);
+    };
+    operand(operands.a, row.a_mn_major, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride,
+            row.tile_m, shares_a, out.a);
+    operand(operands.b, row.b_mn_major, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride,
+            row.tile_n, shares_b, out.b);
+
+    int64_t c_batch_stride[kSm90BatchDims] = {};
+    int64_t inner = p.m * p.n;
+    for (int i = 0; i < kSm90BatchDims; ++i) {
+      out.batch[i] = 1;
+      if (i >= p.batch_dims) continue;
+      out.batch[i] = static_cast<int>(p.batch_size[i]);
+      c_batch_stride[i] = inner;
+      inner *= p.batch_size[i];
+    }
+    const int64_t out_bytes = element_size(p.output);
+    const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
+    const bool plain = operands.bias == nullptr && p.output == p.input && aligned &&
+                       p.n * out_bytes % kVectorBytes == 0;
+    if (plain) {
+      const int64_t in_row = row.tile_n * out_bytes;
+      const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
+      const uint32_t swizzle = panel == 128 ? kSwizzle128 : panel == 64 ? kSwizzle64 : kSwizzle32;
+      Mapped x{operands.c, p.math == kMathTF32 ? kMapFloat32 : type, out_bytes, {p.n, p.m},
+               p.n,        batched ? c_batch_stride : nullptr,       {},        swizzle};
+      x.box[0] = static_cast<uint32_t>(panel / out_bytes);
+      x.box[1] = 16;
+      encode(x, p, device_, out.out_map);
+    } else {
+      out.flags |= kSm90General;
+      if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
+      if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
+      out.out = operands.c;
+      out.out_stride_m = p.n;
+      std::copy_n(c_batch_stride, kSm90BatchDims, out.out_batch_stride);
+      out.bias = operands.bias;
+      out.bias_stride = operands.bias_stride;
+      out.alpha = 1;
+    }
+    if (batched) out.flags |= kSm90Batched;
+    if (shares_a) out.flags |= kSm90ShareA;
+    if (shares_b) out.flags |= kSm90ShareB;
+    if (plan.cluster == Sm90Cluster::kSplitK) out.flags |= kSm90SplitPair;
+    out.flags |= kSm90Serpentine;
+    out.m = static_cast<int>(p.m);
+    out.n = static_cast<int>(p.n);
+    out.k_blocks = static_cast<int>(ceil_div(p.k, row.tile_k));
+    out.tiles_m = plan.tiles_m;
+    out.tiles_n = plan.tiles_n;
+    out.group = kGroup;
+    out.whole_tiles = plan.whole_tiles;
+    out.stream_tiles = plan.stream_tiles;
+    out.stream_clusters = plan.stream_clusters;
+    out.polls = kPolls;
+  }
+
+  const Device& device_;
+  std::vector<Sm90Row> rows_;
+};
+
+class Sm90MatmulSeam : public MatmulSeam {
+ public:
+  bool owns(const KernelEntry& entry) const override { return entry.kind == "sm90"; }
+
+  void check(const PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
+    Sm90Row(const_cast<PackageKernel&>(kernel));  // throws for a field that is wrong
+  }
+
+  std::unique_ptr<MatmulKernels> on(const Device& device,
+                                    const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<Sm90Matmul>(device, kernels);
+  }
+};
+
+const Sm90MatmulSeam g_sm90_matmul;
+
+}  // namespace
+}  // namespace torch_cubin

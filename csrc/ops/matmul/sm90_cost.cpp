@@ -1,0 +1,185 @@
+#include "ops/matmul/sm90_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace torch_cubin {
+namespace {
+
+constexpr const char* kSm90MathNames[] = {"float16", "bfloat16", "tf32"};
+constexpr const char* kSm90LayoutNames[] = {"nn", "nt", "tn", "tt"};
+
+// Fitted by benchmarks/sm90 to 250 timings of bfloat16 products on an H200 (RMS error 4%); the model
+// chooses within 3% of the best of them on average. Its clock is that of short products; long ones
+// are bound by power.
+constexpr double kCyclesPerMicrosecond = 1816;
+constexpr double kL2BytesPerCycle = 64.7;       // what one multiprocessor gets
+constexpr double kFlopsPerMicrosecond = 750e6;  // of bfloat16, at the power limit
+constexpr double kMemoryBytesPerMicrosecond = 3.8e6;
+constexpr double kFixed = 1.84;      // us: first loads, last stores
+constexpr double kTileCycles = 300;  // between two tiles of a block
+constexpr double kExchangeBytesPerCycle = 15;
+constexpr double kStreamFixed = 10.5;  // us, with the launch that sets counters to zero
+constexpr double kStreamBytesPerCycle = 14.8;
+// At the power limit energy decides: this share of a product's is what shared memory moves, which is
+// kLeastShared cycles a multiply-add with 256x192, the tile that moves least.
+constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
+// Blocks of one computing warpgroup are slower than their bounds.
+constexpr double kOneWarpgroup = 1.08;
+// Of the smooth maximum: two bounds that are near one another both cost.
+constexpr double kSharpness = 4.73;
+
+constexpr int64_t kLeastStreamBlocks = 8;  // k blocks of a part of a streamed tile
+constexpr int64_t kLeastSplitK = 512;
+
+double smooth_max(double x, double y, double z) {
+  return std::pow(std::pow(x, kSharpness) + std::pow(y, kSharpness) + std::pow(z, kSharpness),
+                  1 / kSharpness);
+}
+
+// Cycles of shared memory (128 bytes each) for 128 bytes of K: what the TMA writes and wgmma, which
+// computes 64 rows at a time, reads.
+double shared_cycles(const Sm90Row& row) {
+  const auto m = static_cast<double>(row.tile_m), n = static_cast<double>(row.tile_n);
+  return m + n + m / 64 * (64 + n);
+}
+
+// Cycles of one block for 128 bytes of K: the tensor cores, shared memory, and what the L2 cache
+// delivers.
+double k_block_cycles(const Sm90Row& row, Sm90Cluster cluster) {
+  const auto m = static_cast<double>(row.tile_m), n = static_cast<double>(row.tile_n);
+  const double loaded =
+      (cluster == Sm90Cluster::kShareA ? m / 2 : m) + (cluster == Sm90Cluster::kShareB ? n / 2 : n);
+  return (row.one_warpgroup ? kOneWarpgroup : 1) *
+         smooth_max(m * n / 32, shared_cycles(row), loaded * 128 / kL2BytesPerCycle);
+}
+
+class Chooser {
+ public:
+  Chooser(const MatmulCase& problem, int64_t multiprocessors)
+      : c_(problem), multiprocessors_(multiprocessors) {
+    const double element = problem.math == kMathTF32 ? 4 : 2;
+    const double batch = static_cast<double>(c_.batch);
+    const auto m = static_cast<double>(c_.m), n = static_cast<double>(c_.n),
+               k = static_cast<double>(c_.k);
+    // TF32 has half the rate of 16-bit types.
+    power_ = 2 * batch * m * n * k * (element / 2) / kFlopsPerMicrosecond;
+    memory_ = batch * element * (m * k + k * n + m * n) / kMemoryBytesPerMicrosecond;
+  }
+
+  void consider(const Sm90Row& row) {
+    const int64_t tiles_m = ceil_div(c_.m, row.tile_m), tiles_n = ceil_div(c_.n, row.tile_n);
+    const int64_t k_blocks = ceil_div(c_.k, row.tile_k);
+    // Numbers of tiles and of k blocks are 32-bit on the device.
+    constexpr double kMost = 1 << 30;
+    if (static_cast<double>(tiles_m + 1) * static_cast<double>(tiles_n + 1) *
+                static_cast<double>(c_.batch) >
+            kMost ||
+        c_.k > (int64_t{1} << 30)) {
+      return;
+    }
+    const int64_t tiles = tiles_m * tiles_n * c_.batch;
+    for (const Sm90Cluster cluster :
+         {Sm90Cluster::kNone, Sm90Cluster::kShareA, Sm90Cluster::kShareB, Sm90Cluster::kSplitK}) {
+      const bool shares_a = cluster == Sm90Cluster::kShareA;
+      const bool shares_b = cluster == Sm90Cluster::kShareB;
+      if ((shares_a && tiles_n == 1) || (shares_b && tiles_m == 1)) continue;
+      const int64_t size = cluster == Sm90Cluster::kNone ? 1 : 2;
+      const int64_t slots = multiprocessors_ / size;  // clusters that run at a time
+      if (slots == 0) continue;
+      Sm90Plan plan;
+      plan.row = &row;
+      plan.cluster = cluster;
+      plan.tiles_m = static_cast<int32_t>(shares_b ? ceil_div(tiles_m, 2) : tiles_m);
+      plan.tiles_n = static_cast<int32_t>(shares_a ? ceil_div(tiles_n, 2) : tiles_n);
+      const int64_t cluster_tiles = c_.batch * plan.tiles_m * plan.tiles_n;
+      plan.whole_tiles = static_cast<int32_t>(cluster_tiles);
+      plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
+      const double k_block = k_block_cycles(row, cluster);
+      const double waves = std::max(1.0, static_cast<double>(cluster_tiles) / slots);
+      if (cluster == Sm90Cluster::kSplitK) {
+        if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
+        const double extra = static_cast<double>(row.tile_m * row.tile_n * 4) /
+                             kExchangeBytesPerCycle / kCyclesPerMicrosecond;
+        keep(plan, ceil_div(k_blocks, 2) * k_block, waves, extra);
+        continue;
+      }
+      keep(plan, ceil_div(cluster_tiles, slots) * k_blocks * k_block, waves, 0);
+      if (row.streams && tiles >= 2 * multiprocessors_)
+        stream(plan, slots, k_blocks, k_block, waves);
+    }
+  }
+
+  const Sm90Plan& best() const { return best_; }
+  double microseconds() const { return microseconds_; }
+
+ private:
+  // The last, partial wave of tiles, its K dealt out over all clusters.
+  void stream(Sm90Plan plan, int64_t slots, int64_t k_blocks, double k_block, double waves) {
+    const int64_t whole = plan.whole_tiles / slots, rest = plan.whole_tiles % slots;
+    if (rest == 0) return;
+    const int64_t parts = std::min(slots, rest * k_blocks / kLeastStreamBlocks);
+    const int64_t clusters = std::max(rest, parts);
+    if (clusters * rest * k_blocks >= (int64_t{1} << 31)) return;
+    plan.clusters = static_cast<int32_t>(slots);
+    plan.stream_tiles = static_cast<int32_t>(rest);
+    plan.stream_clusters = static_cast<int32_t>(clusters);
+    plan.whole_tiles -= plan.stream_tiles;
+    const double share = static_cast<double>(clusters) / static_cast<double>(rest);
+    const double extra = kStreamFixed + static_cast<double>(plan.row->tile_m * plan.row->tile_n) *
+                                            4 * share / kStreamBytesPerCycle /
+                                            kCyclesPerMicrosecond;
+    keep(plan, (static_cast<double>(whole) + 1 / share) * k_blocks * k_block, waves, extra);
+  }
+
+  void keep(const Sm90Plan& plan, double cycles, double waves, double extra) {
+    const double compute = (cycles + waves * kTileCycles) / kCyclesPerMicrosecond + extra;
+    const Sm90Row& row = *plan.row;
+    const double shared =
+        shared_cycles(row) / static_cast<double>(row.tile_m * row.tile_n) / kLeastShared;
+    const double power = power_ * (1 + kEnergyOfShared * (shared - 1));
+    const double microseconds = smooth_max(compute, power, memory_) + kFixed;
+    if (!(microseconds < microseconds_)) return;
+    microseconds_ = microseconds;
+    best_ = plan;
+  }
+
+  const MatmulCase& c_;
+  const int64_t multiprocessors_;
+  double power_, memory_;  // us that they alone would take
+  Sm90Plan best_;
+  double microseconds_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
+Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
+  const KernelFields fields(entry);
+  math = static_cast<Math>(fields.index("math", kSm90MathNames));
+  const std::string layout = kSm90LayoutNames[fields.index("layout", kSm90LayoutNames)];
+  a_mn_major = layout[0] == 't';
+  b_mn_major = layout[1] == 'n';
+  int64_t tile[3];
+  fields.triple("tile", 1, tile);
+  tile_m = tile[0];
+  tile_n = tile[1];
+  tile_k = tile[2];
+  one_warpgroup = entry.entry().block[0] == 256;
+  streams = fields.integer("streams", 0, 1) != 0;
+  pairs = fields.integer("pairs", 0, 1) != 0;
+}
+
+Sm90Plan plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                   int64_t multiprocessors, double* microseconds) {
+  Chooser chooser(problem, multiprocessors);
+  const bool a_mn_major = problem.a == kOwnVectors, b_mn_major = problem.b == kOwnVectors;
+  for (const Sm90Row& row : rows) {
+    if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
+      chooser.consider(row);
+    }
+  }
+  *microseconds = chooser.microseconds();
+  return chooser.best();
+}
+
+}  // namespace torch_cubin
