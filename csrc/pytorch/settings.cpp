@@ -1,44 +1,77 @@
+// NOTE: enumerators are never written as numbers here. torch 2.13 has added one that 2.11 lacks, and
+// one put before TF32 would make this answer "TF32" for "IEEE" without a word. PyTorch's own
+// functions translate the names that torch.backends takes; comparing with torch.backends in both
+// states instead would change the setting of every other thread for a while.
 #include "pytorch/settings.h"
+
+#include <exception>
+#include <optional>
+#include <string>
 
 #include "driver/dl.h"
 
 namespace torch_cubin {
 namespace {
 
-// Mirrors of ATen/Context.h; tests/gpu compare their effect with torch's on every torch we have.
-enum class Float32Backend { kGeneric, kCuda, kMkldnn };
-enum class Float32Op { kAll, kConv, kRnn, kMatmul };
-constexpr int kTf32 = 2;  // at::Float32Precision::TF32
+// at::Float32Backend, Float32Op and Float32Precision. As no enumerator is above 255, their low bytes
+// are equal where they are, whatever type a later torch gives them.
+using Enumerator = int;
 
-using GlobalContext = void* (*)();
-using Float32Precision = int (*)(const void* context, Float32Backend backend, Float32Op op);
+bool same(Enumerator a, Enumerator b) { return ((a ^ b) & 0xFF) == 0; }
 
-struct Symbols {
-  void* context = nullptr;
-  Float32Precision float32_precision = nullptr;
+struct PrecisionReader {
+  Enumerator (*precision)(const void* context, Enumerator backend, Enumerator op);
+  const void* context;
+  Enumerator cuda, matmul, tf32;
+
+  bool allows_tf32() const { return same(precision(context, cuda, matmul), tf32); }
 };
 
-Symbols find_symbols() {
-  Symbols symbols;
+#define TC_OF_NAME "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+
+// None where a symbol or a name is missing.
+std::optional<PrecisionReader> find_precision_reader() {
+#if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
+  return std::nullopt;  // std::string is not PyTorch's
+#else
   void* library = dl_loaded("libtorch_cpu.so");
-  if (library == nullptr) return symbols;
-  auto global_context =
-      reinterpret_cast<GlobalContext>(dl_symbol(library, "_ZN2at13globalContextEv"));
-  symbols.float32_precision = reinterpret_cast<Float32Precision>(
+  if (library == nullptr) return std::nullopt;
+  using GlobalContext = const void* (*)();
+  using OfName = Enumerator (*)(const std::string&);
+  const auto context = reinterpret_cast<GlobalContext>(  //
+      dl_symbol(library, "_ZN2at13globalContextEv"));
+  const auto backend =
+      reinterpret_cast<OfName>(dl_symbol(library, "_ZN2at11str2backend" TC_OF_NAME));
+  const auto op = reinterpret_cast<OfName>(dl_symbol(library, "_ZN2at6str2op" TC_OF_NAME));
+  const auto precision =
+      reinterpret_cast<OfName>(dl_symbol(library, "_ZN2at13str2precision" TC_OF_NAME));
+  PrecisionReader reader{};
+  reader.precision = reinterpret_cast<decltype(reader.precision)>(
       dl_symbol(library, "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE"));
-  if (global_context != nullptr && symbols.float32_precision != nullptr) {
-    symbols.context = global_context();
+  if (context == nullptr || backend == nullptr || op == nullptr || precision == nullptr ||
+      reader.precision == nullptr) {
+    return std::nullopt;
   }
-  return symbols;
+  try {
+    reader.context = context();
+    reader.cuda = backend("cuda");
+    reader.matmul = op("matmul");
+    reader.tf32 = precision("tf32");
+    // Two names with one enumerator are no translation to rely on.
+    if (same(reader.tf32, precision("ieee"))) return std::nullopt;
+    reader.allows_tf32();  // throws for what this torch has no setting of
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  return reader;
+#endif
 }
 
 }  // namespace
 
 bool tf32_allowed() {
-  static const Symbols symbols = find_symbols();
-  if (symbols.context == nullptr) return false;
-  return symbols.float32_precision(symbols.context, Float32Backend::kCuda, Float32Op::kMatmul) ==
-         kTf32;
+  static const std::optional<PrecisionReader> reader = find_precision_reader();
+  return reader && reader->allows_tf32();
 }
 
 }  // namespace torch_cubin

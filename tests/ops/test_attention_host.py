@@ -3,9 +3,11 @@ with the kernels' contract as plain loops, and the CPU reference must agree."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,8 @@ import torch_cubin  # noqa: F401  (registers the reference)
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+BUILD = ROOT / "build" / "unit"
 # What attention_host.cpp includes, and what registers ops.
 LEFT_OUT = {
     "ops/attention/forward.cpp",
@@ -45,35 +49,74 @@ def cuda_include() -> Path:
     return toolkit.find_toolkit().include
 
 
-def parts() -> list[Path]:
-    """The library's other sources, as the objects that setup.py made of them where it did."""
-    csrc = ROOT / "csrc"
+def sources(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.glob("*.cpp") if str(path.relative_to(CSRC)) not in LEFT_OUT
+    )
+
+
+def unit(folder: Path, target: Path) -> Path:
+    """A folder's sources in one file, as setup.py compiles them; they share the headers' time."""
+    name = "_".join(folder.relative_to(CSRC).parts) or "csrc"
+    file = target / f"rest_of_{name}.cpp"
+    file.write_text("".join(f'#include "{path.relative_to(CSRC)}"\n' for path in sources(folder)))
+    return file
+
+
+def parts(target: Path) -> list[Path]:
+    """The library's other sources: objects of whole folders, where setup.py made some."""
+    headers = [*CSRC.rglob("*.h"), *(ROOT / "build" / "generated").rglob("*.h")]
     found = []
-    for source in sorted(csrc.rglob("*.cpp")):
-        name = str(source.relative_to(csrc))
-        if name in LEFT_OUT:
-            continue
-        objects = list((ROOT / "build").glob(f"temp*/csrc/{name.removesuffix('.cpp')}.o"))
-        made = [path for path in objects if path.stat().st_mtime > source.stat().st_mtime]
-        found.append(made[0] if made else source)
+    for folder in sorted({path.parent for path in CSRC.rglob("*.cpp")}):
+        own = sources(folder)
+        whole = len(own) == len(list(folder.glob("*.cpp")))
+        name = "_".join(folder.relative_to(CSRC).parts)
+        objects = list((ROOT / "build").glob(f"temp*/build/generated/units/all_of_{name}.o"))
+        newest = max(path.stat().st_mtime for path in (*own, *headers))
+        made = [path for path in objects if whole and path.stat().st_mtime > newest]
+        found.append(made[0] if made else unit(folder, target))
     return found
+
+
+def digest(command: list[str]) -> str:
+    """Of all that the built library depends on."""
+    found = hashlib.sha256(repr((command, torch.__version__)).encode())
+    files = [path for path in CSRC.rglob("*") if path.suffix in (".cpp", ".h")]
+    for path in sorted([*files, HERE / "attention_host.cpp"]):
+        found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    """torch.ops.cubin_host, built."""
+    """torch.ops.cubin_host, built once for its sources, under build/unit/."""
     torch_include = [Path(path) for path in cpp_extension.include_paths()]
     json = Path(importlib.util.find_spec("nlohmann_json").origin).parent / "include"
-    include = [ROOT / "csrc", ROOT / "build" / "generated", cuda_include(), json, *torch_include]
-    library = tmp_path_factory.mktemp("host") / "attention_host.so"
-    libraries = torch_include[0].parent / "lib"
+    include = [CSRC, ROOT / "build" / "generated", cuda_include(), json, *torch_include]
     command = [os.environ.get("CXX", "g++"), "-O1", "-fPIC", "-shared", "-std=c++17"]
     command += ["-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
     command += [f"-I{path}" for path in include]
-    command += [str(HERE / "attention_host.cpp"), *map(str, parts()), "-o", str(library)]
-    command += [f"-L{libraries}", "-lc10", "-ltorch", "-ltorch_cpu", "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    library = BUILD / f"attention_host-{digest(command)}.so"
+    if not library.exists():
+        target = tmp_path_factory.mktemp("host")
+        command += [str(HERE / "attention_host.cpp"), *map(str, parts(target))]
+        command += [
+            f"-L{torch_include[0].parent / 'lib'}",
+            "-lc10",
+            "-ltorch",
+            "-ltorch_cpu",
+            "-ldl",
+        ]
+        done = subprocess.run(
+            [*command, "-o", str(target / library.name)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+        BUILD.mkdir(parents=True, exist_ok=True)
+        for old in BUILD.glob("attention_host-*.so"):
+            old.unlink(missing_ok=True)
+        unfinished = BUILD / f".{library.name}.{os.getpid()}"
+        shutil.copy(target / library.name, unfinished)
+        unfinished.replace(library)  # whole or not there, whoever builds at the same time
     torch.ops.load_library(str(library))
     return torch.ops.cubin_host
 

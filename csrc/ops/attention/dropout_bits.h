@@ -40,4 +40,9 @@ struct DropoutBits {
   }
 };
 
+// That of one weight, of row i and column j.
+inline int dropout_bits(uint64_t seed, int64_t head, int64_t i, int64_t j) {
+  return DropoutBits(seed, head, i, j / 32, j % 8 / 2).number(j % 32 / 8, j % 2);
+}
+
 }  // namespace torch_cubin
