@@ -129,8 +129,8 @@ TC_DEVICE void run_forward(const AttentionParams& p) {
     bool whole = tiles.whole(tile);
     // A group whose rows see nothing of the tile has no mma to do.
     int first = row + policy.group_row();
-    bool seen = whole || (column < first + Policy::kGroupRows + s.last &&
-                          column + kTileN > first + s.first);
+    bool seen = whole ||
+                (column < first + Policy::kGroupRows + s.last && column + kTileN > first + s.first);
     if constexpr (Policy::kVote) seen = __any_sync(~0u, seen);
     if (seen) policy.multiply_qk(shared + Memory::kQOffset, read);
     if constexpr (Policy::kCopyAfterScores) {
