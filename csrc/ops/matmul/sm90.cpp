@@ -40,8 +40,7 @@ struct Mapped {
 };
 
 void encode(const Mapped& x, const MatmulProblem& p, const Device& device, Sm90TensorMap& out) {
-  torch_cubin_tensor_map map{};
-  map.size = sizeof(map);
+  TensorMapSpec map{};
   map.rank = x.batch_stride == nullptr ? 2 : 2 + kSm90BatchDims;
   map.data_type = x.data_type;
   map.swizzle = x.swizzle;
