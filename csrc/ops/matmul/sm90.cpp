@@ -151,7 +151,9 @@ class Sm90Matmul : public MatmulKernels {
     }
     const int64_t out_bytes = element_size(p.output);
     const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
-    const bool plain = operands.bias == nullptr && p.output == p.input && aligned &&
+    const bool paired = operands.bias_stride == 1 &&
+                        reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
+    const bool plain = (operands.bias == nullptr || paired) && p.output == p.input && aligned &&
                        p.n * out_bytes % kVectorBytes == 0;
     if (plain) {
       const int64_t in_row = row.tile_n * out_bytes;
@@ -169,10 +171,10 @@ class Sm90Matmul : public MatmulKernels {
       out.out = operands.c;
       out.out_stride_m = p.n;
       std::copy_n(c_batch_stride, kSm90BatchDims, out.out_batch_stride);
-      out.bias = operands.bias;
       out.bias_stride = operands.bias_stride;
       out.alpha = 1;
     }
+    out.bias = operands.bias;
     if (batched) out.flags |= kSm90Batched;
     if (shares_a) out.flags |= kSm90ShareA;
     if (shares_b) out.flags |= kSm90ShareB;
