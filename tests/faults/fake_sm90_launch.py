@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,40 +60,44 @@ def sm90(driver, tmp_path, monkeypatch) -> list[dict]:
     return kernels
 
 
-def launch_of(driver, call) -> tuple[dict, Params]:
-    """The one launch of an sm90 kernel that the call makes, in a process of its own."""
+def launches_of(driver, calls) -> list[tuple[dict, Params]]:
+    """The one launch of an sm90 kernel that each call makes, in a process of their own."""
 
     def run() -> list:
-        call()
+        for call in calls:
+            call()
         return driver.launches()
 
     launches = [x for x in forked(run) if x["kernel"].startswith("sm90_")]
-    assert len(launches) == 1
-    content = bytes.fromhex(launches[0]["params"][0])
-    assert len(content) == (ctypes.sizeof(Params) + 63) // 64 * 64
-    return launches[0], Params.from_buffer_copy(content)
+    assert len(launches) == len(calls)
+    contents = [bytes.fromhex(x["params"][0]) for x in launches]
+    assert {len(x) for x in contents} == {(ctypes.sizeof(Params) + 63) // 64 * 64}
+    return [(x, Params.from_buffer_copy(y)) for x, y in zip(launches, contents, strict=True)]
+
+
+SHAPES = [
+    (4096, 4096, 4096), (128, 4096, 4096), (512, 1024, 1000), (64, 512, 520), (8, 8, 8),
+    (3000, 2056, 136),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
-@pytest.mark.parametrize(
-    "shape",
-    [(4096, 4096, 4096), (128, 4096, 4096), (512, 1024, 1000), (64, 512, 520), (1, 8, 8),
-     (3000, 2056, 136)],
-)  # fmt: skip
-def test_boxes_fill_a_stage(driver, sm90, layout: str, shape: tuple[int, int, int]) -> None:
+def test_boxes_fill_a_stage(driver, sm90, layout: str) -> None:
     """What a stage's boxes bring is what its barrier waits for, or the kernel would hang; and the
     blocks are a whole number of clusters."""
-    m, n, k = shape
-    m, n = (max(m, 8), n) if layout[0] == "t" else (m, n)
-    a_stride = (k, 1) if layout[0] == "n" else (1, m)
-    b_stride = (1, k) if layout[1] == "t" else (n, 1)
 
-    def call() -> None:
-        a = tensors.strided((m, k), a_stride, torch.bfloat16)
-        b = tensors.strided((k, n), b_stride, torch.bfloat16)
+    def multiply(m: int, n: int, k: int) -> None:
+        a = tensors.strided((m, k), (k, 1) if layout[0] == "n" else (1, m), torch.bfloat16)
+        b = tensors.strided((k, n), (1, k) if layout[1] == "t" else (n, 1), torch.bfloat16)
         torch.ops.cubin._matmul(a, b)
 
-    launch, params = launch_of(driver, call)
+    found = launches_of(driver, [partial(multiply, *shape) for shape in SHAPES])
+    for shape, (launch, params) in zip(SHAPES, found, strict=True):
+        check_launch(sm90, layout, shape, launch, params)
+
+
+def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None:
+    m, n, k = shape
     kernel = next(x for x in sm90 if x["name"] == launch["kernel"])
     assert kernel["layout"] == layout
     tile = kernel["tile"]
@@ -134,14 +139,14 @@ def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:
         "stride": ((256, 512), 3, 0, True),
         "ragged rows": ((256, 511), 1, 0, True),
     }
-    for name, ((m, n), stride, offset, general) in cases.items():
 
-        def call(m=m, n=n, stride=stride, offset=offset) -> None:
-            x, weight = (tensors.empty(rows, 256, dtype=torch.bfloat16) for rows in (m, n))
-            bias = tensors.strided((n,), (stride,), torch.bfloat16, offset=offset)
-            torch.ops.cubin._linear(x, weight, bias)
+    def add(shape: tuple[int, int], stride: int, offset: int, _: bool) -> None:
+        x, weight = (tensors.empty(rows, 256, dtype=torch.bfloat16) for rows in shape)
+        bias = tensors.strided(shape[1:], (stride,), torch.bfloat16, offset=offset)
+        torch.ops.cubin._linear(x, weight, bias)
 
-        _, params = launch_of(driver, call)
+    found = launches_of(driver, [partial(add, *case) for case in cases.values()])
+    for (name, (*_, general)), (_, params) in zip(cases.items(), found, strict=True):
         assert bool(params.flags & GENERAL) == general, name
         assert params.pointers[1] != 0, name
 
@@ -152,7 +157,7 @@ def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:
         b = tensors.strided((3, 2, 64, 256), (0, 64 * 256, 256, 1), torch.float16)
         torch.ops.cubin._matmul(a, b)
 
-    _, params = launch_of(driver, call)
+    ((_, params),) = launches_of(driver, [call])
     a, b, out = (read_map(words) for words in params.maps)
     assert list(params.batch) == [2, 3, 1]
     assert a["dims"] == [64, 128, 2, 3, 1]
