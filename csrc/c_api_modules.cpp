@@ -6,12 +6,12 @@
 #include "c_answer.h"
 #include "cubin/json_facts.h"
 #include "cubin/ptx.h"
+#include "declared/tensor_map_argument.h"
 #include "package/user_images.h"
 #include "pytorch/stream.h"
 #include "pytorch/tensor.h"
 #include "runtime/launch.h"
 #include "runtime/module.h"
-#include "runtime/tensor_map.h"
 
 using namespace torch_cubin;
 using nlohmann::json;
@@ -126,12 +126,23 @@ TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* ten
   }
 }
 
-// Writes 128 bytes to `out`.
-TORCH_CUBIN_API char* torch_cubin_encode_tensor_map(const torch_cubin_tensor_map* map,
-                                                    uint8_t* out) {
+// Writes the 128 bytes of a tensor map to `out`; null: only checks it. `text` is {"map": as a
+// contract has it (docs/manifest.md), "dtype", "itemsize", "sizes", "strides", "address", "device"}.
+TORCH_CUBIN_API char* torch_cubin_encode_tensor_map(const char* text, uint8_t* out) {
   return answer([&] {
-    check_build(*map);
-    encode_tensor_map(*map, out);
+    const json tensor = json::parse(text);
+    const auto sizes = tensor.at("sizes").get<std::vector<int64_t>>();
+    const auto strides = tensor.at("strides").get<std::vector<int64_t>>();
+    const auto dtype = tensor.at("dtype").get<std::string>();
+    const TensorFacts facts{sizes.data(),
+                            strides.data(),
+                            static_cast<int64_t>(sizes.size()),
+                            tensor.at("itemsize").get<int64_t>(),
+                            dtype.c_str(),
+                            true};
+    const TensorMapArgument map(tensor.at("map"), {{"tensor"}, {}, {}}, "a TensorMap");
+    map.encode(facts, reinterpret_cast<void*>(tensor.at("address").get<uintptr_t>()),
+               tensor.at("device").get<int32_t>(), {}, out);
     return std::string("{}");
   });
 }

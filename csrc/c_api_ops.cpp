@@ -5,6 +5,7 @@
 
 #include "c_answer.h"
 #include "cubin/json_facts.h"
+#include "declared/contract.h"
 #include "declared/declared_package.h"
 #include "declared/slots.h"
 #include "package/load_error.h"
@@ -35,6 +36,14 @@ TORCH_CUBIN_API char* torch_cubin_define_ops(const char* text, const uint8_t* co
     ContractImages images;
     for (size_t i = 0; i < count; ++i) images.add({data[i], data[i] + sizes[i]}, origins[i]);
     return ops_json(define_ops(text, images));
+  });
+}
+
+// {}, or the error of a schema that no declared op can have.
+TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text) {
+  return answer([&] {
+    check_schema(parse_schema(text));
+    return std::string("{}");
   });
 }
 

@@ -103,4 +103,18 @@ Buffer unpack(const Entry& entry, const std::string& origin) {
         "", "Take it out with `cuobjdump -xelf all FILE`."});
 }
 
+// Device code shrinks to a tenth, and only __device__ arrays of zeros to much less.
+Unpacker::Unpacker(size_t file_bytes) : left_((16 << 20) + uint64_t{32} * file_bytes) {}
+
+Bytes Unpacker::open(const Entry& entry, const std::string& origin, Buffer& buffer) {
+  if (entry.compression == Compression::kNone) return entry.stored;
+  if (entry.size > left_) {
+    fail({"image", origin, "is not unpacked: it claims to be too large for its file", "",
+          std::to_string(entry.size) + " bytes", "Take it out with `cuobjdump -xelf all FILE`."});
+  }
+  left_ -= entry.size;
+  buffer = unpack(entry, origin);
+  return Bytes(buffer.data(), buffer.size());
+}
+
 }  // namespace torch_cubin

@@ -2,7 +2,6 @@
 //
 //   Container file = list_entries(data, size, "file 'x.so'");        // a host ELF: its fatbins
 //   Buffer fatbin = unpack(file.entries[0], "...");                   // a fatbin: list_entries again
-//   const Entry& best = choose_entry(entries, 90, /*jit=*/false, "..."); // sm_90a, sm_90, ...
 //
 // Every offset, size and count is checked; nothing is unpacked until unpack(). Includes neither
 // torch nor cuda.h.
@@ -58,12 +57,17 @@ Container list_entries(const uint8_t* data, size_t size, const std::string& orig
 // The entry's own bytes, decompressed. Throws [image] where they are damaged or cannot be unpacked.
 Buffer unpack(const Entry& entry, const std::string& origin);
 
-// The entry that serves a device of compute capability `device_sm` best: its exact 'a' arch, then
-// the latest of its family ('f'), then the same major with the highest minor that is not above the
-// device's. With `jit` and no cubin: PTX, the latest. Throws [arch] with what there is. Looks at
-// format and arch alone.
-const Entry& choose_entry(const std::vector<Entry>& entries, int device_sm, bool jit,
-                          const std::string& origin);
+// Opens the entries of one file, however deep, and bounds what they are unpacked to: a small file may
+// hold compressed data of endless size.
+class Unpacker {
+ public:
+  explicit Unpacker(size_t file_bytes);
+  // The entry's own bytes, in `buffer` where they were compressed. Throws [image].
+  Bytes open(const Entry& entry, const std::string& origin, Buffer& buffer);
+
+ private:
+  uint64_t left_;
+};
 
 // The parts of list_entries, a format each. They add to `entries`; offsets count from `file`.
 void list_fatbin(const Bytes& file, uint64_t offset, const std::string& origin,

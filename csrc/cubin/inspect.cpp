@@ -12,14 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-// A small file may hold compressed data of endless size. Device code shrinks to a tenth, and only
-// __device__ arrays of zeros to much less.
-constexpr uint64_t kUnpackedAnyway = 16 << 20;
-constexpr uint64_t kUnpackedPerByte = 32;
-
 class Inspector {
  public:
-  explicit Inspector(size_t size) : unpacked_left_(kUnpackedAnyway + kUnpackedPerByte * size) {}
+  explicit Inspector(size_t size) : unpacker_(size) {}
 
   json look(const uint8_t* data, size_t size, const std::string& origin) {
     const Format format = sniff(data, size, origin).format;
@@ -71,22 +66,12 @@ class Inspector {
   }
 
   json content_of(const Entry& entry, const std::string& origin) {
-    Buffer unpacked;
-    Bytes bytes = entry.stored;
     const bool readable = entry.format == Format::kCubin || entry.format == Format::kPtx ||
                           entry.format == Format::kRelocatableCubin ||
                           entry.format == Format::kFatbin;
     if (!readable) return nullptr;
-    if (entry.compression != Compression::kNone) {
-      if (entry.size > unpacked_left_) {
-        fail({"image", origin, "is not unpacked: it claims to be too large for its file", "",
-              std::to_string(entry.size) + " bytes",
-              "Take it out with `cuobjdump -xelf all FILE`."});
-      }
-      unpacked_left_ -= entry.size;
-      unpacked = unpack(entry, origin);
-      bytes = Bytes(unpacked.data(), unpacked.size());
-    }
+    Buffer unpacked;
+    const Bytes bytes = unpacker_.open(entry, origin, unpacked);
     // By what the container says, so that nothing nests without end.
     if (entry.format == Format::kFatbin) return container(bytes.data(), bytes.size(), origin);
     if (entry.format == Format::kPtx) {
@@ -95,7 +80,7 @@ class Inspector {
     return to_json(inspect_cubin(bytes.data(), bytes.size(), origin));
   }
 
-  uint64_t unpacked_left_;
+  Unpacker unpacker_;
   size_t entries_left_ = kMaxEntries;
 };
 

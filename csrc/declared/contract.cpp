@@ -17,10 +17,6 @@ namespace {
 
 constexpr size_t kMaxKernels = 256;
 
-// Names that PyTorch and this library keep for their own ops.
-constexpr const char* kReserved[] = {"aten", "prim",      "prims",   "cubin",
-                                     "onnx", "quantized", "inductor"};
-
 // Whether a tree anywhere in the definition is [operation, one of the names...].
 bool mentions(const json& tree, const char* operation, const std::vector<std::string>& names) {
   if (tree.is_array() && tree.size() > 1 && tree[0] == operation &&
@@ -100,11 +96,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   const std::string text = first.text("schema");
   schema_ = parse_schema(text);
   op_ = "op '" + schema_.qualified_name() + "'";
-  for (const char* reserved : kReserved) {
-    if (schema_.name_space != reserved) continue;
-    fail({"input", op_, "lies in a namespace that is taken", "a name of your own",
-          "'" + schema_.name_space + "'", ""});
-  }
+  check_schema(schema_);
   Fields fields(definition, op_);
   fields.find("schema");
   Names names(schema_, fields.find("dtypes"), op_);
@@ -113,9 +105,10 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   const json& outputs = fields.list("outputs");
   const json* scratch = fields.find("scratch");
   const json& kernels = fields.list("kernels");
-  const bool derived = fields.find("backward") != nullptr;
-  if (derived) check_backward(fields.text("backward"), fields.at("backward"));
-  check_effects(derived);
+  if (fields.find("backward") != nullptr) {
+    check_backward(fields.text("backward"), fields.at("backward"));
+    check_derivative();
+  }
   const bool jit = fields.truth("jit", false);
   fields.finish();
 
@@ -168,14 +161,8 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// What PyTorch's graphs and, if the op is `derived`, its autograd can do something with.
-void Contract::check_effects(bool derived) const {
-  if (schema_.returns.empty() && !schema_.mutates()) {
-    fail({"input", op_, "returns nothing and changes nothing",
-          "an output, or an argument that is changed: Tensor(a!)", schema_.text(),
-          "A compiled graph would leave the call out."});
-  }
-  if (!derived) return;
+// What PyTorch's autograd can do something with.
+void Contract::check_derivative() const {
   if (schema_.mutates()) {
     fail({"input", op_, "changes its arguments, so it can have no derivative",
           "a schema without (a!), or no 'backward'", schema_.text(), ""});
@@ -212,10 +199,6 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
     if (arguments[i].type == ArgumentType::kTensor) required_.push_back(i);
     if (arguments[i].type == ArgumentType::kOptionalTensor) optional_.push_back(i);
     if (arguments[i].type == ArgumentType::kTensorList) lists_.push_back(i);
-  }
-  if (required_.empty() && optional_.empty() && lists_.empty()) {
-    fail({"input", op_, "takes no tensor", "at least one Tensor argument, which says the device",
-          schema_.text(), ""});
   }
   for (const size_t i : required_) read(i);
   for (Pattern& pattern : patterns_) pattern.read_expressions(names);

@@ -85,7 +85,7 @@ class Contract {
   };
   class Call;
 
-  void check_effects(bool derived) const;
+  void check_derivative() const;
   void read_tensors(const nlohmann::json& tensors, const nlohmann::json& outputs,
                     const nlohmann::json* scratch, Names& names);
 

@@ -55,7 +55,7 @@ Names::Names(const Schema& schema, const json* dtypes, std::string op)
     Variable variable;
     variable.name = item.key();
     ScalarType dtype{};
-    if (variable.name.empty() || find_dtype(variable.name, &dtype)) {
+    if (!is_identifier(variable.name) || find_dtype(variable.name, &dtype)) {
       fail({"input", op_ + ": dtypes", "has a wrong variable", "a name that is no dtype's",
             "'" + printable(variable.name) + "'", ""});
     }

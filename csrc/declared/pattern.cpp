@@ -5,6 +5,7 @@
 
 #include "cubin/error.h"
 #include "package/fields.h"
+#include "pytorch/contiguous.h"
 
 namespace torch_cubin {
 
@@ -41,7 +42,7 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
   for (const SchemaArgument& argument : names.schema().arguments) {
     mutated_ |= role == Role::kArgument && argument.name == name && argument.is_mutated();
   }
-  read_dtype(fields.text("dtype"), names);
+  const std::string dtype = fields.text("dtype");
   const json* shape = fields.find("shape");
   if (role == Role::kOutput) {
     if (align_ > kOutputAlign) {
@@ -66,6 +67,7 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
     }
   }
   fields.finish();
+  read_dtype(dtype, names);
   if (shape != nullptr) {
     read_shape(*shape, names);
   } else if (role == Role::kArgument && entry.contains("shape")) {
@@ -199,12 +201,7 @@ int64_t Pattern::shape(const CallState& state, int64_t* sizes, int64_t* strides)
     }
     add(value);
   }
-  int64_t step = 1;
-  for (int64_t i = dim - 1; i >= 0; --i) {
-    strides[i] = step;
-    // What overflows here is refused where the memory is asked for.
-    if (__builtin_mul_overflow(step, sizes[i] > 1 ? sizes[i] : 1, &step)) step = 1;
-  }
+  contiguous_strides(sizes, dim, strides);
   return dim;
 }
 

@@ -10,19 +10,9 @@ namespace {
 constexpr size_t kMaxText = 64 << 10;
 constexpr size_t kMaxArguments = 64;  // PyTorch's own ops have fewer
 
-// What PyTorch takes as a dtype's name in a default.
-constexpr const char* kDtypeNames[] = {
-    "float16", "bfloat16", "float32", "float64",   "uint8",      "int8",          "int16",
-    "int32",   "int64",    "bool",    "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
-    "half",    "float",    "double",  "short",     "int",        "long"};
-
-// Words that PyTorch's parser does not take for names, and those that Python does not.
-constexpr const char* kKeywords[] = {
-    "False",   "None",   "True",     "and",      "as",   "assert", "async", "await",
-    "break",   "class",  "continue", "def",      "del",  "elif",   "else",  "except",
-    "finally", "for",    "from",     "global",   "if",   "import", "in",    "inf",
-    "is",      "lambda", "nan",      "nonlocal", "not",  "or",     "pass",  "raise",
-    "return",  "try",    "while",    "with",     "yield"};
+// Names that PyTorch and this library keep for their own ops.
+constexpr const char* kReserved[] = {"aten", "prim",      "prims",   "cubin",
+                                     "onnx", "quantized", "inductor"};
 
 struct Known {
   const char* text;
@@ -54,9 +44,6 @@ class Parser {
     if (!take("::")) refuse_here("'::' after the namespace");
     schema.name = name("the op's name");
     if (take(".")) schema.overload = name("the overload's name");
-    if (schema.overload == "default") {
-      refuse(at_, "has an overload that PyTorch keeps for itself", "another name", "'default'");
-    }
     arguments(schema);
     if (!take("->")) refuse_here("'->' and what it returns");
     returns(schema);
@@ -68,7 +55,7 @@ class Parser {
  private:
   void arguments(Schema& schema) {
     if (!take("(")) refuse_here("'(' and the arguments");
-    bool keyword_only = false, have_default = false;
+    bool keyword_only = false;
     if (take(")")) return;
     do {
       skip_spaces();
@@ -80,11 +67,6 @@ class Parser {
       }
       SchemaArgument argument = one_argument();
       argument.keyword_only = keyword_only;
-      if (argument.default_text.empty() && have_default && !keyword_only) {
-        refuse(start, "has an argument without a default after one that has one", "a default",
-               "'" + argument.name + "'");
-      }
-      have_default |= !argument.default_text.empty();
       for (const SchemaArgument& other : schema.arguments) {
         if (other.name == argument.name) {
           refuse(start, "has two arguments of one name", "names that differ",
@@ -181,105 +163,63 @@ class Parser {
     schema.returns.push_back(found);
   }
 
+  // As it is written: PyTorch reads it when the op is registered, but whatever the argument's type.
   std::string default_value(const SchemaArgument& argument) {
     skip_spaces();
     const size_t start = at_;
-    std::string value;
-    if (at_ < text_.size() && (text_[at_] == '"' || text_[at_] == '\'')) {
-      value = quoted();
+    const char quote = at_ < text_.size() ? text_[at_] : '\0';
+    if (quote == '"' || quote == '\'') {
+      do {
+        at_ += at_ < text_.size() && text_[at_] == '\\' ? 2 : 1;
+      } while (at_ < text_.size() && text_[at_] != quote);
+      if (at_ >= text_.size()) refuse(start, "has text that does not end", "a closing quote", "");
+      ++at_;
     } else {
       while (at_ < text_.size() && (is_letter(text_[at_]) || is_digit(text_[at_]) ||
                                     std::string("+-.[]").find(text_[at_]) != std::string::npos)) {
-        value += text_[at_++];
+        ++at_;
       }
     }
-    const auto expect = [&](bool right, const char* expected) {
-      if (right) return;
+    if (at_ == start) refuse_here("a default");
+    const std::string value = text_.substr(start, at_ - start);
+    if (!suits(argument.type, value)) {
       refuse(start, "has a wrong default for '" + argument.name + "'",
-             std::string(expected) + " for " + argument.type_text,
-             value.empty() ? "nothing" : value);
-    };
-    const bool none = value == "None";
-    const bool truth = value == "True" || value == "False";
-    switch (argument.type) {
+             "one of type " + argument.type_text, value);
+    }
+    return value;
+  }
+
+  static bool suits(ArgumentType type, const std::string& value) {
+    const bool none = value == "None", truth = value == "True" || value == "False";
+    const bool quoted = value[0] == '"' || value[0] == '\'', negative = value[0] == '-';
+    const bool word = is_letter(value[0]) && !none && !truth;
+    const bool whole = value.find_first_not_of("0123456789", negative) == std::string::npos &&
+                       value.size() > negative && value.size() <= 18;
+    const bool number = !quoted && !none && !truth && !word;
+    switch (type) {
       case ArgumentType::kTensor:
-        expect(false, "no default");
-        break;
-      case ArgumentType::kOptionalTensor:
-        expect(none, "None");
-        break;
       case ArgumentType::kTensorList:
-        expect(false, "no default");
-        break;
+        return false;
+      case ArgumentType::kOptionalTensor:
+        return none;
       case ArgumentType::kInt:
-        expect(is_number(value, false), "an integer");
-        break;
+        return whole;
       case ArgumentType::kOptionalInt:
-        expect(none || is_number(value, false), "an integer or None");
-        break;
+        return whole || none;
       case ArgumentType::kFloat:
-        expect(is_number(value, true), "a number");
-        break;
+        return number;
       case ArgumentType::kOptionalFloat:
-        expect(none || is_number(value, true), "a number or None");
-        break;
+        return number || none;
       case ArgumentType::kBool:
-        expect(truth, "True or False");
-        break;
+        return truth;
       case ArgumentType::kOptionalBool:
-        expect(none || truth, "True, False or None");
-        break;
+        return truth || none;
       case ArgumentType::kString:
-        expect(!value.empty() && (value[0] == '"' || value[0] == '\''), "text in quotes");
-        break;
+        return quoted;
       case ArgumentType::kDtype:
-        expect(std::find(std::begin(kDtypeNames), std::end(kDtypeNames), value) !=
-                   std::end(kDtypeNames),
-               "a dtype's name, as float32");
-        break;
+        return word;
     }
-    return value;
-  }
-
-  // NOTE: PyTorch unescapes what stands in quotes in its own way; without a backslash there is
-  // nothing to unescape.
-  std::string quoted() {
-    const char quote = text_[at_];
-    const size_t start = at_;
-    const size_t end = text_.find(quote, at_ + 1);
-    if (end == std::string::npos)
-      refuse(start, "has text that does not end", "a closing quote", "");
-    const std::string value = text_.substr(start, end + 1 - start);
-    if (value.find('\\') != std::string::npos || value.find('\n') != std::string::npos) {
-      refuse(start, "has a backslash or a newline in a default", "plain text", "");
-    }
-    at_ = end + 1;
-    return value;
-  }
-
-  static bool is_number(const std::string& value, bool floating) {
-    size_t i = 0;
-    const auto digits = [&] {
-      const size_t first = i;
-      while (i < value.size() && is_digit(value[i])) ++i;
-      return i - first;
-    };
-    if (i < value.size() && value[i] == '-') ++i;
-    const size_t before = digits();
-    if (!floating) return before > 0 && before <= 18 && i == value.size();
-    size_t after = 0;
-    if (i < value.size() && value[i] == '.') {
-      ++i;
-      after = digits();
-    }
-    if (before + after == 0) return false;
-    if (i < value.size() && (value[i] == 'e' || value[i] == 'E')) {
-      ++i;
-      if (i < value.size() && (value[i] == '-' || value[i] == '+')) ++i;
-      const size_t exponent = digits();
-      if (exponent == 0 || exponent > 3) return false;
-    }
-    return i == value.size();
+    return false;
   }
 
   std::string name(const char* what) {
@@ -289,11 +229,7 @@ class Parser {
       ++at_;
     }
     if (at_ == start) refuse_here(what);
-    const std::string found = text_.substr(start, at_ - start);
-    for (const char* keyword : kKeywords) {
-      if (found == keyword) refuse(start, "uses a keyword as a name", what, "'" + found + "'");
-    }
-    return found;
+    return text_.substr(start, at_ - start);
   }
 
   void skip_spaces() {
@@ -364,5 +300,32 @@ std::string Schema::unqualified_schema() const {
 std::string Schema::text() const { return name_space + "::" + unqualified_schema(); }
 
 Schema parse_schema(const std::string& text) { return Parser(text).parse(); }
+
+void check_schema(const Schema& schema) {
+  const std::string op = "op '" + schema.qualified_name() + "'";
+  for (const char* reserved : kReserved) {
+    if (schema.name_space != reserved) continue;
+    fail({"input", op, "lies in a namespace that is taken", "a name of your own",
+          "'" + schema.name_space + "'", ""});
+  }
+  if (std::none_of(schema.arguments.begin(), schema.arguments.end(),
+                   [](const SchemaArgument& argument) { return argument.is_tensor(); })) {
+    fail({"input", op, "takes no tensor", "at least one Tensor argument, which says the device",
+          schema.text(), "Add one, or launch the kernel directly: torch_cubin.load(...)."});
+  }
+  if (schema.returns.empty() && !schema.mutates()) {
+    fail({"input", op, "returns nothing and changes nothing",
+          "an output, or an argument that is changed: Tensor(a!)", schema.text(),
+          "A compiled graph would leave the call out."});
+  }
+  for (const SchemaArgument& argument : schema.arguments) {
+    for (const std::string& result : schema.returns) {
+      if (argument.name != (result.empty() ? "out" : result)) continue;
+      fail({"input", op, "has an argument and an output of one name", "names of their own",
+            "'" + argument.name + "'",
+            result.empty() ? "A single output is called 'out' unless the schema names it." : ""});
+    }
+  }
+}
 
 }  // namespace torch_cubin

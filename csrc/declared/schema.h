@@ -1,8 +1,9 @@
 // Schemas: what an op takes and gives, in PyTorch's schema language.
 //
-// PyTorch parses the same text when the op is registered, but its C API says no more than that it
-// failed; and reading the boxed arguments of a call needs the types. Only the types that a declared
-// op may have are known here (docs/manifest.md).
+// PyTorch parses the same text when the op is registered, and refuses what is no schema: defaults,
+// keywords as names, their order. Its C API tells nothing of what it has parsed, and a call's boxed
+// arguments cannot be read without their types; so what a contract speaks of is read here: names,
+// types (those alone that a declared op may have: docs/manifest.md), what is changed, outputs.
 #pragma once
 
 #include <cstdint>
@@ -65,5 +66,9 @@ struct Schema {
 
 // Throws [input], pointing at the place.
 Schema parse_schema(const std::string& text);
+
+// Throws [input] for an op that cannot be declared: of a namespace that is taken, without a tensor,
+// or with no effect.
+void check_schema(const Schema& schema);
 
 }  // namespace torch_cubin

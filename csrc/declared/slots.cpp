@@ -96,7 +96,7 @@ class Registration {
     if (error == 0) return;
     const std::string said = torch_error();
     fail({"input", "op '" + schema.qualified_name() + "'", "could not be registered with PyTorch",
-          "a name that no other library defines",
+          "a schema that PyTorch takes, and a name that no other library defines",
           said.empty() ? "an error that PyTorch wrote to stderr" : printable(said, 600), ""});
   }
 

@@ -75,7 +75,7 @@ TensorMapArgument::TensorMapArgument(const json& object, const Scope& scope,
   }
   tensor_ = static_cast<size_t>(found - scope.tensors.begin());
   const json& box = fields.list("box");
-  if (box.empty() || box.size() > TORCH_CUBIN_MAP_DIMS) {
+  if (box.empty() || box.size() > kTensorMapDims) {
     refuse_json(fields.at("box"), "1 to 5 sizes, one a dim of the tensor", box);
   }
   for (size_t i = 0; i < box.size(); ++i) {
@@ -107,8 +107,8 @@ void TensorMapArgument::refuse(const std::string& problem, const std::string& ex
   fail({"input", label_, problem, expected, got, ""});
 }
 
-void TensorMapArgument::encode(const CallState& state, uint8_t* out) const {
-  const TensorFacts& tensor = state.facts[tensor_];
+void TensorMapArgument::encode(const TensorFacts& tensor, void* address, int32_t device,
+                               const Arguments& arguments, uint8_t* out) const {
   if (!tensor.defined) refuse("is of a tensor that is None", "a tensor", "None");
   const auto rank = static_cast<int64_t>(box_.size());
   if (tensor.dim != rank || rank < (interleave_ == 0 ? 1 : 3)) {
@@ -124,16 +124,15 @@ void TensorMapArgument::encode(const CallState& state, uint8_t* out) const {
   if (oob_fill_ != 0 && !type->floating)
     refuse("fills with nan", "a floating-point tensor", tensor.dtype);
 
-  torch_cubin_tensor_map map{};
-  map.size = sizeof(map);
+  TensorMapSpec map{};
   map.rank = static_cast<uint32_t>(rank);
   map.data_type = type->number;
   map.interleave = interleave_;
   map.swizzle = swizzle_;
   map.l2_promotion = l2_promotion_;
   map.oob_fill = oob_fill_;
-  map.device = state.device;
-  map.address = state.addresses[tensor_];
+  map.device = device;
+  map.address = address;
   const int64_t step = interleave_ == kInterleave32 ? 32 : 16;
   if (reinterpret_cast<uintptr_t>(map.address) % static_cast<uintptr_t>(step) != 0) {
     refuse("is of a tensor that is not aligned", "a multiple of " + std::to_string(step) + " bytes",
@@ -166,7 +165,7 @@ void TensorMapArgument::encode(const CallState& state, uint8_t* out) const {
       }
       map.strides[i - 1] = static_cast<uint64_t>(bytes);
     }
-    const int64_t box = box_[static_cast<size_t>(dim)].evaluate(state.arguments()).integer;
+    const int64_t box = box_[static_cast<size_t>(dim)].evaluate(arguments).integer;
     if (box < 1 || box > kMaxBox) {
       refuse("has a box out of range", "1 to 256 in each dim", std::to_string(box));
     }
@@ -185,7 +184,7 @@ void TensorMapArgument::encode(const CallState& state, uint8_t* out) const {
     refuse("has a box whose innermost dim is wider than the swizzle",
            "at most " + std::to_string(span) + " bytes", std::to_string(inner));
   }
-  encode_tensor_map(map, out);
+  if (out != nullptr) encode_tensor_map(map, out);
 }
 
 }  // namespace torch_cubin

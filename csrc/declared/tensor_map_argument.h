@@ -1,5 +1,5 @@
-// TensorMapArgument: a TMA descriptor that a contract makes for each call (torch_cubin.TensorMap says
-// what the fields mean).
+// TensorMapArgument: a TMA descriptor that a contract makes for each call, or torch_cubin.TensorMap,
+// which says what the fields mean. The one place that knows which tensors the hardware takes.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,13 @@ class TensorMapArgument {
   // `label` names it in errors. Throws [input].
   TensorMapArgument(const nlohmann::json& fields, const Scope& scope, const std::string& label);
 
-  // Writes 128 bytes. Throws [input] for a tensor that the hardware cannot copy in such boxes.
-  void encode(const CallState& state, uint8_t* out) const;
+  // Writes 128 bytes; `out` may be null, which only checks. Throws [input] for a tensor that the
+  // hardware cannot copy in such boxes.
+  void encode(const TensorFacts& tensor, void* address, int32_t device, const Arguments& arguments,
+              uint8_t* out) const;
+  void encode(const CallState& state, uint8_t* out) const {
+    encode(state.facts[tensor_], state.addresses[tensor_], state.device, state.arguments(), out);
+  }
 
  private:
   [[noreturn]] void refuse(const std::string& problem, const std::string& expected,

@@ -12,10 +12,6 @@
 namespace torch_cubin {
 namespace {
 
-// As inspect(): a small file may hold compressed data of endless size.
-constexpr uint64_t kUnpackedAnyway = 16 << 20;
-constexpr uint64_t kUnpackedPerByte = 32;
-
 // PTX's facts as an image's. Offsets are the driver's business: a launch passes parameters one by
 // one.
 Image image_of(const Ptx& ptx) {
@@ -42,7 +38,7 @@ Image image_of(const Ptx& ptx) {
 
 class Opener {
  public:
-  Opener(size_t size, bool jit) : jit_(jit), left_(kUnpackedAnyway + kUnpackedPerByte * size) {}
+  Opener(size_t size, bool jit) : jit_(jit), unpacker_(size) {}
 
   void open(const uint8_t* data, size_t size, const std::string& origin) {
     const Format format = sniff(data, size, origin).format;
@@ -79,17 +75,8 @@ class Opener {
         continue;
       }
       const std::string name = "entry " + std::to_string(i) + " of " + origin;
-      Bytes bytes = entry.stored;
       Buffer unpacked;
-      if (entry.compression != Compression::kNone) {
-        if (entry.size > left_) {
-          fail({"image", name, "is not unpacked: it claims to be too large for its file", "",
-                std::to_string(entry.size) + " bytes", ""});
-        }
-        left_ -= entry.size;
-        unpacked = unpack(entry, name);
-        bytes = Bytes(unpacked.data(), unpacked.size());
-      }
+      const Bytes bytes = unpacker_.open(entry, name, unpacked);
       if (entry.format == Format::kFatbin) {
         container(bytes.data(), bytes.size(), name);
       } else if (entry.format == Format::kPtx) {
@@ -120,7 +107,7 @@ class Opener {
 
   bool jit_;
   bool skipped_ptx_ = false;
-  uint64_t left_;
+  Unpacker unpacker_;
   std::vector<SourceImage> images_;
 };
 

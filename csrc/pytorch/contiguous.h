@@ -1,4 +1,4 @@
-// Whether a layout is contiguous, as PyTorch defines it. Plain integers: includes nothing of torch.
+// Contiguous layouts as PyTorch defines them. Plain integers: includes nothing of torch.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,15 @@ inline bool is_contiguous(const int64_t* sizes, const int64_t* strides, int64_t 
     step *= static_cast<uint64_t>(sizes[i]);
   }
   return true;
+}
+
+// The strides of a fresh tensor. Where they pass 64 bits they are anything: there is no such memory.
+inline void contiguous_strides(const int64_t* sizes, int64_t dim, int64_t* strides) {
+  uint64_t step = 1;
+  for (int64_t i = dim - 1; i >= 0; --i) {
+    strides[i] = static_cast<int64_t>(step);
+    if (sizes[i] > 1) step *= static_cast<uint64_t>(sizes[i]);
+  }
 }
 
 }  // namespace torch_cubin

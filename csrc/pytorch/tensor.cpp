@@ -168,12 +168,7 @@ bool find_dtype(const std::string& name, ScalarType* dtype) {
 
 Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index) {
   int64_t strides[kMaxDims];
-  int64_t step = 1;
-  for (int64_t i = dim - 1; i >= 0; --i) {
-    strides[i] = step;
-    // What overflows here is refused below.
-    if (__builtin_mul_overflow(step, sizes[i] > 1 ? sizes[i] : 1, &step)) break;
-  }
+  contiguous_strides(sizes, dim, strides);
   return empty_cuda_strided(sizes, strides, dim, dtype, device_index);
 }
 

@@ -1,5 +1,4 @@
-/* What Python hands over for one launch, and for one tensor map: plain C, shared by the library and
- * by the small extension module of csrc/python_launch.c, which is compiled apart from it.
+/* What Python hands over for one launch: plain C, shared by the library and by the small extension module of csrc/python_launch.c, which is compiled apart from it.
  *
  * Numbers are as wide as Python's checks leave them: the library checks every range. */
 #pragma once
@@ -23,23 +22,4 @@ struct torch_cubin_launch_call {
   int64_t shared_memory; /* dynamic, bytes */
   void* stream;
   void** params; /* one pointer a parameter */
-};
-
-#define TORCH_CUBIN_MAP_DIMS 5
-
-/* A tensor map, dims innermost first, as the driver wants them; enums by the driver's numbers. */
-struct torch_cubin_tensor_map {
-  uint32_t size;
-  uint32_t rank;
-  uint32_t data_type;
-  uint32_t interleave;
-  uint32_t swizzle;
-  uint32_t l2_promotion;
-  uint32_t oob_fill;
-  int32_t device; /* of the tensor */
-  void* address;
-  uint64_t dims[TORCH_CUBIN_MAP_DIMS];
-  uint64_t strides[TORCH_CUBIN_MAP_DIMS]; /* bytes, from the second dim on */
-  uint32_t box[TORCH_CUBIN_MAP_DIMS];
-  uint32_t element_strides[TORCH_CUBIN_MAP_DIMS];
 };

@@ -8,7 +8,7 @@
 
 namespace torch_cubin {
 
-void encode_tensor_map(const torch_cubin_tensor_map& map, uint8_t* out) {
+void encode_tensor_map(const TensorMapSpec& map, uint8_t* out) {
   static_assert(sizeof(CUtensorMap) == kTensorMapBytes, "the size that kernels take");
   const ContextGuard guard(device(map.device));  // a thread may never have touched CUDA
   alignas(64) CUtensorMap encoded;  // the driver wants 64 bytes, a launch copies from anywhere
@@ -37,12 +37,11 @@ static_assert(static_cast<uint32_t>(MapType::kFloat16) == CU_TENSOR_MAP_DATA_TYP
 void encode_tiled_map(void* out, const void* address, MapType type, MapSwizzle swizzle,
                       std::initializer_list<MapDim> dims, int device_index,
                       MapL2Promotion promotion) {
-  if (dims.size() < 1 || dims.size() > TORCH_CUBIN_MAP_DIMS) {
+  if (dims.size() < 1 || dims.size() > kTensorMapDims) {
     fail({"internal", "a tensor map", "has a wrong number of dims", "1 to 5",
           std::to_string(dims.size()), ""});
   }
-  torch_cubin_tensor_map map{};
-  map.size = sizeof(map);
+  TensorMapSpec map{};
   map.data_type = static_cast<uint32_t>(type);
   map.swizzle = static_cast<uint32_t>(swizzle);
   map.l2_promotion = static_cast<uint32_t>(promotion);

@@ -5,14 +5,29 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "runtime/launch_call.h"
-
 namespace torch_cubin {
 
 constexpr int kTensorMapBytes = 128;
+constexpr int kTensorMapDims = 5;
+
+// Dims innermost first, as the driver wants them; enums by the driver's numbers.
+struct TensorMapSpec {
+  uint32_t rank;
+  uint32_t data_type;
+  uint32_t interleave;
+  uint32_t swizzle;
+  uint32_t l2_promotion;
+  uint32_t oob_fill;
+  int32_t device;  // of the tensor
+  void* address;
+  uint64_t dims[kTensorMapDims];
+  uint64_t strides[kTensorMapDims];  // bytes, from the second dim on
+  uint32_t box[kTensorMapDims];
+  uint32_t element_strides[kTensorMapDims];
+};
 
 // Encodes `map` into `out`, at any alignment. Throws [input] where the driver refuses.
-void encode_tensor_map(const torch_cubin_tensor_map& map, uint8_t* out);
+void encode_tensor_map(const TensorMapSpec& map, uint8_t* out);
 
 // The driver's numbers (CUtensorMapDataType and so on), for host code that may not name it.
 enum class MapType : uint32_t {

@@ -8,7 +8,7 @@
 //   edit_inspect FILE LIMIT  every field of the first LIMIT bytes
 //   unpack FILE INDEX... OUT the entry's bytes; of a container in a container: two indexes
 //   decompress lz4|zstd FILE SIZE OUT
-//   choose SM JIT ENTRY...   index of the best of entries such as cubin:90a, ptx:80
+//   rank SM ENTRY...         how well entries such as cubin:90a, ptx:80 serve a device; 0: not
 //   append FILE              refuses trailing bytes?
 //   edit FILE                every byte and every field of every table, set to what breaks parsers
 //   flip FILE SEED COUNT     random bit flips
@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "cubin/arch.h"
 #include "cubin/container.h"
 #include "cubin/error.h"
 #include "cubin/image.h"
@@ -284,12 +285,12 @@ Entry described(const std::string& text) {
   return entry;
 }
 
-void choose(const std::vector<std::string>& words) {
-  std::vector<Entry> entries;
-  for (size_t i = 3; i < words.size(); ++i) entries.push_back(described(words[i]));
-  const Entry& best =
-      choose_entry(entries, std::stoi(words.at(1)), words.at(2) == "1", "file 'set'");
-  std::printf("%zu\n", static_cast<size_t>(&best - entries.data()));
+void rank(const std::vector<std::string>& words) {
+  for (size_t i = 2; i < words.size(); ++i) {
+    const Entry entry = described(words[i]);
+    const auto rank = entry.format == Format::kPtx ? rank_ptx : rank_cubin;
+    std::printf("%d\n", rank(entry.arch, std::stoi(words.at(1))));
+  }
 }
 
 int run(const std::vector<std::string>& words) {
@@ -315,8 +316,8 @@ int run(const std::vector<std::string>& words) {
     unpack_to(words);
   } else if (mode == "decompress") {
     decompress(words);
-  } else if (mode == "choose") {
-    choose(words);
+  } else if (mode == "rank") {
+    rank(words);
   } else if (mode == "append") {
     append(read_file(word(1)));
   } else if (mode == "edit") {

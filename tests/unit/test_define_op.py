@@ -143,7 +143,7 @@ def arguments_of(function, **more) -> list:
         "out": "T[m, c]",
     }
     choice = _contract.Choice([0], "k", function, 1, 1, **more)
-    contract = _contract.build(
+    contract, _ = _contract.build(
         signature,
         tensors=tensors,
         dtypes={"T": [torch.float16, "float32"]},
@@ -314,7 +314,7 @@ def part_of(part: str, function) -> dict:
         scratch["partial"] = function
     else:
         launch[part] = function
-    return _contract.build(
+    contract, _ = _contract.build(
         _signature.parse("mylib::f(Tensor x, int n=1) -> Tensor"),
         tensors=tensors,
         dtypes=None,
@@ -323,6 +323,7 @@ def part_of(part: str, function) -> dict:
         backward=None,
         jit=False,
     )
+    return contract
 
 
 def function_of(part: str, **default: int):

@@ -31,9 +31,9 @@ CHANGING = {
 REFUSED = [
     ("f(Tensor x, Tensor(a!) y) -> ()", {**CHANGING, "backward": "a::b"}, "can have no derivative"),
     ("f(Tensor x, *, Tensor y) -> Tensor", {**VEC_ADD, "backward": "a::b"}, "keyword-only tensor"),
-    ("f(Tensor x, Tensor y) -> Tensor", {**VEC_ADD, "backward": "a::b!"}, "no op's name"),
+    ("f(Tensor x, Tensor y) -> Tensor", {**VEC_ADD, "backward": "a::b!"}, "the name of an op"),
     ("f(Tensor x, Tensor y) -> ()", CHANGING, "changes nothing"),
-    ("f(Tensor x, Tensor(a!)? y) -> ()", CHANGING, "'y'"),
+    ("f(Tensor x, Tensor(a!)? y) -> ()", CHANGING, "no single tensor"),
     (
         "f(Tensor x, Tensor grad_out) -> Tensor",
         {

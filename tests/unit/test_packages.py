@@ -330,7 +330,7 @@ def everything() -> dict:
         cluster=(2, 1),
         priority=-1,
     )
-    return _contract.build(
+    contract, _ = _contract.build(
         signature,
         tensors={
             "x": "T[m, *s] rows align=4",
@@ -345,6 +345,7 @@ def everything() -> dict:
         backward="a::b",
         jit=True,
     )
+    return contract
 
 
 def test_the_schema_knows_every_field_and_catches_mistakes() -> None:

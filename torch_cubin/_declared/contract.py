@@ -1,14 +1,12 @@
 """From a definition's arguments to its contract, the JSON that docs/manifest.md describes.
 
-Everything that is wrong with a definition, and can be told without its kernels' binaries, is told
-here; csrc/declared checks it all again, for packages that come from elsewhere, and alone knows what
-no GPU launches (launch_limits.cpp).
+Here what users write becomes data: patterns are read, functions are traced. What the data may say
+is checked in one place, csrc/declared, whose errors get the user's line from `Builder.places`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,12 +23,12 @@ from torch_cubin._declared.expressions import (
     TracedTensor,
     TracedText,
     Tree,
+    tree_of,
 )
 from torch_cubin._declared.patterns import Empty, Like
 from torch_cubin._declared.signature import DEVICE_NAMES, Signature
 
 _TYPES = {"int": int, "float": float, "bool": bool, "int?": int, "float?": float, "bool?": bool}
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclasses.dataclass
@@ -51,7 +49,7 @@ class Choice:
 
 
 class Builder:
-    """Traces a definition's functions and checks what they give."""
+    """Reads a definition's patterns and traces its functions."""
 
     def __init__(self, signature: Signature, dtypes: Mapping[str, Any] | None) -> None:
         self.signature = signature
@@ -68,206 +66,65 @@ class Builder:
             else:
                 stand_in = TracedOptional if kind.endswith("?") else Traced
                 self.names[name] = stand_in(["number", name], _TYPES[kind])
-        self.dtypes = self._dtypes(dtypes)
+        self.dtypes = {str(name): _dtype_list(listed) for name, listed in (dtypes or {}).items()}
         self.entries: dict[str, dict] = {}
-        self.sizes: set[str] = set()
-        self.groups: set[str] = set()
+        self.sizes: set[str] = set()  # what the patterns of required tensors bind
+        # A part of the contract, as C++ calls it in errors, and where the user wrote it.
+        self.places: dict[str, str] = {}
 
-    def refuse(
-        self, what: str, problem: str, expected: str = "", got: Any = "", advice: str = ""
-    ) -> errors.Error:
-        return errors.fault(
-            "input",
-            f"{self.op}: {what}",
-            problem,
-            expected=expected,
-            got=f"{got!s:.120}",
-            advice=advice,
-        )
+    def refuse(self, what: str, problem: str, expected: str, got: Any) -> errors.Error:
+        where = f"{self.op}: {what}"
+        return errors.fault("input", where, problem, expected=expected, got=f"{got!s:.120}")
 
-    def _dtypes(self, dtypes: Mapping[str, Any] | None) -> dict[str, list[str]]:
-        out = {}
-        known = _patterns.dtype_names()
-        for name, allowed in (dtypes or {}).items():
-            if not isinstance(name, str) or not _NAME.fullmatch(name) or name in known:
-                raise self.refuse(
-                    "dtypes", "has a wrong variable", "a name that is no dtype's", name
-                )
-            listed = allowed if isinstance(allowed, (list, tuple, set, frozenset)) else [allowed]
-            texts = [str(dtype).removeprefix("torch.") for dtype in listed]
-            if isinstance(listed, (set, frozenset)):
-                texts.sort()  # the same definition again is the same contract
-            for text in texts or [""]:
-                if text not in known:
-                    raise self.refuse(
-                        f"dtypes['{name}']",
-                        "has what is no dtype",
-                        "torch's dtypes",
-                        text or "none",
-                    )
-            out[name] = texts
-        return out
-
-    def trace(self, value: Any, what: str, names: Mapping[str, Any]) -> Any:
-        """What a function gives; anything else as it is."""
-        if isinstance(value, Callable) and not isinstance(value, type):  # type: ignore[arg-type]
-            return _expressions.trace(value, names, f"{self.op}: {what}", self.sizes)
-        return value
-
-    def where(self, value: Any, what: str) -> str:
-        """The name of a definition's part, with its line where it is a function."""
-        code = getattr(value, "__code__", None)
-        if code is None:
-            return what
-        return f"{what} at {_expressions.place(code.co_filename, code.co_firstlineno)}"
+    def trace(self, value: Any, what: str, names: Mapping[str, Any], part: str) -> Any:
+        """What a function gives; anything else as it is. `part`: of the contract."""
+        if not isinstance(value, Callable) or isinstance(value, type):  # type: ignore[arg-type]
+            return value
+        traced = _expressions.trace(value, names, f"{self.op}: {what}", self.sizes)
+        code = value.__code__
+        self.places[part] = _expressions.place(code.co_filename, code.co_firstlineno)
+        return traced
 
     # Tensors.
 
-    def tensors(self, patterns: Mapping[str, Any] | None) -> None:
+    def tensors(self, patterns: Mapping[str, Any]) -> None:
         """Reads `tensors=`: an entry for each tensor argument and output."""
-        arguments = [a for a in self.signature.arguments if a.is_tensor]
-        outputs = self.signature.outputs
         if not isinstance(patterns, Mapping):
             got = type(patterns).__name__
             raise self.refuse("tensors", "has a wrong type", "a dict of patterns by name", got)
-        wanted = [a.name for a in arguments] + list(outputs)
-        for name in patterns:
-            if name not in wanted:
-                raise self.refuse(
-                    f"tensors['{name}']", "is none of the op's", " or ".join(wanted), name
-                )
-        for name in wanted:
-            if name not in patterns:
-                raise self.refuse(
-                    f"tensors['{name}']",
-                    "is missing: a kernel believes its pointers, so a definition must say what they"
-                    " point to",
-                    "dtype[sizes], as float32[m, k]",
-                )
-        # The order in which names are bound: docs/manifest.md.
-        rank = {"tensor": 0, "tensor?": 1, "tensors": 2}
-        arguments.sort(key=lambda argument: rank[argument.kind])
-        shared: set[str] = set()  # what entries of required tensors bind
-        for argument in arguments:
-            entry = self._pattern(argument.name, patterns[argument.name])
-            self.entries[argument.name] = entry
-            if argument.kind == "tensor":
-                shared |= self._binds(entry)
-        self.sizes |= {name for name in shared if name[0] != "*"}
-        self.groups |= {name for name in shared if name[0] == "*"}
-        for argument in arguments:
-            own = self._binds(self.entries[argument.name])
-            self._check_names(argument.name, self.entries[argument.name], own | shared)
+        outputs = self.signature.outputs
+        for name, pattern in patterns.items():
+            if name in outputs:
+                continue
+            what = f"tensors['{name}']"
+            if not isinstance(pattern, str):
+                raise self.refuse(what, "is no pattern", 'a str, as "float32[m, k]"', repr(pattern))
+            self.entries[name] = _patterns.parse(pattern, f"{self.op}: {what}")
+        for argument in self.signature.arguments:
+            if argument.kind == "tensor" and argument.name in self.entries:
+                shape = self.entries[argument.name]["shape"] or ()
+                self.sizes |= {size for size in shape if isinstance(size, str) and size[0] != "*"}
+        self.sizes -= self.names.keys()
+        for name in sorted(self.sizes & {*DEVICE_NAMES}):
+            raise self.refuse(f"tensors, size '{name}'", "has a name of the device's",
+                              "another name", name)  # fmt: skip
         for name in outputs:
-            self.entries[name] = self._made(name, f"tensors['{name}']", patterns[name])
-        self._check_variables(arguments)
+            if name in patterns:
+                part = f"tensors.{name}"
+                self.entries[name] = self._made(f"tensors['{name}']", patterns[name], part)
 
-    def _pattern(self, name: str, pattern: Any) -> dict:
-        if not isinstance(pattern, str):
-            raise self.refuse(
-                f"tensors['{name}']", "is no pattern", 'a str, as "float32[m, k]"', repr(pattern)
-            )
-        return _patterns.parse(pattern, f"{self.op}: tensors['{name}']")
-
-    def _made(self, name: str, what: str, pattern: Any) -> dict:
+    def _made(self, what: str, pattern: Any, part: str) -> dict:
         """The entry of an output or of scratch."""
         value = pattern
         if not isinstance(pattern, (str, Empty, Like)):
-            value = self.trace(pattern, what, self._scope(device=False))
-            what = self.where(pattern, what)
+            value = self.trace(pattern, what, self._scope(device=False), part)
         if isinstance(value, str):
-            entry = _patterns.parse(value, f"{self.op}: {what}")
-            if entry["shape"] is None or entry["layout"] != "contiguous":
-                raise self.refuse(
-                    what,
-                    "does not say the whole shape of new memory, or asks for gaps in it",
-                    "sizes, contiguous",
-                    value,
-                    "Write 'float32[m, n]', or torch_cubin.like('x') for another's order of dims.",
-                )
-            self._check_names(name, entry, self.sizes | self.groups)
-            return entry
+            return _patterns.parse(value, f"{self.op}: {what}")
         if not isinstance(value, (Empty, Like)):
-            raise self.refuse(
-                what,
-                "is no pattern",
-                "a str, torch_cubin.empty(shape, dtype) or torch_cubin.like(x)",
-                type(value).__name__,
-            )
-        entries = {a.name: self.entries[a.name] for a in self.signature.arguments if a.is_tensor}
-        if isinstance(value, Like):
-            required = [a.name for a in self.signature.arguments if a.kind == "tensor"]
-            entries = {
-                name: entries[name]
-                for name in required
-                if entries[name]["layout"] in ("contiguous", "dense")
-            }
-        entry = _patterns.made(value, entries, f"{self.op}: {what}")
-        self._check_names(name, entry, self.sizes | self.groups, types=(int, float, bool))
-        return entry
-
-    def _binds(self, entry: dict) -> set[str]:
-        numbers = {a.name for a in self.signature.arguments if a.kind == "int"}
-        return {
-            size for size in entry["shape"] or () if isinstance(size, str) and size not in numbers
-        }
-
-    def _check_names(
-        self, name: str, entry: dict, bound: set[str], types: tuple[type, ...] = (int,)
-    ) -> None:
-        """Every size that an entry names is bound, and is no other thing's name.
-
-        `types`: of the arguments that it may calculate with. A pattern takes ints alone; a function
-        has been traced, so whatever it does with others gives an int.
-        """
-        what = f"tensors['{name}']"
-        own = {*self.names, *self.signature.outputs, *DEVICE_NAMES}
-        numbers = {a.name for a in self.signature.arguments if a.kind == "int"}
-        known = bound | numbers
-        for size in sorted(bound):
-            text = size.lstrip("*")
-            if text in own or (size[0] != "*" and f"*{text}" in bound):
-                raise self.refuse(
-                    what, f"uses the name '{text}' twice", "a size's name of its own", text
-                )
-        for size in entry["shape"] or ():
-            named = {size} if isinstance(size, str) else _sizes_in(size)
-            for text in sorted(named - known):
-                number = self.names.get(text.removesuffix("?"))
-                if text.startswith("len(") or (
-                    isinstance(number, Traced) and (text[-1] == "?" or number.type in types)
-                ):
-                    continue
-                raise self.refuse(
-                    what,
-                    f"names a size '{text}' that no required tensor binds",
-                    ", ".join(sorted(known)) or "a size of an argument's pattern",
-                    text,
-                )
-
-    def _check_variables(self, arguments: Sequence[Any]) -> None:
-        known = _patterns.dtype_names()
-        bound = {self.entries[a.name]["dtype"] for a in arguments if a.kind == "tensor"}
-        for name, entry in self.entries.items():
-            dtype = entry["dtype"]
-            if dtype in known:
-                continue
-            if dtype not in self.dtypes:
-                raise self.refuse(
-                    f"tensors['{name}']",
-                    "has an unknown dtype",
-                    "one of torch's, or a variable of dtypes=dict(T=[...])",
-                    dtype,
-                )
-            if name in self.signature.outputs and dtype not in bound:
-                raise self.refuse(
-                    f"tensors['{name}']",
-                    "has a dtype that no required tensor binds",
-                    "a variable that an argument has",
-                    dtype,
-                )
-
-    # Functions.
+            expected = "a str, torch_cubin.empty(shape, dtype) or torch_cubin.like(x)"
+            raise self.refuse(what, "is no pattern", expected, type(value).__name__)
+        tensors = {a.name: self.entries.get(a.name) for a in self.signature.arguments}
+        return _patterns.made(value, tensors, f"{self.op}: {what}")
 
     def _scope(self, *, device: bool) -> dict[str, Any]:
         sizes = {name: Traced(["number", name], int) for name in self.sizes}
@@ -276,120 +133,70 @@ class Builder:
 
     def scratch(self, patterns: Mapping[str, Any] | None) -> list[dict]:
         out = []
-        taken = {*self.entries, *self.names, *self.sizes}
         for name, pattern in (patterns or {}).items():
-            what = f"scratch['{name}']"
-            if not _NAME.fullmatch(str(name)) or name in taken:
-                raise self.refuse(what, "has a wrong name", "a name of its own", name)
-            entry = self._made(name, what, pattern)
-            known = {**dict.fromkeys(_patterns.dtype_names()), **self.dtypes}
-            if "like" in entry or entry["dtype"] not in known:
-                raise self.refuse(
-                    what,
-                    "is no scratch",
-                    "a dtype and sizes",
-                    entry.get("like") or entry["dtype"],
-                )
+            entry = self._made(f"scratch['{name}']", pattern, f"scratch.{name}")
             out.append({"name": name, "dtype": entry["dtype"], "shape": entry["shape"]})
         return out
 
-    def kernel(self, choice: Choice, scratch: list[dict]) -> dict[str, Any]:
+    # Kernels.
+
+    def kernel(self, choice: Choice, scratch: list[dict], index: int) -> dict[str, Any]:
         """The contract's entry of a kernel."""
-        what = f"kernel '{choice.kernel}'"
         arguments = self._scope(device=True)
         made = [*self.signature.outputs, *(entry["name"] for entry in scratch)]
         everything = {**arguments, **{name: TracedTensor(name) for name in made}}
-        cluster = choice.cluster
-        for name in ("cooperative", "programmatic_dependent_launch"):
-            if not isinstance(getattr(choice, name), bool):
-                raise self.refuse(f"{what}: {name}", "is no bool", "True or False")
-        if choice.priority is not None and type(choice.priority) is not int:
-            raise self.refuse(f"{what}: priority", "is no int", "an int or None", choice.priority)
+        self.places[f"kernels[{index}]"] = f"kernel '{choice.kernel}'"
+
+        def traced(field: str, names: Mapping[str, Any]) -> Any:
+            what = f"kernel '{choice.kernel}': {field}"
+            value, part = getattr(choice, field), f"kernels[{index}].{field}"
+            if isinstance(value, (list, tuple)) and field != "args":
+                return [self.trace(item, what, names, part) for item in value]
+            return self.trace(value, what, names, part)
+
+        def triple(field: str) -> list[Tree]:
+            values = traced(field, everything)
+            values = list(values) if isinstance(values, (list, tuple)) else [values]
+            trees = [tree_of(value) for value in values]
+            return trees + [1] * (3 - len(trees)) if trees else trees
+
+        args = traced("args", everything)
+        where = self.places.get(f"kernels[{index}].args", "")
+        label = f"{self.op}: kernel '{choice.kernel}': args" + (f" at {where}" if where else "")
         return {
-            "when": self._when(choice.when, f"{what}: when", arguments),
+            "when": None if choice.when is None else tree_of(traced("when", arguments)),
             "images": list(choice.images),
             "kernel": choice.kernel,
-            "args": self._args(choice.args, f"{what}: args", everything),
-            "grid": self._triple(choice.grid, f"{what}: grid", everything),
-            "block": self._triple(choice.block, f"{what}: block", everything),
-            "shared_memory": self._integer(
-                choice.shared_memory, f"{what}: shared_memory", everything
-            ),
-            "cluster": None
-            if cluster is None
-            else self._triple(cluster, f"{what}: cluster", everything),
+            "args": _kernel_arguments.entries(args, everything, label),
+            "grid": triple("grid"),
+            "block": triple("block"),
+            "shared_memory": tree_of(traced("shared_memory", everything)),
+            "cluster": None if choice.cluster is None else triple("cluster"),
             "cooperative": choice.cooperative,
             "programmatic_dependent_launch": choice.programmatic_dependent_launch,
             "priority": choice.priority,
         }
 
-    def _args(self, args: Any, what: str, names: Mapping[str, Any]) -> list:
-        values = self.trace(args, what, names)
-        where = self.where(args, what)
-        if not isinstance(values, (list, tuple)):
-            values = (values,)
-        out = []
-        for index, value in enumerate(values):
-            if isinstance(value, str) and isinstance(names.get(value), TracedTensor):
-                value = names[value]  # args=("x", "out"), without a function
-            out.append(_kernel_arguments.entry(value, f"{self.op}: {where}: argument {index}"))
-        return out
 
-    def _when(self, when: Any, what: str, names: Mapping[str, Any]) -> Tree:
-        if when is None:
-            return None
-        value = self.trace(when, what, names)
-        if isinstance(value, bool) or (isinstance(value, Traced) and value.type is bool):
-            return _expressions.tree_of(value)
-        got = value.type.__name__ if isinstance(value, Traced) else type(value).__name__
-        raise self.refuse(self.where(when, what), "is no condition", "a bool", got)
-
-    def _integer(self, value: Any, what: str, names: Mapping[str, Any]) -> Tree:
-        traced = self.trace(value, what, names)
-        return self._tree(traced, self.where(value, what))
-
-    def _tree(self, value: Any, where: str) -> Tree:
-        if isinstance(value, Traced) and value.type is int:
-            return value.tree
-        if type(value) is int and 0 <= value < 2**63:
-            return value
-        got = value.type.__name__ if isinstance(value, Traced) else repr(value)
-        raise self.refuse(where, "is no size", "an int of 0 or more", got)
-
-    def _triple(self, value: Any, what: str, names: Mapping[str, Any]) -> list[Tree]:
-        where = self.where(value, what)
-        if isinstance(value, (list, tuple)):
-            values = [self.trace(item, what, names) for item in value]
-        else:
-            values = self.trace(value, what, names)
-        if not isinstance(values, (list, tuple)):
-            values = [values]
-        if not 1 <= len(values) <= 3:
-            raise self.refuse(where, "has a wrong length", "1 to 3 sizes", len(values))
-        trees = [self._tree(item, where) for item in values]
-        return trees + [1] * (3 - len(trees))
-
-
-def _sizes_in(tree: Tree) -> set[str]:
-    """The names of numbers in a tree."""
-    if not isinstance(tree, list):
-        return set()
-    if tree[0] == "number":
-        return {tree[1]}
-    return set().union(*(_sizes_in(operand) for operand in tree[1:]))
+def _dtype_list(listed: Any) -> list[str]:
+    several = isinstance(listed, (list, tuple, set, frozenset))
+    texts = [str(dtype).removeprefix("torch.") for dtype in (listed if several else [listed])]
+    # The same definition again is the same contract.
+    return sorted(texts) if isinstance(listed, (set, frozenset)) else texts
 
 
 def build(
     signature: Signature,
     *,
-    tensors: Mapping[str, Any] | None,
+    tensors: Mapping[str, Any],
     dtypes: Mapping[str, Any] | None,
     scratch: Mapping[str, Any] | None,
     choices: Sequence[Choice],
     backward: str | None,
     jit: bool,
-) -> dict[str, Any]:
-    """The contract. Raises InputError [input] for what is malformed."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The contract, and where the user wrote its parts. Raises InputError [input] for what is no
+    data: patterns that do not parse, functions that cannot be traced."""
     builder = Builder(signature, dtypes)
     builder.tensors(tensors)
     memory = builder.scratch(scratch)
@@ -399,10 +206,10 @@ def build(
         "tensors": builder.entries,
         "outputs": list(signature.outputs),
         "scratch": memory,
-        "kernels": [builder.kernel(choice, memory) for choice in choices],
+        "kernels": [builder.kernel(choice, memory, i) for i, choice in enumerate(choices)],
     }
     if backward is not None:
         contract["backward"] = backward
     if jit:
         contract["jit"] = True
-    return contract
+    return contract, builder.places

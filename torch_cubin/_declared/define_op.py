@@ -101,8 +101,6 @@ def define_op(
     signature = _signature.parse(schema)
     op = f"op '{signature.name}'"
     _check_types(op, cpu, backward, jit)
-    if backward is not None:
-        signature.check_backward(backward)
     common = {
         "args": args,
         "grid": grid,
@@ -134,7 +132,7 @@ def define_op(
         choices.append(choice)
     if not choices:
         raise errors.fault("input", op, "has no kernel", expected="one or more in kernels=")
-    contract = _contract.build(
+    contract, places = _contract.build(
         signature,
         tensors=tensors,
         dtypes=dtypes,
@@ -143,7 +141,7 @@ def define_op(
         backward=backward,
         jit=jit,
     )
-    return _declared.define(contract, images.found, cpu)
+    return _declared.define(contract, images.found, cpu, places)
 
 
 def _check_types(op: str, cpu: Any, backward: Any, jit: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_cubin import errors
@@ -197,10 +197,22 @@ def entry(value: Any, label: str) -> list:
     if isinstance(value, Struct):
         return ["struct", value.size, [[offset, member] for offset, member in value.members]]
     if isinstance(value, TracedTensorMap):
-        return ["tensor_map", _tensor_map(value, label)]
+        return ["tensor_map", _tensor_map(value)]
     raise errors.fault(
         "input", label, "is nothing that a kernel takes", expected=_EXPECTED, got=_shown(value)
     )
+
+
+def entries(values: Any, names: Mapping[str, Any], label: str) -> list:
+    """The contract's entries for what `args` says: a sequence, or one argument by itself."""
+    if not isinstance(values, (list, tuple)):
+        values = (values,)
+    out = []
+    for index, value in enumerate(values):
+        if isinstance(value, str) and isinstance(names.get(value), TracedTensor):
+            value = names[value]  # args=("x", "out"), without a function
+        out.append(entry(value, f"{label}: argument {index}"))
+    return out
 
 
 def pointer(name: str) -> list:
@@ -209,19 +221,11 @@ def pointer(name: str) -> list:
     return ["pointer", list_, int(index[:-1])] if bracket else ["pointer", name]
 
 
-def _tensor_map(value: TracedTensorMap, label: str) -> dict[str, Any]:
-    box = []
-    for size in value.box:
-        is_int = type(size) is int or (isinstance(size, Traced) and size.type is int)
-        if not is_int:
-            raise errors.fault(
-                "input", f"{label} box", "has a wrong size", expected="ints", got=_shown(size)
-            )
-        box.append(tree_of(size))
+def _tensor_map(value: TracedTensorMap) -> dict[str, Any]:
     strides = value.element_strides
     return {
         "tensor": value.tensor._name,
-        "box": box,
+        "box": [tree_of(size) for size in value.box],
         "swizzle": value.swizzle,
         "interleave": value.interleave,
         "l2_promotion": value.l2_promotion,

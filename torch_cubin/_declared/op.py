@@ -7,9 +7,10 @@ process; a definition that is run again changes the op's entry, and the kernels 
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -116,7 +117,6 @@ class Op:
         name = contract.get("backward")
         found = None
         if name is not None:
-            self._signature.check_backward(name)
             found = _backward_op.formula(name, self._signature, attached)
         self.contract = contract
         self._set_formula(found)
@@ -223,17 +223,24 @@ def check(contract: Any) -> _signature.Signature:
     """Raises InputError [input] for what C++ or torch could only refuse half registered."""
     signature = _signature.parse(contract["schema"])
     if contract.get("backward") is not None:
-        signature.check_backward(contract["backward"])
+        signature.check_gradient_names()
     return signature
 
 
 def define(
-    contract: dict[str, Any], images: list[tuple[bytes, str]], cpu: Callable[..., Any] | None
+    contract: dict[str, Any],
+    images: list[tuple[bytes, str]],
+    cpu: Callable[..., Any] | None,
+    places: Mapping[str, str],
 ) -> Op:
-    """Defines an op, here and in C++; `images` are (bytes, name for errors) of what it numbers."""
+    """Defines an op, here and in C++; `images` are (bytes, name for errors) of what it numbers.
+    `places` says where the user wrote which part of the contract, for errors."""
     signature = check(contract)
     with _lock:
-        (answer,) = _lib.define_ops([contract], images)
+        try:
+            (answer,) = _lib.define_ops([contract], images)
+        except errors.Error as error:
+            raise errors.make(error.tag, _with_place(str(error), signature.name, places)) from None
         state = answer["state"]
         op = _ops.get(signature.name)
         if op is None:
@@ -257,6 +264,16 @@ def define(
             stacklevel=3,
         )
     return op
+
+
+def _with_place(message: str, op: str, places: Mapping[str, str]) -> str:
+    """An error of C++ that names a part of the contract, with where the user wrote it."""
+    for part in sorted(places, key=len, reverse=True):
+        label = f"op '{op}': {part}"
+        if label in message:
+            end = re.compile(re.escape(label) + r"[\w.\[\]]*").search(message).end()
+            return f"{message[:end]} ({places[part]}){message[end:]}"
+    return message
 
 
 def load(package: str) -> dict[str, Op]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import keyword
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torch_cubin import errors
+from torch_cubin._native import library as _lib
 from torch_cubin._pytorch import operators
 
 # PyTorch's types, as FunctionSchema prints them, and what they are called here.
@@ -28,12 +27,6 @@ KINDS = {
     "str": "str",
     "ScalarType": "dtype",
 }
-_TYPES = (
-    "Tensor, Tensor?, Tensor(a!), Tensor[], int, SymInt, int?, float, float?, bool, bool?, str"
-    " or ScalarType"
-)
-_RESERVED = ("aten", "prim", "prims", "cubin", "onnx", "quantized", "inductor")
-_NAME = r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?"  # of an op
 # What traced functions may take besides the op's own names.
 DEVICE_NAMES = ("sm", "multiprocessors")
 
@@ -94,12 +87,8 @@ class Signature:
                     "tensors before the '*' of the schema",
                 )
 
-    def check_backward(self, backward: Any) -> None:
-        """Raises InputError [input] where `backward="ns::op"` cannot be the op's derivative."""
-        if not isinstance(backward, str) or not re.fullmatch(_NAME, backward):
-            got = f"{type(backward).__name__} {backward!r:.80}"
-            raise self.refuse("has a backward that is no op's name", "'ns::op'", got)
-        self.check_differentiable()
+    def check_gradient_names(self) -> None:
+        """Raises InputError [input] where a backward op could not tell its arguments by name."""
         names = [argument.name for argument in self.arguments] + list(self.outputs)
         for output in self.outputs:
             if f"grad_{output}" in names:
@@ -147,73 +136,29 @@ class Signature:
 def parse(schema: str) -> Signature:
     """Raises InputError [input] for what no declared op can have."""
     label = f"schema {schema!r:.200}"
-
-    def refuse(problem: str, expected: str = "", got: str = "", advice: str = "") -> errors.Error:
-        return errors.fault("input", label, problem, expected=expected, got=got, advice=advice)
-
     if not isinstance(schema, str):
-        raise refuse("has a wrong type", "a str", type(schema).__name__)
+        got = type(schema).__name__
+        raise errors.fault("input", label, "has a wrong type", expected="a str", got=got)
+    _lib.check_schema(schema)
     try:
         parsed = operators.parse_schema(schema)
-    except RuntimeError as error:
-        raise refuse("does not parse", got=" ".join(str(error).split())[:300]) from None
-    if not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", parsed.name):
-        raise refuse("has no namespace", "namespace::name(...) -> ...", parsed.name)
-    namespace = parsed.name.partition("::")[0]
-    if namespace in _RESERVED:
-        raise refuse("takes a namespace of PyTorch's or ours", "one of your own", namespace)
-    arguments = tuple(_argument(argument, refuse) for argument in parsed.arguments)
-    if not any(argument.is_tensor for argument in arguments):
-        raise refuse(
-            "has no tensor among its arguments",
-            "at least one, whose device the op runs on",
-            advice="Add one, or launch the kernel directly: torch_cubin.load(...).",
-        )
-    if not parsed.returns and not any(argument.mutable for argument in arguments):
-        raise refuse(
-            "returns nothing and changes nothing, so that graphs would drop it",
-            "an output, or Tensor(a!)",
-        )
-    outputs = []
-    for index, result in enumerate(parsed.returns):
-        if str(result.type) != "Tensor" or result.alias_info is not None:
-            raise refuse(
-                f"has return {index} of a type that no declared op returns",
-                "Tensor, of memory of its own",
-                _shown(result),
-            )
-        if not result.name and len(parsed.returns) > 1:
-            raise refuse("does not name its outputs", "-> (Tensor out, Tensor lse)", "no name")
-        outputs.append(result.name or "out")
-    names = [argument.name for argument in arguments] + outputs
-    for name in names:
-        if keyword.iskeyword(name) or names.count(name) > 1:
-            raise refuse(f"uses the name '{name}' twice, or Python's own", "names of their own")
+    except (RuntimeError, IndexError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise errors.fault("input", label, "does not parse", got=said) from None
     name = parsed.name + (f".{parsed.overload_name}" if parsed.overload_name else "")
-    single = len(outputs) == 1
-    return Signature(schema, name, arguments, tuple(outputs), single)
+    outputs = tuple(result.name or "out" for result in parsed.returns)
+    arguments = tuple(map(_argument, parsed.arguments))
+    return Signature(schema, name, arguments, outputs, len(outputs) == 1)
 
 
-def _argument(argument: Any, refuse: Any) -> Argument:
-    kind = KINDS.get(str(argument.real_type))
-    alias = argument.alias_info
-    mutable = alias is not None and alias.is_write
-    if kind is None or (alias is not None and (not mutable or kind != "tensor")):
-        raise refuse(
-            f"has argument '{argument.name}' of a type that no declared op takes",
-            _TYPES,
-            _shown(argument),
-        )
+def _argument(argument: Any) -> Argument:
+    kind = KINDS[str(argument.real_type)]
     default = argument.default_value if argument.has_default_value() else None
     if kind == "dtype" and isinstance(default, int):
         default = getattr(torch, _NUMBERS[default])
+    alias, has_default = argument.alias_info, argument.has_default_value()
     return Argument(
-        argument.name,
-        kind,
-        mutable,
-        argument.kwarg_only,
-        argument.has_default_value(),
-        default,
+        argument.name, kind, alias is not None, argument.kwarg_only, has_default, default
     )
 
 
@@ -224,8 +169,3 @@ _NUMBERS = {
     23: "float8_e5m2", 24: "float8_e4m3fn", 25: "float8_e5m2fnuz", 26: "float8_e4m3fnuz",
     27: "uint16", 28: "uint32", 29: "uint64", 44: "float8_e8m0fnu", 45: "float4_e2m1fn_x2",
 }  # fmt: skip
-
-
-def _shown(argument: Any) -> str:
-    alias = " with an alias" if argument.alias_info is not None else ""
-    return f"{argument.real_type}{alias}"

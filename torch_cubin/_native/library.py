@@ -77,7 +77,7 @@ def _declare_modules(library: ctypes.CDLL) -> None:
     library.torch_cubin_kernel_preload.argtypes = [handle, ctypes.c_int]
     library.torch_cubin_module_unload.argtypes = [handle, ctypes.c_int]
     library.torch_cubin_kernel_launch.argtypes = [handle, ctypes.c_void_p]
-    library.torch_cubin_encode_tensor_map.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    library.torch_cubin_encode_tensor_map.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.torch_cubin_pointer_device.argtypes = [ctypes.c_uint64]
     for function in (
         library.torch_cubin_module_open,
@@ -101,10 +101,12 @@ def _declare_ops(library: ctypes.CDLL) -> None:
     texts, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_size_t)
     library.torch_cubin_define_ops.argtypes = [text, texts, sizes, texts, ctypes.c_size_t]
     library.torch_cubin_load_package.argtypes = [text]
+    library.torch_cubin_check_schema.argtypes = [text]
     library.torch_cubin_ops.argtypes = []
     library.torch_cubin_packages_error.argtypes = []
     library.torch_cubin_preload_op.argtypes = [text, ctypes.c_int]
     for function in (
+        library.torch_cubin_check_schema,
         library.torch_cubin_define_ops,
         library.torch_cubin_load_package,
         library.torch_cubin_ops,
@@ -174,8 +176,15 @@ def define_ops(
 
     `sources`: (bytes, name for errors) of the images that the contracts number.
     """
-    text = json.dumps({"version": 1, "ops": contracts}, allow_nan=False).encode()
+    # What is no JSON goes as text, for C++ to refuse by its place.
+    ops = {"version": 1, "ops": contracts}
+    text = json.dumps(ops, allow_nan=False, default=repr).encode()
     return _answer(load().torch_cubin_define_ops(text, *_sources(sources)))["ops"]
+
+
+def check_schema(schema: str) -> None:
+    """Raises InputError [input] for a schema that no declared op can have."""
+    _answer(load().torch_cubin_check_schema(_text(schema)))
 
 
 def load_package(folder: str) -> list[dict[str, Any]]:
@@ -239,11 +248,12 @@ def raise_error(address: int | None) -> None:
         _answer(address)
 
 
-def encode_tensor_map(spec: ctypes.Structure) -> bytes:
-    """The 128 bytes of a struct torch_cubin_tensor_map."""
-    out = ctypes.create_string_buffer(128)
-    _answer(load().torch_cubin_encode_tensor_map(ctypes.addressof(spec), out))
-    return out.raw
+def encode_tensor_map(fields: dict[str, Any], check_only: bool = False) -> bytes:
+    """The 128 bytes of a tensor map; raises InputError [input] where the hardware takes none."""
+    out = None if check_only else ctypes.create_string_buffer(128)
+    text = json.dumps(fields, default=repr).encode()
+    _answer(load().torch_cubin_encode_tensor_map(text, out))
+    return b"" if out is None else out.raw
 
 
 def pointer_device(address: int) -> int:

@@ -16,6 +16,7 @@
 #include "ops/attention/compose.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
+#include "pytorch/contiguous.h"
 #include "pytorch/torch_error.h"
 
 namespace torch_cubin {
@@ -213,11 +214,7 @@ std::tuple<Tensor, Tensor> forward_on_cpu(const char* op, const Tensor& query, c
       call.shape.packed ? forward_packed(call, q, k, v) : forward_dense(call, q, k, v);
   int64_t strides[kMaxDims];
   const Shape& rows = call.shape.logsumexp;
-  int64_t step = 1;
-  for (int64_t i = rows.dim - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= rows.sizes[i] > 1 ? rows.sizes[i] : 1;
-  }
+  contiguous_strides(rows.sizes, rows.dim, strides);
   Tensor logsumexp = fresh(TensorView(q), rows, strides, sums_dtype(call));
   torch::stable::copy_(
       logsumexp, torch::stable::reshape(computed.logsumexp, {rows.sizes, rows.sizes + rows.dim}));

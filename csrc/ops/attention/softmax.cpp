@@ -149,16 +149,13 @@ void require_like(const char* name, const TensorView& view, const TensorView& sc
 Tensor empty_near(const TensorView& like, const int64_t* sizes, int64_t dim, ScalarType dtype) {
   if (like.on_cuda()) return empty_cuda(sizes, dim, dtype, like.device_index);
   int64_t strides[kMaxDims];
-  int64_t step = 1;
-  for (int64_t i = dim - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
-  }
+  contiguous_strides(sizes, dim, strides);
   AtenTensorHandle handle = nullptr;
   if (aoti_torch_empty_strided(dim, sizes, strides, static_cast<int32_t>(dtype), like.device_type,
                                like.device_index, &handle) != 0) {
     fail({"oom", "the CPU reference's output", "could not be allocated",
-          std::to_string(step) + " elements", "an error", "Free memory."});
+          std::to_string(dim > 0 ? strides[0] * sizes[0] : 1) + " elements", "an error",
+          "Free memory."});
   }
   return Tensor(handle);
 }

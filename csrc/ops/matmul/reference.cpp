@@ -4,11 +4,13 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cubin/error.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/matmul.h"
+#include "pytorch/contiguous.h"
 #include "pytorch/torch_error.h"
 
 namespace torch_cubin {
@@ -39,14 +41,8 @@ namespace {
 Tensor with_contiguous_strides(const Tensor& result, const Shape& shape) {
   const TensorView view(result);
   int64_t strides[kMaxDims];
-  int64_t step = 1;
-  bool same = true;
-  for (int64_t i = shape.dim - 1; i >= 0; --i) {
-    strides[i] = step;
-    same = same && view.strides[i] == step;
-    step *= shape.sizes[i] > 1 ? shape.sizes[i] : 1;
-  }
-  if (same) {
+  contiguous_strides(shape.sizes, shape.dim, strides);
+  if (std::equal(strides, strides + shape.dim, view.strides)) {
     // NOTE: for some ranks ATen's result is a view, and autograd refuses to let a view that a custom
     // Function returns be changed in place. Ours is fresh on every device.
     StableIValue stack[] = {from(result),
