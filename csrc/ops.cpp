@@ -1,15 +1,16 @@
 // Every schema of the library, on one screen: the only STABLE_TORCH_LIBRARY blocks. No logic here.
 //
-// The public op of a family forwards (ops/common/composite.cpp): with gradients off to the raw op
+// The public op of a family forwards (ops/<family>/composite.cpp): with gradients off to the raw op
 // `_name`, else to `_name_autograd`, whose derivative formulas _ops/autograd.py fills in. Both have
 // the same kernels; a process without Python has the first path alone. `_name` is private: it has
 // no derivative, and PyTorch warns when backward meets it.
 #include <torch/csrc/stable/library.h>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/composite.h"
 #include "ops/attention/flash_attention.h"
 #include "ops/attention/softmax.h"
-#include "ops/common/composite.h"
+#include "ops/matmul/composite.h"
 #include "ops/matmul/matmul.h"
 
 namespace {

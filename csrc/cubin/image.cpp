@@ -9,6 +9,7 @@
 #include "cubin/arch.h"
 #include "cubin/elf.h"
 #include "cubin/error.h"
+#include "cubin/near_names.h"
 #include "cubin/nv_info.h"
 #include "cubin/sass.h"
 #include "cubin/sniff.h"
@@ -188,6 +189,25 @@ Image inspect_cubin(const uint8_t* data, size_t size, const std::string& origin)
     fail(found.refusal);
   }
   return CubinReader(data, size, origin).read();
+}
+
+const KernelInfo* Image::find(const std::string& name) const {
+  const auto found = std::lower_bound(
+      kernels.begin(), kernels.end(), name,
+      [](const KernelInfo& kernel, const std::string& wanted) { return kernel.name < wanted; });
+  return found != kernels.end() && found->name == name ? &*found : nullptr;
+}
+
+const KernelInfo& Image::kernel(const std::string& name) const {
+  if (const KernelInfo* found = find(name)) return *found;
+  if (kernels.empty()) {
+    fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the cubin", "", "",
+          "The cubin holds no kernel at all: is the kernel a __global__ function that is not "
+          "static, and if it is a template, is it instantiated?"});
+  }
+  fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the cubin",
+        nearest_names(kernels, name), "",
+        "Names are the symbols of the file: C++ mangles them unless the kernel is extern \"C\"."});
 }
 
 }  // namespace torch_cubin

@@ -1,9 +1,9 @@
-// Image::kernel: looks a kernel up, and where there is none says which names come close.
+#include "cubin/near_names.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "cubin/error.h"
-#include "cubin/image.h"
 
 namespace torch_cubin {
 namespace {
@@ -44,6 +44,8 @@ size_t difference(const std::string& wanted, const std::string& name) {
   return inside ? 0 : edit_distance(wanted, name);
 }
 
+}  // namespace
+
 std::string nearest_names(const std::vector<KernelInfo>& kernels, const std::string& name) {
   const std::string wanted = folded(name);
   std::vector<std::pair<size_t, size_t>> ranked;
@@ -61,27 +63,6 @@ std::string nearest_names(const std::vector<KernelInfo>& kernels, const std::str
     text += " (nearest of " + std::to_string(kernels.size()) + " kernels)";
   }
   return text;
-}
-
-}  // namespace
-
-const KernelInfo* Image::find(const std::string& name) const {
-  const auto found = std::lower_bound(
-      kernels.begin(), kernels.end(), name,
-      [](const KernelInfo& kernel, const std::string& wanted) { return kernel.name < wanted; });
-  return found != kernels.end() && found->name == name ? &*found : nullptr;
-}
-
-const KernelInfo& Image::kernel(const std::string& name) const {
-  if (const KernelInfo* found = find(name)) return *found;
-  if (kernels.empty()) {
-    fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the cubin", "", "",
-          "The cubin holds no kernel at all: is the kernel a __global__ function that is not "
-          "static, and if it is a template, is it instantiated?"});
-  }
-  fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the cubin",
-        nearest_names(kernels, name), "",
-        "Names are the symbols of the file: C++ mangles them unless the kernel is extern \"C\"."});
 }
 
 }  // namespace torch_cubin

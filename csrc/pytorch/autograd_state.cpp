@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "cubin/error.h"
-#include "driver/dl.h"
+#include "pytorch/internals.h"
 
 namespace torch_cubin {
 namespace {
@@ -21,28 +21,26 @@ using RequiresGrad = bool (*)(const void* tensor_impl);
 using BumpVersion = void (*)(const void* tensor);
 
 template <class Function>
-Function find_function(const char* library_name, const char* symbol) {
-  void* library = dl_loaded(library_name);
-  return library == nullptr ? nullptr : reinterpret_cast<Function>(dl_symbol(library, symbol));
+Function find_function(const char* symbol) {
+  return reinterpret_cast<Function>(pytorch_symbol(symbol));
 }
 
 }  // namespace
 
 bool dual_level_is_open() {
-  static const auto getter = find_function<TryGetLevel>(
-      "libtorch_cpu.so", "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm");
+  static const auto getter =
+      find_function<TryGetLevel>("_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm");
   return getter != nullptr && getter(0) != nullptr;  // PyTorch opens levels from 0 on
 }
 
 bool requires_grad(AtenTensorHandle tensor) {
-  static const auto getter =
-      find_function<RequiresGrad>("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv");
+  static const auto getter = find_function<RequiresGrad>("_ZNK3c1010TensorImpl13requires_gradEv");
   return getter == nullptr || getter(*reinterpret_cast<void* const*>(tensor));
 }
 
 void bump_version(AtenTensorHandle tensor) {
-  static const auto bump = find_function<BumpVersion>(
-      "libtorch_cpu.so", "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE");
+  static const auto bump =
+      find_function<BumpVersion>("_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE");
   if (bump == nullptr) {
     fail({"internal", "PyTorch", "has no way to count a tensor's versions",
           "torch::autograd::impl::bump_version in libtorch_cpu.so", "none",

@@ -8,6 +8,7 @@
 
 #include "cubin/error.h"
 #include "driver/dl.h"
+#include "pytorch/internals.h"
 
 namespace torch_cubin {
 namespace {
@@ -18,7 +19,7 @@ std::atomic<StreamGetter> g_getter{nullptr};
 StreamGetter find_getter() {
   void* library = dl_loaded("libtorch_cuda.so");
   void* symbol =
-      library != nullptr ? dl_symbol(library, "aoti_torch_get_current_cuda_stream") : nullptr;
+      library != nullptr ? pytorch_symbol("aoti_torch_get_current_cuda_stream") : nullptr;
   if (symbol == nullptr) {
     fail({"driver", "PyTorch", "has no CUDA stream to give", "a CUDA build of torch",
           library == nullptr ? "one without libtorch_cuda.so"

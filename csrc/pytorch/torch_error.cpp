@@ -1,7 +1,7 @@
 // Looked up, not linked: the getter is newer than the oldest torch that we run on.
 #include "pytorch/torch_error.h"
 
-#include "driver/dl.h"
+#include "pytorch/internals.h"
 
 namespace torch_cubin {
 namespace {
@@ -9,10 +9,7 @@ namespace {
 using GetText = const char* (*)();
 
 GetText find_text_getter() {
-  void* library = dl_loaded("libtorch_cpu.so");
-  return library == nullptr ? nullptr
-                            : reinterpret_cast<GetText>(
-                                  dl_symbol(library, "torch_exception_get_what_without_backtrace"));
+  return reinterpret_cast<GetText>(pytorch_symbol("torch_exception_get_what_without_backtrace"));
 }
 
 }  // namespace

@@ -307,12 +307,34 @@ def without(name: str) -> str:
     return "ok"
 
 
+def symbols() -> dict[str, bool | None]:
+    """The symbols of PyTorch's libraries that the library looks up, and whether they were found."""
+    from torch_cubin._native import library
+
+    return {symbol["name"]: symbol["found"] for symbol in library.pytorch_symbols()}
+
+
+def without_symbol(name: str) -> str:
+    os.environ["TORCH_CUBIN_TEST_MISSING"] = name
+    import torch_cubin
+
+    torch.testing.assert_close(torch.ops.cubin.matmul(A, B), A @ B)
+    assert torch_cubin.Error is not None
+    assert [lost for lost, found in symbols().items() if found is False] == [name]
+    return "ok"
+
+
 def main() -> None:
     torch.set_num_threads(1)  # threads do not live on in a fork
     torch.testing.assert_close(A, A)  # its first use imports for seconds: once for all forks
     names = in_a_fork(
         lambda: "\n".join({name: None for feature in features() for name in feature.names})
     )
+    found = in_a_fork(
+        lambda: "\n".join(name for name, found in symbols().items() if found is not None)
+    )
+    for name in found.split("\n"):
+        print(f"{name}: {in_a_fork(lambda name=name: without_symbol(name))}", flush=True)
     for name in names.split("\n"):
         print(f"{name}: {in_a_fork(lambda name=name: without(name))}", flush=True)
 

@@ -164,8 +164,18 @@ def _internals() -> Iterator[Finding]:
         if feature.available:
             yield True, f"{feature.name}: {', '.join(feature.names)}"
         else:
-            lacks = ", ".join(feature.missing)
-            yield None, f"{feature.name}: this torch lacks {lacks}, so {feature.without}"
+            yield None, _lost(feature.name, ", ".join(feature.missing), feature.without)
+    for symbol in _lib.pytorch_symbols():
+        if symbol["found"]:
+            yield True, f"{symbol['feature']}: {symbol['name']}"
+        else:
+            library = symbol["library"]
+            lacks = library if symbol["found"] is None else f"{symbol['name']} in {library}"
+            yield None, _lost(symbol["feature"], lacks, symbol["without"])
+
+
+def _lost(feature: str, lacks: str, without: str) -> str:
+    return f"{feature}: this torch lacks {lacks}, so {without}"
 
 
 CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [

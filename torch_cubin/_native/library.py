@@ -103,6 +103,7 @@ def _declare_ops(library: ctypes.CDLL) -> None:
     library.torch_cubin_load_package.argtypes = [text]
     library.torch_cubin_check_schema.argtypes = [text]
     library.torch_cubin_ops.argtypes = []
+    library.torch_cubin_pytorch_symbols.argtypes = []
     library.torch_cubin_packages_error.argtypes = []
     library.torch_cubin_preload_op.argtypes = [text, ctypes.c_int]
     for function in (
@@ -110,6 +111,7 @@ def _declare_ops(library: ctypes.CDLL) -> None:
         library.torch_cubin_define_ops,
         library.torch_cubin_load_package,
         library.torch_cubin_ops,
+        library.torch_cubin_pytorch_symbols,
         library.torch_cubin_packages_error,
         library.torch_cubin_preload_op,
     ):
@@ -133,6 +135,11 @@ def _answer(address: int | None) -> dict[str, Any]:
 def inspect(data: bytes, origin: str) -> dict[str, Any]:
     """What a file's bytes hold (csrc/cubin/inspect.h). `origin` names it in errors."""
     return _answer(load().torch_cubin_inspect(data, len(data), _text(origin)))["file"]
+
+
+def pytorch_symbols() -> list[dict[str, Any]]:
+    """What the library takes of PyTorch beyond its stable ABI (csrc/pytorch/internals.h)."""
+    return _answer(load().torch_cubin_pytorch_symbols())["symbols"]
 
 
 def _text(name: str) -> bytes:

@@ -15,8 +15,6 @@ namespace torch_cubin {
 
 using OptionalTensor = std::optional<Tensor>;
 
-OptionalTensor contiguous(const OptionalTensor& tensor);
-
 // What a user passes besides the tensors that carry gradients; see the schemas in ops.cpp.
 struct AttentionOptions {
   OptionalTensor attn_mask;

@@ -3,7 +3,7 @@
 //
 // Only views and defaults: everything goes through the dispatcher, so that torch.compile, autograd
 // and vmap see ordinary ops.
-// NOTE: no size is read here (ops/common/composite.cpp says why); a rank is no size.
+// NOTE: no size is read here (ops/common/dispatch.h says why); a rank is no size.
 #include "ops/attention/flash_attention.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cubin/error.h"
+#include "ops/attention/composite.h"
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {

@@ -9,11 +9,6 @@
 
 namespace torch_cubin {
 
-OptionalTensor contiguous(const OptionalTensor& tensor) {
-  if (!tensor) return std::nullopt;
-  return torch::stable::contiguous(*tensor);
-}
-
 AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& key,
                              const Tensor& value, AttentionOptions all)
     : options(std::move(all)) {

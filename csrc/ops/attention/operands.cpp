@@ -13,6 +13,11 @@ namespace torch_cubin {
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
+OptionalTensor contiguous(const OptionalTensor& tensor) {
+  if (!tensor) return std::nullopt;
+  return torch::stable::contiguous(*tensor);
+}
+
 std::vector<int64_t> sizes_of(const TensorView& view) {
   return std::vector<int64_t>(view.sizes, view.sizes + view.dim);
 }

@@ -9,6 +9,9 @@
 
 namespace torch_cubin {
 
+// The tensor itself where it is contiguous, else a copy; none where there is none.
+OptionalTensor contiguous(const OptionalTensor& tensor);
+
 std::vector<int64_t> sizes_of(const TensorView& view);
 
 // `tensor` itself where kernels can read its rows; else a copy whose rows are whole vectors, zeros

@@ -3,8 +3,6 @@
 //
 // NOTE: ATen's scaled_dot_product_attention knows neither our options nor our seed for dropout, and
 // tells no logsumexp.
-#include "ops/matmul/reference.h"
-
 #include <torch/csrc/stable/ops.h>
 
 #include <limits>
@@ -16,6 +14,7 @@
 #include "ops/attention/compose.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
+#include "ops/common/aten.h"
 #include "pytorch/contiguous.h"
 #include "pytorch/torch_error.h"
 

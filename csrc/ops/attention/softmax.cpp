@@ -8,6 +8,7 @@
 
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
+#include "ops/attention/operands.h"
 #include "pytorch/contiguous.h"
 
 namespace torch_cubin {

@@ -33,19 +33,8 @@ void call_op(const char* op, const char* overload, StableIValue* stack) {
         "Look above, or use torch 2.13 or newer, which carries it here."});
 }
 
-// The callee cannot tell whom it serves: an argument that said so would be in every graph. So the
-// text changes on its way up, which costs a call nothing.
-void call_attention_forward(const char* op, const char* caller, StableIValue* stack) {
-  try {
-    call_op(op, "", stack);
-  } catch (const std::runtime_error& error) {
-    const std::string callee = "]: attention_forward ", text = error.what();
-    const size_t at = text.find(callee);
-    // Only as the object of an error, right behind its tag.
-    if (text.rfind("torch_cubin [", 0) != 0 || at != text.find("]: ")) throw;
-    throw std::runtime_error(text.substr(0, at) + "]: " + caller + " " +
-                             text.substr(at + callee.size()));
-  }
+void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack) {
+  call_op(differentiable() ? autograd : raw, "", stack);
 }
 
 Tensor draw_seed(AtenTensorHandle like) {

@@ -1,4 +1,15 @@
-// Calls of other ops through PyTorch's dispatcher, for the ops that are composed of some.
+// Calls of other ops through PyTorch's dispatcher. The public ops (ops/<family>/composite.cpp) do
+// that and nothing else.
+//
+// NOTE: reading a size there would make torch.compile build one graph a size, and calling a kernel
+// directly would hand it tensors without data. So the boxed arguments pass through untouched,
+// which also saves the wrapping of every tensor: the callee takes the stack over as it came.
+//
+// Who owns the arguments: a boxed kernel does, from its first line on, and PyTorch gives nothing back
+// where it throws. So each of them either hands the whole stack to call_op, which takes it over
+// whether the call succeeds or not, or gives back what it holds before it throws. TORCH_BOX does the
+// latter for kernels with ordinary arguments, BoxedArguments for declared ops
+// (declared/boxed_arguments.h).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -16,9 +27,8 @@ bool differentiable();
 // there. What it throws is thrown again, with its text on every version of PyTorch.
 void call_op(const char* op, const char* overload, StableIValue* stack);
 
-// call_op() of cubin::_attention_forward or its twin with a derivative for another public op, the
-// `caller`: errors name that one.
-void call_attention_forward(const char* op, const char* caller, StableIValue* stack);
+// call_op() of the raw op, or of the one with a derivative where what runs may be differentiated.
+void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack);
 
 // A new number from the device's generator, so that torch.manual_seed decides it, a CUDA graph
 // draws another at each replay, and checkpointing draws the same again. `like` is only asked for

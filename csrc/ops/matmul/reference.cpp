@@ -1,6 +1,5 @@
 // The CPU kernels: ATen through the dispatcher. References for development and tests, no more.
 // What our own checks refuse never gets to ATen: errors are alike on every device.
-#include "ops/matmul/reference.h"
 
 #include <torch/csrc/stable/ops.h>
 
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "cubin/error.h"
+#include "ops/common/aten.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/matmul.h"
 #include "pytorch/contiguous.h"
@@ -17,22 +17,6 @@ namespace torch_cubin {
 
 using torch::stable::detail::from;
 using torch::stable::detail::to;
-
-Tensor call_aten(const char* op, StableIValue* stack) {
-  if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
-    const std::string text = torch_error();
-    const bool memory = text.find("allocate memory") != std::string::npos ||
-                        text.find("not enough memory") != std::string::npos;
-    fail({memory ? "oom" : "internal", std::string("the CPU reference's ") + op, "failed",
-          "a result", text.empty() ? "an error" : text, ""});
-  }
-  return to<Tensor>(stack[0]);
-}
-
-Tensor detach(const Tensor& tensor) {
-  StableIValue stack[] = {from(tensor)};
-  return call_aten("aten::detach", stack);
-}
 
 namespace {
 

@@ -32,15 +32,14 @@ constexpr double kShortShareB = 1.02, kShort = 100;  // us
 constexpr int64_t kManyRows = 1024;
 // Blocks of one computing warpgroup are slower than their bounds.
 constexpr double kOneWarpgroup = 1.08;
-// Of the smooth maximum: two bounds that are near one another both cost.
-constexpr double kSharpness = 4.73;
-
 constexpr int64_t kLeastStreamBlocks = 8;  // k blocks of a part of a streamed tile
 constexpr int64_t kLeastSplitK = 512;
 
+// The fourth root of the sum of fourth powers: two bounds that are near one another both cost. Made
+// of square roots, which are instructions: std::pow would need a newer glibc than 2.28.
 double smooth_max(double x, double y, double z) {
-  return std::pow(std::pow(x, kSharpness) + std::pow(y, kSharpness) + std::pow(z, kSharpness),
-                  1 / kSharpness);
+  const double x2 = x * x, y2 = y * y, z2 = z * z;
+  return std::sqrt(std::sqrt(x2 * x2 + y2 * y2 + z2 * z2));
 }
 
 // Cycles of shared memory (128 bytes each) for 128 bytes of K: what the TMA writes and wgmma, which

@@ -1,20 +1,12 @@
-// The public ops forward through the dispatcher, and do nothing else.
-//
-// NOTE: reading a size here would make torch.compile build one graph a size, and calling a kernel
-// directly would hand it tensors without data. So the boxed arguments pass through untouched,
-// which also saves the wrapping of every tensor: the callee takes the stack over as it came.
-//
-// Who owns the arguments: a boxed kernel does, from its first line on, and PyTorch gives nothing back
-// where it throws. So each of them either hands the whole stack to call_op, which takes it over
-// whether the call succeeds or not, or gives back what it holds before it throws. TORCH_BOX does the
-// latter for kernels with ordinary arguments, BoxedArguments for declared ops
-// (declared/boxed_arguments.h).
-#include "ops/common/composite.h"
+// The public ops of attention; ops/common/dispatch.h says what such ops may do.
+#include "ops/attention/composite.h"
 
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <string>
 
 #include "ops/common/dispatch.h"
 
@@ -23,10 +15,6 @@ namespace {
 
 using torch::stable::detail::from;
 using torch::stable::detail::to;
-
-void forward(const char* raw, const char* autograd, StableIValue* stack) {
-  call_op(differentiable() ? autograd : raw, "", stack);
-}
 
 // The boxed seed for the arguments of scaled_dot_product_attention. Where the draw throws (vmap with
 // randomness "error" refuses it), the arguments are given back.
@@ -44,12 +32,19 @@ StableIValue draw_seed_for_attention(StableIValue* stack) {
 
 }  // namespace
 
-void matmul_composite(StableIValue* stack, uint64_t, uint64_t) {
-  forward("cubin::_matmul", "cubin::_matmul_autograd", stack);
-}
-
-void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
-  forward("cubin::_linear", "cubin::_linear_autograd", stack);
+// The callee cannot tell whom it serves: an argument that said so would be in every graph. So the
+// text changes on its way up, which costs a call nothing.
+void call_attention_forward(const char* op, const char* caller, StableIValue* stack) {
+  try {
+    call_op(op, "", stack);
+  } catch (const std::runtime_error& error) {
+    const std::string callee = "]: attention_forward ", text = error.what();
+    const size_t at = text.find(callee);
+    // Only as the object of an error, right behind its tag.
+    if (text.rfind("torch_cubin [", 0) != 0 || at != text.find("]: ")) throw;
+    throw std::runtime_error(text.substr(0, at) + "]: " + caller + " " +
+                             text.substr(at + callee.size()));
+  }
 }
 
 // Arguments: query, key, value, attn_mask, dropout_p, is_causal; scale, enable_gqa. The op below
@@ -91,11 +86,11 @@ void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint6
 }
 
 void attention_forward_composite(StableIValue* stack, uint64_t, uint64_t) {
-  forward("cubin::_attention_forward", "cubin::_attention_forward_autograd", stack);
+  call_by_grad_mode("cubin::_attention_forward", "cubin::_attention_forward_autograd", stack);
 }
 
 void attention_backward_composite(StableIValue* stack, uint64_t, uint64_t) {
-  forward("cubin::_attention_backward", "cubin::_attention_backward_autograd", stack);
+  call_by_grad_mode("cubin::_attention_backward", "cubin::_attention_backward_autograd", stack);
 }
 
 }  // namespace torch_cubin

@@ -1,0 +1,87 @@
+#include "pytorch/internals.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "cubin/error.h"
+#include "driver/dl.h"
+
+namespace torch_cubin {
+namespace {
+
+struct Internal {
+  const char* library;
+  const char* symbol;
+  const char* feature;
+  const char* without;
+};
+
+constexpr const char* kCpu = "libtorch_cpu.so";
+constexpr const char* kSettings = "TF32 where PyTorch's settings allow it";
+constexpr const char* kIeee = "float32 products never use TF32";
+#define TC_OF_NAME "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+
+constexpr Internal kInternals[] = {
+    {"libtorch_cuda.so", "aoti_torch_get_current_cuda_stream", "PyTorch's current stream",
+     "nothing runs on a GPU"},
+    {kCpu, "_ZN2at13globalContextEv", kSettings, kIeee},
+    {kCpu, "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE", kSettings,
+     kIeee},
+    {kCpu, "_ZN2at11str2backend" TC_OF_NAME, kSettings, kIeee},
+    {kCpu, "_ZN2at6str2op" TC_OF_NAME, kSettings, kIeee},
+    {kCpu, "_ZN2at13str2precision" TC_OF_NAME, kSettings, kIeee},
+    {kCpu, "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm",
+     "forward mode under no_grad, and its refusal by declared ops", "a tangent is lost there"},
+    {"libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv",
+     "declared ops without a backward, called where nothing requires grad",
+     "they refuse each call in grad mode"},
+    {kCpu, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+     "declared ops that change an argument", "they raise InternalError"},
+    {kCpu, "torch_exception_get_what_without_backtrace", "the reason of a failed allocation",
+     "it is taken for a lack of memory"},
+};
+
+// Whether a test wants this symbol to look missing.
+bool taken_away(const char* symbol) {
+  static const char* const names = std::getenv("TORCH_CUBIN_TEST_MISSING");
+  if (names == nullptr) return false;
+  const size_t length = std::strlen(symbol);
+  for (const char* at = names; (at = std::strstr(at, symbol)) != nullptr; at += length) {
+    const bool begins = at == names || at[-1] == ' ';
+    if (begins && (at[length] == ' ' || at[length] == '\0')) return true;
+  }
+  return false;
+}
+
+void* look_up(const Internal& internal) {
+  void* library = dl_loaded(internal.library);
+  if (library == nullptr || taken_away(internal.symbol)) return nullptr;
+  return dl_symbol(library, internal.symbol);
+}
+
+}  // namespace
+
+void* pytorch_symbol(const char* symbol) {
+  for (const Internal& internal : kInternals) {
+    if (std::strcmp(internal.symbol, symbol) == 0) return look_up(internal);
+  }
+  fail({"internal", "pytorch_symbol", "does not know the symbol",
+        "one of csrc/pytorch/internals.cpp", symbol, ""});
+}
+
+std::string pytorch_symbols_json() {
+  nlohmann::json symbols = nlohmann::json::array();
+  for (const Internal& internal : kInternals) {
+    nlohmann::json entry = {{"name", internal.symbol},
+                            {"library", internal.library},
+                            {"feature", internal.feature},
+                            {"without", internal.without},
+                            {"found", nullptr}};
+    if (dl_loaded(internal.library) != nullptr) entry["found"] = look_up(internal) != nullptr;
+    symbols.push_back(std::move(entry));
+  }
+  return nlohmann::json{{"symbols", std::move(symbols)}}.dump();
+}
+
+}  // namespace torch_cubin
