@@ -26,6 +26,7 @@ class Context:
 
     ops: frozenset[str]  # "matmul": no layer below csrc/ops may know them
     kernel_sources: frozenset[str]  # "mma_matmul": reached through the catalog only
+    kernel_macros: frozenset[str]  # "TC_TILE_M": what the build or a kernel table defines
 
 
 def context_of(root: Path) -> Context:
@@ -33,7 +34,11 @@ def context_of(root: Path) -> Context:
     schemas = (root / "ops.cpp").read_text()
     ops = {name.lstrip("_") for name in re.findall(r'm\.def\(\s*"(\w+)\(', schemas)}
     kernels = {f"{path.stem}_{path.parent.name}" for path in (root / "kernels").glob("*/*.cu")}
-    return Context(frozenset(ops), frozenset(kernels))
+    macros = {"TC_KERNEL", "TC_THREADS", "TC_STAGES", "TC_DYNAMIC_SHARED"}
+    macros |= {"TC_TILE_M", "TC_TILE_N", "TC_TILE_K"}
+    for path in (root / "kernels").glob("*/*.cu"):
+        macros |= set(re.findall(r'"(TC_\w+)"', path.read_text()))
+    return Context(frozenset(ops), frozenset(kernels), frozenset(macros))
 
 
 _TOKEN = re.compile(
@@ -98,8 +103,11 @@ def violations(path: str, text: str, context: Context) -> list[str]:
 
 
 def _device_violations(path: str, code: str, context: Context) -> list[str]:
-    del context
     problems = []
+    if not path.endswith(".cu"):
+        # A header that read them could serve one configuration a file only.
+        macros = context.kernel_macros & set(re.findall(r"\bTC_\w+", without_strings(code)))
+        problems += [f"reads the macro {name}: only a .cu does" for name in sorted(macros)]
     for header in includes(code):
         folder, _, _ = header.rpartition("/")
         if _TORCH.match(header) or header == "cuda.h" or "/" in folder:

@@ -100,7 +100,7 @@ class Package:
         self.table({"name": "k_{n}", "for": {"n": ["one", "two"]}})
 
     def header(self, factor: str) -> None:
-        text = f"__device__ float scale(float x) {{ return x * {factor}; }}\n"
+        text = f"#pragma once\n__device__ float scale(float x) {{ return x * {factor}; }}\n"
         (self.sources / "common" / "scale.cuh").write_text(text)
 
     def table(self, *entries: dict, source: str = SOURCE) -> None:
@@ -243,6 +243,78 @@ def test_package_is_rebuilt_where_something_changed(package: Package) -> None:
     package.table({"name": "k_one"})  # what is gone from the table goes from the package
     package.build("sm_90a")
     assert set(package.files()) == {"manifest.json", "sm_90a/k_one.cubin"}
+
+
+def test_a_changed_comment_assembles_nothing(package: Package) -> None:
+    def assembled() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in package.cache.glob("sm_*/*.cubin")}
+
+    package.table({"name": "k"})
+    package.build("sm_80", "sm_90a")
+    before, files = assembled(), package.files()
+    package.header("/* twice */ 2.0f")
+    package.build("sm_80", "sm_90a")
+    assert (assembled(), package.files()) == (before, files)
+    package.header("3.0f")
+    package.build("sm_80", "sm_90a")
+    assert all(assembled()[name] > time for name, time in before.items())
+
+
+TOGETHER = """\
+#include "matmul_params.h"
+#include "common/scale.cuh"
+namespace torch_cubin::TC_KERNEL {
+constexpr int kTileM = TC_TILE_M;
+extern "C" __global__ void TC_KERNEL(const __grid_constant__ MatmulParams p) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  extern __shared__ float all[];
+  __shared__ float some[kTileM];
+  auto c = static_cast<float*>(p.c);
+  some[threadIdx.x % kTileM] = all[threadIdx.x] = scale(c[threadIdx.x]);
+  __syncthreads();
+  for (int i = 0; i < p.n; ++i) c[i] = some[(threadIdx.x + i) % kTileM] + all[i];
+}
+}
+"""
+
+
+def test_kernels_compiled_together_are_those_compiled_alone(
+    package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = Package(tmp_path / "alone", package.tools)
+    entries = [
+        {
+            "name": f"k_{m}",
+            "tile": [m, 64, 8],
+            "dynamic_shared": 256,
+        }
+        for m in (16, 32, 64)
+    ]
+    compiled = []
+    run = build.run
+
+    def counting(command: list, what: str) -> str:
+        compiled.append(command[0] == package.tools.nvcc)
+        return run(command, what)
+
+    monkeypatch.setattr(build, "run", counting)
+    package.table(*entries, source=TOGETHER)
+    package.build("sm_80", "sm_90a")
+    assert sum(compiled) == 3  # of compute_80 and compute_90, and the size of the parameters
+    monkeypatch.setattr(build, "TOGETHER", 1)
+    alone.table(*entries, source=TOGETHER)
+    alone.build("sm_80", "sm_90a")
+    assert sum(compiled) == 3 + 7
+    assert package.files() == alone.files()
+
+
+def test_a_failure_among_kernels_compiled_together_names_its_kernel(package: Package) -> None:
+    entries = [{"name": "k_one"}, {"name": "k_two", "defines": {"WRONG": 1}}, {"name": "k_three"}]
+    package.table(*entries, source="#ifdef WRONG\nint x = nonsense;\n#endif\n" + SOURCE)
+    with pytest.raises(BuildError, match=r"(?s)kernel 'k_two' does not compile.*nonsense"):
+        package.build("sm_80")
 
 
 def test_worktree_takes_what_its_main_checkout_has_built(

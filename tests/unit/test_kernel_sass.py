@@ -5,7 +5,7 @@ reads or writes memory, or ends: the host launches it before that one has ended.
 
 ptxas 13.0 turns a warp reduction under a condition into a predicated REDUX, in one case with a
 predicate of something else: a block then read another sequence's lengths and hung. The sources keep
-reductions out of conditions (attention_tile.cuh, `uniform`); this looks at the result.
+reductions out of conditions (attention/tile.cuh, `uniform`); this looks at the result.
 """
 
 from __future__ import annotations

@@ -180,11 +180,11 @@ def test_a_damaged_cluster() -> None:
 def test_define_op() -> None:
     text = schema("f(Tensor x, Tensor y) -> Tensor")
     for changes, says in (
-        ({"block": 2048}, "kernels[0].block can never be launched"),
-        ({"block": lambda: (1, 1, 65)}, "kernels[0].block can never be launched"),
-        ({"grid": 0}, "kernels[0].grid can never be launched"),
+        ({"block": 2048}, "kernels[0].block (kernel 'vec_add') can never be launched"),
+        ({"block": lambda: (1, 1, 65)}, f"kernels[0].block ({__file__}:"),
+        ({"grid": 0}, "kernels[0].grid (kernel 'vec_add') can never be launched"),
         ({"grid": (1, 1 << 16)}, "1 to 65535 blocks in y"),
-        ({"shared_memory": 1 << 20}, "kernels[0].shared_memory can never be launched"),
+        ({"shared_memory": 1 << 20}, "shared_memory (kernel 'vec_add') can never be launched"),
     ):
         with pytest.raises(errors.InputError) as caught:
             torch_cubin.define_op(text, **{**VEC_ADD, **changes})

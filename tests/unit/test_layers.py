@@ -11,7 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 CONTEXT = layers.Context(
-    ops=frozenset({"matmul", "linear"}), kernel_sources=frozenset({"mma_matmul"})
+    ops=frozenset({"matmul", "linear"}),
+    kernel_sources=frozenset({"mma_matmul"}),
+    kernel_macros=frozenset({"TC_TILE_M"}),
 )
 
 
@@ -26,6 +28,7 @@ def test_tree_is_read() -> None:
     context = layers.context_of(CSRC)
     assert {"matmul", "linear"} <= context.ops
     assert "mma_matmul" in context.kernel_sources
+    assert {"TC_TILE_M", "TC_WARP_ROWS"} <= context.kernel_macros
 
 
 def test_folders_are_the_layers() -> None:
@@ -83,6 +86,7 @@ BROKEN = [
     ("kernels/matmul/mma.cu", '#include "attention/tile.cuh"', "its own folder and common"),
     ("kernels/common/mma.cuh", '#include "matmul/tile.cuh"', "its own folder and common"),
     ("kernels/common/mma.cuh", '#include "common/ptx.cuh"', "needs no folder"),
+    ("kernels/matmul/tile.cuh", "constexpr int kTileM = TC_TILE_M;", "only a .cu does"),
     ("kernels/matmul/mma.cu", "#include <torch/csrc/stable/tensor.h>", "stands alone"),
 ]
 
@@ -114,6 +118,8 @@ HONEST = [
     ),
     ("ops.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),
     ("kernels/matmul/mma.cu", '#include "common/ptx.cuh"\n#include "tile.cuh"\n#include <cstdint>'),
+    ("kernels/matmul/mma.cu", "constexpr int kTileM = TC_TILE_M;"),
+    ("kernels/matmul/tile.cuh", "TC_DEVICE int f();  // TC_TILE_M\n#define TC_D0 1"),
 ]
 
 

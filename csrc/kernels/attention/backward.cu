@@ -4,12 +4,12 @@
 //   S = scale q k^T      P = exp(S - logsumexp)      dP = grad_out v^T     dS = P (dP - delta)
 //   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
 //
-// A block owns TC_TILE_N keys of one key head and loops over the query heads of its group and their
-// tiles of TC_TILE_M rows, last rows first; dk and dv stay in registers, dq is added to dq_sum
+// A block owns kTileN keys of one key head and loops over the query heads of its group and their
+// tiles of kTileM rows, last rows first; dk and dv stay in registers, dq is added to dq_sum
 // (backward_dq.cuh), which the convert kernel scales and rounds.
 //
 // A step of the loop: `scores` writes P and dS, rounded, to shared memory; `products` reads them
-// as operands of the three products. Both read a tile of q and one of grad_out. With TC_STAGES 1 or
+// as operands of the three products. Both read a tile of q and one of grad_out. With kStages 1 or
 // 2 of those, two barriers a step; with 3, and two buffers of P and dS, one barrier lies between
 // products of step i and those of i + 1, and half of the warps compute the next scores before the
 // products, half after: while the ones exponentiate, the others multiply.
@@ -23,13 +23,29 @@
 #include "backward_dq.cuh"
 #include "backward_scores.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-struct Backward : Scores {
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr bool kGeneral = TC_GENERAL;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kStages = TC_STAGES;
+  static constexpr int kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+  // How many warps share the rows of the scores, of dk and dv, and of dq.
+  static constexpr int kScoreWarps = TC_SCORE_WARPS, kKeyWarps = TC_KEY_WARPS;
+  static constexpr int kQueryWarps = TC_QUERY_WARPS;
+  static constexpr bool kSplit = TC_SPLIT;  // see dots_split
+  // Fragments are loaded so many steps before they are used.
+  static constexpr int kScoreAhead = TC_SCORE_AHEAD, kProductAhead = TC_PRODUCT_AHEAD;
+};
+using Shape = BackwardShape<Config>;
+
+struct Backward : Scores<Shape> {
   Tiles<KeyShare::kI, KeyShare::kJ> dk, dv;
 
   TC_DEVICE Backward(const AttentionParams& p, const Sequence& s, u32 shared, int column)
-      : Scores{{p, s, shared, column}} {
+      : Scores<Shape>{{{}, p, s, shared, column}} {
     clear(dk);
     clear(dv);
   }
@@ -52,15 +68,15 @@ struct Backward : Scores {
     {
       WeightFragment weight(0, KeyShare::row());
       RowFragment rows(0, KeyShare::column());
-      multiply<kRows / 16, TC_PRODUCT_AHEAD>(dv, weight, scores, rows, stage + kQueryTile);
+      multiply<kDType, kRows / 16, kProductAhead>(dv, weight, scores, rows, stage + kQueryTile);
       between();
-      multiply<kRows / 16, TC_PRODUCT_AHEAD>(dk, weight, scores + kScoreTile, rows, stage);
+      multiply<kDType, kRows / 16, kProductAhead>(dk, weight, scores + kScoreTile, rows, stage);
     }
     Tiles<QueryShare::kI, QueryShare::kJ> dq;
     clear(dq);
     FragmentAddress<Fragment::a, kColumnBytes> weight(QueryShare::row());
     RowFragment rows(0, QueryShare::column());
-    multiply<kColumns / 16, TC_PRODUCT_AHEAD>(dq, weight, scores + kScoreTile, rows, shared);
+    multiply<kDType, kColumns / 16, kProductAhead>(dq, weight, scores + kScoreTile, rows, shared);
 
     int row = tile * kRows + QueryShare::row();
     float* at = p.dq_sum + dq_sum_offset(p, of_head, row / 16) + QueryShare::column() * 16 +
@@ -95,7 +111,7 @@ struct Backward : Scores {
   }
 
   TC_DEVICE void loop() {
-    RowTiles tiles(s, column, min(column + kColumns, s.columns));
+    RowTiles<Shape> tiles(s, column, min(column + kColumns, s.columns));
     int steps = (tiles.end - tiles.begin) * p.group;
     if (steps <= 0) return;
     struct Step {
@@ -217,7 +233,7 @@ struct Backward : Scores {
     char* base = static_cast<char*>(out) + 2 * s.k_offset(p, stride, column);
     constexpr int kVectors = kDepthBytes / 16;
 #pragma unroll 4
-    for (int index = threadIdx.x; index < kColumns * kVectors; index += TC_THREADS) {
+    for (int index = threadIdx.x; index < kColumns * kVectors; index += kThreads) {
       int row = index / kVectors, vector = index % kVectors;
       if (column + row >= s.columns || vector * 8 >= width) continue;
       u32 from = to + DepthLayout::offset(row, vector);
@@ -230,23 +246,22 @@ struct Backward : Scores {
   using DepthLayout = Swizzle<kDepthBytes, true>;
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  Place place(p);
-  Sequence s(p, place.batch, place.head * p.group);
-  int column = place.tile * kColumns;
+  Work work = find_columns<Shape>(p);
+  Sequence s(p, work.batch, work.head * p.group);
+  int column = work.tile * Shape::kColumns;
   if (column >= s.columns) return;
   Backward block(p, s, shared_address(shared_memory), column);
   block.loop();
   __syncthreads();  // all have read k and v: their memory is free
   block.store(block.dk, p.scale, block.shared, p.dk, p.dk_stride, p.head_dim);
-  block.store(block.dv, 1.0f, block.shared + kKeyTile, p.dv, p.dv_stride, p.head_dim_v);
+  block.store(block.dv, 1.0f, block.shared + Shape::kKeyTile, p.dv, p.dv_stride, p.head_dim_v);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {

@@ -1,16 +1,21 @@
 // Joins the partial results of an attention forward whose columns were split: in the splits' order,
 // so that the same inputs give the same bits. Sinks join here, since each counts once a row.
 //
-// A block computes TC_TILE_M rows of one head each, kWarps warps a row, which add every kWarps-th
-// split: grid.x = ceil(batch * heads * seqlen_q / TC_TILE_M).
+// A block computes kTileM rows of one head each, kWarps warps a row, which add every kWarps-th
+// split: grid.x = ceil(batch * heads * seqlen_q / kTileM).
 #include "epilogue.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kTileM = TC_TILE_M, kThreads = TC_THREADS;
+};
+
+constexpr DType kDType = Config::kDType;
 using Storage = DTypeTraits<kDType>::Storage;
-constexpr int kWarps = TC_THREADS / 32 / TC_TILE_M;  // of a row
-constexpr int kColumns = 256;                        // of a pass
+constexpr int kWarps = Config::kThreads / 32 / Config::kTileM;  // of a row
+constexpr int kColumns = 256;                                   // of a pass
 
 TC_DEVICE float warp_max(float x) {
 #pragma unroll
@@ -34,16 +39,13 @@ TC_DEVICE void store4(To* to, float4 x) {
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
-  __shared__ float4 sums[TC_TILE_M][kWarps][2][32];
+  __shared__ float4 sums[Config::kTileM][kWarps][2][32];
   int warp = threadIdx.x / 32 % kWarps, slot = threadIdx.x / 32 / kWarps, lane = threadIdx.x % 32;
   tc_int64 rows = static_cast<tc_int64>(p.batch) * p.heads * p.seqlen_q;
-  tc_int64 index = static_cast<tc_int64>(blockIdx.x) * TC_TILE_M + slot;
+  tc_int64 index = static_cast<tc_int64>(blockIdx.x) * Config::kTileM + slot;
   bool exists = index < rows;
   if (!exists) index = 0;
   u32 head_index = static_cast<u32>(index / p.seqlen_q);
@@ -108,6 +110,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
     __syncthreads();
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"kernels": [
   {"name": "combine_attention_{d.short}", "kind": "combine", "layout": "any", "alignment": 16,

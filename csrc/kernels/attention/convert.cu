@@ -3,15 +3,20 @@
 //
 // A warp has 16 rows and goes through their columns 32 at a time: a transposition within each quad
 // gives every lane 8 neighbouring columns of two rows. Rows that see nothing get zeros: nobody has
-// written their sums. TC_TILE_M = 16 rows a warp, of all
+// written their sums. kTileM = 16 rows a warp, of all
 // batch * heads * ceil(seqlen_q / 16) tiles of rows.
 #include "backward_dq.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kThreads = TC_THREADS;
+};
+
+constexpr DType kDType = Config::kDType;
 using Storage = DTypeTraits<kDType>::Storage;
-constexpr int kWarps = TC_THREADS / 32;
+constexpr int kWarps = Config::kThreads / 32;
 
 // This lane's four elements of a tile.
 TC_DEVICE void load_tile(float (&out)[4], const float* at) {
@@ -50,11 +55,8 @@ TC_DEVICE void store_row(typename DTypeTraits<kType>::Storage* at, bool exists,
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   u32 tiles = static_cast<u32>(p.seqlen_q + 15) / 16;
   u32 index = blockIdx.x * kWarps + threadIdx.x / 32;
@@ -89,6 +91,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
     }
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

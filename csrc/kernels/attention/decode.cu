@@ -12,20 +12,28 @@
 #include "epilogue.cuh"
 #include "score.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+};
+
+constexpr DType kDType = Config::kDType;
 using Traits = DTypeTraits<kDType>;
 using Storage = Traits::Storage;
-constexpr int kWarps = TC_THREADS / 32;
-constexpr int kRowBytes = TC_TILE_K * 2;
+constexpr int kWarps = Config::kThreads / 32;
+constexpr int kRowBytes = Config::kTileK * 2;
 constexpr int kTileBytes = 16 * kRowBytes;
 constexpr int kStageBytes = 2 * kTileBytes;  // k, then v
-constexpr int kSteps = TC_TILE_K / 16;
-constexpr int kOutTiles = TC_TILE_K / 8;
-static_assert(TC_TILE_M == 16 && TC_TILE_N == 16 * kWarps, "a warp takes 16 columns");
-static_assert(kWarps * TC_STAGES * kStageBytes == TC_DYNAMIC_SHARED, "the kernel table's memory");
-static_assert(kStageBytes == 16 * TC_TILE_K * 4, "a warp's results fit into one stage");
+constexpr int kSteps = Config::kTileK / 16;
+constexpr int kOutTiles = Config::kTileK / 8;
+static_assert(Config::kTileM == 16 && Config::kTileN == 16 * kWarps, "a warp takes 16 columns");
+static_assert(kWarps * Config::kStages * kStageBytes == Config::kDynamicShared,
+              "the kernel table's memory");
+static_assert(kStageBytes == 16 * Config::kTileK * 4, "a warp's results fit into one stage");
 
 // The row of a tile: a query row of one head.
 struct PackedRow {
@@ -62,7 +70,7 @@ struct WarpCopy {
         cp_async<16>(stage + to, global + 4 * pass * row_bytes + v * 128,
                      row() + 4 * pass < rows_left && v * 128 < bytes_left);
       }
-    global += TC_TILE_N * row_bytes;
+    global += Config::kTileN * row_bytes;
   }
 };
 
@@ -163,11 +171,8 @@ struct Decode {
   }
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ float2 statistics[kWarps][16];  // reference and sum
@@ -187,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     begin = max(begin, from);
     end = min(end, from + p.columns_per_split);
   }
-  begin = begin / TC_TILE_N * TC_TILE_N;
+  begin = begin / Config::kTileN * Config::kTileN;
   // Columns [whole_begin, whole_end) are visible to all rows.
   int whole_begin = last_row + s.first, whole_end = min(s.columns, first_row + s.last + 1);
 
@@ -197,66 +202,57 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
                   p.k_stride[2] * 2, p.head_dim * 2);
   WarpCopy v_copy(static_cast<const Storage*>(p.v) + s.k_offset(p, p.v_stride, column),
                   p.v_stride[2] * 2, p.head_dim_v * 2);
-  u32 ring = shared_address(shared_memory) + warp * (TC_STAGES * kStageBytes);
+  u32 ring = shared_address(shared_memory) + warp * (Config::kStages * kStageBytes);
   u32 write = ring, read = ring;
   int copied = column;
   auto copy_next = [&]() {
     if (copied < end) {
       k_copy.copy(write, s.columns - copied);
       v_copy.copy(write + kTileBytes, s.columns - copied);
-      copied += TC_TILE_N;
+      copied += Config::kTileN;
       write += kStageBytes;
-      if (write == ring + TC_STAGES * kStageBytes) write = ring;
+      if (write == ring + Config::kStages * kStageBytes) write = ring;
     }
     cp_async_commit();
   };
 #pragma unroll
-  for (int i = 0; i < TC_STAGES - 1; ++i) copy_next();
+  for (int i = 0; i < Config::kStages - 1; ++i) copy_next();
 
   PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
   Decode decode(p, s, rows);
   FragmentAddress<Fragment::b, kRowBytes> k_address(0);
   FragmentAddress<Fragment::b_transposed, kRowBytes> v_address(0);
 #pragma unroll 1
-  for (; column < end; column += TC_TILE_N) {
+  for (; column < end; column += Config::kTileN) {
     __syncwarp();  // all lanes have read the stage that is written next
     copy_next();
-    cp_async_wait<TC_STAGES - 1>();
+    cp_async_wait<Config::kStages - 1>();
     __syncwarp();
     decode.multiply_qk(k_address, read);
     int j = column + lane % 4 * 2;
-    auto each = [&](auto&& function) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) function(decode.score[n][e], rows[e / 2], j + 8 * n + e % 2);
-    };
-    each([&](float& x, const PackedRow&, int) { x *= p.scale; });
-    if (p.softcap != 0.0f) {
-      each([&](float& x, const PackedRow&, int) {
-        x = p.softcap * ScoreRule<kDType>::cap_tanh(p, x);
-      });
-    }
-    if (p.alibi_slopes != nullptr || p.mask != nullptr) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        Sequence of_head = s;
-        of_head.head = rows[h].exists ? rows[h].head : s.head;
-        ScoreRule<kDType> rule(p, of_head);
+    for (int h = 0; h < 2; ++h) {
+      auto each = [&](auto&& function) {
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-          for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            float& x = decode.score[n][e];
-            if (p.alibi_slopes != nullptr) x = rule.alibi(x, rows[h].row, j + 8 * n + e % 2);
-            if (p.mask != nullptr) x = rule.masked(p, s, x, rows[h].row, j + 8 * n + e % 2);
+          for (int e = 0; e < 2; ++e) {
+            float no_grad = 0.0f;
+            function(decode.score[n][2 * h + e], no_grad, rows[h].row, j + 8 * n + e, 0);
           }
-      }
+      };
+      Sequence of_head = s;
+      of_head.head = rows[h].exists ? rows[h].head : s.head;
+      apply_rule(ScoreRule<kDType>(p, of_head), each, each);
     }
     if (column < whole_begin || column + 16 > whole_end) {
-      each([&](float& x, const PackedRow& row, int column) {
-        if (!SeenColumns(s, row.row, 0)(column)) x = -kInfinity;
-      });
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          SeenColumns seen(s, rows[e / 2].row, 0);
+          if (!seen(j + 8 * n + e % 2)) decode.score[n][e] = -kInfinity;
+        }
     }
     decode.exponentiate();
     if (p.flags & kAttendDropout) {
@@ -276,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     }
     decode.multiply_pv(v_address, read + kTileBytes);
     read += kStageBytes;
-    if (read == ring + TC_STAGES * kStageBytes) read = ring;
+    if (read == ring + Config::kStages * kStageBytes) read = ring;
   }
 
   forget(packed);
@@ -293,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
   }
   cp_async_wait<0>();
   __syncthreads();
-  auto mine = reinterpret_cast<float*>(shared_memory + warp * (TC_STAGES * kStageBytes));
+  auto mine = reinterpret_cast<float*>(shared_memory + warp * (Config::kStages * kStageBytes));
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float reference = kLowest;
@@ -314,20 +310,21 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     factor *= exp2_approx((decode.reference[h] - reference) * kLog2e);
 #pragma unroll
     for (int n = 0; n < kOutTiles; ++n) {
-      *reinterpret_cast<float2*>(mine + r * TC_TILE_K + 8 * n + lane % 4 * 2) =
+      *reinterpret_cast<float2*>(mine + r * Config::kTileK + 8 * n + lane % 4 * 2) =
           make_float2(decode.out[n][2 * h] * factor, decode.out[n][2 * h + 1] * factor);
     }
   }
   __syncthreads();
   auto results = reinterpret_cast<const float*>(shared_memory);
-  for (int i = threadIdx.x; i < 2 * TC_TILE_K; i += TC_THREADS) {
+  for (int i = threadIdx.x; i < 2 * Config::kTileK; i += Config::kThreads) {
     int r = i / kOutTiles, first = i % kOutTiles * 8;
     PackedRow row(p, s, packed + r);
     if (!row.exists || first >= p.head_dim_v) continue;
     float total[8] = {};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float* from = results + w * (TC_STAGES * kStageBytes / 4) + r * TC_TILE_K + first;
+      const float* from =
+          results + w * (Config::kStages * kStageBytes / 4) + r * Config::kTileK + first;
 #pragma unroll
       for (int c = 0; c < 8; ++c) total[c] += from[c];
     }
@@ -345,6 +342,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
     }
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

@@ -2,20 +2,25 @@
 //
 //   delta[b, h, row] = sum over the columns of grad_out * out
 //
-// Eight lanes a row, so that they read 128 neighbouring bytes. A block has TC_TILE_M rows of one
+// Eight lanes a row, so that they read 128 neighbouring bytes. A block has kTileM rows of one
 // (batch, head); rows past the end of a packed sequence do nothing. It also sets the backward
 // kernel's turns to 0, if it has any.
 #include "backward_dq.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kTileM = TC_TILE_M, kThreads = TC_THREADS;
+};
+
+constexpr DType kDType = Config::kDType;
 using Traits = DTypeTraits<kDType>;
 using Storage = Traits::Storage;
 constexpr int kLanes = 8;
 constexpr int kPerVector = 16 / sizeof(Storage);
-static_assert(TC_TILE_M * kLanes == TC_THREADS, "eight lanes a row");
-static_assert(TC_TILE_M == kTurnRows, "a block has one turn");
+static_assert(Config::kTileM * kLanes == Config::kThreads, "eight lanes a row");
+static_assert(Config::kTileM == kTurnRows, "a block has one turn");
 
 struct Vector {
   Storage value[kPerVector];
@@ -29,17 +34,14 @@ TC_DEVICE Vector load(const Storage* at) {
   return out;
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
-  u32 tiles = static_cast<u32>(p.seqlen_q + TC_TILE_M - 1) / TC_TILE_M;
+  u32 tiles = static_cast<u32>(p.seqlen_q + Config::kTileM - 1) / Config::kTileM;
   u32 pair = blockIdx.x / tiles;
   Sequence s(p, static_cast<int>(pair / p.heads), static_cast<int>(pair % p.heads));
   if (threadIdx.x == 0 && p.dq_turn != nullptr) p.dq_turn[blockIdx.x] = 0;
-  int row = static_cast<int>(blockIdx.x % tiles) * TC_TILE_M + threadIdx.x / kLanes;
+  int row = static_cast<int>(blockIdx.x % tiles) * Config::kTileM + threadIdx.x / kLanes;
   if (row >= s.rows) return;
   auto out = static_cast<const Storage*>(p.out) + s.q_offset(p, p.out_stride, row);
   auto grad = static_cast<const Storage*>(p.grad_out) + s.q_offset(p, p.grad_out_stride, row);
@@ -59,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(mask, sum, step);
   if (lane == 0) const_cast<float*>(p.delta)[s.row_index(p, row)] = sum;
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"kernels": [
   {"name": "delta_attention_{d.short}",

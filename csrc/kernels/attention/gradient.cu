@@ -22,7 +22,7 @@
 // The columns of the results are permuted: n8 tile 4 q + j holds columns 32 q + 4 g + j, so that a
 // lane reads the other side and writes results in vectors of 16 bytes.
 //
-// With TC_SHARERS > 1, so many warps share their own rows, and each has a part of the columns: it
+// With kSharers > 1, so many warps share their own rows, and each has a part of the columns: it
 // computes its part of the depth of S and dP, adds the others' (through shared memory), and has its
 // columns of the results. Wide heads need it, or the results take too many registers.
 //
@@ -30,38 +30,40 @@
 #include "gradient_scores.cuh"
 #include "tf32x3_product.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-using RowLayout = Swizzle<kRowBytes, true>;
+struct Config {
+  static constexpr DType kDType = DType::float32;
+  static constexpr bool kOwnsKeys = TC_OWNS_KEYS;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kSharers = TC_SHARERS, kStages = TC_STAGES;
+  static constexpr int kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+};
+using Shape = GradientShape<Config>;
+
+constexpr bool kOwnsKeys = Config::kOwnsKeys;
+constexpr int kSharers = Config::kSharers;
+constexpr int kOwn = Shape::kOwn, kPart = Shape::kPart, kOutTiles = Shape::kOutTiles;
+using RowLayout = Swizzle<Shape::kRowBytes, true>;
 using Results = float[kOutTiles][4];
 
 // Which own rows of which head. `head`: of queries, the first of the group where keys are owned.
-// Under a band the longest tiles come first, for as many heads in turn as leave what they read in
-// L2 (find_work).
+// Under a band the longest tiles come first, for as many heads as leave what they read in L2.
 TC_DEVICE Work find_own(const AttentionParams& p) {
   if constexpr (!kOwnsKeys) return find_work<kOwn>(p);
-  u32 tiles = (p.seqlen_k + kOwn - 1u) / kOwn;
-  u32 heads = static_cast<u32>(p.heads / p.group), all = heads * p.batch;
-  u32 turn = 1;
+  u32 tiles = (p.seqlen_k + kOwn - 1u) / kOwn, heads = static_cast<u32>(p.heads / p.group);
+  u32 bundle = 1;
   if (p.last != kNoBound || p.first != -kNoBound) {
-    constexpr float kL2 = 24 << 20;
     float bytes = 4.0f * (p.head_dim + p.head_dim_v) * max(p.seqlen_q, 1) * p.group;
-    turn = min(static_cast<u32>(fmaxf(__fdividef(kL2, bytes), 1.0f)), all);
+    bundle = bundle_in_l2(bytes, 1, heads * p.batch);
   }
-  u32 index = blockIdx.x / (tiles * turn);
-  u32 within = blockIdx.x - index * (tiles * turn);
-  u32 here = min(turn, all - index * turn);
-  u32 tile = within / here;
-  u32 head = index * turn + within - tile * here;
-  u32 batch = head / heads;
-  Work work;
-  work.tile = uniform(tile);
-  work.batch = uniform(batch);
-  work.head = uniform((head - batch * heads) * p.group);
+  Work work = uniform(deal_work(tiles, heads, p.batch, bundle));
+  work.head *= p.group;
   return work;
 }
 
-struct Gradient : ScoreGradient {
+struct Gradient : ScoreGradient<Shape> {
   u32 shared;
   int part;  // this warp's first column
   Results first;
@@ -69,7 +71,7 @@ struct Gradient : ScoreGradient {
 
   TC_DEVICE Gradient(const AttentionParams& p_, const Sequence& s_, u32 shared_, int own_,
                      int part_)
-      : ScoreGradient{p_, s_, own_}, shared(shared_), part(part_) {
+      : ScoreGradient<Shape>{{}, p_, s_, own_}, shared(shared_), part(part_) {
 #pragma unroll
     for (auto& tile : first)
 #pragma unroll
@@ -91,9 +93,9 @@ struct Gradient : ScoreGradient {
   template <int kRows>
   static TC_DEVICE void copy(u32 to, const void* tensor, tc_int64 offset, tc_int64 stride,
                              int columns, int rows_left) {
-    constexpr int kChunk = kRows < TC_THREADS / 8 ? kRows : TC_THREADS / 8;
-    RowCopy<kChunk, kRowBytes, TC_THREADS> rows(static_cast<const float*>(tensor) + offset,
-                                                stride * 4, columns * 4);
+    constexpr int kChunk = kRows < kThreads / 8 ? kRows : kThreads / 8;
+    RowCopy<kChunk, kRowBytes, kThreads> rows(static_cast<const float*>(tensor) + offset,
+                                              stride * 4, columns * 4);
 #pragma unroll 1
     for (int chunk = 0; chunk < kRows; chunk += kChunk) {
       rows.copy_filling(to + chunk * kRowBytes, rows_left - chunk);
@@ -125,7 +127,7 @@ struct Gradient : ScoreGradient {
       Sequence of_head = s;
       of_head.head += head;
       copy_queries<kOther>(stage, of_head, row);
-      static_assert(TC_THREADS >= 2 * kOther, "a thread has one row");
+      static_assert(kThreads >= 2 * kOther, "a thread has one row");
       int thread = threadIdx.x, down = thread % kOther;
       if (thread < 2 * kOther) {
         const float* from = thread < kOther ? p.logsumexp : p.delta;
@@ -338,11 +340,8 @@ TC_DEVICE void store(float* to, tc_int64 stride, int rows, const float (&results
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Target target;  // registers that keep this through the loop are dearer
@@ -370,6 +369,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
           p.scale, part, p.head_dim);
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

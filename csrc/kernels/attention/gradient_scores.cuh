@@ -6,31 +6,38 @@
 
 namespace torch_cubin {
 
-constexpr DType kDType = DType::float32;
-constexpr bool kOwnsKeys = TC_OWNS_KEYS;
-constexpr int kOwn = kOwnsKeys ? TC_TILE_N : TC_TILE_M;
-constexpr int kOther = kOwnsKeys ? TC_TILE_M : TC_TILE_N;
-constexpr int kStages = TC_STAGES;
-constexpr int kSharers = TC_SHARERS;
-constexpr int kWarps = TC_THREADS / 32;
-constexpr int kPart = TC_TILE_K / kSharers;  // columns of a warp
-constexpr int kTiles = kOther / 8;           // n8 tiles of S
-constexpr int kOutTiles = kPart / 8;
-static_assert(kOwn / 16 * kSharers == kWarps, "a warp has 16 rows");
-static_assert(kStages == 1 || kStages == 2, "one tile, or the next one beside it");
+// What follows from a kernel's Config.
+template <class Config>
+struct GradientShape : Config {
+  static constexpr int kOwn = Config::kOwnsKeys ? Config::kTileN : Config::kTileM;
+  static constexpr int kOther = Config::kOwnsKeys ? Config::kTileM : Config::kTileN;
+  static constexpr int kWarps = Config::kThreads / 32;
+  static constexpr int kPart = Config::kTileK / Config::kSharers;  // columns of a warp
+  static constexpr int kTiles = kOther / 8;                        // n8 tiles of S
+  static constexpr int kOutTiles = kPart / 8;
+  static_assert(kOwn / 16 * Config::kSharers == kWarps, "a warp has 16 rows");
+  static_assert(Config::kStages == 1 || Config::kStages == 2,
+                "one tile, or the next one beside it");
 
-// Shared memory: both own tiles; stages of the other two, where keys are owned with their logsumexp
-// and delta; partial sums of S and dP.
-constexpr int kRowBytes = TC_TILE_K * 4;
-constexpr u32 kOwnTile = kOwn * kRowBytes, kOtherTile = kOther * kRowBytes;
-constexpr u32 kStage = 2 * kOtherTile + (kOwnsKeys ? 8 * kOther : 0);
-constexpr u32 kExchangeAt = 2 * kOwnTile + kStages * kStage;
-constexpr u32 kExchange = kSharers > 1 ? 2 * kTiles * 512 : 0;  // of a warp
-static_assert(kExchangeAt + kWarps * kExchange == TC_DYNAMIC_SHARED, "the kernel table's memory");
+  // Shared memory: both own tiles; stages of the other two, where keys are owned with their
+  // logsumexp and delta; partial sums of S and dP.
+  static constexpr int kRowBytes = Config::kTileK * 4;
+  static constexpr u32 kOwnTile = kOwn * kRowBytes, kOtherTile = kOther * kRowBytes;
+  static constexpr u32 kStage = 2 * kOtherTile + (Config::kOwnsKeys ? 8 * kOther : 0);
+  static constexpr u32 kExchangeAt = 2 * kOwnTile + Config::kStages * kStage;
+  static constexpr u32 kExchange = Config::kSharers > 1 ? 2 * kTiles * 512 : 0;  // of a warp
+  static_assert(kExchangeAt + kWarps * kExchange == Config::kDynamicShared,
+                "the kernel table's memory");
 
-using Scores = float[kTiles][4];
+  using Scores = float[kTiles][4];
+};
 
-struct ScoreGradient {
+template <class Shape>
+struct ScoreGradient : Shape {
+  using Scores = typename Shape::Scores;
+  static constexpr bool kOwnsKeys = Shape::kOwnsKeys;
+  static constexpr int kTiles = Shape::kTiles;
+
   const AttentionParams& p;
   Sequence s;
   int own;                 // the block's first row
@@ -43,7 +50,7 @@ struct ScoreGradient {
 
   static TC_DEVICE int g() { return threadIdx.x % 32 / 4; }
   static TC_DEVICE int t() { return threadIdx.x % 4; }
-  static TC_DEVICE int warp_row() { return threadIdx.x / 32 / kSharers * 16; }
+  static TC_DEVICE int warp_row() { return threadIdx.x / 32 / Shape::kSharers * 16; }
 
   // Bit 4 n + r: whether dropout keeps element r of tile n of the scores at (i0, j0), the lane's
   // first.
@@ -103,33 +110,10 @@ struct ScoreGradient {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           int down = 8 * (r / 2), along = 8 * n + r % 2;
-          function(n, r, i0 + (kOwnsKeys ? along : down), j0 + (kOwnsKeys ? down : along));
+          function(scores[n][r], grads[n][r], i0 + (kOwnsKeys ? along : down),
+                   j0 + (kOwnsKeys ? down : along), 4 * n + r);
         }
     };
-    Sequence of_head = s;
-    of_head.head += head;
-    u32 kept = 0;
-    if (p.flags & kAttendDropout) {
-      kept = draw(of_head.head, i0, j0);
-      each([&](int n, int r, int, int) {
-        grads[n][r] *= kept >> (4 * n + r) & 1 ? p.keep_scale : 0.0f;
-      });
-    }
-    each([&](int n, int r, int, int) { scores[n][r] *= p.scale; });
-    float sums[2][2 * kTiles];  // of the tile's rows, where keys are owned
-    if constexpr (kOwnsKeys) {
-#pragma unroll
-      for (int x = 0; x < 4 * kTiles; ++x) {
-        int which = x / (2 * kTiles), row = x % (2 * kTiles);
-        u32 bits;
-        load_shared(
-            bits, stage + 2 * kOtherTile + (which * kOther + row / 2 * 8 + row % 2 + 2 * t()) * 4);
-        sums[which][row] = which == 0 ? reference(__uint_as_float(bits)) : __uint_as_float(bits);
-      }
-    }
-    each([&](int n, int r, int, int) {
-      grads[n][r] -= kOwnsKeys ? sums[1][2 * n + r % 2] : delta[r / 2];
-    });
     // What few calls have: code for one tile, through which all go.
     auto each_in_turn = [&](auto&& function) {
 #pragma unroll 1
@@ -138,31 +122,32 @@ struct ScoreGradient {
         for (int r = 0; r < 4; ++r) {
           int down = 8 * (r / 2), along = 8 * n + r % 2;
           function(scores[0][r], grads[0][r], i0 + (kOwnsKeys ? along : down),
-                   j0 + (kOwnsKeys ? down : along));
+                   j0 + (kOwnsKeys ? down : along), 0);
         }
         rotate(scores);
         rotate(grads);
       }
     };
-    if (p.softcap != 0.0f) {
-      each_in_turn([&](float& score, float& grad, int, int) {
-        float tanh = ScoreRule<kDType>::cap_tanh(p, score);
-        score = p.softcap * tanh;
-        grad *= 1.0f - tanh * tanh;
-      });
-    }
-    if (p.alibi_slopes != nullptr || p.mask != nullptr) {
-      ScoreRule<kDType> rule(p, of_head);
-      if (p.alibi_slopes != nullptr) {
-        each_in_turn([&](float& score, float&, int i, int j) { score = rule.alibi(score, i, j); });
+    Sequence of_head = s;
+    of_head.head += head;
+    ScoreRule<Shape::kDType> rule(p, of_head);
+    bool drops = p.flags & kAttendDropout;
+    u32 kept = drops ? draw(of_head.head, i0, j0) : 0;
+    float sums[2][2 * kTiles];  // of the tile's rows, where keys are owned
+    auto fetch = [&] {
+      if constexpr (kOwnsKeys) {
+#pragma unroll
+        for (int x = 0; x < 4 * kTiles; ++x) {
+          int which = x / (2 * kTiles), row = x % (2 * kTiles);
+          int index = which * Shape::kOther + row / 2 * 8 + row % 2 + 2 * t();
+          u32 bits;
+          load_shared(bits, stage + 2 * Shape::kOtherTile + index * 4);
+          sums[which][row] = which == 0 ? reference(__uint_as_float(bits)) : __uint_as_float(bits);
+        }
       }
-      if (p.mask != nullptr) {
-        each_in_turn([&](float& score, float&, int i, int j) {
-          score = rule.masked(p, of_head, score, i, j);
-        });
-      }
-    }
-    if (edge) {
+    };
+    auto hide = [&] {
+      if (!edge) return;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         // What row mine + 8 h sees of the other side, counted from `theirs`.
@@ -178,18 +163,21 @@ struct ScoreGradient {
             if (at < low || at > high) scores[n][2 * h + e] = -kInfinity;
           }
       }
-    }
-    each([&](int n, int r, int, int) {
-      // Both may be large and near to each other: one rounding of the difference is all.
-      float above = scores[n][r] - (kOwnsKeys ? sums[0][2 * n + r % 2] : lse[r / 2]);
-      scores[n][r] = exp2_approx(above * kLog2e);
-      grads[n][r] *= scores[n][r];
-    });
-    if (kOwnsKeys && (p.flags & kAttendDropout)) {
-      each([&](int n, int r, int, int) {
-        scores[n][r] *= kept >> (4 * n + r) & 1 ? p.keep_scale : 0.0f;
-      });
-    }
+    };
+    // Of the two sums of element `at` of the tile: its row's logsumexp or delta.
+    auto of_row = [&](int which, int at) {
+      int n = at / 4, r = at % 4;
+      if constexpr (kOwnsKeys) return sums[which][2 * n + r % 2];
+      return which == 0 ? lse[r / 2] : delta[r / 2];
+    };
+    differentiate_rule(
+        rule, drops, each, each_in_turn,
+        [&](int at) { return kept >> at & 1 ? p.keep_scale : 0.0f; }, fetch,
+        [&](int at) { return of_row(1, at); }, hide,
+        [&](float logit, int at) {
+          // Both may be large and near to each other: one rounding of the difference is all.
+          return exp2_approx((logit - of_row(0, at)) * kLog2e);
+        });
   }
 };
 

@@ -1,74 +1,60 @@
 // Attention forward for 16-bit types on tensor cores, after FlashAttention-2 (Dao, 2023), with
 // instructions of sm_80 (cp.async, ldmatrix, mma.sync), for every architecture from one source.
 //
-// A block computes TC_TILE_M rows of one head, a warp TC_WARP_ROWS of them: it keeps their sums,
-// maxima and outputs in registers while tiles of TC_TILE_N columns of k and v come through a ring
-// of TC_STAGES stages in shared memory. Tiles go from right to left, so that the tiles that need
-// masks come first where the band is causal. The accumulators of q . k become the A fragments of
+// A block computes kTileM rows of one head, a warp kWarpRows of them: it keeps their sums, maxima
+// and outputs in registers while tiles of kTileN columns of k and v come through a ring of kStages
+// stages in shared memory (forward_block.cuh). The accumulators of q . k become the A fragments of
 // the second product without leaving their registers; exponentials and mma of a tile's parts
 // alternate.
 //
-// `full` kernels (TC_GENERAL 0) know lengths and the band, and need scale > 0. `general` ones may
+// `full` kernels (kGeneral false) know lengths and the band, and need scale > 0. `general` ones may
 // spill a few bytes, around code that is slow anyway.
-#include "epilogue.cuh"
-#include "score.cuh"
+#include "forward_block.cuh"
 #include "softmax.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
-using Storage = DTypeTraits<kDType>::Storage;
-constexpr bool kGeneral = TC_GENERAL;
-constexpr int kRowBytes = TC_TILE_K * 2;
-constexpr int kBlocks = TC_WARP_ROWS / 16;  // m16 blocks of a warp
-constexpr int kScoreTiles = TC_TILE_N / 8;  // n8 tiles of scores
-constexpr int kOutTiles = TC_TILE_K / 8;    // of outputs
-constexpr int kSteps = TC_TILE_K / 16;      // mma steps along head_dim
-static_assert(TC_TILE_M / TC_WARP_ROWS * 32 == TC_THREADS, "the block must hold the tile's warps");
-static_assert(TC_TILE_N % 32 == 0, "dropout numbers come for 32 columns");
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr bool kGeneral = TC_GENERAL;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kWarpRows = TC_WARP_ROWS, kStages = TC_STAGES;
+  static constexpr int kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+};
+static_assert(Config::kTileM / Config::kWarpRows * 32 == Config::kThreads,
+              "the block must hold the tile's warps");
+static_assert(Config::kTileN % 32 == 0, "dropout numbers come for 32 columns");
 
-using QCopy = RowCopy<TC_TILE_M, kRowBytes, TC_THREADS>;
-using KvCopy = RowCopy<TC_TILE_N, kRowBytes, TC_THREADS>;
-constexpr int kTileBytes = TC_TILE_N * kRowBytes;
-using Ring = KvRing<KvCopy, KvCopy, TC_TILE_N, kTileBytes, TC_STAGES>;
-constexpr int kQOffset = TC_STAGES * Ring::kStageBytes;
-static_assert(kQOffset + TC_TILE_M * kRowBytes == TC_DYNAMIC_SHARED,
-              "the kernel table's shared memory");
+constexpr DType kDType = Config::kDType;
+constexpr bool kGeneral = Config::kGeneral;
+constexpr int kRowBytes = Config::kTileK * 2;
 
-struct Attention {
-  float out[kBlocks][kOutTiles][4];
-  float score[kBlocks][kScoreTiles][4];  // then weights
-  float reference[kBlocks][2];           // of the exponentials; log2 (full) or natural (general)
-  float sum[kBlocks][2];                 // this lane's columns only
+struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Config::kTileK / 8> {
+  using Config = TC_KERNEL::Config;
+  using Memory = ForwardMemory<Config, Swizzle<kRowBytes, true>>;
+  static_assert(Memory::kBytes == Config::kDynamicShared, "the kernel table's shared memory");
+  static constexpr bool kVote = true;
+  static constexpr bool kCopyAfterScores = true;
+  static constexpr int kGroupRows = Config::kWarpRows;
+
   FragmentAddress<Fragment::a, kRowBytes> q_address;
   FragmentAddress<Fragment::b, kRowBytes> k_address;
   FragmentAddress<Fragment::b_transposed, kRowBytes> v_address;
 
-  TC_DEVICE explicit Attention(int warp_row) : q_address(warp_row), k_address(0), v_address(0) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int n = 0; n < kOutTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) out[b][n][e] = 0.0f;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        reference[b][h] = kLowest;
-        sum[b][h] = 0.0f;
-      }
-    }
-  }
+  TC_DEVICE Attention(const AttentionParams& p, u32)
+      : ForwardSums(kGeneral ? 1.0f : p.scale * kLog2e),
+        q_address(group_row()),
+        k_address(0),
+        v_address(0) {}
 
-  // score = q . k
+  static TC_DEVICE int group_row() { return threadIdx.x / 32 * kGroupRows; }
+  static TC_DEVICE int lane_column() { return threadIdx.x % 4 * 2; }
+
   TC_DEVICE void multiply_qk(u32 q_shared, u32 k_shared) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) score[b][n][e] = 0.0f;
+    clear_scores();
     constexpr int kPairs = kScoreTiles / 2;
-    constexpr int kSlots = kSteps * kPairs;
+    constexpr int kSlots = Config::kTileK / 16 * kPairs;
     u32 q[kBlocks][4], k[2][4];
     k_address.load(k[0], k_shared, 0, 0);
     unrolled<kSlots>([&](auto constant) {
@@ -90,25 +76,38 @@ struct Attention {
     });
   }
 
-  // out += exp(score) . v; `drop(b, n)` may clear weights of 32 columns, from n8 tile n on.
-  template <class Drop>
-  TC_DEVICE void multiply_pv(u32 v_shared, float unit, Drop&& drop) {
+  TC_DEVICE void weigh(const AttentionParams&, const Sequence&, int, int) {
+    follow_maximum<kGeneral>(score, out, sum, reference, unit);
+  }
+
+  TC_DEVICE void exponentiate_tile(int n) {
+    exponentiate<kGeneral>(score, sum, reference, n, unit);
+  }
+
+  // Weights are made here, 16 columns at a time, or 32 where dropout may clear some of them.
+  TC_DEVICE void multiply_pv(const AttentionParams& p, const Sequence& s, int i, int tile,
+                             u32 v_shared) {
     constexpr int kPairs = kOutTiles / 2;
-    constexpr int kDepth = TC_TILE_N / 16;
+    constexpr int kDepth = Config::kTileN / 16;
     u32 v[2][4];
     v_address.load(v[0], v_shared, 0, 0);
 #pragma unroll
     for (int step = 0; step < kDepth; ++step) {
       u32 weights[kBlocks][4];
       if (!kGeneral || step % 2 == 0) {
-        exponentiate<kGeneral>(score, sum, reference, 2 * step, unit);
-        exponentiate<kGeneral>(score, sum, reference, 2 * step + 1, unit);
+        exponentiate_tile(2 * step);
+        exponentiate_tile(2 * step + 1);
       }
       if constexpr (kGeneral) {
         if (step % 2 == 0) {
-          exponentiate<kGeneral>(score, sum, reference, 2 * step + 2, unit);
-          exponentiate<kGeneral>(score, sum, reference, 2 * step + 3, unit);
-          drop(2 * step);
+          exponentiate_tile(2 * step + 2);
+          exponentiate_tile(2 * step + 3);
+          if (p.flags & kAttendDropout) {
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b) {
+              drop_weights(score[b], p, s, i + 16 * b, tile * Config::kTileN, 2 * step);
+            }
+          }
         }
       }
 #pragma unroll
@@ -130,111 +129,23 @@ struct Attention {
       }
     }
   }
+
+  TC_DEVICE void store(const AttentionParams& p, const Sequence& s, int i) const {
+    store_rows<kGeneral, kDType>(
+        *this, p, s, i,
+        [&](const auto& output, auto half, int down, bool exists, int b, float factor) {
+          output.template store<decltype(half)::value>(p, down, exists, out[b], factor);
+        });
+  }
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  __shared__ Work kept;
-  Work work = find_work<TC_TILE_M>(p);
-  if (threadIdx.x == 0) kept = work;
-  Sequence s(p, work.batch, work.head);
-  int row = work.tile * TC_TILE_M;
-  if (row >= s.rows) return;  // a shorter sequence than the longest
-  u32 shared = shared_address(shared_memory);
-
-  int from = 0, to = s.columns;
-  if (p.splits > 1) {
-    from = blockIdx.y * p.columns_per_split;
-    to = min(to, from + p.columns_per_split);
-  }
-  ColumnTiles<TC_TILE_N> tiles(s, row, min(row + TC_TILE_M, s.rows), from, to);
-
-  int tile = tiles.end - 1;
-  QCopy q_copy(static_cast<const Storage*>(p.q) + s.q_offset(p, p.q_stride, row), p.q_stride[2] * 2,
-               p.head_dim * 2);
-  Ring ring(p, s, 2, tile, shared);
-  if (tile >= tiles.begin) {
-    q_copy.copy_filling(shared + kQOffset, s.rows - row);
-    ring.start(p, tile, tiles.begin, s.columns, TC_TILE_K);
-    cp_async_wait<TC_STAGES - 1>();
-    __syncthreads();
-  }
-
-  int warp_row = threadIdx.x / 32 * TC_WARP_ROWS;
-  int i = row + warp_row + threadIdx.x % 32 / 4, j_lane = threadIdx.x % 4 * 2;
-  float unit = kGeneral ? 1.0f : p.scale * kLog2e;
-  Attention attention(warp_row);
-  u32 read = shared;
-#pragma unroll 1
-  for (; tile >= tiles.begin; --tile) {
-    // The tile is there, and all have read the one that the next copy overwrites.
-    if (tile < tiles.end - 1) {
-      cp_async_wait<TC_STAGES - 2>();
-      __syncthreads();
-    }
-    int column = tile * TC_TILE_N;
-    bool whole = tiles.whole(tile);
-    // A warp whose rows see nothing of the tile has no mma to do.
-    int warp_from = row + static_cast<int>(threadIdx.x) / 32 * TC_WARP_ROWS;
-    bool seen = __any_sync(~0u, whole || (column < warp_from + TC_WARP_ROWS + s.last &&
-                                          column + TC_TILE_N > warp_from + s.first));
-    if (seen) attention.multiply_qk(shared + kQOffset, read);
-    // NOTE: copies come here, where the fragments' registers are free and the last mma are still
-    // running: before the first loads of fragments they delay the mma.
-    if (tile == tiles.end - 1) {
-      cp_async_wait<TC_STAGES - 2>();  // v
-      __syncthreads();
-    }
-    ring.copy_next(tile, tiles.begin, read);
-    if (seen) {
-      int j = column + j_lane;
-      if constexpr (kGeneral) {
-        ScoreRule<kDType> rule(p, s);
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          apply_rule(rule, attention.score[b], p, s, i + 16 * b, j);
-        }
-      }
-      if (!whole) {
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) hide_outside(attention.score[b], s, i + 16 * b, j);
-      }
-      follow_maximum<kGeneral>(attention.score, attention.out, attention.sum, attention.reference,
-                               unit);
-      attention.multiply_pv(read + kTileBytes, unit, [&](int n) {
-        if (!(p.flags & kAttendDropout)) return;
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          drop_weights(attention.score[b], p, s, i + 16 * b, column, n);
-        }
-      });
-    }
-    read = ring.next(read);
-  }
-
-  // Read and computed again: registers that keep these through the loop are dearer.
-  __syncthreads();
-  work = kept;
-  s = Sequence(p, work.batch, work.head);
-  i = work.tile * TC_TILE_M + warp_row + threadIdx.x % 32 / 4;
-  RowOutput<kDType> output(p, s, i);
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    unrolled<2>([&](auto half) {
-      constexpr int h = decltype(half)::value;
-      int down = 16 * b + 8 * h;
-      bool exists = i + down < s.rows;
-      float maximum = kGeneral ? attention.reference[b][h] : attention.reference[b][h] * kLn2;
-      float factor = output.finish(p, s.head, down, exists, maximum, attention.sum[b][h]);
-      output.store<h>(p, down, exists, attention.out[b], factor);
-    });
-  }
+  run_forward<Attention>(p);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {

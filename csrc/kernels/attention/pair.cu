@@ -11,33 +11,26 @@
 // exceeds them; only then maxima are exchanged and the weights made again.
 //
 // Knows lengths and the band; needs scale > 0. Otherwise as mma.cu, which see.
-#include "epilogue.cuh"
-#include "score.cuh"
+#include "forward_block.cuh"
 #include "softmax.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
-using Traits = DTypeTraits<kDType>;
-using Storage = Traits::Storage;
-constexpr int kRowBytes = TC_TILE_K * 2;
-constexpr int kPairs = TC_TILE_M / 32;
-constexpr int kHalfN = TC_TILE_N / 2;  // columns of a warp's scores
-constexpr int kHalfK = TC_TILE_K / 2;  // columns of its outputs
-constexpr int kScoreTiles = kHalfN / 8;
-constexpr int kOutTiles = kHalfK / 8;
-constexpr int kFragments = kHalfN / 16;  // of weights, of 16 rows
-static_assert(kPairs * 64 == TC_THREADS, "two warps for 32 rows");
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr bool kGeneral = false;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+};
 
-using QCopy = RowCopy<TC_TILE_M, kRowBytes, TC_THREADS>;
-using KvCopy = RowCopy<TC_TILE_N, kRowBytes, TC_THREADS>;
-constexpr int kTileBytes = TC_TILE_N * kRowBytes;
-using Ring = KvRing<KvCopy, KvCopy, TC_TILE_N, kTileBytes, TC_STAGES>;
-constexpr int kQOffset = TC_STAGES * Ring::kStageBytes;
-constexpr int kWeightsOffset = kQOffset + TC_TILE_M * kRowBytes;
-constexpr int kWarpWeights = 2 * kFragments * 512;        // bytes
-constexpr int kWeightsBytes = 2 * kPairs * kWarpWeights;  // of a tile; two tiles alternate
-static_assert(kWeightsOffset + 2 * kWeightsBytes == TC_DYNAMIC_SHARED, "the kernel table's memory");
+constexpr DType kDType = Config::kDType;
+constexpr int kRowBytes = Config::kTileK * 2;
+constexpr int kPairs = Config::kTileM / 32;
+constexpr int kHalfN = Config::kTileN / 2;  // columns of a warp's scores
+constexpr int kHalfK = Config::kTileK / 2;  // columns of its outputs
+constexpr int kFragments = kHalfN / 16;     // of weights, of 16 rows
+static_assert(kPairs * 64 == Config::kThreads, "two warps for 32 rows");
 
 // A barrier of a pair of warps; whether `value` is true in any of their threads.
 TC_DEVICE bool pair_any(int pair, bool value) {
@@ -51,40 +44,49 @@ TC_DEVICE bool pair_any(int pair, bool value) {
   return any != 0;
 }
 
-struct Attention {
-  float out[2][kOutTiles][4];
-  float score[2][kScoreTiles][4];
-  float reference[2][2], sum[2][2];
+struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
+  using Config = TC_KERNEL::Config;
+  using Memory = ForwardMemory<Config, Swizzle<kRowBytes, true>>;
+  static constexpr int kWarpWeights = 2 * kFragments * 512;        // bytes
+  static constexpr int kWeightsBytes = 2 * kPairs * kWarpWeights;  // of a tile; two tiles alternate
+  static_assert(Memory::kBytes + 2 * kWeightsBytes == Config::kDynamicShared,
+                "the kernel table's memory");
+  static constexpr bool kVote = false;
+  static constexpr bool kCopyAfterScores = true;
+  static constexpr int kGroupRows = 32;
+
+  int pair, side;
+  u32 pair_weights;  // this lane's, of the pair, in shared memory
   u32 weights[kFragments][2][4];
   FragmentAddress<Fragment::a, kRowBytes> q_address;
   FragmentAddress<Fragment::b, kRowBytes> k_address;
   FragmentAddress<Fragment::b_transposed, kRowBytes> v_address;
 
-  TC_DEVICE Attention(int pair, int side)
-      : q_address(32 * pair), k_address(kHalfN * side), v_address(0, kHalfK * side) {
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-#pragma unroll
-      for (int n = 0; n < kOutTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) out[b][n][e] = 0.0f;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        reference[b][h] = kLowest;
-        sum[b][h] = 0.0f;
-      }
-    }
+  TC_DEVICE Attention(const AttentionParams& p, u32 shared)
+      : Attention(p, shared, uniform(threadIdx.x / 32)) {}
+  TC_DEVICE Attention(const AttentionParams& p, u32 shared, int warp)
+      : ForwardSums(p.scale * kLog2e),
+        pair(warp / 2),
+        side(warp % 2),
+        pair_weights(shared + Memory::kBytes + 2 * pair * kWarpWeights + threadIdx.x % 32 * 16),
+        q_address(32 * pair),
+        k_address(kHalfN * side),
+        v_address(0, kHalfK * side) {}
+
+  TC_DEVICE int group_row() const { return 32 * pair; }
+  TC_DEVICE int lane_column() const { return kHalfN * side + threadIdx.x % 4 * 2; }
+  static TC_DEVICE int pair_row(int b, int h) { return threadIdx.x % 32 / 4 + 16 * b + 8 * h; }
+
+  // Maxima or sums of a warp's rows, for its partner.
+  static TC_DEVICE float& exchanged(int pair, int side, int row) {
+    __shared__ float numbers[kPairs][2][32];
+    return numbers[pair][side][row];
   }
 
   TC_DEVICE void multiply_qk(u32 q_shared, u32 k_shared) {
+    clear_scores();
 #pragma unroll
-    for (int b = 0; b < 2; ++b)
-#pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) score[b][n][e] = 0.0f;
-#pragma unroll
-    for (int step = 0; step < TC_TILE_K / 16; ++step) {
+    for (int step = 0; step < Config::kTileK / 16; ++step) {
       u32 q[2][4];
 #pragma unroll
       for (int b = 0; b < 2; ++b) q_address.load(q[b], q_shared, 16 * b, 16 * step);
@@ -122,8 +124,62 @@ struct Attention {
       }
   }
 
+  // Tiles alternate between two places, so that a warp may write while its partner reads.
+  TC_DEVICE u32 place(int tile) const { return pair_weights + tile % 2 * kWeightsBytes; }
+
+  TC_DEVICE void weigh(const AttentionParams&, const Sequence&, int, int tile) {
+    float most[2][2];
+    bool exceeds = false;
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const auto& tiles = score[b];
+        most[b][h] = fmaxf(tiles[0][2 * h], tiles[0][2 * h + 1]);
+#pragma unroll
+        for (int n = 1; n < kScoreTiles; ++n) {
+          most[b][h] = fmaxf(most[b][h], fmaxf(tiles[n][2 * h], tiles[n][2 * h + 1]));
+        }
+        exceeds |= fmaf(most[b][h], unit, -reference[b][h]) > kSlack;
+      }
+    u32 mine = place(tile) + side * kWarpWeights;
+    float tile_sum[2][2];
+    make_weights(tile_sum, mine, unit);
+    if (pair_any(pair, exceeds)) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          most[b][h] = quad_max(most[b][h]) * unit;
+          if (threadIdx.x % 4 == 0) exchanged(pair, side, pair_row(b, h)) = most[b][h];
+        }
+      pair_any(pair, true);
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float other = exchanged(pair, 1 - side, pair_row(b, h));
+          float moved = fmaxf(reference[b][h], fmaxf(most[b][h], other));
+          float factor = exp2_approx(reference[b][h] - moved);
+          reference[b][h] = moved;
+          sum[b][h] *= factor;
+#pragma unroll
+          for (int n = 0; n < kOutTiles; ++n) {
+            out[b][n][2 * h] *= factor;
+            out[b][n][2 * h + 1] *= factor;
+          }
+        }
+      make_weights(tile_sum, mine, unit);
+      pair_any(pair, true);
+    }
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) sum[b][h] += tile_sum[b][h];
+  }
+
   // out += weights of kHalfN columns . v, whose rows start at v_shared
-  TC_DEVICE void multiply_pv(u32 v_shared) {
+  TC_DEVICE void multiply_half(u32 v_shared) {
 #pragma unroll
     for (int f = 0; f < kFragments; ++f)
 #pragma unroll
@@ -137,165 +193,52 @@ struct Attention {
         }
       }
   }
+
+  // This warp's columns first, then those of its partner.
+  TC_DEVICE void multiply_pv(const AttentionParams&, const Sequence&, int, int tile, u32 v_shared) {
+    multiply_half(v_shared + side * (kHalfN * kRowBytes));
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        load_shared(weights[f][b], place(tile) + (1 - side) * kWarpWeights + (2 * f + b) * 512);
+      }
+    multiply_half(v_shared + (1 - side) * (kHalfN * kRowBytes));
+  }
+
+  TC_DEVICE void store(const AttentionParams& p, const Sequence& s, int i) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        sum[b][h] = quad_sum(sum[b][h]);
+        if (threadIdx.x % 4 == 0) exchanged(pair, side, pair_row(b, h)) = sum[b][h];
+      }
+    __syncthreads();
+    RowOutput<kDType> output(p, s, i);
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      unrolled<2>([&](auto half) {
+        constexpr int h = decltype(half)::value;
+        int down = 16 * b + 8 * h;
+        bool exists = i + down < s.rows;
+        float both = exchanged(pair, 0, pair_row(b, h)) + exchanged(pair, 1, pair_row(b, h));
+        float factor =
+            output.finish_joined(p, s.head, down, exists && side == 0 && threadIdx.x % 4 == 0,
+                                 reference[b][h] * kLn2, both);
+        output.store<h>(p, down, exists, out[b], factor, kHalfK * side);
+      });
+    }
+  }
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  __shared__ Work kept;
-  __shared__ float exchange[kPairs][2][32];  // maxima or sums of a warp's rows
-  Work work = find_work<TC_TILE_M>(p);
-  if (threadIdx.x == 0) kept = work;
-  Sequence s(p, work.batch, work.head);
-  int row = work.tile * TC_TILE_M;
-  if (row >= s.rows) return;  // a shorter sequence than the longest
-  u32 shared = shared_address(shared_memory);
-
-  int from = 0, to = s.columns;
-  if (p.splits > 1) {
-    from = blockIdx.y * p.columns_per_split;
-    to = min(to, from + p.columns_per_split);
-  }
-  ColumnTiles<TC_TILE_N> tiles(s, row, min(row + TC_TILE_M, s.rows), from, to);
-
-  int tile = tiles.end - 1;
-  QCopy q_copy(static_cast<const Storage*>(p.q) + s.q_offset(p, p.q_stride, row), p.q_stride[2] * 2,
-               p.head_dim * 2);
-  Ring ring(p, s, 2, tile, shared);
-  if (tile >= tiles.begin) {
-    q_copy.copy_filling(shared + kQOffset, s.rows - row);
-    ring.start(p, tile, tiles.begin, s.columns, TC_TILE_K);
-    cp_async_wait<TC_STAGES - 1>();
-    __syncthreads();
-  }
-
-  int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  int pair = warp / 2, side = warp % 2;
-  u32 pair_weights = shared + kWeightsOffset + 2 * pair * kWarpWeights + lane * 16;
-  int i = row + 32 * pair + lane / 4;
-  float unit = p.scale * kLog2e;
-  Attention attention(pair, side);
-  u32 read = shared;
-#pragma unroll 1
-  for (; tile >= tiles.begin; --tile) {
-    // The tile is there, and all have read the one that the next copy overwrites.
-    if (tile < tiles.end - 1) {
-      cp_async_wait<TC_STAGES - 2>();
-      __syncthreads();
-    }
-    int column = tile * TC_TILE_N;
-    bool whole = tiles.whole(tile);
-    // A pair whose rows see nothing of the tile has no mma to do.
-    int pair_row = row + 32 * pair;
-    bool seen =
-        whole || (column < pair_row + 32 + s.last && column + TC_TILE_N > pair_row + s.first);
-    if (seen) attention.multiply_qk(shared + kQOffset, read);
-    if (tile == tiles.end - 1) {
-      cp_async_wait<TC_STAGES - 2>();  // v
-      __syncthreads();
-    }
-    ring.copy_next(tile, tiles.begin, read);
-    if (seen) {
-      if (!whole) {
-#pragma unroll
-        for (int b = 0; b < 2; ++b) {
-          hide_outside(attention.score[b], s, i + 16 * b, column + kHalfN * side + lane % 4 * 2);
-        }
-      }
-      float most[2][2];
-      bool exceeds = false;
-#pragma unroll
-      for (int b = 0; b < 2; ++b)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const auto& tiles = attention.score[b];
-          most[b][h] = fmaxf(tiles[0][2 * h], tiles[0][2 * h + 1]);
-#pragma unroll
-          for (int n = 1; n < kScoreTiles; ++n) {
-            most[b][h] = fmaxf(most[b][h], fmaxf(tiles[n][2 * h], tiles[n][2 * h + 1]));
-          }
-          exceeds |= fmaf(most[b][h], unit, -attention.reference[b][h]) > kSlack;
-        }
-      // Tiles alternate between two places, so that a warp may write while its partner reads.
-      u32 place = pair_weights + tile % 2 * kWeightsBytes;
-      float tile_sum[2][2];
-      attention.make_weights(tile_sum, place + side * kWarpWeights, unit);
-      if (pair_any(pair, exceeds)) {
-#pragma unroll
-        for (int b = 0; b < 2; ++b)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            most[b][h] = quad_max(most[b][h]) * unit;
-            if (lane % 4 == 0) exchange[pair][side][lane / 4 + 16 * b + 8 * h] = most[b][h];
-          }
-        pair_any(pair, true);
-#pragma unroll
-        for (int b = 0; b < 2; ++b)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            float other = exchange[pair][1 - side][lane / 4 + 16 * b + 8 * h];
-            float moved = fmaxf(attention.reference[b][h], fmaxf(most[b][h], other));
-            float factor = exp2_approx(attention.reference[b][h] - moved);
-            attention.reference[b][h] = moved;
-            attention.sum[b][h] *= factor;
-#pragma unroll
-            for (int n = 0; n < kOutTiles; ++n) {
-              attention.out[b][n][2 * h] *= factor;
-              attention.out[b][n][2 * h + 1] *= factor;
-            }
-          }
-        attention.make_weights(tile_sum, place + side * kWarpWeights, unit);
-        pair_any(pair, true);
-      }
-#pragma unroll
-      for (int b = 0; b < 2; ++b)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) attention.sum[b][h] += tile_sum[b][h];
-      u32 v_shared = read + kTileBytes;
-      attention.multiply_pv(v_shared + side * (kHalfN * kRowBytes));
-#pragma unroll
-      for (int f = 0; f < kFragments; ++f)
-#pragma unroll
-        for (int b = 0; b < 2; ++b) {
-          load_shared(attention.weights[f][b],
-                      place + (1 - side) * kWarpWeights + (2 * f + b) * 512);
-        }
-      attention.multiply_pv(v_shared + (1 - side) * (kHalfN * kRowBytes));
-    }
-    read = ring.next(read);
-  }
-
-  // Read and computed again: registers that keep these through the loop are dearer.
-  __syncthreads();
-  work = kept;
-  s = Sequence(p, work.batch, work.head);
-  i = work.tile * TC_TILE_M + 32 * pair + lane / 4;
-#pragma unroll
-  for (int b = 0; b < 2; ++b)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      attention.sum[b][h] = quad_sum(attention.sum[b][h]);
-      if (lane % 4 == 0) exchange[pair][side][lane / 4 + 16 * b + 8 * h] = attention.sum[b][h];
-    }
-  __syncthreads();
-  RowOutput<kDType> output(p, s, i);
-#pragma unroll
-  for (int b = 0; b < 2; ++b) {
-    unrolled<2>([&](auto half) {
-      constexpr int h = decltype(half)::value;
-      int down = 16 * b + 8 * h;
-      bool exists = i + down < s.rows;
-      float sum = exchange[pair][0][lane / 4 + down] + exchange[pair][1][lane / 4 + down];
-      float factor = output.finish_joined(p, s.head, down, exists && side == 0 && lane % 4 == 0,
-                                          attention.reference[b][h] * kLn2, sum);
-      output.store<h>(p, down, exists, attention.out[b], factor, kHalfK * side);
-    });
-  }
+  run_forward<Attention>(p);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

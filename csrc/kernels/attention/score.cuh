@@ -1,9 +1,10 @@
-// From q . k to the score that enters the softmax: scale, softcap, ALiBi, mask, band; in this
-// order. The `full` kernels know only scale and band; the `general` ones everything in
-// AttentionParams.
+// From q . k to the logit that enters the softmax, as AttentionParams asks for it: its rule
+// (common/score_rule.cuh), dropout and the band. The `full` kernels know only scale and band; the
+// `general` ones everything.
 #pragma once
 
 #include "common/dropout.cuh"
+#include "common/score_rule.cuh"
 #include "tile.cuh"
 
 namespace torch_cubin {
@@ -11,11 +12,13 @@ namespace torch_cubin {
 // Of one block: one sequence, one head. Scores are in natural units.
 template <DType kDType>
 struct ScoreRule {
+  const AttentionParams& p;
+  const Sequence& s;
   const char* mask;  // of this batch and head, or null
   float slope;       // of ALiBi, 0 for none
   int shift;         // seqlen_k - seqlen_q
 
-  TC_DEVICE ScoreRule(const AttentionParams& p, const Sequence& s) {
+  TC_DEVICE ScoreRule(const AttentionParams& p_, const Sequence& s_) : p(p_), s(s_) {
     mask = static_cast<const char*>(p.mask);
     if (mask != nullptr) {
       mask += (s.batch * p.mask_stride[0] + s.head * p.mask_stride[1]) * mask_element(p);
@@ -31,9 +34,13 @@ struct ScoreRule {
                : static_cast<int>(sizeof(typename DTypeTraits<kDType>::Storage));
   }
 
-  // tanh(score / softcap): the score is softcap times it, and its derivative 1 - tanh^2. Within 3
-  // ulp: 1 - 2 / (exp(2 t) + 1) cancels where t is small, so a polynomial takes its place there.
-  static TC_DEVICE float cap_tanh(const AttentionParams& p, float score) {
+  TC_DEVICE float scale() const { return p.scale; }
+  TC_DEVICE float softcap() const { return p.softcap; }
+  TC_DEVICE bool has_alibi() const { return p.alibi_slopes != nullptr; }
+  TC_DEVICE bool has_mask() const { return p.mask != nullptr; }
+
+  // tanh(score / softcap), within 3 ulp: 1 - 2 / (exp(2 t) + 1) cancels where t is small, so a polynomial takes its place there.
+  TC_DEVICE float cap_tanh(float score) const {
     float e = exp2_approx(score * (2.0f * kLog2e / p.softcap));
     float tanh = 1.0f - __fdividef(2.0f, e + 1.0f);  // 1 and -1 at the ends, NaN for NaN
     // NOTE: a branch on purpose: a choice between both takes registers that some kernels lack.
@@ -46,7 +53,7 @@ struct ScoreRule {
   }
 
   // What the mask adds to (i, j), which must exist.
-  TC_DEVICE float mask_value(const AttentionParams& p, int i, int j) const {
+  TC_DEVICE float mask_value(int i, int j) const {
     tc_int64 at = i * p.mask_stride[2] + j * p.mask_stride[3];
     if (p.flags & kAttendBoolMask) return mask[at] != 0 ? 0.0f : -kInfinity;
     if (p.flags & kAttendFloatMask) return reinterpret_cast<const float*>(mask)[at];
@@ -59,33 +66,26 @@ struct ScoreRule {
   }
 
   // -inf beyond the sequence, where nothing is read.
-  TC_DEVICE float masked(const AttentionParams& p, const Sequence& s, float score, int i,
-                         int j) const {
-    return i < s.rows && j < s.columns ? score + mask_value(p, i, j) : -kInfinity;
+  TC_DEVICE float masked(float score, int i, int j) const {
+    return i < s.rows && j < s.columns ? score + mask_value(i, j) : -kInfinity;
   }
 };
 
 // Everything but the band, of kTiles neighbouring m16n8 accumulator tiles of q . k; the lane's
 // first element is (i, j).
 template <DType kDType, int kTiles>
-TC_DEVICE void apply_rule(const ScoreRule<kDType>& rule, float (&tiles)[kTiles][4],
-                          const AttentionParams& p, const Sequence& s, int i, int j) {
+TC_DEVICE void apply_to_tiles(const ScoreRule<kDType>& rule, float (&tiles)[kTiles][4], int i,
+                              int j) {
   auto each = [&](auto&& function) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) function(tiles[n][e], i + 8 * (e / 2), j + 8 * n + e % 2);
+      for (int e = 0; e < 4; ++e) {
+        float no_grad = 0.0f;
+        function(tiles[n][e], no_grad, i + 8 * (e / 2), j + 8 * n + e % 2, 0);
+      }
   };
-  each([&](float& x, int, int) { x *= p.scale; });
-  if (p.softcap != 0.0f) {
-    each([&](float& x, int, int) { x = p.softcap * ScoreRule<kDType>::cap_tanh(p, x); });
-  }
-  if (p.alibi_slopes != nullptr) {
-    each([&](float& x, int row, int column) { x = rule.alibi(x, row, column); });
-  }
-  if (p.mask != nullptr) {
-    each([&](float& x, int row, int column) { x = rule.masked(p, s, x, row, column); });
-  }
+  apply_rule(rule, each, each);
 }
 
 // Drops weights of the four tiles (of the two, if there are but two) from `n` on, of those that

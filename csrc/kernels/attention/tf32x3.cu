@@ -7,21 +7,25 @@
 // and writes out in vectors of 16 bytes.
 //
 // The spills that the table accepts are a few scalars of a tile, where a warp has 32 rows.
-#include "epilogue.cuh"
-#include "score.cuh"
+#include "forward_block.cuh"
 #include "softmax.cuh"
 #include "tf32x3_product.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::float32;
-constexpr bool kGeneral = TC_GENERAL;
-constexpr int kRowBytes = TC_TILE_K * 4;
-constexpr int kBlocks = TC_WARP_ROWS / 16;
-constexpr int kScoreTiles = TC_TILE_N / 8;
-constexpr int kOutTiles = TC_TILE_K / 8;
-constexpr int kSteps = TC_TILE_K / 8;  // mma steps along head_dim
-static_assert(TC_TILE_M / TC_WARP_ROWS * 32 == TC_THREADS, "the block must hold the tile's warps");
+struct Config {
+  static constexpr DType kDType = DType::float32;
+  static constexpr bool kGeneral = TC_GENERAL;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kWarpRows = TC_WARP_ROWS, kStages = TC_STAGES;
+  static constexpr int kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+};
+static_assert(Config::kTileM / Config::kWarpRows * 32 == Config::kThreads,
+              "the block must hold the tile's warps");
+
+constexpr bool kGeneral = Config::kGeneral;
+constexpr int kRowBytes = Config::kTileK * 4;
 
 // For reads of 16 bytes from 4 even (or odd) rows by 2 neighbours each: see multiply_pv.
 struct PairSwizzle {
@@ -30,45 +34,48 @@ struct PairSwizzle {
   }
 };
 
-using QCopy = RowCopy<TC_TILE_M, kRowBytes, TC_THREADS>;
-using KCopy = RowCopy<TC_TILE_N, kRowBytes, TC_THREADS>;
-using VCopy = RowCopy<TC_TILE_N, kRowBytes, TC_THREADS, PairSwizzle>;
-constexpr int kTileBytes = TC_TILE_N * kRowBytes;
-using Ring = KvRing<KCopy, VCopy, TC_TILE_N, kTileBytes, TC_STAGES>;
-constexpr int kQOffset = TC_STAGES * Ring::kStageBytes;
-static_assert(kQOffset + TC_TILE_M * kRowBytes == TC_DYNAMIC_SHARED, "the kernel table's memory");
+// Row `down` below: elements 2 kHalf and 2 kHalf + 1 of all tiles.
+template <int kHalf, int kTiles>
+TC_DEVICE void store_row(const AttentionParams& p, const RowOutput<DType::float32>& output,
+                         int down, bool exists, const float (&sum)[kTiles][4], float factor) {
+  float* to =
+      p.splits > 1 ? output.partial_out + down * p.head_dim_v : output.out + down * p.out_stride[2];
+#pragma unroll
+  for (int q = 0; q < kTiles / 4; ++q)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      int column = 32 * q + 8 * (threadIdx.x % 4) + 4 * e;
+      const auto* tiles = &sum[4 * q];
+      constexpr int h = 2 * kHalf;
+      if (exists && column < p.head_dim_v) {
+        *reinterpret_cast<float4*>(to + column) =
+            make_float4(tiles[0][h + e] * factor, tiles[1][h + e] * factor,
+                        tiles[2][h + e] * factor, tiles[3][h + e] * factor);
+      }
+    }
+}
 
-struct Attention {
-  float out[kBlocks][kOutTiles][4];
-  float score[kBlocks][kScoreTiles][4];
-  float reference[kBlocks][2], sum[kBlocks][2];
+struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Config::kTileK / 8> {
+  using Config = TC_KERNEL::Config;
+  using Memory = ForwardMemory<Config, PairSwizzle>;
+  static_assert(Memory::kBytes == Config::kDynamicShared, "the kernel table's shared memory");
+  static constexpr bool kVote = true;
+  static constexpr bool kCopyAfterScores = false;
+  static constexpr int kGroupRows = Config::kWarpRows;
+
   FragmentAddress<Fragment::a, kRowBytes> q_address;
   FragmentAddress<Fragment::b, kRowBytes> k_address;
 
-  TC_DEVICE explicit Attention(int warp_row) : q_address(warp_row), k_address(0) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int n = 0; n < kOutTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) out[b][n][e] = 0.0f;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        reference[b][h] = kLowest;
-        sum[b][h] = 0.0f;
-      }
-    }
-  }
+  TC_DEVICE Attention(const AttentionParams& p, u32)
+      : ForwardSums(kGeneral ? 1.0f : p.scale * kLog2e), q_address(group_row()), k_address(0) {}
+
+  static TC_DEVICE int group_row() { return threadIdx.x / 32 * kGroupRows; }
+  static TC_DEVICE int lane_column() { return threadIdx.x % 4 * 2; }
 
   TC_DEVICE void multiply_qk(u32 q_shared, u32 k_shared) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) score[b][n][e] = 0.0f;
+    clear_scores();
 #pragma unroll 1  // unrolled, it needs more registers than there are
-    for (int quad = 0; quad < kSteps / 4; ++quad, q_shared += 128, k_shared += 128)
+    for (int quad = 0; quad < Config::kTileK / 32; ++quad, q_shared += 128, k_shared += 128)
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         Split<2> k[kScoreTiles];
@@ -91,8 +98,21 @@ struct Attention {
       }
   }
 
-  // out += weights . v
-  TC_DEVICE void multiply_pv(u32 v_shared) {
+  TC_DEVICE void weigh(const AttentionParams& p, const Sequence& s, int i, int tile) {
+    follow_maximum<kGeneral>(score, out, sum, reference, unit);
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; ++n) exponentiate<kGeneral>(score, sum, reference, n, unit);
+    if (kGeneral && (p.flags & kAttendDropout)) {
+#pragma unroll
+      for (int n = 0; n < kScoreTiles; n += 4)
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          drop_weights(score[b], p, s, i + 16 * b, tile * Config::kTileN, n);
+        }
+    }
+  }
+
+  TC_DEVICE void multiply_pv(const AttentionParams&, const Sequence&, int, int, u32 v_shared) {
     int t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
     u32 base = v_shared + PairSwizzle::offset(2 * t, g);
 #pragma unroll
@@ -121,129 +141,23 @@ struct Attention {
       }
     }
   }
+
+  TC_DEVICE void store(const AttentionParams& p, const Sequence& s, int i) const {
+    store_rows<kGeneral, DType::float32>(
+        *this, p, s, i,
+        [&](const auto& output, auto half, int down, bool exists, int b, float factor) {
+          store_row<decltype(half)::value>(p, output, down, exists, out[b], factor);
+        });
+  }
 };
 
-// Row `down` below: elements 2 kHalf and 2 kHalf + 1 of all tiles.
-template <int kHalf>
-TC_DEVICE void store(const AttentionParams& p, const RowOutput<kDType>& output, int down,
-                     bool exists, const float (&sum)[kOutTiles][4], float factor) {
-  float* to =
-      p.splits > 1 ? output.partial_out + down * p.head_dim_v : output.out + down * p.out_stride[2];
-#pragma unroll
-  for (int q = 0; q < kOutTiles / 4; ++q)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      int column = 32 * q + 8 * (threadIdx.x % 4) + 4 * e;
-      const auto* tiles = &sum[4 * q];
-      constexpr int h = 2 * kHalf;
-      if (exists && column < p.head_dim_v) {
-        *reinterpret_cast<float4*>(to + column) =
-            make_float4(tiles[0][h + e] * factor, tiles[1][h + e] * factor,
-                        tiles[2][h + e] * factor, tiles[3][h + e] * factor);
-      }
-    }
-}
-
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::AttentionParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  __shared__ Work kept;
-  Work work = find_work<TC_TILE_M>(p);
-  if (threadIdx.x == 0) kept = work;
-  Sequence s(p, work.batch, work.head);
-  int row = work.tile * TC_TILE_M;
-  if (row >= s.rows) return;  // a shorter sequence than the longest
-  u32 shared = shared_address(shared_memory);
-
-  int from = 0, to = s.columns;
-  if (p.splits > 1) {
-    from = blockIdx.y * p.columns_per_split;
-    to = min(to, from + p.columns_per_split);
-  }
-  ColumnTiles<TC_TILE_N> tiles(s, row, min(row + TC_TILE_M, s.rows), from, to);
-
-  int tile = tiles.end - 1;
-  QCopy q_copy(static_cast<const float*>(p.q) + s.q_offset(p, p.q_stride, row), p.q_stride[2] * 4,
-               p.head_dim * 4);
-  Ring ring(p, s, 4, tile, shared);
-  if (tile >= tiles.begin) {
-    q_copy.copy_filling(shared + kQOffset, s.rows - row);
-    ring.start(p, tile, tiles.begin, s.columns, TC_TILE_K);
-    cp_async_wait<TC_STAGES - 1>();
-    __syncthreads();
-  }
-
-  int warp_row = threadIdx.x / 32 * TC_WARP_ROWS;
-  int i = row + warp_row + threadIdx.x % 32 / 4;
-  float unit = kGeneral ? 1.0f : p.scale * kLog2e;
-  Attention attention(warp_row);
-  u32 read = shared;
-#pragma unroll 1
-  for (; tile >= tiles.begin; --tile) {
-    // The tile is there, and all have read the one that is overwritten.
-    cp_async_wait<TC_STAGES - 2>();
-    __syncthreads();
-    ring.copy_next(tile, tiles.begin, read);
-    int column = tile * TC_TILE_N;
-    bool whole = tiles.whole(tile);
-    // A warp whose rows see nothing of the tile has no mma to do.
-    int warp_from = row + static_cast<int>(threadIdx.x) / 32 * TC_WARP_ROWS;
-    if (__any_sync(~0u, whole || (column < warp_from + TC_WARP_ROWS + s.last &&
-                                  column + TC_TILE_N > warp_from + s.first))) {
-      attention.multiply_qk(shared + kQOffset, read);
-      int j = column + threadIdx.x % 4 * 2;
-      if constexpr (kGeneral) {
-        ScoreRule<kDType> rule(p, s);
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          apply_rule(rule, attention.score[b], p, s, i + 16 * b, j);
-        }
-      }
-      if (!whole) {
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) hide_outside(attention.score[b], s, i + 16 * b, j);
-      }
-      follow_maximum<kGeneral>(attention.score, attention.out, attention.sum, attention.reference,
-                               unit);
-#pragma unroll
-      for (int n = 0; n < kScoreTiles; ++n) {
-        exponentiate<kGeneral>(attention.score, attention.sum, attention.reference, n, unit);
-      }
-      if (kGeneral && (p.flags & kAttendDropout)) {
-#pragma unroll
-        for (int n = 0; n < kScoreTiles; n += 4)
-#pragma unroll
-          for (int b = 0; b < kBlocks; ++b) {
-            drop_weights(attention.score[b], p, s, i + 16 * b, column, n);
-          }
-      }
-      attention.multiply_pv(read + kTileBytes);
-    }
-    read = ring.next(read);
-  }
-
-  // Read and computed again: registers that keep these through the loop are dearer.
-  __syncthreads();
-  work = kept;
-  s = Sequence(p, work.batch, work.head);
-  i = work.tile * TC_TILE_M + warp_row + threadIdx.x % 32 / 4;
-  RowOutput<kDType> output(p, s, i);
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    unrolled<2>([&](auto half) {
-      constexpr int h = decltype(half)::value;
-      int down = 16 * b + 8 * h;
-      bool exists = i + down < s.rows;
-      float maximum = kGeneral ? attention.reference[b][h] : attention.reference[b][h] * kLn2;
-      float factor = output.finish(p, s.head, down, exists, maximum, attention.sum[b][h]);
-      store<h>(p, output, down, exists, attention.out[b], factor);
-    });
-  }
+  run_forward<Attention>(p);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {

@@ -82,35 +82,48 @@ struct Sequence {
   }
 };
 
-// A block's tile of rows.
+// A block's tile, of rows or of columns, and its head, of the query or of k and v.
 struct Work {
   int tile, head, batch;
 };
 
-// Under a band the longest tiles come first, so that short ones fill the end, for as many heads in
-// turn as leave their k and v in L2; without, the tiles of one head are neighbours. Integer
-// divisions take 100 cycles each, hence the shortcuts.
+// Deals the tiles out to the blocks: bundles of heads one after the other, and within a bundle the
+// first tile of every head, then the second ones. Integer divisions take 100 cycles each, hence the
+// shortcuts.
+TC_DEVICE Work deal_work(u32 tiles, u32 heads, u32 batch_size, u32 bundle) {
+  u32 all = heads * batch_size;
+  u32 index = bundle < all ? blockIdx.x / (tiles * bundle) : 0;
+  u32 within = blockIdx.x - index * (tiles * bundle);
+  u32 here = min(bundle, all - index * bundle);
+  u32 tile = here > 1 ? within / here : within;
+  u32 pair = index * bundle + within - tile * here;
+  u32 batch = batch_size > 1 ? pair / heads : 0;
+  return {static_cast<int>(tile), static_cast<int>(pair - batch * heads), static_cast<int>(batch)};
+}
+
+TC_DEVICE Work uniform(const Work& work) {
+  return {uniform(work.tile), uniform(work.head), uniform(work.batch)};
+}
+
+// A bundle, in units of `step` heads that read the same `bytes`, which leaves these in the L2 cache.
+TC_DEVICE u32 bundle_in_l2(float bytes, u32 step, u32 all) {
+  constexpr float kL2 = 24 << 20;
+  float resident = fmaxf(__fdividef(kL2, bytes), 1.0f);
+  return resident * step < all ? static_cast<u32>(resident) * step : all;
+}
+
+// Tiles of kTileM rows. Under a band the longest tiles come first, so that short ones fill the end,
+// for as many heads as leave their k and v in L2; without, the tiles of one head are neighbours.
 template <int kTileM>
 TC_DEVICE Work find_work(const AttentionParams& p) {
   u32 tiles = (p.seqlen_q + kTileM - 1u) / kTileM;
-  u32 heads = static_cast<u32>(p.heads) * p.batch;
-  u32 turn = 1;
+  u32 bundle = 1;
   if (p.last != kNoBound) {
-    constexpr float kL2 = 24 << 20;
     float bytes = 2.0f * (p.head_dim + p.head_dim_v) * max(p.seqlen_k, 1);
-    float resident = fmaxf(__fdividef(kL2, bytes), 1.0f);  // heads of k and v
-    turn = resident * p.group < heads ? static_cast<u32>(resident) * p.group : heads;
+    bundle = bundle_in_l2(bytes, p.group, static_cast<u32>(p.heads) * p.batch);
   }
-  u32 index = turn < heads ? blockIdx.x / (tiles * turn) : 0;
-  u32 within = blockIdx.x - index * (tiles * turn);
-  u32 here = min(turn, heads - index * turn);
-  u32 tile = here > 1 ? within / here : within;
-  u32 head = index * turn + within - tile * here;
-  u32 batch = p.batch > 1 ? head / p.heads : 0;
-  Work work;
-  work.tile = tiles - 1 - uniform(tile);
-  work.batch = uniform(batch);
-  work.head = uniform(head - batch * p.heads);
+  Work work = uniform(deal_work(tiles, p.heads, p.batch, bundle));
+  work.tile = tiles - 1 - work.tile;
   return work;
 }
 

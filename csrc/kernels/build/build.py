@@ -5,8 +5,9 @@
 setup.py calls `build_package()`. Needs a CUDA compiler (toolkit.py finds it), no torch and no GPU.
 A kernel is compiled to PTX once per virtual architecture and assembled once per architecture; both
 are kept in build/kernels/ and reused while the hash of everything they are made from stays the
-same. The package is a function of the sources and the compiler: same inputs, same bytes, wherever
-the checkout lies. The manifest is written last, in one step.
+same: of the sources for PTX, of the PTX for a cubin, so that a changed comment assembles nothing.
+The package is a function of the sources and the compiler: same inputs, same bytes, wherever the
+checkout lies. The manifest is written last, in one step.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ sys.path.insert(0, str(HERE))  # setup.py loads this file by its path
 
 import cubin_facts  # noqa: E402
 import kernel_table  # noqa: E402
+import ptx_modules  # noqa: E402
 import toolkit as cuda_toolkit  # noqa: E402
 from toolkit import BuildError, Toolkit  # noqa: E402
 
@@ -41,6 +43,7 @@ DEFAULT_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 CACHE = pathlib.Path("build") / "kernels"  # relative: commands run in the root, see `run`
 NVCC_FLAGS = ("-ptx", "-O3", "-Werror", "all-warnings")
 PTXAS_FLAGS = ("-O3", "-v")
+TOGETHER = 8  # kernels of a source that one nvcc compiles: see ptx_modules.py
 PROBE_ARCH = "80"  # sizes are the same on every arch
 MANIFEST_VERSION = 1
 
@@ -117,8 +120,16 @@ class Builder:
         )
 
     def cubin_key(self, kernel: kernel_table.Kernel, arch: str) -> str:
-        ptx = self.ptx_key(kernel, kernel.virtual_arch(arch))
-        return kernel_table.digest(ptx, arch, " ".join(PTXAS_FLAGS))
+        """Of a cubin whose PTX is up to date."""
+        ptx = (ROOT / self.ptx_path(kernel, kernel.virtual_arch(arch))).read_bytes()
+        return kernel_table.digest(ptx, arch, " ".join(PTXAS_FLAGS), self.tools.release)
+
+    def cubin_fresh(self, kernel: kernel_table.Kernel, arch: str) -> bool:
+        virtual = kernel.virtual_arch(arch)
+        ptx = self.ptx_path(kernel, virtual)
+        if not self.fresh(ptx, self.ptx_key(kernel, virtual)):
+            return False
+        return self.fresh(self.cubin_path(kernel, arch), self.cubin_key(kernel, arch))
 
     def ptx_path(self, kernel: kernel_table.Kernel, virtual: str) -> pathlib.Path:
         return self.cache / f"compute_{virtual}" / f"{kernel.name}.ptx"
@@ -147,22 +158,62 @@ class Builder:
     def finish(self, output: pathlib.Path, key: str) -> None:
         replace_file(ROOT / output.with_suffix(".key"), key.encode())
 
-    def compile(self, kernel: kernel_table.Kernel, virtual: str) -> None:
-        """Source to PTX."""
-        output, key = self.ptx_path(kernel, virtual), self.ptx_key(kernel, virtual)
-        if self.fresh(output, key):
+    def compile(self, kernels: Sequence[kernel_table.Kernel], virtual: str) -> None:
+        """One source to PTX, for several of its kernels."""
+        stale = [
+            kernel
+            for kernel in kernels
+            if not self.fresh(self.ptx_path(kernel, virtual), self.ptx_key(kernel, virtual))
+        ]
+        if not stale:
             return
-        (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
-        (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
-        defines = [f"-D{name}={value}" for name, value in kernel.macros().items()]
-        source = os.path.relpath(kernel.source, ROOT)
+        try:
+            modules = self.compile_together(stale, virtual)
+        except BuildError:
+            if len(stale) == 1:
+                raise
+            modules = {}  # an error names one kernel
+            for kernel in stale:
+                modules |= self.compile_together([kernel], virtual)
+        for kernel in stale:
+            output = self.ptx_path(kernel, virtual)
+            (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
+            replace_file(ROOT / output, modules[kernel.name].encode())
+            self.finish(output, self.ptx_key(kernel, virtual))
+
+    def compile_together(
+        self, kernels: Sequence[kernel_table.Kernel], virtual: str
+    ) -> dict[str, str]:
+        """PTX by kernel."""
+        text = ""
+        for kernel in kernels:
+            macros = kernel.macros()
+            text += "".join(f"#define {name} {value}\n" for name, value in macros.items())
+            text += f'#include "{kernel_table.name_of(kernel.source)}"\n'
+            text += "".join(f"#undef {name}\n" for name in macros)
+        what = f"kernel '{kernels[0].name}'"
+        if len(kernels) > 1:
+            what += f" or one of the {len(kernels) - 1} behind it"
+        source = self.cache / f"compute_{virtual}" / f"{kernels[0].name}.together.cu"
+        output = source.with_suffix(".out")
+        replace_file(ROOT / source, text.encode())
         command = [self.tools.nvcc, *NVCC_FLAGS, f"-arch=compute_{virtual}", "-I", self.include]
-        run([*command, *defines, "-o", output, source], f"kernel '{kernel.name}'")
-        self.finish(output, key)
+        run([*command, "-o", output, source], what)
+        modules = ptx_modules.split((ROOT / output).read_text())
+        for path in (source, output):
+            (ROOT / path).unlink()
+        for kernel in kernels:
+            if kernel.name not in modules:
+                raise BuildError(
+                    "image", f"kernel '{kernel.name}'", "is not what its source defines"
+                )
+        return modules
 
     def assemble(self, kernel: kernel_table.Kernel, arch: str) -> None:
         """PTX to a cubin and its log."""
         output, key = self.cubin_path(kernel, arch), self.cubin_key(kernel, arch)
+        if self.fresh(output, key):
+            return
         (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
         ptx = self.ptx_path(kernel, kernel.virtual_arch(arch))
@@ -239,14 +290,9 @@ class Builder:
         self, jobs: list[tuple[kernel_table.Kernel, str]], workers: int, log: Log
     ) -> list[dict[str, Any]]:
         """Makes what is out of date, in parallel; the entries, in the order of `jobs`."""
-        stale = [
-            (kernel, arch)
-            for kernel, arch in jobs
-            if not self.fresh(self.cubin_path(kernel, arch), self.cubin_key(kernel, arch))
-        ]
+        stale = [(kernel, arch) for kernel, arch in jobs if not self.cubin_fresh(kernel, arch)]
         if len(stale) < len(jobs):
             log(f"{len(jobs) - len(stale)} of {len(jobs)} cubins are up to date")
-        virtual = {(kernel.name, kernel.virtual_arch(arch)): kernel for kernel, arch in stale}
         done = 0
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
 
@@ -263,17 +309,19 @@ class Builder:
             ptx: dict[tuple[str, str], concurrent.futures.Future[None]] = {}
             waiting: dict[concurrent.futures.Future[float], tuple[kernel_table.Kernel, str]] = {}
 
-            def queue_cubins(key: tuple[str, str]) -> None:
+            def queue_cubins(virtual: str, kernels: list[kernel_table.Kernel]) -> None:
                 for kernel, arch in stale:
-                    if (kernel.name, kernel.virtual_arch(arch)) == key:
+                    if kernel in kernels and kernel.virtual_arch(arch) == virtual:
                         waiting[pool.submit(assemble, kernel, arch)] = (kernel, arch)
 
-            for index, (key, kernel) in enumerate(virtual.items()):
-                ptx[key] = pool.submit(self.compile, kernel, key[1])
+            batches = batches_of(stale)
+            for index, (virtual, kernels) in enumerate(batches):
+                future = pool.submit(self.compile, kernels, virtual)
+                ptx |= {(kernel.name, virtual): future for kernel in kernels}
                 if index >= workers:
-                    queue_cubins(list(virtual)[index - workers])
-            for key in list(virtual)[-workers:]:
-                queue_cubins(key)
+                    queue_cubins(*batches[index - workers])
+            for batch in batches[-workers:]:
+                queue_cubins(*batch)
             try:
                 for future in concurrent.futures.as_completed(waiting):
                     kernel, arch = waiting[future]
@@ -284,6 +332,23 @@ class Builder:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return [self.entry(kernel, arch) for kernel, arch in jobs]
+
+
+def batches_of(
+    jobs: list[tuple[kernel_table.Kernel, str]],
+) -> list[tuple[str, list[kernel_table.Kernel]]]:
+    """What one nvcc compiles: a virtual architecture, and kernels of one source."""
+    groups: dict[tuple[pathlib.Path, str], dict[str, kernel_table.Kernel]] = {}
+    for kernel, arch in jobs:
+        virtual = kernel.virtual_arch(arch)
+        groups.setdefault((kernel.source, virtual), {})[kernel.name] = kernel
+    batches = []
+    for (_, virtual), group in groups.items():
+        kernels = list(group.values())
+        batches += [
+            (virtual, kernels[at : at + TOGETHER]) for at in range(0, len(kernels), TOGETHER)
+        ]
+    return batches
 
 
 def install(

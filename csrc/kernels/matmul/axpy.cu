@@ -1,23 +1,31 @@
 // Matmul with at most 4 rows of A, for B whose N is contiguous: C's rows are sums of B's rows, each
 // scaled by an element of A (BLAS calls the step axpy). Bound by B's bytes.
 //
-// A block owns TC_TILE_N outputs. TC_LANES threads side by side cover them, 128 bytes or more of
-// each row of B; the block's TC_THREADS / TC_LANES such teams take one row each, TC_UNROLL rows a
+// A block owns kTileN outputs. kLanes threads side by side cover them, 128 bytes or more of
+// each row of B; the block's kThreads / kLanes such teams take one row each, kUnroll rows a
 // thread in flight. The teams' sums are then added in a fixed order. Alignment 16 reads B 16 bytes
 // at a time; layout `any` reads single elements at any strides. A may have any strides.
 //
 // Roles: all threads load and multiply; after one barrier one thread an output stores it.
 #include "dot_common.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
-constexpr bool kVector = TC_ALIGNMENT == 16;
-constexpr int kLanes = TC_LANES, kTeams = TC_THREADS / TC_LANES;
-constexpr int kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kLanes = TC_LANES, kUnroll = TC_UNROLL, kAlignment = TC_ALIGNMENT;
+  static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+};
+
+constexpr DType kDType = Config::kDType;
+constexpr bool kVector = Config::kAlignment == 16;
+constexpr int kLanes = Config::kLanes, kTeams = Config::kThreads / Config::kLanes;
+constexpr int kTileN = Config::kTileN, kTileK = Config::kTileK;
 constexpr int kColumns = kTileN / kLanes;  // of a thread: side by side, or kLanes apart
-constexpr int kUnroll = TC_UNROLL;
-constexpr int kMaxRows = TC_TILE_M;
+constexpr int kUnroll = Config::kUnroll;
+constexpr int kMaxRows = Config::kTileM;
 
 using B16 = Chunk<kDType>;
 using Storage = B16::Storage;
@@ -25,7 +33,8 @@ using Accumulator = B16::Accumulator;
 
 static_assert(kTileK == kTeams * kUnroll, "the table's tile is wrong");
 static_assert(!kVector || kColumns == B16::kSize, "a thread reads 16 bytes");
-static_assert(kMaxRows == 4 && TC_STAGES == 1 && TC_DYNAMIC_SHARED == 0, "the table is wrong");
+static_assert(kMaxRows == 4 && Config::kStages == 1 && Config::kDynamicShared == 0,
+              "the table is wrong");
 
 // What one thread reads of a row of B.
 struct Row {
@@ -80,7 +89,7 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
     Storage scale_bits[kUnroll];
     if constexpr (kStaged) {
 #pragma unroll
-      for (int index = threadIdx.x; index < kTileK * kRows; index += TC_THREADS) {
+      for (int index = threadIdx.x; index < kTileK * kRows; index += Config::kThreads) {
         int row = index / kTileK, k = index % kTileK;
         bool exists = row < p.m && k < rest;
         Storage bits = exists ? __ldg(a + row * p.a_stride_m + k * p.a_stride_k) : Storage(0);
@@ -117,13 +126,10 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
   __syncthreads();  // the caller uses `shared` for something else
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
-  constexpr int kWarps = TC_THREADS / 32;
+  constexpr int kWarps = Config::kThreads / 32;
   __shared__ union {
     Accumulator sums[kWarps][kMaxRows][kTileN];
     __align__(16) Accumulator scales[2][kTileK][kMaxRows];
@@ -164,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     }
   }
   __syncthreads();
-  for (int index = threadIdx.x; index < kMaxRows * kTileN; index += TC_THREADS) {
+  for (int index = threadIdx.x; index < kMaxRows * kTileN; index += Config::kThreads) {
     int row = index / kTileN, column = index % kTileN;
     if (row >= p.m) break;
     Accumulator total = 0;
@@ -173,6 +179,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     store_sum<kDType>(p, t, row, column, total);
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
@@ -183,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
   {"name": "axpy_matmul_{d.name}_nn_4x{d.n}", "alignment": 16, "tile": [4, "{d.n}", 256],
    "cost": {"k_tile": 1800, "fixed": 4500, "lone": 0.85},
    "defines": {
-    "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": 16, "TC_LANES": 8, "TC_UNROLL": 8, "TC_BLOCKS": 2},
+    "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": 16, "TC_LANES": 8, "TC_UNROLL": 8, "TC_MIN_BLOCKS": 2},
    "for": {
     "d": [
      {"name": "f16", "dtype": "float16", "n": 64},
@@ -194,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
    "cost": {"k_tile": 1150, "fixed": 5000, "lone": 1},
    "defines": {
     "TC_DTYPE": "{d.dtype}", "TC_ALIGNMENT": "{d.bytes}", "TC_LANES": 32, "TC_UNROLL": 8,
-    "TC_BLOCKS": "{d.blocks}"},
+    "TC_MIN_BLOCKS": "{d.blocks}"},
    "for": {
     "d": [
      {"name": "f16", "dtype": "float16", "bytes": 2, "blocks": 3},

@@ -1,7 +1,7 @@
 // Matmul with at most 4 rows of A, as dot products: for B whose K is contiguous, read 16 bytes at a
 // time, and (layout `any`) for B of any strides, read by elements. Bound by B's bytes.
 //
-// TC_LANES threads share a group of 4 outputs: each thread multiplies its chunk of every k tile of
+// kLanes threads share a group of 4 outputs: each thread multiplies its chunk of every k tile of
 // 4 columns of B with the same chunk of A's rows, so that 4 to 8 loads are in flight; the group's
 // sums are then added in a fixed order. 128 lanes suit a long K, 8 lanes a short one. A may have
 // any strides. Where its rows cannot be read 16 bytes at a time they pass through shared memory.
@@ -9,14 +9,23 @@
 // Roles: all threads load and multiply, one thread an output stores it.
 #include "dot_common.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
-constexpr bool kVector = Layout::TC_LAYOUT != Layout::any;
-constexpr int kLanes = TC_LANES;
-constexpr int kGroups = TC_THREADS / kLanes;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr Layout kLayout = Layout::TC_LAYOUT;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kLanes = TC_LANES;
+  static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+};
+
+constexpr DType kDType = Config::kDType;
+constexpr bool kVector = Config::kLayout != Layout::any;
+constexpr int kLanes = Config::kLanes;
+constexpr int kGroups = Config::kThreads / kLanes;
 constexpr int kOutputs = 4;  // of a group
-constexpr int kMaxRows = TC_TILE_M;
+constexpr int kMaxRows = Config::kTileM;
 
 using B16 = Chunk<kDType>;
 using Storage = B16::Storage;
@@ -25,12 +34,14 @@ constexpr int kTileK = kLanes * B16::kSize;
 
 constexpr bool kShort = kLanes < 32;  // a group's sums need no shared memory
 
-static_assert(TC_TILE_K == kTileK && TC_TILE_N == kGroups * kOutputs, "the table's tile is wrong");
-static_assert(kMaxRows == 4 && TC_STAGES == 1 && TC_DYNAMIC_SHARED == 0, "the table is wrong");
+static_assert(Config::kTileK == kTileK && Config::kTileN == kGroups * kOutputs,
+              "the table's tile is wrong");
+static_assert(kMaxRows == 4 && Config::kStages == 1 && Config::kDynamicShared == 0,
+              "the table is wrong");
 
 struct Shared {
   __align__(16) Storage a[kMaxRows * kTileK];
-  Accumulator sums[TC_THREADS / 32][kMaxRows * kOutputs];
+  Accumulator sums[Config::kThreads / 32][kMaxRows * kOutputs];
 };
 
 // What one thread reads.
@@ -68,7 +79,7 @@ TC_DEVICE B16 load_a(const Storage* from, int count) {
 // Copies a k tile of A's rows to shared memory; zeros past the ends.
 TC_DEVICE void stage_a(const MatmulParams& p, const Storage* a, tc_int64 rest, Storage* to) {
   bool by_row = p.a_stride_m < p.a_stride_k;  // consecutive threads take the denser dimension
-  for (int index = threadIdx.x; index < kMaxRows * kTileK; index += TC_THREADS) {
+  for (int index = threadIdx.x; index < kMaxRows * kTileK; index += Config::kThreads) {
     int row = by_row ? index % kMaxRows : index / kTileK;
     int k = by_row ? index / kMaxRows : index % kTileK;
     bool exists = row < p.m && k < rest;
@@ -175,14 +186,11 @@ TC_DEVICE void store_group(const MatmulParams& p, const TileCoordinates& t, int 
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   __shared__ Shared shared;
-  TileCoordinates t = tile_coordinates<kMaxRows, TC_TILE_N, kTileK>(p);
+  TileCoordinates t = tile_coordinates<kMaxRows, Config::kTileN, kTileK>(p);
   int lane = threadIdx.x % kLanes;
   int first_column = threadIdx.x / kLanes * kOutputs;
 
@@ -223,6 +231,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
   store_group(p, t, first_column, sum, shared);
 }
 
+}  // namespace torch_cubin::TC_KERNEL
+
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {
@@ -234,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
    "cost": {"k_tile": "{v.k_tile}", "fixed": "{v.fixed}", "lone": "{v.lone}"},
    "defines": {
     "TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{v.layout}", "TC_LANES": "{v.lanes}",
-    "TC_BLOCKS": "{v.blocks}"},
+    "TC_MIN_BLOCKS": "{v.blocks}"},
    "for": {
     "d": [
      {"name": "f16", "dtype": "float16", "bytes": 2, "k128": 1024, "k8": 64, "any": 6000},

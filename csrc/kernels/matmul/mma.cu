@@ -1,57 +1,67 @@
 // Matrix product on tensor cores with instructions of sm_80 (cp.async, ldmatrix, mma.sync), for
 // every architecture from one source: float16, bfloat16, float32 through tf32, float64.
 //
-// A block computes TC_TILE_M x TC_TILE_N of C, a warp TC_WARP_M x TC_WARP_N of that. Tiles of A and
-// B go through a ring of TC_STAGES stages in shared memory: all threads issue the copies of tile
-// k + TC_STAGES - 1 while they multiply tile k, with one barrier a tile. Fragments are loaded one
-// mma step ahead (TC_FRAGMENTS 2) or when needed (1: doubles, whose registers do not suffice).
+// A block computes kTileM x kTileN of C, a warp kWarpM x kWarpN of that. Tiles of A and
+// B go through a ring of kStages stages in shared memory: all threads issue the copies of tile
+// k + kStages - 1 while they multiply tile k, with one barrier a tile. Fragments are loaded one
+// mma step ahead (kFragments 2) or when needed (1: doubles, whose registers do not suffice).
 //
 // A block of a persistent kernel computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the
 // first copies of the next tile take the place of the empty ones past the end of this tile, and
 // the results leave through the one stage that is free then. With fewer blocks than tiles, all
-// tiles must be whole, K a multiple of TC_TILE_K of at least TC_STAGES tiles, and splits 1.
+// tiles must be whole, K a multiple of kTileK of at least kStages tiles, and splits 1.
 //
 // Layout `any` takes any strides: element copies by cp.async, or for 16-bit types through
 // registers.
 #include "epilogue.cuh"
 #include "mma_operand.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
-constexpr Layout kLayout = Layout::TC_LAYOUT;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr Layout kLayout = Layout::TC_LAYOUT;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kWarpM = TC_WARP_M, kWarpN = TC_WARP_N, kFragments = TC_FRAGMENTS;
+  static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+  static constexpr bool kPersistent = TC_PERSISTENT;
+};
+
+constexpr DType kDType = Config::kDType;
+constexpr Layout kLayout = Config::kLayout;
 constexpr bool kAny = kLayout == Layout::any;
-constexpr int kWarpsN = TC_TILE_N / TC_WARP_N;
-constexpr int kWarps = TC_TILE_M / TC_WARP_M * kWarpsN;
-static_assert(kWarps * 32 == TC_THREADS, "the block must hold the tile's warps");
+constexpr int kWarpsN = Config::kTileN / Config::kWarpN;
+constexpr int kWarps = Config::kTileM / Config::kWarpM * kWarpsN;
+static_assert(kWarps * 32 == Config::kThreads, "the block must hold the tile's warps");
 
 // K contiguous: the letters n of A and t of B (BLAS names them for column-major C).
 constexpr bool kAKMajor = kAny || kLayout == Layout::nn || kLayout == Layout::nt;
 constexpr bool kBKMajor = kAny || kLayout == Layout::nt || kLayout == Layout::tt;
-using ATile = OperandTile<kDType, true, kAKMajor, kAny, TC_TILE_M, TC_TILE_K, TC_THREADS>;
-using BTile = OperandTile<kDType, false, kBKMajor, kAny, TC_TILE_N, TC_TILE_K, TC_THREADS>;
-using ALoader = FragmentLoader<ATile, TC_WARP_M>;
-using BLoader = FragmentLoader<BTile, TC_WARP_N>;
+using ATile =
+    OperandTile<kDType, true, kAKMajor, kAny, Config::kTileM, Config::kTileK, Config::kThreads>;
+using BTile =
+    OperandTile<kDType, false, kBKMajor, kAny, Config::kTileN, Config::kTileK, Config::kThreads>;
+using ALoader = FragmentLoader<ATile, Config::kWarpM>;
+using BLoader = FragmentLoader<BTile, Config::kWarpN>;
 
 constexpr int kStageBytes = ATile::kBytes + BTile::kBytes;
-static_assert(kStageBytes * TC_STAGES == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
-constexpr int kSteps = TC_TILE_K / ATile::kStepK;
-static_assert(kSteps % 2 == 0 || TC_FRAGMENTS == 1, "fragment buffers alternate");
-constexpr int kBlocksM = TC_WARP_M / 16;
-constexpr int kBlocksN = TC_WARP_N / 16;
+static_assert(kStageBytes * Config::kStages == Config::kDynamicShared,
+              "the kernel table's shared memory");
+constexpr int kSteps = Config::kTileK / ATile::kStepK;
+static_assert(kSteps % 2 == 0 || Config::kFragments == 1, "fragment buffers alternate");
+constexpr int kBlocksM = Config::kWarpM / 16;
+constexpr int kBlocksN = Config::kWarpN / 16;
 using Accumulator = typename DTypeTraits<kDType>::Accumulator;
 
-#ifdef TC_PERSISTENT  // kind "persistent": a block computes several tiles
-[[maybe_unused]] constexpr bool kPersistent = true;
-#else
-[[maybe_unused]] constexpr bool kPersistent = false;
-#endif
+// Kind "persistent": a block computes several tiles.
+[[maybe_unused]] constexpr bool kPersistent = Config::kPersistent;
 
 struct Multiplier {
   ALoader a_loader;
   BLoader b_loader;
-  typename ALoader::Fragments a[TC_FRAGMENTS];
-  typename BLoader::Fragments b[TC_FRAGMENTS];
+  typename ALoader::Fragments a[Config::kFragments];
+  typename BLoader::Fragments b[Config::kFragments];
   Accumulator sum[kBlocksM][2 * kBlocksN][4];
 
   TC_DEVICE Multiplier(int warp_m, int warp_n) : a_loader(warp_m), b_loader(warp_n) { clear(); }
@@ -96,11 +106,12 @@ struct Multiplier {
 TC_DEVICE TileCoordinates coordinates_again(const MatmulParams& p, const TileIndex& index) {
   TileIndex fresh = index;
   asm volatile("" : "+r"(fresh.m), "+r"(fresh.n), "+r"(fresh.batch));
-  return tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p, fresh);
+  return tile_coordinates<Config::kTileM, Config::kTileN, Config::kTileK>(p, fresh);
 }
 
 TC_DEVICE int left_of(tc_int64 k) {
-  return static_cast<int>(max(min(k, static_cast<tc_int64>(TC_TILE_K)), static_cast<tc_int64>(0)));
+  return static_cast<int>(
+      max(min(k, static_cast<tc_int64>(Config::kTileK)), static_cast<tc_int64>(0)));
 }
 
 // From behind the last k tile of a block's tile to the first of its next one, in bytes of A and B.
@@ -114,9 +125,9 @@ TC_DEVICE void find_next(NextTile& next, const MatmulParams& p, const TileIndex&
                          u32 next_number) {
   if (threadIdx.x >= 32) return;
   auto from = coordinates_again(p, index);
-  auto to = coordinates_again(p, tile_index<TC_TILE_M>(p, next_number));
-  next.a = (to.a - from.a - from.k_tiles * (TC_TILE_K * p.a_stride_k)) * ATile::kElement;
-  next.b = (to.b - from.b - from.k_tiles * (TC_TILE_K * p.b_stride_k)) * ATile::kElement;
+  auto to = coordinates_again(p, tile_index<Config::kTileM>(p, next_number));
+  next.a = (to.a - from.a - from.k_tiles * (Config::kTileK * p.a_stride_k)) * ATile::kElement;
+  next.b = (to.b - from.b - from.k_tiles * (Config::kTileK * p.b_stride_k)) * ATile::kElement;
 }
 
 // The pipelined loop for copies that are asynchronous. Of a persistent block's tiles it gives all
@@ -124,7 +135,7 @@ TC_DEVICE void find_next(NextTile& next, const MatmulParams& p, const TileIndex&
 template <class ACopy, class BCopy, class StoreWhole>
 TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex& index, u32 shared,
                               StoreWhole&& store_whole) {
-  auto t = tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p, index);
+  auto t = tile_coordinates<Config::kTileM, Config::kTileN, Config::kTileK>(p, index);
   using Storage = typename ATile::Storage;
   ACopy a(static_cast<const Storage*>(p.a) + t.a, p.a_stride_m, p.a_stride_k, p.m - t.m0);
   BCopy b(static_cast<const Storage*>(p.b) + t.b, p.b_stride_n, p.b_stride_k, p.n - t.n0);
@@ -149,48 +160,48 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
     }
     if (s == kSlots - 1) {
       cp_async_commit();
-      if (!kPersistent || !kWhole) k_left -= TC_TILE_K;
+      if (!kPersistent || !kWhole) k_left -= Config::kTileK;
     }
   };
 #pragma unroll
-  for (int s = 0; s < TC_STAGES - 1; ++s) {
+  for (int s = 0; s < Config::kStages - 1; ++s) {
     unrolled<kSlots>([&](auto slot) { copy_slot(Constant<0>{}, slot, shared + s * kStageBytes); });
   }
   __shared__ NextTile to_next;
   u32 tiles = static_cast<u32>(p.tiles_m) * static_cast<u32>(p.tiles_n) * static_cast<u32>(p.batch);
   u32 next_number = blockIdx.x + gridDim.x;
   if (kPersistent && next_number < tiles) find_next(to_next, p, index, next_number);
-  cp_async_wait<TC_STAGES - 2>();
+  cp_async_wait<Config::kStages - 2>();
   __syncthreads();
 
   u32 read = shared;
-  u32 write = shared + (TC_STAGES - 1) * kStageBytes;
+  u32 write = shared + (Config::kStages - 1) * kStageBytes;
   int tile = 0;
   auto multiply_until = [&](auto whole, int end) {
-    if constexpr (TC_FRAGMENTS == 2) math.load(0, read, 0);
+    if constexpr (Config::kFragments == 2) math.load(0, read, 0);
 #pragma unroll 1
     for (; tile < end; ++tile) {
       unrolled<kSteps>([&](auto constant) {
         constexpr int step = decltype(constant)::value;
         constexpr int next = (step + 1) % 2;
-        if constexpr (TC_FRAGMENTS == 1) math.load(0, read, step);
-        if constexpr (TC_FRAGMENTS == 1 || step == 0) math.round(0);
+        if constexpr (Config::kFragments == 1) math.load(0, read, step);
+        if constexpr (Config::kFragments == 1 || step == 0) math.round(0);
         if constexpr (step == kSteps - 1) {
           // Nobody reads this tile after the barrier, and the next one has arrived.
-          cp_async_wait<TC_STAGES - 2>();
+          cp_async_wait<Config::kStages - 2>();
           __syncthreads();
           write = read;
           read += kStageBytes;
-          if (read == shared + TC_STAGES * kStageBytes) read = shared;
+          if (read == shared + Config::kStages * kStageBytes) read = shared;
         }
-        if constexpr (TC_FRAGMENTS == 2) math.load(next, read, (step + 1) % kSteps);
+        if constexpr (Config::kFragments == 2) math.load(next, read, (step + 1) % kSteps);
         // NOTE: copies come behind the loads. ptxas keeps the order of shared memory accesses, and
         // copies wait for their addresses: before the loads they cost 7% of the speed on an H200.
-        math.multiply(step % TC_FRAGMENTS, [&](auto row) {
+        math.multiply(step % Config::kFragments, [&](auto row) {
           constexpr int i = decltype(row)::value;
           constexpr int slot = step * kBlocksM + i;
           if constexpr (slot < kSlots) copy_slot(whole, Constant<slot>{}, write);
-          if constexpr (TC_FRAGMENTS == 2 && i == (kBlocksM - 1) / 2 && step != kSteps - 1) {
+          if constexpr (Config::kFragments == 2 && i == (kBlocksM - 1) / 2 && step != kSteps - 1) {
             math.round(next);
           }
         });
@@ -202,9 +213,9 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
   // (these tests 2% of it on an H200).
   int k_tiles = t.k_tiles;
   if constexpr (!kAny) {
-    bool whole = p.m - t.m0 >= TC_TILE_M && p.n - t.n0 >= TC_TILE_N;
-    int whole_tiles = static_cast<int>((t.k_end - t.k_begin) / TC_TILE_K);
-    int end = whole_tiles - (TC_STAGES - 1);
+    bool whole = p.m - t.m0 >= Config::kTileM && p.n - t.n0 >= Config::kTileN;
+    int whole_tiles = static_cast<int>((t.k_end - t.k_begin) / Config::kTileK);
+    int end = whole_tiles - (Config::kStages - 1);
     if constexpr (kPersistent) {
       // NOTE: what steers this loop must come from parameters and block numbers, not from memory:
       // then ptxas keeps the stages' addresses in uniform registers, or else the loop over K grows
@@ -219,7 +230,7 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
           b.global += to_next.b;
         }
         store_whole(index, write - shared);
-        index = tile_index<TC_TILE_M>(p, next_number);
+        index = tile_index<Config::kTileM>(p, next_number);
         next_number += gridDim.x;
         __syncthreads();
         if (next_number < tiles) find_next(to_next, p, index, next_number);
@@ -229,7 +240,8 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
     }
     if (whole) multiply_until(Constant<1>{}, end);
     if constexpr (kPersistent) {
-      k_left = t.k_end - t.k_begin - static_cast<tc_int64>(tile + TC_STAGES - 1) * TC_TILE_K;
+      k_left =
+          t.k_end - t.k_begin - static_cast<tc_int64>(tile + Config::kStages - 1) * Config::kTileK;
     }
   }
 
@@ -247,7 +259,7 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
     }
     if (straddles_mn || (straddles_k && tile == k_tiles - 1)) {
       auto t = coordinates_again(p, index);
-      tc_int64 k = static_cast<tc_int64>(tile) * TC_TILE_K;
+      tc_int64 k = static_cast<tc_int64>(tile) * Config::kTileK;
       int left = left_of(t.k_end - t.k_begin - k);
       auto a_tile = static_cast<const Storage*>(p.a) + t.a + k * p.a_stride_k;
       auto b_tile = static_cast<const Storage*>(p.b) + t.b + k * p.b_stride_k;
@@ -265,8 +277,9 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
 template <class ACopy, class BCopy>
 TC_DEVICE void multiply_registers(Multiplier& math, const MatmulParams& p, const TileIndex& index,
                                   u32 shared) {
-  static_assert(ACopy::kAsync || (TC_STAGES == 2 && TC_FRAGMENTS == 1), "what this loop uses");
-  auto t = tile_coordinates<TC_TILE_M, TC_TILE_N, TC_TILE_K>(p, index);
+  static_assert(ACopy::kAsync || (Config::kStages == 2 && Config::kFragments == 1),
+                "what this loop uses");
+  auto t = tile_coordinates<Config::kTileM, Config::kTileN, Config::kTileK>(p, index);
   using Storage = typename ATile::Storage;
   ACopy a(static_cast<const Storage*>(p.a) + t.a, p.a_stride_m, p.a_stride_k, p.m - t.m0);
   BCopy b(static_cast<const Storage*>(p.b) + t.b, p.b_stride_n, p.b_stride_k, p.n - t.n0);
@@ -279,7 +292,7 @@ TC_DEVICE void multiply_registers(Multiplier& math, const MatmulParams& p, const
     a.store(stage);
     b.store(stage + ATile::kBytes);
     __syncthreads();  // also: all have read the other stage's tile
-    k_left -= TC_TILE_K;
+    k_left -= Config::kTileK;
     a.fetch(left_of(k_left));
     b.fetch(left_of(k_left));
 #pragma unroll
@@ -305,17 +318,14 @@ TC_DEVICE void multiply_tiles(Multiplier& math, const MatmulParams& p, TileIndex
   }
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  auto index = tile_index<TC_TILE_M>(p);
+  auto index = tile_index<Config::kTileM>(p);
   int warp = threadIdx.x / 32;
-  int warp_m = warp / kWarpsN * TC_WARP_M;
-  int warp_n = warp % kWarpsN * TC_WARP_N;
+  int warp_m = warp / kWarpsN * Config::kWarpM;
+  int warp_n = warp % kWarpsN * Config::kWarpN;
   Multiplier math(warp_m, warp_n);
   multiply_tiles<CopyOf<ATile>, CopyOf<BTile>>(
       math, p, index, shared_address(shared_memory), [&](const TileIndex& index, u32 stage) {
@@ -325,16 +335,19 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_MIN_BLOCKS)
         }
       });
   __syncthreads();  // all have read the last tile: its memory is free
-  store_tile<kDType, TC_DYNAMIC_SHARED / kWarps>(p, coordinates_again(p, index), warp_m, warp_n,
-                                                 shared_memory, math.sum);
+  store_tile<kDType, Config::kDynamicShared / kWarps>(p, coordinates_again(p, index), warp_m,
+                                                      warp_n, shared_memory, math.sum);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {
   "kind": "mma", "layout": "{layout}", "tile": "{t.tile}", "stages": "{t.stages}",
   "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}", "TC_WARP_M": "{t.wm}",
-              "TC_WARP_N": "{t.wn}", "TC_FRAGMENTS": "{t.fragments}", "TC_MIN_BLOCKS": "{t.blocks}"}},
+              "TC_WARP_N": "{t.wn}", "TC_FRAGMENTS": "{t.fragments}", "TC_MIN_BLOCKS": "{t.blocks}",
+              "TC_PERSISTENT": 0}},
  "kernels": [
   {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
    "alignment": 16, "archs": "{t.archs}", "kind": "persistent",

@@ -1,7 +1,7 @@
 // The second half of a matmul that was split along K: adds the splits' partial sums, adds the bias,
 // rounds, writes C. Launched with the MatmulParams of the first half.
 //
-// Any grid.x is right: blocks take TC_TILE_N outputs at a time, round-robin. Many splits of few
+// Any grid.x is right: blocks take kTileN outputs at a time, round-robin. Many splits of few
 // outputs (a long dot product) are shared out among the threads of a block; otherwise a thread adds
 // its output's partial sums alone. Which of both, and every order of addition, depends on the sizes
 // only: same inputs, same bits.
@@ -9,12 +9,18 @@
 // Roles: all threads add.
 #include "dot_common.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr DType kDType = DType::TC_DTYPE;
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kTileN = TC_TILE_N, kThreads = TC_THREADS;
+};
+
+constexpr DType kDType = Config::kDType;
 using Accumulator = DTypeTraits<kDType>::Accumulator;
-constexpr int kThreads = TC_THREADS;
-constexpr int kTile = TC_TILE_N;  // outputs of a block at a time, when it shares out the splits
+constexpr int kThreads = Config::kThreads;
+constexpr int kTile =
+    Config::kTileN;  // outputs of a block at a time, when it shares out the splits
 constexpr int kManySplits = 8;
 
 // The partial sums first, first + step, ... of output `index`, in this order.
@@ -38,11 +44,8 @@ TC_DEVICE void write(const MatmulParams& p, tc_int64 index, Accumulator value) {
   store_output<kDType>(p, batch * outputs, row, within - row * p.n, value);
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   __shared__ Accumulator parts[kThreads];
   const tc_int64 outputs = p.batch * p.m * p.n;
@@ -71,6 +74,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
     __syncthreads();
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],

@@ -8,17 +8,25 @@
 // Roles: all threads load, multiply and store. Needs nothing beyond sm_80.
 #include "tile.cuh"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
-constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
-constexpr int kThreads = TC_THREADS;
-constexpr Layout kLayout = Layout::TC_LAYOUT;
+struct Config {
+  static constexpr Layout kLayout = Layout::TC_LAYOUT;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+};
+
+constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
+constexpr int kThreads = Config::kThreads;
+constexpr Layout kLayout = Config::kLayout;
 
 constexpr int kThreadM = 8, kThreadN = kTileM * kTileN / kThreads / kThreadM;
 constexpr int kRunsM = kThreadM / 4, kRunsN = kThreadN / 4;
 constexpr int kWarpsM = kTileM / (4 * kThreadM), kWarpsN = kTileN / (8 * kThreadN);
 static_assert(kWarpsM * kWarpsN * 32 == kThreads, "a warp has 4 lanes along m, 8 along n");
-static_assert(TC_STAGES == 2 && TC_DYNAMIC_SHARED == 0, "two stages of static shared memory");
+static_assert(Config::kStages == 2 && Config::kDynamicShared == 0,
+              "two stages of static shared memory");
 
 enum class Access { along_k, along_mn, elements };
 constexpr bool kAny = kLayout == Layout::any;
@@ -165,7 +173,7 @@ struct LongSum<true> {
   bool used = false;
 
   TC_DEVICE static float& slot(int i, int j) {  // the thread's own: no barrier is needed
-    __shared__ float totals[kThreadM * kThreadN][TC_THREADS];
+    __shared__ float totals[kThreadM * kThreadN][Config::kThreads];
     return totals[i * kThreadN + j][threadIdx.x];
   }
 
@@ -191,11 +199,8 @@ struct LongSum<true> {
   }
 };
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::MatmulParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
   wait_for_previous_kernel();
   __shared__ __align__(16) float shared_a[2][kTileK * kTileM];
   __shared__ __align__(16) float shared_b[2][kTileK * kTileN];
@@ -264,6 +269,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
   }
 }
 
+}  // namespace torch_cubin::TC_KERNEL
+
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
@@ -271,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
    "kind": "simt", "dtype": "float32", "math": "float32", "layout": "{layout}",
    "alignment": "{alignment.{layout}}", "tile": "{t.tile}", "stages": 2,
    "block": ["{t.threads}", 1, 1], "dynamic_shared": 0, "cost": "{t.{cost.{layout}}}",
-   "defines": {"TC_LAYOUT": "{layout}", "TC_BLOCKS": "{t.blocks}"},
+   "defines": {"TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": "{t.blocks}"},
    "for": {
     "layout": ["nn", "nt", "tn", "tt", "any"],
     "alignment": [{"nn": 16, "nt": 16, "tn": 16, "tt": 16, "any": 4}],

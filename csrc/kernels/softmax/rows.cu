@@ -9,16 +9,23 @@
 #include <limits>
 
 #include "common/dropout.cuh"
+#include "common/score_rule.cuh"
 #include "softmax_params.h"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 enum class Kind { forward, backward, dropout };
 
-constexpr Kind kKind = Kind::TC_KIND;
-using Real = TC_REAL;
-constexpr int kRows = TC_TILE_M;              // rows of a block at a time
-constexpr int kThreads = TC_THREADS / kRows;  // of one row
+struct Config {
+  using Real = TC_REAL;
+  static constexpr Kind kKind = Kind::TC_KIND;
+  static constexpr int kTileM = TC_TILE_M, kThreads = TC_THREADS;
+};
+
+constexpr Kind kKind = Config::kKind;
+using Real = Config::Real;
+constexpr int kRows = Config::kTileM;               // rows of a block at a time
+constexpr int kThreads = Config::kThreads / kRows;  // of one row
 static_assert(kThreads == 32 || kRows == 1, "a row belongs to a warp or to the block");
 
 constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
@@ -103,7 +110,7 @@ TC_DEVICE Row row_of(const SoftmaxParams& p, tc_int64 number) {
   return row;
 }
 
-TC_DEVICE Real masked(const SoftmaxParams& p, Real logit, tc_int64 at) {
+TC_DEVICE Real add_mask(const SoftmaxParams& p, Real logit, tc_int64 at) {
   switch (p.mask_kind) {
     case kMaskBool:
       return logit + (static_cast<const unsigned char*>(p.mask)[at] != 0 ? Real(0) : -kInfinity);
@@ -127,36 +134,40 @@ TC_DEVICE bool kept(const SoftmaxParams& p, const Row& row, int j) {
   return static_cast<int>(j % 2 == 0 ? both & 0xFFFF : both >> 16) >= p.drop_below;
 }
 
-// Scores to logits: everything that the row's threads need of the parameters, once.
-struct Logits {
+// The rule of one row's scores (common/score_rule.cuh): everything that its threads need of the
+// parameters, once.
+struct RowRule {
   const SoftmaxParams& p;
   const Row& row;
   const Real* scores;
-  Real scale, softcap;
+  Real scale_, softcap_;
 
-  TC_DEVICE Logits(const SoftmaxParams& p, const Row& row)
+  TC_DEVICE RowRule(const SoftmaxParams& p, const Row& row)
       : p(p),
         row(row),
         scores(static_cast<const Real*>(p.scores) + row.offset),
-        scale(real_of(p.scale)),
-        softcap(real_of(p.softcap)) {}
+        scale_(real_of(p.scale)),
+        softcap_(real_of(p.softcap)) {}
 
-  // Of a column within the band.
-  TC_DEVICE Real operator()(int j) const {
-    Real logit = scale * scores[j];
-    if (softcap != 0) logit = softcap * tanh(logit / softcap);
-    if (p.alibi_slopes != nullptr) {
-      int distance = row.i + p.seqlen_k - p.seqlen_q - j;
-      logit -= row.slope * static_cast<Real>(distance < 0 ? -distance : distance);
-    }
-    return p.mask_kind == kMaskNone ? logit : masked(p, logit, row.mask + j * p.mask_stride[3]);
+  TC_DEVICE Real scale() const { return scale_; }
+  TC_DEVICE Real softcap() const { return softcap_; }
+  TC_DEVICE Real cap_tanh(Real score) const { return tanh(score / softcap_); }
+  TC_DEVICE bool has_alibi() const { return p.alibi_slopes != nullptr; }
+  TC_DEVICE Real alibi(Real score, int i, int j) const {
+    int distance = i + p.seqlen_k - p.seqlen_q - j;
+    return score - row.slope * static_cast<Real>(distance < 0 ? -distance : distance);
+  }
+  TC_DEVICE bool has_mask() const { return p.mask_kind != kMaskNone; }
+  TC_DEVICE Real masked(Real score, int, int j) const {
+    return add_mask(p, score, row.mask + j * p.mask_stride[3]);
   }
 
-  // Of the logit with respect to the score.
-  TC_DEVICE Real derivative(int j) const {
-    if (softcap == 0) return scale;
-    Real t = tanh(scale * scores[j] / softcap);
-    return scale * (1 - t * t);
+  // The logit of a column within the band.
+  TC_DEVICE Real logit(int j) const {
+    Real x = scores[j], no_grad = 0;
+    auto element = [&](auto&& function) { function(x, no_grad, row.i, j, 0); };
+    apply_rule(*this, element, element);
+    return x;
   }
 };
 
@@ -178,10 +189,10 @@ struct Dropout {
 TC_DEVICE Real nan_or_zero(Real sum) { return sum != sum ? sum : Real(0); }
 
 TC_DEVICE void forward(const SoftmaxParams& p, const Row& row, int lane) {
-  const Logits logits(p, row);
+  const RowRule rule(p, row);
   const Dropout dropout(p, row);
   ExpSum sum = {-kInfinity, 0};
-  for (int j = row.begin + lane; j < row.end; j += kThreads) sum.add(logits(j));
+  for (int j = row.begin + lane; j < row.end; j += kThreads) sum.add(rule.logit(j));
   sum = joined(sum, join_sums);
   if (p.sinks != nullptr) sum.add(p.sinks[row.head]);
   // As exp(inf - inf) where a logit is infinite, also where it was the first of its thread.
@@ -195,19 +206,19 @@ TC_DEVICE void forward(const SoftmaxParams& p, const Row& row, int lane) {
   auto weights = static_cast<Real*>(p.weights) + row.offset;
   for (int j = lane; j < p.seqlen_k; j += kThreads) {
     bool visible = j >= row.begin && j < row.end && !nothing;
-    weights[j] = visible ? exp(logits(j) - shift) / sum.total * dropout(j) : hidden;
+    weights[j] = visible ? exp(rule.logit(j) - shift) / sum.total * dropout(j) : hidden;
   }
 }
 
 TC_DEVICE void backward(const SoftmaxParams& p, const Row& row, int lane) {
-  const Logits logits(p, row);
+  const RowRule rule(p, row);
   const Dropout dropout(p, row);
   auto probs = static_cast<const Real*>(p.probs) + row.offset;
   auto grad = static_cast<const Real*>(p.grad) + row.offset;
   Real logsumexp = p.given_probs ? Real(0) : static_cast<const Real*>(p.logsumexp)[row.number];
   int begin = p.given_probs ? 0 : row.begin;
   int end = p.given_probs ? p.seqlen_k : logsumexp == -kInfinity ? row.begin : row.end;
-  auto prob = [&](int j) { return p.given_probs ? probs[j] : exp(logits(j) - logsumexp); };
+  auto prob = [&](int j) { return p.given_probs ? probs[j] : exp(rule.logit(j) - logsumexp); };
 
   Real delta;
   if (p.delta != nullptr) {
@@ -227,9 +238,16 @@ TC_DEVICE void backward(const SoftmaxParams& p, const Row& row, int lane) {
   for (int j = lane; j < p.seqlen_k; j += kThreads) {
     Real weight = hidden, grad_score = hidden;
     if (j >= begin && j < end) {
-      Real probability = prob(j), factor = dropout(j);
-      weight = probability * factor;
-      grad_score = probability * (factor * grad[j] - delta) * logits.derivative(j);
+      // With probs given there may be no scores, which only softcap asks for.
+      weight = !p.given_probs || rule.softcap() != 0 ? rule.scores[j] : Real(0);
+      grad_score = grad[j];
+      Real keep = dropout(j);
+      auto element = [&](auto&& function) { function(weight, grad_score, row.i, j, 0); };
+      differentiate_rule(
+          rule, true, element, element, [&](int) { return keep; }, [] {},
+          [&](int) { return delta; }, [] {},
+          [&](Real logit, int) { return p.given_probs ? probs[j] : exp(logit - logsumexp); });
+      grad_score *= rule.scale();
     }
     if (p.weights != nullptr) weights[j] = weight;
     grad_scores[j] = grad_score;
@@ -243,11 +261,8 @@ TC_DEVICE void drop(const SoftmaxParams& p, const Row& row, int lane) {
   for (int j = lane; j < p.seqlen_k; j += kThreads) to[j] = from[j] * dropout(j);
 }
 
-}  // namespace torch_cubin
-
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::SoftmaxParams p) {
-  using namespace torch_cubin;
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ SoftmaxParams p) {
   wait_for_previous_kernel();
   const int lane = threadIdx.x % kThreads;
   const tc_int64 step = static_cast<tc_int64>(gridDim.x) * kRows;
@@ -259,6 +274,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
     if constexpr (kKind == Kind::dropout) drop(p, row, lane);
   }
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 // The spills that the table accepts: ptxas saves a few registers around the calls of the slow paths
 // of log and division, which it makes subroutines.

@@ -1,0 +1,58 @@
+"""PTX of several kernels, as nvcc writes it, and of each of them alone.
+
+nvcc needs half a second for its own headers, whatever it compiles. So the build gives it several
+kernels of one source at a time, each in a namespace of its own, and takes the result apart here. A
+kernel's text does not depend on its company: the numbers in labels, which count the functions of a
+module, are all set to 0.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ENTRY = re.compile(r"(?:\.visible |\.weak )*\.entry ([\w$]+)\(")
+_LABEL = re.compile(r"\$L__BB\d+_")
+_NAME = re.compile(r"([\w$]+)(?:\[\w*\])*(?: = .*)?;$")  # of a declaration, at its end
+
+
+def _statements(ptx: str) -> list[list[str]]:
+    """The lines of each directive, declaration or function of a module; comments left out."""
+    found: list[list[str]] = []
+    lines = [line for line in ptx.splitlines() if line.strip() and line.lstrip()[:2] != "//"]
+    at = 0
+    while at < len(lines):
+        first = lines[at]
+        if first.startswith((".version", ".target", ".address_size")):
+            end = at + 1
+        elif ".entry " in first or ".func " in first:
+            end = next(i for i in range(at, len(lines)) if lines[i] in ("}", ";")) + 1
+        else:
+            end = next(i for i in range(at, len(lines)) if lines[i].endswith(";")) + 1
+        found.append(lines[at:end])
+        at = end
+    return found
+
+
+def split(ptx: str) -> dict[str, str]:
+    """The module of each kernel: the directives, what it needs of the declarations, its code."""
+    head: list[str] = []
+    declared: list[tuple[str, str]] = []  # name and text
+    kernels: dict[str, str] = {}
+    for lines in _statements(ptx):
+        text = "\n".join(lines) + "\n"
+        entry = _ENTRY.match(lines[0])
+        if entry:
+            kernels[entry[1]] = _LABEL.sub("$L__BB0_", text)
+        elif lines[0].startswith((".version", ".target", ".address_size")):
+            head.append(text)
+        else:
+            name = _NAME.search(lines[-1]) if ".func " not in lines[0] else None
+            declared.append((name[1] if name else "", text))
+    modules = {}
+    for kernel, code in kernels.items():
+        # A function, or what has no name that is known, goes to all: unused it does no harm.
+        needed = "".join(
+            text for name, text in declared if not name or re.search(rf"{re.escape(name)}\b", code)
+        )
+        modules[kernel] = "".join(head) + needed + code
+    return modules

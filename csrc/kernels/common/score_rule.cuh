@@ -1,0 +1,64 @@
+// The rule from a score q . k to the logit that enters the softmax: scale, softcap, ALiBi and mask,
+// in this order, and its derivative, with dropout. All kernels that compute attention use it.
+//
+//   logit = softcap tanh(scale score / softcap) + alibi + mask     (softcap 0: without the tanh)
+//   prob = exp(logit - logsumexp)
+//   weight = keep prob                                (keep: of dropout, 0 or keep_scale)
+//   d logit = prob (keep d weight - delta)
+//   d score = scale (1 - tanh^2) d logit              (the caller multiplies by scale)
+//
+// Kernels differ in where a thread's elements lie and in which order it pays to go through them. So
+// the caller gives `each`: each(f) calls f(x, grad, i, j, at) for all its elements. x is the number
+// that goes from score to weight, grad its gradient, (i, j) the element's row and column, and `at`
+// an index that the caller's own functions understand. `rarely` is another `each`, for features that
+// few calls use: it may trade speed for small code.
+//
+// A Rule has scale(), softcap(), cap_tanh(x), has_alibi(), alibi(x, i, j), has_mask() and
+// masked(x, i, j).
+#pragma once
+
+#include "ptx.cuh"
+
+namespace torch_cubin {
+
+// Scores to logits. grad is multiplied by the derivative of the softcap.
+template <class Rule, class Each, class Rarely>
+TC_DEVICE void apply_rule(const Rule& rule, Each&& each, Rarely&& rarely) {
+  each([&](auto& x, auto&, int, int, int) { x *= rule.scale(); });
+  if (rule.softcap() != 0) {
+    rarely([&](auto& x, auto& grad, int, int, int) {
+      auto tanh = rule.cap_tanh(x);
+      x = rule.softcap() * tanh;
+      grad *= 1 - tanh * tanh;
+    });
+  }
+  if (rule.has_alibi()) {
+    rarely([&](auto& x, auto&, int i, int j, int) { x = rule.alibi(x, i, j); });
+  }
+  if (rule.has_mask()) {
+    rarely([&](auto& x, auto&, int i, int j, int) { x = rule.masked(x, i, j); });
+  }
+}
+
+// Scores to weights, and the weights' gradients to those of the scores (without the scale).
+// keep(at), which counts only where `drops`, and delta(at) are those of the element `at`; fetch()
+// comes between them, for loads whose latency the scaling covers; hide() sets the logits outside the
+// band to -inf; prob(logit, at) ends the rule.
+template <class Rule, class Each, class Rarely, class Keep, class Fetch, class Delta, class Hide,
+          class Prob>
+TC_DEVICE void differentiate_rule(const Rule& rule, bool drops, Each&& each, Rarely&& rarely,
+                                  Keep&& keep, Fetch&& fetch, Delta&& delta, Hide&& hide,
+                                  Prob&& prob) {
+  if (drops) each([&](auto&, auto& grad, int, int, int at) { grad *= keep(at); });
+  fetch();
+  each([&](auto&, auto& grad, int, int, int at) { grad -= delta(at); });
+  apply_rule(rule, each, rarely);
+  hide();
+  each([&](auto& x, auto& grad, int, int, int at) {
+    x = prob(x, at);
+    grad *= x;
+  });
+  if (drops) each([&](auto& x, auto&, int, int, int at) { x *= keep(at); });
+}
+
+}  // namespace torch_cubin
