@@ -60,11 +60,10 @@ demo: built-demo
 	@$(PY) -m torch_cubin demo
 
 # A file's tests stay in one process, and the files keep their order: the slowest come first. On a GPU
-# tests/gpu makes groups of its own (tests/gpu/conftest.py); eight processes share it at most.
+# eight processes share it at most.
 test: built-test
 	@$(PY) -m pytest --numprocesses $$($(PY) -c 'import os; print(min(8, os.cpu_count() or 1))') \
-		--dist $$($(PY) -c 'import torch; print("loadgroup" if torch.cuda.is_available() else "loadfile")') \
-		--no-loadscope-reorder --durations 10 $(PYTEST)
+		--dist loadfile --no-loadscope-reorder --durations 10 $(PYTEST)
 
 lint: $(LIBRARY)
 	@$(PY) -m ruff check .

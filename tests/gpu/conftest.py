@@ -14,32 +14,34 @@ from gpu import run_child
 # Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
 _LIMIT = float(os.environ.get("TORCH_CUBIN_TEST_LIMIT", "240"))
 
-_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 2))
+_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 4))
 _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = {}
 
-# Files whose set-up takes longest: with several processes they are begun first.
-_SLOW_FILES = ("test_cuda_aoti", "test_cuda_tutorial", "test_cuda_examples")
+# Files that take longest, by their set-up or their child processes: with several processes they are
+# begun first.
+_SLOW_FILES = ("sanitizer", "aoti", "sm90", "tutorial", "attention_determinism", "examples")
 
 
-def _has_child(item: pytest.Item) -> bool:
-    return item.get_closest_marker("child") is not None
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this is one of several processes that pytest-xdist runs tests in, a file each."""
+    return hasattr(config, "workerinput")
+
+
+def _begins(item: pytest.Item) -> int:
+    name = item.path.stem.removeprefix("test_cuda_")
+    return _SLOW_FILES.index(name) if name in _SLOW_FILES else len(_SLOW_FILES)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the tests in the order in which little waits.
 
     In one process, tests that wait for child processes come last: the children run while the others
-    do. With pytest-xdist (`--dist loadgroup --no-loadscope-reorder`, as `make test` calls it) they
-    are a group of their own, begun first; every other file is a group, so that what its tests share
-    is made once.
+    do. In several, every file's children are started with its first test.
     """
-    if not getattr(config.option, "loadgroup", False):
-        items.sort(key=_has_child)
-        return
-    for item in items:
-        name = "children" if _has_child(item) else item.path.name
-        item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=lambda item: (not _has_child(item), item.path.stem not in _SLOW_FILES))
+    if _is_worker(config):
+        items.sort(key=_begins)
+    else:
+        items.sort(key=lambda item: item.get_closest_marker("child") is not None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -120,8 +122,7 @@ def freed_memory():
 @pytest.fixture
 def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """A CUDA generator whose seed depends on the test alone."""
-    name, *_ = request.node.nodeid.split("@")  # pytest-xdist writes the group behind it
-    return torch.Generator("cuda").manual_seed(sum(name.encode()))
+    return torch.Generator("cuda").manual_seed(sum(request.node.nodeid.encode()))
 
 
 def _start_children(items: list[pytest.Item]) -> None:
@@ -132,17 +133,18 @@ def _start_children(items: list[pytest.Item]) -> None:
                 _children[marker.args] = _pool.submit(run_child.run, *marker.args)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _early_children(request: pytest.FixtureRequest, library: None) -> None:
-    """In one process, the children are started before the first test."""
-    if not hasattr(request.config, "workerinput"):
-        _start_children(request.session.items)
+    """Starts them before the first test: of all files; in a worker, of this one."""
+    items = request.session.items
+    if _is_worker(request.config):
+        items = [item for item in items if item.path == request.path]
+    _start_children(items)
 
 
 @pytest.fixture
 def child(request: pytest.FixtureRequest) -> run_child.Result:
     """The result of the scenario that the test's `child` marker names."""
-    _start_children(request.session.items)  # does nothing where they have been started
     marker = request.node.get_closest_marker("child")
     result = _children[marker.args].result()
     if result.missing:
