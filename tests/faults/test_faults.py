@@ -39,7 +39,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("way", ["extension", "plain"])
 @pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("fake_*.py")))
 def test_on_the_fake_driver(name: str, way: str, folder: Path) -> None:
-    if way == "extension" and not EXTENSION.is_file():
+    run_on_the_fake_driver(name, way, folder)
+
+
+@pytest.mark.parametrize("name", ["fake_differential", "fake_wrong_arguments"])
+def test_tensors_read_by_dlpack(name: str, folder: Path) -> None:
+    """The second way, of a PyTorch whose tensors are not laid out as known."""
+    run_on_the_fake_driver(name, "dlpack", folder)
+
+
+def run_on_the_fake_driver(name: str, way: str, folder: Path) -> None:
+    if way != "plain" and not EXTENSION.is_file():
         pytest.skip("the extension module is not built")
     environment = {
         **os.environ,
@@ -47,6 +57,8 @@ def test_on_the_fake_driver(name: str, way: str, folder: Path) -> None:
         "FAKE_CUDA_DEVICES": "2",
         "TORCH_CUBIN_PLAIN_LAUNCH": "1" if way == "plain" else "0",
     }
+    if way == "dlpack":
+        environment["TORCH_CUBIN_TEST_MISSING"] = "torch._C._dispatch_keys"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += ["-o", "python_files=fake_*.py", str(HERE / f"{name}.py")]
     done = subprocess.run(

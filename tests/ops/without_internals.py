@@ -238,7 +238,8 @@ def layout(name: str) -> None:
     from torch_cubin._pytorch import tensors
 
     assert tensors.tensor_offset() is None
-    assert launcher.Launcher is not None
+    assert tensors.exchange_function() is not None
+    assert launcher.Launcher is not launcher.PlainLauncher
 
 
 COST: dict[str, Callable[[str], None]] = {
