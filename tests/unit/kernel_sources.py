@@ -32,7 +32,7 @@ FIELDS = {
 
 def table(*entries: dict, **top: object) -> str:
     block = json.dumps({**top, "kernels": [{**FIELDS, **entry} for entry in entries]}, indent=1)
-    return f"struct X;\n\n/* torch_cubin kernels\n{block}\n*/\n"
+    return f"struct code;\n\n/* torch_cubin kernels\n{block}\n*/\n"
 
 
 __all__ = ["KERNELS", "BuildError", "build", "cubin_facts", "kernel_table", "table", "toolkit"]
