@@ -119,8 +119,8 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
 
 // The short way of a launch whose shape needs no more checks than these, of a kernel that ran on the
 // device before. Touches as little code and data as can be: the driver's own work leaves the
-// first-level caches empty, and going the whole way costs 0.1 us more. So are the functions on the
-// way marked hot, which lays them side by side. Returns false, having done nothing, when the launch
+// first-level caches empty, and the general path costs 0.1 us more. The functions on the way are
+// marked hot, which lays them side by side. Returns false, having done nothing, when the launch
 // needs the general path.
 [[gnu::hot]] bool launch_common(Kernel& kernel, const torch_cubin_launch_call& call,
                                 CurrentStream current_stream) {

@@ -146,6 +146,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const Work& w = ring[number % C::kRing];
     int k_count = w.k_count;
     if (k_count == 0) break;
+    if (p.bias != nullptr && !(p.flags & kSm90General)) prefetch_bias<C>(p, w.n0);
     float sum[C::kBlocksM][C::kTileN / 2];
     int previous = stage;
     auto next_stage = [&] {
@@ -290,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 1, "pairs": 0, "spill": 0},
+      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x224", "tile": [128, 224, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
@@ -321,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
       "shared": 221760, "streams": 1, "pairs": 0, "spill": 64},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 1, "pairs": 0, "spill": 0},
+      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
       "shared": 221792, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
@@ -339,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}, {"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 1, "pairs": 0},
+      "shared": 229968, "streams": 0, "pairs": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 230000, "streams": 0, "pairs": 1},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
@@ -351,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 1, "pairs": 0},
+      "shared": 229968, "streams": 0, "pairs": 0},
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 230000, "streams": 0, "pairs": 1},
      {"name": "64x128", "tile": [64, 128, 32], "stages": 8, "consumers": 1, "threads": 256,

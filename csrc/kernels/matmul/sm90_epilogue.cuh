@@ -48,16 +48,52 @@ TC_DEVICE float activate(float x, int activation) {
   }
 }
 
-// One warp's 16 rows from row m and all of the tile's columns, which are the sum and nothing else:
+// Adds the bias of columns n to n + kPanel to a panel of the sums, of which a lane holds the columns
+// 8j + 2 * (lane % 4) and the next one, of two rows.
+template <class C>
+TC_DEVICE void add_bias(const Sm90MatmulParams& p, int n, float* sum) {
+  using Traits = DTypeTraits<C::kType>;
+  using Storage = typename Traits::Storage;
+  struct alignas(2 * sizeof(Storage)) Pair {
+    Storage low, high;
+  };
+#pragma unroll
+  for (int j = 0; j < C::kPanel / 8; ++j) {
+    int column = n + 8 * j + threadIdx.x % 4 * 2;
+    if (column >= p.n) continue;  // N is even here
+    Pair bias = static_cast<const Pair*>(p.bias)[column / 2];
+    float low = Traits::load(bias.low), high = Traits::load(bias.high);
+    sum[4 * j] += low;
+    sum[4 * j + 1] += high;
+    sum[4 * j + 2] += low;
+    sum[4 * j + 3] += high;
+  }
+}
+
+// Brings the bias of a tile's columns into the L1 cache, long before the epilogue needs it: there its
+// latency, once a panel, would hold up the other warpgroup, too.
+template <class C>
+TC_DEVICE void prefetch_bias(const Sm90MatmulParams& p, int n) {
+  constexpr int kLine = 128 / C::kElement;
+  int column = n + threadIdx.x % 32 * kLine;
+  if (threadIdx.x % 32 * kLine >= C::kTileN || column >= p.n) return;
+  auto line = static_cast<const char*>(p.bias) + static_cast<tc_int64>(column) * C::kElement;
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(line));
+}
+
+// One warp's 16 rows from row m and all of the tile's columns, which are the sum and at most a bias:
 // rounded into panels, which the TMA stores while the next ones are written.
 template <class C>
 TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int m, const Work& w,
-                          const float (&sum)[C::kTileN / 2]) {
+                          float (&sum)[C::kTileN / 2]) {
   int lane = threadIdx.x % 32;
   constexpr int kPanels = C::kTileN / C::kPanel;
   constexpr int kRowBytes = C::kPanel * C::kElement;
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
+    if (p.bias != nullptr) {
+      add_bias<C>(p, w.n0 + panel * C::kPanel, sum + panel * (C::kPanel / 2));
+    }
     u32 buffer = staging + turn * 2048;
     turn = turn + 1 == C::kBuffers ? 0 : turn + 1;
     if (lane == 0) tma_store_wait_read<C::kBuffers - 1>();

@@ -27,7 +27,7 @@ enum Sm90Flags {
   kSm90SplitPair = 8,     // cluster of 2, one tile, half of K each; at most one tile a cluster
   kSm90Serpentine = 16,   // K backwards in every other tile: what is in the L2 cache is used again
   kSm90GroupN = 32,       // the groups of the tile order run along N instead of M
-  kSm90General = 64,      // the epilogue with everything; without, out = sum, by tensor map
+  kSm90General = 64,      // the epilogue with everything; without, sum (+ bias), by tensor map
   kSm90BiasRow = 128,     // bias belongs to rows instead of columns
   kSm90OutFloat = 256,    // (general) out is float32
   kSm90OutVector = 512,   // (general) four elements of out are stored at once
@@ -48,7 +48,8 @@ struct Sm90MatmulParams {
   Sm90TensorMap a, b, out_map;
   // The general epilogue. Strides in elements; addend's may be 0.
   void* out;
-  const void* bias;    // null: none
+  // Null: none. Without kSm90General it is one for each column, its stride 1, aligned to pairs.
+  const void* bias;
   const void* addend;  // null: none
   tc_int64 out_stride_m, out_batch_stride[3];
   tc_int64 addend_stride_m, addend_stride_n, addend_batch_stride[3];

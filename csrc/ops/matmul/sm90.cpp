@@ -11,11 +11,6 @@
 namespace torch_cubin {
 namespace {
 
-// The driver's numbers of CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
-enum : uint32_t { kMapFloat16 = 6, kMapFloat32 = 7, kMapBFloat16 = 9, kMapTFloat32 = 11 };
-enum : uint32_t { kSwizzle32 = 1, kSwizzle64 = 2, kSwizzle128 = 3 };
-constexpr uint32_t kPromote256 = 3;
-
 constexpr int kSm90BatchDims = 3;   // a tensor map has 5 dims
 constexpr int64_t kRowBytes = 128;  // of an operand's tile in shared memory: the swizzle's
 constexpr int32_t kGroup = 8;       // tile rows that follow one another; 4 and 16 are no different
@@ -30,21 +25,21 @@ constexpr double kShareToCompare = 0.8;
 // A tensor of up to 5 dims, innermost first, as the TMA sees it.
 struct Mapped {
   const char* data;
-  uint32_t data_type;
+  MapType type;
   int64_t element_bytes;
   int64_t dims[2];
   int64_t stride;               // of the second dim; elements, as those of the batch
   const int64_t* batch_stride;  // null: no batch
   uint32_t box[2];
-  uint32_t swizzle;
+  MapSwizzle swizzle;
 };
 
 void encode(const Mapped& x, const MatmulProblem& p, const Device& device, Sm90TensorMap& out) {
   TensorMapSpec map{};
   map.rank = x.batch_stride == nullptr ? 2 : 2 + kSm90BatchDims;
-  map.data_type = x.data_type;
-  map.swizzle = x.swizzle;
-  map.l2_promotion = kPromote256;
+  map.data_type = static_cast<uint32_t>(x.type);
+  map.swizzle = static_cast<uint32_t>(x.swizzle);
+  map.l2_promotion = static_cast<uint32_t>(MapL2Promotion::k256Bytes);
   map.device = device.index;
   map.address = const_cast<char*>(x.data);
   for (uint32_t i = 0; i < map.rank; ++i) {
@@ -118,13 +113,14 @@ class Sm90Matmul : public MatmulKernels {
     const bool shares_b = plan.cluster == Sm90Cluster::kShareB;
     const bool batched = p.batch_dims > 0;
     const int64_t bytes = element_size(p.input);
-    const uint32_t type = p.math == kMathTF32      ? kMapTFloat32
-                          : p.math == kMathFloat16 ? kMapFloat16
-                                                   : kMapBFloat16;
+    const MapType type = p.math == kMathTF32      ? MapType::kTFloat32
+                         : p.math == kMathFloat16 ? MapType::kFloat16
+                                                  : MapType::kBFloat16;
     const auto operand = [&](const char* data, bool mn_major, int64_t size, int64_t own_stride,
                              int64_t k_stride, const int64_t* batch_stride, int64_t tile,
                              bool shared, Sm90TensorMap& map) {
-      Mapped x{data, type, bytes, {}, 0, batched ? batch_stride : nullptr, {}, kSwizzle128};
+      Mapped x{
+          data, type, bytes, {}, 0, batched ? batch_stride : nullptr, {}, MapSwizzle::k128Bytes};
       const auto in_row = static_cast<uint32_t>(kRowBytes / bytes);
       const int64_t rows = mn_major ? row.tile_k : tile;
       x.dims[0] = mn_major ? size : p.k;
@@ -150,14 +146,20 @@ class Sm90Matmul : public MatmulKernels {
     }
     const int64_t out_bytes = element_size(p.output);
     const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
-    const bool plain = operands.bias == nullptr && p.output == p.input && aligned &&
+    const bool paired = operands.bias_stride == 1 &&
+                        reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
+    const bool plain = (operands.bias == nullptr || paired) && p.output == p.input && aligned &&
                        p.n * out_bytes % kVectorBytes == 0;
     if (plain) {
       const int64_t in_row = row.tile_n * out_bytes;
       const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
-      const uint32_t swizzle = panel == 128 ? kSwizzle128 : panel == 64 ? kSwizzle64 : kSwizzle32;
-      Mapped x{operands.c, p.math == kMathTF32 ? kMapFloat32 : type, out_bytes, {p.n, p.m},
-               p.n,        batched ? c_batch_stride : nullptr,       {},        swizzle};
+      const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
+                                 : panel == 64 ? MapSwizzle::k64Bytes
+                                               : MapSwizzle::k32Bytes;
+      Mapped x{operands.c, p.math == kMathTF32 ? MapType::kFloat32 : type,
+               out_bytes,  {p.n, p.m},
+               p.n,        batched ? c_batch_stride : nullptr,
+               {},         swizzle};
       x.box[0] = static_cast<uint32_t>(panel / out_bytes);
       x.box[1] = 16;
       encode(x, p, device_, out.out_map);
@@ -168,10 +170,10 @@ class Sm90Matmul : public MatmulKernels {
       out.out = operands.c;
       out.out_stride_m = p.n;
       std::copy_n(c_batch_stride, kSm90BatchDims, out.out_batch_stride);
-      out.bias = operands.bias;
       out.bias_stride = operands.bias_stride;
       out.alpha = 1;
     }
+    out.bias = operands.bias;
     if (batched) out.flags |= kSm90Batched;
     if (shares_a) out.flags |= kSm90ShareA;
     if (shares_b) out.flags |= kSm90ShareB;

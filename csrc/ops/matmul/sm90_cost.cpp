@@ -19,22 +19,27 @@ constexpr double kMemoryBytesPerMicrosecond = 3.8e6;
 constexpr double kFixed = 1.84;      // us: first loads, last stores
 constexpr double kTileCycles = 300;  // between two tiles of a block
 constexpr double kExchangeBytesPerCycle = 15;
-constexpr double kStreamFixed = 10.5;  // us, with the launch that sets counters to zero
+constexpr double kStreamFixed = 5;  // us, with the launch that sets counters to zero
 constexpr double kStreamBytesPerCycle = 14.8;
 // At the power limit energy decides: this share of a product's is what shared memory moves, which is
 // kLeastShared cycles a multiply-add with 256x192, the tile that moves least.
 constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
+// Rows and columns of a tile outside the matrices, which the TMA fills with zeros, cost more than
+// others: 64 x 4096 x 4096 with tiles of 128 x 64 took 19 us, 128 x 4096 x 4096 took 12.
+constexpr double kOutside = 1.2;
+// Short products of many rows run better with A shared than with B, by 1 to 4%.
+constexpr double kShortShareB = 1.02, kShort = 100;  // us
+constexpr int64_t kManyRows = 1024;
 // Blocks of one computing warpgroup are slower than their bounds.
 constexpr double kOneWarpgroup = 1.08;
-// Of the smooth maximum: two bounds that are near one another both cost.
-constexpr double kSharpness = 4.73;
-
 constexpr int64_t kLeastStreamBlocks = 8;  // k blocks of a part of a streamed tile
 constexpr int64_t kLeastSplitK = 512;
 
+// The fourth root of the sum of fourth powers: two bounds that are near one another both cost. Made
+// of square roots, which are instructions: std::pow would need a newer glibc than 2.28.
 double smooth_max(double x, double y, double z) {
-  return std::pow(std::pow(x, kSharpness) + std::pow(y, kSharpness) + std::pow(z, kSharpness),
-                  1 / kSharpness);
+  const double x2 = x * x, y2 = y * y, z2 = z * z;
+  return std::sqrt(std::sqrt(x2 * x2 + y2 * y2 + z2 * z2));
 }
 
 // Cycles of shared memory (128 bytes each) for 128 bytes of K: what the TMA writes and wgmma, which
@@ -70,12 +75,13 @@ class Chooser {
   void consider(const Sm90Row& row) {
     const int64_t tiles_m = ceil_div(c_.m, row.tile_m), tiles_n = ceil_div(c_.n, row.tile_n);
     const int64_t k_blocks = ceil_div(c_.k, row.tile_k);
-    // Numbers of tiles and of k blocks are 32-bit on the device.
-    constexpr double kMost = 1 << 30;
+    // Sizes, and numbers of tiles and of k blocks, are 32-bit on the device.
+    constexpr int64_t kMostRows = (int64_t{1} << 31) - 1024;  // a whole last tile fits, too
+    constexpr int64_t kMostTiles = int64_t{1} << 30;
+    if (c_.m > kMostRows || c_.n > kMostRows || c_.k > kMostTiles) return;
     if (static_cast<double>(tiles_m + 1) * static_cast<double>(tiles_n + 1) *
-                static_cast<double>(c_.batch) >
-            kMost ||
-        c_.k > (int64_t{1} << 30)) {
+            static_cast<double>(c_.batch) >
+        static_cast<double>(kMostTiles)) {
       return;
     }
     const int64_t tiles = tiles_m * tiles_n * c_.batch;
@@ -95,7 +101,10 @@ class Chooser {
       const int64_t cluster_tiles = c_.batch * plan.tiles_m * plan.tiles_n;
       plan.whole_tiles = static_cast<int32_t>(cluster_tiles);
       plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
-      const double k_block = k_block_cycles(row, cluster);
+      const double inside = static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
+                            static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
+      double k_block = k_block_cycles(row, cluster) * (1 + kOutside * (1 - inside));
+      if (shares_b && c_.m >= kManyRows && power_ < kShort) k_block *= kShortShareB;
       const double waves = std::max(1.0, static_cast<double>(cluster_tiles) / slots);
       if (cluster == Sm90Cluster::kSplitK) {
         if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;

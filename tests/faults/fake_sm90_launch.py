@@ -1,0 +1,167 @@
+"""What the sm90 matmul kernels are launched with, on the stand-in driver: maps, flags, grids."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults.forked import forked
+
+CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
+SHARE_A, SHARE_B, SPLIT_PAIR, GENERAL = 2, 4, 8, 64
+
+
+class Params(ctypes.Structure):
+    """Sm90MatmulParams of csrc/kernels/matmul/sm90_params.h; the stand-in fills the maps."""
+
+    _fields_ = [
+        ("maps", ctypes.c_uint64 * 16 * 3),
+        ("pointers", ctypes.c_uint64 * 3),  # out, bias, addend
+        ("strides", ctypes.c_int64 * 10),
+        ("factors", ctypes.c_float * 2),
+        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k_blocks", ctypes.c_int),
+        ("batch", ctypes.c_int * 3), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int),
+        ("group", ctypes.c_int), ("whole_tiles", ctypes.c_int), ("stream_tiles", ctypes.c_int),
+        ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
+        ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+def read_map(words) -> dict:
+    rank = words[1] >> 8 & 0xFF
+    boxes = (words[11] | words[12] << 64).to_bytes(16, "little")
+    return {
+        "rank": rank,
+        "swizzle": words[1] >> 24 & 0xFF,
+        "dims": list(words[2 : 2 + rank]),
+        "strides": list(words[7 : 7 + rank - 1]),
+        "box": [int.from_bytes(boxes[2 * i : 2 * i + 2], "little") for i in range(rank)],
+    }
+
+
+@pytest.fixture
+def sm90(driver, tmp_path, monkeypatch) -> list[dict]:
+    """A catalog of the sm90 kernels alone."""
+    path = CUBINS / "manifest.json"
+    manifest = json.loads(path.read_text()) if path.is_file() else {"kernels": []}
+    kernels = [k for k in manifest["kernels"] if k["kind"] == "sm90"]
+    if not kernels:
+        pytest.skip("the kernels are not built for sm_90a")
+    for kernel in kernels:
+        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
+    (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
+    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+    return kernels
+
+
+def launches_of(driver, calls) -> list[tuple[dict, Params]]:
+    """The one launch of an sm90 kernel that each call makes, in a process of their own."""
+
+    def run() -> list:
+        for call in calls:
+            call()
+        return driver.launches()
+
+    launches = [x for x in forked(run) if x["kernel"].startswith("sm90_")]
+    assert len(launches) == len(calls)
+    contents = [bytes.fromhex(x["params"][0]) for x in launches]
+    assert {len(x) for x in contents} == {(ctypes.sizeof(Params) + 63) // 64 * 64}
+    return [(x, Params.from_buffer_copy(y)) for x, y in zip(launches, contents, strict=True)]
+
+
+SHAPES = [
+    (4096, 4096, 4096), (128, 4096, 4096), (512, 1024, 1000), (64, 512, 520), (8, 8, 8),
+    (3000, 2056, 136),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
+def test_boxes_fill_a_stage(driver, sm90, layout: str) -> None:
+    """What a stage's boxes bring is what its barrier waits for, or the kernel would hang; and the
+    blocks are a whole number of clusters."""
+
+    def multiply(m: int, n: int, k: int) -> None:
+        a = tensors.strided((m, k), (k, 1) if layout[0] == "n" else (1, m), torch.bfloat16)
+        b = tensors.strided((k, n), (1, k) if layout[1] == "t" else (n, 1), torch.bfloat16)
+        torch.ops.cubin._matmul(a, b)
+
+    found = launches_of(driver, [partial(multiply, *shape) for shape in SHAPES])
+    for shape, (launch, params) in zip(SHAPES, found, strict=True):
+        check_launch(sm90, layout, shape, launch, params)
+
+
+def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None:
+    m, n, k = shape
+    kernel = next(x for x in sm90 if x["name"] == launch["kernel"])
+    assert kernel["layout"] == layout
+    tile = kernel["tile"]
+    for index, (own, mn_major, size, shared) in enumerate(
+        [
+            (tile[0], layout[0] == "t", m, params.flags & SHARE_A),
+            (tile[1], layout[1] == "n", n, params.flags & SHARE_B),
+        ]
+    ):
+        found = read_map(params.maps[index])
+        assert found["swizzle"] == 3  # 128 bytes
+        rows = 64 if mn_major else own
+        assert found["box"] == [64, rows // 2 if shared else rows]
+        assert found["dims"] == ([size, k] if mn_major else [k, size])
+    clusters = launch["grid"][0]
+    if params.flags & (SHARE_A | SHARE_B | SPLIT_PAIR):
+        assert launch["attributes"]["4"] == [2, 1, 1]
+        assert launch["grid"][0] % 2 == 0
+        clusters //= 2
+    assert launch["grid"][0] <= 132
+    per_m = 2 if params.flags & SHARE_B else 1
+    per_n = 2 if params.flags & SHARE_A else 1
+    assert params.tiles_m == -(-m // (tile[0] * per_m))
+    assert params.tiles_n == -(-n // (tile[1] * per_n))
+    assert params.whole_tiles + params.stream_tiles == params.tiles_m * params.tiles_n
+    assert params.k_blocks == -(-k // 64)
+    if params.flags & SPLIT_PAIR:  # one tile a cluster, and both blocks have some of K
+        assert clusters == params.whole_tiles
+        assert params.k_blocks >= 2
+    assert not params.flags & GENERAL
+    assert read_map(params.maps[2])["dims"] == [n, m]
+
+
+def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:
+    """Any other bias, and rows that are no multiple of 16 bytes, take the general epilogue."""
+    cases = {
+        "pairs": ((256, 512), 1, 0, False),
+        "odd address": ((256, 512), 1, 1, True),
+        "stride": ((256, 512), 3, 0, True),
+        "ragged rows": ((256, 511), 1, 0, True),
+    }
+
+    def add(shape: tuple[int, int], stride: int, offset: int, _: bool) -> None:
+        x, weight = (tensors.empty(rows, 256, dtype=torch.bfloat16) for rows in shape)
+        bias = tensors.strided(shape[1:], (stride,), torch.bfloat16, offset=offset)
+        torch.ops.cubin._linear(x, weight, bias)
+
+    found = launches_of(driver, [partial(add, *case) for case in cases.values()])
+    for (name, (*_, general)), (_, params) in zip(cases.items(), found, strict=True):
+        assert bool(params.flags & GENERAL) == general, name
+        assert params.pointers[1] != 0, name
+
+
+def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:
+    def call() -> None:
+        a = tensors.strided((3, 2, 128, 64), (64 * 256, 0, 64, 1), torch.float16)
+        b = tensors.strided((3, 2, 64, 256), (0, 64 * 256, 256, 1), torch.float16)
+        torch.ops.cubin._matmul(a, b)
+
+    ((_, params),) = launches_of(driver, [call])
+    a, b, out = (read_map(words) for words in params.maps)
+    assert list(params.batch) == [2, 3, 1]
+    assert a["dims"] == [64, 128, 2, 3, 1]
+    assert a["strides"][1:3] == [0, 64 * 256 * 2]
+    assert b["strides"][1:3] == [64 * 256 * 2, 0]
+    assert out["dims"] == [256, 128, 2, 3, 1]
+    assert out["strides"] == [256 * 2, 128 * 256 * 2, 2 * 128 * 256 * 2, 0]
