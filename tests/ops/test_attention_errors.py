@@ -141,6 +141,9 @@ def test_mistakes_in_backward(mode, device):
         text = call(mode, ops.attention_backward, gradient, *args, *saved)
         assert text.startswith("torch_cubin [input]: attention_backward")
         assert part in text
+        # Gradients that are to be differentiated are composed, and read neither of the two.
+        inputs = [arg.detach().requires_grad_(mode == "grad") for arg in args]
+        assert call(mode, ops.attention_backward, gradient, *inputs, *saved) == text
 
 
 @pytest.mark.filterwarnings("ignore")  # these layouts are prototypes, PyTorch says
