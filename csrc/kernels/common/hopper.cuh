@@ -54,6 +54,30 @@ TC_DEVICE void barrier_wait(u32 shared, u32 parity) {
   }
 }
 
+// The same for a thread that mostly waits: the hardware puts it to sleep for up to so long at a time,
+// where it would otherwise look every few dozen cycles, which takes issue slots and power.
+TC_DEVICE void barrier_sleep(u32 shared, u32 parity) {
+  constexpr u32 kNanoseconds = 1000000;
+#ifdef TC_BOUND_NANOSECONDS
+  u64 start = 0, now;
+#endif
+  for (;;) {
+    u32 done;
+    asm volatile(
+        "{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2, %3;"
+        " selp.b32 %0, 1, 0, done; }"
+        : "=r"(done)
+        : "r"(shared), "r"(parity), "r"(kNanoseconds)
+        : "memory");
+    if (done != 0) return;
+#ifdef TC_BOUND_NANOSECONDS
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (start == 0) start = now;
+    if (now - start > TC_BOUND_NANOSECONDS) asm volatile("trap;");
+#endif
+  }
+}
+
 // The same for a thread with registers to spare: with TC_BOUND_NANOSECONDS (first runs of a new
 // kernel) a barrier that does not complete in that time traps instead of hanging the GPU.
 TC_DEVICE void barrier_wait_bounded(u32 shared, u32 parity) {
@@ -162,6 +186,14 @@ TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y) 
       : "memory");
 }
 
+TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y, int b0, int b1) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(b0), "r"(b1)
+      : "memory");
+}
+
 TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y, int b0, int b1,
                         int b2) {
   asm volatile(
@@ -177,6 +209,15 @@ TC_DEVICE void tma_multicast(u32 shared, const void* map, u32 barrier, u16 mask,
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(shared),
       "l"(map), "r"(barrier), "h"(mask), "r"(x), "r"(y)
+      : "memory");
+}
+
+TC_DEVICE void tma_multicast(u32 shared, const void* map, u32 barrier, u16 mask, int x, int y,
+                             int b0, int b1) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(shared),
+      "l"(map), "r"(barrier), "h"(mask), "r"(x), "r"(y), "r"(b0), "r"(b1)
       : "memory");
 }
 
@@ -393,6 +434,41 @@ TC_WGMMA(256, 31, "128", "129", "130", "131", "132")
 
 #undef TC_WGMMA
 #undef TC_WGMMA_ASM
+
+// The same for a in registers, 16 of K deep: a[0] and a[2] are of row 16w + g, columns 2t and 2t + 8,
+// a[1] and a[3] of row 16w + g + 8. So neighbouring sums of 16 columns, packed, are an operand as
+// they are. The registers may be written again only after a wgmma_wait that covers this product.
+template <int kN>
+struct WgmmaRegisters;
+
+#define TC_WGMMA_REGISTERS_ASM(N, I, TYPE, A0, A1, A2, A3, B, S, TB)                             \
+  asm volatile("{ .reg .pred add; setp.ne.b32 add, %" S                                          \
+               ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TC_D##I \
+               "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", add, 1, 1, %" TB "; }"           \
+               : TC_F##I                                                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransposeB))
+
+#define TC_WGMMA_REGISTERS(N, I, A0, A1, A2, A3, B, S, TB)                              \
+  template <>                                                                           \
+  struct WgmmaRegisters<N> {                                                            \
+    template <WgmmaType kType, int kTransposeB>                                         \
+    static TC_DEVICE void run(float (&d)[N / 2], const u32 (&a)[4], u64 b, int add) {   \
+      static_assert(kType != WgmmaType::tf32);                                          \
+      if constexpr (kType == WgmmaType::bf16) {                                         \
+        TC_WGMMA_REGISTERS_ASM(N, I, "bf16", A0, A1, A2, A3, B, S, TB);                 \
+      } else {                                                                          \
+        TC_WGMMA_REGISTERS_ASM(N, I, "f16", A0, A1, A2, A3, B, S, TB);                  \
+      }                                                                                 \
+    }                                                                                   \
+  };
+
+TC_WGMMA_REGISTERS(64, 7, "32", "33", "34", "35", "36", "37", "38")
+TC_WGMMA_REGISTERS(128, 15, "64", "65", "66", "67", "68", "69", "70")
+TC_WGMMA_REGISTERS(192, 23, "96", "97", "98", "99", "100", "101", "102")
+TC_WGMMA_REGISTERS(256, 31, "128", "129", "130", "131", "132", "133", "134")
+
+#undef TC_WGMMA_REGISTERS
+#undef TC_WGMMA_REGISTERS_ASM
 
 }  // namespace sm90
 }  // namespace torch_cubin

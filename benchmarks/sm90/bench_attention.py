@@ -1,0 +1,462 @@
+"""Attention forward on an H200: the kernels of csrc/kernels/attention/sm90.cu beside cuDNN and flash.
+
+    python benchmarks/sm90/bench_attention.py --build OUT           # nvcc, no GPU
+    python benchmarks/sm90/bench_attention.py OUT [--json FILE]     # checks, then times
+
+Every kernel is checked against float64 first (tails, bands, grouped heads, strides, huge scores, NaN,
+logsumexp, repeats). Then each length is timed in CUDA graphs, the contenders alternating in one
+process, medians of the rounds. TFLOP/s count causal attention at half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TOKENS, WIDTH = 16384, 2048  # b * s, h * d
+FREE, PING_PONG, SKEWED, EARLY = range(4)
+NO_BOUND = 1 << 30
+
+
+@dataclass(frozen=True)
+class Kernel:
+    dtype: str
+    head_dim: int
+    tile_n: int
+    groups: int
+    q_slots: int
+    stages: int
+    cluster: int
+    order: int
+
+    @property
+    def name(self) -> str:
+        kind = {"bfloat16": "bf16", "float16": "f16"}[self.dtype]
+        order = ("free", "pingpong", "skewed", "early")[self.order]
+        slots = f"q{self.q_slots}s{self.stages}c{self.cluster}"
+        return f"{kind}_{self.head_dim}_{64 * self.groups}x{self.tile_n}_{slots}_{order}"
+
+    @property
+    def shared(self) -> int:
+        row = 2 * self.head_dim
+        size = self.q_slots * self.groups * 64 * row + 2 * self.stages * self.tile_n * row
+        size += 16 * self.q_slots * self.groups + 32 * self.stages + 64
+        return (size + 15) // 16 * 16 + 8 * 32
+
+
+def kernels() -> list[Kernel]:
+    b = "bfloat16"
+    return [
+        Kernel(b, 128, 128, 2, 2, 2, 1, PING_PONG), Kernel(b, 128, 128, 2, 2, 2, 1, FREE),
+        Kernel(b, 128, 128, 2, 2, 2, 2, PING_PONG),
+        Kernel(b, 128, 176, 2, 1, 2, 1, PING_PONG), Kernel(b, 128, 176, 2, 1, 2, 1, FREE),
+        Kernel(b, 128, 176, 2, 1, 2, 2, PING_PONG), Kernel(b, 128, 176, 2, 1, 2, 2, FREE),
+        Kernel(b, 64, 128, 3, 2, 2, 1, PING_PONG), Kernel(b, 64, 128, 3, 2, 2, 1, FREE),
+        Kernel(b, 64, 128, 3, 2, 2, 2, PING_PONG),
+        Kernel(b, 256, 80, 2, 1, 2, 2, PING_PONG), Kernel(b, 256, 80, 2, 1, 2, 1, PING_PONG),
+        Kernel(b, 256, 80, 2, 1, 2, 1, FREE),
+        Kernel("float16", 128, 128, 2, 2, 2, 1, PING_PONG),
+    ]  # fmt: skip
+
+
+def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
+    defines = {
+        "TC_KERNEL": kernel.name,
+        "TC_DTYPE": kernel.dtype,
+        "TC_HEAD_DIM": kernel.head_dim,
+        "TC_TILE_N": kernel.tile_n,
+        "TC_GROUPS": kernel.groups,
+        "TC_Q_SLOTS": kernel.q_slots,
+        "TC_STAGES": kernel.stages,
+        "TC_CLUSTER": kernel.cluster,
+        "TC_ORDER": kernel.order,
+        "TC_THREADS": 128 * (kernel.groups + 1),
+        "TC_DYNAMIC_SHARED": kernel.shared,
+    }
+    source = HERE.parents[1] / "csrc" / "kernels" / "attention" / "sm90.cu"
+    command = [
+        *("nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"),
+        *(f"-D{name}={value}" for name, value in defines.items()),
+        *extra,
+        *("-o", str(out / f"{kernel.name}.cubin"), str(source)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    text = done.stdout + done.stderr
+    bad = [s for s in text.splitlines() if "C75" in s or "error" in s or "warning" in s]
+    bad += [s for s in text.splitlines() if "spill" in s and "0 bytes spill stores" not in s]
+    if done.returncode:
+        raise SystemExit(f"{kernel.name}\n{text}")
+    return "\n  ".join([kernel.name, *bad])
+
+
+def setup() -> None:
+    global torch, driver, PARAMS
+    import torch
+
+    sys.path.insert(0, str(HERE))
+    import cubin_launch as driver
+
+    class Params(ctypes.Structure):  # Sm90AttentionParams
+        _fields_ = [
+            ("maps", driver.TensorMap * 3),
+            ("out", ctypes.c_void_p),
+            ("logsumexp", ctypes.c_void_p),
+            ("out_stride", ctypes.c_int64 * 3),
+            *[(n, ctypes.c_int) for n in (
+                "batch", "heads", "group", "seqlen_q", "seqlen_k", "head_dim_v", "first", "last",
+                "tiles", "balance_heads")],
+            ("scale", ctypes.c_float),
+            ("unit", ctypes.c_float),
+        ]  # fmt: skip
+
+    PARAMS = Params
+
+
+def encode(tensor, box_rows: int):
+    """(batch, heads, rows, columns), any strides of whole 16 bytes."""
+    storage = (ctypes.c_char * 192)()
+    address = (ctypes.addressof(storage) + 63) // 64 * 64
+    batch, heads, rows, columns = tensor.shape
+    strides = [tensor.stride(2) * 2, tensor.stride(1) * 2, tensor.stride(0) * 2]
+    strides = [s if n > 1 else 16 for s, n in zip(strides, (rows, heads, batch), strict=True)]
+    code = driver.cuda.cuTensorMapEncodeTiled(
+        ctypes.c_void_p(address), {torch.float16: 6, torch.bfloat16: 9}[tensor.dtype], 4,
+        ctypes.c_void_p(tensor.data_ptr()), (ctypes.c_uint64 * 4)(columns, rows, heads, batch),
+        (ctypes.c_uint64 * 3)(*strides), (ctypes.c_uint32 * 4)(64, box_rows, 1, 1),
+        (ctypes.c_uint32 * 4)(1, 1, 1, 1), 0, 3, 3, 0,
+    )  # fmt: skip
+    driver.check(code, f"cuTensorMapEncodeTiled {tuple(tensor.shape)} {tensor.stride()}")
+    return driver.TensorMap.from_buffer_copy((ctypes.c_char * 128).from_address(address))
+
+
+class Forward:
+    """One kernel on one problem, encoded once. q, k, v, out: (batch, heads, rows, columns)."""
+
+    def __init__(
+        self, kernel, function, q, k, v, out, lse=None, first=-NO_BOUND, last=NO_BOUND,
+        balance=0, scale=None, blocks=132,
+    ) -> None:  # fmt: skip
+        batch, heads, seqlen_q, head_dim = q.shape
+        seqlen_k = k.shape[2]
+        halved = kernel.cluster == 2 and kernel.head_dim == 64
+        box = kernel.tile_n // 2 if halved else kernel.tile_n
+        p = PARAMS()
+        p.maps[0], p.maps[1], p.maps[2] = encode(q, 64), encode(k, box), encode(v, box)
+        p.out = out.data_ptr()
+        p.logsumexp = lse.data_ptr() if lse is not None else None
+        p.out_stride = (ctypes.c_int64 * 3)(out.stride(0), out.stride(1), out.stride(2))
+        p.batch, p.heads, p.group = batch, heads, heads // k.shape[1]
+        p.seqlen_q, p.seqlen_k, p.head_dim_v = seqlen_q, seqlen_k, v.shape[3]
+        p.first, p.last = first, last
+        rows = 64 * kernel.groups * kernel.cluster
+        p.tiles = -(-seqlen_q // rows)
+        p.balance_heads = balance
+        p.scale = 1 / math.sqrt(head_dim) if scale is None else scale
+        p.unit = p.scale * math.log2(math.e)
+        clusters = min(blocks // kernel.cluster, p.tiles * batch * heads)
+        self.memory = ctypes.create_string_buffer(1024)
+        address = (ctypes.addressof(self.memory) + 63) // 64 * 64
+        ctypes.memmove(address, ctypes.addressof(p), ctypes.sizeof(p))
+        aligned = (ctypes.c_char * 512).from_address(address)
+        self.keep = (q, k, v, out, lse, aligned)
+        self.run = function.prepare(
+            aligned, clusters * kernel.cluster, 128 * (kernel.groups + 1), kernel.shared,
+            kernel.cluster,
+        )  # fmt: skip
+
+    def __call__(self) -> None:
+        self.run()
+
+
+def reference(q, k, v, first, last, scale):
+    """float64: out and logsumexp; rows that see nothing give 0 and -inf."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    s = q @ k.transpose(-1, -2) * scale
+    i = torch.arange(q.shape[2], device="cuda")[:, None]
+    j = torch.arange(k.shape[2], device="cuda")[None]
+    s = s.masked_fill((j < i + first) | (j > i + last), -math.inf)
+    lse = torch.logsumexp(s, -1)
+    weights = torch.exp(s - lse[..., None]).masked_fill(lse[..., None] == -math.inf, 0)
+    return weights @ v, lse
+
+
+def laid_out(shape, layout: str, dtype):
+    """(b, h, s, d), in memory as the letters of `layout` say; rows longer than columns for 'bhsd+'."""
+    b, h, s, d = shape
+    if layout == "bhsd":
+        return torch.randn(b, h, s, d, device="cuda").to(dtype)
+    if layout == "bshd":
+        return torch.randn(b, s, h, d, device="cuda").to(dtype).transpose(1, 2)
+    wide = torch.randn(b, h, s, d + 24, device="cuda").to(dtype)
+    return wide[..., 8 : 8 + d]
+
+
+def check(kernel: Kernel, function) -> str:
+    """Raises where an answer is wrong."""
+    dtype = getattr(torch, kernel.dtype)
+    full, d = kernel.head_dim, kernel.head_dim
+    # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, balance
+    cases = [
+        (1, 2, 2, 128, 128, None, None, d, "bhsd", 1, 0),
+        (2, 4, 2, 257, 300, None, None, d, "bshd", 1, 0),
+        (1, 1, 1, 1, 1, None, None, d, "bhsd", 1, 0),
+        (3, 2, 1, 64, 7, None, None, d, "bhsd+", 1, 0),
+        (2, 6, 3, 1000, 1000, None, 0, d, "bshd", 1, 2),
+        (2, 6, 3, 1000, 1000, None, 0, d, "bshd", 1, 0),
+        (1, 3, 1, 1000, 77, None, 0, d, "bhsd", 1, 3),
+        (2, 2, 1, 77, 1000, None, 923, d, "bshd", 1, 1),
+        (1, 2, 2, 900, 500, None, -400, d, "bhsd", 1, 1),  # bottom right: 400 rows see nothing
+        (2, 2, 2, 1500, 1500, -200, 100, d, "bhsd", 1, 2),
+        (1, 2, 2, 700, 700, -100, -50, d, "bhsd", 1, 2),
+        (40, 8, 2, 200, 333, None, 0, d, "bshd", 1, 5),
+        (1, 2, 1, 300, 1111, None, None, d - 24, "bshd", 1, 0),
+        (1, 2, 1, 300, 1111, None, 811, d - 8, "bhsd+", 20, 0),  # huge scores
+        (1, 2, 1, 300, 1111, None, 811, d, "bhsd", 5, 0),
+        (2, 2, 2, 900, 900, None, 0, d, "bhsd", 1000, 1),  # beyond what one fma tells apart
+        (1, 2, 1, 600, 600, None, 0, d, "bhsd", -1, 0),  # scores that are all very negative
+        (1, 16, 16, 4000, 4000, None, 0, d, "bshd", 1, 2),
+    ]
+    worst, worst_lse = 0.0, 0.0
+    for number, (b, h, hk, sq, sk, first, last, hd, layout, factor, balance) in enumerate(cases):
+        torch.manual_seed(number)
+        first = -NO_BOUND if first is None else first
+        last = NO_BOUND if last is None else last
+        q = laid_out((b, h, sq, hd), layout, dtype)
+        k, v = (laid_out((b, hk, sk, hd), layout, dtype) for _ in range(2))
+        if factor < 0:
+            q, k = q.abs() * 3, -k.abs() * 3
+        elif factor > 1:
+            q, k = q * factor, k * factor
+        scale = 1 / math.sqrt(hd)
+        want, want_lse = reference(q, k, v, first, last, scale)
+        room = torch.full((b, h, sq + 3, full + 8), math.nan, device="cuda", dtype=dtype)
+        out = room[:, :, :sq, :hd]
+        lse = torch.full((b, h, sq), math.nan, device="cuda")
+        launch = Forward(kernel, function, q, k, v, out, lse, first, last, balance)
+        answers = []
+        what = f"{kernel.name} case {number} {cases[number]}"
+        for _ in range(3):
+            room.fill_(math.nan)
+            lse.fill_(math.nan)
+            launch()
+            try:
+                torch.cuda.synchronize()
+            except torch.AcceleratorError:
+                print(what)
+                raise
+            answers.append((out.clone(), lse.clone()))
+        error = ((out.double() - want).norm() / want.norm()).item()
+        seen = want_lse != -math.inf
+        lse_error = (lse.double() - want_lse)[seen].abs() / want_lse[seen].abs().clamp(min=1)
+        lse_error = lse_error.max().item()
+        limit = 2e-2 if factor == 1000 else 4e-3 if dtype == torch.bfloat16 else 5e-4
+        if not (error < limit and lse_error < 2e-5):
+            raise SystemExit(f"{what}: error {error}, logsumexp {lse_error}")
+        if not bool((lse[~seen] == -math.inf).all()) or not bool((out[~seen] == 0).all()):
+            raise SystemExit(f"{what}: rows that see nothing")
+        if not bool(room[:, :, sq:].isnan().all() and room[..., hd:].isnan().all()):
+            raise SystemExit(f"{what}: wrote outside")
+        for other, other_lse in answers:
+            if not torch.equal(other, out) or not torch.equal(other_lse, lse):
+                raise SystemExit(f"{what}: another answer in another run")
+        worst, worst_lse = max(worst, error), max(worst_lse, lse_error)
+    # NaN in one query, NaN and inf in keys that causal rows see from 300 on.
+    q, k, v = (torch.randn(1, 2, 500, d, device="cuda").to(dtype) for _ in range(3))
+    q[0, 0, 17, 3] = math.nan
+    k[0, 1, 300, 5] = math.nan
+    out, lse = torch.zeros_like(q), torch.zeros(1, 2, 500, device="cuda")
+    Forward(kernel, function, q, k, v, out, lse, -NO_BOUND, 0)()
+    torch.cuda.synchronize()
+    nan_rows = out.isnan().any(-1)
+    want_nan = torch.zeros(1, 2, 500, dtype=torch.bool, device="cuda")
+    want_nan[0, 0, 17] = True
+    want_nan[0, 1, 300:] = True
+    if not torch.equal(nan_rows, want_nan) or not torch.equal(lse.isnan(), want_nan):
+        raise SystemExit(f"{kernel.name}: NaN in rows {nan_rows.nonzero().tolist()[:20]}")
+    return f"{kernel.name}: error {worst:.2e}, logsumexp {worst_lse:.1e}"
+
+
+def library(backend: str, q, k, v, causal: bool):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kind = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[backend]
+
+    def run():
+        with sdpa_kernel(kind):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return run
+
+
+def graph_of(run, milliseconds: float):
+    """A graph of as many launches as take about that long, and their number."""
+    for _ in range(2):
+        run()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    count = max(1, min(200, round(milliseconds / max(begin.elapsed_time(end), 1e-3))))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            run()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph, count
+
+
+def timed(contenders: dict, rounds: int, milliseconds: float = 8) -> dict:
+    """Median milliseconds of a launch; each contender settles for as long as it is measured."""
+    graphs = {name: graph_of(run, milliseconds) for name, run in contenders.items()}
+    times = {name: [] for name in graphs}
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(rounds):
+        for name in random.sample(list(graphs), len(graphs)):
+            graph, count = graphs[name]
+            graph.replay()
+            begin.record()
+            graph.replay()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times[name].append(begin.elapsed_time(end) / count / 2)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def clocks(contenders: dict, seconds: float = 0.5) -> None:
+    """Prints the clock and power in the middle of a long run of each."""
+    for name, run in contenders.items():
+        graph, count = graph_of(run, 20)
+        begin = time.time()
+        while time.time() - begin < seconds:
+            for _ in range(4):
+                graph.replay()
+            torch.cuda.current_stream().synchronize()
+        for _ in range(20):
+            graph.replay()
+        query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader"]
+        text = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        torch.cuda.synchronize()
+        print(f"{name}: {text}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--build", action="store_true")
+    parser.add_argument("--bound", action="store_true", help="barriers of the producers trap")
+    parser.add_argument("--only", default="", help="part of the kernels' names")
+    parser.add_argument("--lengths", default="512,1024,2048,8192,16384")
+    parser.add_argument("--head-dims", default="128,64,256")
+    parser.add_argument("--flash", action="store_true", help="time flash, too")
+    parser.add_argument("--groups", default="", help="heads to balance; else 32768 / s, and 0")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--without", action="append", default=[], help="a kernel to leave out")
+    parser.add_argument("--clocks", action="store_true")
+    parser.add_argument("--once", action="store_true", help="launch each once, for a profiler")
+    parser.add_argument("--skip-checks", action="store_true")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    chosen = [k for k in kernels() if any(x in k.name for x in arguments.only.split(","))]
+    chosen = [k for k in chosen if k.name not in arguments.without]
+    if arguments.build:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        extra = ["-DTC_BOUND_NANOSECONDS=1000000000ull"] if arguments.bound else []
+        with ThreadPoolExecutor(2) as pool:
+            for line in pool.map(lambda k: build(k, arguments.out, extra), chosen):
+                print(line, flush=True)
+        return
+    setup()
+    start = time.time()
+    functions, lines = {}, []
+    for kernel in chosen:
+        functions[kernel] = driver.Cubin(str(arguments.out / f"{kernel.name}.cubin"))[kernel.name]
+        functions[kernel].allow_shared(kernel.shared)
+        if arguments.skip_checks:
+            continue
+        try:
+            print(check(kernel, functions[kernel]), f"({time.time() - start:.1f} s)", flush=True)
+        except torch.AcceleratorError as error:  # the context is gone
+            print(f"{kernel.name}: {str(error).splitlines()[0]}", flush=True)
+            left_out = [*arguments.without, kernel.name]
+            words = [w for name in left_out for w in ("--without", name)]
+            os.execv(sys.executable, [sys.executable, *sys.argv, *words])
+    if arguments.once:
+        arguments.rounds = 0
+    busy = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for _ in range(500 if arguments.rounds else 1):
+        busy @ busy
+    torch.cuda.synchronize()
+    print(f"checked and warm after {time.time() - start:.1f} s", flush=True)
+    for d in map(int, arguments.head_dims.split(",")):
+        for s in map(int, arguments.lengths.split(",")):
+            b, h = TOKENS // s, WIDTH // d
+            q, k, v = (
+                torch.randn(b, s, h, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+                for _ in range(3)
+            )
+            for causal in (False,) if arguments.once else (False, True):
+                contenders = {"cudnn": library("cudnn", q, k, v, causal)}
+                if arguments.flash:
+                    contenders["flash"] = library("flash", q, k, v, causal)
+                outs = {}
+                for kernel in chosen:
+                    if kernel.head_dim != d or kernel.dtype != "bfloat16":
+                        continue
+                    groups = [0]
+                    if causal and arguments.groups:
+                        groups = [int(x) for x in arguments.groups.split(",")]
+                    elif causal:
+                        groups = [0, max(1, 32768 // s)][s > 4096 :][: 1 if s < 1024 else 2]
+                    for group in groups:
+                        name = f"{kernel.name.removeprefix(f'bf16_{d}_')}" + f" g{group}" * causal
+                        out = torch.empty_like(q)
+                        outs[name] = out
+                        contenders[name] = Forward(
+                            kernel, functions[kernel], q, k, v, out,
+                            last=0 if causal else NO_BOUND, balance=group,
+                        )  # fmt: skip
+                if arguments.once:
+                    for name in outs:
+                        contenders[name]()
+                    torch.cuda.synchronize()
+                    continue
+                if arguments.clocks and s == 16384:
+                    clocks(contenders)
+                want = contenders["cudnn"]()
+                times = timed(contenders, arguments.rounds)
+                flops = 4 * b * h * s * s * d / (2 if causal else 1)
+                rates = {name: flops / t / 1e9 for name, t in times.items()}
+                for name, out in outs.items():
+                    error = ((out.float() - want.float()).norm() / want.float().norm()).item()
+                    if not error < 5e-3:
+                        raise SystemExit(f"{name} s {s} d {d}: differs from cuDNN by {error}")
+                lines.append({"d": d, "s": s, "causal": causal, "tflops": rates})
+                ordered = sorted(rates.items(), key=lambda x: -x[1])
+                text = " | ".join(f"{name} {rate:.0f}" for name, rate in ordered)
+                print(f"d{d} s{s} {'causal' if causal else 'full'}: {text}", flush=True)
+                del outs, want, contenders
+    if arguments.json:
+        arguments.json.write_text(json.dumps(lines, indent=1) + "\n")
+    print(f"{time.time() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,472 @@
+// Attention forward on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
+//
+// A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
+// producer's warps one deals out the tiles and loads Q, one loads K and one V. Clusters of two blocks
+// have neighbouring queries of one head: each loads half of every tile of K and V, for both.
+//
+//   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
+//   full barriers:  the producer's arrival and all bytes of the slot
+//   empty barriers: one arrival a consumer warpgroup (of both blocks for K and V of a cluster)
+//
+// A consumer issues the scores of the next block of keys before the product of this block's weights
+// with V, and makes weights of the scores while that product runs. It does so across tiles: the next
+// tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
+// wgmma to the operand registers of the other without a shuffle.
+#include "../common/dtype.cuh"
+#include "sm90_schedule.cuh"
+#include "sm90_softmax.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// How the consumers keep out of one another's way.
+enum AttentionOrder {
+  kFree,      // not at all
+  kPingPong,  // they take turns to issue wgmma
+  kSkewed,    // the second begins one block late, once
+  kEarly,     // turns, which end with the scores
+};
+
+template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_, int kCluster_,
+          int kOrder_>
+struct AttentionConfig {
+  static constexpr DType kDType = kDType_;
+  static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
+  static constexpr int kStages = kStages_, kCluster = kCluster_, kOrder = kOrder_;
+  static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
+  static constexpr int kPanels = kD / 64;
+  static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
+  static constexpr WgmmaType kType =
+      kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
+
+  static constexpr int kQBytes = 64 * kD * 2, kKvBytes = kN * kD * 2, kRing = 8;
+  static constexpr int kK = kQSlots * kGroups * kQBytes, kV = kK + kStages * kKvBytes;
+  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQSlots * kGroups;
+  static constexpr int kKFull = kQEmpty + 8 * kQSlots * kGroups, kKEmpty = kKFull + 8 * kStages;
+  static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
+  static constexpr int kTileFull = kVEmpty + 8 * kStages;
+  static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kTiles + kRing * static_cast<int>(sizeof(AttentionTile));
+  static_assert(sizeof(AttentionTile) == 32 && kN % 16 == 0 && kD % 64 == 0);
+};
+
+template <int kStages>
+struct Slot {
+  int stage = 0;
+  u32 phase = 0;
+  TC_DEVICE void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- producers ----------------------------------------------------------------------------------
+
+// A whole warp: deals out tiles, and loads Q of each.
+template <class C>
+TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile* tiles) {
+  AttentionSchedule<C::kRows, C::kN, C::kCluster> schedule(p);
+  bool elected = threadIdx.x % 32 == 0;
+  Slot<C::kQSlots> slot;
+  AttentionTile tile{};
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    bool any = schedule.next(tile);
+    if (!any) tile.blocks = 0;
+    if (elected) {
+      // Consumers read a tile's entry until they have stored it; they are then at most three tiles
+      // behind, as many as Q and K have slots for.
+      tiles[number % C::kRing] = tile;
+      barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+        int i = slot.stage * C::kGroups + g;
+        u32 full = shared + C::kQFull + 8 * i, to = shared + i * C::kQBytes;
+        barrier_sleep(shared + C::kQEmpty + 8 * i, slot.phase ^ 1);
+        if (!any) {
+          barrier_arrive(full);
+          continue;
+        }
+        barrier_expect(full, C::kQBytes);
+#pragma unroll
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          tma_load(to + panel * 8192, &p.q, full, 64 * panel, tile.row + 64 * g, tile.head,
+                   tile.batch);
+        }
+      }
+    }
+    __syncwarp();
+    if (!any) return;
+    slot.next();
+  }
+}
+
+// One thread: loads the blocks of K, or of V, of one tile after the other.
+template <class C>
+TC_DEVICE void produce_keys(const Sm90AttentionMap& map, u32 shared, u32 ring, u32 full, u32 empty,
+                            const AttentionTile* tiles) {
+  constexpr int kHalf = C::kN / 2;
+  Slot<C::kStages> slot;
+  int rank = C::kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    int entry = number % C::kRing;
+    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    int blocks = tiles[entry].blocks, row = tiles[entry].last_block * C::kN;
+    int head = tiles[entry].kv_head, batch = tiles[entry].batch;
+    if (blocks == 0) return;
+#pragma unroll 1
+    for (; blocks > 0; --blocks, row -= C::kN) {
+      u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
+      barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
+      barrier_expect(arrived, C::kKvBytes);
+      if constexpr (C::kCluster == 1) {
+#pragma unroll
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, batch);
+        }
+      } else if constexpr (C::kPanels == 1) {
+        tma_multicast(to + rank * kHalf * 128, &map, arrived, 3, 0, row + rank * kHalf, head,
+                      batch);
+      } else {
+#pragma unroll
+        for (int i = 0; i < C::kPanels / 2; ++i) {
+          int panel = rank * (C::kPanels / 2) + i;
+          tma_multicast(to + panel * C::kN * 128, &map, arrived, 3, 64 * panel, row, head, batch);
+        }
+      }
+      slot.next();
+    }
+  }
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+template <class C>
+struct Consumer {
+  const Sm90AttentionParams& p;
+  u32 shared;
+  const AttentionTile* tiles;
+  int group, warp, lane;
+  u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
+  float s[C::kN / 2], o[C::kD / 2];
+  u32 w[C::kN / 16][4];
+  RunningSoftmax softmax;
+  u32 number = 0;             // of the tile whose scores are being made
+  u32 step = 0;               // blocks of keys scored so far, of all tiles
+  int block, last_to_score;   // of keys: the next one to score, and this tile's last one
+  int open_first, open_last;  // blocks of which this warpgroup sees everything
+
+  TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const AttentionTile* ring,
+                     int own_group)
+      : p(params), shared(memory), tiles(ring), group(own_group) {
+    warp = threadIdx.x / 32 % 4;
+    lane = threadIdx.x % 32;
+    q_base = static_cast<u32>(wgmma_descriptor(shared + group * C::kQBytes, 0, 1024));
+    k_base = static_cast<u32>(wgmma_descriptor(shared + C::kK, 0, 1024));
+    v_base = static_cast<u32>(wgmma_descriptor(shared + C::kV, C::kN * 128, 1024));
+  }
+
+  // Which slot is whose, and the parity of its phase.
+  TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
+  TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
+  TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
+  static TC_DEVICE u32 slot(u32 of_step) { return of_step % C::kStages; }
+  static TC_DEVICE u32 phase(u32 of_step) { return of_step / C::kStages % 2; }
+
+  // The first row of this warpgroup in a tile.
+  TC_DEVICE int first_row(const AttentionTile& tile) const { return tile.row + 64 * group; }
+
+  // False after the last tile.
+  TC_DEVICE bool begin() {
+    barrier_wait(q_full(), q_phase());
+    const AttentionTile& tile = tiles[number % C::kRing];
+    if (tile.blocks == 0) return false;
+    int row = first_row(tile);
+    block = tile.last_block;
+    last_to_score = tile.last_block - tile.blocks + 1;
+    open_last = (min(row + p.last, p.seqlen_k - 1) + 1) / C::kN - 1;
+    open_first = (max(row + 63 + p.first, 0) + C::kN - 1) / C::kN;
+    return true;
+  }
+
+  // The high word is the same for all.
+  static TC_DEVICE u64 descriptor(u32 low, u32 bytes) {
+    return wgmma_descriptor(0, 0, 1024) | (low + (bytes >> 4));
+  }
+
+  TC_DEVICE void score() {
+    u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
+    u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
+    barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::kD / 16; ++i) {
+      Wgmma<C::kN>::template run<C::kType, 0, 0>(
+          s, descriptor(q, i / 4 * 8192 + i % 4 * 32),
+          descriptor(k, i / 4 * (C::kN * 128) + i % 4 * 32), i > 0);
+    }
+    wgmma_commit();
+  }
+
+  // The step before the one that is scored.
+  TC_DEVICE void multiply_v(int add) {
+    u32 v = v_base + slot(step - 1) * (C::kKvBytes >> 4);
+    barrier_wait(shared + C::kVFull + 8 * slot(step - 1), phase(step - 1));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::kN / 16; ++i) {
+      WgmmaRegisters<C::kD>::template run<C::kType, 1>(o, w[i], descriptor(v, i * 2048),
+                                                       i > 0 ? 1 : add);
+    }
+    wgmma_commit();
+  }
+
+  // The same scores by the instructions of one warp, which the softmax seldom asks for: it has
+  // written weights over them.
+  TC_DEVICE void score_again() {
+    u32 q = shared + q_slot() * C::kQBytes + (16 * warp + lane % 16) * 128;
+    u32 k = shared + C::kK + slot(step) * C::kKvBytes + (lane / 16 * 8 + lane % 8) * 128;
+    u32 swizzle = lane % 8 * 16;
+#pragma unroll
+    for (int i = 0; i < C::kN / 2; ++i) s[i] = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < C::kD / 16; ++i) {
+      u32 a[4], b[4];
+      ldmatrix<false>(a, q + i / 4 * 8192 + ((i % 4 * 32 + lane / 16 * 16) ^ swizzle));
+#pragma unroll
+      for (int j = 0; j < C::kN / 16; ++j) {
+        ldmatrix<false>(b, k + i / 4 * (C::kN * 128) + j * 2048 +
+                               ((i % 4 * 32 + lane / 8 % 2 * 16) ^ swizzle));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float(&d)[4] = *reinterpret_cast<float(*)[4]>(&s[8 * j + 4 * half]);
+          if constexpr (C::kDType == DType::bfloat16) {
+            mma_bf16(d, a, b[2 * half], b[2 * half + 1]);
+          } else {
+            mma_f16(d, a, b[2 * half], b[2 * half + 1]);
+          }
+        }
+      }
+    }
+    hide();
+  }
+
+  TC_DEVICE void hide() {
+    if (__builtin_expect(block >= open_first && block <= open_last, 1)) return;
+    int row = first_row(tiles[number % C::kRing]) + 16 * warp + lane / 4, low[2], high[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      low[h] = row + 8 * h + p.first;
+      high[h] = min(row + 8 * h + p.last, p.seqlen_k - 1);
+    }
+    hide_outside(s, block * C::kN + lane % 4 * 2, low, high, p.first > -(1 << 29));
+  }
+
+  TC_DEVICE void pack() {
+#pragma unroll
+    for (int i = 0; i < C::kN / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        w[i][j] = DTypeTraits<C::kDType>::pack(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+      }
+  }
+
+  TC_DEVICE void release(u32 barrier) {
+    if (lane == 0) barrier_arrive(barrier);
+    if constexpr (C::kCluster > 1) {
+      if (lane == 0) barrier_arrive_remote(map_to_rank(barrier, cluster_rank() ^ 1));
+    }
+  }
+
+  TC_DEVICE void scale_out(const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < C::kD / 2; ++i) o[i] *= factor[i / 2 % 2];
+  }
+
+  // Ends a tile's sums: writes logsumexp, and gives what the outputs are to be multiplied by.
+  TC_DEVICE void finish_sums(const AttentionTile& tile, float (&inverse)[2]) {
+    tc_int64 head = static_cast<tc_int64>(tile.batch) * p.heads + tile.head;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      float total = quad_sum(softmax.sum[h]);
+      inverse[h] = total == 0.0f ? 0.0f : 1.0f / total;
+      if (p.logsumexp != nullptr && lane % 4 == 0 && i < p.seqlen_q) {
+        p.logsumexp[head * p.seqlen_q + i] =
+            total == 0.0f ? __int_as_float(0xff800000)
+                          : (softmax.reference[h] + log_of_two(total)) * 0.6931471805599453f;
+      }
+    }
+  }
+
+  TC_DEVICE void store(const AttentionTile& tile, const float (&inverse)[2]) {
+    int t = lane % 4;
+    auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
+               tile.head * p.out_stride[1];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      u16* to = out + i * p.out_stride[2] + 8 * t;
+#pragma unroll
+      for (int a = 0; a < C::kD / 32; ++a) {
+        u32 word[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          int at = 16 * a + 4 * j + 2 * h;
+          word[j] = DTypeTraits<C::kDType>::pack(o[at] * inverse[h], o[at + 1] * inverse[h]);
+        }
+        // Transposed among the quad, each of whose threads then has 8 neighbouring columns.
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          u32 got = __shfl_xor_sync(~0u, t & 1 ? word[j] : word[j + 1], 1);
+          word[j] = t & 1 ? got : word[j];
+          word[j + 1] = t & 1 ? word[j + 1] : got;
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          u32 got = __shfl_xor_sync(~0u, t & 2 ? word[j] : word[j + 2], 2);
+          word[j] = t & 2 ? got : word[j];
+          word[j + 2] = t & 2 ? word[j + 2] : got;
+        }
+        if (i < p.seqlen_q && 32 * a + 8 * t < p.head_dim_v) {
+          *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
+        }
+      }
+    }
+  }
+
+  // K, and with a tile's last block Q, are not needed any more; the next step begins.
+  TC_DEVICE void end_step() {
+    release(shared + C::kKEmpty + 8 * slot(step));
+    if (block == last_to_score && lane == 0) barrier_arrive(shared + C::kQEmpty + 8 * q_slot());
+    ++step;
+  }
+
+  TC_DEVICE void run() {
+    constexpr int kTurn = 1;  // named barriers from here on
+    constexpr bool kTurns = C::kOrder == kPingPong || C::kOrder == kEarly;
+    if (kTurns && group == C::kGroups - 1) named_arrive(kTurn, 256);
+    if (begin()) {
+      if (C::kOrder == kSkewed && group == 1) named_sync(kTurn, 256);
+      score();
+      wgmma_wait<0>();
+      keep_in_place(s);
+      if (C::kOrder == kSkewed && group == 0) named_arrive(kTurn, 256);
+      hide();
+      softmax.reset();
+      softmax.weigh_first(s, p.unit);
+      end_step();
+      pack();
+      int add = 0;
+      float factor[2];
+#pragma unroll 1
+      for (;;) {
+        factor[0] = factor[1] = 1.0f;
+        bool fresh = block == last_to_score;
+        --block;
+        if (fresh) {
+          finish_sums(tiles[number % C::kRing], factor);
+          ++number;
+          if (!begin()) break;
+          softmax.reset();
+        }
+        if (kTurns) named_sync(kTurn + group, 256);
+        score();
+        if (C::kOrder == kEarly) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
+        multiply_v(add);
+        if (C::kOrder == kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
+        add = !fresh;
+        wgmma_wait<1>();
+        keep_in_place(s);
+        hide();
+        bool moves = softmax.weigh(s, p.unit, factor, [&] { score_again(); });
+        end_step();
+        wgmma_wait<0>();
+        keep_in_place(o);
+        keep_in_place(s);
+        release(shared + C::kVEmpty + 8 * slot(step - 2));
+        if (__builtin_expect(fresh, 0)) {
+          store(tiles[(number - 1) % C::kRing], factor);
+        } else if (__builtin_expect(moves, 0)) {
+          scale_out(factor);
+        }
+        pack();
+      }
+      multiply_v(add);
+      wgmma_wait<0>();
+      keep_in_place(o);
+      store(tiles[(number - 1) % C::kRing], factor);
+    }
+    if (kTurns && group == 0) named_sync(kTurn, 256);
+  }
+};
+
+template <class C>
+TC_DEVICE void run(const Sm90AttentionParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  u32 shared = shared_address(memory);
+  auto tiles = reinterpret_cast<AttentionTile*>(memory + C::kTiles);
+  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.q);
+    prefetch_tensor_map(&p.k);
+    prefetch_tensor_map(&p.v);
+    for (int i = 0; i < C::kQSlots * C::kGroups; ++i) {
+      barrier_init(shared + C::kQFull + 8 * i, 1);
+      barrier_init(shared + C::kQEmpty + 8 * i, 4);
+    }
+    for (int i = 0; i < C::kStages; ++i) {
+      barrier_init(shared + C::kKFull + 8 * i, 1);
+      barrier_init(shared + C::kVFull + 8 * i, 1);
+      barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups * C::kCluster);
+      barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups * C::kCluster);
+    }
+    for (int i = 0; i < C::kRing; ++i) barrier_init(shared + C::kTileFull + 8 * i, 1);
+    fence_barrier_init();
+  }
+  if constexpr (C::kCluster > 1) {
+    __syncwarp();
+    cluster_meet();
+  } else {
+    __syncthreads();
+  }
+
+  launch_next_grid();
+  if (warp < 4) {
+    fewer_registers<C::kProducerRegisters>();
+    if (warp == 1) {
+      produce_q<C>(p, shared, tiles);
+    } else if (threadIdx.x == 0) {
+      produce_keys<C>(p.k, shared, shared + C::kK, shared + C::kKFull, shared + C::kKEmpty, tiles);
+    } else if (threadIdx.x == 64) {
+      produce_keys<C>(p.v, shared, shared + C::kV, shared + C::kVFull, shared + C::kVEmpty, tiles);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+  } else {
+    more_registers<C::kConsumerRegisters>();
+    wait_for_previous_grid();
+    Consumer<C>(p, shared, tiles, warp / 4 - 1).run();
+  }
+  // No block leaves while the other of its cluster may still write to its memory.
+  if constexpr (C::kCluster > 1) cluster_meet();
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ torch_cubin::Sm90AttentionParams p) {
+  using namespace torch_cubin::sm90;
+  using C = AttentionConfig<torch_cubin::DType::TC_DTYPE, TC_HEAD_DIM, TC_TILE_N, TC_GROUPS,
+                            TC_Q_SLOTS, TC_STAGES, TC_CLUSTER, TC_ORDER>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  run<C>(p);
+}

@@ -1,0 +1,146 @@
+// Which tiles of attention's output a cluster computes, and which keys each of them needs.
+#pragma once
+
+#include "../common/hopper.cuh"
+#include "sm90_params.h"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// A block's tile, as the scheduling warp tells the others through shared memory.
+struct AttentionTile {
+  int row;  // the block's first
+  int head, kv_head, batch;
+  int last_block;  // blocks of keys run from here down
+  int blocks;      // at least 1; 0: there are no more tiles
+  int unused[2];
+};
+
+// The keys that some of rows `row` to `row + rows - 1` see, in blocks of kTileN. Rows that see
+// nothing get one block, in which the mask then hides everything.
+template <int kTileN>
+TC_DEVICE void key_blocks(const Sm90AttentionParams& p, int row, int rows, int& last_block,
+                          int& blocks) {
+  int last_row = min(row + rows, p.seqlen_q) - 1;
+  int last = min(p.seqlen_k - 1, last_row + p.last);
+  int first = max(0, row + p.first);
+  last_block = last < first ? 0 : last / kTileN;
+  blocks = last < first ? 1 : last_block - first / kTileN + 1;
+}
+
+// Run by one whole warp. Every cluster makes the same list, and takes its own part of it.
+template <int kRows, int kTileN, int kCluster>
+class AttentionSchedule {
+ public:
+  TC_DEVICE AttentionSchedule(const Sm90AttentionParams& p)
+      : p_(p), cluster_(blockIdx.x / kCluster), clusters_(gridDim.x / kCluster) {
+    total_ = p.batch * p.heads * p.tiles;
+    next_ = cluster_;
+    if (p.balance_heads == 0) return;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      int c = lane + 32 * i;
+      loads_[i] = kNever;
+      if (c < clusters_) loads_[i] = c + cost(locate(c).query);
+    }
+    place_ = locate(clusters_);
+    step_ = cost(place_.query);
+    dealt_ = clusters_;
+  }
+
+  // False where there is no more.
+  TC_DEVICE bool next(AttentionTile& tile) {
+    if (next_ >= total_) return false;
+    if (p_.balance_heads == 0) {
+      // Turns shift by one tile from round to round, so that a cluster gets long and short ones.
+      int head = next_ / p_.tiles, place = next_ - head * p_.tiles;
+      int round = head * p_.tiles / clusters_;
+      set(tile, p_.tiles - 1 - (place + round) % p_.tiles, head);
+      next_ += clusters_;
+      return true;
+    }
+    if (first_) {  // the first tiles are dealt in order
+      first_ = false;
+      Place place = locate(next_);
+      set(tile, place.query, place.first_head + place.head);
+      return true;
+    }
+    return deal(tile);
+  }
+
+ private:
+  static constexpr int kLoads = 5;  // clusters a lane: up to 160
+  static constexpr unsigned kNever = ~0u;
+  // A block of keys costs 4 units of work and a tile 3 more; cluster numbers take the low bits.
+  static constexpr unsigned kBlockCost = 4 << 8, kTileCost = 3 << 8;
+
+  // In the order of dealing: heads in groups of balance_heads, in a group the last queries first.
+  struct Place {
+    int first_head, heads;  // of the group
+    int head, query;
+  };
+
+  TC_DEVICE Place locate(int index) const {
+    Place place;
+    int in_group = p_.balance_heads * p_.tiles, group = index / in_group;
+    index -= group * in_group;
+    place.first_head = group * p_.balance_heads;
+    place.heads = max(1, min(p_.balance_heads, p_.batch * p_.heads - place.first_head));
+    place.query = p_.tiles - 1 - index / place.heads;
+    place.head = index % place.heads;
+    return place;
+  }
+
+  TC_DEVICE unsigned cost(int query) const {
+    int last_block, blocks;
+    key_blocks<kTileN>(p_, query * kRows * kCluster, kRows * kCluster, last_block, blocks);
+    return blocks * kBlockCost + kTileCost;
+  }
+
+  TC_DEVICE void set(AttentionTile& tile, int query, int head_of_all) {
+    int row = query * kRows * kCluster;
+    key_blocks<kTileN>(p_, row, kRows * kCluster, tile.last_block, tile.blocks);
+    tile.row = row + (kCluster > 1 ? static_cast<int>(cluster_rank()) * kRows : 0);
+    tile.batch = head_of_all / p_.heads;
+    tile.head = head_of_all - tile.batch * p_.heads;
+    tile.kv_head = tile.head / p_.group;
+  }
+
+  // Deals until a tile is this cluster's: each goes to the cluster with the least to do.
+  TC_DEVICE bool deal(AttentionTile& tile) {
+    while (dealt_ < total_) {
+      ++dealt_;
+      int query = place_.query, head = place_.first_head + place_.head;
+      unsigned step = step_;
+      if (++place_.head == place_.heads) {
+        place_.head = 0;
+        if (--place_.query < 0) place_ = locate(dealt_);
+        step_ = cost(place_.query);
+      }
+      unsigned least = loads_[0];
+#pragma unroll
+      for (int i = 1; i < kLoads; ++i) least = min(least, loads_[i]);
+      least = __reduce_min_sync(~0u, least);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) loads_[i] += loads_[i] == least ? step : 0;
+      if ((least & 255) == cluster_) {
+        set(tile, query, head);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  const Sm90AttentionParams& p_;
+  int cluster_, clusters_, total_;
+  int next_;
+  unsigned loads_[kLoads];
+  Place place_;
+  unsigned step_;
+  int dealt_ = 0;
+  bool first_ = true;
+};
+
+}  // namespace sm90
+}  // namespace torch_cubin

@@ -1,0 +1,182 @@
+// The running softmax of sm90.cu: two rows a thread (16w + g and 8 below), scores as wgmma leaves them.
+//
+// The reference of a row's exponentials is the maximum of the row's first block of keys, and later
+// ones are not looked at: their weights are made with the reference as it is, and only if a thread's
+// sum of them exceeds kMost is there something to do. If the sum is below kFar, weights, sums and
+// outputs are divided by a power of two and the reference moves by its exponent, which rounds nothing.
+// Beyond, the scores are computed once more and their maximum becomes the reference.
+//
+// A maximum in every block would cost a tenth of the instructions, at the head of the chain that
+// the next product waits for. Weights up to kMost are safe in float16 too.
+#pragma once
+
+#include "../common/hopper.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+constexpr float kMost = 4096.0f;
+constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is a normal number, too
+// References beyond are subtracted from the scores before anything is multiplied: in one fma with a
+// product of their size the result would be all rounding.
+constexpr float kHuge = 1048576.0f;
+constexpr float kLowest = -3.402823466e38f;
+
+TC_DEVICE float power_of_two(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+TC_DEVICE float log_of_two(float x) {
+  float out;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+TC_DEVICE float quad_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+TC_DEVICE float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+struct RunningSoftmax {
+  float reference[2];  // in powers of two; kLowest until a block with scores has been seen
+  float sum[2];        // this thread's part
+  bool look;           // the next block's maximum is needed; the same in all threads of a warp
+
+  TC_DEVICE void reset() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = kLowest;
+      sum[h] = 0.0f;
+    }
+    look = true;
+  }
+
+  // The first block's scores to weights.
+  template <int kCount>
+  TC_DEVICE void weigh_first(float (&s)[kCount], float unit) {
+    float factor[2], block[2];
+    find_maximum(s, unit, factor);
+    exponentiate(s, unit, block);
+    sum[0] = block[0];
+    sum[1] = block[1];
+  }
+
+  // Scores to weights. Returns whether outputs so far must be multiplied by `factor`, the same for
+  // all threads of a warp. Where no score was seen so far, factor stays as it was. again() computes
+  // the scores once more.
+  template <int kCount, class Again>
+  TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], Again&& again) {
+    bool exact = false, moves = false;
+    float block[2];
+#pragma unroll 1
+    for (;;) {
+      if (__builtin_expect(look, 0)) {
+        find_maximum(s, unit, factor);
+        exact = true;
+      }
+      exponentiate(s, unit, block);
+      if (exact) break;
+      if (__builtin_expect(__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 1)) break;
+      if (__all_sync(~0u, block[0] <= kFar && block[1] <= kFar)) {
+        step_down(s, block, factor);
+        moves = true;
+        break;
+      }
+      again();
+      look = true;
+    }
+    sum[0] += block[0];
+    sum[1] += block[1];
+    return exact || moves;
+  }
+
+ private:
+  template <int kCount>
+  TC_DEVICE void exponentiate(float (&s)[kCount], float unit, float (&block)[2]) const {
+    float part[2][2] = {};
+    float minus[2] = {look ? 0.0f : -reference[0], look ? 0.0f : -reference[1]};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      int h = i / 2 % 2;
+      s[i] = power_of_two(fmaf(s[i], unit, minus[h]));
+      part[h][i / 4 % 2] += s[i];
+    }
+    block[0] = part[0][0] + part[0][1];
+    block[1] = part[1][0] + part[1][1];
+  }
+
+  template <int kCount>
+  static TC_DEVICE float row_maximum(const float (&s)[kCount], int h) {
+    float top = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int i = 4; i < kCount; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+    return quad_maximum(top);
+  }
+
+  // The reference becomes the maximum of the scores, or stays if it is larger. While one of the
+  // warp's references is huge (`look` stays true), it is subtracted from the scores here.
+  template <int kCount>
+  TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
+    float raw[2];
+    look = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = fmaxf(row_maximum(s, h), kLowest);
+      float scaled = top > kLowest ? top * unit : reference[h];
+      // A reference that stays is that of an earlier block, whose scores are gone.
+      raw[h] = top > kLowest && scaled < reference[h] ? reference[h] / unit : top;
+      scaled = fmaxf(reference[h], scaled);
+      if (reference[h] != kLowest) factor[h] = power_of_two(reference[h] - scaled);
+      sum[h] *= reference[h] != kLowest ? factor[h] : 1.0f;
+      reference[h] = scaled;
+      look |= !(fabsf(scaled) <= kHuge);
+    }
+    look = __any_sync(~0u, look);
+    if (!look) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] -= raw[i / 2 % 2];
+  }
+
+  // Divides this block's weights and what came before by the power of two in the largest weight.
+  template <int kCount>
+  TC_DEVICE void step_down(float (&s)[kCount], float (&block)[2], float (&factor)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int exponent = max((__float_as_int(row_maximum(s, h)) >> 23) - 127, 0);
+      factor[h] = __int_as_float((127 - exponent) << 23);
+      reference[h] += static_cast<float>(exponent);
+      block[h] *= factor[h];
+      sum[h] *= factor[h];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i / 2 % 2 == h) s[i] *= factor[h];
+      }
+    }
+  }
+};
+
+// Scores of columns outside of low to high become -inf; `column` is that of s[0].
+template <int kCount>
+TC_DEVICE void hide_outside(float (&s)[kCount], int column, const int (&low)[2],
+                            const int (&high)[2], bool has_low) {
+  const float kNone = __int_as_float(0xff800000);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i / 4 * 8 + i % 2 > high[i / 2 % 2] - column) s[i] = kNone;
+  }
+  if (!has_low) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i / 4 * 8 + i % 2 < low[i / 2 % 2] - column) s[i] = kNone;
+  }
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
