@@ -26,8 +26,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TOKENS, WIDTH = 16384, 2048  # b * s, h * d
-FREE, PING_PONG, SKEWED, EARLY = range(4)
 NO_BOUND = 1 << 30
+IN_TURN, IN_PAIRS = 0, -1  # or so many heads to balance
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,14 @@ class Kernel:
     groups: int
     q_slots: int
     stages: int
-    cluster: int
-    order: int
+    ping_pong: bool = True
 
     @property
     def name(self) -> str:
         kind = {"bfloat16": "bf16", "float16": "f16"}[self.dtype]
-        order = ("free", "pingpong", "skewed", "early")[self.order]
-        slots = f"q{self.q_slots}s{self.stages}c{self.cluster}"
-        return f"{kind}_{self.head_dim}_{64 * self.groups}x{self.tile_n}_{slots}_{order}"
+        order = "" if self.ping_pong else "_free"
+        slots = f"q{self.q_slots}s{self.stages}"
+        return f"{kind}_{self.head_dim}_{64 * self.groups}x{self.tile_n}_{slots}{order}"
 
     @property
     def shared(self) -> int:
@@ -59,15 +58,11 @@ class Kernel:
 def kernels() -> list[Kernel]:
     b = "bfloat16"
     return [
-        Kernel(b, 128, 128, 2, 2, 2, 1, PING_PONG), Kernel(b, 128, 128, 2, 2, 2, 1, FREE),
-        Kernel(b, 128, 128, 2, 2, 2, 2, PING_PONG),
-        Kernel(b, 128, 176, 2, 1, 2, 1, PING_PONG), Kernel(b, 128, 176, 2, 1, 2, 1, FREE),
-        Kernel(b, 128, 176, 2, 1, 2, 2, PING_PONG), Kernel(b, 128, 176, 2, 1, 2, 2, FREE),
-        Kernel(b, 64, 128, 3, 2, 2, 1, PING_PONG), Kernel(b, 64, 128, 3, 2, 2, 1, FREE),
-        Kernel(b, 64, 128, 3, 2, 2, 2, PING_PONG),
-        Kernel(b, 256, 80, 2, 1, 2, 2, PING_PONG), Kernel(b, 256, 80, 2, 1, 2, 1, PING_PONG),
-        Kernel(b, 256, 80, 2, 1, 2, 1, FREE),
-        Kernel("float16", 128, 128, 2, 2, 2, 1, PING_PONG),
+        Kernel(b, 128, 128, 2, 2, 2), Kernel(b, 128, 176, 2, 1, 2),
+        Kernel(b, 128, 128, 2, 2, 2, ping_pong=False),
+        Kernel(b, 64, 128, 3, 2, 2), Kernel(b, 64, 128, 2, 2, 2), Kernel(b, 64, 192, 2, 2, 2),
+        Kernel(b, 256, 80, 2, 1, 2), Kernel("float16", 128, 128, 2, 2, 2),
+        Kernel("float16", 64, 128, 3, 2, 2), Kernel("float16", 256, 80, 2, 1, 2),
     ]  # fmt: skip
 
 
@@ -75,13 +70,12 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
     defines = {
         "TC_KERNEL": kernel.name,
         "TC_DTYPE": kernel.dtype,
-        "TC_HEAD_DIM": kernel.head_dim,
+        "TC_TILE_M": 64 * kernel.groups,
         "TC_TILE_N": kernel.tile_n,
-        "TC_GROUPS": kernel.groups,
+        "TC_TILE_K": kernel.head_dim,
         "TC_Q_SLOTS": kernel.q_slots,
         "TC_STAGES": kernel.stages,
-        "TC_CLUSTER": kernel.cluster,
-        "TC_ORDER": kernel.order,
+        "TC_PING_PONG": int(kernel.ping_pong),
         "TC_THREADS": 128 * (kernel.groups + 1),
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
@@ -116,8 +110,7 @@ def setup() -> None:
             ("out_stride", ctypes.c_int64 * 3),
             *[(n, ctypes.c_int) for n in (
                 "batch", "heads", "group", "seqlen_q", "seqlen_k", "head_dim_v", "first", "last",
-                "tiles", "balance_heads")],
-            ("scale", ctypes.c_float),
+                "tiles", "deal")],
             ("unit", ctypes.c_float),
         ]  # fmt: skip
 
@@ -146,12 +139,11 @@ class Forward:
 
     def __init__(
         self, kernel, function, q, k, v, out, lse=None, first=-NO_BOUND, last=NO_BOUND,
-        balance=0, scale=None, blocks=132,
+        deal=IN_TURN, scale=None, blocks=132,
     ) -> None:  # fmt: skip
         batch, heads, seqlen_q, head_dim = q.shape
         seqlen_k = k.shape[2]
-        halved = kernel.cluster == 2 and kernel.head_dim == 64
-        box = kernel.tile_n // 2 if halved else kernel.tile_n
+        box = kernel.tile_n
         p = PARAMS()
         p.maps[0], p.maps[1], p.maps[2] = encode(q, 64), encode(k, box), encode(v, box)
         p.out = out.data_ptr()
@@ -160,20 +152,17 @@ class Forward:
         p.batch, p.heads, p.group = batch, heads, heads // k.shape[1]
         p.seqlen_q, p.seqlen_k, p.head_dim_v = seqlen_q, seqlen_k, v.shape[3]
         p.first, p.last = first, last
-        rows = 64 * kernel.groups * kernel.cluster
-        p.tiles = -(-seqlen_q // rows)
-        p.balance_heads = balance
-        p.scale = 1 / math.sqrt(head_dim) if scale is None else scale
-        p.unit = p.scale * math.log2(math.e)
-        clusters = min(blocks // kernel.cluster, p.tiles * batch * heads)
+        p.tiles = -(-seqlen_q // (64 * kernel.groups))
+        p.deal = deal
+        p.unit = (1 / math.sqrt(head_dim) if scale is None else scale) * math.log2(math.e)
+        blocks = min(blocks, p.tiles * batch * heads)
         self.memory = ctypes.create_string_buffer(1024)
         address = (ctypes.addressof(self.memory) + 63) // 64 * 64
         ctypes.memmove(address, ctypes.addressof(p), ctypes.sizeof(p))
         aligned = (ctypes.c_char * 512).from_address(address)
         self.keep = (q, k, v, out, lse, aligned)
         self.run = function.prepare(
-            aligned, clusters * kernel.cluster, 128 * (kernel.groups + 1), kernel.shared,
-            kernel.cluster,
+            aligned, blocks, 128 * (kernel.groups + 1), kernel.shared
         )  # fmt: skip
 
     def __call__(self) -> None:
@@ -209,7 +198,7 @@ def check(kernel: Kernel, function) -> str:
     """Raises where an answer is wrong."""
     dtype = getattr(torch, kernel.dtype)
     full, d = kernel.head_dim, kernel.head_dim
-    # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, balance
+    # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, deal
     cases = [
         (1, 2, 2, 128, 128, None, None, d, "bhsd", 1, 0),
         (2, 4, 2, 257, 300, None, None, d, "bshd", 1, 0),
@@ -217,6 +206,9 @@ def check(kernel: Kernel, function) -> str:
         (3, 2, 1, 64, 7, None, None, d, "bhsd+", 1, 0),
         (2, 6, 3, 1000, 1000, None, 0, d, "bshd", 1, 2),
         (2, 6, 3, 1000, 1000, None, 0, d, "bshd", 1, 0),
+        (2, 6, 3, 1100, 1000, None, 0, d, "bshd", 1, -1),
+        (40, 8, 2, 650, 333, None, 0, d, "bshd", 1, -1),
+        (60, 8, 2, 250, 333, None, 0, d, "bshd", 1, 20),
         (1, 3, 1, 1000, 77, None, 0, d, "bhsd", 1, 3),
         (2, 2, 1, 77, 1000, None, 923, d, "bshd", 1, 1),
         (1, 2, 2, 900, 500, None, -400, d, "bhsd", 1, 1),  # bottom right: 400 rows see nothing
@@ -231,7 +223,7 @@ def check(kernel: Kernel, function) -> str:
         (1, 16, 16, 4000, 4000, None, 0, d, "bshd", 1, 2),
     ]
     worst, worst_lse = 0.0, 0.0
-    for number, (b, h, hk, sq, sk, first, last, hd, layout, factor, balance) in enumerate(cases):
+    for number, (b, h, hk, sq, sk, first, last, hd, layout, factor, deal) in enumerate(cases):
         torch.manual_seed(number)
         first = -NO_BOUND if first is None else first
         last = NO_BOUND if last is None else last
@@ -246,7 +238,7 @@ def check(kernel: Kernel, function) -> str:
         room = torch.full((b, h, sq + 3, full + 8), math.nan, device="cuda", dtype=dtype)
         out = room[:, :, :sq, :hd]
         lse = torch.full((b, h, sq), math.nan, device="cuda")
-        launch = Forward(kernel, function, q, k, v, out, lse, first, last, balance)
+        launch = Forward(kernel, function, q, k, v, out, lse, first, last, deal)
         answers = []
         what = f"{kernel.name} case {number} {cases[number]}"
         for _ in range(3):
@@ -366,7 +358,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="512,1024,2048,8192,16384")
     parser.add_argument("--head-dims", default="128,64,256")
     parser.add_argument("--flash", action="store_true", help="time flash, too")
-    parser.add_argument("--groups", default="", help="heads to balance; else 32768 / s, and 0")
+    parser.add_argument("--groups", default="", help="how to deal out causal tiles")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--without", action="append", default=[], help="a kernel to leave out")
     parser.add_argument("--clocks", action="store_true")
@@ -420,18 +412,18 @@ def main() -> None:
                 for kernel in chosen:
                     if kernel.head_dim != d or kernel.dtype != "bfloat16":
                         continue
-                    groups = [0]
+                    groups = [IN_TURN]
                     if causal and arguments.groups:
                         groups = [int(x) for x in arguments.groups.split(",")]
                     elif causal:
-                        groups = [0, max(1, 32768 // s)][s > 4096 :][: 1 if s < 1024 else 2]
+                        groups = [IN_PAIRS, max(1, 32768 // s)][s > 4096 :][: 1 if s < 4096 else 2]
                     for group in groups:
                         name = f"{kernel.name.removeprefix(f'bf16_{d}_')}" + f" g{group}" * causal
                         out = torch.empty_like(q)
                         outs[name] = out
                         contenders[name] = Forward(
                             kernel, functions[kernel], q, k, v, out,
-                            last=0 if causal else NO_BOUND, balance=group,
+                            last=0 if causal else NO_BOUND, deal=group,
                         )  # fmt: skip
                 if arguments.once:
                     for name in outs:

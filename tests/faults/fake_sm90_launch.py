@@ -49,7 +49,7 @@ def sm90(driver, tmp_path, monkeypatch) -> list[dict]:
     """A catalog of the sm90 kernels alone."""
     path = CUBINS / "manifest.json"
     manifest = json.loads(path.read_text()) if path.is_file() else {"kernels": []}
-    kernels = [k for k in manifest["kernels"] if k["kind"] == "sm90"]
+    kernels = [k for k in manifest["kernels"] if (k["family"], k["kind"]) == ("matmul", "sm90")]
     if not kernels:
         pytest.skip("the kernels are not built for sm_90a")
     for kernel in kernels:

@@ -201,6 +201,92 @@ def attention_sanitize(tool: str) -> dict:
     return {"wrong": wrong, "calls": calls}
 
 
+# batch, heads, heads of key, rows, columns, order of the dims in memory, pad, factor, options.
+# factor: what query and key are multiplied by; negative: scores that are all far below zero.
+TILE_CALLS = [
+    (1, 2, 2, 128, 128, 0, 0, 1, {}),
+    (2, 4, 4, 257, 300, 1, 8, 1, {}),
+    (1, 1, 1, 1, 1, 0, 0, 1, {}),
+    (3, 2, 1, 64, 7, 0, 8, 1, {}),
+    (2, 6, 3, 1000, 1000, 1, 0, 1, {"is_causal": True}),
+    (1, 3, 1, 1000, 77, 0, 0, 1, {"is_causal": True}),
+    (2, 2, 1, 77, 1000, 1, 0, 1, {"is_causal": True, "bottom_right": True}),
+    (1, 2, 2, 900, 500, 0, 0, 1, {"is_causal": True, "bottom_right": True}),
+    (2, 2, 2, 1500, 1500, 0, 0, 1, {"window_left": 200, "window_right": 100}),
+    (1, 2, 2, 700, 700, 0, 16, 1, {"window_left": 30}),
+    (40, 8, 2, 200, 333, 1, 0, 1, {"is_causal": True}),
+    (60, 8, 2, 650, 333, 1, 0, 1, {"is_causal": True}),
+    (1, 16, 16, 4500, 4500, 1, 0, 1, {"is_causal": True}),
+    (1, 2, 1, 300, 1111, 1, 0, 1, {"scale": 0.01}),
+    (1, 2, 1, 300, 1111, 0, 0, 5, {}),
+    (1, 2, 1, 300, 1111, 0, 8, 20, {}),
+    (2, 2, 2, 900, 900, 0, 0, 20, {"is_causal": True}),
+    (2, 2, 2, 900, 900, 0, 0, 1000, {"is_causal": True}),
+    (1, 2, 1, 600, 600, 0, 0, -3, {"is_causal": True}),
+]
+
+
+def _tile_operands(call: tuple, head_dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    batch, heads, kv_heads, rows, columns, order, pad, factor, _ = call
+    orders = [(0, 1, 2, 3), (0, 2, 1, 3)]
+    q = torch.randn(batch, heads, rows, head_dim)
+    k, v = (torch.randn(batch, kv_heads, columns, head_dim) for _ in range(2))
+    if factor < 0:
+        q, k = q.abs() * -factor, k.abs() * factor
+    else:
+        q, k = q * factor, k * factor
+    return [_bare(x.to(dtype), orders[order], pad) for x in (q, k, v)]
+
+
+def attention_tile(kind: str, tile: str) -> dict:
+    """Every kernel of one tile: lengths, bands, grouped heads, strides, huge scores, logsumexp,
+    against float64; and the same bits again and again while another stream keeps the GPU busy."""
+    from gpu import attention_reference as ar
+
+    import torch_cubin  # noqa: F401
+    from torch_cubin import _lib
+
+    width = int(tile.split("x")[2])
+    wrong, calls = [], 0
+    busy, side = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
+    torch.manual_seed(0)
+    for dtype in (torch.bfloat16, torch.float16):
+        limit = 4e-3 if dtype == torch.bfloat16 else 6e-4
+        for call in TILE_CALLS:
+            factor, options = call[7], {"enable_gqa": True, **call[8]}
+            for head_dim in (width, width - 24):
+                label = f"{dtype} head_dim {head_dim} {call}"
+                q, k, v = _tile_operands(call, head_dim, dtype)
+                with torch.no_grad():
+                    out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, **options)
+                want = ar.reference(q, k, v, **options)
+                calls += 1
+                error = (out.double() - want.out).norm() / want.out.norm()
+                # One weight is nearly all there is of such scores, and a rounding decides which.
+                if not error < (0.05 if factor == 1000 else limit):
+                    wrong.append(f"{label}: error {float(error):.2e}")
+                seen = want.logsumexp != -torch.inf
+                difference = (logsumexp.double() - want.logsumexp)[seen].abs()
+                scale = want.logsumexp[seen].abs().clamp(min=1)
+                if not bool((difference < 2e-5 * scale).all()):
+                    wrong.append(f"{label}: logsumexp")
+                if not bool((logsumexp[~seen] == -torch.inf).all() and (out[~seen] == 0).all()):
+                    wrong.append(f"{label}: rows that see nothing")
+        q, k, v = _tile_operands(TILE_CALLS[4], width, dtype)
+        first = torch.ops.cubin.attention_forward(q, k, v, is_causal=True, enable_gqa=True)
+        for _ in range(300):
+            with torch.cuda.stream(side):
+                busy @ busy
+            again = torch.ops.cubin.attention_forward(q, k, v, is_causal=True, enable_gqa=True)
+            if not all(torch.equal(x, y) for x, y in zip(first, again, strict=True)):
+                wrong.append(f"{dtype}: other bits in another run")
+                break
+    kernels = _lib.catalog()["kernels"]
+    loaded = {entry["name"] for entry in _lib.catalog()["loaded"]}
+    unused = [x["name"] for x in kernels if x["name"] not in loaded]
+    return {"wrong": wrong, "calls": calls, "kernels": len(kernels), "unused": unused}
+
+
 if __name__ == "__main__":
     scenario = globals()[sys.argv[1]]
     print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)

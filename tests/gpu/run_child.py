@@ -79,15 +79,17 @@ def broken_catalog(kind: str, folder: Path) -> Path:
     return package
 
 
-def tile_catalog(kind: str, tile: str, folder: Path) -> Path:
-    """A catalog whose kernels are those of one kind and tile alone: what is chosen is known."""
+def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
+    """A catalog whose kernels are those of one kind and tile alone: what is chosen is known.
+    `tile` is "128x256", or "128x128x64" where its last size says what the kernel is for."""
     package = folder / "catalog"
     package.mkdir()
     manifest = json.loads((_package() / "manifest.json").read_text())
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
-        if kernel["kind"] == kind and "x".join(map(str, kernel["tile"][:2])) == tile
+        if (kernel["family"], kernel["kind"]) == (family, kind)
+        and "x".join(map(str, kernel["tile"][: tile.count("x") + 1])) == tile
     ]
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
         (package / arch).symlink_to(_package() / arch)
@@ -105,16 +107,18 @@ def sanitizer() -> str | None:
 
 
 def run(scenario: str, *arguments: str) -> Result:
-    """Runs one scenario. 'catalog KIND', 'tile KIND TILE' and '...sanitize TOOL' prepare what a
-    child cannot."""
+    """Runs one scenario. 'catalog KIND', 'tile KIND TILE', 'attention_tile KIND TILE' and
+    '...sanitize TOOL' prepare what a child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     script = "attention_child.py" if scenario.startswith("attention_") else "child.py"
     command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         if scenario == "catalog":
             environment["TORCH_CUBIN_CATALOG"] = str(broken_catalog(arguments[0], Path(folder)))
-        if scenario == "tile":
-            environment["TORCH_CUBIN_CATALOG"] = str(tile_catalog(*arguments, Path(folder)))
+        if scenario in ("tile", "attention_tile"):
+            family = "matmul" if scenario == "tile" else "attention"
+            path = tile_catalog(family, *arguments, Path(folder))
+            environment["TORCH_CUBIN_CATALOG"] = str(path)
         if scenario.endswith("sanitize"):
             tool = sanitizer()
             if tool is None:

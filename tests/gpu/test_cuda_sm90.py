@@ -15,7 +15,8 @@ MANIFEST = Path(torch_cubin.__file__).resolve().parent / "cubins" / "manifest.js
 def tiles() -> list[str]:
     """ "128x256", ...: the tiles of the package's sm90 kernels."""
     kernels = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.is_file() else []
-    found = {tuple(k["tile"][:2]) for k in kernels if k["kind"] == "sm90"}
+    kernels = [k for k in kernels if (k["family"], k["kind"]) == ("matmul", "sm90")]
+    found = {tuple(k["tile"][:2]) for k in kernels}
     return [f"{m}x{n}" for m, n in sorted(found)]
 
 

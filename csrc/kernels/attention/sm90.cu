@@ -1,8 +1,7 @@
 // Attention forward on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
 //
 // A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
-// producer's warps one deals out the tiles and loads Q, one loads K and one V. Clusters of two blocks
-// have neighbouring queries of one head: each loads half of every tile of K and V, for both.
+// producer's warps one deals out the tiles and loads Q, one loads K and one V.
 //
 //   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
 //   full barriers:  the producer's arrival and all bytes of the slot
@@ -19,20 +18,14 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// How the consumers keep out of one another's way.
-enum AttentionOrder {
-  kFree,      // not at all
-  kPingPong,  // they take turns to issue wgmma
-  kSkewed,    // the second begins one block late, once
-  kEarly,     // turns, which end with the scores
-};
-
-template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_, int kCluster_,
-          int kOrder_>
+template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_,
+          bool kPingPong_>
 struct AttentionConfig {
   static constexpr DType kDType = kDType_;
   static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
-  static constexpr int kStages = kStages_, kCluster = kCluster_, kOrder = kOrder_;
+  static constexpr int kStages = kStages_;
+  // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
+  static constexpr bool kPingPong = kPingPong_;
   static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
   static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
@@ -68,7 +61,7 @@ struct Slot {
 // A whole warp: deals out tiles, and loads Q of each.
 template <class C>
 TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile* tiles) {
-  AttentionSchedule<C::kRows, C::kN, C::kCluster> schedule(p);
+  AttentionSchedule<C::kRows, C::kN> schedule(p);
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kQSlots> slot;
   AttentionTile tile{};
@@ -108,9 +101,7 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile
 template <class C>
 TC_DEVICE void produce_keys(const Sm90AttentionMap& map, u32 shared, u32 ring, u32 full, u32 empty,
                             const AttentionTile* tiles) {
-  constexpr int kHalf = C::kN / 2;
   Slot<C::kStages> slot;
-  int rank = C::kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   wait_for_previous_grid();
   for (int number = 0;; ++number) {
     int entry = number % C::kRing;
@@ -123,20 +114,9 @@ TC_DEVICE void produce_keys(const Sm90AttentionMap& map, u32 shared, u32 ring, u
       u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
       barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
       barrier_expect(arrived, C::kKvBytes);
-      if constexpr (C::kCluster == 1) {
 #pragma unroll
-        for (int panel = 0; panel < C::kPanels; ++panel) {
-          tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, batch);
-        }
-      } else if constexpr (C::kPanels == 1) {
-        tma_multicast(to + rank * kHalf * 128, &map, arrived, 3, 0, row + rank * kHalf, head,
-                      batch);
-      } else {
-#pragma unroll
-        for (int i = 0; i < C::kPanels / 2; ++i) {
-          int panel = rank * (C::kPanels / 2) + i;
-          tma_multicast(to + panel * C::kN * 128, &map, arrived, 3, 64 * panel, row, head, batch);
-        }
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, batch);
       }
       slot.next();
     }
@@ -277,9 +257,6 @@ struct Consumer {
 
   TC_DEVICE void release(u32 barrier) {
     if (lane == 0) barrier_arrive(barrier);
-    if constexpr (C::kCluster > 1) {
-      if (lane == 0) barrier_arrive_remote(map_to_rank(barrier, cluster_rank() ^ 1));
-    }
   }
 
   TC_DEVICE void scale_out(const float (&factor)[2]) {
@@ -348,14 +325,11 @@ struct Consumer {
 
   TC_DEVICE void run() {
     constexpr int kTurn = 1;  // named barriers from here on
-    constexpr bool kTurns = C::kOrder == kPingPong || C::kOrder == kEarly;
-    if (kTurns && group == C::kGroups - 1) named_arrive(kTurn, 256);
+    if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 256);
     if (begin()) {
-      if (C::kOrder == kSkewed && group == 1) named_sync(kTurn, 256);
       score();
       wgmma_wait<0>();
       keep_in_place(s);
-      if (C::kOrder == kSkewed && group == 0) named_arrive(kTurn, 256);
       hide();
       softmax.reset();
       softmax.weigh_first(s, p.unit);
@@ -374,11 +348,10 @@ struct Consumer {
           if (!begin()) break;
           softmax.reset();
         }
-        if (kTurns) named_sync(kTurn + group, 256);
+        if (C::kPingPong) named_sync(kTurn + group, 256);
         score();
-        if (C::kOrder == kEarly) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
         multiply_v(add);
-        if (C::kOrder == kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
+        if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
         add = !fresh;
         wgmma_wait<1>();
         keep_in_place(s);
@@ -401,7 +374,7 @@ struct Consumer {
       keep_in_place(o);
       store(tiles[(number - 1) % C::kRing], factor);
     }
-    if (kTurns && group == 0) named_sync(kTurn, 256);
+    if (C::kPingPong && group == 0) named_sync(kTurn, 256);
   }
 };
 
@@ -424,19 +397,15 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
     for (int i = 0; i < C::kStages; ++i) {
       barrier_init(shared + C::kKFull + 8 * i, 1);
       barrier_init(shared + C::kVFull + 8 * i, 1);
-      barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups * C::kCluster);
-      barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups * C::kCluster);
+      barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups);
+      barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups);
     }
     for (int i = 0; i < C::kRing; ++i) barrier_init(shared + C::kTileFull + 8 * i, 1);
     fence_barrier_init();
   }
-  if constexpr (C::kCluster > 1) {
-    __syncwarp();
-    cluster_meet();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
 
+  // The next grid's blocks may come as soon as there is room: they wait for this one's end.
   launch_next_grid();
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
@@ -455,8 +424,6 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
     wait_for_previous_grid();
     Consumer<C>(p, shared, tiles, warp / 4 - 1).run();
   }
-  // No block leaves while the other of its cluster may still write to its memory.
-  if constexpr (C::kCluster > 1) cluster_meet();
 }
 
 }  // namespace sm90
@@ -465,8 +432,29 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ torch_cubin::Sm90AttentionParams p) {
   using namespace torch_cubin::sm90;
-  using C = AttentionConfig<torch_cubin::DType::TC_DTYPE, TC_HEAD_DIM, TC_TILE_N, TC_GROUPS,
-                            TC_Q_SLOTS, TC_STAGES, TC_CLUSTER, TC_ORDER>;
+  using C = AttentionConfig<torch_cubin::DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, TC_TILE_M / 64,
+                            TC_Q_SLOTS, TC_STAGES, TC_PING_PONG>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   run<C>(p);
 }
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "sm90", "archs": ["sm_90a"],
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full", "alignment": 16,
+   "tile": "{t.tile}", "stages": 2, "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "threads": 512,
+      "shared": 115168, "spill": 32, "cost": {"k_tile": 2500, "fixed": 2400}},
+     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "threads": 384,
+      "shared": 98752, "spill": 0, "cost": {"k_tile": 1950, "fixed": 2200}},
+     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
+      "shared": 197056, "spill": 0, "cost": {"k_tile": 2700, "fixed": 3200}},
+     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "threads": 384,
+      "shared": 229792, "spill": 0, "cost": {"k_tile": 3100, "fixed": 6000}}]}}]}
+*/

@@ -8,8 +8,7 @@
 // q, k and v are described by tensor maps of 4 dims, {head_dim, rows, heads, batch}, 128-byte
 // swizzle; columns and rows that do not exist are read as zeros. Boxes:
 //   q:       {64, 64, 1, 1}
-//   k and v: {64, tile N, 1, 1}; a cluster shares them, and where head_dim is 64 each block loads
-//            half of the rows: {64, tile N / 2, 1, 1}
+//   k and v: {64, tile N, 1, 1}
 #pragma once
 
 namespace torch_cubin {
@@ -18,6 +17,17 @@ typedef long long tc_int64;  // device code includes no <cstdint>
 
 struct alignas(64) Sm90AttentionMap {
   unsigned long long words[16];
+};
+
+// How the tiles are dealt out to the blocks (Sm90AttentionParams::deal).
+enum Sm90AttentionDeal {
+  // Every block takes every so-many-th tile: for tiles that all take the same time.
+  kInTurn = 0,
+  // Every so-many-th pair of a head's tiles, the longest with the shortest: for causal attention.
+  kInPairs = -1,
+  // A positive number: tiles of so many heads at a time, the last queries first, each to the block
+  // with the least to do. Every block makes the whole list, 100 ns or more for each tile, so that
+  // an average tile must take 20 us.
 };
 
 struct Sm90AttentionParams {
@@ -29,14 +39,10 @@ struct Sm90AttentionParams {
   int seqlen_q, seqlen_k;  // at least 1
   int head_dim_v;          // columns of out, a multiple of 8
   int first, last;
-  // Tiles of a cluster (of all its blocks' rows) along the queries. With balance_heads > 0 they are
-  // dealt out so that all clusters end together: the tiles of so many heads at a time, those of the
-  // last queries first, each to the cluster that has the least to do. With 0 each cluster takes
-  // every so-many-th tile.
-  int tiles;
-  int balance_heads;
-  float scale;  // positive
-  float unit;   // scale * log2(e), a normal number
+  int tiles;  // along the queries
+  // kInTurn, kInPairs, or a positive number of heads; at most 160 blocks.
+  int deal;
+  float unit;  // scale * log2(e), a positive normal number
 };
 
 }  // namespace torch_cubin

@@ -1,4 +1,4 @@
-// Which tiles of attention's output a cluster computes, and which keys each of them needs.
+// Which tiles of attention's output a block computes, and which keys each of them needs.
 #pragma once
 
 #include "../common/hopper.cuh"
@@ -28,38 +28,51 @@ TC_DEVICE void key_blocks(const Sm90AttentionParams& p, int row, int rows, int& 
   blocks = last < first ? 1 : last_block - first / kTileN + 1;
 }
 
-// Run by one whole warp. Every cluster makes the same list, and takes its own part of it.
-template <int kRows, int kTileN, int kCluster>
+// Run by one whole warp. Every block makes the same list, and takes its own part of it.
+template <int kRows, int kTileN>
 class AttentionSchedule {
  public:
   TC_DEVICE AttentionSchedule(const Sm90AttentionParams& p)
-      : p_(p), cluster_(blockIdx.x / kCluster), clusters_(gridDim.x / kCluster) {
+      : p_(p), block_(blockIdx.x), blocks_(gridDim.x) {
     total_ = p.batch * p.heads * p.tiles;
-    next_ = cluster_;
-    if (p.balance_heads == 0) return;
+    next_ = block_;
+    if (p.deal <= 0) return;
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       int c = lane + 32 * i;
       loads_[i] = kNever;
-      if (c < clusters_) loads_[i] = c + cost(locate(c).query);
+      if (c < blocks_) loads_[i] = c + cost(locate(c).query);
     }
-    place_ = locate(clusters_);
+    place_ = locate(blocks_);
     step_ = cost(place_.query);
-    dealt_ = clusters_;
+    dealt_ = blocks_;
   }
 
   // False where there is no more.
   TC_DEVICE bool next(AttentionTile& tile) {
-    if (next_ >= total_) return false;
-    if (p_.balance_heads == 0) {
-      // Turns shift by one tile from round to round, so that a cluster gets long and short ones.
-      int head = next_ / p_.tiles, place = next_ - head * p_.tiles;
-      int round = head * p_.tiles / clusters_;
-      set(tile, p_.tiles - 1 - (place + round) % p_.tiles, head);
-      next_ += clusters_;
+    if (p_.deal == kInTurn) {
+      if (next_ >= total_) return false;
+      int head = next_ / p_.tiles;
+      set(tile, p_.tiles - 1 - (next_ - head * p_.tiles), head);
+      next_ += blocks_;
       return true;
     }
+    if (p_.deal == kInPairs) {
+      if (second_ >= 0) {
+        set(tile, second_, first_head_);
+        second_ = -1;
+        return true;
+      }
+      int pairs = (p_.tiles + 1) / 2, head = next_ / pairs, place = next_ - head * pairs;
+      if (head >= p_.batch * p_.heads) return false;
+      set(tile, p_.tiles - 1 - place, head);
+      if (place != p_.tiles - 1 - place) second_ = place;
+      first_head_ = head;
+      next_ += blocks_;
+      return true;
+    }
+    if (next_ >= total_) return false;
     if (first_) {  // the first tiles are dealt in order
       first_ = false;
       Place place = locate(next_);
@@ -70,12 +83,12 @@ class AttentionSchedule {
   }
 
  private:
-  static constexpr int kLoads = 5;  // clusters a lane: up to 160
+  static constexpr int kLoads = 5;  // blocks a lane: up to 160
   static constexpr unsigned kNever = ~0u;
-  // A block of keys costs 4 units of work and a tile 3 more; cluster numbers take the low bits.
+  // A block of keys costs 4 units of work and a tile 3 more; block numbers take the low bits.
   static constexpr unsigned kBlockCost = 4 << 8, kTileCost = 3 << 8;
 
-  // In the order of dealing: heads in groups of balance_heads, in a group the last queries first.
+  // In the order of dealing: heads in groups of `deal`, in a group the last queries first.
   struct Place {
     int first_head, heads;  // of the group
     int head, query;
@@ -83,10 +96,10 @@ class AttentionSchedule {
 
   TC_DEVICE Place locate(int index) const {
     Place place;
-    int in_group = p_.balance_heads * p_.tiles, group = index / in_group;
+    int in_group = p_.deal * p_.tiles, group = index / in_group;
     index -= group * in_group;
-    place.first_head = group * p_.balance_heads;
-    place.heads = max(1, min(p_.balance_heads, p_.batch * p_.heads - place.first_head));
+    place.first_head = group * p_.deal;
+    place.heads = max(1, min(p_.deal, p_.batch * p_.heads - place.first_head));
     place.query = p_.tiles - 1 - index / place.heads;
     place.head = index % place.heads;
     return place;
@@ -94,20 +107,20 @@ class AttentionSchedule {
 
   TC_DEVICE unsigned cost(int query) const {
     int last_block, blocks;
-    key_blocks<kTileN>(p_, query * kRows * kCluster, kRows * kCluster, last_block, blocks);
+    key_blocks<kTileN>(p_, query * kRows, kRows, last_block, blocks);
     return blocks * kBlockCost + kTileCost;
   }
 
   TC_DEVICE void set(AttentionTile& tile, int query, int head_of_all) {
-    int row = query * kRows * kCluster;
-    key_blocks<kTileN>(p_, row, kRows * kCluster, tile.last_block, tile.blocks);
-    tile.row = row + (kCluster > 1 ? static_cast<int>(cluster_rank()) * kRows : 0);
+    int row = query * kRows;
+    key_blocks<kTileN>(p_, row, kRows, tile.last_block, tile.blocks);
+    tile.row = row;
     tile.batch = head_of_all / p_.heads;
     tile.head = head_of_all - tile.batch * p_.heads;
     tile.kv_head = tile.head / p_.group;
   }
 
-  // Deals until a tile is this cluster's: each goes to the cluster with the least to do.
+  // Deals until a tile is this block's: each goes to the block with the least to do.
   TC_DEVICE bool deal(AttentionTile& tile) {
     while (dealt_ < total_) {
       ++dealt_;
@@ -124,7 +137,7 @@ class AttentionSchedule {
       least = __reduce_min_sync(~0u, least);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) loads_[i] += loads_[i] == least ? step : 0;
-      if ((least & 255) == cluster_) {
+      if ((least & 255) == block_) {
         set(tile, query, head);
         return true;
       }
@@ -133,8 +146,9 @@ class AttentionSchedule {
   }
 
   const Sm90AttentionParams& p_;
-  int cluster_, clusters_, total_;
+  int block_, blocks_, total_;
   int next_;
+  int second_ = -1, first_head_ = 0;  // kInPairs: what remains of a pair
   unsigned loads_[kLoads];
   Place place_;
   unsigned step_;

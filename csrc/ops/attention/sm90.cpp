@@ -1,0 +1,195 @@
+// The seam of csrc/kernels/attention/sm90.cu: attention forward on Hopper, of 16-bit types, with nothing
+// but lengths and a band between queries and keys. Masks and other changes of the scores, packed
+// sequences and few queries with many keys are the portable kernels'.
+#include <algorithm>
+
+#include "cubin/error.h"
+#include "kernels/attention/sm90_params.h"
+#include "ops/attention/portable.h"
+#include "ops/common/launch.h"
+#include "runtime/tensor_map.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMostBlocks = 160;  // whose work the kernel's scheduler can balance
+constexpr uint32_t kPanel = 64;       // columns of a box: 128 bytes, the swizzle's
+constexpr uint32_t kQueryRows = 64;   // of a box: those of a warpgroup
+constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kMostBlocks;
+
+// Dealing out balanced tiles takes a block about 15 us for each tile of its own, beside its work. It
+// pays where an average tile takes so many cycles.
+constexpr double kWorthBalancing = 34000;
+// So many tiles of a head, or of several, are worked at together, and share keys in the L2 cache.
+constexpr int64_t kTilesTogether = 256;
+
+// The band of one launch, and how many blocks of keys a tile of queries sees of it.
+struct Band {
+  int64_t seqlen_q, seqlen_k;
+  int64_t first, last;
+
+  int64_t key_blocks(const AttentionRow& row, int64_t tile) const {
+    const int64_t begin = tile * row.rows, end = std::min(begin + row.rows, seqlen_q) - 1;
+    const int64_t most = std::min(seqlen_k - 1, end + last);
+    const int64_t least = std::max<int64_t>(0, begin + first);
+    return most < least ? 1 : most / row.columns - least / row.columns + 1;
+  }
+
+  // Of an average tile. Exact where the band's edges are straight, nearly so where lengths cut them.
+  double average(const AttentionRow& row) const {
+    const int64_t tiles = ceil_div(seqlen_q, row.rows);
+    const auto at = [&](int64_t tile) { return static_cast<double>(key_blocks(row, tile)); };
+    return (at(0) + 2 * at(tiles / 2) + at(tiles - 1)) / 4;
+  }
+};
+
+// Cycles of an average tile.
+double cycles_of(const AttentionRow& row, const Band& band) {
+  return band.average(row) * row.cost_tile + row.cost_fixed;
+}
+
+class Sm90Forward : public AttentionForwardKernels {
+ public:
+  Sm90Forward(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device), blocks_(std::min<int64_t>(device.multiprocessors, kMostBlocks)) {
+    for (PackageKernel* kernel : kernels) {
+      const AttentionRow row(*kernel, device);
+      rows_[row.dtype].push_back(row);
+    }
+  }
+
+  ForwardPlan plan(const AttentionCase& problem) const override {
+    ForwardPlan plan;
+    if (problem.variant != kFull || problem.packed || problem.seqlen_q == 0 ||
+        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0) {
+      return plan;
+    }
+    const Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
+    choose(problem, all, &plan.microseconds);
+    return plan;
+  }
+
+  void launch(const ForwardPlan&, const AttentionCase& problem, const FusedOperands& operands,
+              float* logsumexp) const override {
+    AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
+    const int64_t parts = operands.problem.parts();
+    for (int64_t part = 0; part < parts; ++part) {
+      operands.fill(all, part);
+      const int64_t rows = int64_t{all.batch} * all.heads * all.seqlen_q;
+      all.logsumexp = logsumexp == nullptr ? nullptr : logsumexp + part * rows;
+      launch_part(problem, all);
+    }
+  }
+
+ private:
+  // The quickest kernel that is wide enough. Null, and infinitely long, where there is none.
+  const AttentionRow* choose(const AttentionCase& problem, const Band& band, double* time) const {
+    *time = std::numeric_limits<double>::infinity();
+    const AttentionDtype dtype = attention_dtype(problem.dtype);
+    if (dtype == kAttendDtypes) return nullptr;
+    const AttentionRow* fits =
+        narrowest(rows_[dtype], std::max(problem.head_dim, problem.head_dim_v));
+    if (fits == nullptr) return nullptr;
+    const AttentionRow* best = nullptr;
+    for (const AttentionRow& row : rows_[dtype]) {
+      if (row.head_dim != fits->head_dim) continue;
+      const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
+      const double own = static_cast<double>(ceil_div(tiles, blocks_)) * cycles_of(row, band) /
+                         device_.cycles_per_microsecond;
+      if (!(own < *time)) continue;
+      *time = own;
+      best = &row;
+    }
+    return best;
+  }
+
+  void launch_part(const AttentionCase& problem, const AttentionParams& all) const {
+    // An open side stays what it is: far outside.
+    const int64_t shift = all.flags & kAttendBottomRight ? all.seqlen_k - all.seqlen_q : 0;
+    const Band band = {all.seqlen_q, all.seqlen_k,
+                       all.first == -kNoBound ? all.first : all.first + shift,
+                       all.last == kNoBound ? all.last : all.last + shift};
+    double time;
+    const AttentionRow& row = *choose(problem, band, &time);
+    const int64_t tiles = ceil_div(band.seqlen_q, row.rows);
+    const int64_t heads = int64_t{all.batch} * all.heads;
+    if (tiles * heads == 0) return;
+    if (tiles * heads > kMostTiles) {
+      fail({"input", "this attention", "is too large for one launch",
+            "at most " + std::to_string(kMostTiles) + " tiles of output",
+            std::to_string(tiles * heads), "Compute it in parts."});
+    }
+    Sm90AttentionParams params{};
+    const auto columns = static_cast<uint32_t>(row.columns);
+    const int64_t kv_heads = all.heads / all.group;
+    encode(params.q, row, all.q, all.q_stride, all.head_dim, all.seqlen_q, all.heads, all.batch,
+           kQueryRows);
+    encode(params.k, row, all.k, all.k_stride, all.head_dim, all.seqlen_k, kv_heads, all.batch,
+           columns);
+    encode(params.v, row, all.v, all.v_stride, all.head_dim_v, all.seqlen_k, kv_heads, all.batch,
+           columns);
+    params.out = all.out;
+    params.logsumexp = all.logsumexp;
+    std::copy_n(all.out_stride, 3, params.out_stride);
+    params.batch = all.batch;
+    params.heads = all.heads;
+    params.group = all.group;
+    params.seqlen_q = all.seqlen_q;
+    params.seqlen_k = all.seqlen_k;
+    params.head_dim_v = all.head_dim_v;
+    params.first = static_cast<int>(band.first);
+    params.last = static_cast<int>(band.last);
+    params.tiles = static_cast<int>(tiles);
+    params.deal = deal(row, band, tiles, heads);
+    params.unit = static_cast<float>(all.scale * 1.4426950408889634);
+    torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
+  }
+
+  int deal(const AttentionRow& row, const Band& band, int64_t tiles, int64_t heads) const {
+    const bool alike = band.key_blocks(row, 0) == band.key_blocks(row, tiles - 1);
+    if (alike || tiles * heads <= blocks_) return kInTurn;
+    if (cycles_of(row, band) < kWorthBalancing) return kInPairs;
+    return static_cast<int>(std::max<int64_t>(1, kTilesTogether / tiles));
+  }
+
+  void encode(Sm90AttentionMap& out, const AttentionRow& row, const void* data,
+              const tc_int64 (&stride)[3], int64_t columns, int64_t rows, int64_t heads,
+              int64_t batch, uint32_t box_rows) const {
+    const MapType type = row.dtype == kAttendFloat16 ? MapType::kFloat16 : MapType::kBFloat16;
+    const auto dim = [](int64_t size, int64_t stride, uint32_t box) {
+      // The stride of a single index is any.
+      return MapDim{static_cast<uint64_t>(size),
+                    static_cast<uint64_t>(size == 1 ? 16 : stride * 2), box};
+    };
+    encode_tiled_map(&out, data, type, MapSwizzle::k128Bytes,
+                     {dim(columns, 1, kPanel), dim(rows, stride[2], box_rows),
+                      dim(heads, stride[1], 1), dim(batch, stride[0], 1)},
+                     device_.index);
+  }
+
+  const Device& device_;
+  int64_t blocks_;
+  AttentionRows rows_[kAttendDtypes];
+};
+
+class Sm90AttentionSeam : public AttentionSeam {
+ public:
+  bool owns(const KernelEntry& entry) const override { return entry.kind == "sm90"; }
+
+  void check(const PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "attention/sm90", sizeof(Sm90AttentionParams));
+    const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
+    if (row.variant != kFull) KernelFields(kernel).refuse("layout", "full");
+    if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
+  }
+
+  std::unique_ptr<AttentionForwardKernels> forward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<Sm90Forward>(device, kernels);
+  }
+};
+
+const Sm90AttentionSeam g_sm90_attention;
+
+}  // namespace
+}  // namespace torch_cubin

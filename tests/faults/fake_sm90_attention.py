@@ -1,0 +1,193 @@
+"""What the sm90 attention kernels are launched with, on the stand-in driver: maps, bands, grids."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults.fake_sm90_launch import read_map
+from faults.forked import forked
+
+CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
+NO_BOUND = 1 << 30
+IN_TURN, IN_PAIRS = 0, -1
+
+
+class Params(ctypes.Structure):
+    """Sm90AttentionParams of csrc/kernels/attention/sm90_params.h; the stand-in fills the maps."""
+
+    _fields_ = [
+        ("maps", ctypes.c_uint64 * 16 * 3),
+        ("out", ctypes.c_uint64), ("logsumexp", ctypes.c_uint64),
+        ("out_stride", ctypes.c_int64 * 3),
+        *[(name, ctypes.c_int) for name in (
+            "batch", "heads", "group", "seqlen_q", "seqlen_k", "head_dim_v", "first", "last",
+            "tiles", "deal")],
+        ("unit", ctypes.c_float),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
+    """The attention kernels for Hopper, by name."""
+    path = CUBINS / "manifest.json"
+    manifest = json.loads(path.read_text()) if path.is_file() else {"kernels": []}
+    kernels = [
+        k for k in manifest["kernels"] if k["family"] == "attention" and k["arch"] == "sm_90a"
+    ]
+    if not kernels:
+        pytest.skip("the kernels are not built for sm_90a")
+    for kernel in kernels:
+        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
+    (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
+    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+    return {kernel["name"]: kernel for kernel in kernels}
+
+
+def launches_of(driver, calls) -> list[dict]:
+    """The one launch that each call makes, in a process of their own."""
+
+    def run() -> list:
+        for call in calls:
+            call()
+        return driver.launches()
+
+    launches = forked(run)
+    assert len(launches) == len(calls), [x["kernel"] for x in launches]
+    return launches
+
+
+def params_of(launch: dict) -> Params:
+    assert launch["kernel"].startswith("sm90_attention_"), launch["kernel"]
+    content = bytes.fromhex(launch["params"][0])
+    assert len(content) == (ctypes.sizeof(Params) + 63) // 64 * 64
+    return Params.from_buffer_copy(content)
+
+
+def made(shape, order: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """(batch, heads, rows, columns), in memory in that order or as "bshd"."""
+    b, h, s, d = shape
+    strides = (h * s * d, s * d, d, 1) if order == "bhsd" else (s * h * d, d, h * d, 1)
+    return tensors.strided(shape, strides, dtype)
+
+
+def attend(shape, kv_heads: int, keys: int, order: str, dtype=torch.bfloat16, **options) -> None:
+    b, _, _, d = shape
+    q = made(shape, order, dtype)
+    k, v = (made((b, kv_heads, keys, d), order, dtype) for _ in range(2))
+    torch.ops.cubin.attention_forward(q, k, v, enable_gqa=True, **options)
+
+
+# shape of query, heads and rows of key, options
+CALLS = [
+    ((2, 4, 4096, 128), 4, 4096, {}),
+    ((2, 4, 4096, 128), 2, 4096, {"is_causal": True}),
+    ((3, 6, 1000, 64), 3, 777, {}),
+    ((40, 8, 700, 64), 8, 700, {"is_causal": True}),
+    ((1, 16, 2048, 256), 1, 300, {"scale": 0.5}),
+    ((2, 8, 520, 96), 8, 520, {"window_left": 100, "window_right": 30}),
+    ((2, 8, 520, 128), 8, 2000, {"is_causal": True, "bottom_right": True}),
+]
+
+
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_a_launch_holds(driver, catalog, order: str, dtype: torch.dtype) -> None:
+    """Boxes bring what the kernel's barriers wait for, or it would hang; the rest is the call."""
+    calls = [
+        partial(attend, shape, kv_heads, keys, order, dtype, **options)
+        for shape, kv_heads, keys, options in CALLS
+    ]
+    for call, launch in zip(CALLS, launches_of(driver, calls), strict=True):
+        (b, h, s, d), kv_heads, keys, options = call
+        params, kernel = params_of(launch), catalog[launch["kernel"]]
+        rows, columns, width = kernel["tile"]
+        assert kernel["dtype"] == str(dtype).removeprefix("torch.")
+        assert width == next(x for x in (64, 128, 256) if x >= d), call
+        for index, (heads, length, box) in enumerate(
+            [(h, s, 64), (kv_heads, keys, columns), (kv_heads, keys, columns)]
+        ):
+            found = read_map(params.maps[index])
+            assert found["swizzle"] == 3  # 128 bytes
+            assert found["dims"] == [d, length, heads, b]
+            assert found["box"] == [64, box, 1, 1]
+            row, head = (d, length * d) if order == "bhsd" else (heads * d, d)
+            want = [2 * row, 2 * head, 2 * heads * length * d]
+            for size, stride, expected in zip(found["dims"][1:], found["strides"], want):
+                assert stride == expected or size == 1, (call, found)
+        shift = keys - s if options.get("bottom_right") else 0
+        last = 0 if options.get("is_causal") else options.get("window_right", NO_BOUND)
+        first = -options["window_left"] if "window_left" in options else -NO_BOUND
+        assert params.first == (first + shift if first > -NO_BOUND else first)
+        assert params.last == (last + shift if last < NO_BOUND else last)
+        assert (params.batch, params.heads, params.group) == (b, h, h // kv_heads)
+        assert (params.seqlen_q, params.seqlen_k, params.head_dim_v) == (s, keys, d)
+        scale = options.get("scale", 1 / math.sqrt(d))
+        assert math.isclose(params.unit, scale * math.log2(math.e), rel_tol=1e-6)
+        assert params.tiles == -(-s // rows)
+        assert launch["grid"] == [min(132, params.tiles * b * h), 1, 1]
+        assert params.logsumexp != 0
+
+
+def test_how_tiles_are_dealt_out(driver, catalog) -> None:
+    """Alike: in turn. Causal: long tiles balanced one by one, short ones in pairs."""
+    cases = [
+        ((1, 16, 16384, 128), {}, IN_TURN),
+        ((1, 16, 16384, 128), {"is_causal": True}, 2),
+        ((4, 16, 4096, 128), {"is_causal": True}, 8),
+        ((32, 16, 512, 128), {"is_causal": True}, IN_PAIRS),
+        ((1, 16, 1024, 128), {"is_causal": True}, IN_TURN),  # a tile a block
+        ((1, 16, 4096, 128), {"window_left": 256, "window_right": 256}, IN_TURN),
+    ]
+    calls = [partial(attend, shape, shape[1], shape[2], "bshd", **o) for shape, o, _ in cases]
+    for case, launch in zip(cases, launches_of(driver, calls), strict=True):
+        assert params_of(launch).deal == case[2], case
+
+
+def test_batch_dims_that_do_not_merge_take_a_launch_each(driver, catalog) -> None:
+    def call() -> None:
+        strides = (10 * 64 * 2 * 3 * 128, 64 * 2 * 3 * 128 * 2, 64 * 128, 128, 1)
+        q = tensors.strided((5, 3, 2, 64, 128), strides, torch.bfloat16)
+        torch.ops.cubin.attention_forward(q, q, q)
+
+    def run() -> list:
+        call()
+        return driver.launches()
+
+    launches = forked(run)
+    bases = [params_of(x).logsumexp for x in launches]
+    assert len(launches) in (3, 5)
+    batch = 15 // len(launches)
+    steps = {b - a for a, b in zip(bases, bases[1:], strict=False)}
+    assert steps == {batch * 2 * 64 * 4}
+    assert {params_of(x).batch for x in launches} == {batch}
+
+
+@pytest.mark.parametrize("what", ["mask", "decode", "float32", "softcap", "scale"])
+def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
+    def call() -> None:
+        rows = 1 if what == "decode" else 300
+        dtype = torch.float32 if what == "float32" else torch.bfloat16
+        q = made((2, 4, rows, 128), "bshd", dtype)
+        k, v = (made((2, 4, 4096, 128), "bshd", dtype) for _ in range(2))
+        if what == "mask":
+            mask = tensors.empty(300, 4096, dtype=torch.bool)
+            torch.ops.cubin.scaled_dot_product_attention(q, k, v, mask)
+        else:
+            options = {"softcap": {"softcap": 30.0}, "scale": {"scale": -1.0}}.get(what, {})
+            torch.ops.cubin.attention_forward(q, k, v, **options)
+
+    def run() -> list:
+        call()
+        return driver.launches()
+
+    kernels = [x["kernel"] for x in forked(run)]
+    assert kernels
+    assert not any(name.startswith("sm90_") for name in kernels), kernels
