@@ -416,7 +416,7 @@ def main() -> None:
                     if causal and arguments.groups:
                         groups = [int(x) for x in arguments.groups.split(",")]
                     elif causal:
-                        groups = [IN_PAIRS, max(1, 32768 // s)][s > 4096 :][: 1 if s < 4096 else 2]
+                        groups = [max(1, 32768 // s) if s > 4096 else IN_PAIRS]
                     for group in groups:
                         name = f"{kernel.name.removeprefix(f'bf16_{d}_')}" + f" g{group}" * causal
                         out = torch.empty_like(q)

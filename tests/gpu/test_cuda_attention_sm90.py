@@ -79,5 +79,6 @@ def test_a_jump_of_the_scores(head_dim: int, nan_memory) -> None:
         scores = q.double() @ keys.double().mT / math.sqrt(head_dim)
         want = torch.softmax(scores, -1) @ v.double()
         error = ((out.double() - want).norm() / want.norm()).item()
-        assert error < 5e-3, (jump, error)
+        # The scores themselves are sums in float32.
+        assert error < 5e-3 + jump * 2**-22, (jump, error)
         assert torch.allclose(logsumexp.double(), torch.logsumexp(scores, -1), rtol=2e-5), jump

@@ -450,11 +450,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "threads": 512,
-      "shared": 115168, "spill": 32, "cost": {"k_tile": 2500, "fixed": 2400}},
+      "shared": 115168, "spill": 32, "cost": {"k_tile": 2830, "fixed": 3030}},
      {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "threads": 384,
-      "shared": 98752, "spill": 0, "cost": {"k_tile": 1950, "fixed": 2200}},
+      "shared": 98752, "spill": 0, "cost": {"k_tile": 2370, "fixed": 1930}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
-      "shared": 197056, "spill": 0, "cost": {"k_tile": 2700, "fixed": 3200}},
+      "shared": 197056, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "threads": 384,
-      "shared": 229792, "spill": 0, "cost": {"k_tile": 3100, "fixed": 6000}}]}}]}
+      "shared": 229792, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}}]}}]}
 */

@@ -27,7 +27,7 @@ enum Sm90AttentionDeal {
   kInPairs = -1,
   // A positive number: tiles of so many heads at a time, the last queries first, each to the block
   // with the least to do. Every block makes the whole list, 100 ns or more for each tile, so that
-  // an average tile must take 20 us.
+  // an average tile must take much longer than 15 us.
 };
 
 struct Sm90AttentionParams {

@@ -17,9 +17,9 @@ constexpr uint32_t kPanel = 64;       // columns of a box: 128 bytes, the swizzl
 constexpr uint32_t kQueryRows = 64;   // of a box: those of a warpgroup
 constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kMostBlocks;
 
-// Dealing out balanced tiles takes a block about 15 us for each tile of its own, beside its work. It
-// pays where an average tile takes so many cycles.
-constexpr double kWorthBalancing = 34000;
+// Dealing out balanced tiles takes a block about 15 us for each tile of its own, beside its work. On
+// an H200 it pays where an average tile takes so many cycles: from about 8,192 rows on.
+constexpr double kWorthBalancing = 104000;
 // So many tiles of a head, or of several, are worked at together, and share keys in the L2 cache.
 constexpr int64_t kTilesTogether = 256;
 
