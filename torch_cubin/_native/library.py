@@ -71,6 +71,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "launches": [],
     "keep_error": [_TEXT],
     "pytorch_symbols": [],
+    "check_attention": [_TEXT],
     "module_open": [_TEXTS, _SIZES, _TEXTS, _SIZE, _TEXT, _INT],
     "module_kernel": [_HANDLE, _TEXT, _SIZE],
     "module_global": [_HANDLE, _INT, _TEXT, _SIZE],
@@ -112,6 +113,11 @@ def inspect(data: bytes, origin: str) -> dict[str, Any]:
 def pytorch_symbols() -> list[dict[str, Any]]:
     """What the library takes of PyTorch beyond its stable ABI (csrc/pytorch/internals.h)."""
     return _answer(load().torch_cubin_pytorch_symbols())["symbols"]
+
+
+def check(function: str, call: str) -> None:
+    """Raises the error of a call that is described as JSON (csrc/c_api_checks.cpp)."""
+    _answer(getattr(load(), f"torch_cubin_{function}")(call.encode()))
 
 
 def _text(name: str) -> bytes:
