@@ -279,8 +279,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
 }
 
 AttentionSettings attention_settings(const char* op, const AttentionShape& shape,
-                                     const AttentionOptions& options,
-                                     const AttentionViews& views) {
+                                     const AttentionOptions& options, const AttentionViews& views) {
   AttentionSettings s;
   // Scores of no columns are 0 whatever the scale; 1 / sqrt(0) would make them NaN.
   const double root = std::sqrt(static_cast<double>(std::max<int64_t>(shape.head_dim, 1)));
