@@ -56,6 +56,8 @@ def load() -> ctypes.CDLL:
     library.torch_cubin_free.restype = None
     library.torch_cubin_launches.argtypes = []
     library.torch_cubin_launches.restype = ctypes.c_int64
+    library.torch_cubin_set_batch_invariant.argtypes = [ctypes.c_int]
+    library.torch_cubin_set_batch_invariant.restype = ctypes.c_int
     library.torch_cubin_keep_error.argtypes = [ctypes.c_char_p]
     library.torch_cubin_keep_error.restype = None
     _declare_modules(library)
