@@ -29,6 +29,15 @@ _Action = SKIPPED_FRAMES.find("_C._dynamo.eval_frame._FrameAction", None)
 _mark = SKIPPED_FRAMES.find("_C._dynamo.eval_frame.set_code_exec_strategy", None)
 
 
+def hint_of(symbol: Any) -> int | float | bool | None:
+    """The number with which a symbol was made; None where only run time knows one.
+
+    Reading it makes no guard. A torch that keeps it elsewhere has None for all.
+    """
+    hint = getattr(getattr(symbol, "node", None), "hint", None)
+    return hint if isinstance(hint, (int, float)) else None
+
+
 def assume_constant_result(function: Any) -> Any:
     """torch.compiler.assume_constant_result, which would import torch._dynamo: 3 seconds.
 

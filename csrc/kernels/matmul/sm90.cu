@@ -20,8 +20,9 @@
 #include "sm90_epilogue.cuh"
 #include "sm90_split.cuh"
 
-namespace torch_cubin {
-namespace sm90 {
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
 
 // ---- producer -----------------------------------------------------------------------------------
 
@@ -255,18 +256,16 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   if (paired) cluster_meet();
 }
 
-}  // namespace sm90
-}  // namespace torch_cubin
-
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
-    TC_KERNEL(const __grid_constant__ torch_cubin::Sm90MatmulParams p) {
-  using namespace torch_cubin::sm90;
-  using C = Config<torch_cubin::DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES,
-                   TC_CONSUMERS, TC_STREAMS, TC_PAIRS>;
+    TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
+  using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS,
+                   TC_STREAMS, TC_PAIRS>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
   run<C>(p);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
