@@ -12,8 +12,10 @@ import torch
 from fake_driver import tensors
 from faults.forked import forked
 
+import torch_cubin
+
 CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
-SHARE_A, SHARE_B, SPLIT_PAIR, GENERAL = 2, 4, 8, 64
+SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL = 2, 4, 8, 16, 64
 
 
 class Params(ctypes.Structure):
@@ -165,3 +167,23 @@ def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:
     assert b["strides"][1:3] == [64 * 256 * 2, 0]
     assert out["dims"] == [256, 128, 2, 3, 1]
     assert out["strides"] == [256 * 2, 128 * 256 * 2, 2 * 128 * 256 * 2, 0]
+
+
+def test_batch_invariant_products_walk_k_forwards_and_whole(driver, sm90) -> None:
+    backwards, split, streamed = (4096, 4096, 4096), (128, 512, 8192), (8192, 14336, 4096)
+
+    def multiply(shape: tuple[int, int, int], switch: bool) -> None:
+        m, n, k = shape
+        a = tensors.empty(m, k, dtype=torch.bfloat16)
+        b = tensors.strided((k, n), (1, k), torch.bfloat16)
+        with torch_cubin.batch_invariant(switch):
+            torch.ops.cubin._matmul(a, b)
+
+    outside = launches_of(driver, [partial(multiply, x, False) for x in (backwards, split)])
+    assert outside[0][1].flags & SERPENTINE
+    assert outside[1][1].flags & SPLIT_PAIR
+    # (Outside, the last one would stream its last tiles, for which the stand-in has no memory.)
+    shapes = (backwards, split, streamed)
+    for _, params in launches_of(driver, [partial(multiply, x, True) for x in shapes]):
+        assert not params.flags & (SERPENTINE | SPLIT_PAIR)
+        assert params.stream_tiles == 0

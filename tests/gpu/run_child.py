@@ -105,15 +105,15 @@ def sanitizer() -> str | None:
 
 
 def run(scenario: str, *arguments: str) -> Result:
-    """Runs one scenario. 'catalog KIND', 'tile KIND TILE' and '...sanitize TOOL' prepare what a
-    child cannot."""
+    """Runs one scenario. 'catalog KIND', 'tile KIND TILE', 'order KIND TILE' and '...sanitize TOOL'
+    prepare what a child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     script = "attention_child.py" if scenario.startswith("attention_") else "child.py"
     command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         if scenario == "catalog":
             environment["TORCH_CUBIN_CATALOG"] = str(broken_catalog(arguments[0], Path(folder)))
-        if scenario == "tile":
+        if scenario in ("tile", "order"):
             environment["TORCH_CUBIN_CATALOG"] = str(tile_catalog(*arguments, Path(folder)))
         if scenario.endswith("sanitize"):
             tool = sanitizer()

@@ -50,6 +50,7 @@ def load() -> ctypes.CDLL:
         # JSON, which the library that made it frees: so it comes as a plain address.
         function.argtypes, function.restype = arguments, ctypes.c_void_p
     library.torch_cubin_launches.restype = ctypes.c_int64
+    library.torch_cubin_set_batch_invariant.restype = ctypes.c_int
     for function in (
         library.torch_cubin_free,
         library.torch_cubin_keep_error,
@@ -70,6 +71,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "free": [_ADDRESS],
     "launches": [],
     "keep_error": [_TEXT],
+    "set_batch_invariant": [_INT],
     "pytorch_symbols": [],
     "check_attention": [_TEXT],
     "check_call": [_TEXT],

@@ -48,6 +48,15 @@ def assume_constant_result(function: Any) -> Any:
     return function
 
 
+def never_traced(function: Any) -> Any:
+    """torch.compiler.disable, which would import torch._dynamo: the graph breaks at a call.
+
+    A torch that reads another attribute breaks it a little later, and warns.
+    """
+    function._torchdynamo_disable = True
+    return function
+
+
 def skip_frames(modules: Iterable[types.ModuleType]) -> None:
     """Lets torch.compile inline these modules' functions into a model's graph, but never compile
     one by itself.
@@ -67,6 +76,8 @@ def skip_frames(modules: Iterable[types.ModuleType]) -> None:
 
 def _codes(namespace: Mapping[str, object], module: str) -> Iterable[types.CodeType]:
     for value in list(namespace.values()):
+        if isinstance(value, staticmethod):
+            value = value.__func__
         if getattr(value, "__module__", None) != module:
             continue
         if isinstance(value, types.FunctionType):

@@ -14,9 +14,11 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kPadBlockChunks = 1024;  // of a kernel's block
-// Bytes of copies that a product may take beside its operands and its output; so are their chunks
-// few enough for the kernel's 32-bit counts.
+// Bytes of copies that a product may take beside its operands and its output.
 constexpr double kMostPadBytes = 2.0 * (1 << 30);
+// As many as the kernel's 32-bit counts of chunks allow: a batch-invariant product is copied, or not,
+// whatever its number of rows.
+constexpr double kMostChunkBytes = 16.0 * (1 << 30);
 
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
@@ -57,7 +59,7 @@ class PadKernels : public MatmulKernels {
       return plan;
     }
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
-    if (work < kLeastPaddedWork) return plan;
+    if (work < kLeastPaddedWork && !c.batch_invariant) return plan;
     MatmulCase aligned = c;
     double read = 0, written = 0;
     if (a)
@@ -66,11 +68,12 @@ class PadKernels : public MatmulKernels {
     if (b)
       pad_case(c.b_broadcast ? 1 : c.batch, c.n, c.k, bytes, aligned.b, aligned.b_mappable, read,
                written);
-    if (written > kMostPadBytes) return plan;
+    if (written > (c.batch_invariant ? kMostChunkBytes : kMostPadBytes)) return plan;
     const MatmulPlan& inner = plan_matmul(device_, aligned);
     if (inner.kernels == nullptr) return plan;
     const double cycles = (read + written) / (device_.bytes_per_cycle * share_) + fixed_;
     plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.sum_order = inner.sum_order;
     return plan;
   }
 

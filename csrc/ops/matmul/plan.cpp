@@ -1,5 +1,6 @@
 #include "ops/matmul/plan.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "ops/common/device_tables.h"
@@ -25,15 +26,22 @@ struct MatmulTable {
 
 DeviceTables<MatmulTable> g_matmul_tables;
 
+bool is_better(const MatmulPlan& x, const MatmulPlan& y, bool batch_invariant) {
+  if (batch_invariant && x.kernels != nullptr && y.kernels != nullptr &&
+      x.sum_order != y.sum_order) {
+    return x.sum_order < y.sum_order;
+  }
+  return x.microseconds < y.microseconds;
+}
+
 MatmulPlan quickest(const MatmulTable& table, const MatmulCase& problem) {
   MatmulPlan best;
   bool too_large = false;
   for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
     MatmulPlan plan = kernels->plan(problem);
     too_large = too_large || plan.too_large;
-    if (!(plan.microseconds < best.microseconds)) continue;
-    best = plan;
-    best.kernels = kernels.get();
+    plan.kernels = std::isfinite(plan.microseconds) ? kernels.get() : nullptr;
+    if (plan.kernels != nullptr && is_better(plan, best, problem.batch_invariant)) best = plan;
   }
   best.too_large = too_large && best.kernels == nullptr;
   if (best.kernels == nullptr && !too_large) table.family.fail_no_kernel("this product");

@@ -15,6 +15,8 @@ constexpr double kReduceFixed = 3000;
 // Share of the memory's peak that a streaming kernel reaches (H200: 4.3 of 4.9 TB/s).
 constexpr double kMemoryShare = 0.9;
 
+constexpr int64_t kChainedTile = 64;  // of simt.cu
+
 // Share of its time that a float64 product gives for the accuracy of split sums.
 constexpr double kWorthOfAccuracy = 1.15;
 
@@ -75,7 +77,9 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
 }
 
 void consider(Best& best, const PortableTable& table, Math math, const PortableRow& row,
-              const Extent& x, bool swapped) {
+              const Extent& x, bool swapped, bool batch_invariant) {
+  // The float32 kernels of small tiles add up in chains of 256 terms, the others in one.
+  if (batch_invariant && row.kind == kMatmulSimt && row.tile_m != kChainedTile) return;
   const int64_t tiles_m = ceil_div(x.m, row.tile_m);
   const int64_t tiles_n = ceil_div(x.n, row.tile_n);
   const int64_t k_tiles = ceil_div(x.k, row.tile_k);
@@ -86,10 +90,11 @@ void consider(Best& best, const PortableTable& table, Math math, const PortableR
                        (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n +
                         static_cast<double>(x.m) * x.n);
   const double split_bytes = outputs * accumulator_bytes(math);
-  const int64_t least =
-      least_splits(math, row, tiles / table.multiprocessors, x.k, k_tiles, split_bytes);
+  const int64_t least = batch_invariant ? 1
+                                        : least_splits(math, row, tiles / table.multiprocessors,
+                                                       x.k, k_tiles, split_bytes);
   for (const int wanted : kSplits) {
-    if (wanted > k_tiles) break;
+    if (wanted > k_tiles || (wanted > 1 && batch_invariant)) break;
     if (wanted > 1 && wanted < least) continue;
     const int64_t per_split = ceil_div(k_tiles, wanted);
     const auto splits = static_cast<int>(ceil_div(k_tiles, per_split));  // none is empty
@@ -138,12 +143,19 @@ PortablePlan plan_portable(const PortableTable& table, const MatmulCase& problem
   Best best;
   const auto* tiles = &table.tiles[math][layout_of(problem)];
   if (tiles->empty()) tiles = &table.tiles[math][kLayoutAny];
-  for (const PortableRow& row : *tiles) consider(best, table, math, row, x, false);
+  const bool batch_invariant = problem.batch_invariant;
+  for (const PortableRow& row : *tiles) {
+    consider(best, table, math, row, x, false, batch_invariant);
+  }
+  if (batch_invariant) {  // a dot product is added up by other threads, in another order
+    *cycles = best.cycles;
+    return best.plan;
+  }
   for (const PortableRow& row : dots_for(table, math, problem.b)) {
-    if (x.m <= row.tile_m) consider(best, table, math, row, x, false);
+    if (x.m <= row.tile_m) consider(best, table, math, row, x, false, false);
   }
   for (const PortableRow& row : dots_for(table, math, problem.a)) {
-    if (x.n <= row.tile_m) consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true);
+    if (x.n <= row.tile_m) consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true, false);
   }
   *cycles = best.cycles;
   return best.plan;

@@ -108,14 +108,16 @@ class Chooser {
       const double waves = std::max(1.0, static_cast<double>(cluster_tiles) / slots);
       if (cluster == Sm90Cluster::kSplitK) {
         if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
+        if (c_.batch_invariant) continue;
         const double extra = static_cast<double>(row.tile_m * row.tile_n * 4) /
                              kExchangeBytesPerCycle / kCyclesPerMicrosecond;
         keep(plan, ceil_div(k_blocks, 2) * k_block, waves, extra);
         continue;
       }
       keep(plan, ceil_div(cluster_tiles, slots) * k_blocks * k_block, waves, 0);
-      if (row.streams && tiles >= 2 * multiprocessors_)
+      if (row.streams && tiles >= 2 * multiprocessors_ && !c_.batch_invariant) {
         stream(plan, slots, k_blocks, k_block, waves);
+      }
     }
   }
 

@@ -33,9 +33,9 @@ struct SkinnyTiles {
   int32_t rows, splits;
 };
 
-SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous,
+SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous, bool may_split,
                          int64_t multiprocessors) {
-  const int64_t k_blocks = ceil_div(k, kSkinnyBlockK);
+  const int64_t k_blocks = may_split ? ceil_div(k, kSkinnyBlockK) : 1;
   if (rows_contiguous) {
     // Whole lines of 64 rows: others would be read twice. A cluster computes one tile.
     SkinnyTiles best = {64, 1};
@@ -58,6 +58,7 @@ SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous,
   constexpr int64_t kMostRows = 112, kLeastRows = 48;
   const int64_t waves = ceil_div(rows_count, multiprocessors * kMostRows);
   int64_t rows = ceil_div(rows_count, multiprocessors * waves * 8) * 8;
+  if (!may_split) return {static_cast<int32_t>(rows), 1};
   int64_t splits = 1;
   if (rows < kLeastRows && k_blocks >= 4) {
     splits = 2;
@@ -130,11 +131,14 @@ class Sm90Skinny : public MatmulKernels {
 
     const bool rows_contiguous = weights_access == kOwnVectors;
     SkinnyPlan chosen{};
-    chosen.tiles = skinny_tiles(rows_count, c.k, rows_contiguous, device_.multiprocessors);
+    chosen.tiles =
+        skinny_tiles(rows_count, c.k, rows_contiguous, !c.batch_invariant, device_.multiprocessors);
     const SkinnyRow* row = nullptr;  // the smallest that fits
     for (const SkinnyRow& each : rows_) {
       if (each.math != c.math || each.rows_contiguous != rows_contiguous) continue;
       if (each.tokens < tokens || each.rows < chosen.tiles.rows) continue;
+      // These read all their rows of a stage, which has room for the tile's.
+      if (rows_contiguous && each.rows != chosen.tiles.rows) continue;
       if (row != nullptr && each.tokens * each.rows >= row->tokens * row->rows) continue;
       row = &each;
     }
