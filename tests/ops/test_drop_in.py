@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from drop_in_cases import integers, result_or_error, run, same
 
 import torch_cubin
-from torch_cubin._drop_in import why_not as _why_not
-from torch_cubin._native import library as _lib
+from torch_cubin._drop_in import why_not
+from torch_cubin._native import library
 
 CALLS = [
     (case, dtype)
@@ -214,8 +214,8 @@ def test_a_gpu_without_kernels_goes_to_torch_and_a_broken_catalog_does_not(
 
     error = {"tag": tag, "message": f"torch_cubin [{tag}]: as a test wants it"}
     facts = {"index": 0, "name": "Old", "sm": 75, "arch": None, "arch_error": error}
-    monkeypatch.setattr(_why_not, "_refused", {})
-    monkeypatch.setattr(_lib, "device", lambda index: facts)
+    monkeypatch.setattr(why_not, "_refused", {})
+    monkeypatch.setattr(library, "device", lambda index: facts)
     with FakeTensorMode(), torch_cubin.drop_in():
         a = torch.empty(4, 4, device="cuda")
         assert torch.mm(a, a).shape == (4, 4)
