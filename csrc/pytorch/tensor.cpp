@@ -109,7 +109,8 @@ const void* TensorView::data() const {
 }
 
 [[gnu::hot]] bool is_memory(const void* data, AtenTensorHandle tensor) {
-  // No offset leads up here: most tensors need no more than this.
+  // An address at or above this is memory, since no storage offset is that large. Most tensors need no
+  // further check.
   constexpr uint64_t kMostMemory = uint64_t{1} << 40;
   const uint64_t address = reinterpret_cast<uintptr_t>(data);
   if (address >= kMostMemory) return true;
