@@ -267,6 +267,17 @@ def test_kernel_targets_add_to_what_is_there(monkeypatch):
     assert kernels.wanted_archs("demo") == ["sm_89"]
 
 
+def test_gpu_tests_run_side_by_side_where_they_can():
+    tool = load_file("tools/gpu_tests.py")
+    words = tool.command(16, True, ["-v"])
+    assert words[words.index("-n") + 1] == "12"
+    assert words[-1] == "-v"
+    # NOTE: loadgroup was seen to group nothing with pytest 9, without a word.
+    assert words[words.index("--dist") + 1] == "loadfile"
+    assert "-n" not in tool.command(16, False, [])
+    assert "-n" not in tool.command(1, True, [])
+
+
 def test_requirements_are_pinned():
     environment = load_file("tools/environment.py")
     text = (ROOT / "requirements-dev.txt").read_text()
