@@ -32,6 +32,7 @@ _LATER = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     ),
     "_kernels.tensor_map": ("TensorMap",),
+    "_tuning.tune": ("Tuning", "load_tuned", "tune"),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
@@ -64,6 +65,7 @@ __all__ = [
     "Op",
     "Report",
     "TensorMap",
+    "Tuning",
     "__version__",
     "bfloat16",
     "cdiv",
@@ -84,6 +86,7 @@ __all__ = [
     "like",
     "load",
     "load_package",
+    "load_tuned",
     "maximum",
     "minimum",
     "preload",
@@ -93,6 +96,7 @@ __all__ = [
     "sqrt",
     "strided",
     "struct",
+    "tune",
     "uint8",
     "uint16",
     "uint32",

@@ -106,6 +106,10 @@ def _declare_ops(library: ctypes.CDLL) -> None:
     library.torch_cubin_pytorch_symbols.argtypes = []
     library.torch_cubin_packages_error.argtypes = []
     library.torch_cubin_preload_op.argtypes = [text, ctypes.c_int]
+    library.torch_cubin_watch_plans.argtypes = [ctypes.c_int]
+    library.torch_cubin_watched_plans.argtypes = []
+    library.torch_cubin_force_way.argtypes = [text]
+    library.torch_cubin_add_tuned_table.argtypes = [text]
     for function in (
         library.torch_cubin_check_schema,
         library.torch_cubin_define_ops,
@@ -114,6 +118,10 @@ def _declare_ops(library: ctypes.CDLL) -> None:
         library.torch_cubin_pytorch_symbols,
         library.torch_cubin_packages_error,
         library.torch_cubin_preload_op,
+        library.torch_cubin_watch_plans,
+        library.torch_cubin_watched_plans,
+        library.torch_cubin_force_way,
+        library.torch_cubin_add_tuned_table,
     ):
         function.restype = ctypes.c_void_p
 
@@ -266,3 +274,23 @@ def encode_tensor_map(fields: dict[str, Any], check_only: bool = False) -> bytes
 def pointer_device(address: int) -> int:
     """The index of the device on which that memory lies; -1 for no GPU's memory."""
     return _answer(load().torch_cubin_pointer_device(address))["device"]
+
+
+def watch_plans(on: bool) -> None:
+    """Starts, or ends, writing down what matmul plans (ops/matmul/plan.h); forgets the last."""
+    _answer(load().torch_cubin_watch_plans(bool(on)))
+
+
+def watched_plans() -> list[dict[str, Any]]:
+    """The products that were planned while plans were watched, with every way of each."""
+    return _answer(load().torch_cubin_watched_plans())["plans"]
+
+
+def force_way(name: str) -> None:
+    """While plans are watched, this thread takes that way for products that have it; "": none."""
+    _answer(load().torch_cubin_force_way(name.encode()))
+
+
+def add_tuned_table(table: dict[str, Any]) -> None:
+    """Adds a tuned table (csrc/ops/matmul/tuned.h) to this process."""
+    _answer(load().torch_cubin_add_tuned_table(json.dumps(table).encode()))

@@ -74,6 +74,9 @@ class PadKernels : public MatmulKernels {
     return plan;
   }
 
+  // What follows the copy is chosen by itself.
+  std::string name(const MatmulPlan&) const override { return "pad"; }
+
   void launch(const MatmulPlan&, const MatmulProblem& p,
               const MatmulOperands& operands) const override {
     const MatmulCase c = matmul_case(p, operands);

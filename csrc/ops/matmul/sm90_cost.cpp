@@ -119,8 +119,10 @@ class Chooser {
     }
   }
 
-  const Sm90Plan& best() const { return best_; }
-  double microseconds() const { return microseconds_; }
+  const Sm90Way& best() const { return best_; }
+
+  // Where all ways are put, too, not only the best one.
+  std::vector<Sm90Way>* all = nullptr;
 
  private:
   // The last, partial wave of tiles, its K dealt out over all clusters.
@@ -148,17 +150,24 @@ class Chooser {
         shared_cycles(row) / static_cast<double>(row.tile_m * row.tile_n) / kLeastShared;
     const double power = power_ * (1 + kEnergyOfShared * (shared - 1));
     const double microseconds = smooth_max(compute, power, memory_) + kFixed;
-    if (!(microseconds < microseconds_)) return;
-    microseconds_ = microseconds;
-    best_ = plan;
+    if (all != nullptr) all->push_back({plan, microseconds});
+    if (microseconds < best_.microseconds) best_ = {plan, microseconds};
   }
 
   const MatmulCase& c_;
   const int64_t multiprocessors_;
   double power_, memory_;  // us that they alone would take
-  Sm90Plan best_;
-  double microseconds_ = std::numeric_limits<double>::infinity();
+  Sm90Way best_;
 };
+
+void consider_rows(Chooser& chooser, const std::vector<Sm90Row>& rows, const MatmulCase& problem) {
+  const bool a_mn_major = problem.a == kOwnVectors, b_mn_major = problem.b == kOwnVectors;
+  for (const Sm90Row& row : rows) {
+    if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
+      chooser.consider(row);
+    }
+  }
+}
 
 }  // namespace
 
@@ -178,17 +187,26 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
   pairs = fields.integer("pairs", 0, 1) != 0;
 }
 
-Sm90Plan plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                   int64_t multiprocessors, double* microseconds) {
+Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                  int64_t multiprocessors) {
   Chooser chooser(problem, multiprocessors);
-  const bool a_mn_major = problem.a == kOwnVectors, b_mn_major = problem.b == kOwnVectors;
-  for (const Sm90Row& row : rows) {
-    if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
-      chooser.consider(row);
-    }
-  }
-  *microseconds = chooser.microseconds();
+  consider_rows(chooser, rows, problem);
   return chooser.best();
+}
+
+std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                               int64_t multiprocessors) {
+  std::vector<Sm90Way> all;
+  Chooser chooser(problem, multiprocessors);
+  chooser.all = &all;
+  consider_rows(chooser, rows, problem);
+  return all;
+}
+
+std::string sm90_name(const Sm90Plan& plan) {
+  constexpr const char* kClusters[] = {"", " share_a", " share_b", " split_k"};
+  return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
+         kClusters[static_cast<int>(plan.cluster)] + (plan.stream_tiles != 0 ? " streamed" : "");
 }
 
 }  // namespace torch_cubin
