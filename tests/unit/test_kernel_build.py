@@ -317,6 +317,13 @@ def test_a_failure_among_kernels_compiled_together_names_its_kernel(package: Pac
         package.build("sm_80")
 
 
+def test_kernels_that_compile_only_one_by_one_are_refused(package: Package) -> None:
+    package.table({"name": "k_one"}, {"name": "k_two"}, source="const int twice = 2;\n" + SOURCE)
+    says = r"(?s)kernels of 'matmul/simt.cu' compile one by one but not together.*twice"
+    with pytest.raises(BuildError, match=says):
+        package.build("sm_80")
+
+
 def test_worktree_takes_what_its_main_checkout_has_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,12 +169,18 @@ class Builder:
             return
         try:
             modules = self.compile_together(stale, virtual)
-        except BuildError:
+        except BuildError as error:
+            for kernel in stale if len(stale) > 1 else ():
+                self.compile_together([kernel], virtual)  # an error names the kernel that is wrong
             if len(stale) == 1:
                 raise
-            modules = {}  # an error names one kernel
-            for kernel in stale:
-                modules |= self.compile_together([kernel], virtual)
+            raise BuildError(
+                "image",
+                f"the kernels of '{kernel_table.name_of(stale[0].source)}'",
+                "compile one by one but not together, which takes several times as long",
+                expected="all of the file within `namespace torch_cubin::TC_KERNEL`",
+                got=f"\n{error}\n",
+            ) from None
         for kernel in stale:
             output = self.ptx_path(kernel, virtual)
             (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)

@@ -165,9 +165,9 @@ class Sm90Matmul : public MatmulKernels {
     const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
     const bool paired = operands.bias_stride == 1 &&
                         reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
-    const bool plain = (operands.bias == nullptr || paired) && p.output == p.input && aligned &&
-                       p.n * out_bytes % kVectorBytes == 0;
-    if (plain) {
+    const bool plain = (operands.bias == nullptr || paired) && p.output == p.input;
+    const bool stored_by_tma = plain && aligned && p.n * out_bytes % kVectorBytes == 0;
+    if (stored_by_tma) {
       const int64_t in_row = row.tile_n * out_bytes;
       const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
       const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
@@ -181,14 +181,18 @@ class Sm90Matmul : public MatmulKernels {
       x.box[1] = 16;
       encode(x, p, device_, out.out_map);
     } else {
-      out.flags |= kSm90General;
-      if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
-      if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
       out.out = operands.c;
       out.out_stride_m = p.n;
       std::copy_n(c_batch_stride, kSm90BatchDims, out.out_batch_stride);
-      out.bias_stride = operands.bias_stride;
-      out.alpha = 1;
+      if (plain && out_bytes == 2) {
+        out.flags |= kSm90OutUnaligned;
+      } else {
+        out.flags |= kSm90General;
+        if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
+        if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
+        out.bias_stride = operands.bias_stride;
+        out.alpha = 1;
+      }
     }
     out.bias = operands.bias;
     if (batched) out.flags |= kSm90Batched;
