@@ -284,9 +284,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 221760, "streams": 1, "pairs": 0, "spill": 64},
+      "shared": 221760, "streams": 1, "pairs": 0, "spill": 128},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 225856, "streams": 0, "pairs": 0, "spill": 64},
+      "shared": 225856, "streams": 0, "pairs": 0, "spill": 128},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
@@ -319,9 +319,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 221760, "streams": 1, "pairs": 0, "spill": 64},
+      "shared": 221760, "streams": 1, "pairs": 0, "spill": 128},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 221760, "streams": 0, "pairs": 0, "spill": 64},
+      "shared": 221760, "streams": 0, "pairs": 0, "spill": 128},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,

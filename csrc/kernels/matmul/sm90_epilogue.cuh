@@ -99,7 +99,8 @@ TC_DEVICE int panel_swizzle(int row) {
 template <class C>
 TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns) {
   constexpr int kVectors = C::kPanel / 8;
-  int lane = threadIdx.x % 32;
+  int lane;  // read anew for each panel: what follows from it would stay in registers between them
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   // Of a row: where its element e lies in the panel, and how many precede its first aligned vector.
   auto address = [&](int row, int e) {
     return panel + row * (C::kPanel * 2) + ((e / 8 ^ panel_swizzle<C>(row)) * 16) + e % 8 * 2;
@@ -117,7 +118,9 @@ TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int r
     for (int i = 0; i < 5; ++i) {
       word[i] = 0;
       if (i < 4 || e % 2 != 0) {
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word[i]) : "r"(address(row, e / 2 * 2 + 2 * i)));
+        asm volatile("ld.shared.u32 %0, [%1];"
+                     : "=r"(word[i])
+                     : "r"(address(row, e / 2 * 2 + 2 * i)));
       }
     }
     u32 shift = e % 2 * 16;
