@@ -34,6 +34,7 @@
 namespace torch_cubin {
 
 constexpr int64_t kVectorBytes = 16;  // what the aligned kernels load at a time
+constexpr int64_t kLineBytes = 128;   // of the caches
 
 // More batch dims than this, and matmul.cpp runs the product in parts.
 constexpr int kMaxPlannedBatchDims = 4;
@@ -62,6 +63,7 @@ struct MatmulCase {
   // A and B: whether a tensor map (TMA) with a dim for each batch dim can describe the operand: read
   // by vectors, no row begins within another, strides below 2^40 bytes. Rank and box are the seam's.
   bool a_mappable, b_mappable;
+  bool a_lines, b_lines;          // read by vectors, and every row begins at a line of the cache
   bool a_unit, b_unit;            // neighbours along the operand's nearer dim lie side by side
   bool a_broadcast, b_broadcast;  // some batch stride is 0
   bool c_vectors;                 // C's rows, which are contiguous, begin at 16-byte addresses
@@ -80,8 +82,8 @@ struct MatmulCase {
     packed = packed << 2 | a;
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
-    for (const bool fact :
-         {a_mappable, b_mappable, a_unit, b_unit, a_broadcast, b_broadcast, c_vectors, has_bias}) {
+    for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
+                            b_broadcast, c_vectors, has_bias}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
