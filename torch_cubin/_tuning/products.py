@@ -139,7 +139,7 @@ def _strides(product: Product, side: str) -> _Strides:
     size, stride = [own, product.k], [step, 1] if along_k else [1, step]
     if product.batch > 1:
         size, stride = [product.batch, *size], [one, *stride]
-    # Each begins as PyTorch's own tensors do: an operand that begins 16 bytes into a line of the cache
+    # Each begins as PyTorch's own tensors do: one that begins 16 bytes into a line of the cache
     # takes up to 1.4 times as long on an H200.
     lines = ALLOCATION_BYTES // product.torch_dtype.itemsize
     elements = (product.batch * one + offset + lines - 1) // lines * lines

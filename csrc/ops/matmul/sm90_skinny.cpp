@@ -218,7 +218,7 @@ class Sm90Skinny : public MatmulKernels {
     return c.input == c.output && c.a_scales == Scales::kNone && c.b_scales == Scales::kNone &&
            c.batch_dims == 0 && c.a_mappable && c.b_mappable &&
            (sides.swapped ? c.b : c.a) == kKVectors && sides.tokens <= 64 &&
-           sides.rows_count <= kMost && c.k <= kMost;
+           sides.rows_count <= kMost && c.k >= kSkinnyBlockK && c.k <= kMost;
   }
 
   MatmulPlan plan_with(const MatmulCase& c, const SkinnySides& sides, SkinnyTiles tile) const {
