@@ -13,6 +13,7 @@ _lib.load()  # first: the other modules refer to the ops that the library define
 from torch_cubin import huggingface  # noqa: E402
 from torch_cubin._drop_in.report import Report  # noqa: E402
 from torch_cubin._ops import register as _register  # noqa: E402
+from torch_cubin._ops.batch_invariant import batch_invariant  # noqa: E402
 from torch_cubin.drop_in import drop_in, report  # noqa: E402
 from torch_cubin.errors import Error  # noqa: E402
 
@@ -67,6 +68,7 @@ __all__ = [
     "TensorMap",
     "Tuning",
     "__version__",
+    "batch_invariant",
     "bfloat16",
     "cdiv",
     "define_op",

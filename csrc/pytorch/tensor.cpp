@@ -20,6 +20,12 @@ void check_read(AOTITorchError error) {
   }
 }
 
+void check_dim(int64_t dim) {
+  if (dim <= kMaxDims) return;
+  fail({"input", "a tensor argument", "has too many dimensions",
+        "at most " + std::to_string(kMaxDims), std::to_string(dim), "Reshape it."});
+}
+
 struct DtypeInfo {
   ScalarType dtype;
   const char* name;
@@ -65,10 +71,7 @@ TensorView::TensorView(AtenTensorHandle tensor) : handle(tensor) {
   int64_t* strides_ptr = nullptr;
   int32_t code = 0;
   check_read(aoti_torch_get_dim(handle, &dim));
-  if (dim > kMaxDims) {
-    fail({"input", "a tensor argument", "has too many dimensions",
-          "at most " + std::to_string(kMaxDims), std::to_string(dim), "Reshape it."});
-  }
+  check_dim(dim);
   check_read(aoti_torch_get_sizes(handle, &sizes_ptr));
   check_read(aoti_torch_get_strides(handle, &strides_ptr));
   check_read(aoti_torch_get_dtype(handle, &code));
@@ -77,6 +80,17 @@ TensorView::TensorView(AtenTensorHandle tensor) : handle(tensor) {
   sizes = sizes_ptr;
   strides = strides_ptr;
   dtype = static_cast<ScalarType>(code);
+}
+
+TensorView::TensorView(const int64_t* sizes, const int64_t* strides, int64_t dim, ScalarType dtype,
+                       int32_t device_type, int32_t device_index)
+    : dim(dim),
+      sizes(sizes),
+      strides(strides),
+      dtype(dtype),
+      device_type(device_type),
+      device_index(device_index) {
+  check_dim(dim);
 }
 
 const void* TensorView::find_data() const {
@@ -123,13 +137,10 @@ bool TensorView::on_cuda() const {
   return device_type == cuda;
 }
 
-std::string TensorView::shape_text() const {
+std::string tuple_text(const int64_t* values, int64_t count) {
   std::string text = "(";
-  for (int64_t i = 0; i < dim; ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(sizes[i]);
-  }
-  return text + (dim == 1 ? ",)" : ")");
+  for (int64_t i = 0; i < count; ++i) text += (i > 0 ? ", " : "") + std::to_string(values[i]);
+  return text + (count == 1 ? ",)" : ")");
 }
 
 std::string TensorView::device_text() const {

@@ -18,12 +18,18 @@ using ScalarType = torch::headeronly::ScalarType;
 
 constexpr int64_t kMaxDims = 64;  // more than any model has; arrays of sizes live on the stack
 
+// "(2, 3)", as Python prints a tuple.
+std::string tuple_text(const int64_t* values, int64_t count);
+
 // Throws [input] for a tensor of more than kMaxDims dimensions.
 struct TensorView {
   explicit TensorView(const Tensor& tensor) : TensorView(tensor.get()) {}
   explicit TensorView(AtenTensorHandle tensor);  // which stays the caller's
+  // Of a tensor that is only described; `sizes` and `strides` stay the caller's.
+  TensorView(const int64_t* sizes, const int64_t* strides, int64_t dim, ScalarType dtype,
+             int32_t device_type, int32_t device_index);
 
-  AtenTensorHandle handle;
+  AtenTensorHandle handle = nullptr;  // null where it is only described
   int64_t dim = 0;
   const int64_t* sizes = nullptr;  // borrowed from the tensor
   const int64_t* strides = nullptr;
@@ -34,7 +40,7 @@ struct TensorView {
   const void* data() const;       // throws [input] for elements without memory
   const void* find_data() const;  // null there, and where there are no elements
   bool on_cuda() const;
-  std::string shape_text() const;   // "(2, 3)"
+  std::string shape_text() const { return tuple_text(sizes, dim); }
   std::string device_text() const;  // "cuda:0"
 };
 

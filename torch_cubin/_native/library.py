@@ -50,6 +50,7 @@ def load() -> ctypes.CDLL:
         # JSON, which the library that made it frees: so it comes as a plain address.
         function.argtypes, function.restype = arguments, ctypes.c_void_p
     library.torch_cubin_launches.restype = ctypes.c_int64
+    library.torch_cubin_set_batch_invariant.restype = ctypes.c_int
     for function in (
         library.torch_cubin_free,
         library.torch_cubin_keep_error,
@@ -70,7 +71,9 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "free": [_ADDRESS],
     "launches": [],
     "keep_error": [_TEXT],
+    "set_batch_invariant": [_INT],
     "pytorch_symbols": [],
+    "check_attention": [_TEXT],
     "module_open": [_TEXTS, _SIZES, _TEXTS, _SIZE, _TEXT, _INT],
     "module_kernel": [_HANDLE, _TEXT, _SIZE],
     "module_global": [_HANDLE, _INT, _TEXT, _SIZE],
@@ -116,6 +119,11 @@ def inspect(data: bytes, origin: str) -> dict[str, Any]:
 def pytorch_symbols() -> list[dict[str, Any]]:
     """What the library takes of PyTorch beyond its stable ABI (csrc/pytorch/internals.h)."""
     return _answer(load().torch_cubin_pytorch_symbols())["symbols"]
+
+
+def check(function: str, call: str) -> None:
+    """Raises the error of a call that is described as JSON (csrc/c_api_checks.cpp)."""
+    _answer(getattr(load(), f"torch_cubin_{function}")(call.encode()))
 
 
 def _text(name: str) -> bytes:

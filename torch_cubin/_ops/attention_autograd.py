@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_cubin._ops import attention_compose as _compose
 from torch_cubin._ops import autograd as _autograd
 from torch_cubin._ops import checks as _checks
-from torch_cubin._ops.attention_checks import Options, check_attention, check_backward
+from torch_cubin._ops.attention_checks import Options, check_attention
 from torch_cubin._pytorch import dispatch_keys, transforms
 
 attention_backward = torch.ops.cubin.attention_backward.default
@@ -173,8 +173,8 @@ def _backward(
     if wanted:
         # out and logsumexp are functions of the others, and so are their derivatives. They are not
         # read here, and must be right all the same.
-        shape = check_attention("attention_backward", query, key, value, options)
-        check_backward(shape, query, grad_out, out, logsumexp)
+        saved = {"grad_out": grad_out, "out": out, "logsumexp": logsumexp}
+        check_attention("attention_backward", query, key, value, options, **saved)
         return _gradients((query, key, value), options, grad_out)
     for name, tensor in (("out", out), ("logsumexp", logsumexp)):
         if _has_derivative(tensor):

@@ -6,15 +6,16 @@ symbols: the fake kernels and vmap. A test compares both.
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library as _lib
-from torch_cubin._pytorch import operators
+from torch_cubin._pytorch import compiler, operators
 
 MAX_DIMS = 64  # kMaxDims in csrc/pytorch/tensor.h
 
@@ -63,6 +64,56 @@ def require(equal: bool | torch.SymBool, *details: str) -> None:
             fail(*details)
     else:
         operators.check(equal, fault(*details))
+
+
+def shape_of(tensor: torch.Tensor, mapped: int | None) -> list[int]:
+    """The shape that a function under vmap sees; `mapped`: the dim that it does not see."""
+    sizes = list(tensor.shape)
+    if mapped is not None:
+        del sizes[mapped]
+    return sizes
+
+
+def described(tensor: torch.Tensor, mapped: int | None = None) -> dict[str, Any]:
+    """A tensor's metadata as csrc/pytorch/described_tensor.h reads it."""
+    strides = list(tensor.stride())
+    if mapped is not None:
+        del strides[mapped]
+    return {
+        "dtype": dtype_name(tensor),
+        "device": str(tensor.device),
+        "sizes": shape_of(tensor, mapped),
+        "strides": strides,
+    }
+
+
+class _Unknown(Exception):
+    """A call has a size that only run time knows."""
+
+
+def _plain_number(value: Any) -> Any:
+    """For json: the number with which a symbol was made, without a guard on it."""
+    hint = compiler.hint_of(value)
+    if hint is None:
+        raise _Unknown
+    return hint
+
+
+def ask(function: str, call: dict[str, Any]) -> None:
+    """Raises what C++ says of a call whose tensors it cannot read: `torch_cubin_<function>`.
+
+    Of symbols it is asked for those numbers with which they were made. It is not asked where some
+    size has none: then the op itself refuses, at run time, as it does for all other numbers.
+    """
+    try:
+        text = json.dumps(call, default=_plain_number)
+    except _Unknown:
+        return
+    try:
+        _lib.check(function, text)
+    except errors.Error as error:
+        keep(error)
+        raise
 
 
 def check_dims(*tensors: torch.Tensor | None) -> None:

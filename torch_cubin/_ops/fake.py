@@ -52,8 +52,10 @@ def _attention_backward(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     op = "attention_backward"
-    shape = _attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
-    _attention_checks.check_backward(shape, query, grad_out, out, logsumexp)
+    options = Options(*args, **kwargs)
+    _attention_checks.check_attention(
+        op, query, key, value, options, grad_out=grad_out, out=out, logsumexp=logsumexp
+    )
     dq, dk, dv = (
         tensor.new_empty_strided(tensor.shape, output_strides(tensor, tensor.shape))
         for tensor in (query, key, value)

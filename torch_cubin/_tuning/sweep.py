@@ -35,8 +35,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 40
 
 def standard_products(layouts: Sequence[str] = ("nt", "nn")) -> Iterator[Product]:
     """Cubes and a language model's projections in bfloat16, the short ones first."""
-    shapes = [(size, size, size) for size in CUBES]
-    shapes += [(m, n, k) for m in ROWS for n, k in PROJECTIONS]
+    shapes = {(size, size, size) for size in CUBES}
+    shapes |= {(m, n, k) for m in ROWS for n, k in PROJECTIONS}
     for m, n, k in sorted(shapes, key=lambda shape: shape[0] * shape[1] * shape[2]):
         for layout in layouts:
             yield Product.of_layout(m, n, k, layout, "bfloat16")
@@ -45,7 +45,7 @@ def standard_products(layouts: Sequence[str] = ("nt", "nn")) -> Iterator[Product
 def run(options: argparse.Namespace) -> int:
     """The command: see torch_cubin/__main__.py for its arguments."""
     if not torch.cuda.is_available():
-        raise errors.fault("no_gpu", "the sweep", "needs a CUDA device, and torch sees none")
+        raise errors.fault("no_device", "the sweep", "needs a CUDA device, and torch sees none")
     layouts = options.layouts.split(",")
     if options.sweep:
         products = list(standard_products(layouts))

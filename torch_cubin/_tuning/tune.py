@@ -72,11 +72,13 @@ def tune(
         What was measured; ``print`` it, ``save`` it for load_tuned().
 
     Raises:
-        torch_cubin.Error: [no_gpu] without a CUDA device; [input] for shapes or a layout that are
-            none, and where `work` runs no product of this library.
+        torch_cubin.Error: [no_device] without a CUDA device; [input] for shapes or a layout that
+            are none, and where `work` runs no product of this library.
     """
     if not torch.cuda.is_available():
-        raise errors.fault("no_gpu", "torch_cubin.tune", "needs a CUDA device, and torch sees none")
+        raise errors.fault(
+            "no_device", "torch_cubin.tune", "needs a CUDA device, and torch sees none"
+        )
     start = time.monotonic()
     products = _products_of(work) if callable(work) else _shapes(work, dtype, layout)
     operands = Operands(torch.device("cuda", torch.cuda.current_device()))

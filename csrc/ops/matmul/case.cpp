@@ -98,6 +98,7 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.c_vectors = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0 &&
                 p.n * element_size(p.output) % kVectorBytes == 0;
   c.has_bias = operands.bias != nullptr;
+  c.batch_invariant = p.batch_invariant;
   return c;
 }
 

@@ -17,9 +17,11 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kPadBlockChunks = 1024;  // of a kernel's block
-// Bytes of copies that a product may take beside its operands and its output; so are their chunks
-// few enough for the kernel's 32-bit counts.
+// Bytes of copies that a product may take beside its operands and its output.
 constexpr double kMostPadBytes = 2.0 * (1 << 30);
+// As many as the kernel's 32-bit counts of chunks allow: a batch-invariant product is copied, or not,
+// whatever its number of rows.
+constexpr double kMostChunkBytes = 16.0 * (1 << 30);
 
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
@@ -130,13 +132,14 @@ class PadKernels : public MatmulKernels {
   void for_each_way(const MatmulCase& c, Visit visit) const {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 ||
-        work < kLeastPaddedWork) {
+        (work < kLeastPaddedWork && !c.batch_invariant)) {
       return;
     }
     const bool must_a = needs_copy(c.a), must_b = needs_copy(c.b);
     for (const bool a : {false, true}) {
       for (const bool b : {false, true}) {
         if ((must_a && !a) || (must_b && !b) || (!a && !b)) continue;
+        if (c.batch_invariant && (a != must_a || b != must_b)) continue;
         if ((a && (c.a_lines || !c.a_unit)) || (b && (c.b_lines || !c.b_unit))) continue;
         const MatmulPlan plan = plan_with(c, {a, b});
         if (plan.microseconds < std::numeric_limits<double>::infinity()) visit(plan);
@@ -148,7 +151,7 @@ class PadKernels : public MatmulKernels {
     MatmulPlan plan;
     const int64_t bytes = element_size(c.input);
     MatmulCase aligned = c;
-    double moved = 0, taken = 0;  // bytes
+    double moved = 0, written = 0, taken = 0;  // bytes
     const auto copy = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
                           bool& lines) {
       PaddedOperand x{};
@@ -156,18 +159,20 @@ class PadKernels : public MatmulKernels {
       x.rows = is_along_k(access) ? own : c.k;
       x.columns = is_along_k(access) ? c.k : own;
       const double rows = static_cast<double>(x.batch) * static_cast<double>(x.rows);
-      moved += rows * static_cast<double>(x.columns * bytes + x.chunks(bytes) * kVectorBytes);
+      moved += rows * static_cast<double>(x.columns * bytes);
+      written += rows * static_cast<double>(x.chunks(bytes) * kVectorBytes);
       taken += rows * static_cast<double>(x.row_chunks(bytes) * kVectorBytes);
       access = is_along_k(access) ? kKVectors : kOwnVectors;
       mappable = lines = true;
     };
     if (chosen.a) copy(c.a_broadcast, c.m, aligned.a, aligned.a_mappable, aligned.a_lines);
     if (chosen.b) copy(c.b_broadcast, c.n, aligned.b, aligned.b_mappable, aligned.b_lines);
-    if (taken > kMostPadBytes) return plan;
+    if (c.batch_invariant ? written > kMostChunkBytes : taken > kMostPadBytes) return plan;
     const MatmulPlan& inner = plan_matmul(device_, aligned);
     if (inner.kernels == nullptr) return plan;
-    const double cycles = moved / (device_.bytes_per_cycle * share_) + fixed_;
+    const double cycles = (moved + written) / (device_.bytes_per_cycle * share_) + fixed_;
     plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.sum_order = inner.sum_order;
     plan.set(chosen);
     return plan;
   }

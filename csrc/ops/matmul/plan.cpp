@@ -47,15 +47,22 @@ MatmulPlan by_name(const MatmulTable& table, const MatmulCase& problem, const st
   return {};
 }
 
+bool is_better(const MatmulPlan& x, const MatmulPlan& y, bool batch_invariant) {
+  if (batch_invariant && x.kernels != nullptr && y.kernels != nullptr &&
+      x.sum_order != y.sum_order) {
+    return x.sum_order < y.sum_order;
+  }
+  return x.microseconds < y.microseconds;
+}
+
 MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
   MatmulPlan best;
   bool too_large = false;
   for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
     MatmulPlan plan = kernels->plan(problem);
     too_large = too_large || plan.too_large;
-    if (!(plan.microseconds < best.microseconds)) continue;
-    best = plan;
-    best.kernels = kernels.get();
+    plan.kernels = std::isfinite(plan.microseconds) ? kernels.get() : nullptr;
+    if (plan.kernels != nullptr && is_better(plan, best, problem.batch_invariant)) best = plan;
   }
   best.too_large = too_large && best.kernels == nullptr;
   if (best.kernels == nullptr && !too_large) table.family.fail_no_kernel("this product");
@@ -64,7 +71,7 @@ MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
 
 // As it was measured, else as the models predict.
 MatmulPlan quickest(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
-  const std::string way = tuned_way(device, problem);
+  const std::string way = problem.batch_invariant ? "" : tuned_way(device, problem);
   if (!way.empty()) {
     const MatmulPlan plan = by_name(table, problem, way);
     if (plan.kernels != nullptr) return plan;
@@ -87,8 +94,8 @@ std::string& forced_way() {
   return name;
 }
 
-json describe(const MatmulTable& table, const Device& device, const MatmulCase& problem,
-              const MatmulPlan& chosen) {
+json watched_product(const MatmulTable& table, const Device& device, const MatmulCase& problem,
+                     const MatmulPlan& chosen) {
   json ways = json::array();
   for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
     std::vector<MatmulPlan> plans;
@@ -123,7 +130,7 @@ MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const Ma
     }
   }
   // Without the lock: some ways plan a product of their own.
-  json seen = describe(table, device, problem, plan);
+  json seen = watched_product(table, device, problem, plan);
   std::lock_guard<std::mutex> lock(g_watch_mutex);
   watched()[key] = std::move(seen);
   return plan;

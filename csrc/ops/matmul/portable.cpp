@@ -106,6 +106,7 @@ class PortableMatmul : public MatmulKernels {
       return plan;
     }
     plan.microseconds = way.cycles / device_.cycles_per_microsecond;
+    plan.sum_order = problem.math == kMathTF32 ? 1 : 0;
     plan.set(chosen);
     return plan;
   }

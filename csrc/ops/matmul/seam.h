@@ -68,6 +68,9 @@ struct MatmulCase {
   bool a_broadcast, b_broadcast;  // some batch stride is 0
   bool c_vectors;                 // C's rows, which are contiguous, begin at 16-byte addresses
   bool has_bias;
+  // Each row of C must have the same bits whatever M and the batch are. So K is added up from its
+  // beginning to its end, in one chain of the tensor cores' instructions: not split, nor backwards.
+  bool batch_invariant;
 
   friend bool operator==(const MatmulCase& x, const MatmulCase& y) {
     return x.m == y.m && x.n == y.n && x.k == y.k && x.batch == y.batch && x.facts() == y.facts();
@@ -83,7 +86,7 @@ struct MatmulCase {
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
-                            b_broadcast, c_vectors, has_bias}) {
+                            b_broadcast, c_vectors, has_bias, batch_invariant}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
@@ -109,6 +112,9 @@ struct MatmulPlan {
   const MatmulKernels* kernels = nullptr;  // who made it; null: nobody takes the problem
   double microseconds = std::numeric_limits<double>::infinity();  // predicted
   bool too_large = false;  // a kernel would take a smaller batch of it, or a smaller product
+  // For a batch-invariant case: plans of the same number give the same bits, and the lowest number is
+  // taken before time is compared. So a seam's number may not depend on M or on the batch.
+  int sum_order = 0;
 
   // What the seam wants to remember for the launch: a plain struct of its own.
   template <class Details>

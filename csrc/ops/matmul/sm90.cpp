@@ -199,7 +199,7 @@ class Sm90Matmul : public MatmulKernels {
     if (shares_a) out.flags |= kSm90ShareA;
     if (shares_b) out.flags |= kSm90ShareB;
     if (plan.cluster == Sm90Cluster::kSplitK) out.flags |= kSm90SplitPair;
-    out.flags |= kSm90Serpentine;
+    if (!p.batch_invariant) out.flags |= kSm90Serpentine;
     out.m = static_cast<int>(p.m);
     out.n = static_cast<int>(p.n);
     out.k_blocks = static_cast<int>(ceil_div(p.k, row.tile_k));

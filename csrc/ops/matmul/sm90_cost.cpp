@@ -116,6 +116,7 @@ class Chooser {
       const double waves = std::max(1.0, static_cast<double>(cluster_tiles) / slots);
       if (cluster == Sm90Cluster::kSplitK) {
         if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
+        if (c_.batch_invariant) continue;
         const double extra = static_cast<double>(row.tile_m * row.tile_n * 4) /
                                  kExchangeBytesPerCycle / kCyclesPerMicrosecond +
                              kExchangeFixed;
@@ -124,8 +125,9 @@ class Chooser {
       }
       const double extra = shares_a || shares_b ? kShareFixed : 0;
       keep(plan, ceil_div(cluster_tiles, slots) * k_blocks * k_block, waves, extra);
-      if (row.streams && tiles >= 2 * multiprocessors_)
+      if (row.streams && tiles >= 2 * multiprocessors_ && !c_.batch_invariant) {
         stream(plan, slots, k_blocks, k_block, waves);
+      }
     }
   }
 

@@ -33,9 +33,9 @@ struct SkinnyTiles {
   int32_t rows, splits;
 };
 
-SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous,
+SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous, bool may_split,
                          int64_t multiprocessors) {
-  const int64_t k_blocks = ceil_div(k, kSkinnyBlockK);
+  const int64_t k_blocks = may_split ? ceil_div(k, kSkinnyBlockK) : 1;
   if (rows_contiguous) {
     // Whole lines of 64 rows: others would be read twice. A cluster computes one tile.
     SkinnyTiles best = {64, 1};
@@ -58,6 +58,7 @@ SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous,
   constexpr int64_t kMostRows = 112, kLeastRows = 48;
   const int64_t waves = ceil_div(rows_count, multiprocessors * kMostRows);
   int64_t rows = ceil_div(rows_count, multiprocessors * waves * 8) * 8;
+  if (!may_split) return {static_cast<int32_t>(rows), 1};
   int64_t splits = 1;
   if (rows < kLeastRows && k_blocks >= 4) {
     splits = 2;
@@ -117,9 +118,9 @@ class Sm90Skinny : public MatmulKernels {
   MatmulPlan plan(const MatmulCase& c) const override {
     if (!takes(c)) return {};
     const SkinnySides sides(c);
-    return plan_with(
-        c, sides,
-        skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, device_.multiprocessors));
+    return plan_with(c, sides,
+                     skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, !c.batch_invariant,
+                                  device_.multiprocessors));
   }
 
   // The tiles of the rule, and others near them.
@@ -128,8 +129,12 @@ class Sm90Skinny : public MatmulKernels {
     const SkinnySides sides(c);
     const int64_t multiprocessors = device_.multiprocessors;
     const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
-    std::vector<SkinnyTiles> tiles = {
-        skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, multiprocessors)};
+    std::vector<SkinnyTiles> tiles = {skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous,
+                                                   !c.batch_invariant, multiprocessors)};
+    if (c.batch_invariant) {
+      out.push_back(plan_with(c, sides, tiles[0]));
+      return;
+    }
     const auto add = [&](int64_t rows, int64_t splits) {
       const SkinnyTiles each = {static_cast<int32_t>(rows), static_cast<int32_t>(splits)};
       for (const SkinnyTiles& known : tiles) {

@@ -45,19 +45,13 @@ std::atomic<uint64_t> g_generation{1};
 
 class TunedTables {
  public:
-  // Of the GPUs of that name.
   using Ways = std::map<TunedProduct, std::string>;
 
   std::string way(const Device& device, const MatmulCase& problem) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!read_) {
-      read_catalog();
-      read_ = true;
-    }
-    const auto ways = by_gpu_.find(device.name);
-    if (ways == by_gpu_.end()) return "";
-    const auto found = ways->second.find(product_of(problem));
-    return found == ways->second.end() ? "" : found->second;
+    const Ways& ways = ways_of(device.name);
+    const auto found = ways.find(product_of(problem));
+    return found == ways.end() ? "" : found->second;
   }
 
   void add(const json& table) {
@@ -69,11 +63,7 @@ class TunedTables {
             device_count() > 0 ? device(0).name : "a GPU", gpu, "Tune on this GPU."});
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!read_) {
-      read_catalog();
-      read_ = true;
-    }
-    Ways ways = by_gpu_[gpu];
+    Ways ways = ways_of(gpu);
     read_lines(table, ways);
     by_gpu_[gpu] = std::move(ways);
     g_generation.fetch_add(1, std::memory_order_release);
@@ -116,26 +106,30 @@ class TunedTables {
     }
   }
 
-  // The manifest's "tuned": [{"gpu", "file", "sha256"}].
-  void read_catalog() {
+  // Of the GPUs of that name: at first what the package brings for it, by its manifest's "tuned":
+  // [{"gpu", "file", "sha256"}].
+  const Ways& ways_of(const std::string& gpu) {
+    const auto known = by_gpu_.find(gpu);
+    if (known != by_gpu_.end()) return known->second;
+    Ways ways;
     const Package& package = catalog();
-    const auto tables = package.manifest().find("tuned");
-    if (tables == package.manifest().end()) return;
-    std::map<std::string, Ways> by_gpu;
-    for (const json& entry : *tables) {
-      const std::string file = entry.at("file").get<std::string>();
-      const std::vector<uint8_t> bytes =
-          read_hashed(*package.files(), file, entry.at("sha256").get<std::string>(), kMaxTunedBytes,
-                      "Build the kernels again, or install the package again.");
-      const json table =
-          parse_json(std::string(bytes.begin(), bytes.end()), package.files()->origin(file));
-      read_lines(table, by_gpu[checked_gpu(table)]);
+    const auto entries = package.manifest().find("tuned");
+    if (entries != package.manifest().end()) {
+      for (const json& entry : *entries) {
+        if (entry.at("gpu").get<std::string>() != gpu) continue;
+        const std::string file = entry.at("file").get<std::string>();
+        const std::vector<uint8_t> bytes =
+            read_hashed(*package.files(), file, entry.at("sha256").get<std::string>(),
+                        kMaxTunedBytes, "Build the kernels again, or install the package again.");
+        const json table =
+            parse_json(std::string(bytes.begin(), bytes.end()), package.files()->origin(file));
+        if (checked_gpu(table) == gpu) read_lines(table, ways);
+      }
     }
-    by_gpu_ = std::move(by_gpu);
+    return by_gpu_.emplace(gpu, std::move(ways)).first->second;
   }
 
   std::mutex mutex_;  // guards what follows
-  bool read_ = false;
   std::map<std::string, Ways> by_gpu_;
 };
 
