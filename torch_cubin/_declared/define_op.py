@@ -141,7 +141,7 @@ def define_op(
         backward=backward,
         jit=jit,
     )
-    return _declared.define(contract, images.found, cpu, places)
+    return _declared.define(signature, contract, images.found, cpu, places)
 
 
 def _check_types(op: str, cpu: Any, backward: Any, jit: Any) -> None:

@@ -21,8 +21,8 @@ from torch_cubin._declared import autograd as _declared_autograd
 from torch_cubin._declared import backward_op as _backward_op
 from torch_cubin._declared import signature as _signature
 from torch_cubin._declared.autograd import Formula
-from torch_cubin._declared.contract_call import Call, Output, refuse_derivative
-from torch_cubin._declared.package_images import Image, manifest_of, of_package
+from torch_cubin._declared.contract_call import Output, outputs_of, refuse_derivative
+from torch_cubin._declared.package_images import Image, of_package
 from torch_cubin._native import library as _lib
 from torch_cubin._pytorch import operators, transforms
 
@@ -140,15 +140,16 @@ class Op:
     def _on_fake(self, values: dict[str, Any]) -> Any:
         refuse_derivative(self._signature, values)
         devices = ("cuda", "meta") if self._cpu is None else ("cuda", "cpu", "meta")
-        call = Call(self.contract, self._signature, values, devices)
-        return self._returned([output.allocate(call.device) for output in call.outputs()])
+        outputs = outputs_of(self.contract, self._signature, values, devices)
+        device = next(tensor.device for _, tensor in self._signature.tensors(values))
+        return self._returned([output.allocate(device) for output in outputs])
 
     def _on_cpu(self, values: dict[str, Any]) -> Any:
         refuse_derivative(self._signature, values)
         cpu = self._cpu
-        call = Call(self.contract, self._signature, values, ("cpu",) if cpu else ("cuda",))
+        devices = ("cpu",) if cpu else ("cuda",)
+        outputs = outputs_of(self.contract, self._signature, values, devices)
         assert cpu is not None  # CPU tensors are refused otherwise
-        outputs = call.outputs()
         args, kwargs = self._signature.unbind(values)
         with torch.no_grad(), transforms.below_autograd():
             found = cpu(*args, **kwargs)
@@ -219,15 +220,8 @@ def _name_of(overload: Any) -> str:
     return overload.name()
 
 
-def check(contract: Any) -> _signature.Signature:
-    """Raises InputError [input] for what C++ or torch could only refuse half registered."""
-    signature = _signature.parse(contract["schema"])
-    if contract.get("backward") is not None:
-        signature.check_gradient_names()
-    return signature
-
-
 def define(
+    signature: _signature.Signature,
     contract: dict[str, Any],
     images: list[tuple[bytes, str]],
     cpu: Callable[..., Any] | None,
@@ -235,7 +229,6 @@ def define(
 ) -> Op:
     """Defines an op, here and in C++; `images` are (bytes, name for errors) of what it numbers.
     `places` says where the user wrote which part of the contract, for errors."""
-    signature = check(contract)
     with _lock:
         try:
             (answer,) = _lib.define_ops([contract], images)
@@ -278,12 +271,7 @@ def _with_place(message: str, op: str, places: Mapping[str, str]) -> str:
 
 def load(package: str) -> dict[str, Op]:
     """Defines a package's ops, all or none, here and in C++."""
-    manifest = manifest_of(package) or {}
     with _lock:
-        if manifest.get("version") == 1 and isinstance(manifest.get("ops"), list):
-            for contract in manifest["ops"]:
-                if isinstance(contract, dict) and isinstance(contract.get("schema"), str):
-                    check(contract)
         return _adopt(_lib.load_package(package))
 
 
@@ -299,9 +287,10 @@ def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
     try:
         for answer in answers:
             if answer["name"] not in _ops and answer["name"] not in made:
-                op = made[answer["name"]] = Op(check(answer["contract"]), answer["contract"])
+                contract = answer["contract"]
+                op = made[answer["name"]] = Op(_signature.parse(contract["schema"]), contract)
                 op._package = answer["package"]
-                op._images = of_package(op._package, op.contract)
+                op._images = of_package(answer["images"])
     except BaseException:
         for op in made.values():
             operators.destroy(op._library)
@@ -310,4 +299,4 @@ def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
     return {answer["name"]: _ops[answer["name"]] for answer in answers}
 
 
-__all__ = ["Op", "adopt_all", "attached", "check", "define", "find", "load"]
+__all__ = ["Op", "adopt_all", "attached", "define", "find", "load"]

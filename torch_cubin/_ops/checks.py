@@ -87,6 +87,10 @@ def described(tensor: torch.Tensor, mapped: int | None = None) -> dict[str, Any]
     }
 
 
+def is_symbol(value: Any) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
 class _Unknown(Exception):
     """A call has a size that only run time knows."""
 
@@ -99,18 +103,18 @@ def _plain_number(value: Any) -> Any:
     return hint
 
 
-def ask(function: str, call: dict[str, Any]) -> None:
-    """Raises what C++ says of a call whose tensors it cannot read: `torch_cubin_<function>`.
+def ask(function: str, call: dict[str, Any]) -> dict[str, Any] | None:
+    """What C++ answers or raises for a call whose tensors it cannot read: `torch_cubin_<function>`.
 
-    Of symbols it is asked for those numbers with which they were made. It is not asked where some
-    size has none: then the op itself refuses, at run time, as it does for all other numbers.
+    For symbols it gets the numbers with which they were made. Where some size has none it is not
+    asked: then the op itself refuses, at run time, as it does for all other numbers.
     """
     try:
         text = json.dumps(call, default=_plain_number)
     except _Unknown:
-        return
+        return None
     try:
-        _lib.check(function, text)
+        return _lib.check(function, text)
     except errors.Error as error:
         keep(error)
         raise
