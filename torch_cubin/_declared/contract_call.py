@@ -16,7 +16,7 @@ from torch_cubin import errors
 from torch_cubin._declared.evaluate import evaluate
 from torch_cubin._declared.signature import Argument, Signature
 from torch_cubin._kernels.memory import has_memory
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import checks
 from torch_cubin._pytorch import transforms
 
 
@@ -56,14 +56,14 @@ def outputs_of(
         if tensor.device.type not in devices:
             advice = "Move it with .cuda(), or give define_op a `cpu=` function."
             expected = " or ".join(devices)
-            _checks.fail(what, "is on a wrong device", expected, str(tensor.device), advice)
+            checks.fail(what, "is on a wrong device", expected, str(tensor.device), advice)
         if tensor.layout is not torch.strided:
-            _checks.fail(what, "is not dense", "torch.strided", str(tensor.layout))
+            checks.fail(what, "is not dense", "torch.strided", str(tensor.layout))
     described = {a.name: _described(a, values[a.name]) for a in signature.arguments}
-    answer = _checks.ask("check_call", {"op": signature.name, "arguments": described})
+    answer = checks.ask("check_call", {"op": signature.name, "arguments": described})
     sizes = [size for _, tensor in signature.tensors(values) for size in tensor.shape]
     numbers = [value for value in values.values() if not isinstance(value, (Tensor, list, tuple))]
-    if answer is None or any(map(_checks.is_symbol, [*sizes, *numbers])):
+    if answer is None or any(map(checks.is_symbol, [*sizes, *numbers])):
         return _Symbolic(contract, signature, values).outputs()
     return [
         Output(name, tuple(o["sizes"]), tuple(o["strides"]), getattr(torch, o["dtype"]))
@@ -85,7 +85,7 @@ def _described(argument: Argument, value: Any) -> Any:
 
 
 def _described_tensor(tensor: Tensor) -> dict[str, Any]:
-    described = _checks.described(tensor)
+    described = checks.described(tensor)
     if tensor.device.type != "meta" and type(tensor) in (Tensor, torch.nn.Parameter):
         described["address"] = tensor.data_ptr() if has_memory(tensor) else 0  # no fake tensor
     return described
@@ -142,7 +142,7 @@ class _Symbolic:
         """Lets torch.compile know that two sizes are equal, as they must be."""
         if found is not wanted:
             what = f"op '{self.signature.name}'"
-            _checks.require(found == wanted, what, "has a wrong size", str(wanted), str(found))
+            checks.require(found == wanted, what, "has a wrong size", str(wanted), str(found))
 
     def outputs(self) -> list[Output]:
         return [self._output(name) for name in self.contract["outputs"]]
@@ -162,7 +162,7 @@ class _Symbolic:
             label = f"op '{self.signature.name}': tensors.{name}.shape[{dim}]"
             value = evaluate(tree, self.tensors, self.numbers, label)
             what, problem = f"op '{self.signature.name}' output '{name}'", "has a negative size"
-            _checks.require(value >= 0, what, problem, "0 or more", str(value))
+            checks.require(value >= 0, what, problem, "0 or more", str(value))
             shape.append(value)
         return Output(name, tuple(shape), None, dtype)
 
@@ -183,7 +183,7 @@ def refuse_derivative(signature: Signature, values: Mapping[str, Any]) -> None:
 
 def no_forward_mode(signature: Signature) -> errors.Error:
     """The error of a call in a forward-mode level."""
-    return _checks.fault(
+    return checks.fault(
         f"op '{signature.name}'",
         "has no derivative, and a forward-mode level is open",
         "",
@@ -194,7 +194,7 @@ def no_forward_mode(signature: Signature) -> errors.Error:
 
 def no_derivative(signature: Signature, got: str) -> errors.Error:
     """The error of differentiating an op that has no derivative of that kind."""
-    return _checks.fault(
+    return checks.fault(
         f"op '{signature.name}'",
         "has no derivative",
         "a call that needs none",

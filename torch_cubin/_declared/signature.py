@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 from torch_cubin._pytorch import operators
 
 # PyTorch's types, as FunctionSchema prints them, and what they are called here.
@@ -73,7 +73,7 @@ class Signature:
 
     def check_differentiable(self) -> None:
         """Raises InputError [input] where the op can have no derivative."""
-        _lib.check_schema(self.text, differentiable=True)
+        library.check_schema(self.text, differentiable=True)
 
     def overload(self) -> Any:
         """torch.ops.mylib.vec_add.default."""
@@ -115,7 +115,7 @@ def parse(schema: str) -> Signature:
     if not isinstance(schema, str):
         got = type(schema).__name__
         raise errors.fault("input", label, "has a wrong type", expected="a str", got=got)
-    _lib.check_schema(schema)
+    library.check_schema(schema)
     try:
         parsed = operators.parse_schema(schema)
     except (RuntimeError, IndexError) as error:

@@ -20,7 +20,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import checks
 from torch_cubin._ops.batch_invariant import batch_invariant, is_batch_invariant
 from torch_cubin._pytorch import transforms
 
@@ -81,7 +81,7 @@ def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Te
 
 def keep(error: BaseException) -> None:
     """What a kernel on the Autograd key does with an exception before it raises it again."""
-    _checks.keep(error)
+    checks.keep(error)
     if isinstance(error, KeyboardInterrupt):
         _interrupt_again()
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from torch_cubin import errors
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 from torch_cubin._pytorch import compiler, operators
 
 MAX_DIMS = 64  # kMaxDims in csrc/pytorch/tensor.h
@@ -32,7 +32,7 @@ def keep(error: BaseException) -> None:
     if not text or not isinstance(error, RuntimeError):
         text = "".join(traceback.format_exception_only(error)).strip()
     kept = text.replace("\0", "\\0").encode("utf-8", "backslashreplace")  # a C string
-    _lib.load().torch_cubin_keep_error(kept)
+    library.load().torch_cubin_keep_error(kept)
 
 
 def fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
@@ -114,7 +114,7 @@ def ask(function: str, call: dict[str, Any]) -> dict[str, Any] | None:
     except _Unknown:
         return None
     try:
-        return _lib.check(function, text)
+        return library.check(function, text)
     except errors.Error as error:
         keep(error)
         raise
