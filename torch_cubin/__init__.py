@@ -33,6 +33,7 @@ _LATER = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     ),
     "_kernels.tensor_map": ("TensorMap",),
+    "_tuning.tune": ("Tuning", "load_tuned", "tune"),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
@@ -65,6 +66,7 @@ __all__ = [
     "Op",
     "Report",
     "TensorMap",
+    "Tuning",
     "__version__",
     "batch_invariant",
     "bfloat16",
@@ -86,6 +88,7 @@ __all__ = [
     "like",
     "load",
     "load_package",
+    "load_tuned",
     "maximum",
     "minimum",
     "preload",
@@ -95,6 +98,7 @@ __all__ = [
     "sqrt",
     "strided",
     "struct",
+    "tune",
     "uint8",
     "uint16",
     "uint32",

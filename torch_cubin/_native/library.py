@@ -92,6 +92,10 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "ops": [],
     "packages_error": [],
     "preload_op": [_TEXT, _INT],
+    "watch_plans": [_INT],
+    "watched_plans": [],
+    "force_way": [_TEXT],
+    "add_tuned_table": [_TEXT],
 }
 
 
@@ -249,3 +253,23 @@ def encode_tensor_map(fields: dict[str, Any], check_only: bool = False) -> bytes
 def pointer_device(address: int) -> int:
     """The index of the device on which that memory lies; -1 for no GPU's memory."""
     return _answer(load().torch_cubin_pointer_device(address))["device"]
+
+
+def watch_plans(on: bool) -> None:
+    """Starts, or ends, writing down what matmul plans (ops/matmul/plan.h); forgets the last."""
+    _answer(load().torch_cubin_watch_plans(bool(on)))
+
+
+def watched_plans() -> list[dict[str, Any]]:
+    """The products that were planned while plans were watched, with every way of each."""
+    return _answer(load().torch_cubin_watched_plans())["plans"]
+
+
+def force_way(name: str) -> None:
+    """While plans are watched, this thread takes that way for products that have it; "": none."""
+    _answer(load().torch_cubin_force_way(name.encode()))
+
+
+def add_tuned_table(table: dict[str, Any]) -> None:
+    """Adds a tuned table (csrc/ops/matmul/tuned.h) to this process."""
+    _answer(load().torch_cubin_add_tuned_table(json.dumps(table).encode()))
