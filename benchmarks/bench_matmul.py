@@ -4,12 +4,15 @@
     python benchmarks/bench_matmul.py --quick                 # a dozen shapes
     python benchmarks/bench_matmul.py --shapes 16x4096x4096,8192x8192x8192 --dtype bf16 --layout nt
     python benchmarks/bench_matmul.py --markdown --json result.json
+    python benchmarks/bench_matmul.py --batch-invariant --quick       # what that mode costs
 
 Random normal data; inputs rotate over sets that exceed the L2 cache three times, and outputs over
 a few blocks of memory (one block would stay in the cache); every call is in a CUDA graph, so that
 GPU time is measured and not the host's; both outputs are checked against
 float64. Ratios above 1 mean that torch_cubin is faster. `plain` is the ratio of ordinary calls,
 host overhead included, for shapes under 60 microseconds. NT: B is [N, K] (a @ w.t()); NN: [K, N].
+With --batch-invariant both contenders are torch_cubin: outside of `torch_cubin.batch_invariant()`
+first, inside of it second.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import common
 import numerics
 import torch
+
+import torch_cubin
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -93,22 +99,33 @@ def check(out: torch.Tensor, own: torch.Tensor, a: torch.Tensor, b: torch.Tensor
     numerics.check_close(out[rows], own[rows], reference, f"{tuple(a.shape)} @ {tuple(b.shape)}")
 
 
-def kernel_names(a: torch.Tensor, b: torch.Tensor) -> str:
+def batch_invariant_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with torch_cubin.batch_invariant():
+        return torch.ops.cubin.matmul.default(a, b)
+
+
+def contenders(batch_invariant: bool) -> tuple:
+    if batch_invariant:
+        return torch.ops.cubin.matmul.default, batch_invariant_matmul
+    return torch.matmul, torch.ops.cubin.matmul.default
+
+
+def kernel_names(function: Callable, a: torch.Tensor, b: torch.Tensor) -> str:
     """The kernels of one call, from the profiler."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        torch.ops.cubin.matmul(a, b)
+        function(a, b)
         torch.cuda.synchronize()
     events = (e.name for e in profile.events() if e.device_type.name == "CUDA")
     return " + ".join(name for name in events if "mem" not in name.lower())
 
 
-def plain_ratio(sets: list) -> float:
-    """Ordinary calls in a loop, host included: torch's time over ours."""
+def plain_ratio(sets: list, functions: tuple) -> float:
+    """Ordinary calls in a loop, host included: the first function's time over the second's."""
     rounds = []
     for _ in range(7):
         times = []
-        for function in (torch.matmul, torch.ops.cubin.matmul.default):
+        for function in functions:
             torch.cuda.synchronize()
             start = time.perf_counter()
             for index in range(100):
@@ -126,6 +143,7 @@ def measure(
     budget_ms: float,
     kernels: bool,
     rest_ms: float = 0,
+    functions: tuple = contenders(False),
 ) -> Row:
     m, n, k = shape
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
@@ -135,7 +153,7 @@ def measure(
     calls = len(sets) * max(1, round(2000 / guess_us / len(sets))) if guess_us < 2000 else 2
     order = [sets[i % len(sets)] for i in range(calls)]
     graphs, outputs = [], []
-    for function in (torch.matmul, torch.ops.cubin.matmul.default):
+    for function in functions:
         run = [lambda s=s, f=function: f(*s) for s in order]
         graph, last = common.graph_of(run, alive=min(len(sets), 4))
         graphs.append(graph)
@@ -159,14 +177,16 @@ def measure(
         torch_tflops=flops / timed.first_us / 1e6,
         cubin_tflops=flops / timed.second_us / 1e6,
         cubin_gbs=size / timed.second_us / 1e3,
-        plain=plain_ratio(sets) if small else None,
-        kernels=kernel_names(*order[0]) if kernels else "",
+        plain=plain_ratio(sets, functions) if small else None,
+        kernels=kernel_names(functions[1], *order[0]) if kernels else "",
     )
 
 
 def plan(options: argparse.Namespace) -> list[tuple[str, str, tuple[int, int, int]]]:
     layouts = [options.layout] if options.layout else ["nt", "nn"]
     dtypes = [options.dtype] if options.dtype else list(DTYPES)
+    if options.batch_invariant and not options.dtype:
+        dtypes = ["bf16"]
     lines = []
     for name in dtypes:
         if options.shapes:
@@ -191,8 +211,9 @@ def cells(row: Row) -> list[str]:
     return shape + numbers + [spread] + rates + [plain] + ([row.kernels] if row.kernels else [])
 
 
-def print_summary(rows: list[Row]) -> None:
-    print("\nratio to torch.matmul (above 1: faster), geometric mean and worst:")
+def print_summary(rows: list[Row], names: tuple[str, str], promises: bool) -> None:
+    first, second = names
+    print(f"\nratio, {first} us / {second} us, geometric mean and worst:")
     groups: dict[str, list[Row]] = {}
     for row in rows:
         size = "cubes" if row.m == row.n == row.k else f"M={row.m}"
@@ -202,7 +223,7 @@ def print_summary(rows: list[Row]) -> None:
         mean = common.geometric_mean([row.ratio for row in group])
         where = f"{worst.m}x{worst.n}x{worst.k} {worst.layout.upper()}"
         print(f"  {name:12} {mean:.3f}   worst {worst.ratio:.3f} ({where})")
-    for dtype, applies, floor in FLOORS:
+    for dtype, applies, floor in FLOORS if promises else ():
         group = [r for r in rows if r.dtype == dtype and applies(r.m, r.n, r.k)]
         under = [r for r in group if not (r.ratio >= floor)]
         if group:
@@ -215,6 +236,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a dozen shapes instead of all")
     parser.add_argument("--shapes", help="MxNxK,MxNxK,... instead of the list")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="what batch_invariant() costs (bf16)"
+    )
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--layout", choices=["nt", "nn"])
     parser.add_argument("--budget", type=float, default=300, help="milliseconds a line (300)")
@@ -230,7 +254,12 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     common.require_gpu()
-    common.print_machine("torch.ops.cubin.matmul beside torch.matmul (GPU time, CUDA graphs)")
+    names = ("torch", "cubin")
+    title = "torch.ops.cubin.matmul beside torch.matmul (GPU time, CUDA graphs)"
+    if options.batch_invariant:
+        names = ("outside", "inside")
+        title = "torch.ops.cubin.matmul outside of batch_invariant() and inside (GPU time, graphs)"
+    common.print_machine(title)
     torch.manual_seed(0)
     # The promise is exact accumulation on both sides; reduced-precision split-K is off in torch.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -245,17 +274,21 @@ def main() -> None:
         for name, layout, shape in plan(options):
             try:
                 rows.append(
-                    measure(name, layout, shape, options.budget, options.kernels, options.rest)
+                    measure(
+                        *(name, layout, shape, options.budget, options.kernels, options.rest),
+                        functions=contenders(options.batch_invariant),
+                    )
                 )
             except Exception as error:  # one bad line must not lose the others' numbers
                 failures.append(f"{name} {layout} {shape}: {type(error).__name__}: {error}")
             torch.cuda.empty_cache()
-    headers = ["dtype", "layout", "M", "N", "K", "torch us", "cubin us", "ratio", "spread",
-               "torch TFLOP/s", "cubin TFLOP/s", "cubin GB/s", "plain"]  # fmt: skip
+    first, second = names
+    headers = ["dtype", "layout", "M", "N", "K", f"{first} us", f"{second} us", "ratio", "spread",
+               f"{first} TFLOP/s", f"{second} TFLOP/s", f"{second} GB/s", "plain"]  # fmt: skip
     headers += ["kernels"] if options.kernels else []
     common.print_table(headers, [cells(row) for row in rows], options.markdown)
     if rows:
-        print_summary(rows)
+        print_summary(rows, names, promises=not options.batch_invariant)
     common.write_json(options.json, [asdict(row) for row in rows])
     for failure in failures:
         print(f"FAILED {failure}")

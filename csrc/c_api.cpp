@@ -11,6 +11,7 @@
 #include "cubin/error.h"
 #include "cubin/inspect.h"
 #include "cubin/json_facts.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/common/seam.h"
 #include "package/catalog.h"
 #include "runtime/device.h"
@@ -71,6 +72,9 @@ TORCH_CUBIN_API void torch_cubin_keep_error(const char* message) {
 }
 
 TORCH_CUBIN_API void torch_cubin_free(char* text) { std::free(text); }
+
+// Switches batch invariance of this thread (ops/common/batch_invariant.h) and returns what it was.
+TORCH_CUBIN_API int torch_cubin_set_batch_invariant(int on) { return set_batch_invariant(on != 0); }
 
 // Kernels launched by this process so far.
 TORCH_CUBIN_API int64_t torch_cubin_launches() { return launch_count(); }

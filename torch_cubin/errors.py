@@ -22,127 +22,81 @@ class Error(RuntimeError):
 
     tag = "internal"
 
+    def __init_subclass__(cls, tag: str = "", **keywords: object) -> None:
+        super().__init_subclass__(**keywords)
+        if tag:  # a class of a user's own has its base's
+            cls.tag = tag
+            CLASSES[tag] = cls
 
-class FileError(Error, OSError):
+
+CLASSES: dict[str, type[Error]] = {}
+
+
+class FileError(Error, OSError, tag="file"):
     """[file] A file is missing, unreadable or not a regular file."""
 
-    tag = "file"
 
-
-class HashError(Error, ValueError):
+class HashError(Error, ValueError, tag="hash"):
     """[hash] A file's bytes are not the ones that the manifest promises."""
 
-    tag = "hash"
 
-
-class ImageError(Error, ValueError):
+class ImageError(Error, ValueError, tag="image"):
     """[image] The bytes are not a whole, consistent cubin."""
 
-    tag = "image"
 
-
-class ArchError(Error, NotImplementedError):
+class ArchError(Error, NotImplementedError, tag="arch"):
     """[arch] No code for this GPU's architecture."""
 
-    tag = "arch"
 
-
-class DriverError(Error):
+class DriverError(Error, tag="driver"):
     """[driver] The CUDA driver is missing, too old, or refused a call."""
 
-    tag = "driver"
 
-
-class NoDeviceError(Error):
+class NoDeviceError(Error, tag="no_device"):
     """[no_device] There is no usable GPU."""
 
-    tag = "no_device"
 
-
-class NoKernelError(Error, LookupError):
+class NoKernelError(Error, LookupError, tag="no_kernel"):
     """[no_kernel] A cubin or the catalog has no kernel of that name or kind."""
 
-    tag = "no_kernel"
 
-
-class ParamsError(Error, TypeError):
+class ParamsError(Error, TypeError, tag="params"):
     """[params] The arguments do not match the kernel's own parameter table."""
 
-    tag = "params"
 
-
-class InputError(Error, ValueError, TypeError):
+class InputError(Error, ValueError, TypeError, tag="input"):
     """[input] An argument of an op has a wrong shape, dtype, device or layout.
 
     A TypeError too, because torch raises either for these.
     """
 
-    tag = "input"
 
-
-class LaunchError(Error, ValueError):
+class LaunchError(Error, ValueError, tag="launch"):
     """[launch] Grid, block, cluster or shared memory are out of range."""
 
-    tag = "launch"
 
-
-class CaptureError(Error):
+class CaptureError(Error, tag="capture"):
     """[capture] The call cannot be made while a CUDA graph is captured."""
 
-    tag = "capture"
 
-
-class ForkError(Error):
+class ForkError(Error, tag="fork"):
     """[fork] CUDA was used before fork(): use the 'spawn' start method."""
 
-    tag = "fork"
 
-
-class OutOfMemoryError(Error, torch.OutOfMemoryError):
+class OutOfMemoryError(Error, torch.OutOfMemoryError, tag="oom"):
     """[oom] Device memory ran out. A torch.OutOfMemoryError too, so that retry helpers know it."""
 
-    tag = "oom"
 
-
-class FaultError(Error):
+class FaultError(Error, tag="fault"):
     """[fault] A kernel faulted; this process can no longer use CUDA."""
 
-    tag = "fault"
 
-
-class ClosedError(Error, ValueError):
+class ClosedError(Error, ValueError, tag="closed"):
     """[closed] The module was unloaded, or its context was reset."""
 
-    tag = "closed"
 
-
-class InternalError(Error):
+class InternalError(Error, tag="internal"):
     """[internal] A bug of torch_cubin."""
-
-    tag = "internal"
-
-
-CLASSES: dict[str, type[Error]] = {
-    cls.tag: cls
-    for cls in (
-        FileError,
-        HashError,
-        ImageError,
-        ArchError,
-        DriverError,
-        NoDeviceError,
-        NoKernelError,
-        ParamsError,
-        InputError,
-        LaunchError,
-        CaptureError,
-        ForkError,
-        OutOfMemoryError,
-        FaultError,
-        ClosedError,
-        InternalError,
-    )
-}
 
 
 def make(tag: str, message: str) -> Error:

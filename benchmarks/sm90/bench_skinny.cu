@@ -1,10 +1,11 @@
 // All kernels of bench_skinny.py in one cubin; SKINNY_LIST names a file with one SKINNY(...) a kernel.
+#define TC_KERNEL bench  // the namespace of what sm90_skinny.cu defines
 #include "matmul/sm90_skinny.cu"
 
 #define SKINNY(NAME, TYPE, CONTIGUOUS, BLOCKS, TOKENS)                           \
   extern "C" __global__ void __launch_bounds__(160) NAME(                        \
       const __grid_constant__ torch_cubin::Sm90SkinnyParams p) {                 \
-    using namespace torch_cubin::sm90;                                           \
+    using namespace torch_cubin::bench;                                          \
     run_skinny<SkinnyConfig<torch_cubin::DType::TYPE, CONTIGUOUS, BLOCKS, TOKENS>>(p);    \
   }
 

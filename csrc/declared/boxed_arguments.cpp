@@ -1,7 +1,6 @@
 #include "declared/boxed_arguments.h"
 
 #include "cubin/error.h"
-#include "pytorch/tensor.h"
 
 namespace torch_cubin {
 namespace {
@@ -80,10 +79,10 @@ size_t BoxedArguments::length(size_t i) const {
   return length;
 }
 
-AtenTensorHandle BoxedArguments::item(size_t i, size_t index) const {
+TensorView BoxedArguments::item(size_t i, size_t index) const {
   StableIValue item = 0;
   check_read(torch_list_get_item(to<StableListHandle>(stack_[i]), index, &item), "a list argument");
-  return to<AtenTensorHandle>(item);
+  return TensorView(to<AtenTensorHandle>(item));
 }
 
 Value BoxedArguments::number(size_t i) const {
@@ -108,7 +107,7 @@ Value BoxedArguments::number(size_t i) const {
 
 std::string_view BoxedArguments::text(size_t i) const {
   if (schema_.arguments[i].type == ArgumentType::kDtype) {
-    // The number that the tensors' metadata have, too.
+    // A dtype argument is the same number as in tensors' metadata.
     const char* name = dtype_text(static_cast<ScalarType>(to<int32_t>(stack_[i])));
     return name != nullptr ? name : "";
   }

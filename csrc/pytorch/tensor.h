@@ -18,12 +18,21 @@ using ScalarType = torch::headeronly::ScalarType;
 
 constexpr int64_t kMaxDims = 64;  // more than any model has; arrays of sizes live on the stack
 
+// "(2, 3)", as Python prints a tuple.
+std::string tuple_text(const int64_t* values, int64_t count);
+
+// "cuda:0"
+std::string device_text(int32_t type, int32_t index);
+
 // Throws [input] for a tensor of more than kMaxDims dimensions.
 struct TensorView {
   explicit TensorView(const Tensor& tensor) : TensorView(tensor.get()) {}
   explicit TensorView(AtenTensorHandle tensor);  // which stays the caller's
+  // Of a tensor that is only described; `sizes` and `strides` stay the caller's.
+  TensorView(const int64_t* sizes, const int64_t* strides, int64_t dim, ScalarType dtype,
+             int32_t device_type, int32_t device_index);
 
-  AtenTensorHandle handle;
+  AtenTensorHandle handle = nullptr;  // null where it is only described
   int64_t dim = 0;
   const int64_t* sizes = nullptr;  // borrowed from the tensor
   const int64_t* strides = nullptr;
@@ -34,8 +43,8 @@ struct TensorView {
   const void* data() const;       // throws [input] for elements without memory
   const void* find_data() const;  // null there, and where there are no elements
   bool on_cuda() const;
-  std::string shape_text() const;   // "(2, 3)"
-  std::string device_text() const;  // "cuda:0"
+  std::string shape_text() const { return tuple_text(sizes, dim); }
+  std::string device_text() const { return torch_cubin::device_text(device_type, device_index); }
 };
 
 // "bfloat16", as torch prints it without its "torch." prefix; "dtype 42" where unknown.
@@ -47,7 +56,7 @@ int64_t element_size(ScalarType dtype);    // bytes
 // (FSDP does), and those of wrappers, begin at null, to which PyTorch adds the tensor's offset.
 bool is_memory(const void* data, AtenTensorHandle tensor);
 
-// The dtype of that name, as torch prints it; false where there is none.
+// The dtype of that name, as torch prints it; false where there is none whose elements are bytes.
 bool find_dtype(const std::string& name, ScalarType* dtype);
 
 // The device and memory of a contiguous tensor; false for every other one. Asks for as little as can

@@ -12,8 +12,10 @@ import torch
 from fake_driver import tensors
 from faults.forked import forked
 
+import torch_cubin
+
 CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
-SHARE_A, SHARE_B, SPLIT_PAIR, GENERAL = 2, 4, 8, 64
+SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL, OUT_UNALIGNED = 2, 4, 8, 16, 64, 1 << 15
 
 
 class Params(ctypes.Structure):
@@ -82,7 +84,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
-def test_boxes_fill_a_stage(driver, sm90, layout: str) -> None:
+def test_boxes_of_a_stage_have_the_bytes_that_its_barrier_expects(
+    driver, sm90, layout: str
+) -> None:
     """What a stage's boxes bring is what its barrier waits for, or the kernel would hang; and the
     blocks are a whole number of clusters."""
 
@@ -132,23 +136,27 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
 
 
 def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:
-    """Any other bias, and rows that are no multiple of 16 bytes, take the general epilogue."""
+    """Any other bias takes the general epilogue; rows that are no multiple of 16 bytes are stored
+    without the TMA, and have no map."""
     cases = {
-        "pairs": ((256, 512), 1, 0, False),
-        "odd address": ((256, 512), 1, 1, True),
-        "stride": ((256, 512), 3, 0, True),
-        "ragged rows": ((256, 511), 1, 0, True),
+        "pairs": ((256, 512), 1, 0, 0),
+        "odd address": ((256, 512), 1, 1, GENERAL),
+        "stride": ((256, 512), 3, 0, GENERAL),
+        "ragged rows": ((256, 511), 1, 0, OUT_UNALIGNED),
     }
 
-    def add(shape: tuple[int, int], stride: int, offset: int, _: bool) -> None:
+    def add(shape: tuple[int, int], stride: int, offset: int, _: int) -> None:
         x, weight = (tensors.empty(rows, 256, dtype=torch.bfloat16) for rows in shape)
         bias = tensors.strided(shape[1:], (stride,), torch.bfloat16, offset=offset)
         torch.ops.cubin._linear(x, weight, bias)
 
     found = launches_of(driver, [partial(add, *case) for case in cases.values()])
-    for (name, (*_, general)), (_, params) in zip(cases.items(), found, strict=True):
-        assert bool(params.flags & GENERAL) == general, name
+    for (name, ((_, n), *_, flag)), (_, params) in zip(cases.items(), found, strict=True):
+        assert params.flags & (GENERAL | OUT_UNALIGNED) == flag, name
         assert params.pointers[1] != 0, name
+        assert (params.pointers[0] != 0) == (flag != 0), name
+        assert params.strides[0] == (n if flag else 0), name
+        assert any(params.maps[2]) == (flag == 0), name
 
 
 def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:
@@ -165,3 +173,23 @@ def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:
     assert b["strides"][1:3] == [64 * 256 * 2, 0]
     assert out["dims"] == [256, 128, 2, 3, 1]
     assert out["strides"] == [256 * 2, 128 * 256 * 2, 2 * 128 * 256 * 2, 0]
+
+
+def test_batch_invariant_products_walk_k_forwards_and_whole(driver, sm90) -> None:
+    backwards, split, streamed = (4096, 4096, 4096), (128, 512, 8192), (8192, 14336, 4096)
+
+    def multiply(shape: tuple[int, int, int], switch: bool) -> None:
+        m, n, k = shape
+        a = tensors.empty(m, k, dtype=torch.bfloat16)
+        b = tensors.strided((k, n), (1, k), torch.bfloat16)
+        with torch_cubin.batch_invariant(switch):
+            torch.ops.cubin._matmul(a, b)
+
+    outside = launches_of(driver, [partial(multiply, x, False) for x in (backwards, split)])
+    assert outside[0][1].flags & SERPENTINE
+    assert outside[1][1].flags & SPLIT_PAIR
+    # (Outside, the last one would stream its last tiles, for which the stand-in has no memory.)
+    shapes = (backwards, split, streamed)
+    for _, params in launches_of(driver, [partial(multiply, x, True) for x in shapes]):
+        assert not params.flags & (SERPENTINE | SPLIT_PAIR)
+        assert params.stream_tiles == 0

@@ -15,6 +15,8 @@ import torch
 from fake_driver import tensors
 from faults.forked import forked
 
+import torch_cubin
+
 CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 INTEGERS = (
     *("tokens_count", "rows_count", "k", "rows", "tiles", "splits", "stages", "prefetched"),
@@ -71,6 +73,10 @@ class Launch:
     out_strides: tuple[int, int]
     bias_strides: tuple[int, int]
     numbers: dict[str, int]
+
+    def weights_size(self) -> tuple[int, int]:
+        """Rows and K."""
+        return self.weights.dims if "_nn_" in self.name else self.weights.dims[::-1]
 
     @staticmethod
     def read(record: dict) -> Launch:
@@ -192,6 +198,31 @@ def test_the_order_of_k_does_not_depend_on_the_number_of_tokens(driver, catalog)
     for first in range(0, len(records), 4):
         several = [Launch.read(record).numbers for record in records[first : first + 4]]
         assert len({(each["rows"], each["splits"]) for each in several}) == 1
+
+
+def test_batch_invariant_products_do_not_split_k(driver, catalog) -> None:
+    """Nor do tiles get smaller than the tensor maps' boxes of 8 rows."""
+    cases = [
+        (*shape, layout, tokens)
+        for shape in (*SHAPES, (8, 4096))
+        for layout in ("nt", "nn")
+        for tokens in (8, 64)
+    ]
+
+    def call() -> None:
+        with torch_cubin.batch_invariant():
+            for n, k, layout, tokens in cases:
+                torch.ops.cubin._matmul(*operands(tokens, n, k, layout))
+
+    launches = [
+        Launch.read(record)
+        for record in launches_of(driver, call)
+        if record["kernel"].startswith("sm90_skinny")
+    ]
+    assert len(launches) >= len(cases) - 8
+    for launch in launches:
+        assert launch.numbers["splits"] == 1
+        check(launch, launch.tokens.dims[1], *launch.weights_size())
 
 
 @pytest.mark.parametrize(

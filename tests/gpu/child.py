@@ -8,6 +8,7 @@ the standard library and torch, because several scenarios test the import and th
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import threading
 import time
 
 import torch
+import torch.nn.functional as F
 
 
 def _inputs(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda"):
@@ -368,6 +370,45 @@ def tile(kind: str, name: str) -> dict:
     loaded = {entry["name"] for entry in _lib.catalog()["loaded"]}
     unused = sorted({kernel["name"] for kernel in kernels} - loaded)
     return {"wrong": wrong, "calls": calls, "unused": unused, "kernels": len(kernels)}
+
+
+def order(kind: str, name: str) -> dict:
+    """What the kernels of one kind and tile make of the same batch-invariant products: a hash of
+    the bits for each math, layout and number of rows that they take."""
+    import torch_cubin
+    from torch_cubin import _lib
+
+    kernels = [k for k in _lib.catalog()["kernels"] if k["kind"] == kind]
+    dtypes = {
+        "float16": torch.float16,
+        "bfloat16": torch.bfloat16,
+        "tf32": torch.float32,
+        "float64": torch.float64,
+    }
+    host = torch.Generator().manual_seed(7)
+    bits = {}
+    for m, n, k in ((8, 272, 1000), (48, 320, 4096), (336, 200, 2048)):
+        a, b = (torch.randn(size, generator=host, dtype=torch.float64) for size in ((m, k), (n, k)))
+        for kernel in kernels:
+            math, layout = kernel["math"], kernel["layout"]
+            if kind == "sm90_skinny" and m > kernel["tile"][0]:
+                continue
+            torch.backends.cuda.matmul.allow_tf32 = math == "tf32"
+            left, right = a.to("cuda", dtypes[math]), b.to("cuda", dtypes[math])
+            if layout[0] == "t":
+                left = left.t().contiguous().t()
+            if layout[1] == "n":
+                right = right.t().contiguous().t()
+            if layout == "any":  # no row begins at a multiple of 16 bytes
+                left, right = (F.pad(x, (0, 1))[:, :-1] for x in (left, right))
+            with torch_cubin.batch_invariant():
+                out = torch.ops.cubin.matmul(left, right.t())
+            # All layouts of one math: what is added up, and in which order, is the same.
+            digest = hashlib.sha256(out.view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+            bits[f"{math} {layout} {m}x{n}x{k}"] = digest[:16]
+    torch.cuda.synchronize()
+    loaded = {entry["name"] for entry in _lib.catalog()["loaded"]}
+    return {"bits": bits, "kernels": len(loaded)}
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ def broken_catalog(kind: str, folder: Path) -> Path:
     shutil.copytree(_package(), package)
     path = package / "manifest.json"
     manifest = json.loads(path.read_text())
+    manifest["tuned"] = []
     for name in {kernel["file"] for kernel in manifest["kernels"]}:
         image = package / name
         content = bytearray(image.read_bytes())
@@ -85,6 +86,7 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     package = folder / "catalog"
     package.mkdir()
     manifest = json.loads((_package() / "manifest.json").read_text())
+    manifest["tuned"] = []
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
@@ -107,16 +109,16 @@ def sanitizer() -> str | None:
 
 
 def run(scenario: str, *arguments: str) -> Result:
-    """Runs one scenario. 'catalog KIND', 'tile KIND TILE', 'attention_tile KIND TILE' and
-    '...sanitize TOOL' prepare what a child cannot."""
+    """Runs one scenario. 'catalog KIND', 'tile KIND TILE', 'order KIND TILE', 'attention_tile KIND TILE'
+    and '...sanitize TOOL' prepare what a child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     script = "attention_child.py" if scenario.startswith("attention_") else "child.py"
     command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         if scenario == "catalog":
             environment["TORCH_CUBIN_CATALOG"] = str(broken_catalog(arguments[0], Path(folder)))
-        if scenario in ("tile", "attention_tile"):
-            family = "matmul" if scenario == "tile" else "attention"
+        if scenario in ("tile", "order", "attention_tile"):
+            family = "attention" if scenario.startswith("attention_") else "matmul"
             path = tile_catalog(family, *arguments, Path(folder))
             environment["TORCH_CUBIN_CATALOG"] = str(path)
         if scenario.endswith("sanitize"):

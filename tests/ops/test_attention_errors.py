@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
-from ops.attention_samples import attention, make_qkv, ops
+from ops.attention_samples import attention, make_qkv, ops, random_case
 from ops.test_layout_errors import KINDS
 from ops.test_op_errors import MODES, call
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -189,6 +191,52 @@ def test_fake_and_real_refuse_alike(grad):
                     for name, x in options.items()
                 }
                 assert refused(op, fakes, named) == real, case
+
+
+def spoiled(rng: random.Random) -> tuple[list, dict]:
+    """A random call of attention_forward that is often wrong, in a size, a dtype or an option."""
+    shapes, options = random_case(rng)
+    shapes = [list(shape) for shape in shapes]
+    if rng.random() < 0.6:
+        shape = rng.choice(shapes)
+        shape[rng.randrange(len(shape))] = rng.randrange(5)
+    if rng.random() < 0.1:
+        del rng.choice(shapes)[0]
+    dtypes = [torch.float32 if rng.random() < 0.95 else torch.float64 for _ in range(3)]
+    args = [ones(*shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    rows, columns = (shape[-2] if len(shape) > 1 else 1 for shape in shapes[:2])
+    for name, value in {
+        "attn_mask": ones(rng.choice((1, rows, 3)), rng.choice((1, columns, 2))),
+        "softcap": rng.choice((0.0, 2.5, -1.0)),
+        "window_left": rng.randrange(-2, 4),
+        "sinks": ones(rng.choice((1, 2, 3, 4))),
+        "alibi_slopes": ones(*rng.choice(((3,), (4,), (2, 3), (1, 2, 4)))),
+        "enable_gqa": True,
+    }.items():
+        if rng.random() < 0.12:
+            options[name] = value
+    return args, options
+
+
+def outcome(args: list, options: dict) -> object:
+    try:
+        results = ops._attention_forward(*args, **options)
+    except RuntimeError as error:
+        return str(error).replace("meta", "cpu").split("\n\nAt:")[0].strip()
+    return [(tuple(result.shape), result.stride(), result.dtype) for result in results]
+
+
+def test_fake_and_real_agree_on_random_calls():
+    refusals: set[str] = set()
+    for seed in range(4000):
+        args, options = spoiled(random.Random(seed))
+        fakes = [arg.to("meta") for arg in args]
+        named = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        real, fake = outcome(args, options), outcome(fakes, named)
+        assert real == fake, f"seed {seed}: {[tuple(arg.shape) for arg in args]}, {options}"
+        if isinstance(real, str):
+            refusals.add(real.split(":")[1])
+    assert len(refusals) > 12, refusals  # kinds of mistakes
 
 
 def test_mistakes_inside_a_graph_name_the_op(device):

@@ -15,7 +15,7 @@ from declared import DATA, DECLARED, LAUNCH, blocks, schema, vec_add
 import torch_cubin
 from torch_cubin import errors
 from torch_cubin import int32 as i32
-from torch_cubin._declared import patterns as _patterns
+from torch_cubin._declared import patterns
 from torch_cubin._declared import signature as _signature
 
 CDIV = ["neg", ["floordiv", ["neg", ["numel", "x"]], 256]]
@@ -80,7 +80,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize(("text", "shape", "layout", "align"), PATTERNS, ids=lambda x: str(x)[:40])
 def test_patterns(text: str, shape: list, layout: str, align: int) -> None:
-    assert _patterns.parse(text, "a test") == {
+    assert patterns.parse(text, "a test") == {
         "dtype": text.split("[")[0],
         "shape": shape,
         "layout": layout,
@@ -376,7 +376,7 @@ def test_a_block_that_the_binary_demands() -> None:
     assert op.contract["kernels"][0]["block"] == [64, 1, 1]
 
 
-def test_the_same_again_is_nothing_and_a_change_is_announced() -> None:
+def test_redefining_an_op_identically_is_silent_and_a_change_warns() -> None:
     text = schema("vec_add(Tensor x, Tensor y) -> Tensor")
     x = torch.ones(4)
     first = vec_add(schema=text)
@@ -402,7 +402,7 @@ def test_the_same_again_is_nothing_and_a_change_is_announced() -> None:
         )
 
 
-def test_ops_show_what_they_are() -> None:
+def test_name_repr_and_overload_of_an_op() -> None:
     op = declared.cube()
     assert op.name == op.schema.split("(")[0]
     assert repr(op) == f"<torch_cubin.Op '{op.schema}'>"

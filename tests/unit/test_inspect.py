@@ -19,7 +19,7 @@ from elf_builder import Cubin, Kernel
 import torch_cubin
 from torch_cubin import errors
 from torch_cubin._inspection.inspect import Container, Image, Ptx
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library as _library
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 
@@ -102,7 +102,7 @@ def test_a_damaged_entry_is_shown_beside_the_others() -> None:
     )
 
 
-def test_names_within_containers_cannot_move_the_cursor(tmp_path: Path) -> None:
+def test_control_characters_in_names_within_containers_are_escaped(tmp_path: Path) -> None:
     kernel = Cubin(kernels=[Kernel(name=b"\x1b[2J\nk")]).build()
     source = containers.tensorrt_llm({"k": kernel, "cut": kernel[:-8]})
     text = str(torch_cubin.inspect(source.encode()))
@@ -157,7 +157,7 @@ def test_image_prints_every_fact() -> None:
     assert "cluster 2x1x1" in text
 
 
-def test_names_cannot_move_the_cursor() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     image = torch_cubin.inspect(Cubin(kernels=[Kernel(name=b"\x1b[2J\nk\xff")]).build())
     assert image.kernels[0].name == "\x1b[2J\nk�"
     assert all(line.isprintable() for line in str(image).splitlines())
@@ -225,12 +225,12 @@ def test_too_large_file_is_not_read(tmp_path: Path) -> None:
 
 def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "_C.so"
-    monkeypatch.setattr(_lib, "PATH", broken)
+    monkeypatch.setattr(_library, "PATH", broken)
     with pytest.raises(ImportError, match=r"torch_cubin \[file\]: library .* is missing: .*make"):
-        _lib.load.__wrapped__()
+        _library.load.__wrapped__()
     broken.write_bytes(b"not a library")
     with pytest.raises(ImportError, match=r"torch_cubin \[file\]: library .* cannot be loaded"):
-        _lib.load.__wrapped__()
+        _library.load.__wrapped__()
 
 
 def test_inspect_never_touches_the_driver() -> None:

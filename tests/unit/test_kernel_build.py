@@ -147,6 +147,21 @@ def test_package_matches_its_manifest(package: Package, tmp_path: Path) -> None:
     assert other.files() == files
 
 
+def test_tuned_tables_are_part_of_the_package(package: Package) -> None:
+    tuned = package.sources / "matmul" / "tuned"
+    tuned.mkdir()
+    (tuned / "some_gpu.json").write_text('{"gpu": "Some GPU", "products": []}')
+    package.build("sm_80")
+    (entry,) = package.manifest()["tuned"]
+    assert entry["gpu"] == "Some GPU"
+    data = package.files()[entry["file"]]
+    assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+    (tuned / "some_gpu.json").unlink()
+    package.build("sm_80")
+    assert package.manifest()["tuned"] == []
+    assert entry["file"] not in package.files()
+
+
 def test_package_facts_are_those_of_the_parser(package: Package) -> None:
     """csrc/cubin reads the same facts from the cubins as the build from ptxas' log."""
     body = """\
@@ -314,6 +329,13 @@ def test_a_failure_among_kernels_compiled_together_names_its_kernel(package: Pac
     entries = [{"name": "k_one"}, {"name": "k_two", "defines": {"WRONG": 1}}, {"name": "k_three"}]
     package.table(*entries, source="#ifdef WRONG\nint x = nonsense;\n#endif\n" + SOURCE)
     with pytest.raises(BuildError, match=r"(?s)kernel 'k_two' does not compile.*nonsense"):
+        package.build("sm_80")
+
+
+def test_kernels_that_compile_only_one_by_one_are_refused(package: Package) -> None:
+    package.table({"name": "k_one"}, {"name": "k_two"}, source="const int twice = 2;\n" + SOURCE)
+    says = r"(?s)kernels of 'matmul/simt.cu' compile one by one but not together.*twice"
+    with pytest.raises(BuildError, match=says):
         package.build("sm_80")
 
 

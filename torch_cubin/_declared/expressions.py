@@ -44,89 +44,38 @@ MIN, MAX = -(2**63), 2**63 - 1
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # all of torch_cubin/
 
 
+def _operator(operation: str, *, swapped: bool = False) -> Callable[..., Traced]:
+    """A method of Traced for an operation, which Python calls by `self + other` or, where
+    `swapped`, by `other + self`."""
+
+    def method(self: Traced, *other: object) -> Traced:
+        return _node(operation, *((*other, self) if swapped else (self, *other)))
+
+    return method
+
+
 class Traced:
     """A number that is not known yet. Arithmetic and comparisons give others."""
 
     def __init__(self, tree: Tree, type_: type) -> None:
         self.tree, self.type = tree, type_
 
-    def __add__(self, other: object) -> Traced:
-        return _arithmetic("add", self, other)
-
-    def __radd__(self, other: object) -> Traced:
-        return _arithmetic("add", other, self)
-
-    def __sub__(self, other: object) -> Traced:
-        return _arithmetic("sub", self, other)
-
-    def __rsub__(self, other: object) -> Traced:
-        return _arithmetic("sub", other, self)
-
-    def __mul__(self, other: object) -> Traced:
-        return _arithmetic("mul", self, other)
-
-    def __rmul__(self, other: object) -> Traced:
-        return _arithmetic("mul", other, self)
-
-    def __floordiv__(self, other: object) -> Traced:
-        return _integers("floordiv", self, other)
-
-    def __rfloordiv__(self, other: object) -> Traced:
-        return _integers("floordiv", other, self)
-
-    def __mod__(self, other: object) -> Traced:
-        return _integers("mod", self, other)
-
-    def __rmod__(self, other: object) -> Traced:
-        return _integers("mod", other, self)
-
-    def __truediv__(self, other: object) -> Traced:
-        return _node("truediv", float, *_numbers("truediv", self, other))
-
-    def __rtruediv__(self, other: object) -> Traced:
-        return _node("truediv", float, *_numbers("truediv", other, self))
-
-    def __neg__(self) -> Traced:
-        return _arithmetic("neg", self)
+    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
+    __floordiv__, __rfloordiv__ = _operator("floordiv"), _operator("floordiv", swapped=True)
+    __mod__, __rmod__ = _operator("mod"), _operator("mod", swapped=True)
+    __truediv__, __rtruediv__ = _operator("truediv"), _operator("truediv", swapped=True)
+    __neg__, __abs__ = _operator("neg"), _operator("abs")
+    __lt__, __gt__ = _operator("lt"), _operator("lt", swapped=True)
+    __le__, __ge__ = _operator("le"), _operator("le", swapped=True)
+    __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]
+    __and__, __rand__ = _operator("and"), _operator("and", swapped=True)
+    __or__, __ror__ = _operator("or"), _operator("or", swapped=True)
+    __invert__ = _operator("not")
 
     def __pos__(self) -> Traced:
         return self
-
-    def __abs__(self) -> Traced:
-        return _arithmetic("abs", self)
-
-    def __lt__(self, other: object) -> Traced:
-        return _node("lt", bool, *_numbers("lt", self, other))
-
-    def __le__(self, other: object) -> Traced:
-        return _node("le", bool, *_numbers("le", self, other))
-
-    def __gt__(self, other: object) -> Traced:
-        return _node("lt", bool, *_numbers("lt", other, self))
-
-    def __ge__(self, other: object) -> Traced:
-        return _node("le", bool, *_numbers("le", other, self))
-
-    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
-        return _node("eq", bool, *_numbers("eq", self, other))
-
-    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
-        return _node("ne", bool, *_numbers("ne", self, other))
-
-    def __and__(self, other: object) -> Traced:
-        return _logic("and", self, other)
-
-    def __rand__(self, other: object) -> Traced:
-        return _logic("and", other, self)
-
-    def __or__(self, other: object) -> Traced:
-        return _logic("or", self, other)
-
-    def __ror__(self, other: object) -> Traced:
-        return _logic("or", other, self)
-
-    def __invert__(self) -> Traced:
-        return _logic("not", self)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -158,14 +107,15 @@ class TracedOptional(Traced):
     @property
     def defined(self) -> Traced:
         """Whether it is given."""
-        return _node("number", bool, f"{self.tree[1]}?")
+        return _leaf("number", bool, f"{self.tree[1]}?")
 
 
 class TracedText:
-    """A `str` or `ScalarType` argument: it can be compared with a str or a torch.dtype."""
+    """A `str` or `ScalarType` argument, or a tensor's dtype: it can be compared with a str or a
+    torch.dtype."""
 
-    def __init__(self, name: str, type_: type) -> None:
-        self.name, self.type = name, type_
+    def __init__(self, name: str, type_: type, operation: str = "is") -> None:
+        self.name, self.type, self.operation = name, type_, operation
 
     def __eq__(self, other: object) -> Traced:  # type: ignore[override]
         if not isinstance(other, self.type):
@@ -173,7 +123,7 @@ class TracedText:
                 f"compares '{self.name}' with a {type(other).__name__}",
                 f"Compare it with a {'str' if self.type is str else 'torch.dtype'}.",
             )
-        return _node("is", bool, self.name, str(other).removeprefix("torch."))
+        return _leaf(self.operation, bool, self.name, str(other).removeprefix("torch."))
 
     def __ne__(self, other: object) -> Traced:  # type: ignore[override]
         return ~(self == other)
@@ -187,21 +137,11 @@ class TracedText:
     __hash__ = None  # type: ignore[assignment]
 
 
-class TracedDtype:
-    """A tensor's dtype: it can be compared with one of torch's."""
+class TracedDtype(TracedText):
+    """A tensor's dtype; `name` is the tensor's."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __eq__(self, other: object) -> Traced:  # type: ignore[override]
-        if not isinstance(other, torch.dtype):
-            untraceable("compares a dtype with something else", "Compare it with a torch.dtype.")
-        return _node("is_dtype", bool, self.name, str(other).removeprefix("torch."))
-
-    def __ne__(self, other: object) -> Traced:  # type: ignore[override]
-        return ~(self == other)
-
-    __hash__ = None  # type: ignore[assignment]
+        super().__init__(name, torch.dtype, "is_dtype")
 
 
 class _TracedSizes:
@@ -211,7 +151,7 @@ class _TracedSizes:
     def __getitem__(self, i: int) -> Traced:
         if not isinstance(i, int) or isinstance(i, bool):
             untraceable("indexes sizes with something else than an int", "Write x.shape[0].")
-        return _node(self.operation, int, self.name, i)
+        return _leaf(self.operation, int, self.name, i)
 
     def __len__(self) -> NoReturn:
         untraceable("needs the number of dims now, which each call decides", "Use x.dim().")
@@ -240,25 +180,25 @@ class TracedTensor:
         return _TracedSizes("stride", self._name)[i]
 
     def numel(self) -> Traced:
-        return _node("numel", int, self._name)
+        return _leaf("numel", int, self._name)
 
     def dim(self) -> Traced:
-        return _node("dim", int, self._name)
+        return _leaf("dim", int, self._name)
 
     ndim = property(dim)
 
     def element_size(self) -> Traced:
-        return _node("itemsize", int, self._name)
+        return _leaf("itemsize", int, self._name)
 
     itemsize = property(element_size)
 
     def is_contiguous(self) -> Traced:
-        return _node("contiguous", bool, self._name)
+        return _leaf("contiguous", bool, self._name)
 
     @property
     def defined(self) -> Traced:
         """Whether an optional tensor is given."""
-        return _node("defined", bool, self._name)
+        return _leaf("defined", bool, self._name)
 
     def __bool__(self) -> NoReturn:
         untraceable(
@@ -305,37 +245,30 @@ def cdiv(a: Any, b: Any) -> Any:
 def length(values: Any) -> Any:
     """len() of a list of tensors, known or traced."""
     if isinstance(values, TracedList):
-        return _node("number", int, f"len({values._name})")
+        return _leaf("number", int, f"len({values._name})")
     return len(values)
 
 
 def minimum(a: Any, b: Any) -> Any:
     """The smaller of two numbers, known or traced."""
-    return _arithmetic("min", a, b) if _traced(a, b) else min(a, b)
+    return _node("min", a, b) if _traced(a, b) else min(a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
     """The larger of two numbers, known or traced."""
-    return _arithmetic("max", a, b) if _traced(a, b) else max(a, b)
+    return _node("max", a, b) if _traced(a, b) else max(a, b)
 
 
 def sqrt(a: Any) -> Any:
     """The square root, a float, of a number known or traced."""
-    return _node("sqrt", float, *_numbers("sqrt", a)) if _traced(a) else math.sqrt(a)
+    return _node("sqrt", a) if _traced(a) else math.sqrt(a)
 
 
 def select(condition: Any, a: Any, b: Any) -> Any:
     """`a` where the condition holds, else `b`; only that one needs to have a value."""
     if not isinstance(condition, Traced):
         return a if condition else b
-    types = {type_of(x) for x in (a, b)}
-    if condition.type is not bool or (bool in types and len(types) > 1):
-        untraceable(
-            "selects by what is no condition, or between a bool and a number",
-            "Write torch_cubin.select(n > 0, a, b).",
-        )
-    type_ = types.pop() if len(types) == 1 else float
-    return Traced(["select", condition.tree, tree_of(a), tree_of(b)], type_)
+    return _node("select", condition, a, b)
 
 
 def _traced(*values: object) -> bool:
@@ -364,34 +297,38 @@ def tree_of(value: object) -> Tree:
     return value
 
 
-def _node(operation: str, type_: type, *operands: Any) -> Traced:
-    return Traced([operation, *operands], type_)
+def _leaf(operation: str, type_: type, *read: Any) -> Traced:
+    return Traced([operation, *read], type_)
 
 
-def _numbers(operation: str, *values: object) -> list[Tree]:
-    if any(type_of(value) is bool for value in values):
+# The types of operations' operands, and of what they give. csrc/declared/expression.cpp has the
+# same rules for manifests; here they are asked for where the user's line is known.
+_COMPARISONS, _CONDITIONS = ("lt", "le", "eq", "ne"), ("and", "or", "not")
+
+
+def _node(operation: str, *operands: Any) -> Traced:
+    types = [type_of(operand) for operand in operands]
+    if operation == "select" and types[0] is bool:
+        types = types[1:]
+    if operation in _CONDITIONS:
+        if {*types} != {bool}:
+            untraceable(
+                f"joins what is no condition ({operation})", "Compare first: (n > 0) & (m > 0)."
+            )
+    elif operation == "select":
+        if len(types) == 3 or (bool in types and {*types} != {bool}):
+            untraceable(
+                "selects by what is no condition, or between a bool and a number",
+                "Write torch_cubin.select(n > 0, a, b).",
+            )
+    elif bool in types:
         untraceable(f"uses a bool as a number ({operation})", "Use torch_cubin.select(b, 1, 0).")
-    return [tree_of(value) for value in values]
-
-
-def _arithmetic(operation: str, *values: object) -> Traced:
-    operands = _numbers(operation, *values)
-    type_ = float if any(type_of(value) is float for value in values) else int
-    return _node(operation, type_, *operands)
-
-
-def _integers(operation: str, *values: object) -> Traced:
-    if any(type_of(value) is not int for value in values):
+    elif operation in ("floordiv", "mod") and float in types:
         untraceable(f"uses what is no integer in an integer division ({operation})", "")
-    return _node(operation, int, *map(tree_of, values))
-
-
-def _logic(operation: str, *values: object) -> Traced:
-    if any(type_of(value) is not bool for value in values):
-        untraceable(
-            f"joins what is no condition ({operation})", "Compare first: (n > 0) & (m > 0)."
-        )
-    return _node(operation, bool, *map(tree_of, values))
+    result = float if float in types or operation in ("truediv", "sqrt") else types[0]
+    if operation in _COMPARISONS:
+        result = bool
+    return Traced([operation, *map(tree_of, operands)], result)
 
 
 def _users_frame() -> FrameType | None:

@@ -45,77 +45,58 @@ def load() -> ctypes.CDLL:
             advice="Build it again with this torch: `make build`.",
         )
         raise ImportError(str(message), path=str(PATH)) from error
-    # The strings are freed by the library that made them, so they come as plain addresses.
-    library.torch_cubin_inspect.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p]
-    library.torch_cubin_inspect.restype = ctypes.c_void_p
-    library.torch_cubin_catalog.argtypes = []
-    library.torch_cubin_catalog.restype = ctypes.c_void_p
-    library.torch_cubin_device.argtypes = [ctypes.c_int]
-    library.torch_cubin_device.restype = ctypes.c_void_p
-    library.torch_cubin_free.argtypes = [ctypes.c_void_p]
-    library.torch_cubin_free.restype = None
-    library.torch_cubin_launches.argtypes = []
+    for name, arguments in _FUNCTIONS.items():
+        function = getattr(library, f"torch_cubin_{name}")
+        # JSON, which the library that made it frees: so it comes as a plain address.
+        function.argtypes, function.restype = arguments, ctypes.c_void_p
     library.torch_cubin_launches.restype = ctypes.c_int64
-    library.torch_cubin_keep_error.argtypes = [ctypes.c_char_p]
-    library.torch_cubin_keep_error.restype = None
-    _declare_modules(library)
-    _declare_ops(library)
+    library.torch_cubin_set_batch_invariant.restype = ctypes.c_int
+    for function in (
+        library.torch_cubin_free,
+        library.torch_cubin_keep_error,
+        library.torch_cubin_module_drop,
+    ):
+        function.restype = None
     return library
 
 
-def _declare_modules(library: ctypes.CDLL) -> None:
-    """The functions of csrc/c_api_modules.cpp; handles are plain addresses."""
-    handle, name = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_size_t]
-    texts = ctypes.POINTER(ctypes.c_char_p)
-    sizes = ctypes.POINTER(ctypes.c_size_t)
-    library.torch_cubin_module_open.argtypes = [
-        *(texts, sizes, texts, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int)
-    ]
-    library.torch_cubin_module_kernel.argtypes = [handle, *name]
-    library.torch_cubin_module_global.argtypes = [handle, ctypes.c_int, *name]
-    library.torch_cubin_module_preload.argtypes = [handle, ctypes.c_int]
-    library.torch_cubin_kernel_preload.argtypes = [handle, ctypes.c_int]
-    library.torch_cubin_module_unload.argtypes = [handle, ctypes.c_int]
-    library.torch_cubin_kernel_launch.argtypes = [handle, ctypes.c_void_p]
-    library.torch_cubin_encode_tensor_map.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
-    library.torch_cubin_pointer_device.argtypes = [ctypes.c_uint64]
-    for function in (
-        library.torch_cubin_module_open,
-        library.torch_cubin_module_kernel,
-        library.torch_cubin_module_global,
-        library.torch_cubin_module_preload,
-        library.torch_cubin_kernel_preload,
-        library.torch_cubin_module_unload,
-        library.torch_cubin_kernel_launch,
-        library.torch_cubin_encode_tensor_map,
-        library.torch_cubin_pointer_device,
-    ):
-        function.restype = ctypes.c_void_p
-    library.torch_cubin_module_drop.argtypes = [handle]
-    library.torch_cubin_module_drop.restype = None
-
-
-def _declare_ops(library: ctypes.CDLL) -> None:
-    """The functions of declared ops: csrc/c_api_ops.cpp."""
-    text = ctypes.c_char_p
-    texts, sizes = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_size_t)
-    library.torch_cubin_define_ops.argtypes = [text, texts, sizes, texts, ctypes.c_size_t]
-    library.torch_cubin_load_package.argtypes = [text]
-    library.torch_cubin_check_schema.argtypes = [text]
-    library.torch_cubin_ops.argtypes = []
-    library.torch_cubin_pytorch_symbols.argtypes = []
-    library.torch_cubin_packages_error.argtypes = []
-    library.torch_cubin_preload_op.argtypes = [text, ctypes.c_int]
-    for function in (
-        library.torch_cubin_check_schema,
-        library.torch_cubin_define_ops,
-        library.torch_cubin_load_package,
-        library.torch_cubin_ops,
-        library.torch_cubin_pytorch_symbols,
-        library.torch_cubin_packages_error,
-        library.torch_cubin_preload_op,
-    ):
-        function.restype = ctypes.c_void_p
+_HANDLE = _ADDRESS = ctypes.c_void_p
+_TEXT, _SIZE, _INT = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
+_TEXTS, _SIZES = ctypes.POINTER(_TEXT), ctypes.POINTER(_SIZE)
+# The arguments of each C function (csrc/c_api*.cpp), whose names begin with "torch_cubin_".
+_FUNCTIONS: dict[str, list[Any]] = {
+    "inspect": [_TEXT, _SIZE, _TEXT],
+    "catalog": [],
+    "device": [_INT],
+    "free": [_ADDRESS],
+    "launches": [],
+    "keep_error": [_TEXT],
+    "set_batch_invariant": [_INT],
+    "pytorch_symbols": [],
+    "check_attention": [_TEXT],
+    "check_product": [_TEXT],
+    "check_call": [_TEXT],
+    "module_open": [_TEXTS, _SIZES, _TEXTS, _SIZE, _TEXT, _INT],
+    "module_kernel": [_HANDLE, _TEXT, _SIZE],
+    "module_global": [_HANDLE, _INT, _TEXT, _SIZE],
+    "module_preload": [_HANDLE, _INT],
+    "module_unload": [_HANDLE, _INT],
+    "module_drop": [_HANDLE],
+    "kernel_preload": [_HANDLE, _INT],
+    "kernel_launch": [_HANDLE, _ADDRESS],
+    "encode_tensor_map": [_TEXT, _TEXT],
+    "pointer_device": [ctypes.c_uint64],
+    "define_ops": [_TEXT, _TEXTS, _SIZES, _TEXTS, _SIZE],
+    "check_schema": [_TEXT, ctypes.c_bool],
+    "load_package": [_TEXT],
+    "ops": [],
+    "packages_error": [],
+    "preload_op": [_TEXT, _INT],
+    "watch_plans": [_INT],
+    "watched_plans": [],
+    "force_way": [_TEXT],
+    "add_tuned_table": [_TEXT],
+}
 
 
 def _answer(address: int | None) -> dict[str, Any]:
@@ -140,6 +121,11 @@ def inspect(data: bytes, origin: str) -> dict[str, Any]:
 def pytorch_symbols() -> list[dict[str, Any]]:
     """What the library takes of PyTorch beyond its stable ABI (csrc/pytorch/internals.h)."""
     return _answer(load().torch_cubin_pytorch_symbols())["symbols"]
+
+
+def check(function: str, call: str) -> dict[str, Any]:
+    """The answer to a call that is described as JSON, or its error (csrc/c_api_checks.cpp)."""
+    return _answer(getattr(load(), f"torch_cubin_{function}")(call.encode()))
 
 
 def _text(name: str) -> bytes:
@@ -189,18 +175,19 @@ def define_ops(
     return _answer(load().torch_cubin_define_ops(text, *_sources(sources)))["ops"]
 
 
-def check_schema(schema: str) -> None:
-    """Raises InputError [input] for a schema that no declared op can have."""
-    _answer(load().torch_cubin_check_schema(_text(schema)))
+def check_schema(schema: str, *, differentiable: bool = False) -> None:
+    """Raises InputError [input] for a schema that no declared op (with a derivative) can have."""
+    _answer(load().torch_cubin_check_schema(_text(schema), differentiable))
 
 
 def load_package(folder: str) -> list[dict[str, Any]]:
-    """Defines a package's ops, all or none; each also with its "contract" and "package"."""
+    """Defines a package's ops, all or none; each also with its "contract", "package"
+    and "images"."""
     return _answer(load().torch_cubin_load_package(os.fsencode(folder)))["ops"]
 
 
 def defined_ops() -> list[dict[str, Any]]:
-    """All declared ops of the process: {"name", "schema", "contract", "package"}."""
+    """All declared ops of the process, each as load_package gives it, without a state."""
     return _answer(load().torch_cubin_ops())["ops"]
 
 
@@ -266,3 +253,23 @@ def encode_tensor_map(fields: dict[str, Any], check_only: bool = False) -> bytes
 def pointer_device(address: int) -> int:
     """The index of the device on which that memory lies; -1 for no GPU's memory."""
     return _answer(load().torch_cubin_pointer_device(address))["device"]
+
+
+def watch_plans(on: bool) -> None:
+    """Starts, or ends, writing down what matmul plans (ops/matmul/plan.h); forgets the last."""
+    _answer(load().torch_cubin_watch_plans(bool(on)))
+
+
+def watched_plans() -> list[dict[str, Any]]:
+    """The products that were planned while plans were watched, with every way of each."""
+    return _answer(load().torch_cubin_watched_plans())["plans"]
+
+
+def force_way(name: str) -> None:
+    """While plans are watched, this thread takes that way for products that have it; "": none."""
+    _answer(load().torch_cubin_force_way(name.encode()))
+
+
+def add_tuned_table(table: dict[str, Any]) -> None:
+    """Adds a tuned table (csrc/ops/matmul/tuned.h) to this process."""
+    _answer(load().torch_cubin_add_tuned_table(json.dumps(table).encode()))

@@ -9,6 +9,7 @@ formulas call the public ops, so that derivatives of every order compose. Neithe
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 import threading
@@ -19,7 +20,8 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import checks
+from torch_cubin._ops.batch_invariant import batch_invariant, is_batch_invariant
 from torch_cubin._pytorch import transforms
 
 matmul = torch.ops.cubin.matmul.default
@@ -79,7 +81,7 @@ def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Te
 
 def keep(error: BaseException) -> None:
     """What a kernel on the Autograd key does with an exception before it raises it again."""
-    _checks.keep(error)
+    checks.keep(error)
     if isinstance(error, KeyboardInterrupt):
         _interrupt_again()
 
@@ -95,6 +97,19 @@ def _interrupt_again() -> None:
     main = threading.main_thread()
     if threading.current_thread() is main and callable(signal.getsignal(signal.SIGINT)):
         threading.Timer(0.01, signal.pthread_kill, (main.ident, signal.SIGINT)).start()
+
+
+def _as_forward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a backward batch-invariant where the forward was: it may run in autograd's thread."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        if not ctx.batch_invariant:
+            return backward(ctx, *grads)
+        with batch_invariant():
+            return backward(ctx, *grads)
+
+    return run
 
 
 def _requires_grad(args: Sequence[Tensor | None]) -> bool:
@@ -142,6 +157,7 @@ class _Matmul(transforms.SingleLevelFunction):
     def forward(ctx: Any, made: list[Tensor], self: Tensor, other: Tensor) -> Tensor:
         _, needs_self, needs_other = ctx.needs_input_grad
         ctx.set_materialize_grads(False)
+        ctx.batch_invariant = is_batch_invariant()
         ctx.shapes = self.shape, other.shape
         ctx.save_for_backward(self if needs_other else None, other if needs_self else None)
         ctx.save_for_forward(self, other)
@@ -149,6 +165,7 @@ class _Matmul(transforms.SingleLevelFunction):
         return made[0]
 
     @staticmethod
+    @_as_forward
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None
@@ -173,6 +190,7 @@ class _Linear(transforms.SingleLevelFunction):
     ) -> Tensor:
         _, needs_input, needs_weight, _ = ctx.needs_input_grad
         ctx.set_materialize_grads(False)
+        ctx.batch_invariant = is_batch_invariant()
         ctx.shapes = input.shape, weight.shape, None if bias is None else bias.shape
         ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
         ctx.save_for_forward(input, weight)
@@ -180,6 +198,7 @@ class _Linear(transforms.SingleLevelFunction):
         return made[0]
 
     @staticmethod
+    @_as_forward
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None

@@ -11,12 +11,14 @@ from torch_cubin._ops import (
     attention_compose,
     autocast,
     autograd,
+    batch_invariant,
     fake,
     flops,
     layouts,
     no_derivatives,
     vmap,
 )
+from torch_cubin._pytorch.compiler import skip_frames
 from torch_cubin._pytorch.transforms import DERIVATIVES
 
 
@@ -35,4 +37,6 @@ def register() -> torch.library.Library:
     vmap.register(library)
     layouts.register(library)
     flops.register()
+    # What runs below an op is no part of a graph, whatever frame torch.compile gave up on.
+    skip_frames([autograd, batch_invariant])
     return library

@@ -11,20 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import attention_checks as _attention_checks
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import attention_checks, checks
 from torch_cubin._ops.attention_checks import Options
 from torch_cubin._pytorch import transforms
 
 Dims = tuple[int | None, ...]
-
-
-def _logical_shape(tensor: Tensor, dim: int | None) -> list[int]:
-    """The shape that the function under vmap sees."""
-    shape = list(tensor.shape)
-    if dim is not None:
-        del shape[dim]
-    return shape
 
 
 def _front(tensor: Tensor, dim: int | None) -> Tensor:
@@ -39,8 +30,8 @@ def _pad(tensor: Tensor, rank: int) -> Tensor:
 
 def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[Tensor, int]:
     self_dim, other_dim = dims
-    self_shape, other_shape = _logical_shape(self, self_dim), _logical_shape(other, other_dim)
-    _checks.matmul_shape(self_shape, other_shape)  # before padding could hide a mistake
+    self_shape, other_shape = checks.shape_of(self, self_dim), checks.shape_of(other, other_dim)
+    checks.check_matmul(self, other, dims)  # before padding could hide a mistake
     if other_dim is None and len(other_shape) <= 2:
         return op(_front(self, self_dim), other), 0  # the batch is more rows
     if self_dim is None and len(other_shape) == 1:
@@ -64,10 +55,7 @@ def _batched_linear(
     op: Any, matmul: Any, input: Tensor, weight: Tensor, bias: Tensor | None, dims: Dims
 ) -> tuple[Tensor, int | None]:
     input_dim, weight_dim, bias_dim = dims
-    weight_shape = _logical_shape(weight, weight_dim)
-    _checks.linear_shape(_logical_shape(input, input_dim), weight_shape)
-    if bias is not None:
-        _checks.check_bias(weight_shape, _logical_shape(bias, bias_dim))
+    checks.check_linear(input, weight, bias, dims)
     if weight_dim is None and bias_dim is None:
         return op(_front(input, input_dim), weight, bias), 0
     if weight_dim is None:
@@ -109,19 +97,21 @@ def _unpad(tensor: Tensor, rank: int) -> Tensor:
     return tensor[(slice(None),) + (0,) * (tensor.dim() - 1 - rank)]
 
 
+_BACKWARD = ("grad_out", "query", "key", "value", "out", "logsumexp")
+
+
 def _batched_attention(
     op: Any, size: int, tensors: list[Tensor], dims: Dims, options: Options, rest: Options
 ) -> tuple[Any, Any]:
     """A batch of `size` calls; `rest` holds the batch dimensions of what `options` holds."""
     name = op.name().removeprefix("cubin::_").removesuffix("_autograd")
     backward = name == "attention_backward"
-    logical = [_logical_shape(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True)]
-    query, key, value = logical[1:4] if backward else logical
-    shape = _attention_checks.attention_shape(name, query, key, value, options)
+    names = _BACKWARD if backward else _BACKWARD[1:4]
+    named, mapped = dict(zip(names, tensors, strict=True)), dict(zip(names, dims, strict=True))
+    shape = attention_checks.check_attention(
+        name, options=options, dims={**mapped, **rest._asdict()}, **named
+    )
     mask = options.attn_mask
-    if mask is not None:
-        mask_shape = _logical_shape(mask, rest.attn_mask)
-        _attention_checks.check_mask_shape(name, mask_shape, [*shape.logsumexp, key[-2]])
     if not _is_one_call(options, rest):
         return _one_by_one(op, size, tensors, dims, options, rest)
 
@@ -139,9 +129,10 @@ def _batched_attention(
     results = op(*folded, *options.positional(), **options.named())
     if isinstance(results, Tensor):
         return _unpad(results, len(shape.out)), 0
-    wanted = (query, key, value) if backward else (shape.out, shape.logsumexp)
-    pairs = zip(results, wanted, strict=True)
-    return tuple(_unpad(result, len(sizes)) for result, sizes in pairs), (0,) * len(results)
+    ranks = [tensor.dim() - (dim is not None) for tensor, dim in zip(tensors, dims, strict=True)]
+    ranks = ranks[1:4] if backward else [len(shape.out), len(shape.logsumexp)]
+    pairs = zip(results, ranks, strict=True)
+    return tuple(_unpad(result, n) for result, n in pairs), (0,) * len(results)
 
 
 def _is_one_call(options: Options, rest: Options) -> bool:

@@ -29,6 +29,15 @@ _Action = SKIPPED_FRAMES.find("_C._dynamo.eval_frame._FrameAction", None)
 _mark = SKIPPED_FRAMES.find("_C._dynamo.eval_frame.set_code_exec_strategy", None)
 
 
+def hint_of(symbol: Any) -> int | float | bool | None:
+    """The number with which a symbol was made; None where only run time knows one.
+
+    Reading it makes no guard. A torch that keeps it elsewhere has None for all.
+    """
+    hint = getattr(getattr(symbol, "node", None), "hint", None)
+    return hint if isinstance(hint, (int, float)) else None
+
+
 def assume_constant_result(function: Any) -> Any:
     """torch.compiler.assume_constant_result, which would import torch._dynamo: 3 seconds.
 
@@ -36,6 +45,15 @@ def assume_constant_result(function: Any) -> Any:
     where report()'s counts change.
     """
     function._dynamo_marked_constant = True
+    return function
+
+
+def never_traced(function: Any) -> Any:
+    """torch.compiler.disable, which would import torch._dynamo: the graph breaks at a call.
+
+    A torch that reads another attribute breaks it a little later, and warns.
+    """
+    function._torchdynamo_disable = True
     return function
 
 
@@ -58,6 +76,8 @@ def skip_frames(modules: Iterable[types.ModuleType]) -> None:
 
 def _codes(namespace: Mapping[str, object], module: str) -> Iterable[types.CodeType]:
     for value in list(namespace.values()):
+        if isinstance(value, staticmethod):
+            value = value.__func__
         if getattr(value, "__module__", None) != module:
             continue
         if isinstance(value, types.FunctionType):

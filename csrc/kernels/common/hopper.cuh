@@ -54,8 +54,8 @@ TC_DEVICE void barrier_wait(u32 shared, u32 parity) {
   }
 }
 
-// The same for a thread that mostly waits: the hardware puts it to sleep for up to so long at a time,
-// where it would otherwise look every few dozen cycles, which takes issue slots and power.
+// barrier_wait for a thread that mostly waits: the hardware puts it to sleep for up to so long at a
+// time, where it would otherwise look every few dozen cycles, which takes issue slots and power.
 TC_DEVICE void barrier_sleep(u32 shared, u32 parity) {
   constexpr u32 kNanoseconds = 1000000;
 #ifdef TC_BOUND_NANOSECONDS
@@ -78,7 +78,21 @@ TC_DEVICE void barrier_sleep(u32 shared, u32 parity) {
   }
 }
 
-// The same for a thread with registers to spare: with TC_BOUND_NANOSECONDS (first runs of a new
+// Waits for a phase that another block of the cluster completes, and sees what that block wrote.
+TC_DEVICE void barrier_wait_remote(u32 shared, u32 parity) {
+  u32 done = 0;
+  while (!done) {
+    asm volatile(
+        "{ .reg .pred done; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], "
+        "%2;"
+        " selp.b32 %0, 1, 0, done; }"
+        : "=r"(done)
+        : "r"(shared), "r"(parity)
+        : "memory");
+  }
+}
+
+// barrier_wait for a thread with registers to spare: with TC_BOUND_NANOSECONDS (first runs of a new
 // kernel) a barrier that does not complete in that time traps instead of hanging the GPU.
 TC_DEVICE void barrier_wait_bounded(u32 shared, u32 parity) {
 #ifdef TC_BOUND_NANOSECONDS
@@ -120,6 +134,16 @@ TC_DEVICE void store_remote(u32 remote, float a, float b, float c, float d) {
                : "memory");
 }
 
+// Asynchronously: it counts as 16 bytes on that block's mbarrier, which makes the values visible to
+// who waits for it; no other fence is needed.
+TC_DEVICE void store_remote_async(u32 remote, const float* value, u32 remote_barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(remote),
+      "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(remote_barrier)
+      : "memory");
+}
+
 // All threads of all blocks of the cluster that have not exited; orders shared memory among them.
 TC_DEVICE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -136,6 +160,15 @@ TC_DEVICE void cluster_sync_unaligned() {
 TC_DEVICE void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   asm volatile("barrier.cluster.wait;" ::: "memory");
+}
+
+// cluster_meet in two parts, so that other work fits between them, for whole warps.
+TC_DEVICE void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+TC_DEVICE void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // ---- barriers among some warps of a block -------------------------------------------------------
@@ -177,6 +210,18 @@ TC_DEVICE void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// Cache hints: what createpolicy.fractional.L2 makes of evict_first and evict_last for all lines.
+constexpr u64 kEvictFirst = 0x12F0000000000000ull;
+constexpr u64 kEvictLast = 0x14F0000000000000ull;
+
+// Brings a box to the L2 cache. It is not a read: what an earlier kernel is still writing stays
+// right, so it may stand before wait_for_previous_grid.
+TC_DEVICE void tma_prefetch(const void* map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x),
+               "r"(y)
+               : "memory");
+}
+
 // A box of the tensor to `shared`; `barrier` receives its bytes. Coordinates from the innermost dim.
 TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y) {
   asm volatile(
@@ -191,6 +236,14 @@ TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y, 
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(b0), "r"(b1)
+      : "memory");
+}
+
+TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y, u64 hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(hint)
       : "memory");
 }
 
@@ -213,15 +266,6 @@ TC_DEVICE void tma_multicast(u32 shared, const void* map, u32 barrier, u16 mask,
 }
 
 TC_DEVICE void tma_multicast(u32 shared, const void* map, u32 barrier, u16 mask, int x, int y,
-                             int b0, int b1) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(shared),
-      "l"(map), "r"(barrier), "h"(mask), "r"(x), "r"(y), "r"(b0), "r"(b1)
-      : "memory");
-}
-
-TC_DEVICE void tma_multicast(u32 shared, const void* map, u32 barrier, u16 mask, int x, int y,
                              int b0, int b1, int b2) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -229,9 +273,6 @@ TC_DEVICE void tma_multicast(u32 shared, const void* map, u32 barrier, u16 mask,
       "l"(map), "r"(barrier), "h"(mask), "r"(x), "r"(y), "r"(b0), "r"(b1), "r"(b2)
       : "memory");
 }
-
-// The cache hint of createpolicy.fractional.L2::evict_first for all lines.
-constexpr u64 kEvictFirst = 0x12F0000000000000ull;
 
 TC_DEVICE void tma_store(const void* map, u32 shared, int x, int y, u64 hint) {
   asm volatile(
@@ -278,6 +319,13 @@ TC_DEVICE void stmatrix(u32 shared, u32 a, u32 b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(shared), "r"(a),
                "r"(b)
                : "memory");
+}
+
+// Transposes 8x8 elements of 16 bits: a lane holds elements (lane / 4, lane % 4 * 2 + {0, 1}).
+TC_DEVICE u32 transpose_8x8(u32 value) {
+  u32 out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(value));
+  return out;
 }
 
 // ---- wgmma --------------------------------------------------------------------------------------

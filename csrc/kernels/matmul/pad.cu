@@ -8,7 +8,7 @@
 #include "common/ptx.cuh"
 #include "pad_params.h"
 
-namespace torch_cubin {
+namespace torch_cubin::TC_KERNEL {
 
 using Element = TC_ELEMENT;
 constexpr int kSize = 16 / sizeof(Element);  // elements of a chunk
@@ -69,11 +69,8 @@ TC_DEVICE void store_shifted(const Pieces& pieces) {
   *pieces.to = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-}  // namespace torch_cubin
-
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::PadParams p) {
-  using namespace torch_cubin;
+    TC_KERNEL(const __grid_constant__ PadParams p) {
   wait_for_previous_kernel();
   const bool second = blockIdx.x >= p.first_blocks;
   const PadJob& job = p.jobs[second];
@@ -85,6 +82,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) store_shifted(pieces[i]);
 }
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],

@@ -21,11 +21,12 @@
 // 128 gain 2 to 5%; the prefetch to L2 1 to 3% where the product takes under 30 us; sending tokens to
 // two blocks at once, clusters above 2, and stages of 512 bytes a row gain nothing.
 #include "common/dtype.cuh"
+#include "common/hopper.cuh"
 #include "sm90_skinny_params.h"
-#include "sm90_skinny_ptx.cuh"
 
-namespace torch_cubin {
-namespace sm90 {
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
 
 template <DType kDTypeValue, bool kRowsContiguousValue, int kBlocksValue, int kTokensValue>
 struct SkinnyConfig {
@@ -305,20 +306,20 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
   }
 }
 
-}  // namespace sm90
-}  // namespace torch_cubin
+#ifdef TC_DTYPE  // benchmarks/sm90/bench_skinny.cu defines kernels of its own
 
-#ifdef TC_KERNEL  // the bench has all kernels in one file
-using KernelConfig = torch_cubin::sm90::SkinnyConfig<torch_cubin::DType::TC_DTYPE,
-                                                     TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M>;
+using KernelConfig = SkinnyConfig<DType::TC_DTYPE, TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M>;
 static_assert(TC_TILE_K == KernelConfig::kTileK && TC_TILE_N % 64 == 0,
               "the table's tile is wrong");
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
-    TC_KERNEL(const __grid_constant__ torch_cubin::Sm90SkinnyParams p) {
-  torch_cubin::sm90::run_skinny<KernelConfig>(p);
+    TC_KERNEL(const __grid_constant__ Sm90SkinnyParams p) {
+  run_skinny<KernelConfig>(p);
 }
+
 #endif
+
+}  // namespace torch_cubin::TC_KERNEL
 
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],

@@ -123,9 +123,9 @@ void set_batch(const char* op, AttentionShape& shape, const Argument (&all)[3]) 
 }
 
 void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
-                const AttentionOptions& options) {
+                const AttentionOptions& options, const AttentionViews& views) {
   const TensorView& query = *all[0].view;
-  if (!options.cu_seqlens_q || !options.cu_seqlens_k) {
+  if (!views.cu_seqlens_q || !views.cu_seqlens_k) {
     fail({"input", op, "has one of 'cu_seqlens_q' and 'cu_seqlens_k' alone", "both or none", "one",
           ""});
   }
@@ -135,7 +135,7 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
             "(rows of all sequences, heads, head_dim)", each.view->shape_text(), ""});
     }
   }
-  const TensorView q_offsets(*options.cu_seqlens_q), k_offsets(*options.cu_seqlens_k);
+  const TensorView &q_offsets = *views.cu_seqlens_q, &k_offsets = *views.cu_seqlens_k;
   check_side(op, "cu_seqlens_q", q_offsets, query, ScalarType::Int);
   check_side(op, "cu_seqlens_k", k_offsets, query, ScalarType::Int);
   if (q_offsets.dim != 1 || k_offsets.dim != 1 || q_offsets.sizes[0] < 1 ||
@@ -143,7 +143,7 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
     fail({"input", op, "has 'cu_seqlens_q' and 'cu_seqlens_k' of wrong shapes",
           "(sequences + 1,) each", q_offsets.shape_text() + " and " + k_offsets.shape_text(), ""});
   }
-  if (options.attn_mask) {
+  if (views.attn_mask) {
     fail({"input", argument(op, "attn_mask"), "cannot go with packed sequences", "no mask",
           "a mask", ""});
   }
@@ -170,9 +170,8 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
 }
 
 void check_mask(const char* op, const AttentionShape& shape, const TensorView& query,
-                const AttentionOptions& options) {
-  const TensorView mask(*options.attn_mask);
-  if (options.is_causal) {
+                const TensorView& mask, bool is_causal) {
+  if (is_causal) {
     fail({"input", argument(op, "attn_mask"), "cannot go with is_causal=True",
           "a mask or is_causal", "both", "Put the causal part into the mask."});
   }
@@ -186,17 +185,16 @@ void check_mask(const char* op, const AttentionShape& shape, const TensorView& q
     fits = size == wanted || size == 1;
   }
   if (fits) return;
-  std::string scores = "(";
-  for (int64_t i = 0; i < scores_dim - 1; ++i) scores += std::to_string(shape.out.sizes[i]) + ", ";
+  Shape scores = shape.out;
+  scores.sizes[scores_dim - 1] = shape.seqlen_k;
   fail({"input", argument(op, "attn_mask"), "has a wrong shape",
-        "one that broadcasts to " + scores + std::to_string(shape.seqlen_k) + ")",
-        mask.shape_text(), ""});
+        "one that broadcasts to " + tuple_text(scores.sizes, scores_dim), mask.shape_text(), ""});
 }
 
-void check_per_head(const char* op, const char* name, const OptionalTensor& tensor,
+void check_per_head(const char* op, const char* name, const std::optional<TensorView>& given,
                     const AttentionShape& shape, const TensorView& query, bool batched) {
-  if (!tensor) return;
-  const TensorView view(*tensor);
+  if (!given) return;
+  const TensorView& view = *given;
   check_side(op, name, view, query, ScalarType::Float);
   const bool one = view.dim == 1 && view.sizes[0] == shape.heads;
   int64_t batch = 1;
@@ -211,8 +209,17 @@ void check_per_head(const char* op, const char* name, const OptionalTensor& tens
 
 }  // namespace
 
+AttentionViews views_of(const AttentionOptions& options) {
+  const auto view = [](const OptionalTensor& tensor) {
+    return tensor ? std::optional<TensorView>(*tensor) : std::nullopt;
+  };
+  return {view(options.attn_mask), view(options.dropout_seed), view(options.alibi_slopes),
+          view(options.sinks),     view(options.cu_seqlens_q), view(options.cu_seqlens_k)};
+}
+
 AttentionShape check_attention(const char* op, const TensorView& query, const TensorView& key,
-                               const TensorView& value, const AttentionOptions& options) {
+                               const TensorView& value, const AttentionOptions& options,
+                               const AttentionViews& views) {
   const Argument all[] = {{"query", &query}, {"key", &key}, {"value", &value}};
   check_dtypes(op, all);
   for (const Argument& each : all) {
@@ -222,7 +229,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
     }
   }
   AttentionShape shape;
-  const bool packed = options.cu_seqlens_q || options.cu_seqlens_k;
+  const bool packed = views.cu_seqlens_q || views.cu_seqlens_k;
   const int rows = packed ? 3 : 2;
   shape.head_dim = size_from_end(query, 1);
   shape.head_dim_v = size_from_end(value, 1);
@@ -236,7 +243,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
           ""});
   }
   if (packed) {
-    set_packed(op, shape, all, options);
+    set_packed(op, shape, all, options, views);
   } else {
     shape.seqlen_q = size_from_end(query, 2);
     shape.seqlen_k = size_from_end(key, 2);
@@ -261,18 +268,18 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
           "less than " + std::to_string(kMaxLength),
           query.shape_text() + ", " + key.shape_text() + ", " + value.shape_text(), ""});
   }
-  if (options.attn_mask) check_mask(op, shape, query, options);
-  check_per_head(op, "alibi_slopes", options.alibi_slopes, shape, query, true);
-  check_per_head(op, "sinks", options.sinks, shape, query, false);
-  if (options.dropout_seed && options.dropout_p > 0) {
-    const TensorView seed(*options.dropout_seed);
+  if (views.attn_mask) check_mask(op, shape, query, *views.attn_mask, options.is_causal);
+  check_per_head(op, "alibi_slopes", views.alibi_slopes, shape, query, true);
+  check_per_head(op, "sinks", views.sinks, shape, query, false);
+  if (views.dropout_seed && options.dropout_p > 0) {
+    const TensorView& seed = *views.dropout_seed;
     check_side(op, "dropout_seed", seed, query, seed.dtype);  // attention_settings sees to the rest
   }
   return shape;
 }
 
 AttentionSettings attention_settings(const char* op, const AttentionShape& shape,
-                                     const AttentionOptions& options) {
+                                     const AttentionOptions& options, const AttentionViews& views) {
   AttentionSettings s;
   // Scores of no columns are 0 whatever the scale; 1 / sqrt(0) would make them NaN.
   const double root = std::sqrt(static_cast<double>(std::max<int64_t>(shape.head_dim, 1)));
@@ -282,11 +289,11 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
           std::to_string(options.dropout_p), ""});
   }
   if (options.dropout_p > 0) {
-    if (!options.dropout_seed) {
+    if (!views.dropout_seed) {
       fail({"input", std::string(op) + " with dropout_p > 0", "needs a seed",
             "'dropout_seed', an int64 tensor of one element", "none", ""});
     }
-    const TensorView seed(*options.dropout_seed);
+    const TensorView& seed = *views.dropout_seed;
     int64_t count = 1;
     for (int64_t i = 0; i < seed.dim; ++i) count *= seed.sizes[i];
     if (count != 1 || seed.dtype != ScalarType::Long) {
@@ -327,11 +334,8 @@ void check_attention_backward(const AttentionShape& shape, const TensorView& que
     if (view.dim == wanted.dim && std::equal(view.sizes, view.sizes + view.dim, wanted.sizes)) {
       return;
     }
-    std::string text = "(";
-    for (int64_t i = 0; i < wanted.dim; ++i) {
-      text += (i > 0 ? ", " : "") + std::to_string(wanted.sizes[i]);
-    }
-    fail({"input", argument(op, name), "has a wrong shape", text + ")", view.shape_text(), ""});
+    fail({"input", argument(op, name), "has a wrong shape", tuple_text(wanted.sizes, wanted.dim),
+          view.shape_text(), ""});
   };
   check("grad_out", grad_out, shape.out);
   check("out", out, shape.out);

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 
 #include "ops/attention/attention.h"
 #include "ops/common/shape.h"
@@ -24,18 +26,30 @@ struct AttentionShape {
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
 };
 
+// The optional tensors of AttentionOptions.
+struct AttentionViews {
+  std::optional<TensorView> attn_mask, dropout_seed, alibi_slopes, sinks, cu_seqlens_q,
+      cu_seqlens_k;
+};
+AttentionViews views_of(const AttentionOptions& options);
+
 // Throws [input]; `op` names the op in messages.
 AttentionShape check_attention(const char* op, const TensorView& query, const TensorView& key,
-                               const TensorView& value, const AttentionOptions& options);
+                               const TensorView& value, const AttentionOptions& options,
+                               const AttentionViews& views);
 
 // Also throws [input] where an option is out of range.
 AttentionSettings attention_settings(const char* op, const AttentionShape& shape,
-                                     const AttentionOptions& options);
+                                     const AttentionOptions& options, const AttentionViews& views);
 
 // grad_out, out and logsumexp of a backward, against the shapes of its forward.
 void check_attention_backward(const AttentionShape& shape, const TensorView& query,
                               const TensorView& grad_out, const TensorView& out,
                               const TensorView& logsumexp);
+
+// All of these for a call whose tensors are described: {"op": ..., "tensors": {name: ...}, "options":
+// {name: number}}. Throws [input].
+void check_described_attention(const nlohmann::json& call);
 
 // Strides of a fresh tensor of `sizes` whose dims lie in memory as those of `like` do: in the order
 // of its strides, largest first (ties: the order of the dims), where `like` has the same sizes but

@@ -9,6 +9,7 @@
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
 #include "ops/attention/plan.h"
+#include "ops/common/batch_invariant.h"
 
 namespace torch_cubin {
 namespace {
@@ -43,7 +44,10 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   operands.problem.merge();
 
   problem.batch = operands.problem.batch();
-  const ForwardPlan plan = plan_forward(kernels, problem);
+  // How the keys are shared out may depend on one sequence's lengths, and not on how many there are.
+  AttentionCase planned = problem;
+  if (batch_invariant()) planned.batch = 1;
+  const ForwardPlan plan = plan_forward(kernels, planned);
   float* sums = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
   plan.kernels->launch(plan, problem, operands, sums);
   if (beside) {

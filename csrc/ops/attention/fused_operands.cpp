@@ -13,8 +13,9 @@ AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& 
                              const Tensor& value, AttentionOptions all)
     : options(std::move(all)) {
   const TensorView q(query);
-  shape = check_attention(op, q, TensorView(key), TensorView(value), options);
-  settings = attention_settings(op, shape, options);
+  const AttentionViews views = views_of(options);
+  shape = check_attention(op, q, TensorView(key), TensorView(value), options, views);
+  settings = attention_settings(op, shape, options, views);
   dtype = q.dtype;
   device_index = q.device_index;
 }

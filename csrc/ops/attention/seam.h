@@ -32,7 +32,9 @@ struct AttentionCase {
   int64_t heads, kv_heads;
   int64_t seqlen_q, seqlen_k;
   int64_t head_dim, head_dim_v;  // padded to whole vectors
-  int64_t batch;                 // of one launch; 1 where it is not known yet
+  // Of one launch; 1 where it is not known yet, and for a plan that is to be batch-invariant: launch()
+  // is then given another batch than plan() was.
+  int64_t batch;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
 };

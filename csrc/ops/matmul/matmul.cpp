@@ -35,7 +35,13 @@ void run_in_parts(const MatmulProblem& p, const MatmulOperands& operands, const 
 }
 
 void run(const MatmulProblem& p, const MatmulOperands& operands, const Device& device) {
-  if (p.batch_dims > kMaxPlannedBatchDims) return run_in_parts(p, operands, device, 1);
+  // Copies of unaligned operands (pad.cpp) have one batch dim at most. Batch-invariant TF32 products
+  // depend on it that they are taken whatever the batch is: else other kernels would be, whose bits
+  // differ.
+  const bool one_by_one = p.batch_invariant && p.math == kMathTF32 && p.batch_dims > 1;
+  if (p.batch_dims > kMaxPlannedBatchDims || one_by_one) {
+    return run_in_parts(p, operands, device, 1);
+  }
   const MatmulPlan& plan = plan_matmul(device, matmul_case(p, operands));
   if (!plan.too_large) return plan.kernels->launch(plan, p, operands);
   if (p.batch_dims == 0) {

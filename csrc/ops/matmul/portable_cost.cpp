@@ -15,6 +15,8 @@ constexpr double kReduceFixed = 3000;
 // Share of the memory's peak that a streaming kernel reaches (H200: 4.3 of 4.9 TB/s).
 constexpr double kMemoryShare = 0.9;
 
+constexpr int64_t kChainedTile = 64;  // of simt.cu
+
 // Share of its time that a float64 product gives for the accuracy of split sums.
 constexpr double kWorthOfAccuracy = 1.15;
 
@@ -22,11 +24,6 @@ int64_t accumulator_bytes(Math math) { return math == kMathFloat64 ? 8 : 4; }
 int64_t element_bytes_of(Math math) {
   return math == kMathFloat64 ? 8 : math == kMathFloat16 || math == kMathBFloat16 ? 2 : 4;
 }
-
-struct Best {
-  double cycles = std::numeric_limits<double>::infinity();
-  PortablePlan plan;
-};
 
 // The product as one kernel row sees it.
 struct Extent {
@@ -74,8 +71,10 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
   return ceil_div(tiles, ceil_div(tiles, row.slots));
 }
 
-void consider(Best& best, const PortableTable& table, Math math, const PortableRow& row,
-              const Extent& x, bool swapped) {
+void consider(PortableWay& best, const PortableTable& table, Math math, const PortableRow& row,
+              const Extent& x, bool swapped, bool batch_invariant) {
+  // The float32 kernels of small tiles add up in chains of 256 terms, the others in one.
+  if (batch_invariant && row.kind == kMatmulSimt && row.tile_m != kChainedTile) return;
   const int64_t tiles_m = ceil_div(x.m, row.tile_m);
   const int64_t tiles_n = ceil_div(x.n, row.tile_n);
   const int64_t k_tiles = ceil_div(x.k, row.tile_k);
@@ -86,10 +85,11 @@ void consider(Best& best, const PortableTable& table, Math math, const PortableR
                        (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n +
                         static_cast<double>(x.m) * x.n);
   const double split_bytes = outputs * accumulator_bytes(math);
-  const int64_t least =
-      least_splits(math, row, tiles / table.multiprocessors, x.k, k_tiles, split_bytes);
+  const int64_t least = batch_invariant ? 1
+                                        : least_splits(math, row, tiles / table.multiprocessors,
+                                                       x.k, k_tiles, split_bytes);
   for (const int wanted : kSplits) {
-    if (wanted > k_tiles) break;
+    if (wanted > k_tiles || (wanted > 1 && batch_invariant)) break;
     if (wanted > 1 && wanted < least) continue;
     const int64_t per_split = ceil_div(k_tiles, wanted);
     const auto splits = static_cast<int>(ceil_div(k_tiles, per_split));  // none is empty
@@ -130,23 +130,42 @@ const std::vector<PortableRow>& dots_for(const PortableTable& table, Math math, 
   return rows.empty() ? table.dots[math][kKElements] : rows;
 }
 
-}  // namespace
-
-PortablePlan plan_portable(const PortableTable& table, const MatmulCase& problem, double* cycles) {
+// Calls visit(row, extent, swapped) for each kernel that takes the problem.
+template <class Visit>
+void for_each_row(const PortableTable& table, const MatmulCase& problem, Visit visit) {
   const Math math = problem.math;
   const Extent x = {problem.m, problem.n, problem.k, problem.batch};
-  Best best;
   const auto* tiles = &table.tiles[math][layout_of(problem)];
   if (tiles->empty()) tiles = &table.tiles[math][kLayoutAny];
-  for (const PortableRow& row : *tiles) consider(best, table, math, row, x, false);
+  for (const PortableRow& row : *tiles) visit(row, x, false);
+  if (problem.batch_invariant)
+    return;  // dot products are added up by other threads, in another order
   for (const PortableRow& row : dots_for(table, math, problem.b)) {
-    if (x.m <= row.tile_m) consider(best, table, math, row, x, false);
+    if (x.m <= row.tile_m) visit(row, x, false);
   }
   for (const PortableRow& row : dots_for(table, math, problem.a)) {
-    if (x.n <= row.tile_m) consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true);
+    if (x.n <= row.tile_m) visit(row, Extent{x.n, x.m, x.k, x.batch}, true);
   }
-  *cycles = best.cycles;
-  return best.plan;
+}
+
+}  // namespace
+
+PortableWay plan_portable(const PortableTable& table, const MatmulCase& problem) {
+  PortableWay best;
+  for_each_row(table, problem, [&](const PortableRow& row, const Extent& x, bool swapped) {
+    consider(best, table, problem.math, row, x, swapped, problem.batch_invariant);
+  });
+  return best;
+}
+
+std::vector<PortableWay> portable_ways(const PortableTable& table, const MatmulCase& problem) {
+  std::vector<PortableWay> ways;
+  for_each_row(table, problem, [&](const PortableRow& row, const Extent& x, bool swapped) {
+    PortableWay way;
+    consider(way, table, problem.math, row, x, swapped, problem.batch_invariant);
+    if (way.plan.kernel != nullptr) ways.push_back(way);
+  });
+  return ways;
 }
 
 }  // namespace torch_cubin

@@ -1,5 +1,6 @@
 #include "ops/matmul/problem.h"
 
+#include "ops/common/batch_invariant.h"
 #include "pytorch/settings.h"
 
 namespace torch_cubin {
@@ -76,6 +77,7 @@ MatmulProblem problem_of(ScalarType dtype) {
   MatmulProblem p;
   p.input = p.output = dtype;
   p.math = math_of(dtype);
+  p.batch_invariant = batch_invariant();
   return p;
 }
 

@@ -8,6 +8,7 @@
 
 #include "cubin/error.h"
 #include "ops/common/aten.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/matmul.h"
 #include "pytorch/contiguous.h"
@@ -45,12 +46,86 @@ Tensor with_contiguous_strides(const Tensor& result, const Shape& shape) {
   return out;
 }
 
+using Sizes = std::vector<int64_t>;
+
+Tensor with_sizes(const Tensor& tensor, const Sizes& sizes, const char* op) {
+  StableIValue stack[] = {from(tensor), from(sizes)};
+  return call_aten(op, stack);
+}
+
+Tensor contiguous_copy(const Tensor& tensor, const Sizes& sizes) {
+  Tensor copy = torch::stable::new_empty(tensor, sizes);
+  torch::stable::copy_(copy, tensor);
+  return copy;
+}
+
+// Fills the rows of `out` with multiply(row of `a`, [1, k]), one by one: the libraries that ATen calls
+// choose their ways by the number of rows and by where they lie, so each row lies in fresh memory.
+template <class Multiply>
+void multiply_rows(Tensor a, Tensor& out, Multiply&& multiply) {
+  for (int64_t i = 0; i < a.size(0); ++i) {
+    const Tensor row = contiguous_copy(torch::stable::narrow(a, 0, i, 1), {1, a.size(1)});
+    Tensor to = torch::stable::narrow(out, 0, i, 1);
+    torch::stable::copy_(to, multiply(row));
+  }
+}
+
+Tensor aten_matmul(const Tensor& self, const Tensor& other) {
+  StableIValue stack[] = {from(self), from(other)};
+  return call_aten("aten::matmul", stack);
+}
+
+// torch.matmul row by row, of which `shape` is the result's.
+Tensor matmul_by_rows(const Tensor& self, const Tensor& other, const Shape& shape) {
+  const TensorView a(self), b(other);
+  const int64_t k = a.sizes[a.dim - 1];
+  const int64_t m = a.dim > 1 ? a.sizes[a.dim - 2] : 1, n = b.dim > 1 ? b.sizes[b.dim - 1] : 1;
+  Sizes a_sizes(shape.sizes, shape.sizes + shape.dim - (a.dim > 1) - (b.dim > 1));
+  Sizes b_sizes = a_sizes;
+  int64_t batch = 1;
+  for (const int64_t size : a_sizes) batch *= size;
+  for (const int64_t size : {m, k}) a_sizes.push_back(size);
+  for (const int64_t size : {k, n}) b_sizes.push_back(size);
+  const Tensor matrix = b.dim > 1 ? other : torch::stable::unsqueeze(other, -1);
+  const Tensor rows =
+      with_sizes(with_sizes(self, a_sizes, "aten::broadcast_to"), {batch, m, k}, "aten::reshape");
+  const Tensor matrices =
+      with_sizes(with_sizes(matrix, b_sizes, "aten::broadcast_to"), {batch, k, n}, "aten::reshape");
+  Tensor out = torch::stable::new_empty(self, Sizes{batch, m, n});
+  for (int64_t i = 0; i < batch; ++i) {
+    Tensor products = torch::stable::select(out, 0, i);
+    // A copy: whether reshape made one depends on the batch.
+    const Tensor factor = contiguous_copy(torch::stable::select(matrices, 0, i), {k, n});
+    multiply_rows(torch::stable::select(rows, 0, i), products,
+                  [&](const Tensor& row) { return aten_matmul(row, factor); });
+  }
+  return with_sizes(out, Sizes(shape.sizes, shape.sizes + shape.dim), "aten::reshape");
+}
+
+Tensor aten_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  StableIValue stack[] = {from(input), from(weight),
+                          bias ? from(std::optional<Tensor>(*bias)) : from(std::nullopt)};
+  return call_aten("aten::linear", stack);
+}
+
+// F.linear row by row, of which `shape` is the result's; `weight` is a matrix.
+Tensor linear_by_rows(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                      const Shape& shape) {
+  const int64_t k = weight.size(1), n = weight.size(0);
+  const int64_t rows = shape.numel() / n;
+  Tensor out = torch::stable::new_empty(input, Sizes{rows, n});
+  multiply_rows(with_sizes(input, {rows, k}, "aten::reshape"), out,
+                [&](const Tensor& row) { return aten_linear(row, weight, bias); });
+  return with_sizes(out, Sizes(shape.sizes, shape.sizes + shape.dim), "aten::reshape");
+}
+
 }  // namespace
 
 Tensor matmul_cpu(const Tensor& self, const Tensor& other) {
   const Shape shape = check_matmul(TensorView(self), TensorView(other));
-  StableIValue stack[] = {from(detach(self)), from(detach(other))};
-  return with_contiguous_strides(call_aten("aten::matmul", stack), shape);
+  const Tensor a = detach(self), b = detach(other);
+  const bool by_rows = batch_invariant() && shape.numel() > 0;
+  return with_contiguous_strides(by_rows ? matmul_by_rows(a, b, shape) : aten_matmul(a, b), shape);
 }
 
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -58,13 +133,15 @@ Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional
       bias ? std::optional<TensorView>(TensorView(*bias)) : std::nullopt;
   const Shape shape =
       check_linear(TensorView(input), TensorView(weight), bias_view ? &*bias_view : nullptr);
+  const bool by_rows = batch_invariant() && shape.numel() > 0;
   // ATen takes a vector as weight, but no bias with it: then the vector is a matrix of one row.
-  const bool as_row = bias && TensorView(weight).dim == 1;
+  const bool as_row = TensorView(weight).dim == 1 && (bias || by_rows);
   Tensor matrix = detach(weight);
   if (as_row) matrix = torch::stable::unsqueeze(matrix, 0);
-  StableIValue stack[] = {from(detach(input)), from(matrix),
-                          bias ? from(std::optional<Tensor>(detach(*bias))) : from(std::nullopt)};
-  const Tensor result = call_aten("aten::linear", stack);
+  const Tensor a = detach(input);
+  const std::optional<Tensor> addend = bias ? std::optional<Tensor>(detach(*bias)) : std::nullopt;
+  if (by_rows) return with_contiguous_strides(linear_by_rows(a, matrix, addend, shape), shape);
+  const Tensor result = aten_linear(a, matrix, addend);
   return with_contiguous_strides(as_row ? torch::stable::squeeze(result, -1) : result, shape);
 }
 

@@ -1,0 +1,210 @@
+"""torch_cubin.batch_invariant(): a row's bits do not depend on how many other rows there are."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+import numerics
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu import cases
+
+import torch_cubin
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
+MOST = 4096
+# How many rows, and from which row of all of them on.
+PARTS = [
+    (1, 0), (1, 77), (1, MOST - 1), (2, 3), (3, 8), (4, 100), (5, 1), (7, 64), (8, 8), (9, 1000),
+    (15, 2), (16, 16), (17, 5), (31, 40), (32, 1), (33, 128), (63, 9), (64, 64), (65, 2000),
+    (96, 7), (127, 1), (128, 256), (129, 300), (160, 11), (192, 0), (200, 513), (255, 2),
+    (256, 1024), (257, 31), (300, 3000), (513, 1), (1024, 2048), (2000, 999),
+]  # fmt: skip
+# (N, K): projections of a language model, small ones, ones of unaligned rows, a single column.
+WEIGHTS = [
+    (4096, 4096),
+    (4096, 14336),
+    (14336, 4096),
+    (520, 1032),
+    (1001, 333),
+    (64, 8192),
+    (1, 80),
+]
+FEW = [(4096, 4096), (520, 1032), (1001, 333), (1, 80)]  # for what is slow
+
+
+def operands(n: int, k: int, layout: str, dtype: torch.dtype, generator: torch.Generator):
+    a = cases.draw((MOST, k), dtype, False, generator)
+    if layout == "nt":
+        return a, cases.draw((n, k), dtype, False, generator).t()
+    return a, cases.draw((k, n), dtype, False, generator)
+
+
+def differing(full: torch.Tensor, part_of, parts=PARTS) -> list[str]:
+    """The parts whose bits are not those of the same rows in `full`; one synchronisation."""
+    same = [
+        (numerics.bits(part_of(first, rows)) == numerics.bits(full[first : first + rows])).all()
+        for rows, first in parts
+    ]
+    flags = torch.stack(same).tolist()
+    return [f"rows {f} to {f + r}" for (r, f), flag in zip(parts, flags, strict=True) if not flag]
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+@pytest.mark.parametrize("mode", cases.MODES)
+def test_rows_have_the_bits_that_they_have_among_others(
+    mode: str, layout: str, generator: torch.Generator, freed_memory
+) -> None:
+    wrong = []
+    with cases.math_mode(mode) as dtype, torch.no_grad(), torch_cubin.batch_invariant():
+        for n, k in WEIGHTS if dtype.itemsize == 2 else FEW:
+            a, b = operands(n, k, layout, dtype, generator)
+            full = torch.ops.cubin.matmul(a, b)
+            found = differing(full, lambda f, r, a=a, b=b: torch.ops.cubin.matmul(a[f : f + r], b))
+            wrong += [f"{n}x{k} {text}" for text in found]
+            rows = a[:65]
+            own, reference = torch.matmul(rows, b), numerics.reference_matmul(rows, b)
+            own = cases.peer(mode, own, reference, torch.matmul, rows, b)
+            # Sums of float64 are not split, and those of one column are not shared out over lanes:
+            # up to three times PyTorch's error.
+            if mode != "float64" and n > 1:
+                numerics.check_close(full[:65], own, reference, f"{mode} {layout} {n}x{k}")
+    assert wrong == []
+
+
+def test_the_switch_is_needed(generator: torch.Generator) -> None:
+    """Outside, speed decides: the test above would fail without the switch."""
+    with torch.no_grad():
+        a, b = operands(4096, 4096, "nt", torch.bfloat16, generator)
+        full = torch.ops.cubin.matmul(a, b)
+        assert differing(full, lambda f, r: torch.ops.cubin.matmul(a[f : f + r], b))
+
+
+@pytest.mark.parametrize("mode", cases.MODES)
+def test_linear_and_batches(mode: str, generator: torch.Generator) -> None:
+    """A bias, rows in several batch dims, batches that share a matrix or have one each."""
+    k, n = 1000, 264
+    with cases.math_mode(mode) as dtype, torch.no_grad(), torch_cubin.batch_invariant():
+        x = cases.draw((6, 50, k), dtype, False, generator)
+        weight = cases.draw((n, k), dtype, False, generator)
+        bias = cases.draw((n,), dtype, False, generator)
+        full = torch.ops.cubin.linear(x, weight, bias)
+        for i, j in ((0, 0), (3, 17), (5, 49)):
+            numerics.check_bits(torch.ops.cubin.linear(x[i, j], weight, bias), full[i, j])
+            numerics.check_bits(torch.ops.cubin.linear(x[i], weight, bias), full[i])
+        matrices = cases.draw((6, k, n), dtype, False, generator)
+        each = torch.ops.cubin.matmul(x, matrices)
+        for i in (0, 2, 5):
+            numerics.check_bits(torch.ops.cubin.matmul(x[i], matrices[i]), each[i])
+            numerics.check_bits(torch.ops.cubin.matmul(x[i, 7:8], matrices[i])[0], each[i, 7])
+        numerics.check_bits(torch.ops.cubin.matmul(x[:2], matrices[:2]), each[:2])
+        odd = cases.draw((5, 30, 67), dtype, False, generator)  # no row but the first is aligned
+        own = cases.draw((5, 67, 33), dtype, False, generator)
+        each = torch.ops.cubin.matmul(odd, own)
+        for i in range(5):
+            numerics.check_bits(torch.ops.cubin.matmul(odd[i, 3], own[i]), each[i, 3])
+
+
+def test_cuda_graphs_and_threads_and_compiled_code(generator: torch.Generator) -> None:
+    a, b = operands(4096, 4096, "nt", torch.bfloat16, generator)
+    weight = b.t()
+    compiled = torch.compile(lambda x: torch.ops.cubin.linear(x, weight), backend="aot_eager")
+    with torch.no_grad():
+        outside = torch.ops.cubin.linear(a[:16], weight)
+        compiled(a[:16])  # a graph of outside
+        with torch_cubin.batch_invariant():
+            full = torch.ops.cubin.linear(a, weight)
+            numerics.check_bits(compiled(a[:16]), full[:16], "compiled outside, called inside")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = torch.ops.cubin.linear(a[:16], weight)
+            seen = []
+            thread = threading.Thread(
+                target=lambda: seen.append(torch.ops.cubin.linear(a[:16], weight))
+            )
+            thread.start()
+            thread.join()
+        graph.replay()
+        numerics.check_bits(captured, full[:16], "captured inside, replayed outside")
+        numerics.check_bits(seen[0], outside, "another thread is outside")
+        numerics.check_bits(torch.ops.cubin.linear(a[:16], weight), outside, "outside again")
+
+
+def test_backward_obeys_in_autograd_s_thread(generator: torch.Generator) -> None:
+    """The gradient of a row of the input; backward() is called outside, as trainers may."""
+    x, b = operands(4096, 4096, "nt", torch.bfloat16, generator)
+    weight, grads = b.t(), []
+    up = cases.draw((MOST, 4096), torch.bfloat16, False, generator)
+    for rows in (MOST, 16):
+        part = x[:rows].clone().requires_grad_()
+        with torch_cubin.batch_invariant():
+            out = torch.ops.cubin.linear(part, weight)
+        out.backward(up[:rows])
+        grads.append(part.grad)
+    numerics.check_bits(grads[1], grads[0][:16])
+
+
+@pytest.mark.parametrize("mode", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("seqlen_q", [1, 8, 300])
+def test_attention_of_a_sequence_among_others(
+    mode: str, seqlen_q: int, generator: torch.Generator
+) -> None:
+    """Decoding splits the keys, outside of the mode by how many sequences there are."""
+    with cases.math_mode(mode) as dtype, torch.no_grad(), torch_cubin.batch_invariant():
+        query = cases.draw((24, 8, seqlen_q, 128), dtype, False, generator)
+        key, value = (cases.draw((24, 2, 2000, 128), dtype, False, generator) for _ in range(2))
+        attention = torch.ops.cubin.scaled_dot_product_attention
+        full = attention(query, key, value, enable_gqa=True)
+        for first, last in ((0, 1), (23, 24), (5, 9)):
+            part = [x[first:last] for x in (query, key, value)]
+            numerics.check_bits(attention(*part, enable_gqa=True), full[first:last])
+
+
+def test_drop_in_obeys(generator: torch.Generator) -> None:
+    a, b = operands(4096, 4096, "nt", torch.bfloat16, generator)
+    with torch.no_grad(), torch_cubin.batch_invariant(), torch_cubin.drop_in():
+        full = a @ b
+        numerics.check_bits(F.linear(a[:16], b.t()), full[:16])
+
+
+ORDERS = [
+    *(("sm90", tile) for tile in ("256x192", "128x256", "128x96", "64x64")),
+    *(("mma", tile) for tile in ("128x128", "64x64", "16x128")),
+    ("persistent", "128x256"),
+    *(("sm90_skinny", tile) for tile in ("64x64", "64x128", "8x64")),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tile"),
+    [pytest.param(*order, marks=pytest.mark.child("order", *order)) for order in ORDERS],
+)
+def test_kernels_of_all_tiles_add_up_alike(kind: str, tile: str, child, record_bits) -> None:
+    """What the mode rests on: a kernel that adds up otherwise would break it for some size."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernels of compute capability 9.0 are compared")
+    answer = child.check()
+    assert answer["kernels"] > 0
+    assert record_bits(f"{kind} {tile}", answer["bits"]) == []
+
+
+@pytest.fixture(scope="module")
+def record_bits():
+    """Keeps what each kernel gave; says with which earlier one a kernel disagrees."""
+    seen: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+
+    def record(name: str, bits: dict[str, str]) -> list[str]:
+        wrong = []
+        for label, digest in bits.items():
+            math, _, shape = label.split()
+            # TF32 rounds its operands in the TMA or by an instruction: one family serves a case.
+            family = name.split()[0] if math == "tf32" else ""
+            others = seen[f"{math} {family}", shape]
+            wrong += [f"{name} {label}: not {other}" for other, x in others.items() if x != digest]
+            others[f"{name} {label}"] = digest
+        return wrong
+
+    return record
