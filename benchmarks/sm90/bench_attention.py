@@ -1,11 +1,11 @@
-"""Attention forward on an H200: the kernels of csrc/kernels/attention/sm90.cu beside cuDNN and flash.
+"""Attention forward on an H200: csrc/kernels/attention/sm90.cu beside cuDNN and flash.
 
     python benchmarks/sm90/bench_attention.py --build OUT           # nvcc, no GPU
     python benchmarks/sm90/bench_attention.py OUT [--json FILE]     # checks, then times
 
-Every kernel is checked against float64 first (tails, bands, grouped heads, strides, huge scores, NaN,
-logsumexp, repeats). Then each length is timed in CUDA graphs, the contenders alternating in one
-process, medians of the rounds. TFLOP/s count causal attention at half.
+Every kernel is checked against float64 first (tails, bands, grouped heads, strides, huge scores,
+NaN, logsumexp, repeats). Then each length is timed in CUDA graphs, the contenders alternating in
+one process, medians of the rounds. TFLOP/s count causal attention at half.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def reference(q, k, v, first, last, scale):
 
 
 def laid_out(shape, layout: str, dtype):
-    """(b, h, s, d), in memory as the letters of `layout` say; rows longer than columns for 'bhsd+'."""
+    """(b, h, s, d), in memory as the letters of `layout` say; rows are longer for 'bhsd+'."""
     b, h, s, d = shape
     if layout == "bhsd":
         return torch.randn(b, h, s, d, device="cuda").to(dtype)
@@ -335,7 +335,7 @@ def timed(contenders: dict, rounds: int, milliseconds: float = 8) -> dict:
 def clocks(contenders: dict, seconds: float = 0.5) -> None:
     """Prints the clock and power in the middle of a long run of each."""
     for name, run in contenders.items():
-        graph, count = graph_of(run, 20)
+        graph, _ = graph_of(run, 20)
         begin = time.time()
         while time.time() - begin < seconds:
             for _ in range(4):

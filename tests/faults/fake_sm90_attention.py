@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import math
 from functools import partial
@@ -73,7 +74,7 @@ def params_of(launch: dict) -> Params:
 
 def made(shape, order: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """(batch, heads, rows, columns), in memory in that order or as "bshd"."""
-    b, h, s, d = shape
+    _, h, s, d = shape
     strides = (h * s * d, s * d, d, 1) if order == "bhsd" else (s * h * d, d, h * d, 1)
     return tensors.strided(shape, strides, dtype)
 
@@ -166,7 +167,7 @@ def test_batch_dims_that_do_not_merge_take_a_launch_each(driver, catalog) -> Non
     bases = [params_of(x).logsumexp for x in launches]
     assert len(launches) in (3, 5)
     batch = 15 // len(launches)
-    steps = {b - a for a, b in zip(bases, bases[1:], strict=False)}
+    steps = {b - a for a, b in itertools.pairwise(bases)}
     assert steps == {batch * 2 * 64 * 4}
     assert {params_of(x).batch for x in launches} == {batch}
 

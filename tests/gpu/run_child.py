@@ -109,8 +109,8 @@ def sanitizer() -> str | None:
 
 
 def run(scenario: str, *arguments: str) -> Result:
-    """Runs one scenario. 'catalog KIND', 'tile KIND TILE', 'order KIND TILE', 'attention_tile KIND TILE'
-    and '...sanitize TOOL' prepare what a child cannot."""
+    """Runs one scenario. 'catalog KIND', '...sanitize TOOL', and 'tile', 'order' and
+    'attention_tile', each with KIND TILE, prepare what a child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     script = "attention_child.py" if scenario.startswith("attention_") else "child.py"
     command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]

@@ -1,5 +1,5 @@
-"""Every kernel of csrc/kernels/attention/sm90.cu, not only those that are chosen: a child process for
-each tile, whose catalog holds nothing else."""
+"""Every kernel of csrc/kernels/attention/sm90.cu, not only those that are chosen: a child process
+for each tile, whose catalog holds nothing else."""
 
 import json
 import math

@@ -32,8 +32,8 @@ enum Sm90AttentionDeal {
 
 struct Sm90AttentionParams {
   Sm90AttentionMap q, k, v;
-  void* out;         // rows of 16-byte vectors
-  float* logsumexp;  // null, or [batch][head][row]
+  void* out;               // rows of 16-byte vectors
+  float* logsumexp;        // null, or [batch][head][row]
   tc_int64 out_stride[3];  // batch, head, row; in elements
   int batch, heads, group;
   int seqlen_q, seqlen_k;  // at least 1

@@ -158,8 +158,8 @@ class Sm90Forward : public AttentionForwardKernels {
     const MapType type = row.dtype == kAttendFloat16 ? MapType::kFloat16 : MapType::kBFloat16;
     const auto dim = [](int64_t size, int64_t stride, uint32_t box) {
       // The stride of a single index is any.
-      return MapDim{static_cast<uint64_t>(size),
-                    static_cast<uint64_t>(size == 1 ? 16 : stride * 2), box};
+      return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(size == 1 ? 16 : stride * 2),
+                    box};
     };
     encode_tiled_map(&out, data, type, MapSwizzle::k128Bytes,
                      {dim(columns, 1, kPanel), dim(rows, stride[2], box_rows),
