@@ -246,7 +246,7 @@ def attention_tile(kind: str, tile: str) -> dict:
     from gpu import attention_reference as ar
 
     import torch_cubin  # noqa: F401
-    from torch_cubin import _lib
+    from torch_cubin._native import library
 
     width = int(tile.split("x")[2])
     wrong, calls = [], 0
@@ -283,8 +283,8 @@ def attention_tile(kind: str, tile: str) -> dict:
             if not all(torch.equal(x, y) for x, y in zip(first, again, strict=True)):
                 wrong.append(f"{dtype}: other bits in another run")
                 break
-    kernels = _lib.catalog()["kernels"]
-    loaded = {entry["name"] for entry in _lib.catalog()["loaded"]}
+    kernels = library.catalog()["kernels"]
+    loaded = {entry["name"] for entry in library.catalog()["loaded"]}
     unused = [x["name"] for x in kernels if x["name"] not in loaded]
     return {"wrong": wrong, "calls": calls, "kernels": len(kernels), "unused": unused}
 

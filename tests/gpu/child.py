@@ -316,10 +316,10 @@ def tile(kind: str, name: str) -> dict:
     and broadcasts, an output of ragged rows, K split and shared out; and the same bits again and
     again while another stream keeps the GPU busy."""
     import torch_cubin  # noqa: F401
-    from torch_cubin import _lib
+    from torch_cubin._native import library
 
     bm, bn = map(int, name.split("x"))
-    kernels = [k for k in _lib.catalog()["kernels"] if k["kind"] == kind]
+    kernels = [k for k in library.catalog()["kernels"] if k["kind"] == kind]
     dtypes = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.float32}
     wrong, calls = [], 0
     busy, side = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
@@ -367,7 +367,7 @@ def tile(kind: str, name: str) -> dict:
             label = f"{kernel['name']} batches {a_batch} {b_batch}"
             compare(label, torch.ops.cubin.matmul(a, b), a.double() @ b.double())
     torch.cuda.synchronize()
-    loaded = {entry["name"] for entry in _lib.catalog()["loaded"]}
+    loaded = {entry["name"] for entry in library.catalog()["loaded"]}
     unused = sorted({kernel["name"] for kernel in kernels} - loaded)
     return {"wrong": wrong, "calls": calls, "unused": unused, "kernels": len(kernels)}
 
@@ -376,9 +376,9 @@ def order(kind: str, name: str) -> dict:
     """What the kernels of one kind and tile make of the same batch-invariant products: a hash of
     the bits for each math, layout and number of rows that they take."""
     import torch_cubin
-    from torch_cubin import _lib
+    from torch_cubin._native import library
 
-    kernels = [k for k in _lib.catalog()["kernels"] if k["kind"] == kind]
+    kernels = [k for k in library.catalog()["kernels"] if k["kind"] == kind]
     dtypes = {
         "float16": torch.float16,
         "bfloat16": torch.bfloat16,
@@ -407,7 +407,7 @@ def order(kind: str, name: str) -> dict:
             digest = hashlib.sha256(out.view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
             bits[f"{math} {layout} {m}x{n}x{k}"] = digest[:16]
     torch.cuda.synchronize()
-    loaded = {entry["name"] for entry in _lib.catalog()["loaded"]}
+    loaded = {entry["name"] for entry in library.catalog()["loaded"]}
     return {"bits": bits, "kernels": len(loaded)}
 
 
