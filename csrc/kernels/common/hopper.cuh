@@ -492,22 +492,22 @@ struct WgmmaRegisters;
 #define TC_WGMMA_REGISTERS_ASM(N, I, TYPE, A0, A1, A2, A3, B, S, TB)                             \
   asm volatile("{ .reg .pred add; setp.ne.b32 add, %" S                                          \
                ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TC_D##I \
-               "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", add, 1, 1, %" TB "; }"           \
+               "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", add, 1, 1, %" TB "; }"          \
                : TC_F##I                                                                         \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransposeB))
 
-#define TC_WGMMA_REGISTERS(N, I, A0, A1, A2, A3, B, S, TB)                              \
-  template <>                                                                           \
-  struct WgmmaRegisters<N> {                                                            \
-    template <WgmmaType kType, int kTransposeB>                                         \
-    static TC_DEVICE void run(float (&d)[N / 2], const u32 (&a)[4], u64 b, int add) {   \
-      static_assert(kType != WgmmaType::tf32);                                          \
-      if constexpr (kType == WgmmaType::bf16) {                                         \
-        TC_WGMMA_REGISTERS_ASM(N, I, "bf16", A0, A1, A2, A3, B, S, TB);                 \
-      } else {                                                                          \
-        TC_WGMMA_REGISTERS_ASM(N, I, "f16", A0, A1, A2, A3, B, S, TB);                  \
-      }                                                                                 \
-    }                                                                                   \
+#define TC_WGMMA_REGISTERS(N, I, A0, A1, A2, A3, B, S, TB)                            \
+  template <>                                                                         \
+  struct WgmmaRegisters<N> {                                                          \
+    template <WgmmaType kType, int kTransposeB>                                       \
+    static TC_DEVICE void run(float (&d)[N / 2], const u32 (&a)[4], u64 b, int add) { \
+      static_assert(kType != WgmmaType::tf32);                                        \
+      if constexpr (kType == WgmmaType::bf16) {                                       \
+        TC_WGMMA_REGISTERS_ASM(N, I, "bf16", A0, A1, A2, A3, B, S, TB);               \
+      } else {                                                                        \
+        TC_WGMMA_REGISTERS_ASM(N, I, "f16", A0, A1, A2, A3, B, S, TB);                \
+      }                                                                               \
+    }                                                                                 \
   };
 
 TC_WGMMA_REGISTERS(64, 7, "32", "33", "34", "35", "36", "37", "38")
