@@ -84,6 +84,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         *("nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"),
         *(f"-D{name}={value}" for name, value in defines.items()),
         *extra,
+        *("-I", str(source.parents[1])),
         *("-o", str(out / f"{kernel.name}.cubin"), str(source)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

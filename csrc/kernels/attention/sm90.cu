@@ -11,7 +11,7 @@
 // with V, and makes weights of the scores while that product runs. It does so across tiles: the next
 // tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
 // wgmma to the operand registers of the other without a shuffle.
-#include "../common/dtype.cuh"
+#include "common/dtype.cuh"
 #include "sm90_schedule.cuh"
 #include "sm90_softmax.cuh"
 

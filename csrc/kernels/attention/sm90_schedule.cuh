@@ -1,7 +1,7 @@
 // Which tiles of attention's output a block computes, and which keys each of them needs.
 #pragma once
 
-#include "../common/hopper.cuh"
+#include "common/hopper.cuh"
 #include "sm90_params.h"
 
 namespace torch_cubin {

@@ -10,7 +10,7 @@
 // the next product waits for. Weights up to kMost are safe in float16 too.
 #pragma once
 
-#include "../common/hopper.cuh"
+#include "common/hopper.cuh"
 
 namespace torch_cubin {
 namespace sm90 {

@@ -44,7 +44,7 @@ struct Band {
 };
 
 // Cycles of an average tile.
-double cycles_of(const AttentionRow& row, const Band& band) {
+double tile_cycles(const AttentionRow& row, const Band& band) {
   return band.average(row) * row.cost_tile + row.cost_fixed;
 }
 
@@ -94,7 +94,7 @@ class Sm90Forward : public AttentionForwardKernels {
     for (const AttentionRow& row : rows_[dtype]) {
       if (row.head_dim != fits->head_dim) continue;
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
-      const double own = static_cast<double>(ceil_div(tiles, blocks_)) * cycles_of(row, band) /
+      const double own = static_cast<double>(ceil_div(tiles, blocks_)) * tile_cycles(row, band) /
                          device_.cycles_per_microsecond;
       if (!(own < *time)) continue;
       *time = own;
@@ -148,7 +148,7 @@ class Sm90Forward : public AttentionForwardKernels {
   int deal(const AttentionRow& row, const Band& band, int64_t tiles, int64_t heads) const {
     const bool alike = band.key_blocks(row, 0) == band.key_blocks(row, tiles - 1);
     if (alike || tiles * heads <= blocks_) return kInTurn;
-    if (cycles_of(row, band) < kWorthBalancing) return kInPairs;
+    if (tile_cycles(row, band) < kWorthBalancing) return kInPairs;
     return static_cast<int>(std::max<int64_t>(1, kTilesTogether / tiles));
   }
 
