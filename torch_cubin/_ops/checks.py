@@ -148,7 +148,7 @@ def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def _replacement(op: str) -> str:
-    if op == "matmul":
+    if op in ("matmul", "addmm"):
         return op
     return "nn.functional." + ("linear" if op == "linear" else "scaled_dot_product_attention")
 
@@ -190,17 +190,56 @@ def check_matmul(self: torch.Tensor, other: torch.Tensor) -> list[int]:
     check_dense("matmul", "self", self)
     check_dense("matmul", "other", other)
     check_dims(self, other)
-    _check_dtype("matmul", "self", self)
-    _check_dtype("matmul", "other", other)
-    _check_pair("matmul", "self", self, "other", other)
+    _check_factors("matmul", "self", self, "other", other)
     return matmul_shape(self.shape, other.shape)
 
 
-def matmul_shape(a: Sequence[int], b: Sequence[int]) -> list[int]:
+def check_addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor) -> list[int]:
+    """Checks the arguments of addmm and returns its output's shape."""
+    for name, tensor in (("input", input), ("mat1", mat1), ("mat2", mat2)):
+        check_dense("addmm", name, tensor)
+    check_dims(input, mat1, mat2)
+    _check_factors("addmm", "mat1", mat1, "mat2", mat2)
+    shape = matmul_shape(mat1.shape, mat2.shape, "addmm", "mat1", "mat2")
+    _check_pair("addmm", "mat1", mat1, "input", input)
+    check_addend(input.shape, shape)
+    return shape
+
+
+def check_addend(addend: Sequence[int], shape: Sequence[int]) -> None:
+    """Fails unless a tensor of shape `addend` broadcasts to `shape`."""
+    details = (
+        "addmm argument 'input'",
+        "does not broadcast to the product",
+        shape_text(shape),
+        shape_text(addend),
+    )
+    if len(addend) > len(shape):
+        fail(*details)
+    for size, wanted in zip(reversed(addend), reversed(shape), strict=False):
+        if size != 1:
+            require(size == wanted, *details)
+
+
+def _check_factors(
+    op: str, first_name: str, first: torch.Tensor, name: str, tensor: torch.Tensor
+) -> None:
+    _check_dtype(op, first_name, first)
+    _check_dtype(op, name, tensor)
+    _check_pair(op, first_name, first, name, tensor)
+
+
+def matmul_shape(
+    a: Sequence[int],
+    b: Sequence[int],
+    op: str = "matmul",
+    first_name: str = "self",
+    name: str = "other",
+) -> list[int]:
     """Shape of torch.matmul for tensors of shapes `a` and `b`."""
     if len(a) == 0 or len(b) == 0:
         fail(
-            "matmul",
+            op,
             "takes no 0-dimensional tensor",
             "at least 1 dimension each",
             f"shapes {shape_text(a)} and {shape_text(b)}",
@@ -209,15 +248,15 @@ def matmul_shape(a: Sequence[int], b: Sequence[int]) -> list[int]:
     k, other_k = a[-1], b[0 if len(b) == 1 else -2]
     require(
         other_k == k,
-        "matmul",
+        op,
         f"shapes {shape_text(a)} and {shape_text(b)} cannot be multiplied",
-        f"other.size({0 if len(b) == 1 else -2}) == {k}, the last size of self",
+        f"{name}.size({0 if len(b) == 1 else -2}) == {k}, the last size of {first_name}",
         str(other_k),
     )
-    return _broadcast(a, b) + list(a[-2:-1]) + (list(b[-1:]) if len(b) > 1 else [])
+    return _broadcast(a, b, op) + list(a[-2:-1]) + (list(b[-1:]) if len(b) > 1 else [])
 
 
-def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
+def _broadcast(a: Sequence[int], b: Sequence[int], op: str) -> list[int]:
     x, y = list(a[:-2]), list(b[:-2])
     if not all(isinstance(size, int) for size in x + y):
         return list(torch.broadcast_shapes(tuple(x), tuple(y)))  # knows what symbols may guard
@@ -226,7 +265,7 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
     for i, (p, q) in enumerate(zip(x, y, strict=True)):
         if p != q and p != 1 and q != 1:
             fail(
-                "matmul",
+                op,
                 f"batch dimensions of shapes {shape_text(a)} and {shape_text(b)} do not broadcast",
                 f"equal sizes or 1 at output dimension {i}",
                 f"{p} and {q}",
@@ -248,6 +287,20 @@ def check_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
         _check_pair("linear", "input", input, "bias", bias)
         check_bias(weight.shape, bias.shape)
     return shape
+
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")  # as csrc/kernels/matmul/activation.h
+
+
+def check_activation(name: str) -> None:
+    """Fails unless an activation has this name."""
+    if name not in ACTIVATIONS:
+        fail(
+            "linear argument 'activation'",
+            "is not known",
+            "'none', 'relu', 'gelu', 'gelu_tanh' or 'silu'",
+            f"'{name}'",
+        )
 
 
 def linear_shape(input: Sequence[int], weight: Sequence[int]) -> list[int]:

@@ -33,15 +33,7 @@ enum Sm90Flags {
   kSm90OutVector = 512,   // (general) four elements of out are stored at once
   kSm90AddVector = 1024,  // (general) four elements of addend are read at once
   kSm90NoSkew = 2048,     // the second warpgroup does not start one k block late
-  kSm90Activation = 12,   // the activation is at bit 12: Sm90Activation
-};
-
-enum Sm90Activation {
-  kSm90Identity = 0,
-  kSm90Relu = 1,
-  kSm90GeluErf = 2,
-  kSm90GeluTanh = 3,
-  kSm90Silu = 4,
+  kSm90Activation = 12,   // the activation is at bit 12: activation.h
 };
 
 struct Sm90MatmulParams {

@@ -4,6 +4,9 @@
 // shape, which is the only thing both devices compute alike.
 #pragma once
 
+#include <string>
+
+#include "kernels/matmul/activation.h"
 #include "ops/common/shape.h"
 #include "pytorch/tensor.h"
 
@@ -11,6 +14,12 @@ namespace torch_cubin {
 
 // Shape of torch.matmul(self, other).
 Shape check_matmul(const TensorView& self, const TensorView& other);
+
+// Shape of addmm(input, mat1, mat2): that of matmul, to which `input` broadcasts.
+Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorView& mat2);
+
+// Throws where no activation has this name.
+Activation check_activation(const std::string& name);
 
 // Shape of F.linear(input, weight, bias); `bias` may be null.
 Shape check_linear(const TensorView& input, const TensorView& weight, const TensorView* bias);

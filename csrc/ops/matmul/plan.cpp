@@ -44,7 +44,6 @@ MatmulPlan quickest(const MatmulTable& table, const MatmulCase& problem) {
     if (plan.kernels != nullptr && is_better(plan, best, problem.batch_invariant)) best = plan;
   }
   best.too_large = too_large && best.kernels == nullptr;
-  if (best.kernels == nullptr && !too_large) table.family.fail_no_kernel("this product");
   return best;
 }
 
@@ -73,7 +72,9 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
       device, [](const Device& device) { return std::make_unique<MatmulTable>(device).release(); });
   RememberedPlan& slot = remembered[slot_of(problem)];
   if (slot.table != &table || !(slot.problem == problem)) {
-    slot.plan = quickest(table, problem);
+    const MatmulPlan plan = quickest(table, problem);  // which may use the slot for another
+    if (plan.kernels == nullptr && !plan.too_large) table.family.fail_no_kernel("this product");
+    slot.plan = plan;
     slot.problem = problem;
     slot.table = &table;
   }

@@ -77,7 +77,10 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
 }
 
 void consider(Best& best, const PortableTable& table, Math math, const PortableRow& row,
-              const Extent& x, bool swapped, bool batch_invariant) {
+              const Extent& x, bool swapped, const MatmulCase& problem) {
+  const bool batch_invariant = problem.batch_invariant;
+  const bool sums_alone = problem.output != problem.input;
+  const PackageKernel* reduce = table.reduce[sums_alone ? kMathFloat32 : math];
   // The float32 kernels of small tiles add up in chains of 256 terms, the others in one.
   if (batch_invariant && row.kind == kMatmulSimt && row.tile_m != kChainedTile) return;
   const int64_t tiles_m = ceil_div(x.m, row.tile_m);
@@ -99,7 +102,7 @@ void consider(Best& best, const PortableTable& table, Math math, const PortableR
     const int64_t per_split = ceil_div(k_tiles, wanted);
     const auto splits = static_cast<int>(ceil_div(k_tiles, per_split));  // none is empty
     const double partial = splits * split_bytes;
-    if (splits > 1 && (table.reduce[math] == nullptr || partial > workspace_limit(math))) break;
+    if (splits > 1 && (reduce == nullptr || partial > workspace_limit(math))) break;
     const double waves = std::max(
         1.0,
         static_cast<double>(static_cast<int64_t>((tiles * splits + row.slots - 1) / row.slots)));
@@ -117,7 +120,8 @@ void consider(Best& best, const PortableTable& table, Math math, const PortableR
       best.plan.k_tiles_per_split = per_split;
       best.plan.splits = splits;
       best.plan.swapped = swapped;
-      best.plan.blocks = blocks_for(row, x, best.plan);
+      // Of several tiles of a block only the last may be left as sums.
+      best.plan.blocks = sums_alone ? tiles_m * tiles_n * x.batch : blocks_for(row, x, best.plan);
     }
     if (tiles * splits >= 4.0 * row.slots) break;  // the device is full: more splits only cost
   }
@@ -143,19 +147,20 @@ PortablePlan plan_portable(const PortableTable& table, const MatmulCase& problem
   Best best;
   const auto* tiles = &table.tiles[math][layout_of(problem)];
   if (tiles->empty()) tiles = &table.tiles[math][kLayoutAny];
-  const bool batch_invariant = problem.batch_invariant;
   for (const PortableRow& row : *tiles) {
-    consider(best, table, math, row, x, false, batch_invariant);
+    consider(best, table, math, row, x, false, problem);
   }
-  if (batch_invariant) {  // a dot product is added up by other threads, in another order
+  if (problem.batch_invariant) {  // a dot product is added up by other threads, in another order
     *cycles = best.cycles;
     return best.plan;
   }
   for (const PortableRow& row : dots_for(table, math, problem.b)) {
-    if (x.m <= row.tile_m) consider(best, table, math, row, x, false, false);
+    if (x.m <= row.tile_m) consider(best, table, math, row, x, false, problem);
   }
   for (const PortableRow& row : dots_for(table, math, problem.a)) {
-    if (x.n <= row.tile_m) consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true, false);
+    // (Swapped, they leave their sums transposed.)
+    if (x.n > row.tile_m || problem.output != problem.input) continue;
+    consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true, problem);
   }
   *cycles = best.cycles;
   return best.plan;

@@ -118,7 +118,7 @@ class Sm90Skinny : public MatmulKernels {
   MatmulPlan plan(const MatmulCase& c) const override {
     MatmulPlan plan;
     if (c.input != c.output || c.a_scales != Scales::kNone || c.b_scales != Scales::kNone ||
-        c.batch_dims != 0) {
+        c.batch_dims != 0 || !c.only_bias()) {
       return plan;
     }
     const bool swapped = c.n < c.m;
