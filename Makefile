@@ -18,11 +18,12 @@ HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
 FORMATTED := $(shell find csrc tests \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
-.PHONY: help demo test lint format bench build wheel clean environment
+.PHONY: help demo test gpu-test lint format bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
 	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
+	@echo 'make gpu-test  the tests that need a GPU, side by side, and their record'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
 	@echo 'make bench   speed against torch.matmul (needs a GPU)'
@@ -64,6 +65,9 @@ demo: built-demo
 test: built-test
 	@$(PY) -m pytest --numprocesses $$($(PY) -c 'import os; print(min(8, os.cpu_count() or 1))') \
 		--dist loadfile --no-loadscope-reorder --durations 10 $(PYTEST)
+
+gpu-test: built-demo
+	@$(PY) tools/gpu_tests.py $(PYTEST)
 
 lint: $(LIBRARY)
 	@$(PY) -m ruff check .

@@ -27,8 +27,8 @@ std::string ops_json(json ops) { return dump(json{{"ops", std::move(ops)}}); }
 
 // Registers the ops of {"version": 1, "ops": [CONTRACT, ...]} (docs/manifest.md), whose kernels name
 // the images by index; origins[i] names image i in errors. {"ops": [{"name", "schema", "state",
-// "contract", "package"}]}, the state being "defined", "same" (there already) or "swapped" (another
-// contract before), the package null. All or none.
+// "contract", "package", "images"}]}, the state being "defined", "same" (there already) or "swapped"
+// (another contract before), the package and its images null. All or none.
 TORCH_CUBIN_API char* torch_cubin_define_ops(const char* text, const uint8_t* const* data,
                                              const size_t* sizes, const char* const* origins,
                                              size_t count) {
@@ -39,20 +39,23 @@ TORCH_CUBIN_API char* torch_cubin_define_ops(const char* text, const uint8_t* co
   });
 }
 
-// {}, or the error of a schema that no declared op can have.
-TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text) {
+// {}, or the error of a schema that no declared op can have, or none with a derivative.
+TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text, bool differentiable) {
   return answer([&] {
-    check_schema(parse_schema(text));
+    const Schema schema = parse_schema(text);
+    check_schema(schema);
+    if (differentiable) check_differentiable(schema);
     return std::string("{}");
   });
 }
 
-// The same of a package, whose path without links is each op's "package"; it swaps nothing.
+// The same of a package, whose path without links is each op's "package", and whose files are its
+// "images": [{"file", "sha256"}], null for those in a library. It swaps nothing.
 TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder) {
   return answer([&] { return ops_json(load_package(folder)); });
 }
 
-// {"ops": [{"name", "schema", "contract", "package"}]}: all declared ops of this process.
+// {"ops": [{"name", "schema", "contract", "package", "images"}]}: all declared ops of this process.
 TORCH_CUBIN_API char* torch_cubin_ops() {
   return answer([] { return ops_json(declared_ops()); });
 }
@@ -63,6 +66,16 @@ TORCH_CUBIN_API char* torch_cubin_packages_error() {
     std::string tag, message;
     if (take_load_error(&tag, &message)) return error_json(tag, message);
     return std::string("{}");
+  });
+}
+
+// {"outputs": [...]} of a call of a declared op, {"op": name, "arguments": {...}}, or the error that it
+// raises (Contract::check_call in declared/contract.h). Never touches the driver.
+TORCH_CUBIN_API char* torch_cubin_check_call(const char* text) {
+  return answer([&] {
+    const json call = json::parse(text);
+    const Contract& contract = find_contract(call.at("op").get<std::string>());
+    return dump(json{{"outputs", contract.check_call(call.at("arguments"))}});
   });
 }
 

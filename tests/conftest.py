@@ -28,6 +28,14 @@ for folder in (TESTS, ROOT):
 # cuBLAS without it; the GPU tests compare with torch.matmul under that setting.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+# Processes that run tests side by side share the processors: with a thread for each processor in
+# every one of them, PyTorch's threads wait for one another, several times as long as they work. Nor
+# do they need a pool each of torch.compile's compilers. What a test starts inherits both.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 from gpu import record  # noqa: E402  (needs the path above)
 
 _run = {"counts": Counter(), "deselected": 0, "complete": False}

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 
 DATA = Path(__file__).resolve().parent / "data"
 SEVERAL = DATA / "several.sm_90a.cuda130.cubin"
 LAUNCH = DATA / "launch.sm_90a.cuda130.cubin"
 
-_library = ctypes.CDLL(str(_lib.PATH))  # function objects of its own, beside those of _lib
+_library = ctypes.CDLL(str(library.PATH))  # function objects of its own, beside that one
 for _name in ("define_ops", "load_package", "ops", "packages_error", "preload_op"):
     getattr(_library, f"torch_cubin_{_name}").restype = ctypes.c_void_p
 _library.torch_cubin_free.argtypes = [ctypes.c_void_p]

@@ -6,9 +6,9 @@ kin (docs/attention.md); it never touches the CUDA driver. What else is public i
 
 from importlib import import_module as _import_module
 
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library as _library
 
-_lib.load()  # first: the other modules refer to the ops that the library defines
+_library.load()  # first: the other modules refer to the ops that the library defines
 
 from torch_cubin import huggingface  # noqa: E402
 from torch_cubin._drop_in.report import Report  # noqa: E402
@@ -33,6 +33,7 @@ _LATER = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     ),
     "_kernels.tensor_map": ("TensorMap",),
+    "_tuning.tune": ("Tuning", "load_tuned", "tune"),
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
@@ -52,8 +53,8 @@ def __dir__() -> list[str]:
 
 
 _register.register()
-_lib.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
-if _lib.defined_ops():
+_library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
+if _library.defined_ops():
     _import_module("torch_cubin._declared.op").adopt_all()
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "Op",
     "Report",
     "TensorMap",
+    "Tuning",
     "__version__",
     "batch_invariant",
     "bfloat16",
@@ -86,6 +88,7 @@ __all__ = [
     "like",
     "load",
     "load_package",
+    "load_tuned",
     "maximum",
     "minimum",
     "preload",
@@ -95,6 +98,7 @@ __all__ = [
     "sqrt",
     "strided",
     "struct",
+    "tune",
     "uint8",
     "uint16",
     "uint32",

@@ -58,6 +58,25 @@ def _parser() -> argparse.ArgumentParser:
     cmake = commands.add_parser("cmake-dir", help="the folder of torch_cubin.cmake, for CMake")
     cmake.set_defaults(run=_cmake_dir)
 
+    tune = commands.add_parser("tune", help="measure which kernels are quickest; needs a GPU")
+    what = tune.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--sweep", action="store_true", help="cubes and the projections of language models"
+    )
+    what.add_argument("--shapes", metavar="MxNxK,...", help="these")
+    tune.add_argument("--layouts", default="nt,nn", help="nt (b is transposed), nn, tn, tt")
+    tune.add_argument("--dtype", default="bfloat16", help="float16, bfloat16, tf32, float32, ...")
+    tune.add_argument(
+        "--lines",
+        type=Path,
+        default=Path("tuned.jsonl"),
+        metavar="FILE",
+        help="what was measured so far; a run that was interrupted goes on there (tuned.jsonl)",
+    )
+    tune.add_argument("--table", type=Path, metavar="FILE", help="the tuned table, for load_tuned")
+    tune.add_argument("--seconds", type=float, default=float("inf"), help="end after so long")
+    tune.set_defaults(run=_tune)
+
     if BENCHMARK.is_file():
         bench = commands.add_parser(
             "bench",
@@ -84,6 +103,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from torch_cubin._command_line import doctor
 
     return doctor.run()
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from torch_cubin._tuning import sweep
+
+    return sweep.run(options)
 
 
 def _cmake_dir(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from torch_cubin._drop_in import fast_path as _fast_path
-from torch_cubin._drop_in import python_functions as _entered
+from torch_cubin._drop_in import python_functions as _python_functions
 from torch_cubin._drop_in import report as _report
 from torch_cubin._drop_in import served as _served
 from torch_cubin._drop_in import why_not as _why_not
@@ -26,7 +26,7 @@ __all__ = ["drop_in", "report"]
 
 # A dict of its own for torch.compile: the one below grows, and a graph's guards would fail on it.
 _TRACED_COPIES = {
-    F.multi_head_attention_forward: _entered.without_check(F.multi_head_attention_forward)
+    F.multi_head_attention_forward: _python_functions.without_check(F.multi_head_attention_forward)
 }
 _copies: dict[types.FunctionType, types.FunctionType | None] = {}
 
@@ -74,10 +74,11 @@ def _call_python(func, types_, args, kwargs):
     else:
         copy = _copies.get(func, func)
         if copy is func:
-            enter = _entered.multiplies(func) and not _entered.checks_by_attribute(func)
-            copy = _copies[func] = _entered.without_check(func) if enter else None
+            inside = _python_functions.multiplies(func)
+            inside = inside and not _python_functions.checks_by_attribute(func)
+            copy = _copies[func] = _python_functions.without_check(func) if inside else None
         elif copy is not None:
-            _entered.refresh(copy, func)
+            _python_functions.refresh(copy, func)
     if copy is None or not plain(types_):
         return func(*args, **kwargs)
     with _INSIDE:
@@ -121,9 +122,10 @@ class drop_in(_Serving):
     are served too; ``TorchScript`` and other code that never comes back to Python is not.
     Results have PyTorch's shape and dtype; a product is always contiguous. Dropout of attention
     drops as much as PyTorch's, but other weights; which kernel of its own PyTorch was told to use
-    (``torch.nn.attention.sdpa_kernel``) plays no part. ``addmm`` and its kin
-    round once, after factors and sum. Nested tensors given to :class:`torch.nn.MultiheadAttention` and :class:`torch.nn.TransformerEncoderLayer` are left to
-    the fused path of these layers, which alone takes them.
+    (``torch.nn.attention.sdpa_kernel``) plays no part. ``addmm`` and its kin round once, after
+    factors and sum. Nested tensors given to :class:`torch.nn.MultiheadAttention` and
+    :class:`torch.nn.TransformerEncoderLayer` are left to the fused path of these layers, which
+    alone takes them.
 
     With activation checkpointing call ``backward()`` inside as well: what is computed again must be
     computed the same way (torch.utils.checkpoint raises otherwise).
@@ -147,19 +149,19 @@ class _Outermost:
         self._lock = threading.Lock()
         # How often each is entered now. Weak: one that was entered in a compiled graph, and left
         # outside or not at all, must not stand in the way of the next. Guarded by _lock.
-        self._entered: weakref.WeakKeyDictionary[drop_in, int] = weakref.WeakKeyDictionary()
+        self._times_entered: weakref.WeakKeyDictionary[drop_in, int] = weakref.WeakKeyDictionary()
 
     def enter(self, mode: drop_in) -> None:
         with self._lock:
-            if not self._entered:
+            if not self._times_entered:
                 _report.clear()
-            self._entered[mode] = self._entered.get(mode, 0) + 1
+            self._times_entered[mode] = self._times_entered.get(mode, 0) + 1
 
     def leave(self, mode: drop_in) -> None:
         with self._lock:
-            times = self._entered.pop(mode, 0)
+            times = self._times_entered.pop(mode, 0)
             if times > 1:
-                self._entered[mode] = times - 1
+                self._times_entered[mode] = times - 1
 
 
 _outermost = _Outermost()

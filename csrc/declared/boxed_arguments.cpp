@@ -1,7 +1,6 @@
 #include "declared/boxed_arguments.h"
 
 #include "cubin/error.h"
-#include "pytorch/tensor.h"
 
 namespace torch_cubin {
 namespace {
@@ -80,10 +79,10 @@ size_t BoxedArguments::length(size_t i) const {
   return length;
 }
 
-AtenTensorHandle BoxedArguments::item(size_t i, size_t index) const {
+TensorView BoxedArguments::item(size_t i, size_t index) const {
   StableIValue item = 0;
   check_read(torch_list_get_item(to<StableListHandle>(stack_[i]), index, &item), "a list argument");
-  return to<AtenTensorHandle>(item);
+  return TensorView(to<AtenTensorHandle>(item));
 }
 
 Value BoxedArguments::number(size_t i) const {

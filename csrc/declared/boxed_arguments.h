@@ -13,6 +13,7 @@
 
 #include "declared/expression.h"
 #include "declared/schema.h"
+#include "pytorch/tensor.h"
 
 namespace torch_cubin {
 
@@ -26,10 +27,15 @@ class BoxedArguments {
 
   // Of a Tensor or Tensor?; null where it is absent.
   AtenTensorHandle tensor(size_t i) const;
+  bool has_tensor(size_t i) const { return tensor(i) != nullptr; }
+  TensorView view(size_t i) const { return TensorView(tensor(i)); }
 
   // Of a Tensor[].
   size_t length(size_t i) const;
-  AtenTensorHandle item(size_t i, size_t index) const;
+  TensorView item(size_t i, size_t index) const;
+
+  // Where a tensor's elements lie; null where they have no memory.
+  const void* data(const TensorView& view) const { return view.find_data(); }
 
   // Of a number or bool; of type kNone where an optional one is absent.
   Value number(size_t i) const;

@@ -2,17 +2,22 @@
 //
 // Nothing here asks the heap for memory, but for outputs, unless a kernel has more than kStackBytes
 // of parameters.
+#include <type_traits>
 #include <vector>
 
 #include "cubin/error.h"
 #include "declared/boxed_arguments.h"
 #include "declared/contract.h"
+#include "declared/described_arguments.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/stream.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {
+
+using nlohmann::json;
+
 namespace {
 
 constexpr size_t kStackBytes = 4096;  // what kernels could take before CUDA 12.1
@@ -41,12 +46,18 @@ class CallAllocations {
 
 }  // namespace
 
+// `Arguments`: BoxedArguments or DescribedArguments.
+template <class Arguments>
 class Contract::Call {
  public:
-  Call(const Contract& contract, const BoxedArguments& boxed)
-      : contract_(contract), boxed_(boxed), grad_mode_(aoti_torch_grad_mode_is_enabled()) {}
+  // `device_type`: of the tensors; -1 for any.
+  Call(const Contract& contract, Arguments& arguments, int32_t device_type, bool grad_mode)
+      : contract_(contract), arguments_(arguments), grad_mode_(grad_mode) {
+    state_.device_type = device_type;
+  }
 
-  void run(CallAllocations& outputs) {
+  // Compares all arguments with their patterns.
+  void bind() {
     for (size_t i = 0; i < contract_.variables_; ++i) state_.dtypes[i] = kUnboundDtype;
     // Expressions may ask for an item before lists are read, and of one that is not there.
     for (const Names::Item& item : contract_.items_) {
@@ -54,7 +65,7 @@ class Contract::Call {
       state_.addresses[item.place] = nullptr;
     }
     read_numbers();
-    for (const size_t i : contract_.required_) match(i, boxed_.tensor(i));
+    for (const size_t i : contract_.required_) match(i, arguments_.view(i));
     for (const size_t i : contract_.optional_) match_optional(i);
     set_device();
     for (const size_t i : contract_.required_) check_expressions(i, -1);
@@ -62,10 +73,14 @@ class Contract::Call {
       if (state_.facts[i].defined) check_expressions(i, -1);
     }
     for (const size_t i : contract_.lists_) match_list(i);
-    if (device_ == nullptr) {
+    if (state_.device == kNoDevice) {
       fail({"input", contract_.op_, "was given no tensor", "at least one, which says the device",
             "none", ""});
     }
+  }
+
+  void run(CallAllocations& outputs) {
+    bind();
     check_no_derivative();
 
     const Launch& launch = choose();
@@ -99,25 +114,38 @@ class Contract::Call {
     call.shared_memory = launch.shared_memory[0].evaluate(state_.arguments()).integer;
     // Before the launch: PyTorch refuses it here for a tensor of inference mode.
     for (const size_t i : contract_.mutated_) {
-      if (state_.facts[i].defined) bump_version(boxed_.tensor(i));
+      if (state_.facts[i].defined) bump_version(arguments_.tensor(i));
     }
     pack_and_launch(launch, call);
+  }
+
+  json outputs() const {
+    json outputs = json::array();
+    for (const Pattern& pattern : contract_.outputs_) {
+      int64_t sizes[kMaxDims];
+      int64_t strides[kMaxDims];
+      const int64_t dim = pattern.shape(state_, sizes, strides);
+      outputs.push_back({{"dtype", dtype_name(pattern.dtype(state_))},
+                         {"sizes", std::vector<int64_t>(sizes, sizes + dim)},
+                         {"strides", std::vector<int64_t>(strides, strides + dim)}});
+    }
+    return outputs;
   }
 
  private:
   void read_numbers() {
     for (const size_t i : contract_.numbers_) {
-      const Value value = boxed_.number(i);
+      const Value value = arguments_.number(i);
       state_.numbers[i] = value;
       const int flag = contract_.extras_[i];
       if (flag >= 0) {
         state_.numbers[static_cast<size_t>(flag)] = Value::of(value.type != ValueType::kNone);
       }
     }
-    for (const size_t i : contract_.texts_) state_.texts[i] = boxed_.text(i);
+    for (const size_t i : contract_.texts_) state_.texts[i] = arguments_.text(i);
     for (const size_t i : contract_.lists_) {
       state_.numbers[static_cast<size_t>(contract_.extras_[i])] =
-          Value::of(static_cast<int64_t>(boxed_.length(i)));
+          Value::of(static_cast<int64_t>(arguments_.length(i)));
     }
   }
 
@@ -125,23 +153,28 @@ class Contract::Call {
     return contract_.patterns_[static_cast<size_t>(contract_.pattern_of_[i])];
   }
 
-  void match(size_t i, AtenTensorHandle tensor, int item = -1) {
-    state_.addresses[i] = pattern(i).match(tensor, i, item, state_);
-    if (grad_mode_ && requires_grad(tensor)) argument_requiring_grad_ = static_cast<int>(i);
+  void match(size_t i, const TensorView& view, int item = -1) {
+    const Pattern& wanted = pattern(i);
+    state_.addresses[i] = nullptr;
+    if (wanted.match(view, i, item, state_)) {
+      const void* address = arguments_.data(view);
+      wanted.check_address(address, item);
+      state_.addresses[i] = const_cast<void*>(address);
+    }
+    if (grad_mode_ && requires_grad(view.handle)) argument_requiring_grad_ = static_cast<int>(i);
   }
 
   void match_optional(size_t i) {
-    const AtenTensorHandle tensor = boxed_.tensor(i);
     state_.facts[i] = TensorFacts{};
     state_.addresses[i] = nullptr;
-    if (tensor != nullptr) match(i, tensor);
+    if (arguments_.has_tensor(i)) match(i, arguments_.view(i));
   }
 
   // An item's sizes are bound anew for each.
   void match_list(size_t i) {
-    const size_t length = boxed_.length(i);
+    const size_t length = arguments_.length(i);
     for (size_t item = 0; item < length; ++item) {
-      match(i, boxed_.item(i, item), static_cast<int>(item));
+      match(i, arguments_.item(i, item), static_cast<int>(item));
       set_device();
       check_expressions(i, static_cast<int>(item));
       for (const Names::Item& named : contract_.items_) {
@@ -157,10 +190,12 @@ class Contract::Call {
   }
 
   void set_device() {
-    if (device_ != nullptr || state_.device < 0) return;
-    device_ = &device(state_.device);
-    state_.sm = device_->sm;
-    state_.multiprocessors = device_->multiprocessors;
+    if constexpr (std::is_same_v<Arguments, const BoxedArguments>) {
+      if (state_.sm >= 0 || state_.device < 0) return;
+      const Device& found = device(state_.device);
+      state_.sm = found.sm;
+      state_.multiprocessors = found.multiprocessors;
+    }
   }
 
   // Where a formula is registered, PyTorch calls below autograd with gradients off.
@@ -250,22 +285,29 @@ class Contract::Call {
   }
 
   const Contract& contract_;
-  const BoxedArguments& boxed_;
+  Arguments& arguments_;
   const bool grad_mode_;
   CallState state_;
-  const Device* device_ = nullptr;
   int argument_requiring_grad_ = -1;  // an argument that requires grad
 };
 
 void Contract::call(StableIValue* stack) const {
   CallAllocations outputs;
   {
+    static const int32_t cuda = aoti_torch_device_type_cuda();
     const BoxedArguments boxed(schema_, stack);
     raise_load_error();  // now that the arguments are given back
-    Call call(*this, boxed);
+    Call<const BoxedArguments> call(*this, boxed, cuda, aoti_torch_grad_mode_is_enabled());
     call.run(outputs);
   }
   outputs.give(stack);  // when the arguments are given back: they lie in the same place
+}
+
+json Contract::check_call(const json& arguments) const {
+  DescribedArguments described(schema_, arguments);
+  Call<DescribedArguments> call(*this, described, -1, false);
+  call.bind();
+  return call.outputs();
 }
 
 void Contract::refuse_lazy_view(StableIValue* stack) const {

@@ -16,6 +16,7 @@ constexpr size_t kMaxOpTensors = kMaxOpArguments + 64;  // items of lists, outpu
 constexpr size_t kMaxOpNumbers = 256;
 constexpr size_t kMaxOpVariables = 16;  // of dtypes; groups of dims ("*s")
 
+constexpr int32_t kNoDevice = -2;  // no tensor was met; -1 is the CPU's index
 constexpr auto kUnboundDtype = static_cast<ScalarType>(-1);
 
 // An array that nobody pays for before it is written.
@@ -49,9 +50,10 @@ struct CallState {
   Unset<std::string_view, kMaxOpArguments> texts;
   Unset<DimGroup, kMaxOpVariables> groups;
   Unset<ScalarType, kMaxOpVariables> dtypes;  // kUnboundDtype until a tensor binds it
-  int32_t device = -1;                        // where all tensors lie; -1: none was met
-  int64_t sm = 0;
-  int64_t multiprocessors = 0;
+  int32_t device_type = -1;                   // of all tensors; -1: that of the first
+  int32_t device = kNoDevice;
+  int64_t sm = -1;  // -1, and so below, where no GPU is asked for
+  int64_t multiprocessors = -1;
 
   Arguments arguments() const {
     return {facts.data(), numbers.data(), sm, multiprocessors, texts.data()};

@@ -54,12 +54,23 @@ std::vector<Expression> read_three(const json& trees, const Scope& scope,
 
 }  // namespace
 
-void ContractImages::add(std::vector<uint8_t> bytes, const std::string& origin) {
+void ContractImages::add(std::vector<uint8_t> bytes, const std::string& origin,
+                         const std::string& path) {
   File file;
   file.sha256 = sha256_hex(bytes.data(), bytes.size());
   file.bytes = std::move(bytes);
   file.origin = origin;
+  file.path = path;
   files_.push_back(std::move(file));
+}
+
+json ContractImages::files() const {
+  json files = json::array();
+  for (const File& file : files_) {
+    if (file.path.empty()) return nullptr;
+    files.push_back({{"file", file.path}, {"sha256", file.sha256}});
+  }
+  return files;
 }
 
 std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indices, bool jit,
@@ -91,7 +102,7 @@ std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indice
 }
 
 Contract::Contract(const json& definition, ContractImages& images, std::string package)
-    : definition_(definition), package_(std::move(package)) {
+    : definition_(definition), package_(std::move(package)), files_(images.files()) {
   Fields first(definition, "a contract");
   const std::string text = first.text("schema");
   schema_ = parse_schema(text);
@@ -107,7 +118,8 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   const json& kernels = fields.list("kernels");
   if (fields.find("backward") != nullptr) {
     check_backward(fields.text("backward"), fields.at("backward"));
-    check_derivative();
+    check_differentiable(schema_);
+    check_gradient_names(schema_);
   }
   const bool jit = fields.truth("jit", false);
   fields.finish();
@@ -159,21 +171,6 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     for (json& index : kernel["images"]) index = images.sha256(index.get<size_t>());
   }
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-// What PyTorch's autograd can do something with.
-void Contract::check_derivative() const {
-  if (schema_.mutates()) {
-    fail({"input", op_, "changes its arguments, so it can have no derivative",
-          "a schema without (a!), or no 'backward'", schema_.text(), ""});
-  }
-  for (const SchemaArgument& argument : schema_.arguments) {
-    if (!argument.keyword_only || !argument.is_tensor()) continue;
-    fail({"input", op_,
-          "has the keyword-only tensor '" + argument.name +
-              "', which PyTorch's autograd does not take",
-          "tensors before the '*' of the schema", "", ""});
-  }
 }
 
 void Contract::read_tensors(const json& tensors, const json& outputs, const json* scratch,

@@ -22,11 +22,14 @@ namespace torch_cubin {
 // The images that contracts name by index, each a file's bytes, and the modules made of them.
 class ContractImages {
  public:
-  void add(std::vector<uint8_t> bytes, const std::string& origin);
+  // `path`: of a package's own file, or "".
+  void add(std::vector<uint8_t> bytes, const std::string& origin, const std::string& path = "");
 
   size_t count() const { return files_.size(); }
   const std::string& sha256(size_t i) const { return files_[i].sha256; }
   const std::string& origin(size_t i) const { return files_[i].origin; }
+  // [{"file": its path, "sha256"}] of all; null where one is no file.
+  nlohmann::json files() const;
 
   // The module of those images, one for every equal set. PTX is taken only with `jit`. Throws what
   // opening them throws, and [no_kernel] where one of them lacks the kernel.
@@ -38,7 +41,7 @@ class ContractImages {
     std::vector<uint8_t> bytes;
     std::vector<SourceImage> images[2];  // without and with PTX; empty until asked for
     std::string sha256;
-    std::string origin;
+    std::string origin, path;
   };
   std::vector<File> files_;
   std::map<std::pair<std::vector<size_t>, bool>, std::shared_ptr<Module>> modules_;
@@ -55,12 +58,17 @@ class Contract {
   const Schema& schema() const { return schema_; }
   const nlohmann::json& definition() const { return definition_; }
   const std::string& package() const { return package_; }
+  const nlohmann::json& files() const { return files_; }  // ContractImages::files()
 
   // Equal for contracts that do the same with the same images, wherever those came from.
   const std::string& identity() const { return identity_; }
 
   // One call: takes the arguments over, leaves the outputs in their place. Throws.
   void call(StableIValue* stack) const;
+
+  // What a call would check and allocate, for arguments that DescribedArguments reads: [{"dtype",
+  // "sizes", "strides"}] of the outputs. Throws [input].
+  nlohmann::json check_call(const nlohmann::json& arguments) const;
 
   // A call with a view that PyTorch negates or conjugates lazily, of an op that changes arguments:
   // takes them over and throws.
@@ -83,14 +91,15 @@ class Contract {
     uint32_t flags = 0;                            // TORCH_CUBIN_* of runtime/launch_call.h
     int32_t priority = 0;
   };
+  template <class Arguments>
   class Call;
 
-  void check_derivative() const;
   void read_tensors(const nlohmann::json& tensors, const nlohmann::json& outputs,
                     const nlohmann::json* scratch, Names& names);
 
   nlohmann::json definition_;
   std::string package_;
+  nlohmann::json files_;
   std::string identity_;
   Schema schema_;
   std::string op_;  // "op 'mylib::vec_add'"

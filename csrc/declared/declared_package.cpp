@@ -38,8 +38,8 @@ void read_contracts(const json& ops, ContractImages& images, const std::string& 
   for (const json& op : ops) contracts.push_back(std::make_unique<Contract>(op, images, package));
 }
 
-void add_image(const json& image, const Package& package, const std::string& label,
-               ContractImages& images) {
+void add_image(const json& image, const Package& package, const std::string& folder,
+               const std::string& label, ContractImages& images) {
   Fields fields(image, label);
   const std::string name = fields.text("file");
   const std::string sha256 = fields.text("sha256");
@@ -54,12 +54,12 @@ void add_image(const json& image, const Package& package, const std::string& lab
   }
   const PackageFiles& files = *package.files();
   images.add(read_hashed(files, name, sha256, kMaxImageBytes, "Copy the package again."),
-             files.origin(name));
+             files.origin(name), folder.empty() ? "" : folder + "/" + name);
 }
 
-// `path` names the package in errors and answers.
+// `path` names the package in errors and answers; `folder` is the same, or "" in a library.
 void read_package(std::unique_ptr<PackageFiles> files, const std::string& path,
-                  Contracts& contracts) {
+                  const std::string& folder, Contracts& contracts) {
   const Package package(std::move(files), "package '" + printable(path, PATH_MAX) + "'");
   const std::string& label = package.label();
   const json& manifest = package.manifest();
@@ -74,7 +74,7 @@ void read_package(std::unique_ptr<PackageFiles> files, const std::string& path,
   fields.finish();
   ContractImages images;
   for (size_t i = 0; i < list.size(); ++i) {
-    add_image(list[i], package, label + ": images[" + std::to_string(i) + "]", images);
+    add_image(list[i], package, folder, label + ": images[" + std::to_string(i) + "]", images);
   }
   read_contracts(ops, images, path, contracts);
 }
@@ -88,7 +88,7 @@ void read_packages_in_library(const std::string& path, Contracts& contracts) {
         std::any_of(bundle.begin(), bundle.end(),
                     [](const EmbeddedFile& file) { return file.name == "manifest.json"; });
     if (!has_manifest) continue;  // cubins, for torch_cubin.load()
-    read_package(files_in_library(origin, std::move(bundle)), path, contracts);
+    read_package(files_in_library(origin, std::move(bundle)), path, "", contracts);
     found = true;
   }
   if (!found) {
@@ -120,7 +120,7 @@ json load_package(const std::string& path) {
   if (is_regular_file(root)) {
     read_packages_in_library(root, contracts);
   } else {
-    read_package(files_in_folder(root, Links::kInside), root, contracts);
+    read_package(files_in_folder(root, Links::kInside), root, root, contracts);
   }
   return define_contracts(std::move(contracts));
 }

@@ -55,6 +55,9 @@ Value Expression::evaluate_leaf(int32_t at, const Arguments& arguments) const {
     return number;
   }
   if (code == Op::kIs) return Value::of(arguments.texts[node.index] == words_[node.words].compare);
+  if ((code == Op::kSm || code == Op::kMultiprocessors) && arguments.sm < 0) {
+    no_value(at, "depends on the device, which these tensors do not have");
+  }
   if (code == Op::kSm) return Value::of(arguments.sm);
   if (code == Op::kMultiprocessors) return Value::of(arguments.multiprocessors);
   const TensorFacts& tensor = arguments.tensors[node.index];

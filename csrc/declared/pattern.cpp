@@ -14,7 +14,6 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kLayoutNames[] = {"contiguous", "rows", "dense", "strided"};
-constexpr int64_t kMaxAlign = 4096;
 constexpr int64_t kOutputAlign = 256;  // what PyTorch's allocator keeps to, at the least
 
 }  // namespace

@@ -79,6 +79,8 @@ class Names {
   std::vector<Item> items_;
 };
 
+constexpr int64_t kMaxAlign = 4096;
+
 class Pattern {
  public:
   enum class Layout : uint8_t { kContiguous, kRows, kDense, kStrided };
@@ -96,9 +98,11 @@ class Pattern {
   Layout layout() const { return layout_; }
 
   // Reads a tensor argument, or an item of one (-1: none), into its place: checks dtype, device,
-  // dims, layout and alignment, and binds names. Throws [input]. Expressions in the shape wait for
-  // check_expressions(), when all names are bound. Gives the address, null without elements.
-  void* match(AtenTensorHandle tensor, size_t place, int item, CallState& state) const;
+  // dims and layout, and binds names. Throws [input]. Expressions in the shape wait for
+  // check_expressions(), when all names are bound. Gives whether it has elements, whose address is
+  // then to be checked.
+  bool match(const TensorView& view, size_t place, int item, CallState& state) const;
+  void check_address(const void* address, int item) const;
   bool has_expressions() const { return has_expressions_; }
   void check_expressions(size_t place, int item, const CallState& state) const;
 

@@ -9,10 +9,7 @@ namespace torch_cubin {
 namespace {
 
 std::string strides_text(const TensorView& view) {
-  std::string text = "strides (";
-  for (int64_t i = 0; i < view.dim; ++i)
-    text += (i > 0 ? ", " : "") + std::to_string(view.strides[i]);
-  return text + ") of shape " + view.shape_text();
+  return "strides " + tuple_text(view.strides, view.dim) + " of shape " + view.shape_text();
 }
 
 bool has_elements(const TensorView& view) {
@@ -129,16 +126,20 @@ void Pattern::check_layout(const TensorView& view, int item) const {
   }
 }
 
-void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState& state) const {
-  const TensorView view(tensor);
-  if (!view.on_cuda()) {
-    refuse(item, "is not on a GPU", "a CUDA tensor", view.device_text(),
-           "Move it with .to(\"cuda\").");
+bool Pattern::match(const TensorView& view, size_t place, int item, CallState& state) const {
+  const bool first = state.device == kNoDevice;
+  if (first) {
+    if (state.device_type < 0) state.device_type = view.device_type;
+    state.device = view.device_index;
   }
-  if (state.device < 0) state.device = view.device_index;
-  if (view.device_index != state.device) {
+  if (view.device_index != state.device || view.device_type != state.device_type) {
+    if (first) {
+      refuse(item, "is not on a GPU", "a CUDA tensor", view.device_text(),
+             "Move it with .to(\"cuda\").");
+    }
     refuse(item, "is on another device than the arguments before it",
-           "cuda:" + std::to_string(state.device), view.device_text(), "Move it with .to(device).");
+           device_text(state.device_type, state.device), view.device_text(),
+           "Move it with .to(device).");
   }
   check_dtype(view.dtype, item, state);
 
@@ -193,26 +194,14 @@ void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState&
            std::to_string(view.sizes[dim]) + ", shape " + view.shape_text());
   }
 
-  void* address = nullptr;
-  if (has_elements(view)) {
+  const bool any = has_elements(view);
+  if (any) {
     check_layout(view, item);
     if (mutated_ && layout_ != Layout::kContiguous && layout_ != Layout::kDense &&
         may_overlap(view)) {
       refuse(item, "overlaps itself, and the op writes to it",
              "a tensor no two of whose elements share memory", strides_text(view),
              "Call .contiguous() on it.");
-    }
-    address = const_cast<void*>(view.find_data());
-    if (address == nullptr) {
-      refuse(item, "has elements but no memory", "a tensor whose storage is allocated",
-             "a null address", "");
-    }
-    if ((reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1)) != 0) {
-      refuse(item, "is not aligned", "an address that is a multiple of " + std::to_string(align_),
-             counted(reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1),
-                     "byte") +
-                 " past one",
-             "Call .clone() on it.");
     }
   }
   TensorFacts& facts = state.facts[place];
@@ -222,7 +211,19 @@ void* Pattern::match(AtenTensorHandle tensor, size_t place, int item, CallState&
   facts.itemsize = element_size(view.dtype);
   facts.dtype = dtype_text(view.dtype);
   facts.defined = true;
-  return address;
+  return any;
+}
+
+void Pattern::check_address(const void* address, int item) const {
+  if (address == nullptr) {
+    refuse(item, "has elements but no memory", "a tensor whose storage is allocated",
+           "a null address", "");
+  }
+  const uintptr_t past = reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1);
+  if (past == 0) return;
+  refuse(item, "is not aligned",
+         "an address that is a multiple of " + std::to_string(align_) + " bytes",
+         counted(past, "byte") + " past one", "Call .clone() on it.");
 }
 
 void Pattern::check_expressions(size_t place, int item, const CallState& state) const {

@@ -328,4 +328,33 @@ void check_schema(const Schema& schema) {
   }
 }
 
+void check_differentiable(const Schema& schema) {
+  const std::string op = "op '" + schema.qualified_name() + "'";
+  if (schema.mutates()) {
+    fail({"input", op, "changes its arguments, so it can have no derivative",
+          "a schema without (a!)", schema.text(), ""});
+  }
+  for (const SchemaArgument& argument : schema.arguments) {
+    if (!argument.keyword_only || !argument.is_tensor()) continue;
+    fail({"input", op,
+          "has the keyword-only tensor '" + argument.name +
+              "', which PyTorch's autograd does not take",
+          "tensors before the '*' of the schema", "", ""});
+  }
+}
+
+void check_gradient_names(const Schema& schema) {
+  std::vector<std::string> names;
+  for (const SchemaArgument& argument : schema.arguments) names.push_back(argument.name);
+  for (const std::string& name : schema.returns) names.push_back(name.empty() ? "out" : name);
+  for (size_t i = schema.arguments.size(); i < names.size(); ++i) {
+    const std::string gradient = "grad_" + names[i];
+    if (std::find(names.begin(), names.end(), gradient) == names.end()) continue;
+    fail({"input", "op '" + schema.qualified_name() + "'",
+          "has '" + names[i] + "' and '" + gradient +
+              "', which its backward op could not tell from the gradient of '" + names[i] + "'",
+          "names of their own", gradient, ""});
+  }
+}
+
 }  // namespace torch_cubin

@@ -71,4 +71,11 @@ Schema parse_schema(const std::string& text);
 // or with no effect.
 void check_schema(const Schema& schema);
 
+// Throws [input] for an op that PyTorch's autograd cannot give a derivative.
+void check_differentiable(const Schema& schema);
+
+// Throws [input] where a backward op, which knows its arguments by name, could not tell an argument
+// or output of this one from a gradient.
+void check_gradient_names(const Schema& schema);
+
 }  // namespace torch_cubin

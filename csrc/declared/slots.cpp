@@ -170,7 +170,8 @@ json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
                       {"schema", schema.text()},
                       {"state", step.state},
                       {"contract", step.contract->definition()},
-                      {"package", package_json(*step.contract)}});
+                      {"package", package_json(*step.contract)},
+                      {"images", step.contract->files()}});
   }
   std::vector<Registration> registrations;
   registrations.reserve(steps.size());
@@ -213,7 +214,8 @@ json declared_ops() {
     ops.push_back({{"name", name},
                    {"schema", contract.schema().text()},
                    {"contract", contract.definition()},
-                   {"package", package_json(contract)}});
+                   {"package", package_json(contract)},
+                   {"images", contract.files()}});
   }
   return ops;
 }

@@ -14,20 +14,18 @@ namespace torch_cubin {
 
 class DescribedTensors {
  public:
-  // {"query": {"dtype": "float16", "device": "cuda:0", "sizes": [...], "strides": [...]}, ...}, which
-  // must stay as long as this. A tensor that a call leaves out is null, or not there.
-  explicit DescribedTensors(const nlohmann::json& tensors) : tensors_(tensors) {}
+  // Of {"dtype": "float16", "device": "cuda:0", "sizes": [...], "strides": [...]}. What the view points
+  // to lives as long as this. Throws [input] for too many dims.
+  TensorView view(const nlohmann::json& tensor);
 
-  // Throws [input] for too many dims. What the view points to lives as long as this.
-  std::optional<TensorView> find(const char* name);
-  TensorView get(const char* name) { return find(name).value(); }
+  // Of the member `name` of an object; none where it is null or not there.
+  std::optional<TensorView> find(const nlohmann::json& tensors, const char* name);
 
  private:
-  const nlohmann::json& tensors_;
   std::deque<std::vector<int64_t>> numbers_;
 };
 
-// A number of a JSON object whose floats are texts, since JSON has neither infinities nor NaN.
-double described_float(const nlohmann::json& text);
+// A number, which may be a text: JSON has neither infinities nor NaN.
+double described_float(const nlohmann::json& number);
 
 }  // namespace torch_cubin

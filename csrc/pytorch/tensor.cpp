@@ -143,11 +143,11 @@ std::string tuple_text(const int64_t* values, int64_t count) {
   return text + (count == 1 ? ",)" : ")");
 }
 
-std::string TensorView::device_text() const {
-  if (on_cuda()) return "cuda:" + std::to_string(device_index);
-  if (device_type == aoti_torch_device_type_cpu()) return "cpu";
-  if (device_type == aoti_torch_device_type_meta()) return "meta";
-  return "device type " + std::to_string(device_type);
+std::string device_text(int32_t type, int32_t index) {
+  if (type == aoti_torch_device_type_cuda()) return "cuda:" + std::to_string(index);
+  if (type == aoti_torch_device_type_cpu()) return "cpu";
+  if (type == aoti_torch_device_type_meta()) return "meta";
+  return "device type " + std::to_string(type);
 }
 
 std::string dtype_name(ScalarType dtype) {

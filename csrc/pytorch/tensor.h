@@ -21,6 +21,9 @@ constexpr int64_t kMaxDims = 64;  // more than any model has; arrays of sizes li
 // "(2, 3)", as Python prints a tuple.
 std::string tuple_text(const int64_t* values, int64_t count);
 
+// "cuda:0"
+std::string device_text(int32_t type, int32_t index);
+
 // Throws [input] for a tensor of more than kMaxDims dimensions.
 struct TensorView {
   explicit TensorView(const Tensor& tensor) : TensorView(tensor.get()) {}
@@ -41,7 +44,7 @@ struct TensorView {
   const void* find_data() const;  // null there, and where there are no elements
   bool on_cuda() const;
   std::string shape_text() const { return tuple_text(sizes, dim); }
-  std::string device_text() const;  // "cuda:0"
+  std::string device_text() const { return torch_cubin::device_text(device_type, device_index); }
 };
 
 // "bfloat16", as torch prints it without its "torch." prefix; "dtype 42" where unknown.

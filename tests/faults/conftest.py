@@ -15,19 +15,17 @@ def driver():
     """The stand-in driver, with CPU tensors standing for those of its device 0."""
     from fake_driver.control import FakeDriver
 
-    from torch_cubin._kernels import arguments as _arguments
-    from torch_cubin._kernels import global_memory as _global_memory
-    from torch_cubin._kernels import tensor_map as _tensor_map
-    from torch_cubin._native import launcher as _extension
+    from torch_cubin._kernels import arguments, global_memory, tensor_map
+    from torch_cubin._native import launcher
 
     ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
-    _arguments.DEVICE_TYPE = "cpu"
-    _tensor_map.DEVICE_TYPES = ("cpu", "cuda")
-    _global_memory.DEVICE_TYPE = 1  # DLPack's number for the CPU
-    if _extension.Launcher is not _extension.PlainLauncher:
+    arguments.DEVICE_TYPE = "cpu"
+    tensor_map.DEVICE_TYPES = ("cpu", "cuda")
+    global_memory.DEVICE_TYPE = 1  # DLPack's number for the CPU
+    if launcher.Launcher is not launcher.PlainLauncher:
         from torch_cubin import _launch
 
-        _extension.configure(_launch, "CPU")
+        launcher.configure(_launch, "CPU")
     return FakeDriver()
 
 

@@ -10,7 +10,7 @@ import torch
 from fake_driver import tensors
 from faults.forked import error_of, forked
 
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 
 CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 
@@ -80,7 +80,7 @@ def test_an_entry_that_no_host_code_takes_disables_no_other(driver, tmp_path, mo
 
     def run() -> list:
         product()
-        return [driver.launches(), [each["name"] for each in _lib.catalog()["refused"]]]
+        return [driver.launches(), [each["name"] for each in library.catalog()["refused"]]]
 
     launches, refused = forked(run)
     assert len(launches) == 1

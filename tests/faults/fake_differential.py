@@ -10,7 +10,7 @@ import torch
 from faults.forked import error_of
 
 import torch_cubin
-from torch_cubin._native import launcher as _extension
+from torch_cubin._native import launcher
 
 
 class Index:
@@ -77,7 +77,7 @@ KEYWORDS = {
 
 
 def test_both_ways_agree(driver, several):
-    if _extension.Launcher is _extension.PlainLauncher:
+    if launcher.Launcher is launcher.PlainLauncher:
         pytest.skip("there is one way only")
     r = random.Random(20261121)
     kernels = [several[name] for name in ("vec_add", "small", "structs", "static_shared")]

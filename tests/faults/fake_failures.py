@@ -14,7 +14,7 @@ import torch
 from faults.forked import error_of, forked
 
 import torch_cubin
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library as _library
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -48,7 +48,7 @@ def scenario(driver) -> None:
     module["structs"](1, bytes(12), map, x, grid=1, block=1)
     module.preload(0)
     torch_cubin.preload(module["small"], "cuda:0")
-    assert _lib.module_global(module._handle, 0, "table")[1] == 64
+    assert _library.module_global(module._handle, 0, "table")[1] == 64
     assert module.unload()
     assert len(driver.launches()) == before + 3
 

@@ -52,10 +52,11 @@ def jobs_of(record: dict) -> list[dict[str, int]]:
 def check(job: dict[str, int], address: int, batch: int, rows: int, columns: int, pitch: int, size):
     """`pitch`: elements from a row of the operand to the next."""
     chunks = -(-columns * size // 16)
+    step = -(-columns * size // 128) * 8  # rows of the copy begin at lines of the cache
     assert (job["rows"], job["columns"], job["chunks"]) == (rows, columns, chunks)
     assert job["total"] == batch * rows * chunks
     assert (job["source"], job["row_stride"]) == (address, pitch)
-    assert (job["to_row_stride"], job["to_batch_stride"]) == (chunks, rows * chunks)
+    assert (job["to_row_stride"], job["to_batch_stride"]) == (step, rows * step)
     assert job["to"] % 16 == 0
     assert job["low"] == address
     last = (batch - 1) * job["batch_stride"] + (rows - 1) * pitch + columns

@@ -15,7 +15,7 @@ from faults.forked import forked
 import torch_cubin
 
 CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
-SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL = 2, 4, 8, 16, 64
+SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL, OUT_UNALIGNED = 2, 4, 8, 16, 64, 1 << 15
 
 
 class Params(ctypes.Structure):
@@ -134,23 +134,27 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
 
 
 def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:
-    """Any other bias, and rows that are no multiple of 16 bytes, take the general epilogue."""
+    """Any other bias takes the general epilogue; rows that are no multiple of 16 bytes are stored
+    without the TMA, and have no map."""
     cases = {
-        "pairs": ((256, 512), 1, 0, False),
-        "odd address": ((256, 512), 1, 1, True),
-        "stride": ((256, 512), 3, 0, True),
-        "ragged rows": ((256, 511), 1, 0, True),
+        "pairs": ((256, 512), 1, 0, 0),
+        "odd address": ((256, 512), 1, 1, GENERAL),
+        "stride": ((256, 512), 3, 0, GENERAL),
+        "ragged rows": ((256, 511), 1, 0, OUT_UNALIGNED),
     }
 
-    def add(shape: tuple[int, int], stride: int, offset: int, _: bool) -> None:
+    def add(shape: tuple[int, int], stride: int, offset: int, _: int) -> None:
         x, weight = (tensors.empty(rows, 256, dtype=torch.bfloat16) for rows in shape)
         bias = tensors.strided(shape[1:], (stride,), torch.bfloat16, offset=offset)
         torch.ops.cubin._linear(x, weight, bias)
 
     found = launches_of(driver, [partial(add, *case) for case in cases.values()])
-    for (name, (*_, general)), (_, params) in zip(cases.items(), found, strict=True):
-        assert bool(params.flags & GENERAL) == general, name
+    for (name, ((_, n), *_, flag)), (_, params) in zip(cases.items(), found, strict=True):
+        assert params.flags & (GENERAL | OUT_UNALIGNED) == flag, name
         assert params.pointers[1] != 0, name
+        assert (params.pointers[0] != 0) == (flag != 0), name
+        assert params.strides[0] == (n if flag else 0), name
+        assert any(params.maps[2]) == (flag == 0), name
 
 
 def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:

@@ -11,7 +11,7 @@ from wrong_calls import call, expect, x
 
 import torch_cubin
 from torch_cubin import errors
-from torch_cubin._native import launcher as _extension
+from torch_cubin._native import launcher
 
 SEVERAL = Path(__file__).resolve().parents[1] / "data" / "several.sm_90a.cuda130.cubin"
 
@@ -369,7 +369,7 @@ def test_lazily_negated_tensors_are_refused(driver, vec_add, index: int) -> None
 
 def test_the_extension_knows_plain_tensors(driver, vec_add, monkeypatch) -> None:
     """What is plain goes the quick way: it would be quietly slow otherwise."""
-    if _extension.Launcher is _extension.PlainLauncher:
+    if launcher.Launcher is launcher.PlainLauncher:
         pytest.skip("the extension is off")
     monkeypatch.setattr(torch_cubin.Kernel, "_launch_plainly", lambda *a, **k: pytest.fail("plain"))
     with torch.inference_mode():

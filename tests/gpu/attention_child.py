@@ -152,12 +152,13 @@ def _packed(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor, dict]
     return args, torch.randn(90, 4, 64).to(dtype), options
 
 
-def attention_sanitize(tool: str) -> dict:
-    """A reduced set of shapes, dtypes, layouts and options; compute-sanitizer watches."""
+def attention_sanitize(tool: str, *dtypes: str) -> dict:
+    """A reduced set of shapes, dtypes (default: all), layouts and options; compute-sanitizer
+    watches."""
     import torch_cubin  # noqa: F401
 
     torch.manual_seed(1)
-    r = random.Random(7)
+    r = random.Random(repr((7, *dtypes)))
     orders = [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)]
     wrong: list[str] = []
     calls = 0
@@ -173,7 +174,8 @@ def attention_sanitize(tool: str) -> dict:
             if not _near(x, y, dtype):
                 wrong.append(f"{name} of {label}")
 
-    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+    for name in dtypes or ("bfloat16", "float16", "float32", "float64"):
+        dtype = getattr(torch, name)
         chosen = _calls(r, tool)
         if dtype != torch.bfloat16 and tool == "memcheck":
             chosen = chosen[: len(chosen) // 4]

@@ -14,12 +14,15 @@ from gpu import run_child
 # Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
 _LIMIT = float(os.environ.get("TORCH_CUBIN_TEST_LIMIT", "240"))
 
-_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 4))
+_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 2))
 _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = {}
 
 # Files that take longest, by their set-up or their child processes: with several processes they are
 # begun first.
-_SLOW_FILES = ("sanitizer", "aoti", "sm90", "tutorial", "attention_determinism", "examples")
+_SLOW_FILES = (
+    *("sanitizer", "aoti", "sm90", "attention_differential", "numerics", "define_op_torch"),
+    *("tutorial", "precision", "examples", "loading", "attention_determinism", "torch"),
+)
 
 
 def _is_worker(config: pytest.Config) -> bool:

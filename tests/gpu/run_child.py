@@ -53,6 +53,7 @@ def broken_catalog(kind: str, folder: Path) -> Path:
     shutil.copytree(_package(), package)
     path = package / "manifest.json"
     manifest = json.loads(path.read_text())
+    manifest["tuned"] = []
     for name in {kernel["file"] for kernel in manifest["kernels"]}:
         image = package / name
         content = bytearray(image.read_bytes())
@@ -84,6 +85,7 @@ def tile_catalog(kind: str, tile: str, folder: Path) -> Path:
     package = folder / "catalog"
     package.mkdir()
     manifest = json.loads((_package() / "manifest.json").read_text())
+    manifest["tuned"] = []
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]

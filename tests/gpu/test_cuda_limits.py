@@ -14,7 +14,7 @@ import pytest
 import torch
 from gpu import cases
 
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 
 pytestmark = pytest.mark.usefixtures("freed_memory")
 
@@ -39,9 +39,9 @@ def test_more_batches_than_a_grid_has_blocks() -> None:
     assert batches > MAX_GRID_X
     cases.need_memory(10 * batches / 1e9)
     a, b = _windows(sizes, (1, 1), dtype), _windows(sizes, (2, 1), dtype)
-    launches = _lib.launches()
+    launches = library.launches()
     out = torch.ops.cubin.matmul(a, b)
-    assert _lib.launches() - launches == 2
+    assert library.launches() - launches == 2
     for begin in range(0, sizes[0], 512):  # all of it, in parts: the reference takes memory too
         part = slice(begin, begin + 512)
         assert torch.equal(out[part], a[part] * b[part]), f"batches from {begin} * 2^20"
@@ -60,12 +60,12 @@ def test_more_batch_dims_than_a_launch_takes(dtype: torch.dtype, dims: int) -> N
     b = torch.randint(-3, 4, (length,), device="cuda").to(dtype)
     a = a.as_strided((*sizes, m, k), (*a_strides, k, 1))
     b = b.as_strided((*sizes, k, n), (*b_strides, n, 1))
-    launches = _lib.launches()
+    launches = library.launches()
     out = torch.ops.cubin.matmul(a, b)
     parts = 1
     for size in sizes[: dims - 4]:  # one launch for each index of the dims past the fourth
         parts *= size
-    assert _lib.launches() - launches == parts
+    assert library.launches() - launches == parts
     numerics.check_exact(out, a.double() @ b.double())
 
 

@@ -115,3 +115,11 @@ SERVED: list[tuple[str, tuple[tuple[int, ...], ...], Callable[..., torch.Tensor]
 
 def name_of(case: tuple) -> str:
     return f"{case[0]}-{'-'.join('x'.join(map(str, shape)) for shape in case[1])}"
+
+
+def result_or_error(call):
+    """The result, or the type of the error: what PyTorch refuses must stay refused, its way."""
+    try:
+        return call()
+    except (TypeError, ValueError, RuntimeError) as error:
+        return type(error).__name__

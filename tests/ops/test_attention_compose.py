@@ -16,12 +16,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_cubin._ops import attention_checks as _attention_checks
-from torch_cubin._ops import attention_compose as _compose
-from torch_cubin._ops import softmax as _softmax
+from torch_cubin._ops import attention_checks, attention_compose, softmax
 
 ops = torch.ops.cubin
-OPEN = _softmax.OPEN
+OPEN = softmax.OPEN
 SMALL = ((1, 2, 2, 2), (1, 1, 3, 2), (1, 1, 3, 2))  # few numbers: each is moved by gradcheck
 
 # What a call adds to query, key and value; a function of the device, for scores (2, 4, 5, 7).
@@ -68,10 +66,10 @@ def test_values_and_gradients_by_the_formula(name, dtype, device):
     inputs = [*qkv, *(x for x in options.values() if torch.is_tensor(x) and x.dtype != torch.bool)]
     for tensor in inputs:
         tensor.requires_grad_()
-    outputs = _compose.attention(*qkv, **options)
+    outputs = attention_compose.attention(*qkv, **options)
     expected = formula(*qkv, **options)
     assert outputs[0].dtype == dtype
-    assert outputs[1].dtype == _attention_checks.saved_dtype(qkv[0])
+    assert outputs[1].dtype == attention_checks.saved_dtype(qkv[0])
     check_near(outputs, expected, DTYPES[dtype])
     weights = [torch.randn_like(x) for x in outputs]
     grads = torch.autograd.grad(outputs, inputs, weights)
@@ -90,7 +88,7 @@ def test_ops_without_gradients_agree(name, dtype, device):
     limit = DTYPES[dtype]
     for tensor in qkv:
         tensor.requires_grad_()
-    outputs = _compose.attention(*qkv, **options)
+    outputs = attention_compose.attention(*qkv, **options)
     grad = torch.randn_like(outputs[0])
     expected = torch.autograd.grad(outputs[0], qkv, grad)
     with torch.no_grad():
@@ -107,7 +105,7 @@ def test_wide_heads(head_dims, dtype, device):
     expected = formula(q, k, v, enable_gqa=True)
     with torch.no_grad():
         check_near(ops.attention_forward(q, k, v, enable_gqa=True), expected, DTYPES[dtype])
-    check_near(_compose.attention(q, k, v, enable_gqa=True), expected, DTYPES[dtype])
+    check_near(attention_compose.attention(q, k, v, enable_gqa=True), expected, DTYPES[dtype])
 
 
 @pytest.mark.parametrize("columns", [1, 31, 33, 4096, 4097, 20000])
@@ -118,7 +116,7 @@ def test_long_rows(columns, device):
     )
     for tensor in (q, k, v):
         tensor.requires_grad_()
-    outputs = _compose.attention(q, k, v, softcap=3.0)
+    outputs = attention_compose.attention(q, k, v, softcap=3.0)
     expected = formula(q, k, v, softcap=3.0)
     check_near(outputs, expected, 1e-12)
     check_near(
@@ -136,7 +134,7 @@ def test_every_shape_as_torch(shapes, device):
         expected = formula(q, k, v, **options)[0]
     else:
         expected = F.scaled_dot_product_attention(q, k, v, **options)
-    out, logsumexp = _compose.attention(q, k, v, **options)
+    out, logsumexp = attention_compose.attention(q, k, v, **options)
     assert_near(out, expected)
     assert logsumexp.shape == out.shape[:-1]
     weight = torch.randn_like(expected)
@@ -149,8 +147,8 @@ def test_every_shape_as_torch(shapes, device):
 def test_output_lies_in_memory_as_query(shape, order, device):
     base = torch.randn([*(shape[i] for i in order), shape[3]], dtype=torch.float64, device=device)
     q = base.permute([*(order.index(i) for i in range(3)), 3]).requires_grad_()
-    out, _ = _compose.attention(q, q, q)
-    assert list(out.stride()) == _attention_checks.output_strides(q, out.shape)
+    out, _ = attention_compose.attention(q, q, q)
+    assert list(out.stride()) == attention_checks.output_strides(q, out.shape)
     assert_near(out, F.scaled_dot_product_attention(q, q, q))
 
 
@@ -172,9 +170,9 @@ def gradcheck_call(name: str, device: str):
     inputs = make_qkv(SMALL, device, torch.float64, requires_grad=True)
     mask = options.pop("attn_mask", None)
     if mask is None:
-        return lambda *qkv: _compose.attention(*qkv, **options), inputs
+        return lambda *qkv: attention_compose.attention(*qkv, **options), inputs
     inputs.append(mask.requires_grad_())
-    return lambda *qkvm: _compose.attention(*qkvm, **options), inputs
+    return lambda *qkvm: attention_compose.attention(*qkvm, **options), inputs
 
 
 @pytest.mark.parametrize("name", GRADCHECKED)
@@ -214,7 +212,7 @@ def test_transforms(name, argument, device):
 
     x = tensors[argument]
     expected = TRANSFORMS[name](scalar(formula))(x)
-    assert_near(TRANSFORMS[name](scalar(_compose.attention))(x), expected)
+    assert_near(TRANSFORMS[name](scalar(attention_compose.attention))(x), expected)
 
 
 @pytest.mark.parametrize("batched", ["query", "key", "attn_mask", "alibi_slopes", "sinks"])
@@ -232,7 +230,7 @@ def test_vmap_over_one_argument(batched, rank, device):
     own = torch.stack([tensors[batched], tensors[batched] * 2, tensors[batched] - 1], 1)
 
     def call(x):
-        return _compose.attention(**{**tensors, batched: x})
+        return attention_compose.attention(**{**tensors, batched: x})
 
     expected = [call(x) for x in own.unbind(1)]
     for found, wanted in zip(vmap(call, 1)(own), zip(*expected, strict=True), strict=True):
@@ -244,7 +242,7 @@ def test_vmap_of_dropout_drops_alike(device):
     seed = torch.tensor([5], device=device)
 
     def call(q, seed):
-        return _compose.attention(q, k, v, None, 0.5, False, seed)[0]
+        return attention_compose.attention(q, k, v, None, 0.5, False, seed)[0]
 
     assert_near(vmap(call, (0, None))(q, seed), torch.stack([call(x, seed) for x in q]))
     seeds = torch.tensor([[5], [6], [7]], device=device)
@@ -260,7 +258,7 @@ def test_dropout_by_the_formula(device):
     with torch.no_grad():
         kept = kept_weights((2, 3, 40, 70), 0.25, seed, device)
     assert abs(kept.ne(0).double().mean().item() - 0.75) < 0.02
-    out, logsumexp = _compose.attention(*qkv, None, 0.25, False, seed)
+    out, logsumexp = attention_compose.attention(*qkv, None, 0.25, False, seed)
     expected, sums = formula(*qkv, kept=kept)
     check_near((out, logsumexp), (expected, sums), 1e-12)
     weight = torch.randn_like(out)
@@ -271,7 +269,7 @@ def test_dropout_by_the_formula(device):
 def test_dropout_of_everything(device):
     q, k, v = make_qkv(SHAPES[0], device, torch.float64, requires_grad=True)
     seed = torch.tensor([1], device=device)
-    out, logsumexp = _compose.attention(q, k, v, None, 1.0, False, seed)
+    out, logsumexp = attention_compose.attention(q, k, v, None, 1.0, False, seed)
     assert not out.any()
     assert logsumexp.isfinite().all()
     assert not any(x.any() for x in torch.autograd.grad(out.sum(), (q, k, v)))
@@ -282,7 +280,7 @@ def test_rows_that_see_nothing(device):
     mask = torch.zeros(4, 7, dtype=torch.float64, device=device)
     mask[1] = -math.inf
     for own in (mask.clone().requires_grad_(), mask == 0):
-        out, logsumexp = _compose.attention(q, k, v, own)
+        out, logsumexp = attention_compose.attention(q, k, v, own)
         assert not out[:, :, 1].any()
         assert (logsumexp[:, :, 1] == -math.inf).all()
         assert_near(out, F.scaled_dot_product_attention(q, k, v, own))
@@ -298,7 +296,7 @@ def test_one_number_that_is_none(value, device):
     q, k, v = make_qkv(SHAPES[0], device, torch.float64)
     q[0, 1, 2, 3] = value
     k[0, 1, :, 3] = k[0, 1, :, 3].abs()  # one infinity less the same is NaN, as in PyTorch
-    out, logsumexp = _compose.attention(q, k, v)
+    out, logsumexp = attention_compose.attention(q, k, v)
     expected = F.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(out, expected, equal_nan=True)
     assert logsumexp[0, 1, 2].isnan()
@@ -330,7 +328,7 @@ def test_forward_and_first_order_run_our_kernels(device):
     options |= {"dropout_p": 0.5, "dropout_seed": torch.tensor([3], device=device)}
     mask = options.pop("attn_mask").double().requires_grad_()
     with _Recorder() as recorder:
-        out, _ = _compose.attention(*qkv, mask, **options)
+        out, _ = attention_compose.attention(*qkv, mask, **options)
         torch.autograd.grad(out, [*qkv, mask], torch.ones_like(out))
     assert all(name.startswith("cubin::") for name in recorder.names), recorder.names
 
@@ -342,7 +340,7 @@ def test_nothing_lives_longer_than_its_graph(device):
     try:
         q, k, _ = make_qkv(SHAPES[0], device, torch.float64, requires_grad=True)
         scores = (q @ k.mT).contiguous()
-        probs, logsumexp = _softmax.softmax(scores, None, None, None, 1.0, 0.0, -OPEN, OPEN, False)
+        probs, logsumexp = softmax.softmax(scores, None, None, None, 1.0, 0.0, -OPEN, OPEN, False)
         alive = weakref.ref(probs)
         assert alive() is not None
         del probs, logsumexp
@@ -359,9 +357,9 @@ def raw_calls(device: str):
     mask = torch.randn(3, 1, 5, **options)
     heads = torch.rand(3, device=device)
     return {
-        "softmax": (_softmax.softmax, (scores, mask, heads, heads, 0.5, 2.0, -OPEN, 1, True)),
-        "softmax_backward": (_softmax.softmax_backward, (scores, probs, rows, scores, 0.5, 2.0)),
-        "dropout": (_softmax.dropout, (probs, torch.tensor([9], device=device), 30000)),
+        "softmax": (softmax.softmax, (scores, mask, heads, heads, 0.5, 2.0, -OPEN, 1, True)),
+        "softmax_backward": (softmax.softmax_backward, (scores, probs, rows, scores, 0.5, 2.0)),
+        "dropout": (softmax.dropout, (probs, torch.tensor([9], device=device), 30000)),
     }
 
 
@@ -415,7 +413,7 @@ def test_packed_sequences_are_refused(device):
     q = torch.randn(5, 2, 8, device=device, dtype=torch.float64)
     offsets = torch.tensor([0, 2, 5], device=device, dtype=torch.int32)
     with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]"):
-        _compose.attention(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
+        attention_compose.attention(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -1,19 +1,17 @@
-"""Containers of device code for the tests: the committed ones, and what nvcc makes of several.cu.
-
-What nvcc makes is kept under build/unit/, named by the hash of source and compiler.
-"""
+"""Containers of device code: the committed ones, and what nvcc makes of several.cu."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import os
+import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import real_cubins
-from cubin_check import BUILD
+from built_once import BUILD, built_once
 
 FOLDER = real_cubins.DATA / "containers"
 COMMITTED = sorted(FOLDER.iterdir())
@@ -93,29 +91,44 @@ def compiled() -> dict[str, Path]:
     source = real_cubins.DATA / "several.cu"
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     digest = hashlib.sha256(source.read_bytes() + version.encode() + MAIN.encode())
+    digest.update(repr((MODES, ARCHS)).encode())
     folder = BUILD / f"containers-{digest.hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    main = folder / "main.cu"
+    with built_once(folder) as unfinished:
+        if unfinished:
+            unfinished.mkdir()
+            _compile(compiler, source, unfinished)
+    return {path.name: path for path in sorted(folder.iterdir())}
+
+
+def _compile(compiler: Path, source: Path, folder: Path) -> None:
+    main = folder.with_name(f"{folder.name}.main.cu")
     main.write_text(MAIN)
     every = [word for flags in ARCHS.values() for word in ("-gencode", flags)]
     two = ["-gencode", ARCHS["sm_90a"], "-gencode", ARCHS["ptx"]]
     lto = ["-gencode", ARCHS["sm_90a"], "-gencode", "arch=compute_90,code=lto_90"]
-    made: dict[str, Path] = {}
 
-    def build(name: str, *options: object, of: Path = source) -> None:
-        out = made[name] = folder / name
-        if out.exists():
-            return
-        unfinished = folder / f".{os.getpid()}.{name}"
-        command = [compiler, *options, "-I", source.parent, of, "-o", unfinished]
+    def run(command: list[object]) -> str:
         found = subprocess.run([str(word) for word in command], capture_output=True, text=True)
         assert found.returncode == 0, f"{command}\n{found.stderr}"
-        unfinished.replace(out)
+        return found.stderr
 
-    for mode in MODES:
-        options = ["-Xfatbin", f"--compress-mode={mode}"]
-        build(f"{mode}.fatbin", "-fatbin", *every, *options)
-        build(f"{mode}.all.fatbin", "-fatbin", *every, *options, "-Xfatbin", "-compress-all")
+    def build(name: str, *options: object, of: Path = source) -> None:
+        run([compiler, *options, "-I", source.parent, of, "-o", folder / name])
+
+    with tempfile.TemporaryDirectory() as parts:
+        # The modes differ in how the same parts are packed: nvcc compiles those once, and then only
+        # its last command is run.
+        for number, mode in enumerate(MODES):
+            for suffix, more in (("", []), (".all", ["-Xfatbin", "-compress-all"])):
+                command = [compiler, "-fatbin", *every, "--keep", "--keep-dir", parts, *more]
+                command += ["-Xfatbin", f"--compress-mode={mode}", source]
+                command += ["-o", folder / f"{mode}{suffix}.fatbin"]
+                if number == 0 and not suffix:
+                    run(command)
+                    continue
+                steps = run([*command, "--dryrun"]).splitlines()
+                (pack,) = (line for line in steps if line.startswith("#$ fatbinary "))
+                run([compiler.parent / "fatbinary", *shlex.split(pack)[2:]])
     build("relocatable.fatbin", "-fatbin", "-dc", *two)
     build("relocatable.cubin", "-cubin", "-dc", "-arch=sm_90a")
     build("lto.fatbin", "-fatbin", "-dc", *lto)
@@ -125,7 +138,7 @@ def compiled() -> dict[str, Path]:
     if (compiler.parent.parent / "lib64" / "libcudart_static.a").exists():
         # Two objects: their fatbins stand one after the other.
         build("program", *two, main, of=source)
-    return made
+    main.unlink()
 
 
 def zstd() -> str | None:

@@ -1,7 +1,6 @@
 """Builds and drives tests/unit/cubin_check.cpp: csrc/cubin alone, under sanitizers.
 
-Needs g++, and the headers of nlohmann-json, neither torch nor CUDA. The program is built once for
-its sources, under build/unit/, and reused.
+Needs g++, and the headers of nlohmann-json, neither torch nor CUDA.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "unit"
+from built_once import BUILD, ROOT, built_once
+
+CSRC = ROOT / "csrc"
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-FLAGS = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
+FLAGS = ("-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror")
 
 
 def json_include() -> Path:
@@ -33,31 +33,45 @@ def json_include() -> Path:
 
 
 def sources() -> list[Path]:
-    return sorted((ROOT / "csrc" / "cubin").glob("*.cpp"))
+    return sorted((CSRC / "cubin").glob("*.cpp"))
 
 
-def build(
-    main: Path, compiler: str = "g++", extra: Sequence[str] = (), more: Sequence[Path] = ()
-) -> Path:
-    """The program of `main`, csrc/cubin and `more`, with sanitizers where the compiler has them."""
-    headers = sorted((ROOT / "csrc" / "cubin").glob("*.h"))
-    digest = hashlib.sha256(repr((compiler, FLAGS, SANITIZE, list(extra))).encode())
-    for path in [main, *more, *sources(), *headers]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    program = BUILD / f"{main.stem}-{digest.hexdigest()[:16]}"
-    if program.exists():
-        return program
-    BUILD.mkdir(parents=True, exist_ok=True)
-    for old in BUILD.glob(f"{main.stem}-*"):
-        old.unlink()
-    unfinished = BUILD / f".{program.name}.{os.getpid()}"
-    command = [compiler, *FLAGS, *extra, f"-I{ROOT / 'csrc'}", f"-isystem{json_include()}"]
-    command += [str(path) for path in (main, *more, *sources())] + ["-o", str(unfinished)]
+def compile_cpp(*words: object) -> None:
+    """Runs g++ with sanitizers, where it has them."""
+    command = ["g++", *FLAGS, f"-I{CSRC}", f"-isystem{json_include()}", *map(str, words)]
     found = subprocess.run([*command, *SANITIZE], capture_output=True, text=True)
     if found.returncode != 0 and "asan" in found.stderr:  # no runtime of the sanitizers
         found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, f"{' '.join(command)}\n{found.stderr}"
-    unfinished.replace(program)  # whole or not there, whoever builds at the same time
+
+
+def cubin_object() -> Path:
+    """csrc/cubin as one object file: the headers, which all its files include, are read once."""
+    headers = sorted((CSRC / "cubin").glob("*.h"))
+    digest = hashlib.sha256(repr((FLAGS, SANITIZE)).encode())
+    for path in [*sources(), *headers]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    output = BUILD / f"cubin-{digest.hexdigest()[:16]}.o"
+    with built_once(output) as unfinished:
+        if unfinished:
+            unit = unfinished.with_suffix(".cpp")
+            unit.write_text("".join(f'#include "cubin/{path.name}"\n' for path in sources()))
+            compile_cpp("-c", unit, "-o", unfinished)
+            unit.unlink()
+    return output
+
+
+def build(main: Path, extra: Sequence[str] = (), more: Sequence[Path] = ()) -> Path:
+    """The program of `main`, csrc/cubin and `more`, with sanitizers where the compiler has them."""
+    cubin = cubin_object()
+    headers = [path for folder in ("declared", "pytorch") for path in (CSRC / folder).glob("*.h")]
+    digest = hashlib.sha256(repr((cubin.name, list(extra))).encode())
+    for path in [main, *more, *sorted(headers if more else [])]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    program = BUILD / f"{main.stem}-{digest.hexdigest()[:16]}"
+    with built_once(program) as unfinished:
+        if unfinished:
+            compile_cpp(*extra, main, *more, cubin, "-o", unfinished)
     return program
 
 

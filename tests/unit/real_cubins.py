@@ -1,8 +1,4 @@
-"""Real cubins for the parser's tests: the committed ones, and several.cu compiled for every arch.
-
-What nvcc makes is kept under build/unit/, named by the hash of source and compiler, so that only
-the first run pays for it.
-"""
+"""Real cubins: the committed ones, and tests/data/several.cu compiled for every arch."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from cubin_check import BUILD, ROOT
+from built_once import BUILD, ROOT, built_once
 
 DATA = ROOT / "tests" / "data"
 COMMITTED = sorted(DATA.glob("*.cubin"))
@@ -44,25 +40,26 @@ def compiled() -> dict[str, tuple[Path, str]]:
         return {}
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     source = DATA / "several.cu"
-    digest = hashlib.sha256(source.read_bytes() + version.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        source.read_bytes() + version.encode() + repr(ARCHS).encode()
+    ).hexdigest()[:16]
     folder = BUILD / f"cubins-{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
 
-    def build(arch: str) -> tuple[Path, str]:
-        out, log = folder / f"{arch}.cubin", folder / f"{arch}.txt"
-        if not (out.exists() and log.exists()):
-            unfinished = folder / f".{arch}.{os.getpid()}.cubin"
-            command = [compiler, "-cubin", f"-arch={arch}", "-DALL_KERNELS", "-Xptxas", "-v"]
-            made = subprocess.run(
-                [*command, "-o", unfinished, source], capture_output=True, text=True
-            )
-            assert made.returncode == 0, f"{arch}: {made.stderr}"
-            log.write_text(made.stderr)
-            unfinished.replace(out)
-        return out, log.read_text()
+    def build(arch: str) -> None:
+        command = [compiler, "-cubin", f"-arch={arch}", "-DALL_KERNELS", "-Xptxas", "-v"]
+        command += ["-o", unfinished / f"{arch}.cubin", source]
+        made = subprocess.run(command, capture_output=True, text=True)
+        assert made.returncode == 0, f"{arch}: {made.stderr}"
+        (unfinished / f"{arch}.txt").write_text(made.stderr)
 
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        return dict(zip(ARCHS, pool.map(build, ARCHS), strict=True))
+    with built_once(folder) as unfinished:
+        if unfinished:
+            unfinished.mkdir()
+            with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                list(pool.map(build, ARCHS))
+    return {
+        arch: (folder / f"{arch}.cubin", (folder / f"{arch}.txt").read_text()) for arch in ARCHS
+    }
 
 
 def ptxas_usage(log: str) -> dict[str, dict[str, int]]:

@@ -18,8 +18,7 @@ import torch_cubin
 from torch_cubin import __main__ as cli
 from torch_cubin import errors
 from torch_cubin._command_line import demo, doctor
-from torch_cubin._native import launcher as _extension
-from torch_cubin._native import library as _lib
+from torch_cubin._native import launcher, library
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 
@@ -184,11 +183,11 @@ def test_doctor_tells_of_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_p
         return found
 
     monkeypatch.delenv("TORCH_CUBIN_PLAIN_LAUNCH", raising=False)
-    path = Path(_lib.PATH).with_name("_launch.abi3.so")
-    if _extension.Launcher is not _extension.PlainLauncher:
+    path = Path(library.PATH).with_name("_launch.abi3.so")
+    if launcher.Launcher is not launcher.PlainLauncher:
         assert line() == f"launcher  ok  {path}: takes the common kernel calls"
         with monkeypatch.context() as patch:
-            patch.setattr(_extension, "Launcher", _extension.PlainLauncher)
+            patch.setattr(launcher, "Launcher", launcher.PlainLauncher)
             assert line().startswith(
                 f"launcher  --  {path} does not know the tensors of this torch"
             )
@@ -205,7 +204,7 @@ def test_doctor_tells_of_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_p
     monkeypatch.setenv("TORCH_CUBIN_PLAIN_LAUNCH", "1")
     assert line().startswith("launcher  --  turned off by TORCH_CUBIN_PLAIN_LAUNCH=1: kernel calls")
     monkeypatch.delenv("TORCH_CUBIN_PLAIN_LAUNCH")
-    monkeypatch.setattr(doctor._lib, "PATH", tmp_path / "_C.so")
+    monkeypatch.setattr(doctor.library, "PATH", tmp_path / "_C.so")
     assert line().startswith(f"launcher  --  {tmp_path}/_launch.abi3.so is not there: kernel calls")
 
 
@@ -213,7 +212,7 @@ def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys, tmp_path) ->
     (tmp_path / "a.cubin").write_bytes(b"changed")
     entry = {"file": "a.cubin", "arch": "sm_90a", "dtype": "float32", "sha256": "0" * 64}
     monkeypatch.setattr(
-        _lib, "catalog", lambda: {**CATALOG, "path": str(tmp_path), "kernels": [entry]}
+        library, "catalog", lambda: {**CATALOG, "path": str(tmp_path), "kernels": [entry]}
     )
     status, text = _doctor(capsys)
     assert status == 1
@@ -222,14 +221,14 @@ def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys, tmp_path) ->
 
 def test_doctor_finds_a_kernel_that_the_library_refuses(no_gpu, monkeypatch, capsys) -> None:
     refused = {"name": "k", "arch": "sm_80", "message": "torch_cubin [params]: another struct"}
-    monkeypatch.setattr(_lib, "catalog", lambda: {**CATALOG, "refused": [refused]})
+    monkeypatch.setattr(library, "catalog", lambda: {**CATALOG, "refused": [refused]})
     status, text = _doctor(capsys)
     assert status == 1
     assert "BAD sm_80: torch_cubin [params]: another struct" in text
 
 
 def test_doctor_shows_a_catalog_that_cannot_be_read(no_gpu, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(_lib, "catalog", _raise("file"))
+    monkeypatch.setattr(library, "catalog", _raise("file"))
     status, text = _doctor(capsys)
     assert status == 1
     assert "BAD torch_cubin [file]" in text
@@ -239,7 +238,7 @@ def test_doctor_shows_a_gpu_without_kernels(no_gpu, monkeypatch, capsys) -> None
     device = {"index": 0, "name": "Old", "sm": 75, "driver": "13.0", "arch": None}
     device["arch_error"] = {"tag": "arch", "message": "torch_cubin [arch]: nothing for sm_75"}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(_lib, "device", lambda index: device)
+    monkeypatch.setattr(library, "device", lambda index: device)
     monkeypatch.setattr(doctor, "CHECKS", [("GPUs", doctor._gpus)])
     status, text = _doctor(capsys)
     assert status == 1

@@ -15,7 +15,7 @@ from declared import DATA, DECLARED, LAUNCH, blocks, schema, vec_add
 import torch_cubin
 from torch_cubin import errors
 from torch_cubin import int32 as i32
-from torch_cubin._declared import patterns as _patterns
+from torch_cubin._declared import patterns
 from torch_cubin._declared import signature as _signature
 
 CDIV = ["neg", ["floordiv", ["neg", ["numel", "x"]], 256]]
@@ -80,7 +80,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize(("text", "shape", "layout", "align"), PATTERNS, ids=lambda x: str(x)[:40])
 def test_patterns(text: str, shape: list, layout: str, align: int) -> None:
-    assert _patterns.parse(text, "a test") == {
+    assert patterns.parse(text, "a test") == {
         "dtype": text.split("[")[0],
         "shape": shape,
         "layout": layout,

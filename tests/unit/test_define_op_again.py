@@ -13,12 +13,12 @@ from declared import DECLARED, VEC_ADD, blocks, schema, vec_add
 
 import torch_cubin
 from torch_cubin import errors
-from torch_cubin._declared import op as _declared
-from torch_cubin._native import library as _lib
+from torch_cubin._declared import op as _op
+from torch_cubin._native import library
 
 
 def in_cpp(name: str) -> dict | None:
-    return next((op for op in _lib.defined_ops() if op["name"] == name), None)
+    return next((op for op in library.defined_ops() if op["name"] == name), None)
 
 
 CHANGING = {
@@ -55,7 +55,7 @@ def test_what_is_refused_is_nowhere(text: str, definition: dict, says: str) -> N
         with pytest.raises(errors.InputError, match=re.escape(says)):
             torch_cubin.define_op(text, **definition)
         assert in_cpp(name) is None
-        assert _declared.find(name) is None
+        assert _op.find(name) is None
 
 
 def test_what_fails_halfway_fails_again_and_can_be_mended(monkeypatch) -> None:
@@ -67,11 +67,11 @@ def test_what_fails_halfway_fails_again_and_can_be_mended(monkeypatch) -> None:
 
     with monkeypatch.context() as patched, warnings.catch_warnings():
         warnings.simplefilter("error")
-        patched.setattr(_declared._declared_autograd, "transform_kernel", fail)
+        patched.setattr(_op.autograd, "transform_kernel", fail)
         for _ in range(2):
             with pytest.raises(MemoryError):
                 vec_add(schema=text)
-            assert _declared.find(name) is None
+            assert _op.find(name) is None
         patched.undo()
         op = vec_add(schema=text)
     assert torch.equal(op(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
@@ -91,7 +91,7 @@ def test_a_swap_is_whole_where_warnings_are_errors() -> None:
 def test_threads_that_redefine_one_op_agree_with_cpp(monkeypatch) -> None:
     text = schema("vec_add(Tensor x, Tensor y) -> Tensor")
     op = vec_add(schema=text)
-    real, inside, failures = _lib.define_ops, threading.Semaphore(1), []
+    real, inside, failures = library.define_ops, threading.Semaphore(1), []
 
     def define_ops(*args):
         if not inside.acquire(blocking=False):
@@ -103,7 +103,7 @@ def test_threads_that_redefine_one_op_agree_with_cpp(monkeypatch) -> None:
             threading.Event().wait(0.001)
             inside.release()
 
-    monkeypatch.setattr(_lib, "define_ops", define_ops)
+    monkeypatch.setattr(library, "define_ops", define_ops)
 
     def work(seed: int) -> None:
         for i in range(5):

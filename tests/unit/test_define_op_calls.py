@@ -17,7 +17,7 @@ from torch.func import jvp
 
 import torch_cubin
 from torch_cubin import errors
-from torch_cubin._declared import contract as _contract
+from torch_cubin._declared import contract
 from torch_cubin._declared import signature as _signature
 
 
@@ -137,7 +137,7 @@ def test_outputs_of_a_cpu_function_share_no_memory() -> None:
 
 def test_sets_of_dtypes_have_an_order() -> None:
     signature = _signature.parse("mylib::f(Tensor x) -> Tensor")
-    builder = _contract.Builder(signature, {"T": {"int8", torch.float16, "float32", "bfloat16"}})
+    builder = contract.Builder(signature, {"T": {"int8", torch.float16, "float32", "bfloat16"}})
     assert builder.dtypes == {"T": ["bfloat16", "float16", "float32", "int8"]}
 
 

@@ -19,7 +19,7 @@ from elf_builder import Cubin, Kernel
 import torch_cubin
 from torch_cubin import errors
 from torch_cubin._inspection.inspect import Container, Image, Ptx
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library as _library
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
 
@@ -225,12 +225,12 @@ def test_too_large_file_is_not_read(tmp_path: Path) -> None:
 
 def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "_C.so"
-    monkeypatch.setattr(_lib, "PATH", broken)
+    monkeypatch.setattr(_library, "PATH", broken)
     with pytest.raises(ImportError, match=r"torch_cubin \[file\]: library .* is missing: .*make"):
-        _lib.load.__wrapped__()
+        _library.load.__wrapped__()
     broken.write_bytes(b"not a library")
     with pytest.raises(ImportError, match=r"torch_cubin \[file\]: library .* cannot be loaded"):
-        _lib.load.__wrapped__()
+        _library.load.__wrapped__()
 
 
 def test_inspect_never_touches_the_driver() -> None:

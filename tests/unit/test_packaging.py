@@ -187,6 +187,7 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     assert "torch_cubin/_C.so" in names
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "torch_cubin").rglob("*.py")}
     expected = {f"torch_cubin/cubins/{kernel['file']}" for kernel in manifest["kernels"]}
+    expected |= {f"torch_cubin/cubins/{table['file']}" for table in manifest["tuned"]}
     expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
     expected |= {"torch_cubin/cmake/torch_cubin.cmake"}
     expected |= {"torch_cubin/_launch.abi3.so"}  # where Python's headers are, as they are here

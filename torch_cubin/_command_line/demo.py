@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import torch_cubin
 from torch_cubin._drop_in.report import table
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 from torch_cubin.errors import counted
 
 # There in a checkout only, not in a wheel.
@@ -69,7 +69,7 @@ def run() -> int:
     good = _show_products(device)
     good = _show_attention(device) and good
     if gpu:
-        loaded = sorted({kernel["name"] for kernel in _lib.catalog()["loaded"]})
+        loaded = sorted({kernel["name"] for kernel in library.catalog()["loaded"]})
         print(f"Loaded for these, each when it was first needed: {', '.join(loaded)}\n")
     return 0 if _show_model(device) and good else 1
 
@@ -77,7 +77,7 @@ def run() -> int:
 def _show_machine(gpu: bool) -> None:
     print(f"torch_cubin {torch_cubin.__version__}, torch {torch.__version__}")
     if gpu:
-        facts = _lib.device(torch.cuda.current_device())
+        facts = library.device(torch.cuda.current_device())
         print(f"{facts['name']}: kernels for {facts['arch']}, driver for CUDA {facts['driver']}")
     else:
         print(
@@ -89,8 +89,8 @@ def _show_machine(gpu: bool) -> None:
 
 def _show_kernels(gpu: bool) -> None:
     """Some of the kernels that are there, as their cubins (not the manifest) describe them."""
-    catalog = _lib.catalog()
-    arch = _lib.device(torch.cuda.current_device())["arch"] if gpu else catalog["archs"][0]
+    catalog = library.catalog()
+    arch = library.device(torch.cuda.current_device())["arch"] if gpu else catalog["archs"][0]
     entries = [entry for entry in catalog["kernels"] if entry["arch"] == arch]
     count = counted(len(entries), "kernel")
     print(f"{count} for {arch} in {catalog['path']}; one for each dtype and kind:")

@@ -17,7 +17,7 @@ import torch
 
 import torch_cubin
 from torch_cubin import _pytorch, errors
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 from torch_cubin._pytorch.internals import FEATURES
 from torch_cubin.errors import counted
 
@@ -52,8 +52,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def _library() -> Iterator[Finding]:
-    _lib.load()
-    yield True, str(_lib.PATH)
+    library.load()
+    yield True, str(library.PATH)
 
 
 # docs/your_own_kernel.md, "Cost".
@@ -61,7 +61,7 @@ _WITHOUT = "kernel calls go through Python, by the same rules, some 12 us slower
 
 
 def _launcher() -> Iterator[Finding]:
-    path = Path(_lib.PATH).with_name("_launch.abi3.so")
+    path = Path(library.PATH).with_name("_launch.abi3.so")
     if os.environ.get("TORCH_CUBIN_PLAIN_LAUNCH") == "1":
         yield None, f"turned off by TORCH_CUBIN_PLAIN_LAUNCH=1: {_WITHOUT}"
     elif not path.is_file():
@@ -78,15 +78,15 @@ def _import_launcher(path: Path) -> Finding:
         importlib.import_module("torch_cubin._launch")
     except ImportError as error:
         return False, f"{path} does not load ({error}): {_WITHOUT}. Build or install it again."
-    from torch_cubin._native import launcher as _extension
+    from torch_cubin._native import launcher
 
-    if _extension.Launcher is _extension.PlainLauncher:
+    if launcher.Launcher is launcher.PlainLauncher:
         return None, f"{path} does not know the tensors of this torch: {_WITHOUT}"
     return True, f"{path}: takes the common kernel calls"
 
 
 def _catalog() -> Iterator[Finding]:
-    catalog = _lib.catalog()
+    catalog = library.catalog()
     kernels = catalog["kernels"]
     yield (
         bool(kernels),
@@ -103,6 +103,9 @@ def _catalog() -> Iterator[Finding]:
         )
         for file in changed:
             yield False, f"{file} is missing or not what the manifest promises: build it again"
+    for table in catalog.get("tuned", ()):
+        whole = _is_whole(catalog["path"], table)
+        yield whole, f"a tuned table for {table['gpu']}, {table['file']}"
     for refused in catalog["refused"]:
         yield False, f"{refused['arch']}: {refused['message']}"
 
@@ -127,7 +130,7 @@ def _gpus() -> Iterator[Finding]:
     if count == 0:
         yield None, f"torch finds none: {_driver_trouble()}"
     for index in range(count):
-        facts = _lib.device(index)
+        facts = library.device(index)
         known = f"{index}: {facts['name']} (sm_{facts['sm']}), driver for CUDA {facts['driver']}"
         if facts["arch"]:
             yield True, f"{known}: served by the kernels for {facts['arch']}"
@@ -137,7 +140,7 @@ def _gpus() -> Iterator[Finding]:
 
 def _driver_trouble() -> str:
     try:
-        _lib.device(0)
+        library.device(0)
     except errors.Error as error:
         return str(error)
     return "CUDA_VISIBLE_DEVICES may hide it"
@@ -146,10 +149,10 @@ def _driver_trouble() -> str:
 def _products() -> Iterator[Finding]:
     for device in ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]:
         a = torch.arange(12.0, device=device).view(3, 4)
-        launches = _lib.launches()
+        launches = library.launches()
         equal = torch.equal(torch.ops.cubin.matmul(a, a.T), torch.matmul(a, a.T))
         ran = (
-            f"{counted(_lib.launches() - launches, 'kernel')} launched"
+            f"{counted(library.launches() - launches, 'kernel')} launched"
             if device != "cpu"
             else "by PyTorch"
         )
@@ -165,12 +168,12 @@ def _internals() -> Iterator[Finding]:
             yield True, f"{feature.name}: {', '.join(feature.names)}"
         else:
             yield None, _lost(feature.name, ", ".join(feature.missing), feature.without)
-    for symbol in _lib.pytorch_symbols():
+    for symbol in library.pytorch_symbols():
         if symbol["found"]:
             yield True, f"{symbol['feature']}: {symbol['name']}"
         else:
-            library = symbol["library"]
-            lacks = library if symbol["found"] is None else f"{symbol['name']} in {library}"
+            name = symbol["library"]
+            lacks = name if symbol["found"] is None else f"{symbol['name']} in {name}"
             yield None, _lost(symbol["feature"], lacks, symbol["without"])
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._declared import expressions as _expressions
-from torch_cubin._declared import kernel_arguments as _kernel_arguments
+from torch_cubin._declared import expressions, kernel_arguments
 from torch_cubin._declared import patterns as _patterns
 from torch_cubin._declared.expressions import (
     Traced,
@@ -80,9 +79,9 @@ class Builder:
         """What a function gives; anything else as it is. `part`: of the contract."""
         if not isinstance(value, Callable) or isinstance(value, type):  # type: ignore[arg-type]
             return value
-        traced = _expressions.trace(value, names, f"{self.op}: {what}", self.sizes)
+        traced = expressions.trace(value, names, f"{self.op}: {what}", self.sizes)
         code = value.__code__
-        self.places[part] = _expressions.place(code.co_filename, code.co_firstlineno)
+        self.places[part] = expressions.place(code.co_filename, code.co_firstlineno)
         return traced
 
     # Tensors.
@@ -167,7 +166,7 @@ class Builder:
             "when": None if choice.when is None else tree_of(traced("when", arguments)),
             "images": list(choice.images),
             "kernel": choice.kernel,
-            "args": _kernel_arguments.entries(args, everything, label),
+            "args": kernel_arguments.entries(args, everything, label),
             "grid": triple("grid"),
             "block": triple("block"),
             "shared_memory": tree_of(traced("shared_memory", everything)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_cubin import errors
 from torch_cubin._declared import contract as _contract
-from torch_cubin._declared import op as _declared
+from torch_cubin._declared import op as _op
 from torch_cubin._declared import signature as _signature
 from torch_cubin._declared.contract import Choice
 from torch_cubin._kernels import module as _module
@@ -61,7 +61,7 @@ def define_op(
     cpu: Callable[..., Any] | None = None,
     backward: str | None = None,
     jit: bool = False,
-) -> _declared.Op:
+) -> _op.Op:
     """Makes a cubin's kernel a torch op, `torch.ops.<namespace>.<name>`, and returns it.
 
     It runs on CUDA tensors, on PyTorch's current stream, with no Python on its path, and works
@@ -141,7 +141,7 @@ def define_op(
         backward=backward,
         jit=jit,
     )
-    return _declared.define(contract, images.found, cpu, places)
+    return _op.define(signature, contract, images.found, cpu, places)
 
 
 def _check_types(op: str, cpu: Any, backward: Any, jit: Any) -> None:

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from torch_cubin import errors
-from torch_cubin._declared import autograd as _declared_autograd
-from torch_cubin._declared import backward_op as _backward_op
+from torch_cubin._declared import autograd, backward_op
 from torch_cubin._declared import signature as _signature
 from torch_cubin._declared.autograd import Formula
-from torch_cubin._declared.contract_call import Call, Output, refuse_derivative
-from torch_cubin._declared.package_images import Image, manifest_of, of_package
-from torch_cubin._native import library as _lib
+from torch_cubin._declared.contract_call import Output, outputs_of, refuse_derivative
+from torch_cubin._declared.package_images import Image, of_package
+from torch_cubin._native import library as _library
 from torch_cubin._pytorch import operators, transforms
 
 
@@ -96,7 +95,7 @@ class Op:
         """
         from torch_cubin._kernels.module import _device_index
 
-        _lib.preload_op(self.name, _device_index(device))
+        _library.preload_op(self.name, _device_index(device))
 
     # What follows is for define_op and packages.
 
@@ -106,9 +105,7 @@ class Op:
             raise needed.error(f"the derivative of op '{self.name}'")
         self._formula = formula
         if formula is not None and not self._has_autograd_kernel:
-            kernel = _declared_autograd.autograd_kernel(
-                self.overload, self._signature, lambda: self._formula
-            )
+            kernel = autograd.autograd_kernel(self.overload, self._signature, lambda: self._formula)
             self._library.impl(self._signature.local_name, kernel, "Autograd")
             operators.forget_dispatch(self.overload)
             self._has_autograd_kernel = True
@@ -117,7 +114,7 @@ class Op:
         name = contract.get("backward")
         found = None
         if name is not None:
-            found = _backward_op.formula(name, self._signature, attached)
+            found = backward_op.formula(name, self._signature, attached)
         self.contract = contract
         self._set_formula(found)
 
@@ -132,23 +129,22 @@ class Op:
 
         torch.library.register_fake(self.name, fake, lib=library)
         library.impl(signature.local_name, cpu, "CPU")
-        transform = _declared_autograd.transform_kernel(
-            self.overload, signature, lambda: self._formula
-        )
-        library.impl(signature.local_name, transform, _declared_autograd.FRONT_KEY)
+        transform = autograd.transform_kernel(self.overload, signature, lambda: self._formula)
+        library.impl(signature.local_name, transform, autograd.FRONT_KEY)
 
     def _on_fake(self, values: dict[str, Any]) -> Any:
         refuse_derivative(self._signature, values)
         devices = ("cuda", "meta") if self._cpu is None else ("cuda", "cpu", "meta")
-        call = Call(self.contract, self._signature, values, devices)
-        return self._returned([output.allocate(call.device) for output in call.outputs()])
+        outputs = outputs_of(self.contract, self._signature, values, devices)
+        device = next(tensor.device for _, tensor in self._signature.tensors(values))
+        return self._returned([output.allocate(device) for output in outputs])
 
     def _on_cpu(self, values: dict[str, Any]) -> Any:
         refuse_derivative(self._signature, values)
         cpu = self._cpu
-        call = Call(self.contract, self._signature, values, ("cpu",) if cpu else ("cuda",))
+        devices = ("cpu",) if cpu else ("cuda",)
+        outputs = outputs_of(self.contract, self._signature, values, devices)
         assert cpu is not None  # CPU tensors are refused otherwise
-        outputs = call.outputs()
         args, kwargs = self._signature.unbind(values)
         with torch.no_grad(), transforms.below_autograd():
             found = cpu(*args, **kwargs)
@@ -212,22 +208,15 @@ def attached(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     op = _ops.get(_name_of(overload))
     if op is None or op._formula is not None or not torch.is_grad_enabled():
         return overload(*args, **kwargs)
-    return _declared_autograd.differentiable(overload, op._signature, None, args, kwargs)
+    return autograd.differentiable(overload, op._signature, None, args, kwargs)
 
 
 def _name_of(overload: Any) -> str:
     return overload.name()
 
 
-def check(contract: Any) -> _signature.Signature:
-    """Raises InputError [input] for what C++ or torch could only refuse half registered."""
-    signature = _signature.parse(contract["schema"])
-    if contract.get("backward") is not None:
-        signature.check_gradient_names()
-    return signature
-
-
 def define(
+    signature: _signature.Signature,
     contract: dict[str, Any],
     images: list[tuple[bytes, str]],
     cpu: Callable[..., Any] | None,
@@ -235,10 +224,9 @@ def define(
 ) -> Op:
     """Defines an op, here and in C++; `images` are (bytes, name for errors) of what it numbers.
     `places` says where the user wrote which part of the contract, for errors."""
-    signature = check(contract)
     with _lock:
         try:
-            (answer,) = _lib.define_ops([contract], images)
+            (answer,) = _library.define_ops([contract], images)
         except errors.Error as error:
             raise errors.make(error.tag, _with_place(str(error), signature.name, places)) from None
         state = answer["state"]
@@ -278,19 +266,14 @@ def _with_place(message: str, op: str, places: Mapping[str, str]) -> str:
 
 def load(package: str) -> dict[str, Op]:
     """Defines a package's ops, all or none, here and in C++."""
-    manifest = manifest_of(package) or {}
     with _lock:
-        if manifest.get("version") == 1 and isinstance(manifest.get("ops"), list):
-            for contract in manifest["ops"]:
-                if isinstance(contract, dict) and isinstance(contract.get("schema"), str):
-                    check(contract)
-        return _adopt(_lib.load_package(package))
+        return _adopt(_library.load_package(package))
 
 
 def adopt_all() -> None:
     """The ops that C++ has and Python does not know yet: those of TORCH_CUBIN_PACKAGES."""
     with _lock:
-        _adopt(_lib.defined_ops())
+        _adopt(_library.defined_ops())
 
 
 def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
@@ -299,9 +282,10 @@ def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
     try:
         for answer in answers:
             if answer["name"] not in _ops and answer["name"] not in made:
-                op = made[answer["name"]] = Op(check(answer["contract"]), answer["contract"])
+                contract = answer["contract"]
+                op = made[answer["name"]] = Op(_signature.parse(contract["schema"]), contract)
                 op._package = answer["package"]
-                op._images = of_package(op._package, op.contract)
+                op._images = of_package(answer["images"])
     except BaseException:
         for op in made.values():
             operators.destroy(op._library)
@@ -310,4 +294,4 @@ def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
     return {answer["name"]: _ops[answer["name"]] for answer in answers}
 
 
-__all__ = ["Op", "adopt_all", "attached", "check", "define", "find", "load"]
+__all__ = ["Op", "adopt_all", "attached", "define", "find", "load"]

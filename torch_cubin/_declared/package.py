@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._declared import op as _declared
+from torch_cubin._declared import op as _op
 from torch_cubin._declared.op import Op
 from torch_cubin._declared.package_images import MANIFEST
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 
 FORMAT = "torch_cubin package"
 
@@ -44,7 +44,7 @@ def save_package(
     images: dict[str, tuple[bytes, str]] = {}  # by sha256: bytes, file
     contracts = []
     for one in listed:
-        op = _declared.find(one) if isinstance(one, str) else one
+        op = _op.find(one) if isinstance(one, str) else one
         if not isinstance(op, Op):
             raise _refuse(path, "would hold what is no declared op", "an Op or its name", repr(one))
         if any(contract["schema"] == op.contract["schema"] for contract in contracts):
@@ -89,7 +89,7 @@ def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
     path = os.path.abspath(_path("load_package", folder))
     if "\0" in path:  # C++ would read the name that ends there
         raise _refuse(Path(path), "has a NUL in its name", "a folder, or a library")
-    return _declared.load(path)
+    return _op.load(path)
 
 
 def _path(function: str, folder: Any) -> str:
@@ -149,7 +149,7 @@ def _file_name(data: bytes, origin: str) -> str:
     name = os.path.basename(match[1]) if match else ""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}", name) and name != MANIFEST:
         return name
-    facts = _lib.inspect(data, origin)
+    facts = library.inspect(data, origin)
     suffix = {"cubin": "cubin", "ptx": "ptx"}.get(facts["kind"], "bin")
     kernels = [kernel["name"] for kernel in facts.get("kernels", [])]
     stem = re.sub(r"\W", "_", kernels[0])[:40] if kernels else "image"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-from pathlib import Path, PurePosixPath
-from typing import Any
 
 from torch_cubin import errors
 from torch_cubin._inspection.inspect import _origin, _read
@@ -40,35 +37,11 @@ class Image:
         return data
 
 
-def manifest_of(package: str | None) -> dict[str, Any] | None:
-    """A folder's manifest as far as it can be read; C++ says what is wrong with others."""
-    try:
-        manifest = json.loads(_read(str(Path(package or "") / MANIFEST)))
-    except (errors.Error, OSError, ValueError, RecursionError):
+def of_package(files: list[dict[str, str]] | None) -> list[Image] | None:
+    """The images that a contract of a package numbers; None where they are no files."""
+    if files is None:
         return None
-    return manifest if isinstance(manifest, dict) else None
+    return [Image(_origin(entry["file"]), **entry) for entry in files]
 
 
-def of_package(package: str | None, contract: dict[str, Any]) -> list[Image] | None:
-    """The images that a contract just loaded from a folder numbers; None where it is no folder.
-
-    None, too, where the folder's manifest is another one already.
-    """
-    manifest = manifest_of(package)
-    try:
-        if manifest is None or contract not in manifest["ops"]:
-            return None
-        return [_of_entry(Path(str(package)), entry) for entry in manifest["images"]]
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _of_entry(package: Path, entry: dict[str, Any]) -> Image:
-    name = PurePosixPath(entry["file"])
-    file = package / name
-    if name.is_absolute() or ".." in name.parts or package not in file.resolve().parents:
-        raise ValueError("a file outside of its package")
-    return Image(_origin(str(file)), file=str(file), sha256=entry["sha256"])
-
-
-__all__ = ["MANIFEST", "Image", "manifest_of", "of_package"]
+__all__ = ["MANIFEST", "Image", "of_package"]

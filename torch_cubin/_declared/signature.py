@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 from torch_cubin._pytorch import operators
 
 # PyTorch's types, as FunctionSchema prints them, and what they are called here.
@@ -73,31 +73,7 @@ class Signature:
 
     def check_differentiable(self) -> None:
         """Raises InputError [input] where the op can have no derivative."""
-        if self.mutates:
-            raise self.refuse(
-                "changes its arguments, so it can have no derivative", "a schema without (a!)"
-            )
-        if not self.outputs:
-            raise self.refuse("returns nothing that could have a gradient", "an output")
-        for argument in self.arguments:
-            if argument.keyword_only and argument.is_tensor:
-                raise self.refuse(
-                    f"has the keyword-only tensor '{argument.name}', which PyTorch's autograd does"
-                    " not take",
-                    "tensors before the '*' of the schema",
-                )
-
-    def check_gradient_names(self) -> None:
-        """Raises InputError [input] where a backward op could not tell its arguments by name."""
-        names = [argument.name for argument in self.arguments] + list(self.outputs)
-        for output in self.outputs:
-            if f"grad_{output}" in names:
-                raise self.refuse(
-                    f"has '{output}' and 'grad_{output}', which its backward op could not tell from"
-                    f" the gradient of '{output}'",
-                    "names of their own",
-                    f"grad_{output}",
-                )
+        library.check_schema(self.text, differentiable=True)
 
     def overload(self) -> Any:
         """torch.ops.mylib.vec_add.default."""
@@ -139,7 +115,7 @@ def parse(schema: str) -> Signature:
     if not isinstance(schema, str):
         got = type(schema).__name__
         raise errors.fault("input", label, "has a wrong type", expected="a str", got=got)
-    _lib.check_schema(schema)
+    library.check_schema(schema)
     try:
         parsed = operators.parse_schema(schema)
     except (RuntimeError, IndexError) as error:

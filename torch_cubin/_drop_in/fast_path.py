@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.backends import mha
 
-from torch_cubin._drop_in import report as _report
+from torch_cubin._drop_in import report
 from torch_cubin._pytorch import modes as pytorch_modes
 
 # The classes of the modes that serve; drop_in.py adds its own. (A tuple: torch.compile reads it.)
@@ -70,7 +70,7 @@ def _call_of(name: str) -> Callable:
         if not torch.compiler.is_compiling():
             modes = pytorch_modes.function_modes()
             if any(isinstance(mode, _serving) for mode in modes) and _given_nested(args, kwargs):
-                _report.count_declined(name, "nested tensor")
+                report.count_declined(name, "nested tensor")
                 return _without_serving(modes, lambda: nn.Module.__call__(self, *args, **kwargs))
         return nn.Module.__call__(self, *args, **kwargs)
 

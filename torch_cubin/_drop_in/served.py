@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from torch_cubin._drop_in import einsum as _einsum
+from torch_cubin._drop_in import einsum
 from torch_cubin._drop_in.why_not import SHAPES, why_no_mask, why_not, why_not_with
 from torch_cubin._pytorch import modes
 from torch_cubin._pytorch.compiler import assume_constant_result
@@ -238,7 +238,7 @@ def _einsum_product(*args, **others) -> Result:
     if others or not args:
         return "arguments that it does not take"
     if isinstance(args[0], torch.Tensor):  # einsum(a, [0, 1], b, [1, 2], [0, 2])
-        equation = _einsum.equation(args[1::2], args[-1] if len(args) % 2 else None)
+        equation = einsum.equation(args[1::2], args[-1] if len(args) % 2 else None)
         operands = args[0 : len(args) - len(args) % 2 : 2]
     else:
         equation, operands = args[0], args[1:]
@@ -254,7 +254,7 @@ def _einsum_product(*args, **others) -> Result:
         return reason
     plan, number = _einsum_plan(equation, a.dim(), b.dim())
     if plan is None:
-        return _einsum.REASONS[number]
+        return einsum.REASONS[number]
     if plan.swapped:
         a, b = b, a
     a = a.permute(plan.left)  # [batch, rows, inner]
@@ -274,20 +274,20 @@ def _split(shape: torch.Size, first: int, second: int) -> tuple[torch.Size, ...]
     return shape[:first], shape[first : first + second], shape[first + second :]
 
 
-_plans: dict[tuple[str, int, int], tuple[_einsum.Plan | None, int]] = {}
+_plans: dict[tuple[str, int, int], tuple[einsum.Plan | None, int]] = {}
 
 
 # Constant for torch.compile: what comes out depends on these arguments alone. The reason is a
 # number, because a string that comes out of such a function cannot be tested in a trace.
 @assume_constant_result
-def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> tuple[_einsum.Plan | None, int]:
+def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> tuple[einsum.Plan | None, int]:
     key = (equation, dims_a, dims_b)
     found = _plans.get(key)
     if found is None:
         if len(_plans) >= 1000:  # equations that a program makes and uses once
             _plans.clear()
-        plan = _einsum.plan(equation, (dims_a, dims_b))
-        plan = (None, _einsum.REASONS.index(plan)) if isinstance(plan, str) else (plan, 0)
+        plan = einsum.plan(equation, (dims_a, dims_b))
+        plan = (None, einsum.REASONS.index(plan)) if isinstance(plan, str) else (plan, 0)
         found = _plans[key] = plan
     return found
 

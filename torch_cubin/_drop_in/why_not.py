@@ -4,7 +4,7 @@
 
 import torch
 
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 from torch_cubin._ops.checks import MAX_DIMS
 from torch_cubin._pytorch.compiler import TRACING_TYPES, assume_constant_result
 
@@ -109,7 +109,7 @@ def _refused_sm(index: int) -> int:
     try:
         return _refused[index]
     except KeyError:
-        facts = _lib.device(index)
+        facts = library.device(index)
         refused = facts.get("arch_error", {}).get("tag") == "arch"
         return _refused.setdefault(index, facts["sm"] if refused else 0)
 

@@ -19,7 +19,7 @@ from torch_cubin._inspection.facts import (
     PtxParam,
     shown,
 )
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 
 MAX_BYTES = 1 << 30  # csrc/cubin/elf.h refuses more: there is no need to read it first
 
@@ -43,12 +43,12 @@ def inspect(
     `source` is an InputError [input], which is a TypeError.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _content(_lib.inspect(bytes(source), "the buffer given"))
+        return _content(library.inspect(bytes(source), "the buffer given"))
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         if isinstance(path, bytes):
             path = os.fsdecode(path)
-        return _content(_lib.inspect(_read(path), _origin(path)))
+        return _content(library.inspect(_read(path), _origin(path)))
     raise errors.fault(
         "input",
         "torch_cubin.inspect argument 'source'",

@@ -21,7 +21,7 @@ from torch_cubin._inspection.inspect import Param
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._kernels.scalars import Scalar
 from torch_cubin._kernels.tensor_map import TensorMap
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 
 # The device type of tensors that a kernel may be given. Tests set it to "cpu".
 DEVICE_TYPE = "cuda"
@@ -303,7 +303,7 @@ def _array_address(
             step *= size
     if address == 0:
         return 0, None
-    device = _lib.pointer_device(address)
+    device = library.pointer_device(address)
     if device < 0:
         raise _refuse(
             facts, param, "is no memory of a GPU", "the address of device memory", hex(address)

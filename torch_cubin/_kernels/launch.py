@@ -14,7 +14,7 @@ import torch
 from torch_cubin import errors
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._kernels import arguments as _arguments
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 
 # TORCH_CUBIN_* of csrc/runtime/launch_call.h.
 COOPERATIVE, DEPENDENT, PRIORITY, STREAM, CLUSTER = 1, 2, 4, 8, 16
@@ -95,7 +95,7 @@ def launch(
         params[index] = address
         address += -(-len(piece) // 8) * 8
     call.params = ctypes.addressof(params)
-    _lib.kernel_launch(handle, call)
+    library.kernel_launch(handle, call)
 
 
 def current_device() -> int:

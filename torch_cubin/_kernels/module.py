@@ -18,9 +18,8 @@ from torch_cubin import errors
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._inspection.inspect import _content, _origin
 from torch_cubin._inspection.inspect import _read as _read_file
-from torch_cubin._kernels import global_memory as _global_memory
-from torch_cubin._kernels import launch as _launch_call
-from torch_cubin._native import library as _lib
+from torch_cubin._kernels import global_memory, launch
+from torch_cubin._native import library
 from torch_cubin._native.launcher import Launcher
 
 Source = str | os.PathLike | bytes | bytearray | memoryview
@@ -61,7 +60,7 @@ class Kernel(Launcher):
     def __init__(self, module: Module, facts: KernelFacts) -> None:
         self.module = module
         self.info = facts
-        self._handle = _lib.module_kernel(module._handle, facts.name)
+        self._handle = library.module_kernel(module._handle, facts.name)
         self._bind(self._handle, tuple((p.size, p.kind) for p in facts.params))
 
     @property
@@ -71,7 +70,7 @@ class Kernel(Launcher):
 
     def _launch_plainly(self, /, *args: Any, **keywords: Any) -> None:
         _check_keywords(self.info, keywords)
-        _launch_call.launch(self._handle, self.info, args, **keywords)
+        launch.launch(self._handle, self.info, args, **keywords)
 
     def __repr__(self) -> str:
         return f"<torch_cubin.Kernel '{self.name}' of {self.module.origin}>"
@@ -113,14 +112,14 @@ def _drop(handle: int) -> None:
     if _collecting:
         _dead.append(handle)
     else:
-        _lib.module_drop(handle)
+        library.module_drop(handle)
 
 
 def _follow_collection(phase: str, _: dict[str, int]) -> None:
     global _collecting
     _collecting = phase == "start"
     while _dead and not _collecting:
-        _lib.module_drop(_dead.pop())
+        library.module_drop(_dead.pop())
 
 
 gc.callbacks.append(_follow_collection)
@@ -134,7 +133,7 @@ class Module:
     """
 
     def __init__(self, sources: list[tuple[bytes, str]], origin: str, jit: bool) -> None:
-        facts = _lib.open_module(sources, origin, jit)
+        facts = library.open_module(sources, origin, jit)
         self._jit = jit
         self._handle: int = facts["handle"]
         self._drop = weakref.finalize(self, _drop, self._handle)
@@ -161,7 +160,7 @@ class Module:
         if kernel is None:
             facts = self._facts.get(name)
             if facts is None:
-                _lib.module_kernel(self._handle, name)  # raises, with the nearest names
+                library.module_kernel(self._handle, name)  # raises, with the nearest names
             kernel = self._kernels.setdefault(name, Kernel(self, facts))
         return kernel
 
@@ -198,7 +197,7 @@ class Module:
         """
         self._check_open()
         index = _device_index(device)
-        address, size = _lib.module_global(self._handle, index, name)
+        address, size = library.module_global(self._handle, index, name)
         wanted = math.prod(shape) * dtype.itemsize
         if wanted != size:
             raise errors.fault(
@@ -208,13 +207,13 @@ class Module:
                 expected=f"{size} bytes",
                 got=f"{wanted} bytes, {dtype} of shape {tuple(shape)}",
             )
-        flat = _global_memory.tensor_over(self, address, size, index)
+        flat = global_memory.tensor_over(self, address, size, index)
         return flat.view(dtype).view(tuple(shape))
 
     def preload(self, device: int | str | torch.device | None = None) -> None:
         """Loads every kernel onto a device now (default: PyTorch's current one)."""
         self._check_open()
-        _lib.module_preload(self._handle, _device_index(device))
+        library.module_preload(self._handle, _device_index(device))
 
     def unload(self) -> bool:
         """Waits for submitted work, then gives the module back to the driver.
@@ -226,7 +225,7 @@ class Module:
         captured there: CaptureError [capture].
         """
         living = len(self._globals)
-        unloaded = _lib.module_unload(self._handle, keep=living > 0)
+        unloaded = library.module_unload(self._handle, keep=living > 0)
         self._closed = True
         if unloaded:
             return True
@@ -318,7 +317,7 @@ def preload(target: Module | Kernel, device: int | str | torch.device | None = N
     if isinstance(target, Module):
         target.preload(device)
     elif isinstance(target, Kernel):
-        _lib.kernel_preload(target._handle, _device_index(device))
+        library.kernel_preload(target._handle, _device_index(device))
     else:
         raise errors.fault(
             "input",
@@ -361,7 +360,7 @@ def _device_index(device: int | str | torch.device | None) -> int:
             )
         if device.index is not None:
             return device.index
-    return _launch_call.current_device()
+    return launch.current_device()
 
 
 __all__ = ["Kernel", "Module", "load", "preload"]

@@ -11,7 +11,7 @@ import torch
 from torch_cubin import errors
 from torch_cubin._declared.expressions import Traced, TracedTensor
 from torch_cubin._kernels.memory import has_memory
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 
 # The device types of tensors that have a map. Tests add "cpu".
 DEVICE_TYPES = ("cuda",)
@@ -91,13 +91,13 @@ class TensorMap:
             "address": tensor.data_ptr(),
             "device": tensor.device.index or 0,
         }
-        _lib.encode_tensor_map(self._fields, check_only=True)
+        library.encode_tensor_map(self._fields, check_only=True)
         self._encoded: bytes | None = None
 
     def encoded(self) -> bytes:
         """The 128 bytes. The first call needs the CUDA driver."""
         if self._encoded is None:
-            self._encoded = _lib.encode_tensor_map(self._fields)
+            self._encoded = library.encode_tensor_map(self._fields)
         return self._encoded
 
 

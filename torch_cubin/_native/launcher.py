@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library as _library
 from torch_cubin._pytorch import tensors
 
 _DLPACK_DEVICES = {"CPU": 1, "CUDA": 2}
@@ -55,13 +55,13 @@ def configure(extension: Any, device: str = "CUDA") -> bool:
         if not exchange:
             return False
         tensor_at, keys_at, keys = 0, 0, (0, 0)
-    library = _lib.load()
+    library = _library.load()
     launch, read = (
         ctypes.cast(function, ctypes.c_void_p).value
         for function in (library.torch_cubin_kernel_launch, library.torch_cubin_read_tensor)
     )
     types = (torch.Tensor, torch.nn.Parameter)
-    extension.configure(launch, types, read, tensor_at, keys_at, *keys, _lib.raise_error)
+    extension.configure(launch, types, read, tensor_at, keys_at, *keys, _library.raise_error)
     extension.exchange(exchange, _DLPACK_DEVICES[device])
     return True
 

@@ -74,6 +74,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "set_batch_invariant": [_INT],
     "pytorch_symbols": [],
     "check_attention": [_TEXT],
+    "check_call": [_TEXT],
     "module_open": [_TEXTS, _SIZES, _TEXTS, _SIZE, _TEXT, _INT],
     "module_kernel": [_HANDLE, _TEXT, _SIZE],
     "module_global": [_HANDLE, _INT, _TEXT, _SIZE],
@@ -85,11 +86,15 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "encode_tensor_map": [_TEXT, _TEXT],
     "pointer_device": [ctypes.c_uint64],
     "define_ops": [_TEXT, _TEXTS, _SIZES, _TEXTS, _SIZE],
-    "check_schema": [_TEXT],
+    "check_schema": [_TEXT, ctypes.c_bool],
     "load_package": [_TEXT],
     "ops": [],
     "packages_error": [],
     "preload_op": [_TEXT, _INT],
+    "watch_plans": [_INT],
+    "watched_plans": [],
+    "force_way": [_TEXT],
+    "add_tuned_table": [_TEXT],
 }
 
 
@@ -117,9 +122,9 @@ def pytorch_symbols() -> list[dict[str, Any]]:
     return _answer(load().torch_cubin_pytorch_symbols())["symbols"]
 
 
-def check(function: str, call: str) -> None:
-    """Raises the error of a call that is described as JSON (csrc/c_api_checks.cpp)."""
-    _answer(getattr(load(), f"torch_cubin_{function}")(call.encode()))
+def check(function: str, call: str) -> dict[str, Any]:
+    """The answer to a call that is described as JSON, or its error (csrc/c_api_checks.cpp)."""
+    return _answer(getattr(load(), f"torch_cubin_{function}")(call.encode()))
 
 
 def _text(name: str) -> bytes:
@@ -169,18 +174,19 @@ def define_ops(
     return _answer(load().torch_cubin_define_ops(text, *_sources(sources)))["ops"]
 
 
-def check_schema(schema: str) -> None:
-    """Raises InputError [input] for a schema that no declared op can have."""
-    _answer(load().torch_cubin_check_schema(_text(schema)))
+def check_schema(schema: str, *, differentiable: bool = False) -> None:
+    """Raises InputError [input] for a schema that no declared op (with a derivative) can have."""
+    _answer(load().torch_cubin_check_schema(_text(schema), differentiable))
 
 
 def load_package(folder: str) -> list[dict[str, Any]]:
-    """Defines a package's ops, all or none; each also with its "contract" and "package"."""
+    """Defines a package's ops, all or none; each also with its "contract", "package"
+    and "images"."""
     return _answer(load().torch_cubin_load_package(os.fsencode(folder)))["ops"]
 
 
 def defined_ops() -> list[dict[str, Any]]:
-    """All declared ops of the process: {"name", "schema", "contract", "package"}."""
+    """All declared ops of the process, each as load_package gives it, without a state."""
     return _answer(load().torch_cubin_ops())["ops"]
 
 
@@ -246,3 +252,23 @@ def encode_tensor_map(fields: dict[str, Any], check_only: bool = False) -> bytes
 def pointer_device(address: int) -> int:
     """The index of the device on which that memory lies; -1 for no GPU's memory."""
     return _answer(load().torch_cubin_pointer_device(address))["device"]
+
+
+def watch_plans(on: bool) -> None:
+    """Starts, or ends, writing down what matmul plans (ops/matmul/plan.h); forgets the last."""
+    _answer(load().torch_cubin_watch_plans(bool(on)))
+
+
+def watched_plans() -> list[dict[str, Any]]:
+    """The products that were planned while plans were watched, with every way of each."""
+    return _answer(load().torch_cubin_watched_plans())["plans"]
+
+
+def force_way(name: str) -> None:
+    """While plans are watched, this thread takes that way for products that have it; "": none."""
+    _answer(load().torch_cubin_force_way(name.encode()))
+
+
+def add_tuned_table(table: dict[str, Any]) -> None:
+    """Adds a tuned table (csrc/ops/matmul/tuned.h) to this process."""
+    _answer(load().torch_cubin_add_tuned_table(json.dumps(table).encode()))

@@ -16,9 +16,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from torch_cubin._ops import attention_compose as _compose
-from torch_cubin._ops import autograd as _autograd
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import attention_compose, autograd, checks
 from torch_cubin._ops.attention_checks import Options, check_attention
 from torch_cubin._pytorch import dispatch_keys, transforms
 
@@ -95,7 +93,7 @@ def _gradients(
             else tensor.detach().requires_grad_()
             for tensor in inputs
         ]
-        outputs = _compose.attention(*inputs, *options.positional(), **options.named())
+        outputs = attention_compose.attention(*inputs, *options.positional(), **options.named())
         pairs = [
             (output, grad)
             for output, grad in zip(outputs, (grad_out, grad_logsumexp), strict=True)
@@ -141,7 +139,7 @@ def _forward(
     # What gradients take beside query, key and value: a mask, slopes, sinks.
     beside = _requires_grad(args) or _requires_grad(kwargs.values())
     if beside or _forward_mode_possible():
-        return _compose.attention(query, key, value, *args, **kwargs)
+        return attention_compose.attention(query, key, value, *args, **kwargs)
     if query.requires_grad or key.requires_grad or value.requires_grad:
         return _Attention.apply(made, query, key, value, args, kwargs)
     with transforms.below_autograd():
@@ -163,7 +161,7 @@ def _backward(
         for tensor in (grad_out, query, key, value, *beside)
     )
     if wanted and _forward_mode_possible():
-        _checks.fail(
+        checks.fail(
             "attention_backward",
             "cannot be differentiated in forward mode or inside a transform of torch.func",
             "tensors without derivatives",
@@ -178,14 +176,14 @@ def _backward(
         return _gradients((query, key, value), options, grad_out)
     for name, tensor in (("out", out), ("logsumexp", logsumexp)):
         if _has_derivative(tensor):
-            _checks.fail(
+            checks.fail(
                 f"attention_backward argument '{name}'",
                 "cannot be differentiated alone",
                 "a query, key or value that it was computed from and that requires grad too",
                 "none",
                 "Pass it as .detach() if it is meant as a constant.",
             )
-    return _autograd.call_below_autograd(
+    return autograd.call_below_autograd(
         backward_autograd,
         *(grad_out, query, key, value, out, logsumexp, *options.positional()),
         **options.named(),
@@ -201,10 +199,10 @@ def _forward_kernel(
     except transforms.StopRecomputation:  # as in _autograd._apply
         if not made:  # by one of the ops of a composition
             with torch.no_grad():
-                return _compose.attention(query, key, value, *args, **kwargs)
+                return attention_compose.attention(query, key, value, *args, **kwargs)
         return made[0].detach(), made[1].detach()
     except BaseException as error:
-        _autograd.keep(error)
+        autograd.keep(error)
         raise
 
 
@@ -222,7 +220,7 @@ def _backward_kernel(
     try:
         return _backward(grad_out, query, key, value, out, logsumexp, options)
     except BaseException as error:
-        _autograd.keep(error)
+        autograd.keep(error)
         raise
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import checks
 
 
 class Options(NamedTuple):
@@ -93,12 +93,10 @@ def check_attention(
     dims = dims or {}
     tensors = {"query": query, "key": key, "value": value, **options.tensors(), **saved}
     for name, tensor in tensors.items():
-        _checks.check_dense(op, name, tensor)
-    described = {
-        name: _checks.described(tensor, dims.get(name)) for name, tensor in tensors.items()
-    }
-    _checks.ask("check_attention", {"op": op, "tensors": described, "options": options.numbers()})
-    shapes = (_checks.shape_of(tensors[name], dims.get(name)) for name in ("query", "key", "value"))
+        checks.check_dense(op, name, tensor)
+    described = {name: checks.described(tensor, dims.get(name)) for name, tensor in tensors.items()}
+    checks.ask("check_attention", {"op": op, "tensors": described, "options": options.numbers()})
+    shapes = (checks.shape_of(tensors[name], dims.get(name)) for name in ("query", "key", "value"))
     return _shape(*shapes, options)
 
 
@@ -135,7 +133,7 @@ def _broadcast(*sizes: int) -> int:
 def _unify(a: int, b: int) -> None:
     """Lets torch.compile know that two symbols are equal, as they must be."""
     if _is_symbol(a) or _is_symbol(b):
-        _checks.require(a == b, "attention", "has sizes that differ", str(a), str(b))
+        checks.require(a == b, "attention", "has sizes that differ", str(a), str(b))
 
 
 def saved_dtype(query: Tensor) -> torch.dtype:

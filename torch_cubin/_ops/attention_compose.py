@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import attention_checks as _attention_checks
-from torch_cubin._ops import checks as _checks
-from torch_cubin._ops import softmax as _softmax
+from torch_cubin._ops import attention_checks, checks, softmax
 from torch_cubin._ops.attention_checks import Options
 from torch_cubin._pytorch.dispatch_keys import without_autocast
 
@@ -32,9 +30,9 @@ def attention(
     """
     options = Options(*args, **kwargs)
     op = "attention_forward"
-    shape = _attention_checks.check_attention(op, query, key, value, options)
+    shape = attention_checks.check_attention(op, query, key, value, options)
     if options.packed:
-        _checks.fail(
+        checks.fail(
             f"{op} argument 'cu_seqlens_q'",
             "cannot be differentiated so",
             "one backward() of float16, bfloat16 or float32 and head dims up to 256",
@@ -48,9 +46,9 @@ def attention(
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, options: Options, shape: _attention_checks.Shape
+    query: Tensor, key: Tensor, value: Tensor, options: Options, shape: attention_checks.Shape
 ) -> tuple[Tensor, Tensor]:
-    dtype = _attention_checks.saved_dtype(query)
+    dtype = attention_checks.saved_dtype(query)
     kv_heads = _kv_heads(key, value, shape)
     group = shape.heads // kv_heads if kv_heads else 1
     q = _operand(query.to(dtype), shape.batch, shape.heads)
@@ -58,7 +56,7 @@ def _attention(
     v = _operand(value.to(dtype), shape.batch, kv_heads)
 
     scores = _apart(matmul(_together(q, group), k.mT), group)
-    probs, logsumexp = _softmax.softmax(
+    probs, logsumexp = softmax.softmax(
         scores,
         _mask(options.attn_mask, shape.batch),
         options.alibi_slopes,
@@ -69,7 +67,7 @@ def _attention(
     )
     drop_below = math.floor(options.dropout_p * 65536 + 0.5)  # as attention_settings in C++
     if drop_below > 0:
-        probs = _softmax.dropout(probs, options.dropout_seed, drop_below)
+        probs = softmax.dropout(probs, options.dropout_seed, drop_below)
     out = _apart(matmul(_together(probs, group), v), group)
     if len(shape.out) == 4:
         return out, logsumexp
@@ -90,7 +88,7 @@ def _apart(tensor: Tensor, group: int) -> Tensor:
     return tensor.unflatten(2, (group, tensor.shape[2] // group)).flatten(1, 2)
 
 
-def _kv_heads(key: Tensor, value: Tensor, shape: _attention_checks.Shape) -> int:
+def _kv_heads(key: Tensor, value: Tensor, shape: attention_checks.Shape) -> int:
     k, v = (tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in (key, value))
     return k if k == v else shape.heads
 
@@ -124,7 +122,7 @@ def _scale(query: Tensor, options: Options) -> float:
 
 def _band(options: Options) -> tuple[int, int, bool]:
     """Row i sees the columns i + first to i + last."""
-    open_ = _softmax.OPEN
+    open_ = softmax.OPEN
     first = -open_ if options.window_left < 0 else -min(options.window_left, open_)
     last = open_ if options.window_right < 0 else min(options.window_right, open_)
     return first, 0 if options.is_causal else last, options.bottom_right
@@ -132,7 +130,7 @@ def _band(options: Options) -> tuple[int, int, bool]:
 
 def _laid_out(out: Tensor, query: Tensor) -> Tensor:
     """`out` with its dims in memory in the order of query's."""
-    strides = _attention_checks.output_strides(query, out.shape)
+    strides = attention_checks.output_strides(query, out.shape)
     # Of two dims with one stride, that of size 1 is the inner one.
     order = sorted(range(out.dim()), key=lambda d: (-strides[d], out.shape[d] <= 1))
     if order == list(range(out.dim())):
@@ -143,4 +141,4 @@ def _laid_out(out: Tensor, query: Tensor) -> Tensor:
 
 
 def register(library: torch.library.Library) -> None:
-    _softmax.register(library)
+    softmax.register(library)

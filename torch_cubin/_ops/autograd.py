@@ -21,7 +21,7 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import checks
 from torch_cubin._ops.batch_invariant import batch_invariant, is_batch_invariant
 from torch_cubin._pytorch import transforms
 
@@ -90,7 +90,7 @@ def _apply(
 
 def keep(error: BaseException) -> None:
     """What a kernel on the Autograd key does with an exception before it raises it again."""
-    _checks.keep(error)
+    checks.keep(error)
     if isinstance(error, KeyboardInterrupt):
         _interrupt_again()
 
@@ -99,7 +99,7 @@ def _interrupt_again() -> None:
     """Ctrl-C is not to end as the RuntimeError that some `except` takes for a failed product.
 
     A saved-tensor hook or a mode of the user's runs inside the op, and the C API between it and the
-    public op makes a RuntimeError of whatever comes out: the text names the type (_checks.keep),
+    public op makes a RuntimeError of whatever comes out: the text names the type (checks.keep),
     the type itself is lost. A signal is delivered once more: a moment later and from another
     thread, because signal.raise_signal() would interrupt this very function.
     """
@@ -292,7 +292,7 @@ class _Addmm(transforms.SingleLevelFunction):
             if out is not None:
                 return out + scaled
             _, mat1_shape, mat2_shape = ctx.shapes
-            return scaled.expand(_checks.matmul_shape(mat1_shape, mat2_shape)).contiguous()
+            return scaled.expand(checks.matmul_shape(mat1_shape, mat2_shape)).contiguous()
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
@@ -367,8 +367,8 @@ def _linear_activation_kernel(
             or transforms.dual_level_is_open()
             or _requires_grad(tensors)
         ):
-            _checks.check_linear(*tensors)
-            _checks.check_activation(activation)
+            checks.check_linear(*tensors)
+            checks.check_activation(activation)
             if activation == "none":
                 return linear(*tensors)
             return ACTIVATIONS[activation](linear(*tensors))

@@ -6,10 +6,10 @@ import contextlib
 import threading
 from types import TracebackType
 
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 from torch_cubin._pytorch.compiler import never_traced
 
-_library = _lib.load()
+_library = library.load()
 _local = threading.local()
 
 

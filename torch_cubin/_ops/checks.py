@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from torch_cubin import errors
-from torch_cubin._native import library as _lib
+from torch_cubin._native import library
 from torch_cubin._pytorch import compiler, operators
 
 MAX_DIMS = 64  # kMaxDims in csrc/pytorch/tensor.h
@@ -32,7 +32,7 @@ def keep(error: BaseException) -> None:
     if not text or not isinstance(error, RuntimeError):
         text = "".join(traceback.format_exception_only(error)).strip()
     kept = text.replace("\0", "\\0").encode("utf-8", "backslashreplace")  # a C string
-    _lib.load().torch_cubin_keep_error(kept)
+    library.load().torch_cubin_keep_error(kept)
 
 
 def fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
@@ -87,6 +87,10 @@ def described(tensor: torch.Tensor, mapped: int | None = None) -> dict[str, Any]
     }
 
 
+def is_symbol(value: Any) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
 class _Unknown(Exception):
     """A call has a size that only run time knows."""
 
@@ -99,18 +103,18 @@ def _plain_number(value: Any) -> Any:
     return hint
 
 
-def ask(function: str, call: dict[str, Any]) -> None:
-    """Raises what C++ says of a call whose tensors it cannot read: `torch_cubin_<function>`.
+def ask(function: str, call: dict[str, Any]) -> dict[str, Any] | None:
+    """What C++ answers or raises for a call whose tensors it cannot read: `torch_cubin_<function>`.
 
-    Of symbols it is asked for those numbers with which they were made. It is not asked where some
-    size has none: then the op itself refuses, at run time, as it does for all other numbers.
+    For symbols it gets the numbers with which they were made. Where some size has none it is not
+    asked: then the op itself refuses, at run time, as it does for all other numbers.
     """
     try:
         text = json.dumps(call, default=_plain_number)
     except _Unknown:
-        return
+        return None
     try:
-        _lib.check(function, text)
+        return library.check(function, text)
     except errors.Error as error:
         keep(error)
         raise

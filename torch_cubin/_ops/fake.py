@@ -11,37 +11,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import attention_checks as _attention_checks
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import attention_checks, checks
 from torch_cubin._ops.attention_checks import Options, output_strides
 
 
 def _matmul(self: Tensor, other: Tensor) -> Tensor:
-    return self.new_empty(_checks.check_matmul(self, other))
+    return self.new_empty(checks.check_matmul(self, other))
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return input.new_empty(_checks.check_linear(input, weight, bias))
+    return input.new_empty(checks.check_linear(input, weight, bias))
 
 
 def _linear_activation(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Tensor:
-    _checks.check_activation(activation)
+    checks.check_activation(activation)
     return _linear(input, weight, bias)
 
 
 def _addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    return mat1.new_empty(_checks.check_addmm(input, mat1, mat2))
+    return mat1.new_empty(checks.check_addmm(input, mat1, mat2))
 
 
 def _scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
     op = "scaled_dot_product_attention"
-    shape = _attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
+    shape = attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
     return query.new_empty_strided(shape.out, output_strides(query, shape.out))
 
 
@@ -49,9 +48,9 @@ def _attention_forward(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
     op = "attention_forward"
-    shape = _attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
+    shape = attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
     out = query.new_empty_strided(shape.out, output_strides(query, shape.out))
-    return out, query.new_empty(shape.logsumexp, dtype=_attention_checks.saved_dtype(query))
+    return out, query.new_empty(shape.logsumexp, dtype=attention_checks.saved_dtype(query))
 
 
 def _attention_backward(
@@ -66,7 +65,7 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     op = "attention_backward"
     options = Options(*args, **kwargs)
-    _attention_checks.check_attention(
+    attention_checks.check_attention(
         op, query, key, value, options, grad_out=grad_out, out=out, logsumexp=logsumexp
     )
     dq, dk, dv = (

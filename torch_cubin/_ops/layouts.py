@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from torch_cubin import errors
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import checks
 from torch_cubin._pytorch import operators
 
 _KEYS = (
@@ -29,7 +29,7 @@ def _refusal(name: str) -> Callable[..., torch.Tensor]:
         given = {**dict(zip(arguments, args, strict=False)), **kwargs}
         for argument, value in given.items():
             if isinstance(value, torch.Tensor):
-                _checks.check_dense(op, argument, value)
+                checks.check_dense(op, argument, value)
         raise errors.fault("internal", op, "was sent dense tensors under a key of other layouts")
 
     return refuse

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import autograd as _autograd
+from torch_cubin._ops import autograd
 from torch_cubin._pytorch import transforms
 
 softmax = torch.ops.cubin._attention_softmax.default
@@ -46,7 +46,7 @@ def _call(function: Any, op: Any, *args: Any) -> Any:
         results = tuple(tensor.detach() for tensor in made)
         return results if len(results) > 1 else results[0]
     except BaseException as error:
-        _autograd.keep(error)
+        autograd.keep(error)
         raise
 
 
@@ -84,7 +84,7 @@ class _Softmax(transforms.SingleLevelFunction):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         args = (scores, mask, slopes, sinks, scale, softcap, *band)
-        made += _autograd.call_below_autograd(softmax, *args)
+        made += autograd.call_below_autograd(softmax, *args)
         probs, logsumexp = made
         ctx.scale, ctx.softcap = scale, softcap
         ctx.shapes = tuple(None if x is None else (x.shape, x.dtype) for x in (mask, slopes))
@@ -136,9 +136,9 @@ class _Softmax(transforms.SingleLevelFunction):
         sinks_t: Tensor | None,
         *rest: None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        with _autograd._outer_levels():
+        with autograd._outer_levels():
             probs, scores, sinks, logsumexp = ctx.saved_tensors
-            scores, sinks = (None if x is None else _autograd._primal(x) for x in (scores, sinks))
+            scores, sinks = (None if x is None else autograd._primal(x) for x in (scores, sinks))
             logits_t = torch.zeros_like(probs)
             if scores_t is not None:
                 logits_t = logits_t + scores_t * _softcap_slope(scores, ctx.scale, ctx.softcap)
@@ -175,7 +175,7 @@ class _SoftmaxBackward(transforms.SingleLevelFunction):
         ctx.save_for_backward(*needed)
         ctx.save_for_forward(*needed)
         args = (grad, probs, grad_logsumexp, scores, scale, softcap)
-        made.append(_autograd.call_below_autograd(softmax_backward, *args))
+        made.append(autograd.call_below_autograd(softmax_backward, *args))
         return made[0]
 
     @staticmethod
@@ -221,9 +221,9 @@ class _SoftmaxBackward(transforms.SingleLevelFunction):
         scores_t: Tensor | None,
         *rest: None,
     ) -> Tensor:
-        with _autograd._outer_levels():
+        with autograd._outer_levels():
             grad, probs, grad_logsumexp, scores = (
-                None if x is None else _autograd._primal(x) for x in ctx.saved_tensors
+                None if x is None else autograd._primal(x) for x in ctx.saved_tensors
             )
             centered = _SoftmaxBackward._centered(grad, probs, grad_logsumexp)
             out = torch.zeros_like(probs)
@@ -250,7 +250,7 @@ class _Dropout(transforms.SingleLevelFunction):
         ctx.drop_below = drop_below
         ctx.save_for_backward(seed)
         ctx.save_for_forward(seed)
-        made.append(_autograd.call_below_autograd(dropout, probs, seed, drop_below))
+        made.append(autograd.call_below_autograd(dropout, probs, seed, drop_below))
         return made[0]
 
     @staticmethod
@@ -260,7 +260,7 @@ class _Dropout(transforms.SingleLevelFunction):
 
     @staticmethod
     def jvp(ctx: Any, _: None, probs_t: Tensor, *rest: None) -> Tensor:
-        with _autograd._outer_levels():
+        with autograd._outer_levels():
             (seed,) = ctx.saved_tensors
             return dropout(probs_t, seed, ctx.drop_below)
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import attention_checks as _attention_checks
-from torch_cubin._ops import checks as _checks
+from torch_cubin._ops import attention_checks, checks
 from torch_cubin._ops.attention_checks import Options
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._pytorch import transforms
@@ -32,8 +31,8 @@ def _pad(tensor: Tensor, rank: int) -> Tensor:
 
 def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[Tensor, int]:
     self_dim, other_dim = dims
-    self_shape, other_shape = _checks.shape_of(self, self_dim), _checks.shape_of(other, other_dim)
-    _checks.matmul_shape(self_shape, other_shape)  # before padding could hide a mistake
+    self_shape, other_shape = checks.shape_of(self, self_dim), checks.shape_of(other, other_dim)
+    checks.matmul_shape(self_shape, other_shape)  # before padding could hide a mistake
     if other_dim is None and len(other_shape) <= 2:
         return op(_front(self, self_dim), other), 0  # the batch is more rows
     if self_dim is None and len(other_shape) == 1:
@@ -57,10 +56,10 @@ def _batched_linear(
     op: Any, matmul: Any, input: Tensor, weight: Tensor, bias: Tensor | None, dims: Dims
 ) -> tuple[Tensor, int | None]:
     input_dim, weight_dim, bias_dim = dims
-    weight_shape = _checks.shape_of(weight, weight_dim)
-    _checks.linear_shape(_checks.shape_of(input, input_dim), weight_shape)
+    weight_shape = checks.shape_of(weight, weight_dim)
+    checks.linear_shape(checks.shape_of(input, input_dim), weight_shape)
     if bias is not None:
-        _checks.check_bias(weight_shape, _checks.shape_of(bias, bias_dim))
+        checks.check_bias(weight_shape, checks.shape_of(bias, bias_dim))
     if weight_dim is None and bias_dim is None:
         return op(_front(input, input_dim), weight, bias), 0
     if weight_dim is None:
@@ -85,9 +84,9 @@ def _batched_addmm(
 ) -> tuple[Tensor, int]:
     """Every product as one of matrices in batches; the sum of a batch is then an outer dim's."""
     input_dim, mat1_dim, mat2_dim = dims
-    mat1_shape, mat2_shape = _checks.shape_of(mat1, mat1_dim), _checks.shape_of(mat2, mat2_dim)
-    shape = _checks.matmul_shape(mat1_shape, mat2_shape, "addmm", "mat1", "mat2")
-    _checks.check_addend(_checks.shape_of(input, input_dim), shape)
+    mat1_shape, mat2_shape = checks.shape_of(mat1, mat1_dim), checks.shape_of(mat2, mat2_dim)
+    shape = checks.matmul_shape(mat1_shape, mat2_shape, "addmm", "mat1", "mat2")
+    checks.check_addend(checks.shape_of(input, input_dim), shape)
     addend, a, b = _front(input, input_dim), _front(mat1, mat1_dim), _front(mat2, mat2_dim)
     if mat1_dim is None and mat2_dim is None:
         a = a.expand(addend.shape[0], *a.shape[1:])
@@ -128,7 +127,7 @@ def _activation_rule(op: Any, linear: Any, matmul: Any) -> Any:
             return op(*tensors, activation)
 
         dims = in_dims[:3]
-        _checks.check_activation(activation)
+        checks.check_activation(activation)
         if dims[1] is None and dims[2] is None:
             return _batched_linear(fused, matmul, input, weight, bias, dims)
         # No kernel has a weight and a bias for each batch, so the product is rounded before.
@@ -171,7 +170,7 @@ def _batched_attention(
     backward = name == "attention_backward"
     names = _BACKWARD if backward else _BACKWARD[1:4]
     named, mapped = dict(zip(names, tensors, strict=True)), dict(zip(names, dims, strict=True))
-    shape = _attention_checks.check_attention(
+    shape = attention_checks.check_attention(
         name, options=options, dims={**mapped, **rest._asdict()}, **named
     )
     mask = options.attn_mask

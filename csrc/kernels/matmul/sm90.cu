@@ -216,7 +216,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     if (shared % 1024 != 0) asm volatile("trap;");
     prefetch_tensor_map(&p.a);
     prefetch_tensor_map(&p.b);
-    if (!(p.flags & kSm90General)) prefetch_tensor_map(&p.out_map);
+    if (!(p.flags & (kSm90General | kSm90OutUnaligned))) prefetch_tensor_map(&p.out_map);
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(full + 8 * s, 1);
       barrier_init(empty + 8 * s, C::kConsumers * (sharing ? 2 : 1));
@@ -284,9 +284,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 221760, "streams": 1, "pairs": 0, "spill": 64},
+      "shared": 221760, "streams": 1, "pairs": 0, "spill": 128},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 225856, "streams": 0, "pairs": 0, "spill": 64},
+      "shared": 225856, "streams": 0, "pairs": 0, "spill": 128},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
@@ -319,11 +319,17 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 221760, "streams": 1, "pairs": 0, "spill": 64},
+      "shared": 221760, "streams": 1, "pairs": 0, "spill": 128},
+     {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
+      "shared": 221760, "streams": 0, "pairs": 0, "spill": 128},
+     {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
       "shared": 221792, "streams": 0, "pairs": 0, "spill": 0},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 221792, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 6, "consumers": 2, "threads": 384,
@@ -331,7 +337,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
       "shared": 230544, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230544, "streams": 0, "pairs": 0, "spill": 0}]}},
+      "shared": 230544, "streams": 0, "pairs": 0, "spill": 0},
+     {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
+      "shared": 197808, "streams": 0, "pairs": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "for": {

@@ -26,8 +26,13 @@ TC_DEVICE void add_bias(const Sm90MatmulParams& p, int n, float* sum) {
 #pragma unroll
   for (int j = 0; j < C::kPanel / 8; ++j) {
     int column = n + 8 * j + threadIdx.x % 4 * 2;
-    if (column >= p.n) continue;  // N is even here
-    Pair bias = static_cast<const Pair*>(p.bias)[column / 2];
+    if (column >= p.n) continue;
+    Pair bias = {};
+    if (column + 1 < p.n) {
+      bias = static_cast<const Pair*>(p.bias)[column / 2];
+    } else {  // the last one of an odd number
+      bias.low = static_cast<const Storage*>(p.bias)[column];
+    }
     float low = Traits::load(bias.low), high = Traits::load(bias.high);
     sum[4 * j] += low;
     sum[4 * j + 1] += high;
@@ -47,8 +52,63 @@ TC_DEVICE void prefetch_bias(const Sm90MatmulParams& p, int n) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(line));
 }
 
+// Which 16 bytes of a panel's row lie where: as the TMA reads them.
+template <class C>
+TC_DEVICE int panel_swizzle(int row) {
+  constexpr int kRowBytes = C::kPanel * C::kElement;
+  return kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
+}
+
+// One warp's panel of 16-bit elements, from shared memory to rows that begin anywhere: whole aligned
+// vectors of 16 bytes, then the up to 7 elements before and after them. (Stored element by element
+// 4097 x 4097 x 4097 took twice as long as with aligned rows.)
+template <class C>
+TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns) {
+  constexpr int kVectors = C::kPanel / 8;
+  int lane;  // read anew for each panel: what follows from it would stay in registers between them
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  // Of a row: where its element e lies in the panel, and how many precede its first aligned vector.
+  auto address = [&](int row, int e) {
+    return panel + row * (C::kPanel * 2) + ((e / 8 ^ panel_swizzle<C>(row)) * 16) + e % 8 * 2;
+  };
+  auto head_of = [&](int row) {
+    auto begin = reinterpret_cast<unsigned long long>(out + row * stride);
+    return static_cast<int>(-(begin >> 1) & 7);
+  };
+#pragma unroll 1
+  for (int row = lane / kVectors; row < rows; row += 32 / kVectors) {
+    int head = head_of(row), e = head + lane % kVectors * 8;
+    if (e + 8 > columns) continue;
+    u32 word[5];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      word[i] = 0;
+      if (i < 4 || e % 2 != 0) {
+        asm volatile("ld.shared.u32 %0, [%1];"
+                     : "=r"(word[i])
+                     : "r"(address(row, e / 2 * 2 + 2 * i)));
+      }
+    }
+    u32 shift = e % 2 * 16;
+    *reinterpret_cast<uint4*>(out + row * stride + e) = make_uint4(
+        __funnelshift_r(word[0], word[1], shift), __funnelshift_r(word[1], word[2], shift),
+        __funnelshift_r(word[2], word[3], shift), __funnelshift_r(word[3], word[4], shift));
+  }
+#pragma unroll 1
+  for (int i = lane; i < rows * 16; i += 32) {  // 8 places before the vectors, 8 after
+    int row = i / 16, head = head_of(row);
+    int vectors = columns > head ? (columns - head) / 8 : 0;
+    int e = i % 16 < 8 ? i % 16 : head + 8 * vectors + i % 8;
+    if (e >= (i % 16 < 8 ? min(head, columns) : columns)) continue;
+    u16 value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address(row, e)));
+    out[row * stride + e] = value;
+  }
+}
+
 // One warp's 16 rows from row m and all of the tile's columns, which are the sum and at most a bias:
-// rounded into panels, which the TMA stores while the next ones are written.
+// rounded into panels, which the TMA stores while the next ones are written, or the warp itself where
+// the rows are not aligned.
 template <class C>
 TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int m, const Work& w,
                           float (&sum)[C::kTileN / 2]) {
@@ -67,7 +127,7 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
     if constexpr (C::kElement == 2) {
       // Lanes 8j..8j+7 address the rows of matrix j: rows 0-7, 8-15 of 8 columns, then of the next 8.
       int row = lane % 16;
-      int swizzle = kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
+      int swizzle = panel_swizzle<C>(row);
       u32 at = buffer + row * kRowBytes;
 #pragma unroll
       for (int j = 0; j < C::kPanel / 16; ++j) {
@@ -80,7 +140,7 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int row = lane / 4 + 8 * half;
-        int swizzle = kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
+        int swizzle = panel_swizzle<C>(row);
         u32 at = buffer + row * kRowBytes + lane % 2 * 8;
 #pragma unroll
         for (int j = 0; j < C::kPanel / 8; ++j) {
@@ -92,10 +152,20 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
         }
       }
     }
+    int n = w.n0 + panel * C::kPanel;
+    if constexpr (C::kElement == 2) {
+      if (p.flags & kSm90OutUnaligned) {
+        __syncwarp();
+        tc_int64 at = m * p.out_stride_m + n + w.b0 * p.out_batch_stride[0] +
+                      w.b1 * p.out_batch_stride[1] + w.b2 * p.out_batch_stride[2];
+        store_panel_unaligned<C>(buffer, static_cast<u16*>(p.out) + at, p.out_stride_m,
+                                 min(16, p.m - m), min(C::kPanel, p.n - n));
+        continue;
+      }
+    }
     fence_async_proxy();
     __syncwarp();
     if (lane == 0) {
-      int n = w.n0 + panel * C::kPanel;
       if (m < p.m && n < p.n) {
         if (p.flags & kSm90Batched) {
           tma_store(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, kEvictFirst);

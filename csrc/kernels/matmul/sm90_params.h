@@ -9,7 +9,7 @@
 //   MN-major operand:                   {128 bytes of M or N, 64 of K}, or 32 where it is shared
 //   out (16-bit, or float of TF32):     {panel columns, 16}, swizzled by the panel's bytes
 // NOTE: the TMA clips stores in steps of 16 bytes, so rows of out that are no multiple of that (in
-// length, not only in stride) take the general epilogue.
+// length, not only in stride) are kSm90OutUnaligned, or take the general epilogue.
 #pragma once
 
 namespace torch_cubin {
@@ -34,11 +34,13 @@ enum Sm90Flags {
   kSm90AddVector = 1024,  // (general) four elements of addend are read at once
   kSm90NoSkew = 2048,     // the second warpgroup does not start one k block late
   kSm90Activation = 12,   // the activation is at bit 12: activation.h
+  kSm90OutUnaligned = 1 << 15,  // (not general, 16-bit) rows of out begin anywhere: no tensor map
 };
 
 struct Sm90MatmulParams {
   Sm90TensorMap a, b, out_map;
-  // The general epilogue. Strides in elements; addend's may be 0.
+  // The general epilogue; out and its strides also with kSm90OutUnaligned. Strides in elements;
+  // addend's may be 0.
   void* out;
   // Null: none. Without kSm90General it is one for each column, its stride 1, aligned to pairs.
   const void* bias;

@@ -18,16 +18,18 @@ void check_described_attention(const nlohmann::json& call) {
   options.window_right = given.at("window_right").get<int64_t>();
   options.max_seqlen_q = given.at("max_seqlen_q").get<int64_t>();
   options.max_seqlen_k = given.at("max_seqlen_k").get<int64_t>();
-  DescribedTensors tensors(call.at("tensors"));
-  const AttentionViews views{tensors.find("attn_mask"),    tensors.find("dropout_seed"),
-                             tensors.find("alibi_slopes"), tensors.find("sinks"),
-                             tensors.find("cu_seqlens_q"), tensors.find("cu_seqlens_k")};
-  const TensorView query = tensors.get("query");
+  const nlohmann::json& named = call.at("tensors");
+  DescribedTensors tensors;
+  const auto find = [&](const char* name) { return tensors.find(named, name); };
+  const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
+  const AttentionViews views{find("attn_mask"), find("dropout_seed"), find("alibi_slopes"),
+                             find("sinks"),     find("cu_seqlens_q"), find("cu_seqlens_k")};
+  const TensorView query = get("query");
   const AttentionShape shape =
-      check_attention(op.c_str(), query, tensors.get("key"), tensors.get("value"), options, views);
+      check_attention(op.c_str(), query, get("key"), get("value"), options, views);
   attention_settings(op.c_str(), shape, options, views);
-  if (const auto grad_out = tensors.find("grad_out")) {
-    check_attention_backward(shape, query, *grad_out, tensors.get("out"), tensors.get("logsumexp"));
+  if (const auto grad_out = find("grad_out")) {
+    check_attention_backward(shape, query, *grad_out, get("out"), get("logsumexp"));
   }
 }
 

@@ -44,6 +44,16 @@ bool is_mappable(const OperandLayout& x, Access access) {
   return fits;
 }
 
+bool begins_lines(const OperandLayout& x, Access access) {
+  const int64_t step = access == kKVectors ? x.own_stride : x.k_stride;
+  bool lines = is_vectors(access) && reinterpret_cast<uintptr_t>(x.data) % kLineBytes == 0 &&
+               step * x.element_bytes % kLineBytes == 0;
+  for (int i = 0; i < x.batch_dims; ++i) {
+    lines = lines && x.batch_strides[i] * x.element_bytes % kLineBytes == 0;
+  }
+  return lines;
+}
+
 bool is_unit(const OperandLayout& x, Access access) {
   const bool along_k = access == kKVectors || access == kKElements;
   return along_k ? x.k_stride == 1 || x.k == 1 : x.own_stride == 1 || x.own_size == 1;
@@ -79,6 +89,8 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.b = access_of(b);
   c.a_mappable = is_mappable(a, c.a);
   c.b_mappable = is_mappable(b, c.b);
+  c.a_lines = begins_lines(a, c.a);
+  c.b_lines = begins_lines(b, c.b);
   c.a_unit = is_unit(a, c.a);
   c.b_unit = is_unit(b, c.b);
   c.a_broadcast = is_broadcast(a);

@@ -54,6 +54,9 @@ class FinishKernels : public MatmulKernels {
     return plan;
   }
 
+  // What the product itself runs on is chosen by itself.
+  std::string name(const MatmulPlan&) const override { return "finish"; }
+
   void launch(const MatmulPlan&, const MatmulProblem& p,
               const MatmulOperands& operands) const override {
     const int64_t rows = p.batch() * p.m;

@@ -1,8 +1,11 @@
 // The seam of csrc/kernels/matmul/pad.cu: an operand whose rows no kernel can read 16 bytes at a time is
-// copied to rows of whole 16-byte chunks first, and the product then goes to whichever kernels are
-// quickest for aligned operands. The copy runs at the memory's speed; kernels that read by elements run
-// at a fraction of the aligned ones'.
+// copied first, to rows that begin at whole lines of the cache, and the product then goes to whichever
+// kernels are quickest for that. The copy runs at the memory's speed; kernels that read by elements run
+// at a fraction of the aligned ones'. Rows that are aligned, but not to lines, are copied where the
+// models say that it pays.
 #include <algorithm>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "kernels/matmul/pad_params.h"
@@ -28,15 +31,25 @@ struct PaddedOperand {
   int64_t batch, rows, columns;
   int64_t row_stride, batch_stride;  // elements of the operand
 
-  int64_t padded_columns(int64_t element_bytes) const {
-    return ceil_div(columns * element_bytes, kVectorBytes) * kVectorBytes / element_bytes;
+  // 16-byte chunks of a row of the copy, and from one row to the next.
+  int64_t chunks(int64_t element_bytes) const {
+    return ceil_div(columns * element_bytes, kVectorBytes);
+  }
+  int64_t row_chunks(int64_t element_bytes) const {
+    return ceil_div(columns * element_bytes, kLineBytes) * (kLineBytes / kVectorBytes);
   }
   int64_t bytes(int64_t element_bytes) const {
-    return batch * rows * padded_columns(element_bytes) * element_bytes;
+    return batch * rows * row_chunks(element_bytes) * kVectorBytes;
   }
 };
 
+// Which operands a plan copies.
+struct PadPlan {
+  bool a, b;
+};
+
 bool needs_copy(Access access) { return !is_vectors(access); }
+bool is_along_k(Access access) { return access == kKVectors || access == kKElements; }
 
 class PadKernels : public MatmulKernels {
  public:
@@ -51,35 +64,27 @@ class PadKernels : public MatmulKernels {
   }
 
   MatmulPlan plan(const MatmulCase& c) const override {
-    MatmulPlan plan;
-    const int64_t bytes = element_size(c.input);
-    const bool a = needs_copy(c.a), b = needs_copy(c.b);
-    if ((!a && !b) || (a && !c.a_unit) || (b && !c.b_unit) || kernel_for(bytes) == nullptr ||
-        c.batch_dims > 1) {
-      return plan;
-    }
-    const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
-    if (work < kLeastPaddedWork && !c.batch_invariant) return plan;
-    MatmulCase aligned = c;
-    double read = 0, written = 0;
-    if (a)
-      pad_case(c.a_broadcast ? 1 : c.batch, c.m, c.k, bytes, aligned.a, aligned.a_mappable, read,
-               written);
-    if (b)
-      pad_case(c.b_broadcast ? 1 : c.batch, c.n, c.k, bytes, aligned.b, aligned.b_mappable, read,
-               written);
-    if (written > (c.batch_invariant ? kMostChunkBytes : kMostPadBytes)) return plan;
-    const MatmulPlan& inner = plan_matmul(device_, aligned);
-    if (inner.kernels == nullptr) return plan;
-    const double cycles = (read + written) / (device_.bytes_per_cycle * share_) + fixed_;
-    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
-    plan.sum_order = inner.sum_order;
-    return plan;
+    MatmulPlan best;
+    for_each_way(c, [&](const MatmulPlan& plan) {
+      if (plan.microseconds < best.microseconds) best = plan;
+    });
+    return best;
   }
 
-  void launch(const MatmulPlan&, const MatmulProblem& p,
+  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+    for_each_way(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
+  }
+
+  // What follows the copy is chosen by itself.
+  std::string name(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<PadPlan>();
+    return std::string("pad ") + (chosen.a ? "a" : "") + (chosen.b ? "b" : "");
+  }
+
+  void launch(const MatmulPlan& plan, const MatmulProblem& p,
               const MatmulOperands& operands) const override {
     const MatmulCase c = matmul_case(p, operands);
+    const auto chosen = plan.get<PadPlan>();
     const int64_t bytes = element_size(p.input);
     MatmulProblem aligned = p;
     MatmulOperands copies = operands;
@@ -88,7 +93,7 @@ class PadKernels : public MatmulKernels {
     int jobs = 0;
     const auto copy = [&](Access access, const char*& data, int64_t own, int64_t& own_stride,
                           int64_t& k_stride, int64_t* batch_stride) {
-      const bool along_k = access == kKElements;
+      const bool along_k = is_along_k(access);
       const bool several = p.batch_dims == 1 && batch_stride[0] != 0;
       PaddedOperand x;
       x.batch = several ? p.batch_size[0] : 1;
@@ -97,17 +102,17 @@ class PadKernels : public MatmulKernels {
       x.row_stride = along_k ? own_stride : k_stride;
       x.batch_stride = several ? batch_stride[0] : 0;
       memory.emplace_back(device_, x.bytes(bytes));
-      const int64_t columns = x.padded_columns(bytes);
+      const int64_t columns = x.row_chunks(bytes) * kVectorBytes / bytes;
       fill_job(params.jobs[jobs++], x, data, memory.back().data(), bytes);
       data = memory.back().data();
       own_stride = along_k ? columns : 1;
       k_stride = along_k ? 1 : columns;
       if (several) batch_stride[0] = x.rows * columns;
     };
-    if (needs_copy(c.a)) {
+    if (chosen.a) {
       copy(c.a, copies.a, p.m, aligned.a_stride_m, aligned.a_stride_k, aligned.a_batch_stride);
     }
-    if (needs_copy(c.b)) {
+    if (chosen.b) {
       copy(c.b, copies.b, p.n, aligned.b_stride_n, aligned.b_stride_k, aligned.b_batch_stride);
     }
     const int64_t first = ceil_div(int64_t{params.jobs[0].total}, kPadBlockChunks);
@@ -123,28 +128,65 @@ class PadKernels : public MatmulKernels {
     return element_bytes == 2 ? of_2_bytes_ : element_bytes == 4 ? of_4_bytes_ : nullptr;
   }
 
-  // What a copy makes of an operand; adds the bytes that it reads and writes.
-  static void pad_case(int64_t batch, int64_t own, int64_t k, int64_t bytes, Access& access,
-                       bool& mappable, double& read, double& written) {
-    const bool along_k = access == kKElements;
-    const double rows = static_cast<double>(batch) * static_cast<double>(along_k ? own : k);
-    const int64_t columns = along_k ? k : own;
-    read += rows * static_cast<double>(columns * bytes);
-    written += rows * static_cast<double>(ceil_div(columns * bytes, kVectorBytes) * kVectorBytes);
-    access = along_k ? kKVectors : kOwnVectors;
-    mappable = true;
+  template <class Visit>
+  void for_each_way(const MatmulCase& c, Visit visit) const {
+    const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
+    if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 ||
+        (work < kLeastPaddedWork && !c.batch_invariant)) {
+      return;
+    }
+    const bool must_a = needs_copy(c.a), must_b = needs_copy(c.b);
+    for (const bool a : {false, true}) {
+      for (const bool b : {false, true}) {
+        if ((must_a && !a) || (must_b && !b) || (!a && !b)) continue;
+        if (c.batch_invariant && (a != must_a || b != must_b)) continue;
+        if ((a && (c.a_lines || !c.a_unit)) || (b && (c.b_lines || !c.b_unit))) continue;
+        const MatmulPlan plan = plan_with(c, {a, b});
+        if (plan.microseconds < std::numeric_limits<double>::infinity()) visit(plan);
+      }
+    }
+  }
+
+  MatmulPlan plan_with(const MatmulCase& c, PadPlan chosen) const {
+    MatmulPlan plan;
+    const int64_t bytes = element_size(c.input);
+    MatmulCase aligned = c;
+    double moved = 0, written = 0, taken = 0;  // bytes
+    const auto copy = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
+                          bool& lines) {
+      PaddedOperand x{};
+      x.batch = broadcast ? 1 : c.batch;
+      x.rows = is_along_k(access) ? own : c.k;
+      x.columns = is_along_k(access) ? c.k : own;
+      const double rows = static_cast<double>(x.batch) * static_cast<double>(x.rows);
+      moved += rows * static_cast<double>(x.columns * bytes);
+      written += rows * static_cast<double>(x.chunks(bytes) * kVectorBytes);
+      taken += rows * static_cast<double>(x.row_chunks(bytes) * kVectorBytes);
+      access = is_along_k(access) ? kKVectors : kOwnVectors;
+      mappable = lines = true;
+    };
+    if (chosen.a) copy(c.a_broadcast, c.m, aligned.a, aligned.a_mappable, aligned.a_lines);
+    if (chosen.b) copy(c.b_broadcast, c.n, aligned.b, aligned.b_mappable, aligned.b_lines);
+    if (c.batch_invariant ? written > kMostChunkBytes : taken > kMostPadBytes) return plan;
+    const MatmulPlan& inner = plan_matmul(device_, aligned);
+    if (inner.kernels == nullptr) return plan;
+    const double cycles = (moved + written) / (device_.bytes_per_cycle * share_) + fixed_;
+    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.sum_order = inner.sum_order;
+    plan.set(chosen);
+    return plan;
   }
 
   static void fill_job(PadJob& job, const PaddedOperand& x, const char* from, char* to,
                        int64_t bytes) {
-    const int64_t chunks = x.padded_columns(bytes) * bytes / kVectorBytes;
+    const int64_t chunks = x.chunks(bytes);
     const int64_t last = (x.batch - 1) * x.batch_stride + (x.rows - 1) * x.row_stride + x.columns;
     job.from = from;
     job.to = to;
     job.row_stride = x.row_stride;
     job.batch_stride = x.batch_stride;
-    job.to_row_stride = chunks;
-    job.to_batch_stride = x.rows * chunks;
+    job.to_row_stride = x.row_chunks(bytes);
+    job.to_batch_stride = x.rows * x.row_chunks(bytes);
     job.low = reinterpret_cast<tc_int64>(from);
     job.high = job.low + last * bytes;
     job.chunks = static_cast<unsigned>(chunks);

@@ -1,12 +1,19 @@
 #include "ops/matmul/plan.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
 
 #include "ops/common/device_tables.h"
+#include "ops/matmul/tuned.h"
 
 namespace torch_cubin {
 namespace {
+
+using nlohmann::json;
 
 // What every seam has for one device.
 struct MatmulTable {
@@ -26,6 +33,20 @@ struct MatmulTable {
 
 DeviceTables<MatmulTable> g_matmul_tables;
 
+MatmulPlan by_name(const MatmulTable& table, const MatmulCase& problem, const std::string& name) {
+  std::vector<MatmulPlan> ways;
+  for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
+    ways.clear();
+    kernels->ways(problem, ways);
+    for (MatmulPlan& plan : ways) {
+      if (!std::isfinite(plan.microseconds) || kernels->name(plan) != name) continue;
+      plan.kernels = kernels.get();
+      return plan;
+    }
+  }
+  return {};
+}
+
 bool is_better(const MatmulPlan& x, const MatmulPlan& y, bool batch_invariant) {
   if (batch_invariant && x.kernels != nullptr && y.kernels != nullptr &&
       x.sum_order != y.sum_order) {
@@ -34,7 +55,7 @@ bool is_better(const MatmulPlan& x, const MatmulPlan& y, bool batch_invariant) {
   return x.microseconds < y.microseconds;
 }
 
-MatmulPlan quickest(const MatmulTable& table, const MatmulCase& problem) {
+MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
   MatmulPlan best;
   bool too_large = false;
   for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
@@ -47,9 +68,81 @@ MatmulPlan quickest(const MatmulTable& table, const MatmulCase& problem) {
   return best;
 }
 
+// As it was measured, else as the models predict.
+MatmulPlan quickest(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
+  const std::string way = problem.batch_invariant ? "" : tuned_way(device, problem);
+  if (!way.empty()) {
+    const MatmulPlan plan = by_name(table, problem, way);
+    if (plan.kernels != nullptr) return plan;
+  }
+  return predicted(table, problem);
+}
+
+// ---- watching, for torch_cubin.tune ---------------------------------------------------------------
+
+std::atomic<bool> g_watched{false};
+std::mutex g_watch_mutex;  // guards what follows
+// By device and product, as text.
+std::map<std::string, json>& watched() {
+  static auto* const all = new std::map<std::string, json>;  // leaked on purpose
+  return *all;
+}
+
+std::string& forced_way() {
+  static thread_local std::string name;
+  return name;
+}
+
+json watched_product(const MatmulTable& table, const Device& device, const MatmulCase& problem,
+                     const MatmulPlan& chosen) {
+  json ways = json::array();
+  for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
+    std::vector<MatmulPlan> plans;
+    kernels->ways(problem, plans);
+    for (const MatmulPlan& plan : plans) {
+      if (!std::isfinite(plan.microseconds)) continue;
+      ways.push_back({{"name", kernels->name(plan)}, {"microseconds", plan.microseconds}});
+    }
+  }
+  constexpr const char* kDtypes[kMathCount] = {"float16", "bfloat16", "float32", "float32",
+                                               "float64"};
+  return {{"device", device.index},
+          {"dtype", kDtypes[problem.math]},
+          {"product", tuned_product(problem)},
+          {"chosen", chosen.kernels == nullptr ? "" : chosen.kernels->name(chosen)},
+          {"tuned", tuned_way(device, problem)},
+          {"ways", ways}};
+}
+
+MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
+  // The tables know sums in the operands' type, and at most a bias.
+  if (!problem.only_bias() || problem.output != problem.input) {
+    return quickest(table, device, problem);
+  }
+  MatmulPlan plan;
+  if (!forced_way().empty()) plan = by_name(table, problem, forced_way());
+  if (plan.kernels == nullptr) plan = quickest(table, device, problem);
+  const std::string key = std::to_string(device.index) + tuned_product(problem).dump();
+  const std::string chosen = plan.kernels == nullptr ? "" : plan.kernels->name(plan);
+  {
+    std::lock_guard<std::mutex> lock(g_watch_mutex);
+    const auto seen = watched().find(key);
+    if (seen != watched().end()) {
+      seen->second["chosen"] = chosen;
+      return plan;
+    }
+  }
+  // Without the lock: some ways plan a product of their own.
+  json seen = watched_product(table, device, problem, plan);
+  std::lock_guard<std::mutex> lock(g_watch_mutex);
+  watched()[key] = std::move(seen);
+  return plan;
+}
+
 // Choosing costs microseconds, a launch does too: the last answers are kept by thread.
 struct RememberedPlan {
   const MatmulTable* table = nullptr;
+  uint64_t generation = 0;  // of the tuned tables
   MatmulCase problem;
   MatmulPlan plan;
 };
@@ -71,14 +164,36 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
   const MatmulTable& table = g_matmul_tables.get(
       device, [](const Device& device) { return std::make_unique<MatmulTable>(device).release(); });
   RememberedPlan& slot = remembered[slot_of(problem)];
-  if (slot.table != &table || !(slot.problem == problem)) {
-    const MatmulPlan plan = quickest(table, problem);  // which may use the slot for another
+  const uint64_t generation = tuned_generation();
+  const bool watched = g_watched.load(std::memory_order_relaxed);
+  if (watched || slot.table != &table || slot.generation != generation ||
+      !(slot.problem == problem)) {
+    // Which may use the slot for another.
+    const MatmulPlan plan =
+        watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
     if (plan.kernels == nullptr && !plan.too_large) table.family.fail_no_kernel("this product");
     slot.plan = plan;
     slot.problem = problem;
-    slot.table = &table;
+    slot.table = watched ? nullptr : &table;  // a forced way is nothing to remember
+    slot.generation = generation;
   }
   return slot.plan;
 }
+
+void watch_plans(bool on) {
+  std::lock_guard<std::mutex> lock(g_watch_mutex);
+  watched().clear();
+  forced_way().clear();
+  g_watched.store(on, std::memory_order_relaxed);
+}
+
+json watched_plans() {
+  std::lock_guard<std::mutex> lock(g_watch_mutex);
+  json all = json::array();
+  for (const auto& [key, seen] : watched()) all.push_back(seen);
+  return all;
+}
+
+void force_way(const std::string& name) { forced_way() = name; }
 
 }  // namespace torch_cubin

@@ -52,23 +52,20 @@ class PortableMatmul : public MatmulKernels {
       : device_(device), table_(device, kernels) {}
 
   MatmulPlan plan(const MatmulCase& problem) const override {
-    MatmulPlan plan;
-    const bool sums = problem.output == ScalarType::Float && !problem.has_bias;
-    if ((problem.input != problem.output && !sums) || problem.a_scales != Scales::kNone ||
-        problem.b_scales != Scales::kNone || !problem.only_bias()) {
-      return plan;
+    if (!takes(problem)) return {};
+    return plan_of(plan_portable(table_, problem), problem);
+  }
+
+  void ways(const MatmulCase& problem, std::vector<MatmulPlan>& out) const override {
+    if (!takes(problem)) return;
+    for (const PortableWay& way : portable_ways(table_, problem)) {
+      out.push_back(plan_of(way, problem));
     }
-    double cycles = 0;
-    const PortablePlan chosen = plan_portable(table_, problem, &cycles);
-    if (chosen.kernel == nullptr) return plan;
-    if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) {
-      plan.too_large = true;
-      return plan;
-    }
-    plan.microseconds = cycles / device_.cycles_per_microsecond;
-    plan.sum_order = problem.math == kMathTF32 ? 1 : 0;
-    plan.set(chosen);
-    return plan;
+  }
+
+  std::string name(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<PortablePlan>();
+    return chosen.kernel->entry().name + (chosen.swapped ? " swapped" : "");
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
@@ -98,6 +95,26 @@ class PortableMatmul : public MatmulKernels {
   }
 
  private:
+  static bool takes(const MatmulCase& problem) {
+    const bool sums = problem.output == ScalarType::Float && !problem.has_bias;
+    return (problem.input == problem.output || sums) && problem.a_scales == Scales::kNone &&
+           problem.b_scales == Scales::kNone && problem.only_bias();
+  }
+
+  MatmulPlan plan_of(const PortableWay& way, const MatmulCase& problem) const {
+    MatmulPlan plan;
+    const PortablePlan& chosen = way.plan;
+    if (chosen.kernel == nullptr) return plan;
+    if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) {
+      plan.too_large = true;
+      return plan;
+    }
+    plan.microseconds = way.cycles / device_.cycles_per_microsecond;
+    plan.sum_order = problem.math == kMathTF32 ? 1 : 0;
+    plan.set(chosen);
+    return plan;
+  }
+
   const Device& device_;
   PortableTable table_;
 };

@@ -25,11 +25,6 @@ int64_t element_bytes_of(Math math) {
   return math == kMathFloat64 ? 8 : math == kMathFloat16 || math == kMathBFloat16 ? 2 : 4;
 }
 
-struct Best {
-  double cycles = std::numeric_limits<double>::infinity();
-  PortablePlan plan;
-};
-
 // The product as one kernel row sees it.
 struct Extent {
   int64_t m, n, k, batch;
@@ -76,7 +71,7 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
   return ceil_div(tiles, ceil_div(tiles, row.slots));
 }
 
-void consider(Best& best, const PortableTable& table, Math math, const PortableRow& row,
+void consider(PortableWay& best, const PortableTable& table, Math math, const PortableRow& row,
               const Extent& x, bool swapped, const MatmulCase& problem) {
   const bool batch_invariant = problem.batch_invariant;
   const bool sums_alone = problem.output != problem.input;
@@ -139,31 +134,44 @@ const std::vector<PortableRow>& dots_for(const PortableTable& table, Math math, 
   return rows.empty() ? table.dots[math][kKElements] : rows;
 }
 
-}  // namespace
-
-PortablePlan plan_portable(const PortableTable& table, const MatmulCase& problem, double* cycles) {
+// Calls visit(row, extent, swapped) for each kernel that takes the problem.
+template <class Visit>
+void for_each_row(const PortableTable& table, const MatmulCase& problem, Visit visit) {
   const Math math = problem.math;
   const Extent x = {problem.m, problem.n, problem.k, problem.batch};
-  Best best;
   const auto* tiles = &table.tiles[math][layout_of(problem)];
   if (tiles->empty()) tiles = &table.tiles[math][kLayoutAny];
-  for (const PortableRow& row : *tiles) {
-    consider(best, table, math, row, x, false, problem);
-  }
-  if (problem.batch_invariant) {  // a dot product is added up by other threads, in another order
-    *cycles = best.cycles;
-    return best.plan;
-  }
+  for (const PortableRow& row : *tiles) visit(row, x, false);
+  if (problem.batch_invariant)
+    return;  // dot products are added up by other threads, in another order
   for (const PortableRow& row : dots_for(table, math, problem.b)) {
-    if (x.m <= row.tile_m) consider(best, table, math, row, x, false, problem);
+    if (x.m <= row.tile_m) visit(row, x, false);
   }
   for (const PortableRow& row : dots_for(table, math, problem.a)) {
     // (Swapped, they leave their sums transposed.)
     if (x.n > row.tile_m || problem.output != problem.input) continue;
-    consider(best, table, math, row, {x.n, x.m, x.k, x.batch}, true, problem);
+    visit(row, Extent{x.n, x.m, x.k, x.batch}, true);
   }
-  *cycles = best.cycles;
-  return best.plan;
+}
+
+}  // namespace
+
+PortableWay plan_portable(const PortableTable& table, const MatmulCase& problem) {
+  PortableWay best;
+  for_each_row(table, problem, [&](const PortableRow& row, const Extent& x, bool swapped) {
+    consider(best, table, problem.math, row, x, swapped, problem);
+  });
+  return best;
+}
+
+std::vector<PortableWay> portable_ways(const PortableTable& table, const MatmulCase& problem) {
+  std::vector<PortableWay> ways;
+  for_each_row(table, problem, [&](const PortableRow& row, const Extent& x, bool swapped) {
+    PortableWay way;
+    consider(way, table, problem.math, row, x, swapped, problem);
+    if (way.plan.kernel != nullptr) ways.push_back(way);
+  });
+  return ways;
 }
 
 }  // namespace torch_cubin

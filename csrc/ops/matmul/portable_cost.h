@@ -18,7 +18,15 @@ struct PortablePlan {
   int64_t k_tiles_per_split = 0;
 };
 
-// The quickest way, and its cycles.
-PortablePlan plan_portable(const PortableTable& table, const MatmulCase& problem, double* cycles);
+struct PortableWay {
+  PortablePlan plan;
+  double cycles = std::numeric_limits<double>::infinity();
+};
+
+// The quickest way of each kernel that takes the problem.
+std::vector<PortableWay> portable_ways(const PortableTable& table, const MatmulCase& problem);
+
+// The quickest of them.
+PortableWay plan_portable(const PortableTable& table, const MatmulCase& problem);
 
 }  // namespace torch_cubin

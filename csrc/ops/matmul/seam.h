@@ -2,6 +2,7 @@
 //
 //   class Sm90Kernels : public MatmulKernels {     // on one device
 //     MatmulPlan plan(const MatmulCase& c) const override;     // takes it? in what time?
+//     std::string name(const MatmulPlan&) const override;      // for tuned tables
 //     void launch(const MatmulPlan&, const MatmulProblem&, const MatmulOperands&) const override;
 //   };
 //   class Sm90Seam : public MatmulSeam {           // once a process
@@ -14,7 +15,8 @@
 //                                       const std::vector<PackageKernel*>& kernels) const override;
 //   } const g_sm90;                                // registers itself
 //
-// plan.cpp asks all seams alike and keeps the quickest answer. A launch may run several kernels
+// plan.cpp asks all seams alike and keeps the quickest answer, unless a tuned table (tuned.h) names
+// another. A launch may run several kernels
 // (launch() and Workspace of ops/common/launch.h; tensor maps: runtime/tensor_map.h).
 #pragma once
 
@@ -22,6 +24,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -31,6 +34,7 @@
 namespace torch_cubin {
 
 constexpr int64_t kVectorBytes = 16;  // what the aligned kernels load at a time
+constexpr int64_t kLineBytes = 128;   // of the caches
 
 // More batch dims than this, and matmul.cpp runs the product in parts.
 constexpr int kMaxPlannedBatchDims = 4;
@@ -59,6 +63,7 @@ struct MatmulCase {
   // A and B: whether a tensor map (TMA) with a dim for each batch dim can describe the operand: read
   // by vectors, no row begins within another, strides below 2^40 bytes. Rank and box are the seam's.
   bool a_mappable, b_mappable;
+  bool a_lines, b_lines;          // read by vectors, and every row begins at a line of the cache
   bool a_unit, b_unit;            // neighbours along the operand's nearer dim lie side by side
   bool a_broadcast, b_broadcast;  // some batch stride is 0
   bool c_vectors;                 // C's rows, which are contiguous, begin at 16-byte addresses
@@ -86,8 +91,9 @@ struct MatmulCase {
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     packed = packed << 3 | static_cast<uint64_t>(activation);
-    for (const bool fact : {a_mappable, b_mappable, a_unit, b_unit, a_broadcast, b_broadcast,
-                            c_vectors, has_bias, scaled, has_addend, batch_invariant}) {
+    for (const bool fact :
+         {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast, b_broadcast,
+          c_vectors, has_bias, scaled, has_addend, batch_invariant}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
@@ -143,6 +149,15 @@ class MatmulKernels {
   // The quickest way of these kernels, with its predicted time; infinite where none takes the case.
   // Deterministic: depends on the case alone.
   virtual MatmulPlan plan(const MatmulCase& problem) const = 0;
+
+  // Every way that these kernels would run the case, plan()'s among them: what a sweep measures.
+  virtual void ways(const MatmulCase& problem, std::vector<MatmulPlan>& out) const {
+    out.push_back(plan(problem));
+  }
+
+  // A plan's name, by which tuned tables know it: the same in every process, no two ways of a case
+  // have the same one, and where it can be, the same for all types of operands.
+  virtual std::string name(const MatmulPlan& plan) const = 0;
 
   // Runs a plan of its own on the device's current stream. The problem has the plan's case.
   virtual void launch(const MatmulPlan& plan, const MatmulProblem& problem,

@@ -68,23 +68,19 @@ class Sm90Matmul : public MatmulKernels {
   }
 
   MatmulPlan plan(const MatmulCase& c) const override {
-    MatmulPlan plan;
-    const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
-    // A bias and an addend have the output's type, and are read as the operands' type.
-    const bool types =
-        c.output == c.input || (c.output == ScalarType::Float && !c.has_bias && c.only_bias());
-    const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
-    if (!maths || !types || !unscaled || !c.a_mappable || !c.b_mappable ||
-        c.batch_dims > kSm90BatchDims) {
-      return plan;
+    if (!takes(c)) return {};
+    return plan_of(plan_sm90(rows_, c, device_.multiprocessors), c);
+  }
+
+  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+    if (!takes(c)) return;
+    for (const Sm90Way& way : sm90_ways(rows_, c, device_.multiprocessors)) {
+      out.push_back(plan_of(way, c));
     }
-    const Sm90Plan chosen = plan_sm90(rows_, c, device_.multiprocessors, &plan.microseconds);
-    if (chosen.row == nullptr) return plan;
-    plan.set(chosen);
-    // Where both do well, the portable kernels' model tells up to a quarter less than they take (on
-    // an H200 66 us of 81 for 128 x 28672 x 4096, which these do in 61).
-    if (c.m > kFewRows && c.n > kFewRows) plan.microseconds *= kShareToCompare;
-    return plan;
+  }
+
+  std::string name(const MatmulPlan& plan) const override {
+    return "sm90 " + sm90_name(plan.get<Sm90Plan>());
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
@@ -107,6 +103,27 @@ class Sm90Matmul : public MatmulKernels {
   }
 
  private:
+  static bool takes(const MatmulCase& c) {
+    const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
+    // A bias and an addend have the output's type, and are read as the operands' type.
+    const bool types =
+        c.output == c.input || (c.output == ScalarType::Float && !c.has_bias && c.only_bias());
+    const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
+    return maths && types && unscaled && c.a_mappable && c.b_mappable &&
+           c.batch_dims <= kSm90BatchDims;
+  }
+
+  static MatmulPlan plan_of(const Sm90Way& way, const MatmulCase& c) {
+    MatmulPlan plan;
+    if (way.plan.row == nullptr) return plan;
+    plan.set(way.plan);
+    plan.microseconds = way.microseconds;
+    // Where both do well, the portable kernels' model tells up to a quarter less than they take (on
+    // an H200 66 us of 81 for 128 x 28672 x 4096, which these do in 61).
+    if (c.m > kFewRows && c.n > kFewRows) plan.microseconds *= kShareToCompare;
+    return plan;
+  }
+
   void fill(Sm90MatmulParams& out, const Sm90Plan& plan, const MatmulProblem& p,
             const MatmulOperands& operands) const {
     const Sm90Row& row = *plan.row;
@@ -151,9 +168,9 @@ class Sm90Matmul : public MatmulKernels {
                         reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
     const bool sum_and_bias =
         p.activation == kActivationNone && p.alpha == 1 && operands.addend == nullptr;
-    const bool plain = sum_and_bias && (operands.bias == nullptr || paired) &&
-                       p.output == p.input && aligned && p.n * out_bytes % kVectorBytes == 0;
-    if (plain) {
+    const bool plain = sum_and_bias && (operands.bias == nullptr || paired) && p.output == p.input;
+    const bool stored_by_tma = plain && aligned && p.n * out_bytes % kVectorBytes == 0;
+    if (stored_by_tma) {
       const int64_t in_row = row.tile_n * out_bytes;
       const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
       const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
@@ -167,16 +184,20 @@ class Sm90Matmul : public MatmulKernels {
       x.box[1] = 16;
       encode(x, p, device_, out.out_map);
     } else {
-      out.flags |= kSm90General;
-      if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
-      if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
       out.out = operands.c;
       out.out_stride_m = p.n;
       std::copy_n(c_batch_stride, kSm90BatchDims, out.out_batch_stride);
-      out.bias_stride = operands.bias_stride;
-      out.alpha = static_cast<float>(p.alpha);
-      out.flags |= p.activation << kSm90Activation;
-      if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
+      if (plain && out_bytes == 2) {
+        out.flags |= kSm90OutUnaligned;
+      } else {
+        out.flags |= kSm90General;
+        if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
+        if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
+        out.bias_stride = operands.bias_stride;
+        out.alpha = static_cast<float>(p.alpha);
+        out.flags |= p.activation << kSm90Activation;
+        if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
+      }
     }
     out.bias = operands.bias;
     if (batched) out.flags |= kSm90Batched;

@@ -9,29 +9,31 @@ namespace {
 constexpr const char* kSm90MathNames[] = {"float16", "bfloat16", "tf32"};
 constexpr const char* kSm90LayoutNames[] = {"nn", "nt", "tn", "tt"};
 
-// Fitted by benchmarks/sm90 to 250 timings of bfloat16 products on an H200 (RMS error 4%); the model
-// chooses within 3% of the best of them on average. Its clock is that of short products; long ones
-// are bound by power.
-constexpr double kCyclesPerMicrosecond = 1816;
-constexpr double kL2BytesPerCycle = 64.7;       // what one multiprocessor gets
+// Fitted to 1,471 timings of 132 products on an H200 (`python -m torch_cubin tune --sweep`); what it
+// chooses takes 2.4% longer than the best of them on average. Its clock is that of short products; long
+// ones are bound by power.
+constexpr double kCyclesPerMicrosecond = 1950;
+constexpr double kL2BytesPerCycle = 80;         // what one multiprocessor gets
 constexpr double kFlopsPerMicrosecond = 750e6;  // of bfloat16, at the power limit
 constexpr double kMemoryBytesPerMicrosecond = 3.8e6;
-constexpr double kFixed = 1.84;      // us: first loads, last stores
-constexpr double kTileCycles = 300;  // between two tiles of a block
-constexpr double kExchangeBytesPerCycle = 15;
-constexpr double kStreamFixed = 5;  // us, with the launch that sets counters to zero
-constexpr double kStreamBytesPerCycle = 14.8;
+constexpr double kFixed = 1.5;       // us: first loads, last stores
+constexpr double kTileCycles = 490;  // between two tiles of a block
+constexpr double kExchangeBytesPerCycle = 13.7;
+constexpr double kExchangeFixed = 0.58;  // us
+constexpr double kStreamFixed = 12;      // us, with the launch that sets counters to zero
+constexpr double kStreamBytesPerCycle = 15.2;
+// Blocks that share an operand wait for one another.
+constexpr double kShareCycles = 1.03, kShareFixed = 0.11;  // us
+// A box's row of 128 bytes that does not begin at a line of the cache takes two requests.
+constexpr double kSplitLines = 2.3;
 // At the power limit energy decides: this share of a product's is what shared memory moves, which is
 // kLeastShared cycles a multiply-add with 256x192, the tile that moves least.
 constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
 // Rows and columns of a tile outside the matrices, which the TMA fills with zeros, cost more than
 // others: 64 x 4096 x 4096 with tiles of 128 x 64 took 19 us, 128 x 4096 x 4096 took 12.
-constexpr double kOutside = 1.2;
-// Short products of many rows run better with A shared than with B, by 1 to 4%.
-constexpr double kShortShareB = 1.02, kShort = 100;  // us
-constexpr int64_t kManyRows = 1024;
+constexpr double kOutside = 1.13;
 // Blocks of one computing warpgroup are slower than their bounds.
-constexpr double kOneWarpgroup = 1.08;
+constexpr double kOneWarpgroup = 1.085;
 constexpr int64_t kLeastStreamBlocks = 8;  // k blocks of a part of a streamed tile
 constexpr int64_t kLeastSplitK = 512;
 
@@ -42,21 +44,28 @@ double smooth_max(double x, double y, double z) {
   return std::sqrt(std::sqrt(x2 * x2 + y2 * y2 + z2 * z2));
 }
 
+// What the TMA loads of an operand: whole panels of 64 where its own dim is contiguous.
+double loaded_size(int64_t tile, bool mn_major) {
+  return static_cast<double>(mn_major ? ceil_div(tile, int64_t{64}) * 64 : tile);
+}
+
 // Cycles of shared memory (128 bytes each) for 128 bytes of K: what the TMA writes and wgmma, which
 // computes 64 rows at a time, reads.
 double shared_cycles(const Sm90Row& row) {
-  const auto m = static_cast<double>(row.tile_m), n = static_cast<double>(row.tile_n);
-  return m + n + m / 64 * (64 + n);
+  return loaded_size(row.tile_m, row.a_mn_major) + loaded_size(row.tile_n, row.b_mn_major) +
+         static_cast<double>(row.tile_m) / 64 * static_cast<double>(64 + row.tile_n);
 }
 
 // Cycles of one block for 128 bytes of K: the tensor cores, shared memory, and what the L2 cache
 // delivers.
-double k_block_cycles(const Sm90Row& row, Sm90Cluster cluster) {
-  const auto m = static_cast<double>(row.tile_m), n = static_cast<double>(row.tile_n);
-  const double loaded =
-      (cluster == Sm90Cluster::kShareA ? m / 2 : m) + (cluster == Sm90Cluster::kShareB ? n / 2 : n);
-  return (row.one_warpgroup ? kOneWarpgroup : 1) *
-         smooth_max(m * n / 32, shared_cycles(row), loaded * 128 / kL2BytesPerCycle);
+double k_block_cycles(const Sm90Row& row, Sm90Cluster cluster, const MatmulCase& c) {
+  const bool shares_a = cluster == Sm90Cluster::kShareA, shares_b = cluster == Sm90Cluster::kShareB;
+  const double a = loaded_size(row.tile_m, row.a_mn_major) * (c.a_lines ? 1 : kSplitLines);
+  const double b = loaded_size(row.tile_n, row.b_mn_major) * (c.b_lines ? 1 : kSplitLines);
+  const double loaded = (shares_a ? a / 2 : a) + (shares_b ? b / 2 : b);
+  const double multiplied = static_cast<double>(row.tile_m * row.tile_n) / 32;
+  return (row.one_warpgroup ? kOneWarpgroup : 1) * (shares_a || shares_b ? kShareCycles : 1) *
+         smooth_max(multiplied, shared_cycles(row), loaded * 128 / kL2BytesPerCycle);
 }
 
 class Chooser {
@@ -103,26 +112,29 @@ class Chooser {
       plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
       const double inside = static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
                             static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
-      double k_block = k_block_cycles(row, cluster) * (1 + kOutside * (1 - inside));
-      if (shares_b && c_.m >= kManyRows && power_ < kShort) k_block *= kShortShareB;
+      const double k_block = k_block_cycles(row, cluster, c_) * (1 + kOutside * (1 - inside));
       const double waves = std::max(1.0, static_cast<double>(cluster_tiles) / slots);
       if (cluster == Sm90Cluster::kSplitK) {
         if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
         if (c_.batch_invariant) continue;
         const double extra = static_cast<double>(row.tile_m * row.tile_n * 4) /
-                             kExchangeBytesPerCycle / kCyclesPerMicrosecond;
+                                 kExchangeBytesPerCycle / kCyclesPerMicrosecond +
+                             kExchangeFixed;
         keep(plan, ceil_div(k_blocks, 2) * k_block, waves, extra);
         continue;
       }
-      keep(plan, ceil_div(cluster_tiles, slots) * k_blocks * k_block, waves, 0);
+      const double extra = shares_a || shares_b ? kShareFixed : 0;
+      keep(plan, ceil_div(cluster_tiles, slots) * k_blocks * k_block, waves, extra);
       if (row.streams && tiles >= 2 * multiprocessors_ && !c_.batch_invariant) {
         stream(plan, slots, k_blocks, k_block, waves);
       }
     }
   }
 
-  const Sm90Plan& best() const { return best_; }
-  double microseconds() const { return microseconds_; }
+  const Sm90Way& best() const { return best_; }
+
+  // Where all ways are put, too, not only the best one.
+  std::vector<Sm90Way>* all = nullptr;
 
  private:
   // The last, partial wave of tiles, its K dealt out over all clusters.
@@ -150,17 +162,24 @@ class Chooser {
         shared_cycles(row) / static_cast<double>(row.tile_m * row.tile_n) / kLeastShared;
     const double power = power_ * (1 + kEnergyOfShared * (shared - 1));
     const double microseconds = smooth_max(compute, power, memory_) + kFixed;
-    if (!(microseconds < microseconds_)) return;
-    microseconds_ = microseconds;
-    best_ = plan;
+    if (all != nullptr) all->push_back({plan, microseconds});
+    if (microseconds < best_.microseconds) best_ = {plan, microseconds};
   }
 
   const MatmulCase& c_;
   const int64_t multiprocessors_;
   double power_, memory_;  // us that they alone would take
-  Sm90Plan best_;
-  double microseconds_ = std::numeric_limits<double>::infinity();
+  Sm90Way best_;
 };
+
+void consider_rows(Chooser& chooser, const std::vector<Sm90Row>& rows, const MatmulCase& problem) {
+  const bool a_mn_major = problem.a == kOwnVectors, b_mn_major = problem.b == kOwnVectors;
+  for (const Sm90Row& row : rows) {
+    if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
+      chooser.consider(row);
+    }
+  }
+}
 
 }  // namespace
 
@@ -180,17 +199,26 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
   pairs = fields.integer("pairs", 0, 1) != 0;
 }
 
-Sm90Plan plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                   int64_t multiprocessors, double* microseconds) {
+Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                  int64_t multiprocessors) {
   Chooser chooser(problem, multiprocessors);
-  const bool a_mn_major = problem.a == kOwnVectors, b_mn_major = problem.b == kOwnVectors;
-  for (const Sm90Row& row : rows) {
-    if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
-      chooser.consider(row);
-    }
-  }
-  *microseconds = chooser.microseconds();
+  consider_rows(chooser, rows, problem);
   return chooser.best();
+}
+
+std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                               int64_t multiprocessors) {
+  std::vector<Sm90Way> all;
+  Chooser chooser(problem, multiprocessors);
+  chooser.all = &all;
+  consider_rows(chooser, rows, problem);
+  return all;
+}
+
+std::string sm90_name(const Sm90Plan& plan) {
+  constexpr const char* kClusters[] = {"", " share_a", " share_b", " split_k"};
+  return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
+         kClusters[static_cast<int>(plan.cluster)] + (plan.stream_tiles != 0 ? " streamed" : "");
 }
 
 }  // namespace torch_cubin

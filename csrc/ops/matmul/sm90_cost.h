@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "ops/matmul/seam.h"
@@ -33,8 +35,20 @@ struct Sm90Plan {
   int32_t whole_tiles = 0, stream_tiles = 0, stream_clusters = 0;
 };
 
-// The quickest way of those that the rows offer, and its microseconds.
-Sm90Plan plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                   int64_t multiprocessors, double* microseconds);
+struct Sm90Way {
+  Sm90Plan plan;
+  double microseconds = std::numeric_limits<double>::infinity();
+};
+
+// All ways that the rows offer.
+std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                               int64_t multiprocessors);
+
+// The quickest of them.
+Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                  int64_t multiprocessors);
+
+// "256x192 share_a streamed"
+std::string sm90_name(const Sm90Plan& plan);
 
 }  // namespace torch_cubin

@@ -116,53 +116,53 @@ class Sm90Skinny : public MatmulKernels {
   }
 
   MatmulPlan plan(const MatmulCase& c) const override {
-    MatmulPlan plan;
-    if (c.input != c.output || c.a_scales != Scales::kNone || c.b_scales != Scales::kNone ||
-        c.batch_dims != 0 || !c.only_bias()) {
-      return plan;
+    if (!takes(c)) return {};
+    const SkinnySides sides(c);
+    return plan_with(c, sides,
+                     skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, !c.batch_invariant,
+                                  device_.multiprocessors));
+  }
+
+  // The tiles of the rule, and others near them.
+  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+    if (!takes(c)) return;
+    const SkinnySides sides(c);
+    const int64_t multiprocessors = device_.multiprocessors;
+    const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
+    std::vector<SkinnyTiles> tiles = {skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous,
+                                                   !c.batch_invariant, multiprocessors)};
+    if (c.batch_invariant) {
+      out.push_back(plan_with(c, sides, tiles[0]));
+      return;
     }
-    const bool swapped = c.n < c.m;
-    const int64_t tokens = swapped ? c.n : c.m, rows_count = swapped ? c.m : c.n;
-    const Access tokens_access = swapped ? c.b : c.a, weights_access = swapped ? c.a : c.b;
-    if (!c.a_mappable || !c.b_mappable || tokens_access != kKVectors) return plan;
-    // Coordinates of tensor maps are 32-bit, and so are the kernels' rows.
-    constexpr int64_t kMost = (int64_t{1} << 31) - 512;
-    if (tokens > 64 || rows_count > kMost || c.k > kMost) return plan;
-
-    const bool rows_contiguous = weights_access == kOwnVectors;
-    SkinnyPlan chosen{};
-    chosen.tiles =
-        skinny_tiles(rows_count, c.k, rows_contiguous, !c.batch_invariant, device_.multiprocessors);
-    const SkinnyRow* row = nullptr;  // the smallest that fits
-    for (const SkinnyRow& each : rows_) {
-      if (each.math != c.math || each.rows_contiguous != rows_contiguous) continue;
-      if (each.tokens < tokens || each.rows < chosen.tiles.rows) continue;
-      // These read all their rows of a stage, which has room for the tile's.
-      if (rows_contiguous && each.rows != chosen.tiles.rows) continue;
-      if (row != nullptr && each.tokens * each.rows >= row->tokens * row->rows) continue;
-      row = &each;
+    const auto add = [&](int64_t rows, int64_t splits) {
+      const SkinnyTiles each = {static_cast<int32_t>(rows), static_cast<int32_t>(splits)};
+      for (const SkinnyTiles& known : tiles) {
+        if (known.rows == each.rows && known.splits == each.splits) return;
+      }
+      tiles.push_back(each);
+    };
+    for (int64_t splits = 1; splits <= kSkinnyMostSplits && splits * 2 <= k_blocks; ++splits) {
+      if (sides.rows_contiguous) {
+        add(64, splits);
+        add(128, splits);
+        add(192, splits);
+        continue;
+      }
+      for (int64_t waves = 1; waves <= 3; ++waves) {
+        const int64_t slots = multiprocessors / splits * waves;
+        const int64_t rows = ceil_div(ceil_div(sides.rows_count, slots), int64_t{8}) * 8;
+        if (rows >= 40 && rows <= 128) add(rows, splits);
+      }
+      add(64, splits);
     }
-    if (row == nullptr) return plan;
-    chosen.row = row;
-    chosen.swapped = swapped;
-    if (!fit_stages(*row, c.k, chosen)) return plan;
+    for (const SkinnyTiles& each : tiles) out.push_back(plan_with(c, sides, each));
+  }
 
-    const int64_t tiles = ceil_div(rows_count, int64_t{chosen.tiles.rows});
-    const int64_t splits = chosen.tiles.splits;
-    chosen.blocks = splits > 1 ? tiles * splits : std::min<int64_t>(tiles, device_.multiprocessors);
-
-    const double bytes = 2.0 * (static_cast<double>(c.m) * c.k + static_cast<double>(c.k) * c.n +
-                                static_cast<double>(c.m) * c.n);
-    const double rounds = static_cast<double>(ceil_div(tiles * splits, device_.multiprocessors));
-    const double of_one = rounds * stage_rows(*row, chosen.tiles.rows) *
-                          static_cast<double>(ceil_div(ceil_div(c.k, kSkinnyBlockK), splits)) *
-                          kSkinnyBlockK * 2;
-    const double cycles = std::max(bytes / (device_.bytes_per_cycle * kSkinnyMemoryShare),
-                                   of_one / kSkinnyMultiprocessorRate) +
-                          row->fixed_cycles;
-    plan.microseconds = cycles / device_.cycles_per_microsecond;
-    plan.set(chosen);
-    return plan;
+  std::string name(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<SkinnyPlan>();
+    return "sm90_skinny " + std::to_string(chosen.tiles.rows) + " rows " +
+           std::to_string(chosen.tiles.splits) + " splits";
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
@@ -204,6 +204,62 @@ class Sm90Skinny : public MatmulKernels {
   }
 
  private:
+  // Which operand is which.
+  struct SkinnySides {
+    explicit SkinnySides(const MatmulCase& c)
+        : swapped(c.n < c.m),
+          tokens(swapped ? c.n : c.m),
+          rows_count(swapped ? c.m : c.n),
+          rows_contiguous((swapped ? c.a : c.b) == kOwnVectors) {}
+    bool swapped;  // the tokens are B's columns
+    int64_t tokens, rows_count;
+    bool rows_contiguous;  // of the weights
+  };
+
+  static bool takes(const MatmulCase& c) {
+    // Coordinates of tensor maps are 32-bit, and so are the kernels' rows.
+    constexpr int64_t kMost = (int64_t{1} << 31) - 512;
+    const SkinnySides sides(c);
+    return c.input == c.output && c.a_scales == Scales::kNone && c.b_scales == Scales::kNone &&
+           c.batch_dims == 0 && c.only_bias() && c.a_mappable && c.b_mappable &&
+           (sides.swapped ? c.b : c.a) == kKVectors && sides.tokens <= 64 &&
+           sides.rows_count <= kMost && c.k >= kSkinnyBlockK && c.k <= kMost;
+  }
+
+  MatmulPlan plan_with(const MatmulCase& c, const SkinnySides& sides, SkinnyTiles tile) const {
+    MatmulPlan plan;
+    const SkinnyRow* row = nullptr;  // the smallest that fits
+    for (const SkinnyRow& each : rows_) {
+      if (each.math != c.math || each.rows_contiguous != sides.rows_contiguous) continue;
+      if (each.tokens < sides.tokens || each.rows < tile.rows) continue;
+      if (row != nullptr && each.tokens * each.rows >= row->tokens * row->rows) continue;
+      row = &each;
+    }
+    if (row == nullptr) return plan;
+    SkinnyPlan chosen{};
+    chosen.row = row;
+    chosen.tiles = tile;
+    chosen.swapped = sides.swapped;
+    if (!fit_stages(*row, c.k, chosen)) return plan;
+
+    const int64_t tiles = ceil_div(sides.rows_count, int64_t{tile.rows});
+    const int64_t splits = tile.splits;
+    chosen.blocks = splits > 1 ? tiles * splits : std::min<int64_t>(tiles, device_.multiprocessors);
+
+    const double bytes = 2.0 * (static_cast<double>(c.m) * c.k + static_cast<double>(c.k) * c.n +
+                                static_cast<double>(c.m) * c.n);
+    const double rounds = static_cast<double>(ceil_div(tiles * splits, device_.multiprocessors));
+    const double of_one = rounds * stage_rows(*row, tile.rows) *
+                          static_cast<double>(ceil_div(ceil_div(c.k, kSkinnyBlockK), splits)) *
+                          kSkinnyBlockK * 2;
+    const double cycles = std::max(bytes / (device_.bytes_per_cycle * kSkinnyMemoryShare),
+                                   of_one / kSkinnyMultiprocessorRate) +
+                          row->fixed_cycles;
+    plan.microseconds = cycles / device_.cycles_per_microsecond;
+    plan.set(chosen);
+    return plan;
+  }
+
   static int64_t stage_rows(const SkinnyRow& row, int64_t rows) {
     return row.rows_contiguous ? ceil_div(rows, int64_t{64}) * 64 : rows;
   }
@@ -215,8 +271,10 @@ class Sm90Skinny : public MatmulKernels {
     const int64_t stage = (stage_rows(row, rows) + row.tokens) * kSkinnyPanelBytes * 2;
     const int64_t groups = row.rows / 64 * row.tokens / 8;
     const int64_t parts = splits > 1 ? ceil_div(groups, splits) * splits * kSkinnyGroupBytes : 0;
-    // The last product reads whole blocks of 64 rows, past the end of the last stage.
-    const int64_t beyond = row.rows_contiguous ? 0 : (row.rows - rows) * kSkinnyPanelBytes;
+    // A stage's products read as many rows as the kernel has: in the last stage, past its end.
+    const int64_t beyond = row.rows_contiguous
+                               ? (row.rows - stage_rows(row, rows)) * kSkinnyPanelBytes * 2
+                               : (row.rows - rows) * kSkinnyPanelBytes;
     const int64_t rest = std::max(parts, beyond);
     constexpr int64_t kEnoughStages = 4;
     int64_t stages = (kSkinnyHalfShared - rest) / stage;

@@ -1,0 +1,52 @@
+#include "declared/described_arguments.h"
+
+#include <nlohmann/json.hpp>
+
+#include "declared/pattern.h"
+
+namespace torch_cubin {
+
+const nlohmann::json& DescribedArguments::value(size_t i) const {
+  return values_.at(schema_.arguments[i].name);
+}
+
+bool DescribedArguments::has_tensor(size_t i) const { return !value(i).is_null(); }
+
+TensorView DescribedArguments::view(size_t i) {
+  viewed_ = &value(i);
+  return tensors_.view(*viewed_);
+}
+
+size_t DescribedArguments::length(size_t i) const { return value(i).size(); }
+
+TensorView DescribedArguments::item(size_t i, size_t index) {
+  viewed_ = &value(i).at(index);
+  return tensors_.view(*viewed_);
+}
+
+Value DescribedArguments::number(size_t i) const {
+  const nlohmann::json& given = value(i);
+  if (given.is_null()) return {ValueType::kNone, 0, 0};
+  switch (schema_.arguments[i].type) {
+    case ArgumentType::kFloat:
+    case ArgumentType::kOptionalFloat:
+      return Value::of(described_float(given));
+    case ArgumentType::kBool:
+    case ArgumentType::kOptionalBool:
+      return Value::of(given.get<bool>());
+    default:
+      return Value::of(given.is_boolean() ? int64_t{given.get<bool>()} : given.get<int64_t>());
+  }
+}
+
+std::string_view DescribedArguments::text(size_t i) const {
+  return value(i).get_ref<const std::string&>();
+}
+
+const void* DescribedArguments::data(const TensorView&) const {
+  const auto found = viewed_->find("address");
+  const uintptr_t address = found == viewed_->end() ? kMaxAlign : found->get<uintptr_t>();
+  return reinterpret_cast<const void*>(address);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,40 @@
+// DescribedArguments: the arguments of a call as JSON, for calls that have no CUDA tensors: those of
+// torch.compile's fake tensors, and the CPU's. What BoxedArguments is for the others.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string_view>
+
+#include "declared/expression.h"
+#include "declared/schema.h"
+#include "pytorch/described_tensor.h"
+
+namespace torch_cubin {
+
+class DescribedArguments {
+ public:
+  // `values`: each argument by its name. A tensor is described, with its "address" where it has one; a
+  // list of tensors is a list; a float may be a text; a dtype is torch's name. It must outlive this.
+  DescribedArguments(const Schema& schema, const nlohmann::json& values)
+      : schema_(schema), values_(values) {}
+
+  bool has_tensor(size_t i) const;
+  TensorView view(size_t i);
+  size_t length(size_t i) const;
+  TensorView item(size_t i, size_t index);
+  Value number(size_t i) const;
+  std::string_view text(size_t i) const;
+
+  // The address of the tensor that was viewed last; one that suits every pattern where none is given.
+  const void* data(const TensorView& view) const;
+
+ private:
+  const nlohmann::json& value(size_t i) const;
+
+  const Schema& schema_;
+  const nlohmann::json& values_;
+  DescribedTensors tensors_;
+  const nlohmann::json* viewed_ = nullptr;
+};
+
+}  // namespace torch_cubin

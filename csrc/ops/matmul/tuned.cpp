@@ -1,0 +1,161 @@
+#include "ops/matmul/tuned.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <tuple>
+
+#include "cubin/error.h"
+#include "package/catalog.h"
+
+namespace torch_cubin {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kTunedVersion = 1;
+constexpr size_t kMaxTunedBytes = 16u << 20;
+
+// float16 and bfloat16 run alike: a way of the one serves the other, where it has no type in its name.
+constexpr const char* kTunedMathNames[kMathCount] = {"16_bit", "16_bit", "tf32", "float32",
+                                                     "float64"};
+constexpr const char* kTunedAccessNames[kAccessCount] = {"k_vectors", "own_vectors", "own_elements",
+                                                         "k_elements"};
+
+// m, n, k, batch, math, a, b
+using TunedProduct = std::tuple<int64_t, int64_t, int64_t, int64_t, int, int, int>;
+
+int tuned_math(Math math) { return math == kMathBFloat16 ? kMathFloat16 : math; }
+
+TunedProduct product_of(const MatmulCase& c) {
+  return {c.m, c.n, c.k, c.batch, tuned_math(c.math), c.a, c.b};
+}
+
+template <size_t N>
+int tuned_index(const std::string& text, const char* const (&names)[N]) {
+  for (size_t i = 0; i < N; ++i) {
+    if (text == names[i]) return static_cast<int>(i);
+  }
+  throw std::runtime_error("'" + text + "' is not known");
+}
+
+std::atomic<uint64_t> g_generation{1};
+
+class TunedTables {
+ public:
+  using Ways = std::map<TunedProduct, std::string>;
+
+  std::string way(const Device& device, const MatmulCase& problem) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Ways& ways = ways_of(device.name);
+    const auto found = ways.find(product_of(problem));
+    return found == ways.end() ? "" : found->second;
+  }
+
+  void add(const json& table) {
+    const std::string gpu = checked_gpu(table);
+    bool here = false;
+    for (int i = 0; i < device_count(); ++i) here = here || device(i).name == gpu;
+    if (!here) {
+      fail({"input", "a tuned table", "was measured on a GPU that this process does not have",
+            device_count() > 0 ? device(0).name : "a GPU", gpu, "Tune on this GPU."});
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    Ways ways = ways_of(gpu);
+    read_lines(table, ways);
+    by_gpu_[gpu] = std::move(ways);
+    g_generation.fetch_add(1, std::memory_order_release);
+  }
+
+ private:
+  static std::string checked_gpu(const json& table) {
+    try {
+      if (table.at("version").get<int>() != kTunedVersion) {
+        throw std::runtime_error("version " + table.at("version").dump());
+      }
+      return table.at("gpu").get<std::string>();
+    } catch (const std::exception& error) {
+      refuse(error);
+    }
+  }
+
+  [[noreturn]] static void refuse(const std::exception& error) {
+    fail({"input", "a tuned table", "cannot be used", "version 1, as torch_cubin.tune writes it",
+          printable(error.what()), "Tune again."});
+  }
+
+  static void read_lines(const json& table, Ways& ways) {
+    try {
+      for (const json& line : table.at("products")) {
+        const TunedProduct product = {
+            line.at("m").get<int64_t>(),
+            line.at("n").get<int64_t>(),
+            line.at("k").get<int64_t>(),
+            line.at("batch").get<int64_t>(),
+            tuned_index(line.at("math").get<std::string>(), kTunedMathNames),
+            tuned_index(line.at("a").get<std::string>(), kTunedAccessNames),
+            tuned_index(line.at("b").get<std::string>(), kTunedAccessNames)};
+        ways[product] = line.at("way").get<std::string>();
+      }
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      refuse(error);
+    }
+  }
+
+  // Of the GPUs of that name: at first what the package brings for it, by its manifest's "tuned":
+  // [{"gpu", "file", "sha256"}].
+  const Ways& ways_of(const std::string& gpu) {
+    const auto known = by_gpu_.find(gpu);
+    if (known != by_gpu_.end()) return known->second;
+    Ways ways;
+    const Package& package = catalog();
+    const auto entries = package.manifest().find("tuned");
+    if (entries != package.manifest().end()) {
+      for (const json& entry : *entries) {
+        if (entry.at("gpu").get<std::string>() != gpu) continue;
+        const std::string file = entry.at("file").get<std::string>();
+        const std::vector<uint8_t> bytes =
+            read_hashed(*package.files(), file, entry.at("sha256").get<std::string>(),
+                        kMaxTunedBytes, "Build the kernels again, or install the package again.");
+        const json table =
+            parse_json(std::string(bytes.begin(), bytes.end()), package.files()->origin(file));
+        if (checked_gpu(table) == gpu) read_lines(table, ways);
+      }
+    }
+    return by_gpu_.emplace(gpu, std::move(ways)).first->second;
+  }
+
+  std::mutex mutex_;  // guards what follows
+  std::map<std::string, Ways> by_gpu_;
+};
+
+TunedTables& tuned_tables() {
+  static auto* const all = new TunedTables;  // leaked on purpose: used until exit
+  return *all;
+}
+
+}  // namespace
+
+std::string tuned_way(const Device& device, const MatmulCase& problem) {
+  return tuned_tables().way(device, problem);
+}
+
+uint64_t tuned_generation() { return g_generation.load(std::memory_order_acquire); }
+
+void add_tuned_table(const json& table) { tuned_tables().add(table); }
+
+json tuned_product(const MatmulCase& c) {
+  return {{"m", c.m},
+          {"n", c.n},
+          {"k", c.k},
+          {"batch", c.batch},
+          {"math", kTunedMathNames[c.math]},
+          {"a", kTunedAccessNames[c.a]},
+          {"b", kTunedAccessNames[c.b]}};
+}
+
+}  // namespace torch_cubin

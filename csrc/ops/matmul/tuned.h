@@ -1,0 +1,27 @@
+// Tuned tables: for products that were measured on one kind of GPU, the way that was quickest. The
+// package brings some (csrc/kernels/matmul/tuned/), torch_cubin.tune() adds others. A table of another
+// GPU is never used.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "ops/matmul/seam.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+
+// The name (MatmulKernels::name) of the measured way; "" where the product was not measured there.
+std::string tuned_way(const Device& device, const MatmulCase& problem);
+
+// Rises whenever a table is added: what was planned before may be planned otherwise.
+uint64_t tuned_generation();
+
+// Adds a table, whose lines replace older ones of the same products. Throws [input] for a malformed
+// table, or where no GPU of this process is the one that it was measured on.
+void add_tuned_table(const nlohmann::json& table);
+
+// What a table says of a product's kind: {"m", "n", "k", "batch", "math", "a", "b"}.
+nlohmann::json tuned_product(const MatmulCase& problem);
+
+}  // namespace torch_cubin

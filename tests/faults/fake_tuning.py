@@ -1,0 +1,175 @@
+"""Tuned tables on the stand-in driver: who reads them, what they decide, what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults.forked import error_of, forked
+
+import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
+from torch_cubin._tuning.products import Product
+
+CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
+GPU = "Fake GPU"
+PRODUCT = Product.of_layout(256, 512, 1024, "nt", "bfloat16")
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch) -> Path:
+    """The package's matmul kernels, without its tuned tables."""
+    manifest = json.loads((CUBINS / "manifest.json").read_text())
+    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["family"] == "matmul"]
+    if not kernels:
+        pytest.skip("the kernels are not built for sm_90a")
+    for kernel in kernels:
+        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
+    (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({**manifest, "kernels": kernels, "tuned": []})
+    )
+    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+    return tmp_path
+
+
+def add_table(folder: Path, table: dict, sha256: str | None = None) -> None:
+    data = json.dumps(table).encode()
+    (folder / "table.json").write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    sha256 = sha256 or hashlib.sha256(data).hexdigest()
+    manifest["tuned"] = [{"gpu": table["gpu"], "file": "table.json", "sha256": sha256}]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def table_of(way: str, gpu: str = GPU) -> dict:
+    return {"version": 1, "gpu": gpu, "products": [{**PRODUCT.line(), "way": way}]}
+
+
+def multiply(m: int = 256, dtype: torch.dtype = torch.bfloat16) -> None:
+    a = tensors.empty(m, 1024, dtype=dtype)
+    torch.ops.cubin._matmul(a, tensors.strided((1024, 512), (1, 1024), dtype))
+
+
+def watched(m: int = 256, dtype: torch.dtype = torch.bfloat16) -> dict:
+    with measure.watching():
+        multiply(m, dtype)
+        return library.watched_plans()[0]
+
+
+def test_every_way_can_be_forced_and_has_one_name(driver, catalog) -> None:
+    def run() -> list:
+        names = [way["name"] for way in watched()["ways"]]
+        taken = []
+        with measure.watching():
+            for name in names:
+                library.force_way(name)
+                multiply()
+                taken.append(library.watched_plans()[0]["chosen"])
+        return [names, taken]
+
+    names, taken = forked(run)
+    assert len(names) > 20
+    assert len(set(names)) == len(names)
+    assert taken == names
+
+
+def test_a_package_s_table_decides_for_its_gpu_and_its_products(driver, catalog) -> None:
+    def ways() -> list:
+        plan = watched()
+        return [plan["chosen"], [way["name"] for way in plan["ways"]]]
+
+    predicted, names = forked(ways)
+    other = next(n for n in names if n != predicted and n.startswith("sm90 ") and "x64" in n)
+    add_table(catalog, table_of(other))
+
+    def chosen() -> list:
+        return [watched()["chosen"], watched(dtype=torch.float16)["chosen"], watched(255)["chosen"]]
+
+    same, float16, other_shape = forked(chosen)
+    assert same == float16 == other
+    assert other_shape != other
+    add_table(catalog, table_of(other, gpu="Some other GPU"))
+    assert forked(chosen)[0] == predicted
+    # A way that this library, or this case, does not have is none.
+    add_table(catalog, table_of("sm90 7x7"))
+    assert forked(chosen)[0] == predicted
+
+
+def test_a_table_that_is_added_replaces_what_was_planned(driver, catalog) -> None:
+    def run() -> list:
+        multiply()  # planned and remembered
+        before = watched()
+        other = next(
+            w["name"]
+            for w in before["ways"]
+            if w["name"] != before["chosen"] and w["name"].startswith("sm90 ")
+        )
+        first = driver.launches()[-1]["kernel"]
+        library.add_tuned_table(table_of(other))
+        multiply()
+        return [
+            before["chosen"],
+            first,
+            other,
+            driver.launches()[-1]["kernel"],
+            watched()["chosen"],
+        ]
+
+    predicted, first, other, second, chosen = forked(run)
+    assert chosen == other != predicted
+    tile = other.split(" ")[1]
+    assert second == f"sm90_matmul_bf16_nt_{tile}"
+    assert first.startswith("sm90_matmul_bf16_nt_")
+
+
+def test_batch_invariant_products_ask_no_table(driver, catalog) -> None:
+    def run() -> list:
+        with torch_cubin.batch_invariant():
+            multiply()
+            before = driver.launches()[-1]["kernel"]
+            for way in ("sm90 64x64", "sm90 128x256", "sm90 128x64 split_k"):
+                library.add_tuned_table(table_of(way))
+                multiply()
+            return [before, driver.launches()[-1]["kernel"]]
+
+    before, after = forked(run)
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (table_of("sm90 64x64", gpu="H999"), "does not have: expected Fake GPU, got H999"),
+        ({"version": 2, "gpu": GPU, "products": []}, "cannot be used.*version 2"),
+        ({"version": 1, "products": []}, "cannot be used.*gpu"),
+        ({"version": 1, "gpu": GPU, "products": [{"m": 1}]}, "cannot be used.*'n' not found"),
+        (
+            {"version": 1, "gpu": GPU, "products": [{**PRODUCT.line(), "a": "x", "way": ""}]},
+            "'x' is not known",
+        ),
+    ],
+)
+def test_a_wrong_table_is_refused_and_changes_nothing(driver, catalog, table, message) -> None:
+    def run() -> list:
+        before = watched()["chosen"]
+        error = error_of(lambda: library.add_tuned_table(table))
+        return [error, before, watched()["chosen"]]
+
+    (_, text), before, after = forked(run)
+    assert text.startswith("torch_cubin [input]: a tuned table")
+    assert re.search(message, text), text
+    assert before == after
+
+
+def test_a_damaged_table_of_the_package_is_a_hash_error(driver, catalog) -> None:
+    add_table(catalog, table_of("sm90 64x64"), sha256="0" * 64)
+    _, message = forked(lambda: error_of(multiply))
+    assert "torch_cubin [hash]: file" in message
+    assert "table.json" in message

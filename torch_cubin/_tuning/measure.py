@@ -1,0 +1,184 @@
+"""Times the ways of a product beside one another, on this GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from torch_cubin import errors
+from torch_cubin._native import library
+from torch_cubin._tuning.products import Operands, Product
+
+TORCH = "torch.matmul"
+
+# A way takes part where it is predicted to take at most this many times the best; and so many do.
+NEAR, MOST_WAYS = 1.6, 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How long each contender runs, in milliseconds, in each round."""
+
+    settle_ms: float = 4
+    measure_ms: float = 6
+    rounds: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Microseconds of a product, a number for each round, by contender."""
+
+    product: Product
+    rounds: dict[str, list[float]]
+    predicted: dict[str, float]
+    chosen: str  # what the library would have run
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.rounds[name])
+
+    def ratio(self, name: str, reference: str) -> float:
+        """Speed of one contender over another's: the median of the rounds' ratios."""
+        pairs = zip(self.rounds[reference], self.rounds[name], strict=True)
+        return statistics.median(theirs / own for theirs, own in pairs)
+
+    def best(self, least_gain: float = 0.01) -> str:
+        """The quickest way; `chosen` unless another one is that much quicker in most rounds."""
+        ways = [name for name in self.rounds if name != TORCH]
+        if self.chosen not in ways:
+            return min(ways, key=self.median)
+        best = max(ways, key=lambda name: self.ratio(name, self.chosen))
+        return best if self.ratio(best, self.chosen) > 1 + least_gain else self.chosen
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[None]:
+    library.watch_plans(True)
+    try:
+        yield
+    finally:
+        library.force_way("")
+        library.watch_plans(False)
+
+
+@contextlib.contextmanager
+def float32_math(product: Product) -> Iterator[None]:
+    """PyTorch's setting for float32 products, as the product was planned with."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = product.math == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def contenders(plan: dict) -> list[str]:
+    """Of the ways of a plan that was watched, those that are worth a try."""
+    ways = sorted(plan["ways"], key=lambda way: way["microseconds"])
+    near = [w["name"] for w in ways if w["microseconds"] <= NEAR * ways[0]["microseconds"]]
+    names = near[:MOST_WAYS]
+    # Models of different kernels cannot be compared: the best of each takes part.
+    first_of: dict[str, str] = {}
+    for way in ways:
+        first_of.setdefault(way["name"].split("_")[0].split(" ")[0], way["name"])
+    for name in (*first_of.values(), plan["chosen"]):
+        if name not in names:
+            names.append(name)
+    return names
+
+
+def measure(
+    product: Product, operands: Operands, effort: Effort, beside_torch: bool, seed: int = 0
+) -> Times:
+    """Every contender is a CUDA graph over operands that do not fit the L2 cache together; in each
+    round they take turns in a random order, and each settles before it is measured."""
+    with float32_math(product), watching(), torch.cuda.device(operands.device):
+        sets = operands.sets(product)
+        first = torch.ops.cubin.matmul(*sets[0])
+        plan = _plan_of(product)
+        names = contenders(plan)
+        about = min(way["microseconds"] for way in plan["ways"])
+        repeats = len(sets) * max(1, round(1500 / about / len(sets)))
+        reference = torch.matmul(*sets[(repeats - 1) % len(sets)])
+        graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        if beside_torch:
+            graphs[TORCH], _ = _graph(torch.matmul, sets, repeats)
+        for name in names:
+            library.force_way(name)
+            graphs[name], last = _graph(torch.ops.cubin.matmul.default, sets, repeats)
+            library.force_way("")
+            graphs[name].replay()
+            if _plan_of(product)["chosen"] != name:
+                raise errors.fault("internal", f"product {product}", f"was not run by '{name}'")
+            _check(product, name, last, reference)
+        del first
+        rounds = _rounds(graphs, repeats, effort, seed)
+        predicted = {way["name"]: way["microseconds"] for way in plan["ways"]}
+        return Times(product, rounds, predicted, plan["chosen"])
+
+
+def _plan_of(product: Product) -> dict:
+    for plan in library.watched_plans():
+        if Product.of_plan(plan).line() == product.line():
+            return plan
+    raise errors.fault("internal", f"product {product}", "was planned as another product")
+
+
+def _graph(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    sets: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    repeats: int,
+) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    function(*sets[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs: list[torch.Tensor] = []
+        for i in range(repeats):  # a few outputs live at a time: one would stay in the cache
+            outputs = [*outputs[-min(4, len(sets)) :], function(*sets[i % len(sets)])]
+    return graph, outputs[-1]
+
+
+def _check(product: Product, name: str, out: torch.Tensor, reference: torch.Tensor) -> None:
+    """Against PyTorch's product: far from a proof, but no table may point to a wrong kernel."""
+    scale = math.sqrt(product.k)  # of normal data
+    worst = (out.float() - reference.float()).abs().amax().item() / scale
+    limit = {"16_bit": 0.05, "tf32": 0.01}.get(product.math, 1e-4)
+    if not worst <= limit:
+        raise errors.fault(
+            *("internal", f"product {product}", f"is wrong when run by '{name}'"),
+            expected=f"a difference of at most {limit} x sqrt(k)",
+            got=f"{worst:.3g}",
+        )
+
+
+def _rounds(
+    graphs: dict[str, torch.cuda.CUDAGraph], repeats: int, effort: Effort, seed: int
+) -> dict[str, list[float]]:
+    once = {name: min(_milliseconds(graph, 1) for _ in range(2)) for name, graph in graphs.items()}
+    order, times = list(graphs), {name: [] for name in graphs}
+    shuffle = random.Random(seed)
+    for _ in range(effort.rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            for _ in range(max(1, round(effort.settle_ms / once[name]))):
+                graphs[name].replay()
+            count = max(1, round(effort.measure_ms / once[name]))
+            microseconds = _milliseconds(graphs[name], count) / count / repeats * 1e3
+            times[name].append(microseconds)
+    return times
+
+
+def _milliseconds(graph: torch.cuda.CUDAGraph, count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)

@@ -1,0 +1,146 @@
+"""Product: one kind of matrix product, as tuned tables name it, and operands that have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+# How an operand is read (Access in csrc/ops/matmul/seam.h): which of its two dims is contiguous,
+# and whether rows begin at multiples of 16 bytes.
+K_VECTORS, OWN_VECTORS = "k_vectors", "own_vectors"
+OWN_ELEMENTS, K_ELEMENTS = "own_elements", "k_elements"
+VECTOR_BYTES = 16
+ALLOCATION_BYTES = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """``[batch, m, k] @ [batch, k, n]``; ``a`` and ``b`` say how the operands lie in memory."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    math: str = "16_bit"  # or "tf32", "float32", "float64"
+    a: str = K_VECTORS
+    b: str = K_VECTORS
+    dtype: str = "bfloat16"
+
+    @classmethod
+    def of_layout(cls, m: int, n: int, k: int, layout: str, dtype: str, batch: int = 1) -> Product:
+        """Contiguous operands. `layout`: "nt" is ``a @ w.t()``, "nn" is ``a @ b``, and so on;
+        `dtype` may be "tf32"."""
+        kind = {"float16": "16_bit", "bfloat16": "16_bit"}.get(dtype, dtype)
+        dtype = "float32" if dtype == "tf32" else dtype
+        size = getattr(torch, dtype).itemsize
+
+        def access(contiguous_k: bool, own: int) -> str:
+            aligned = (k if contiguous_k else own) * size % VECTOR_BYTES == 0
+            if contiguous_k:
+                return K_VECTORS if aligned else K_ELEMENTS
+            return OWN_VECTORS if aligned else OWN_ELEMENTS
+
+        a, b = access(layout[0] == "n", m), access(layout[1] == "t", n)
+        return cls(m, n, k, batch, kind, a, b, dtype)
+
+    @classmethod
+    def of_plan(cls, plan: dict[str, Any]) -> Product:
+        """From what library.watched_plans() lists."""
+        return cls(**plan["product"], dtype=plan["dtype"])
+
+    def line(self) -> dict[str, Any]:
+        """As a tuned table says it: float16 and bfloat16 are one."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "dtype"}
+
+    @property
+    def layout(self) -> str:
+        """ "nt", ...; upper case where that operand's rows are not aligned."""
+        letters = [("n", "t"), ("t", "n")]
+        text = ""
+        for access, (along_k, along_own) in zip((self.a, self.b), letters, strict=True):
+            letter = along_k if access in (K_VECTORS, K_ELEMENTS) else along_own
+            text += letter if access in (K_VECTORS, OWN_VECTORS) else letter.upper()
+        return text
+
+    def __str__(self) -> str:
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.layout} {self.dtype}"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """Of the operands."""
+        return self.batch * (self.m + self.n) * self.k * self.torch_dtype.itemsize
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+class Operands:
+    """Operands out of one block of random normal data: making them costs no time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.blocks: dict[torch.dtype, torch.Tensor] = {}
+
+    def block(self, dtype: torch.dtype, elements: int) -> torch.Tensor:
+        have = self.blocks.get(dtype)
+        if have is None or have.numel() < elements:
+            self.blocks[dtype] = torch.empty(0, dtype=dtype)  # free it first
+            have = torch.empty(elements, dtype=dtype, device=self.device)
+            for piece in have.split(1 << 26):
+                piece.normal_()
+            self.blocks[dtype] = have
+        return have
+
+    def sets(self, product: Product, most: int = 64) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs of operands that together exceed the L2 cache three times."""
+        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
+        count = max(2, min(most, math.ceil(3 * cache / product.bytes)))
+        a, b = _strides(product, "a"), _strides(product, "b")
+        block = self.block(product.torch_dtype, count * (a.elements + b.elements))
+        pairs, at = [], 0
+        for _ in range(count):
+            first = block.as_strided(a.size, a.stride, at + a.offset)
+            at += a.elements
+            second = block.as_strided(b.size, b.stride, at + b.offset)
+            at += b.elements
+            pairs.append((first, second.mT))
+        return pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Strides:
+    """An operand as [batch, own dim, k]; without the first where there is one product."""
+
+    size: list[int]
+    stride: list[int]
+    offset: int  # elements
+    elements: int  # that it takes, a multiple of VECTOR_BYTES
+
+
+def _strides(product: Product, side: str) -> _Strides:
+    own, access = (product.m, product.a) if side == "a" else (product.n, product.b)
+    vector = VECTOR_BYTES // product.torch_dtype.itemsize
+    along_k = access in (K_VECTORS, K_ELEMENTS)
+    row, rows = (product.k, own) if along_k else (own, product.k)
+    if access in (K_VECTORS, OWN_VECTORS):
+        step, offset = (row + vector - 1) // vector * vector, 0
+    else:
+        step, offset = row, int(row % vector == 0)
+    one = (rows * step + vector - 1) // vector * vector
+    size, stride = [own, product.k], [step, 1] if along_k else [1, step]
+    if product.batch > 1:
+        size, stride = [product.batch, *size], [one, *stride]
+    # Each begins as PyTorch's own tensors do: one that begins 16 bytes into a line of the cache
+    # takes up to 1.4 times as long on an H200.
+    lines = ALLOCATION_BYTES // product.torch_dtype.itemsize
+    elements = (product.batch * one + offset + lines - 1) // lines * lines
+    return _Strides(size, stride, offset, elements)
