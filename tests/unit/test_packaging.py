@@ -210,7 +210,7 @@ def test_wheel_works_where_it_is_unpacked(wheel, tmp_path):
 
 
 @built_here
-def test_wheel_gets_the_tag_that_it_deserves(wheel, tmp_path, monkeypatch):
+def test_wheel_is_tagged_for_its_platform(wheel, tmp_path, monkeypatch):
     portability = load_file("tools/portability.py")
     copy = Path(shutil.copy(wheel, tmp_path))
     tagged = portability.tag(copy)
@@ -266,6 +266,17 @@ def test_kernel_targets_add_to_what_is_there(monkeypatch):
     assert kernels.wanted_archs("demo") == ["sm_90a", "sm_80"]
     monkeypatch.setenv("TORCH_CUBIN_ARCHS", "sm_89")
     assert kernels.wanted_archs("demo") == ["sm_89"]
+
+
+def test_gpu_tests_run_side_by_side_where_they_can():
+    tool = load_file("tools/gpu_tests.py")
+    words = tool.command(16, True, ["-v"])
+    assert words[words.index("-n") + 1] == "12"
+    assert words[-1] == "-v"
+    # NOTE: loadgroup was seen to group nothing with pytest 9, without a word.
+    assert words[words.index("--dist") + 1] == "loadfile"
+    assert "-n" not in tool.command(16, False, [])
+    assert "-n" not in tool.command(1, True, [])
 
 
 def test_requirements_are_pinned():

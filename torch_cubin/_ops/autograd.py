@@ -249,6 +249,7 @@ class _Addmm(transforms.SingleLevelFunction):
         ctx.set_materialize_grads(False)
         ctx.batch_invariant = is_batch_invariant()
         ctx.shapes = input.shape, mat1.shape, mat2.shape
+        ctx.batch = torch.broadcast_shapes(mat1.shape[:-2], mat2.shape[:-2])
         ctx.factors = beta, alpha
         ctx.save_for_backward(mat1 if needs_mat2 else None, mat2 if needs_mat1 else None)
         ctx.save_for_forward(mat1, mat2)
@@ -292,7 +293,8 @@ class _Addmm(transforms.SingleLevelFunction):
             if out is not None:
                 return out + scaled
             _, mat1_shape, mat2_shape = ctx.shapes
-            return scaled.expand(checks.matmul_shape(mat1_shape, mat2_shape)).contiguous()
+            columns = mat2_shape[-1:] if len(mat2_shape) > 1 else ()
+            return scaled.expand(*ctx.batch, *mat1_shape[-2:-1], *columns).contiguous()
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:

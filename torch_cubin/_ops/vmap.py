@@ -32,7 +32,7 @@ def _pad(tensor: Tensor, rank: int) -> Tensor:
 def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[Tensor, int]:
     self_dim, other_dim = dims
     self_shape, other_shape = checks.shape_of(self, self_dim), checks.shape_of(other, other_dim)
-    checks.matmul_shape(self_shape, other_shape)  # before padding could hide a mistake
+    checks.check_matmul(self, other, dims)  # before padding could hide a mistake
     if other_dim is None and len(other_shape) <= 2:
         return op(_front(self, self_dim), other), 0  # the batch is more rows
     if self_dim is None and len(other_shape) == 1:
@@ -56,10 +56,7 @@ def _batched_linear(
     op: Any, matmul: Any, input: Tensor, weight: Tensor, bias: Tensor | None, dims: Dims
 ) -> tuple[Tensor, int | None]:
     input_dim, weight_dim, bias_dim = dims
-    weight_shape = checks.shape_of(weight, weight_dim)
-    checks.linear_shape(checks.shape_of(input, input_dim), weight_shape)
-    if bias is not None:
-        checks.check_bias(weight_shape, checks.shape_of(bias, bias_dim))
+    checks.check_linear(input, weight, bias, dims)
     if weight_dim is None and bias_dim is None:
         return op(_front(input, input_dim), weight, bias), 0
     if weight_dim is None:
@@ -85,8 +82,7 @@ def _batched_addmm(
     """Every product as one of matrices in batches; the sum of a batch is then an outer dim's."""
     input_dim, mat1_dim, mat2_dim = dims
     mat1_shape, mat2_shape = checks.shape_of(mat1, mat1_dim), checks.shape_of(mat2, mat2_dim)
-    shape = checks.matmul_shape(mat1_shape, mat2_shape, "addmm", "mat1", "mat2")
-    checks.check_addend(checks.shape_of(input, input_dim), shape)
+    shape = checks.check_addmm(input, mat1, mat2, dims)
     addend, a, b = _front(input, input_dim), _front(mat1, mat1_dim), _front(mat2, mat2_dim)
     if mat1_dim is None and mat2_dim is None:
         a = a.expand(addend.shape[0], *a.shape[1:])
