@@ -2,7 +2,7 @@
 // may be contracted with its neighbours: so all kernels round alike, as batch-invariant products need.
 #pragma once
 
-#include "activation.h"
+#include "activation_params.h"
 #include "common/ptx.cuh"
 
 namespace torch_cubin {

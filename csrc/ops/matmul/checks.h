@@ -7,7 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "kernels/matmul/activation.h"
+#include "kernels/matmul/activation_params.h"
 #include "ops/common/shape.h"
 #include "pytorch/tensor.h"
 

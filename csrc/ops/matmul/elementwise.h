@@ -1,7 +1,7 @@
 // What an epilogue computes, by ATen: for the CPU references, and where there is no product.
 #pragma once
 
-#include "kernels/matmul/activation.h"
+#include "kernels/matmul/activation_params.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kernels/matmul/activation.h"
+#include "kernels/matmul/activation_params.h"
 #include "ops/matmul/checks.h"
 #include "pytorch/tensor.h"
 
