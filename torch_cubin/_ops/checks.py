@@ -204,7 +204,8 @@ def unify(a: Any, b: Any) -> None:
         require(a == b, "an operand", "has a size that differs", str(a), str(b))
 
 
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")  # as csrc/kernels/matmul/activation_params.h
+# As csrc/kernels/matmul/activation_params.h names them.
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 def check_activation(name: str) -> None:

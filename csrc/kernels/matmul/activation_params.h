@@ -1,4 +1,5 @@
-// The activations that a product's epilogue can apply: values of a parameter, shared by host and device code.
+// The activations that a product's epilogue can apply: values of a parameter, shared by host and
+// device code.
 #pragma once
 
 namespace torch_cubin {
