@@ -4,6 +4,7 @@
 
 #include "c_answer.h"
 #include "ops/attention/checks.h"
+#include "ops/matmul/checks.h"
 
 using namespace torch_cubin;
 
@@ -12,6 +13,14 @@ using namespace torch_cubin;
 TORCH_CUBIN_API char* torch_cubin_check_attention(const char* call) {
   return answer([&] {
     check_described_attention(nlohmann::json::parse(call));
+    return std::string("{}");
+  });
+}
+
+// The same of matmul and linear (check_described_product in ops/matmul/checks.h).
+TORCH_CUBIN_API char* torch_cubin_check_product(const char* call) {
+  return answer([&] {
+    check_described_product(nlohmann::json::parse(call));
     return std::string("{}");
   });
 }

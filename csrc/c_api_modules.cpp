@@ -114,7 +114,7 @@ TORCH_CUBIN_API __attribute__((hot)) char* torch_cubin_kernel_launch(
   }
 }
 
-// For csrc/python_launch.c: 1 where read_contiguous() finds the tensor so.
+// For csrc/python_launch.c: 1, with device and address, for a contiguous tensor with memory; else 0.
 TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* tensor,
                                                                  int32_t* device,
                                                                  uint64_t* address) {

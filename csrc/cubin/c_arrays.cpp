@@ -45,7 +45,7 @@ bool parse_integer(std::string_view word, uint64_t& value) {
     word.remove_suffix(1);
   }
   value = 0;
-  if (word.empty()) return base == 8;  // "0u" lost its only digit to the base
+  if (word.empty()) return base == 8;  // in "0u" the only digit was read as the octal prefix
   for (const char c : word) {
     if (c == '\'') continue;
     const unsigned d = digit(c);
@@ -223,7 +223,7 @@ void ArrayReader::read_array(const std::vector<std::string_view>& statement, siz
   auto bytes = std::make_shared<Buffer>();
   const size_t inside = at_;
   if (!read_numbers(width, *bytes)) {
-    // What cuts an array of device code short is worth an error; any other array is not ours.
+    // An array of device code that is cut short is an error; any other array is skipped.
     const bool ends = at_ >= text_.size();
     const Format begun = sniff(bytes->data(), bytes->size(), "").format;
     if (ends && (begun == Format::kCubin || begun == Format::kFatbin)) {

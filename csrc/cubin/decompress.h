@@ -2,7 +2,7 @@
 //
 // Decoders of our own, of the two formats' documents: nvcc 13 compresses with zstd, so without one
 // most fatbins of today would stay shut; the library links nothing that a torch may lack, and
-// Python has no zstd before 3.14. Memory grows with what is really there, never with a claim.
+// Python has no zstd before 3.14. Memory grows with the data, not with the sizes that a header claims.
 // Includes neither torch nor cuda.h.
 #pragma once
 

@@ -107,7 +107,7 @@ Value BoxedArguments::number(size_t i) const {
 
 std::string_view BoxedArguments::text(size_t i) const {
   if (schema_.arguments[i].type == ArgumentType::kDtype) {
-    // The number that the tensors' metadata have, too.
+    // A dtype argument is the same number as in tensors' metadata.
     const char* name = dtype_text(static_cast<ScalarType>(to<int32_t>(stack_[i])));
     return name != nullptr ? name : "";
   }

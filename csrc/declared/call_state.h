@@ -19,7 +19,7 @@ constexpr size_t kMaxOpVariables = 16;  // of dtypes; groups of dims ("*s")
 constexpr int32_t kNoDevice = -2;  // no tensor was met; -1 is the CPU's index
 constexpr auto kUnboundDtype = static_cast<ScalarType>(-1);
 
-// An array that nobody pays for before it is written.
+// An array whose elements are not initialised: a call writes only those that it uses.
 template <class T, size_t N>
 class Unset {
  public:
@@ -52,7 +52,7 @@ struct CallState {
   Unset<ScalarType, kMaxOpVariables> dtypes;  // kUnboundDtype until a tensor binds it
   int32_t device_type = -1;                   // of all tensors; -1: that of the first
   int32_t device = kNoDevice;
-  int64_t sm = -1;  // -1, and so below, where no GPU is asked for
+  int64_t sm = -1;  // 90 for 9.0; -1, as below, where the tensors are not on a GPU
   int64_t multiprocessors = -1;
 
   Arguments arguments() const {

@@ -199,7 +199,8 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
   }
   for (const size_t i : required_) read(i);
   for (Pattern& pattern : patterns_) pattern.read_expressions(names);
-  // What only a tensor binds that may be absent is known in its own entry alone.
+  // A name that an optional tensor or a list binds is known in that pattern alone, because a call may
+  // leave the tensor out.
   for (const auto* some : {&optional_, &lists_}) {
     for (const size_t i : *some) {
       const Names::Mark mark = names.mark();

@@ -1,4 +1,4 @@
-// What an expression is worth for the arguments of a call.
+// Evaluates an expression for the arguments of a call.
 #include <cmath>
 #include <string>
 
@@ -13,8 +13,8 @@ namespace {
 
 using Op = ExpressionOperation;
 
-// Of an int and a float, exactly: -1, 0 or 1, or NaN for a NaN. What holds for the two holds for
-// this and 0.
+// Compares an int and a float exactly: -1, 0 or 1, or NaN where the float is NaN. Every comparison of
+// the two has the result of the same comparison of this number and 0.
 double compare(int64_t a, double b) {
   if (std::isnan(b)) return b;
   if (b >= 0x1p63) return -1;
@@ -25,7 +25,7 @@ double compare(int64_t a, double b) {
   return b > whole ? -1 : b < whole ? 1 : 0;
 }
 
-// What integers and floats have in common: the one that is first or last, and comparisons.
+// Minimum, maximum and comparisons, which are alike for integers and floats.
 template <class T>
 Value ordered(Op::Code code, T a, T b) {
   switch (code) {
@@ -101,7 +101,7 @@ Value Expression::evaluate(int32_t at, const Arguments& arguments) const {
   if (node.operation->rule == Op::kLeaf) return evaluate_leaf(at, arguments);
   const auto operand = [&](int i) { return evaluate(node.operands[i], arguments); };
   const Value a = operand(0);
-  switch (node.operation->code) {  // what does not need the other operands, or not all
+  switch (node.operation->code) {  // operations of one operand, and those that skip operands
     case Op::kAnd:
       return a.integer == 0 ? a : operand(1);
     case Op::kOr:

@@ -155,7 +155,7 @@ Names::Mark Names::mark() const {
 }
 
 void Names::forget(const Mark& mark) {
-  // The places stay taken, so that a call's arrays hold every entry's own beside each other.
+  // The places are not used again: in a call, the names of each pattern have places of their own.
   for (size_t i = mark.groups; i < groups_.size(); ++i) groups_[i].clear();
   for (size_t i = mark.numbers; i < scope_.numbers.size(); ++i) scope_.numbers[i].first.clear();
   for (size_t i = 0; i < variables_.size(); ++i) variables_[i].bound = mark.variables[i];

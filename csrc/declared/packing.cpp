@@ -121,7 +121,7 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
     full += "[" + std::to_string(argument[2].get<uint64_t>()) + "]";
     piece.kind = Kind::kItem;
   }
-  // The first way to name an item knows nothing of lists that are too short.
+  // ["pointer", "xs[2]"] is refused: only ["pointer", "xs", 2] is checked against the list's length.
   if (name.find('[') != std::string::npos) full.clear();
   piece.index = find_named(places.scope.tensors, full);
   if (piece.index < 0 || argument.size() != (piece.kind == Kind::kItem ? 3 : 2)) {

@@ -38,7 +38,7 @@ class Packing {
  private:
   enum class Kind : uint8_t {
     kPointer,
-    kItem,  // a pointer, which is never absent
+    kItem,  // a pointer to an item of a list, which a call must have
     kInteger,
     kAnyInteger,  // signed or unsigned, as the value fits
     kFloat16,

@@ -43,8 +43,9 @@ class Names {
   // Whether the schema has an argument of that name.
   bool is_argument(const std::string& name) const;
 
-  // The names bound between these calls are forgotten: an entry's own. A variable of dtypes is one of
-  // the call all the same; what is forgotten is that an output may have it.
+  // forget() removes the names that were bound since mark(): those of one pattern, whose tensor a call
+  // may leave out. A dtype variable that such a tensor binds still counts for the tensors after it,
+  // but no output may have it.
   struct Mark {
     size_t groups;
     size_t numbers;

@@ -163,7 +163,8 @@ class Parser {
     schema.returns.push_back(found);
   }
 
-  // As it is written: PyTorch reads it when the op is registered, but whatever the argument's type.
+  // As it is written. PyTorch parses it when the op is registered, but does not compare it with the
+  // argument's type.
   std::string default_value(const SchemaArgument& argument) {
     skip_spaces();
     const size_t start = at_;

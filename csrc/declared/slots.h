@@ -17,7 +17,7 @@ constexpr size_t kMaxDeclaredOps = 1024;
 
 // Registers the contracts' ops with PyTorch, all or none. A contract that equals the op's present one
 // changes nothing; another one of the same schema takes its place, unless it comes from a package,
-// which has no business to change an op under its users: [input]. Throws [input] where an op exists
+// which may not replace an op that is in use: [input]. Throws [input] where an op exists
 // with another schema, or where PyTorch refuses it. Gives for each {"name", "schema", "state",
 // "contract", "package"}, the state being "defined", "same" or "swapped".
 nlohmann::json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts);

@@ -11,7 +11,8 @@ extern std::atomic<bool> g_has_load_error;
 // The first error counts.
 void keep_load_error(const std::string& tag, const std::string& message);
 
-// False where there is none. Whoever asks tells it: raise_load_error() will not.
+// Gives the error, which the caller then reports: raise_load_error() no longer throws it. False where
+// there is none.
 bool take_load_error(std::string* tag, std::string* message);
 
 void raise_load_error_now();

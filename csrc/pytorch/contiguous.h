@@ -17,7 +17,7 @@ inline bool is_contiguous(const int64_t* sizes, const int64_t* strides, int64_t 
   return true;
 }
 
-// The strides of a fresh tensor. Where they pass 64 bits they are anything: there is no such memory.
+// The strides of a fresh tensor. Where they pass 64 bits they are unspecified: no memory is so large.
 inline void contiguous_strides(const int64_t* sizes, int64_t dim, int64_t* strides) {
   uint64_t step = 1;
   for (int64_t i = dim - 1; i >= 0; --i) {

@@ -29,7 +29,7 @@ void check_dim(int64_t dim) {
 struct DtypeInfo {
   ScalarType dtype;
   const char* name;
-  int64_t size;  // bytes
+  int64_t size;  // bytes; 0 for a dtype that is only named, in errors
 };
 
 constexpr DtypeInfo kDtypes[] = {
@@ -55,6 +55,30 @@ constexpr DtypeInfo kDtypes[] = {
     {ScalarType::UInt16, "uint16", 2},
     {ScalarType::UInt32, "uint32", 4},
     {ScalarType::UInt64, "uint64", 8},
+    {ScalarType::QInt8, "qint8", 0},
+    {ScalarType::QUInt8, "quint8", 0},
+    {ScalarType::QInt32, "qint32", 0},
+    {ScalarType::QUInt4x2, "quint4x2", 0},
+    {ScalarType::QUInt2x4, "quint2x4", 0},
+    {ScalarType::Bits1x8, "bits1x8", 0},
+    {ScalarType::Bits2x4, "bits2x4", 0},
+    {ScalarType::Bits4x2, "bits4x2", 0},
+    {ScalarType::Bits8, "bits8", 0},
+    {ScalarType::Bits16, "bits16", 0},
+    {ScalarType::UInt1, "uint1", 0},
+    {ScalarType::UInt2, "uint2", 0},
+    {ScalarType::UInt3, "uint3", 0},
+    {ScalarType::UInt4, "uint4", 0},
+    {ScalarType::UInt5, "uint5", 0},
+    {ScalarType::UInt6, "uint6", 0},
+    {ScalarType::UInt7, "uint7", 0},
+    {ScalarType::Int1, "int1", 0},
+    {ScalarType::Int2, "int2", 0},
+    {ScalarType::Int3, "int3", 0},
+    {ScalarType::Int4, "int4", 0},
+    {ScalarType::Int5, "int5", 0},
+    {ScalarType::Int6, "int6", 0},
+    {ScalarType::Int7, "int7", 0},
 };
 
 const DtypeInfo* find(ScalarType dtype) {
@@ -109,7 +133,8 @@ const void* TensorView::data() const {
 }
 
 [[gnu::hot]] bool is_memory(const void* data, AtenTensorHandle tensor) {
-  // No offset leads up here: most tensors need no more than this.
+  // An address at or above this is memory, since no storage offset is that large. Most tensors need no
+  // further check.
   constexpr uint64_t kMostMemory = uint64_t{1} << 40;
   const uint64_t address = reinterpret_cast<uintptr_t>(data);
   if (address >= kMostMemory) return true;
@@ -162,7 +187,7 @@ const char* dtype_text(ScalarType dtype) {
 
 int64_t element_size(ScalarType dtype) {
   const DtypeInfo* info = find(dtype);
-  if (info == nullptr) {
+  if (info == nullptr || info->size == 0) {
     fail({"internal", "element_size", "does not know " + dtype_name(dtype), "", "", ""});
   }
   return info->size;
@@ -172,7 +197,7 @@ bool find_dtype(const std::string& name, ScalarType* dtype) {
   for (const DtypeInfo& info : kDtypes) {
     if (name != info.name) continue;
     *dtype = info.dtype;
-    return true;
+    return info.size > 0;
   }
   return false;
 }

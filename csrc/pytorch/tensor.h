@@ -56,7 +56,7 @@ int64_t element_size(ScalarType dtype);    // bytes
 // (FSDP does), and those of wrappers, begin at null, to which PyTorch adds the tensor's offset.
 bool is_memory(const void* data, AtenTensorHandle tensor);
 
-// The dtype of that name, as torch prints it; false where there is none.
+// The dtype of that name, as torch prints it; false where there is none whose elements are bytes.
 bool find_dtype(const std::string& name, ScalarType* dtype);
 
 // The device and memory of a contiguous tensor; false for every other one. Asks for as little as can

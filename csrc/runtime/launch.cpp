@@ -19,7 +19,7 @@ std::string triple(const T* values) {
          std::to_string(values[2]) + ")";
 }
 
-// Saturates where the sizes were not checked yet.
+// The product of three sizes; INT64_MAX where it would overflow, as sizes that are not checked yet may.
 int64_t product(const int64_t* values) {
   int64_t result = values[0];
   for (int i = 1; i < 3; ++i) {
@@ -130,7 +130,7 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
   }
   const Kernel::OnDevice* here = kernel.find(call.device);
   if (here == nullptr) return false;
-  // Wraps around to more than that for too little.
+  // Unsigned: too few bytes become a huge number, and take the general path like too many.
   if (static_cast<uint64_t>(call.shared_memory) - here->least_shared >= INT_MAX) return false;
   if (!here->allows(static_cast<uint32_t>(call.shared_memory)) || !is_common(*here, call)) {
     return false;
@@ -373,7 +373,7 @@ class Launch {
              std::to_string(product(call_.grid)) + ", grid " + triple(call_.grid),
              "Launch fewer blocks and let each do more.");
     }
-    // For the short way; a cooperative launch is none of it.
+    // Remembered for launch_common(), which no cooperative launch takes.
     if (clustered_) {
       here.checked_cluster.store(packed_cluster(cluster_, call_), std::memory_order_relaxed);
     }

@@ -208,8 +208,8 @@ void Module::preload(const Device& device) {
 
 void Module::look_for_capture(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // An error is no answer, and the launch that follows meets it too: a capture that is invalid, or
-  // the legacy stream beside one.
+  // An error is not reported here, because the launch that follows gets it too: the capture is
+  // invalid, or the legacy stream is used beside one.
   const CUresult result = driver().cuStreamIsCapturing(stream, &status);
   if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) return;
   if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) captured_ = true;

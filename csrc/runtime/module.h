@@ -129,7 +129,7 @@ class Module {
   std::mutex unload_mutex_;  // one unload at a time
   std::atomic<bool> loaded_{false};
   std::atomic<bool> closed_{false};
-  std::atomic<bool> captured_;  // or need not be looked for
+  std::atomic<bool> captured_;  // true as well where captures need no watching (kUntilExit)
   std::atomic<int64_t> users_{0};
 };
 

@@ -40,7 +40,7 @@ def test_three_tensors_and_an_int(driver, vec_add):
     }
 
 
-def test_keywords_in_any_order_and_company(driver, vec_add):
+def test_keywords_in_any_order_and_combination(driver, vec_add):
     # The extension remembers the last call's keywords: no call may be read by another one's.
     x = torch.zeros(4)
     values = {"grid": (2, 3), "block": 32, "shared_memory": 64, "stream": None}

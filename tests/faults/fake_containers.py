@@ -77,7 +77,7 @@ def test_ptx_for_a_later_device_is_refused(driver):
     assert images == []
 
 
-def test_the_compilers_own_words(driver):
+def test_an_error_quotes_the_drivers_ptx_compiler(driver):
     text = (CONTAINERS / "vec_add.ptx").read_text() + "\n// broken\n"
     error, _ = launch(driver, text.encode(), jit=True)
     assert error[0] == "ImageError"

@@ -76,7 +76,7 @@ KEYWORDS = {
 }
 
 
-def test_both_ways_agree(driver, several):
+def test_direct_and_plain_launches_agree_on_random_calls(driver, several):
     if launcher.Launcher is launcher.PlainLauncher:
         pytest.skip("there is one way only")
     r = random.Random(20261121)

@@ -106,7 +106,7 @@ def test_the_default_stream_gets_the_devices_context(driver, vec_add):
         {"shared_memory": 1 << 40},
     ],
 )  # fmt: skip
-def test_the_short_way_lets_nothing_pass(driver, vec_add, wrong):
+def test_the_fast_launch_path_refuses_what_the_checked_path_refuses(driver, vec_add, wrong):
     """A second launch on a device asks for less; what is refused stays so."""
     x = torch.zeros(64)
     vec_add(x, x, x, 64, grid=1, block=64)

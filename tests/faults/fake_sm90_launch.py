@@ -84,7 +84,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
-def test_boxes_fill_a_stage(driver, sm90, layout: str) -> None:
+def test_boxes_of_a_stage_have_the_bytes_that_its_barrier_expects(
+    driver, sm90, layout: str
+) -> None:
     """What a stage's boxes bring is what its barrier waits for, or the kernel would hang; and the
     blocks are a whole number of clusters."""
 

@@ -71,7 +71,7 @@ def test_random_calls_match_pytorch(name: str, seed: int, nan_memory) -> None:
     judges.finish()
 
 
-def test_there_are_enough_cases() -> None:
+def test_random_cases_cover_ranks_sizes_and_layouts() -> None:
     """The generator draws what it claims to."""
     total = CASES * len(ac.DTYPES) * 2
     rng = random.Random(0)

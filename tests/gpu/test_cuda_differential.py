@@ -81,7 +81,7 @@ def test_random_calls_match_pytorch(mode: str, seed: int) -> None:
         judge.finish()
 
 
-def test_there_are_enough_cases() -> None:
+def test_random_cases_cover_ranks_sizes_and_layouts() -> None:
     """The generator draws what it claims to: ranks, zero sizes and every kind of layout."""
     rng = random.Random(0)
     drawn = [cases.random_case(rng) for _ in range(CASES * len(cases.MODES) * 5)]

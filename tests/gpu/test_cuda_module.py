@@ -293,7 +293,7 @@ def test_threads_that_never_touched_cuda(module) -> None:
 
 @pytest.mark.parametrize("stream", ["default", "side"])
 @pytest.mark.parametrize("current", ["none", "somebody's"])
-def test_whatever_context_is_current(module, current: str, stream: str) -> None:
+def test_launches_with_any_current_context(module, current: str, stream: str) -> None:
     """A launch that follows another on its device asks for less, and needs the right context."""
     cuda = ctypes.CDLL("libcuda.so.1")
     x, y, z = small(500), small(500), torch.zeros(500, device="cuda")

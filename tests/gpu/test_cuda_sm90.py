@@ -32,7 +32,7 @@ def test_every_kernel_of_a_tile(name: str, child) -> None:
     assert answer["calls"] > 30 * answer["kernels"]
 
 
-def test_there_are_tiles() -> None:
+def test_the_package_has_the_sm90_kernels() -> None:
     """The package that was built for Hopper has the kernels."""
     if torch.cuda.get_device_capability()[0] == 9:
         assert len(tiles()) >= 10

@@ -11,7 +11,7 @@ import torch
 import tutorial
 
 
-def test_every_step(tmp_path: Path) -> None:
+def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
     """In a process of its own, since it defines ops."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the page compiles for compute capability 9.0")

@@ -251,7 +251,7 @@ def test_only_what_requires_grad_gets_one(wanted, second_order, device):
         assert grad.requires_grad == second_order
 
 
-def test_no_graph_where_none_is_wanted(device):
+def test_no_autograd_graph_without_grad_mode(device):
     args = make_qkv(CROSS, device, requires_grad=True)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode(), Calls() as calls:

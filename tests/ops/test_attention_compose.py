@@ -292,7 +292,7 @@ def test_rows_that_see_nothing(device):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_one_number_that_is_none(value, device):
+def test_a_nan_or_infinity_in_the_query_goes_where_pytorch_puts_it(value, device):
     q, k, v = make_qkv(SHAPES[0], device, torch.float64)
     q[0, 1, 2, 3] = value
     k[0, 1, :, 3] = k[0, 1, :, 3].abs()  # one infinity less the same is NaN, as in PyTorch

@@ -46,7 +46,7 @@ def test_float64_is_left_alone(device):
         assert linear(x, w, bias).dtype == torch.float64
 
 
-def test_off_inside_on(device):
+def test_autocast_disabled_within_autocast(device):
     x, w, _ = make_all(SHAPES, device, torch.float32)
     with torch.autocast(device, dtype=torch.bfloat16):
         with torch.autocast(device, enabled=False):

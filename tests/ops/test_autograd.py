@@ -161,7 +161,7 @@ def test_double_backward(device):
     assert_near(*results)
 
 
-def test_no_graph_where_none_is_wanted(device):
+def test_no_autograd_graph_without_grad_mode(device):
     a, b = make_all(((2, 3), (3, 4)), device, requires_grad=True)
     with torch.no_grad():
         assert not matmul(a, b).requires_grad

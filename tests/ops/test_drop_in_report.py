@@ -29,7 +29,7 @@ def test_counts_calls_and_shapes() -> None:
     assert all(row.traced == 0 for row in rows.values())
 
 
-def test_most_calls_first() -> None:
+def test_report_lists_the_most_frequent_calls_first() -> None:
     a = integers(4, 4)
     with torch_cubin.drop_in():
         torch.mm(a, a)
@@ -38,7 +38,7 @@ def test_most_calls_first() -> None:
     assert [row.calls for row in torch_cubin.report().served] == [3, 1]
 
 
-def test_the_outermost_begins_anew_and_a_nested_one_does_not() -> None:
+def test_the_outermost_drop_in_resets_the_report_and_a_nested_one_does_not() -> None:
     a = integers(4, 4)
     with torch_cubin.drop_in():
         a @ a

@@ -51,7 +51,7 @@ def test_schema() -> None:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_plain(dtype, kv_heads, grad, device):
+def test_separate_tensors_equal_scaled_dot_product_attention(dtype, kv_heads, grad, device):
     query = make((2, 5, 4, 8), device, dtype, requires_grad=grad)
     key = make((2, 7, kv_heads, 8), device, dtype, requires_grad=grad)
     value = make((2, 7, kv_heads, 6), device, dtype, requires_grad=grad)

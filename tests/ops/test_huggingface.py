@@ -170,7 +170,7 @@ def test_position_bias(device):
             torch.testing.assert_close(out, expected)
 
 
-def test_weights_that_are_asked_for_are_not_given_silently(device):
+def test_asking_for_attention_weights_warns(device):
     query = torch.randn(2, 4, 5, 8, device=device)
     layer = torch.nn.Module()
     with pytest.warns(UserWarning, match="eager"):

@@ -89,17 +89,17 @@ def test_ptx_only_where_asked_for() -> None:
      '{"version": 1, "ops": ["\udcff"]}'],
     ids=range(15),
 )  # fmt: skip
-def test_what_is_no_definition(text: str) -> None:
+def test_malformed_definitions_are_refused(text: str) -> None:
     with pytest.raises(errors.Error) as caught:
         contracts.define_text(text.encode("utf-8", "surrogateescape").decode("latin-1"))
     assert caught.value.tag in ("file", "input")
 
 
-def test_nothing_to_define() -> None:
+def test_a_definition_without_ops() -> None:
     assert define() == []
 
 
-def test_all_or_nothing() -> None:
+def test_several_ops_are_defined_all_or_none() -> None:
     good, bad = vec_add(), changed(vec_add(), "kernels/0/kernel", "nope")
     with pytest.raises(errors.NoKernelError):
         define(good, bad)
@@ -152,7 +152,7 @@ def test_redefinition() -> None:
     assert contracts.ops()[name]["contract"] == other
 
 
-def test_the_pool_has_an_end() -> None:
+def test_more_ops_than_slots_are_refused() -> None:
     code = """
         import contracts
         from contracts import define, vec_add

@@ -256,7 +256,7 @@ def typed(**tensors) -> dict:
     return contract
 
 
-def test_scopes() -> None:
+def test_expressions_may_read_names_that_every_call_binds() -> None:
     """Each name is known where a call is sure to have it."""
     defined(typed())
     good = [

@@ -155,7 +155,7 @@ def test_other_formats_are_named(case: str, tmp_path: Path) -> None:
     refused(tmp_path, data, *words)
 
 
-def test_builder_makes_an_honest_cubin(tmp_path: Path) -> None:
+def test_a_cubin_of_the_builder_is_accepted(tmp_path: Path) -> None:
     """The base of the wrong ones below: each differs from an accepted file in one thing."""
     facts = parse(tmp_path, Cubin().build())
     assert facts["arch"] == "sm_90"

@@ -162,7 +162,7 @@ def test_zstd_blocks_by_hand(tmp_path: Path) -> None:
         refused("zstd", good[:end], 8, tmp_path)
 
 
-def test_claims_do_not_become_memory(tmp_path: Path) -> None:
+def test_claimed_sizes_are_not_allocated(tmp_path: Path) -> None:
     """A frame that claims a gigabyte and holds a byte; one that really holds a thousandfold."""
     refused("zstd", frame(block(0, 1, b"a"), size=1 << 30), 1 << 30, tmp_path, "less than")
     blocks = b"".join(block(1, 1 << 17, b"z", last=i == 63) for i in range(64))

@@ -376,7 +376,7 @@ def test_a_block_that_the_binary_demands() -> None:
     assert op.contract["kernels"][0]["block"] == [64, 1, 1]
 
 
-def test_the_same_again_is_nothing_and_a_change_is_announced() -> None:
+def test_redefining_an_op_identically_is_silent_and_a_change_warns() -> None:
     text = schema("vec_add(Tensor x, Tensor y) -> Tensor")
     x = torch.ones(4)
     first = vec_add(schema=text)
@@ -402,7 +402,7 @@ def test_the_same_again_is_nothing_and_a_change_is_announced() -> None:
         )
 
 
-def test_ops_show_what_they_are() -> None:
+def test_name_repr_and_overload_of_an_op() -> None:
     op = declared.cube()
     assert op.name == op.schema.split("(")[0]
     assert repr(op) == f"<torch_cubin.Op '{op.schema}'>"

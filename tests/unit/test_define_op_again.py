@@ -48,7 +48,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "definition", "says"), REFUSED, ids=[c[2] for c in REFUSED])
-def test_what_is_refused_is_nowhere(text: str, definition: dict, says: str) -> None:
+def test_a_refused_definition_leaves_nothing_behind(text: str, definition: dict, says: str) -> None:
     text = schema(text)
     name = text.partition("(")[0]
     for _ in range(2):  # the second time as the first
@@ -58,7 +58,7 @@ def test_what_is_refused_is_nowhere(text: str, definition: dict, says: str) -> N
         assert _op.find(name) is None
 
 
-def test_what_fails_halfway_fails_again_and_can_be_mended(monkeypatch) -> None:
+def test_a_definition_that_fails_halfway_can_be_repeated(monkeypatch) -> None:
     text = schema("vec_add(Tensor x, Tensor y) -> Tensor")
     name = text.partition("(")[0]
 
@@ -77,7 +77,7 @@ def test_what_fails_halfway_fails_again_and_can_be_mended(monkeypatch) -> None:
     assert torch.equal(op(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
 
 
-def test_a_swap_is_whole_where_warnings_are_errors() -> None:
+def test_a_redefinition_takes_effect_where_warnings_are_errors() -> None:
     text = schema("vec_add(Tensor x, Tensor y) -> Tensor")
     op = vec_add(schema=text)
     with warnings.catch_warnings():

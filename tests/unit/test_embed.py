@@ -93,7 +93,7 @@ def test_several_units_and_fatbins_in_one_library(tmp_path: Path) -> None:
     assert names == [CUBINS[1].name, CUBINS[0].name, CUBINS[0].name]
 
 
-def test_odd_paths_and_an_unchanged_unit(tmp_path: Path) -> None:
+def test_odd_paths_are_quoted_and_an_unchanged_unit_is_not_rewritten(tmp_path: Path) -> None:
     odd = tmp_path / 'a "quoted" \\ folder' / "ü.cubin"
     odd.parent.mkdir()
     shutil.copy(CUBINS[0], odd)
@@ -384,7 +384,7 @@ def test_damaged_bundles_are_refused(case: str, tmp_path: Path) -> None:
     refused(tmp_path, bytes(host([(b".torch_cubin", 1, data)])), words)
 
 
-def test_bundles_as_they_should_be(tmp_path: Path) -> None:
+def test_bundles_are_listed(tmp_path: Path) -> None:
     manifest = (b"manifest.json", b'{"format": "torch_cubin package"}')
     data = bundle(manifest, CUBIN) + bytes(40) + bundle(CUBIN)
     facts = inspect(tmp_path, bytes(host([(b".torch_cubin", 1, data)])))

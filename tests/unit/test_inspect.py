@@ -102,7 +102,7 @@ def test_a_damaged_entry_is_shown_beside_the_others() -> None:
     )
 
 
-def test_names_within_containers_cannot_move_the_cursor(tmp_path: Path) -> None:
+def test_control_characters_in_names_within_containers_are_escaped(tmp_path: Path) -> None:
     kernel = Cubin(kernels=[Kernel(name=b"\x1b[2J\nk")]).build()
     source = containers.tensorrt_llm({"k": kernel, "cut": kernel[:-8]})
     text = str(torch_cubin.inspect(source.encode()))
@@ -157,7 +157,7 @@ def test_image_prints_every_fact() -> None:
     assert "cluster 2x1x1" in text
 
 
-def test_names_cannot_move_the_cursor() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     image = torch_cubin.inspect(Cubin(kernels=[Kernel(name=b"\x1b[2J\nk\xff")]).build())
     assert image.kernels[0].name == "\x1b[2J\nk�"
     assert all(line.isprintable() for line in str(image).splitlines())

@@ -102,7 +102,7 @@ def test_virtual_arch_none_usable() -> None:
         kernel.virtual_arch("sm_80")
 
 
-def test_own_tables_have_one_entry_a_name() -> None:
+def test_kernel_tables_name_each_kernel_once() -> None:
     kernels = kernel_table.read_tables(KERNELS)
     assert {"simt", "dot", "reduce"} <= {kernel.fields["kind"] for kernel in kernels}
     for kernel in kernels:

@@ -55,7 +55,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("field", "value", "says"), WRONG, ids=str)
-def test_what_no_gpu_launches(field: str, value, says: str) -> None:
+def test_launches_that_no_gpu_allows_are_refused_in_definitions(
+    field: str, value, says: str
+) -> None:
     with pytest.raises(errors.InputError) as caught:
         define(changed(vec_add(), f"kernels/0/{field}", value))
     assert f"kernels[0].{field} can never be launched: " in str(caught.value)
@@ -75,7 +77,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("field", "value"), RIGHT, ids=str)
-def test_what_some_gpu_launches(field: str, value) -> None:
+def test_launches_that_some_gpu_allows_are_accepted_in_definitions(field: str, value) -> None:
     define(changed(vec_add(), f"kernels/0/{field}", value))
 
 
@@ -116,7 +118,7 @@ def test_static_shared_memory_counts() -> None:
         define(changed(contract, "kernels/0/shared_memory", 232448 - 1023))
 
 
-def test_what_the_binary_excludes() -> None:
+def test_launches_that_the_binary_excludes_are_refused_in_definitions() -> None:
     for facts, field, value, says in (
         ({"required": (64, 2, 1)}, "block", [64, 1, 1], "expected (64, 2, 1) for sm_90"),
         ({"required": (64, 2, 1)}, "block", [N, 1, 1], "got (x.numel, 1, 1)"),

@@ -21,7 +21,7 @@ def test_sources_keep_to_their_layers() -> None:
     assert layers.check_tree(CSRC) == []
 
 
-def test_tree_is_read() -> None:
+def test_the_checker_reads_every_layer() -> None:
     """The rules are about something: every layer has sources, every op and kernel is known."""
     for layer in layers.LAYERS:
         assert list((CSRC / layer).rglob("*.cpp")), layer

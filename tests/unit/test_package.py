@@ -39,7 +39,7 @@ def test_a_package(tmp_path: Path) -> None:
     assert contracts.define(contract)[0]["state"] == "same"
 
 
-def test_a_package_changes_no_living_op(tmp_path: Path) -> None:
+def test_a_package_cannot_replace_an_op_that_exists(tmp_path: Path) -> None:
     contract = vec_add()
     contracts.define(contract)
     folder = write_package(tmp_path, vec_add(), changed(contract, "kernels/0/block", [32, 1, 1]))
@@ -80,7 +80,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "value", "tag", "says"), WRONG)
-def test_what_is_wrong_is_refused(tmp_path: Path, path, value, tag: str, says: str) -> None:
+def test_wrong_manifests_are_refused(tmp_path: Path, path, value, tag: str, says: str) -> None:
     contract = vec_add()
     folder = write_package(tmp_path / "package", contract)
     (folder / "link.cubin").symlink_to(SEVERAL)
@@ -111,7 +111,7 @@ def test_links_within_a_package_are_fine(tmp_path: Path) -> None:
     assert load_package(folder)[0]["state"] == "defined"
 
 
-def test_the_bytes_are_those_of_the_hash(tmp_path: Path) -> None:
+def test_an_image_with_other_bytes_than_its_hash_is_refused(tmp_path: Path) -> None:
     folder = write_package(tmp_path, vec_add())
     content = bytearray((folder / SEVERAL.name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -120,7 +120,7 @@ def test_the_bytes_are_those_of_the_hash(tmp_path: Path) -> None:
         load_package(folder)
 
 
-def test_what_is_no_package(tmp_path: Path) -> None:
+def test_malformed_packages_are_refused(tmp_path: Path) -> None:
     for content in ("", "{", "[]", '"x"', "[" * 10_000):
         (tmp_path / "manifest.json").write_text(content)
         with pytest.raises(errors.Error) as caught:

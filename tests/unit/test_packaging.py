@@ -210,7 +210,7 @@ def test_wheel_works_where_it_is_unpacked(wheel, tmp_path):
 
 
 @built_here
-def test_wheel_gets_the_tag_that_it_deserves(wheel, tmp_path, monkeypatch):
+def test_wheel_is_tagged_for_its_platform(wheel, tmp_path, monkeypatch):
     portability = load_file("tools/portability.py")
     copy = Path(shutil.copy(wheel, tmp_path))
     tagged = portability.tag(copy)

@@ -22,7 +22,7 @@ def params(kernel: dict) -> list[tuple]:
     return [(p["name"], p["type"], p["size"], p["alignment"], p["kind"]) for p in kernel["params"]]
 
 
-def test_nvccs_text() -> None:
+def test_ptx_of_nvcc() -> None:
     facts = cubin_check.inspect(FOLDER / "vec_add.ptx")
     (kernel,) = facts.pop("kernels")
     assert facts == {

@@ -52,7 +52,7 @@ def test_each_kernel_gets_what_it_needs() -> None:
     assert ".entry one" not in modules["two"]
 
 
-def test_a_kernel_does_not_depend_on_its_company() -> None:
+def test_a_kernel_compiled_among_others_has_the_same_ptx() -> None:
     start = PTX.index("\t// .globl\ttwo")
     head = PTX[: PTX.index("\t// .globl\tone")] + ".const .align 4 .u32 table_10 = 7;\n"
     alone = head + PTX[start:].replace("$L__BB1_", "$L__BB0_")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc, found none")
-def test_every_step(tmp_path: Path) -> None:
+def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
     """In a process of its own: it defines ops. Then the wheel, alone in another."""
     code = f"import sys; sys.path[:0] = {[str(tutorial.ROOT / 'tests'), str(tutorial.ROOT)]!r}; "
     code += f"import tutorial; print(tutorial.run({str(tmp_path)!r}, gpu=False))"

@@ -293,7 +293,7 @@ def _split(shape: torch.Size, first: int, second: int) -> tuple[torch.Size, ...]
 _plans: dict[tuple[str, int, int], tuple[einsum.Plan | None, int]] = {}
 
 
-# Constant for torch.compile: what comes out depends on these arguments alone. The reason is a
+# torch.compile folds this call to a constant: the result depends only on these arguments. It is a
 # number, because a string that comes out of such a function cannot be tested in a trace.
 @assume_constant_result
 def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> tuple[einsum.Plan | None, int]:

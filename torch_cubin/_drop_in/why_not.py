@@ -1,5 +1,5 @@
 # The checks that every served function shares: may these tensors go to torch.ops.cubin at all?
-# On each call of a model, so each check is one attribute read. Shapes are the handlers' business.
+# On each call of a model, so each check is one attribute read. The handlers check shapes.
 """Why tensors cannot be served from cubins, as the short reasons that report() shows."""
 
 import torch
@@ -35,7 +35,7 @@ def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """The same for another tensor beside `a`, which was found to be well."""
+    """The same for another tensor beside `a`, which has passed the checks."""
     if type(b) not in _PLAIN:
         return _strange(b)
     if b.dtype is not a.dtype and not _autocast_joins(a.dtype, b.dtype, a.device.type):
@@ -61,7 +61,7 @@ def _why_not_beside(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def output_dtype(a: torch.Tensor) -> torch.dtype:
-    """The dtype of a product of `a`, which was found to be well; autocast may give another."""
+    """The dtype of a product of `a`, which has passed the checks; autocast may give another."""
     device = a.device.type
     if a.dtype in _CAST and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

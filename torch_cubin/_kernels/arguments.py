@@ -1,6 +1,6 @@
 """A launch's arguments as bytes: one piece a parameter, checked against the binary's own table.
 
-`pack` is the whole truth of what a kernel call takes. csrc/python_launch.c repeats the common part
+`pack` says what a kernel call takes. csrc/python_launch.c repeats the common part
 of it (contiguous tensors, ints, floats, bools, None) in C for speed, and hands every other call to
 this file, wrong ones included, so that each message exists once.
 """

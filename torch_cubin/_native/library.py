@@ -74,6 +74,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "set_batch_invariant": [_INT],
     "pytorch_symbols": [],
     "check_attention": [_TEXT],
+    "check_product": [_TEXT],
     "check_call": [_TEXT],
     "module_open": [_TEXTS, _SIZES, _TEXTS, _SIZE, _TEXT, _INT],
     "module_kernel": [_HANDLE, _TEXT, _SIZE],

@@ -105,11 +105,11 @@ def _shape(
 ) -> Shape:
     """The sizes for arguments of these shapes that fit together."""
     if options.packed:
-        _unify(key[0], value[0])
+        checks.unify(key[0], value[0])
         sequences = options.cu_seqlens_q.shape[0] - 1
         return Shape([sequences], query[1], [*query[:2], value[2]], [query[1], query[0]])
-    _unify(key[-1], query[-1])
-    _unify(key[-2], value[-2])
+    checks.unify(key[-1], query[-1])
+    checks.unify(key[-2], value[-2])
     shapes = (query, key, value)
     leading = []  # batch and heads
     for i in range(-max(map(len, shapes)), -2):
@@ -125,15 +125,9 @@ def _broadcast(*sizes: int) -> int:
         if _equal(size, 1):
             continue
         if not _equal(found, 1):
-            _unify(found, size)
+            checks.unify(found, size)
         found = size
     return found
-
-
-def _unify(a: int, b: int) -> None:
-    """Lets torch.compile know that two symbols are equal, as they must be."""
-    if _is_symbol(a) or _is_symbol(b):
-        checks.require(a == b, "attention", "has sizes that differ", str(a), str(b))
 
 
 def saved_dtype(query: Tensor) -> torch.dtype:

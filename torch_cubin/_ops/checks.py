@@ -1,7 +1,8 @@
-"""What matmul and linear require of their arguments, and the shape of what they return.
+"""What Python adds to C++'s checks of the built-in ops: errors on their way through an op, what C++
+is told of tensors, and the shapes of products whose sizes may be symbols.
 
-The same rules, order and messages as csrc/ops/matmul/checks.cpp, for callers whose sizes may be
-symbols: the fake kernels and vmap. A test compares both.
+C++ checks the arguments (csrc/ops/*/checks.cpp), for fake tensors and under vmap too. It is never
+given what has no strides, sparse tensors for one: these are refused here.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from torch_cubin._native import library
 from torch_cubin._pytorch import compiler, operators
 
 MAX_DIMS = 64  # kMaxDims in csrc/pytorch/tensor.h
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def keep(error: BaseException) -> None:
@@ -120,19 +119,6 @@ def ask(function: str, call: dict[str, Any]) -> dict[str, Any] | None:
         raise
 
 
-def check_dims(*tensors: torch.Tensor | None) -> None:
-    """Fails for a tensor of more dimensions than the kernels' host code keeps room for."""
-    for tensor in tensors:
-        if tensor is not None and tensor.dim() > MAX_DIMS:
-            fail(
-                "a tensor argument",
-                "has too many dimensions",
-                f"at most {MAX_DIMS}",
-                str(tensor.dim()),
-                "Reshape it.",
-            )
-
-
 def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
     """Fails for a tensor that is more than numbers at strides; C++ is never sent one."""
     if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
@@ -157,136 +143,42 @@ def _replacement(op: str) -> str:
     return "nn.functional." + ("linear" if op == "linear" else "scaled_dot_product_attention")
 
 
-def _check_dtype(op: str, name: str, tensor: torch.Tensor) -> None:
-    if tensor.dtype not in _DTYPES:
-        fail(
-            f"{op} argument '{name}'",
-            "has an unsupported dtype",
-            "float16, bfloat16, float32 or float64",
-            dtype_name(tensor),
-            f"Convert it with .to(dtype), or use torch.{_replacement(op)}.",
-        )
+def check_product(op: str, mapped: dict[str, int | None], tensors: dict[str, Any]) -> None:
+    """Raises what matmul or linear raises for these arguments; `mapped`: by vmap, a dim each."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in given.items():
+        check_dense(op, name, tensor)
+    described_ = {name: described(tensor, mapped.get(name)) for name, tensor in given.items()}
+    ask("check_product", {"op": op, "tensors": described_})
 
 
-def _check_pair(
-    op: str, first_name: str, first: torch.Tensor, name: str, tensor: torch.Tensor
-) -> None:
-    if tensor.device != first.device:
-        fail(
-            f"{op} argument '{name}'",
-            "is on another device",
-            f"{first.device} like '{first_name}'",
-            str(tensor.device),
-            "Move one of them with .to(device).",
-        )
-    if tensor.dtype != first.dtype:
-        fail(
-            f"{op} argument '{name}'",
-            "has another dtype",
-            f"{dtype_name(first)} like '{first_name}'",
-            dtype_name(tensor),
-            "Convert one of them with .to(dtype).",
-        )
-
-
-def check_matmul(self: torch.Tensor, other: torch.Tensor) -> list[int]:
+def check_matmul(
+    self: torch.Tensor, other: torch.Tensor, dims: Sequence[int | None] = (None, None)
+) -> list[int]:
     """Checks the arguments of matmul and returns its output's shape."""
-    check_dense("matmul", "self", self)
-    check_dense("matmul", "other", other)
-    check_dims(self, other)
-    _check_dtype("matmul", "self", self)
-    _check_dtype("matmul", "other", other)
-    _check_pair("matmul", "self", self, "other", other)
-    return matmul_shape(self.shape, other.shape)
+    mapped = {"self": dims[0], "other": dims[1]}
+    check_product("matmul", mapped, {"self": self, "other": other})
+    a, b = shape_of(self, dims[0]), shape_of(other, dims[1])
+    unify(a[-1], b[0 if len(b) == 1 else -2])
+    batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
+    return [*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ())]
 
 
-def matmul_shape(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """Shape of torch.matmul for tensors of shapes `a` and `b`."""
-    if len(a) == 0 or len(b) == 0:
-        fail(
-            "matmul",
-            "takes no 0-dimensional tensor",
-            "at least 1 dimension each",
-            f"shapes {shape_text(a)} and {shape_text(b)}",
-            "Multiply with * instead.",
-        )
-    k, other_k = a[-1], b[0 if len(b) == 1 else -2]
-    require(
-        other_k == k,
-        "matmul",
-        f"shapes {shape_text(a)} and {shape_text(b)} cannot be multiplied",
-        f"other.size({0 if len(b) == 1 else -2}) == {k}, the last size of self",
-        str(other_k),
-    )
-    return _broadcast(a, b) + list(a[-2:-1]) + (list(b[-1:]) if len(b) > 1 else [])
-
-
-def _broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    x, y = list(a[:-2]), list(b[:-2])
-    if not all(isinstance(size, int) for size in x + y):
-        return list(torch.broadcast_shapes(tuple(x), tuple(y)))  # knows what symbols may guard
-    x = [1] * (len(y) - len(x)) + x
-    y = [1] * (len(x) - len(y)) + y
-    for i, (p, q) in enumerate(zip(x, y, strict=True)):
-        if p != q and p != 1 and q != 1:
-            fail(
-                "matmul",
-                f"batch dimensions of shapes {shape_text(a)} and {shape_text(b)} do not broadcast",
-                f"equal sizes or 1 at output dimension {i}",
-                f"{p} and {q}",
-            )
-    return [q if p == 1 else p for p, q in zip(x, y, strict=True)]
-
-
-def check_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> list[int]:
+def check_linear(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dims: Sequence[int | None] = (None, None, None),
+) -> list[int]:
     """Checks the arguments of linear and returns its output's shape."""
-    for name, tensor in (("input", input), ("weight", weight), ("bias", bias)):
-        if tensor is not None:
-            check_dense("linear", name, tensor)
-    check_dims(input, weight, bias)
-    _check_dtype("linear", "input", input)
-    _check_dtype("linear", "weight", weight)
-    _check_pair("linear", "input", input, "weight", weight)
-    shape = linear_shape(input.shape, weight.shape)
-    if bias is not None:
-        _check_pair("linear", "input", input, "bias", bias)
-        check_bias(weight.shape, bias.shape)
-    return shape
+    tensors = {"input": input, "weight": weight, "bias": bias}
+    check_product("linear", dict(zip(tensors, dims, strict=True)), tensors)
+    a, b = shape_of(input, dims[0]), shape_of(weight, dims[1])
+    unify(a[-1], b[-1])
+    return [*a[:-1], *b[:-1]]
 
 
-def linear_shape(input: Sequence[int], weight: Sequence[int]) -> list[int]:
-    """Shape of F.linear for tensors of these shapes."""
-    if len(input) == 0 or len(weight) not in (1, 2):
-        fail(
-            "linear",
-            "has arguments of a wrong rank",
-            "input with at least 1 dimension and weight with 1 or 2",
-            f"shapes {shape_text(input)} and {shape_text(weight)}",
-        )
-    k = input[-1]
-    require(
-        weight[-1] == k,
-        "linear",
-        f"shapes {shape_text(input)} and {shape_text(weight)} cannot be multiplied",
-        f"weight.size(-1) == {k}, the last size of input",
-        str(weight[-1]),
-    )
-    return list(input[:-1]) + list(weight[:-1])
-
-
-def check_bias(weight: Sequence[int], bias: Sequence[int]) -> None:
-    """Fails unless a bias of this shape goes with a weight of that shape."""
-    matrix = len(weight) == 2
-    if len(bias) == 0:
-        return
-    details = (
-        "linear argument 'bias'",
-        "has a wrong shape",
-        f"({weight[0]},), (1,) or ()" if matrix else "()",
-        shape_text(bias),
-        "Add a bias of another shape after the call.",
-    )
-    if len(bias) > 1 or not matrix:
-        fail(*details)
-    if bias[0] != 1:
-        require(bias[0] == weight[0], *details)
+def unify(a: Any, b: Any) -> None:
+    """Lets torch.compile know that two sizes are equal, as they must be."""
+    if is_symbol(a) or is_symbol(b):
+        require(a == b, "an operand", "has a size that differs", str(a), str(b))

@@ -31,7 +31,7 @@ def _pad(tensor: Tensor, rank: int) -> Tensor:
 def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[Tensor, int]:
     self_dim, other_dim = dims
     self_shape, other_shape = checks.shape_of(self, self_dim), checks.shape_of(other, other_dim)
-    checks.matmul_shape(self_shape, other_shape)  # before padding could hide a mistake
+    checks.check_matmul(self, other, dims)  # before padding could hide a mistake
     if other_dim is None and len(other_shape) <= 2:
         return op(_front(self, self_dim), other), 0  # the batch is more rows
     if self_dim is None and len(other_shape) == 1:
@@ -55,10 +55,7 @@ def _batched_linear(
     op: Any, matmul: Any, input: Tensor, weight: Tensor, bias: Tensor | None, dims: Dims
 ) -> tuple[Tensor, int | None]:
     input_dim, weight_dim, bias_dim = dims
-    weight_shape = checks.shape_of(weight, weight_dim)
-    checks.linear_shape(checks.shape_of(input, input_dim), weight_shape)
-    if bias is not None:
-        checks.check_bias(weight_shape, checks.shape_of(bias, bias_dim))
+    checks.check_linear(input, weight, bias, dims)
     if weight_dim is None and bias_dim is None:
         return op(_front(input, input_dim), weight, bias), 0
     if weight_dim is None:

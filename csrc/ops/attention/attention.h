@@ -1,8 +1,8 @@
 // The attention family's entry points, as ops.cpp registers them, and what they share.
 //
 // Each allocates fresh outputs whose dims lie in memory in the order of query's (output_strides in
-// attention_checks.h). The CPU ones are references made of ATen (attention_reference.cpp); the
-// public ops that forward to these are in composite.cpp.
+// checks.h). The CPU ones are references made of ATen (reference.cpp); the public ops that forward to
+// these are in composite.cpp.
 #pragma once
 
 #include <cstdint>

@@ -82,7 +82,7 @@ void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint6
                         from(int64_t{0})};
   call_attention_forward("cubin::_attention_forward_autograd", "scaled_dot_product_attention", all);
   stack[0] = all[0];
-  to<Tensor>(all[1]);  // takes the logsumexp over, and lets it go
+  to<Tensor>(all[1]);  // releases the logsumexp
 }
 
 void attention_forward_composite(StableIValue* stack, uint64_t, uint64_t) {

@@ -125,7 +125,7 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
       differentiable() ? "cubin::_attention_forward_autograd" : "cubin::_attention_forward",
       "flash_attention", stack);
   Tensor out = to<Tensor>(stack[0]);
-  to<Tensor>(stack[1]);  // takes the logsumexp over, and lets it go
+  to<Tensor>(stack[1]);  // releases the logsumexp
   // Already so where query's dims lie in this order, packed or not (output_strides).
   StableIValue contiguous[] = {from(varlen ? out : swap_heads(out)),
                                from(torch::headeronly::MemoryFormat::Contiguous)};

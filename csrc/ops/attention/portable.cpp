@@ -7,7 +7,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
-constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: what has no variants
+constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: a kind without variants
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Attention on the CPU: the composition (attention_compose.h), whose parts are references there. For
+// Attention on the CPU: the composition (compose.h), whose parts are references there. For
 // development and tests, no more.
 //
 // NOTE: ATen's scaled_dot_product_attention knows neither our options nor our seed for dropout, and

@@ -1,4 +1,4 @@
-// The softmax family: check -> fill the parameters -> launch (softmax_launch.cpp).
+// The softmax family: check -> fill the parameters -> launch (softmax_rows.cpp).
 #include "ops/attention/softmax.h"
 
 #include <torch/csrc/stable/ops.h>

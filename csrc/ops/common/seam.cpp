@@ -25,7 +25,7 @@ constexpr ParamsDigest kParamsDigests[] = {
 };
 
 const KernelSeam* g_first = nullptr;
-const KernelSeam** g_last = &g_first;  // where the next one is hung in
+const KernelSeam** g_last = &g_first;  // where the next seam is linked
 
 std::string label_of(const std::string& kernel) { return "catalog kernel '" + kernel + "'"; }
 

@@ -4,6 +4,8 @@
 // shape, which is the only thing both devices compute alike.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ops/common/shape.h"
 #include "pytorch/tensor.h"
 
@@ -14,5 +16,8 @@ Shape check_matmul(const TensorView& self, const TensorView& other);
 
 // Shape of F.linear(input, weight, bias); `bias` may be null.
 Shape check_linear(const TensorView& input, const TensorView& weight, const TensorView* bias);
+
+// The same for a call whose tensors are described: {"op": ..., "tensors": {name: ...}}.
+void check_described_product(const nlohmann::json& call);
 
 }  // namespace torch_cubin

@@ -1,0 +1,25 @@
+// The checks of matmul and linear for a call of which only its tensors' metadata are known.
+#include <nlohmann/json.hpp>
+
+#include "cubin/error.h"
+#include "ops/matmul/checks.h"
+#include "pytorch/described_tensor.h"
+
+namespace torch_cubin {
+
+void check_described_product(const nlohmann::json& call) {
+  const auto op = call.at("op").get<std::string>();
+  const nlohmann::json& named = call.at("tensors");
+  DescribedTensors tensors;
+  const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
+  if (op == "matmul") {
+    check_matmul(get("self"), get("other"));
+  } else if (op == "linear") {
+    const std::optional<TensorView> bias = tensors.find(named, "bias");
+    check_linear(get("input"), get("weight"), bias ? &*bias : nullptr);
+  } else {
+    fail({"internal", op, "is no product that can be described", "", "", ""});
+  }
+}
+
+}  // namespace torch_cubin
