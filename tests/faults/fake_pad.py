@@ -79,13 +79,22 @@ def test_both_operands_are_copied_at_once(driver, catalog) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_one_operand_is_copied_where_the_other_is_aligned(driver, catalog, dtype) -> None:
     size = dtype.itemsize
-    m, n, k = 2048, 3001, 4096
-    a = ((m, k), (k, 1), dtype)
-    b = ((k, n), (n, 1), dtype)  # rows of N elements
+    m, n, k = 2048, 3000, 4095
+    a = ((m, k), (k + 1, 1), dtype)
+    b = ((k, n), (1, k), dtype)  # rows of K elements
     *addresses, records = launches_of(driver, a, b)
     assert records[0]["kernel"] == f"pad_matmul_{size}_bytes"
     (job,) = jobs_of(records[0])
-    check(job, addresses[1], 1, k, n, n, size)
+    check(job, addresses[1], 1, n, k, k, size)
+
+
+def test_rows_along_n_are_copied_too(driver, catalog) -> None:
+    m, n, k = 2048, 3001, 4096
+    a = ((m, k), (k, 1), torch.bfloat16)
+    b = ((k, n), (n, 1), torch.bfloat16)
+    *addresses, records = launches_of(driver, a, b)
+    (job,) = jobs_of(records[0])
+    check(job, addresses[1], 1, k, n, n, 2)
 
 
 def test_an_offset_and_a_gap_are_followed(driver, catalog) -> None:

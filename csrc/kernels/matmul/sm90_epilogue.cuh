@@ -93,34 +93,46 @@ TC_DEVICE int panel_swizzle(int row) {
   return kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
 }
 
-// One warp's panel of 16-bit elements, from shared memory to rows that begin anywhere: whole aligned
-// vectors of 16 bytes, then the up to 7 elements before and after them. (Stored element by element
-// 4097 x 4097 x 4097 took twice as long as with aligned rows.)
-template <class C>
-TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns) {
+// One warp's panel of 16-bit elements, from shared memory to rows that begin anywhere, as aligned
+// vectors of 16 bytes. A vector that lies in two panels is stored with the second one: `carry` is the
+// first one's last 16 bytes of row `lane`. Single elements are stored at the tile's ends alone.
+// `columns` of the panel exist, and `more` of the next one. (Element by element, 4097 x 4097 x 4097
+// took twice as long as with aligned rows.)
+template <class C, bool kFirst>
+TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns,
+                                     int more, uint4& carry) {
   constexpr int kVectors = C::kPanel / 8;
   int lane;  // read anew for each panel: what follows from it would stay in registers between them
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  // Of a row: where its element e lies in the panel, and how many precede its first aligned vector.
-  auto address = [&](int row, int e) {
-    return panel + row * (C::kPanel * 2) + ((e / 8 ^ panel_swizzle<C>(row)) * 16) + e % 8 * 2;
+  auto chunk = [&](int row, int number) {
+    return panel + row * (C::kPanel * 2) + ((number ^ panel_swizzle<C>(row)) * 16);
   };
+  // Elements of a row before its first aligned vector.
   auto head_of = [&](int row) {
     auto begin = reinterpret_cast<unsigned long long>(out + row * stride);
     return static_cast<int>(-(begin >> 1) & 7);
   };
+  auto store = [&](int row, int from, int to) {
+#pragma unroll 1
+    for (int e = from; e < to; ++e) {
+      u16 value;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(chunk(row, e / 8) + e % 8 * 2));
+      out[row * stride + e] = value;
+    }
+  };
 #pragma unroll 1
   for (int row = lane / kVectors; row < rows; row += 32 / kVectors) {
-    int head = head_of(row), e = head + lane % kVectors * 8;
+    int e = head_of(row) + lane % kVectors * 8;
     if (e + 8 > columns) continue;
     u32 word[5];
 #pragma unroll
     for (int i = 0; i < 5; ++i) {
       word[i] = 0;
       if (i < 4 || e % 2 != 0) {
+        int at = e / 2 + i;
         asm volatile("ld.shared.u32 %0, [%1];"
                      : "=r"(word[i])
-                     : "r"(address(row, e / 2 * 2 + 2 * i)));
+                     : "r"(chunk(row, at / 4) + at % 4 * 4));
       }
     }
     u32 shift = e % 2 * 16;
@@ -128,15 +140,39 @@ TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int r
         __funnelshift_r(word[0], word[1], shift), __funnelshift_r(word[1], word[2], shift),
         __funnelshift_r(word[2], word[3], shift), __funnelshift_r(word[3], word[4], shift));
   }
-#pragma unroll 1
-  for (int i = lane; i < rows * 16; i += 32) {  // 8 places before the vectors, 8 after
-    int row = i / 16, head = head_of(row);
-    int vectors = columns > head ? (columns - head) / 8 : 0;
-    int e = i % 16 < 8 ? i % 16 : head + 8 * vectors + i % 8;
-    if (e >= (i % 16 < 8 ? min(head, columns) : columns)) continue;
-    u16 value;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address(row, e)));
-    out[row * stride + e] = value;
+  if (lane >= rows) return;
+  // One lane a row: the vector, or the elements, before those; then what lies behind them.
+  int head = head_of(lane);
+  auto read = [&](int number) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(chunk(lane, number)));
+    return x;
+  };
+  if (kFirst || head > columns) {
+    store(lane, 0, min(head, columns));
+  } else if (head > 0) {
+    // Elements head to 7 of the carry, then the first ones of this panel.
+    uint4 next = read(0);
+    u32 w[8] = {carry.x, carry.y, carry.z, carry.w, next.x, next.y, next.z, next.w};
+    if (head & 4) {
+#pragma unroll
+      for (int i = 0; i < 6; ++i) w[i] = w[i + 2];
+    }
+    if (head & 2) {
+#pragma unroll
+      for (int i = 0; i < 5; ++i) w[i] = w[i + 1];
+    }
+    u32 shift = (head & 1) * 16;
+    *reinterpret_cast<uint4*>(out + lane * stride + head - 8) =
+        make_uint4(__funnelshift_r(w[0], w[1], shift), __funnelshift_r(w[1], w[2], shift),
+                   __funnelshift_r(w[2], w[3], shift), __funnelshift_r(w[3], w[4], shift));
+  }
+  if (columns == C::kPanel && more >= head) {
+    carry = read(kVectors - 1);
+  } else {
+    store(lane, columns > head ? columns - (columns - head) % 8 : columns, columns);
   }
 }
 
@@ -149,6 +185,7 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
   int lane = threadIdx.x % 32;
   constexpr int kPanels = C::kTileN / C::kPanel;
   constexpr int kRowBytes = C::kPanel * C::kElement;
+  uint4 carry = {};  // of store_panel_unaligned
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
     if (p.bias != nullptr) {
@@ -192,8 +229,14 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
         __syncwarp();
         tc_int64 at = m * p.out_stride_m + n + w.b0 * p.out_batch_stride[0] +
                       w.b1 * p.out_batch_stride[1] + w.b2 * p.out_batch_stride[2];
-        store_panel_unaligned<C>(buffer, static_cast<u16*>(p.out) + at, p.out_stride_m,
-                                 min(16, p.m - m), min(C::kPanel, p.n - n));
+        u16* out = static_cast<u16*>(p.out) + at;
+        int rows = min(16, p.m - m), columns = min(C::kPanel, p.n - n);
+        int more = panel + 1 == kPanels ? -1 : min(C::kPanel, p.n - n - C::kPanel);
+        if (panel == 0) {
+          store_panel_unaligned<C, true>(buffer, out, p.out_stride_m, rows, columns, more, carry);
+        } else {
+          store_panel_unaligned<C, false>(buffer, out, p.out_stride_m, rows, columns, more, carry);
+        }
         continue;
       }
     }

@@ -1,0 +1,272 @@
+"""torch.ops.cubin.matmul beside torch.matmul over the shapes of the project's goals, by group.
+
+    python benchmarks/bench_goals.py --json result.json --plot result.png      # about two minutes
+    python benchmarks/bench_goals.py --only odd,random
+
+Each line is one product: both contenders are CUDA graphs over random normal operands that do not
+fit the L2 cache together, alternate, settle before they are measured, and the order flips every
+round (common.py). A ratio above 1 means that torch_cubin is faster. A group's goal is a geometric
+mean and a least ratio. `epilogues` compares torch_cubin's linear, with a bias and an activation,
+with its own plain product. The random shapes are drawn with a seed and have no line in the tuned
+table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import common
+import numerics
+import torch
+
+from torch_cubin._tuning.measure import float32_math
+from torch_cubin._tuning.products import Operands, Product
+
+PROJECTIONS = [
+    (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192),
+    (8192, 28672),
+]  # fmt: skip
+ODD = [
+    (4096, 50257, 4096), (4097, 4097, 4097), (8191, 8191, 8191), (4096, 4096, 4095),
+    (1025, 1025, 1025), (2047, 4095, 1025), (1111, 2222, 3333), (3000, 5001, 1503),
+    (7681, 6555, 1035), (4095, 4096, 4097),
+]  # fmt: skip
+# Group: (geometric mean, least ratio) that the project aims at on one H200.
+GOALS = {
+    "large": (1.04, 0.98),
+    "middle": (1.06, 0.97),
+    "few rows": (1.10, 0.96),
+    "odd": (4.0, 2.5),
+    "random": (1.5, 0.92),
+    "other": (1.00, 0.94),
+    "epilogues": (0.97, 0.95),
+}
+TITLES = {
+    "large": "M >= 1024, squares from 2048",
+    "middle": "M = 128 to 512, 1024^3",
+    "few rows": "M = 1, 16, 64",
+    "odd": "odd rows, sizes from 1024",
+    "random": "200 random shapes, half odd",
+    "other": "TN, TT, batched, TF32",
+    "epilogues": "bias, activation / plain",
+}
+ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
+
+
+@dataclass(frozen=True)
+class Line:
+    group: str
+    product: str
+    what: str  # of an epilogue
+    first_us: float
+    cubin_us: float
+    ratio: float
+    low: float
+    high: float
+    tflops: float
+
+
+def random_shapes(count: int = 200) -> Iterator[tuple[int, int, int, str]]:
+    draw = random.Random(20)
+    for number in range(count):
+        sizes = [int(2 ** draw.uniform(5, 13)) for _ in range(3)]
+        if number % 2 == 0:
+            sizes = [max(8, size // 8 * 8) for size in sizes]
+        yield (*sizes, draw.choice(["nt", "nn"]))
+
+
+def products() -> Iterator[tuple[str, Product]]:
+    def each(group: str, shapes, layouts=("nt", "nn"), dtypes=("bfloat16",), batch=1):
+        for m, n, k in shapes:
+            for dtype in dtypes:
+                for layout in layouts:
+                    yield group, Product.of_layout(m, n, k, layout, dtype, batch)
+
+    both = ("bfloat16", "float16")
+    yield from each("large", [(s, s, s) for s in (2048, 4096, 8192, 16384)], dtypes=both)
+    for m in (1024, 4096, 8192):
+        dtypes = both if m == 1024 else both[:1]
+        yield from each("large", [(m, n, k) for n, k in PROJECTIONS], dtypes=dtypes)
+    yield from each("middle", [(1024, 1024, 1024)], dtypes=both)
+    for m in (128, 256, 512):
+        yield from each("middle", [(m, n, k) for n, k in PROJECTIONS], dtypes=both)
+    for m in (1, 16, 64):
+        yield from each("few rows", [(m, n, k) for n, k in PROJECTIONS], dtypes=both)
+    yield from each("odd", ODD)
+    for m, n, k, layout in random_shapes():
+        yield from each("random", [(m, n, k)], (layout,))
+    some = [(2048, 2048, 2048), (4096, 4096, 4096), (1024, 4096, 14336), (8192, 1024, 4096)]
+    yield from each("other", some, ("tn", "tt"))
+    yield from each("other", some, ("nt", "nn"), ("tf32",))
+    yield from each("other", [(512, 512, 512), (1024, 128, 1024), (2048, 64, 2048)], batch=16)
+    epilogues = [(4096, 4096, 4096), (8192, 4096, 14336), (1024, 6144, 4096), (512, 28672, 4096)]
+    yield from each("epilogues", epilogues, ("nt",))
+
+
+def contenders(group: str, product: Product) -> dict[str, tuple[Callable, Callable]]:
+    """By what is added: the first, and torch_cubin's."""
+    ours = torch.ops.cubin.matmul.default
+    if group != "epilogues":
+        return {"": (torch.matmul, ours)}
+    bias = torch.randn(product.n, device="cuda", dtype=product.torch_dtype)
+    linear = torch.ops.cubin.linear.default
+    found = {"bias": (ours, lambda a, b: linear(a, b.mT, bias))}
+    if "activation" in str(linear._schema):
+        for name in ACTIVATIONS:
+            found[f"bias, {name}"] = (
+                ours,
+                lambda a, b, name=name: linear(a, b.mT, bias, activation=name),
+            )
+    return found
+
+
+def measure(group: str, product: Product, operands: Operands, budget_ms: float) -> Iterator[Line]:
+    sets = operands.sets(product)
+    about_us = max(3.0, product.flops / 600e6, product.bytes / 4e6)
+    calls = len(sets) * max(1, round(1500 / about_us / len(sets)))
+    order = [sets[i % len(sets)] for i in range(calls)]
+    for what, functions in contenders(group, product).items():
+        with float32_math(product):
+            graphs, outputs = [], []
+            for function in functions:
+                run = [lambda s=s, f=function: f(*s) for s in order]
+                graph, last = common.graph_of(run, alive=min(len(sets), 4))
+                graphs.append(graph)
+                outputs.append(last)
+        # Long products run at the power limit, which takes some milliseconds to settle.
+        budget = budget_ms * (4 if about_us > 100 else 1)
+        timed = common.alternate(graphs[0].replay, graphs[1].replay, calls, budget)
+        torch.cuda.synchronize()
+        if not what:
+            check(outputs[1], outputs[0], *order[-1])
+        yield Line(
+            *(group, str(product), what, timed.first_us, timed.second_us),
+            *(timed.ratio, timed.low, timed.high, product.flops / timed.second_us / 1e6),
+        )
+
+
+def check(out: torch.Tensor, own: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """The suite's numerical rule on up to 64 rows of a timed output."""
+    rows = torch.randint(a.shape[-2], (min(64, a.shape[-2]),), device="cuda")
+    reference = numerics.reference_matmul(a[..., rows, :], b)
+    numerics.check_close(out[..., rows, :], own[..., rows, :], reference, f"{tuple(a.shape)}")
+
+
+def summary(lines: list[Line]) -> list[dict]:
+    found = []
+    for group, (mean_goal, least_goal) in GOALS.items():
+        members = [line for line in lines if line.group == group]
+        if not members:
+            continue
+        worst = min(members, key=lambda line: line.ratio)
+        mean = common.geometric_mean([line.ratio for line in members])
+        under = sum(line.ratio < least_goal for line in members)
+        found.append(
+            {
+                "group": group,
+                "lines": len(members),
+                "mean": mean,
+                "mean_goal": mean_goal,
+                "worst": worst.ratio,
+                "worst_goal": least_goal,
+                "under": under,
+                "worst_line": f"{worst.product} {worst.what}".strip(),
+            }
+        )
+    return found
+
+
+def print_summary(lines: list[Line], markdown: bool) -> None:
+    headers = ["group", "lines", "mean", "goal", "worst", "goal", "under it", "worst line"]
+    rows = [
+        [
+            TITLES[s["group"]], str(s["lines"]), f"{s['mean']:.3f}", f"{s['mean_goal']:.2f}",
+            f"{s['worst']:.3f}", f"{s['worst_goal']:.2f}", str(s["under"]), s["worst_line"],
+        ]
+        for s in summary(lines)
+    ]  # fmt: skip
+    common.print_table(headers, rows, markdown)
+
+
+def plot(path: str, lines: list[Line]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = [s["group"] for s in summary(lines)]
+    figure, axes = pyplot.subplots(figsize=(9, 4.2), layout="constrained")
+    scatter = random.Random(0)
+    for place, group in enumerate(groups):
+        ratios = [line.ratio for line in lines if line.group == group]
+        at = [place + scatter.uniform(-0.25, 0.25) for _ in ratios]
+        axes.plot(at, ratios, "o", markersize=3, alpha=0.5, color="tab:blue")
+        mean = common.geometric_mean(ratios)
+        axes.plot([place - 0.35, place + 0.35], [mean, mean], color="black", linewidth=2)
+        axes.annotate(f"{mean:.2f}", (place + 0.37, mean), va="center", fontsize=9)
+    axes.axhline(1, color="gray", linewidth=1, linestyle="--")
+    axes.set_yscale("log", base=2)
+    axes.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    axes.set_xticks(
+        range(len(groups)), [TITLES[g].replace(", ", ",\n") for g in groups], fontsize=8
+    )
+    axes.set_ylabel("speed over torch.matmul's (cuBLAS)")
+    axes.set_title(f"torch.ops.cubin.matmul on one {torch.cuda.get_device_name()}", fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def clocks() -> str:
+    query = "clocks.sm,clocks.max.sm,power.draw,power.limit,temperature.gpu"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="GROUP,...", help=f"of {', '.join(GOALS)}")
+    parser.add_argument("--budget", type=float, default=50, help="milliseconds a short line (50)")
+    parser.add_argument("--lines", action="store_true", help="print every line")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw them (needs matplotlib)")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    common.require_gpu()
+    common.print_machine("torch.ops.cubin.matmul beside torch.matmul, by goal (GPU time, graphs)")
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    only = options.only.split(",") if options.only else list(GOALS)
+    operands = Operands(torch.device("cuda", torch.cuda.current_device()))
+    lines, failures = [], []
+    with torch.no_grad():
+        for group, product in products():
+            if group not in only:
+                continue
+            try:
+                for line in measure(group, product, operands, options.budget):
+                    lines.append(line)
+                    if options.lines:
+                        label = f"{line.product} {line.what}".strip()
+                        print(f"{line.ratio:6.3f} {line.cubin_us:9.1f} us  {group:9} {label}")
+                if torch.cuda.memory_reserved() > 2**35:
+                    torch.cuda.empty_cache()  # what graphs of large products left
+            except Exception as error:  # one bad line must not lose the others' numbers
+                failures.append(f"{group} {product}: {type(error).__name__}: {error}")
+    print_summary(lines, options.markdown)
+    print(f"clocks and power at the end: {clocks()}")
+    results = {"clocks": clocks(), "summary": summary(lines), "lines": [asdict(x) for x in lines]}
+    common.write_json(options.json, results)
+    if options.plot:
+        plot(options.plot, lines)
+    for failure in failures:
+        print(f"FAILED {failure}")
+    if failures:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
