@@ -22,9 +22,20 @@ STABLE_TORCH_LIBRARY(cubin, m) {
   m.def("_matmul(Tensor self, Tensor other) -> Tensor");
   m.def("_matmul_autograd(Tensor self, Tensor other) -> Tensor");
 
-  m.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def(
+      "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\") -> "
+      "Tensor");
   m.def("_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("_linear_autograd(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
+#define TC_ACTIVATION "(Tensor input, Tensor weight, Tensor? bias, str activation) -> Tensor"
+  m.def("_linear_activation" TC_ACTIVATION);
+  m.def("_linear_activation_autograd" TC_ACTIVATION);
+
+#define TC_ADDMM \
+  "(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1) -> Tensor"
+  m.def("addmm" TC_ADDMM);
+  m.def("_addmm" TC_ADDMM);
+  m.def("_addmm_autograd" TC_ADDMM);
 
   m.def(
       "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
@@ -72,6 +83,7 @@ STABLE_TORCH_LIBRARY(cubin, m) {
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
   m.impl("matmul", &matmul_composite);
   m.impl("linear", &linear_composite);
+  m.impl("addmm", &addmm_composite);
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
   m.impl("attention_forward", &attention_forward_composite);
   m.impl("attention_backward", &attention_backward_composite);
@@ -82,6 +94,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
   m.impl("matmul", &matmul_composite);
   m.impl("linear", &linear_composite);
+  m.impl("addmm", &addmm_composite);
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
   m.impl("attention_forward", &attention_forward_composite);
   m.impl("attention_backward", &attention_backward_composite);
@@ -100,6 +113,10 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
   m.impl("_matmul_autograd", TORCH_BOX(&matmul_cpu));
   m.impl("_linear", TORCH_BOX(&linear_cpu));
   m.impl("_linear_autograd", TORCH_BOX(&linear_cpu));
+  m.impl("_linear_activation", TORCH_BOX(&linear_activation_cpu));
+  m.impl("_linear_activation_autograd", TORCH_BOX(&linear_activation_cpu));
+  m.impl("_addmm", TORCH_BOX(&addmm_cpu));
+  m.impl("_addmm_autograd", TORCH_BOX(&addmm_cpu));
   m.impl("_scaled_dot_product_attention", TORCH_BOX(&scaled_dot_product_attention_cpu));
   m.impl("_attention_forward", TORCH_BOX(&attention_forward_cpu));
   m.impl("_attention_forward_autograd", TORCH_BOX(&attention_forward_cpu));
@@ -115,6 +132,10 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
   m.impl("_matmul_autograd", TORCH_BOX(&matmul_cuda));
   m.impl("_linear", TORCH_BOX(&linear_cuda));
   m.impl("_linear_autograd", TORCH_BOX(&linear_cuda));
+  m.impl("_linear_activation", TORCH_BOX(&linear_activation_cuda));
+  m.impl("_linear_activation_autograd", TORCH_BOX(&linear_activation_cuda));
+  m.impl("_addmm", TORCH_BOX(&addmm_cuda));
+  m.impl("_addmm_autograd", TORCH_BOX(&addmm_cuda));
   m.impl("_scaled_dot_product_attention", TORCH_BOX(&scaled_dot_product_attention_cuda));
   m.impl("_attention_forward", TORCH_BOX(&attention_forward_cuda));
   m.impl("_attention_forward_autograd", TORCH_BOX(&attention_forward_cuda));

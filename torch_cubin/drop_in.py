@@ -122,11 +122,10 @@ class drop_in(_Serving):
     are served too; ``TorchScript`` and other code that never comes back to Python is not.
     Results have PyTorch's shape and dtype; a product is always contiguous. Dropout of attention
     drops as much as PyTorch's, but other weights; which kernel of its own PyTorch was told to use
-    (``torch.nn.attention.sdpa_kernel``) plays no part. In 16 bits ``addmm`` and
-    its kin are served where they add nothing or a bias of one dimension, and scale nothing:
-    anything more would round, or overflow, before the sum. Nested tensors given to
-    :class:`torch.nn.MultiheadAttention` and :class:`torch.nn.TransformerEncoderLayer` are left to
-    the fused path of these layers, which alone takes them.
+    (``torch.nn.attention.sdpa_kernel``) plays no part. ``addmm`` and its kin round once, after
+    factors and sum. Nested tensors given to :class:`torch.nn.MultiheadAttention` and
+    :class:`torch.nn.TransformerEncoderLayer` are left to the fused path of these layers, which
+    alone takes them.
 
     With activation checkpointing call ``backward()`` inside as well: what is computed again must be
     computed the same way (torch.utils.checkpoint raises otherwise).

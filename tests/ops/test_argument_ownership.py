@@ -31,6 +31,8 @@ def vmapped(call: Callable) -> Callable:
 REFUSED = {
     "matmul": lambda x: ops.matmul(x, x),
     "linear": lambda x: ops.linear(x, x[0, 0, :, :3], x[0, 0, 0]),
+    "linear, an activation": lambda x: ops.linear(x, x[0, 0], activation="swish"),
+    "addmm": lambda x: ops.addmm(x, x, x.mT, alpha=2),
     "attention": lambda x: ops.scaled_dot_product_attention(x, x[..., :4], x),
     "attention, a mask": lambda x: ops.scaled_dot_product_attention(x, x, x, x[..., :3], scale=2.0),
     "attention, dropout": lambda x: ops.scaled_dot_product_attention(
@@ -53,6 +55,8 @@ REFUSED = {
 SERVED = {
     "matmul": lambda x: ops.matmul(x, x.mT),
     "linear": lambda x: ops.linear(x, x[0, 0], x[0, 0, :, 0]),
+    "linear, an activation": lambda x: ops.linear(x, x[0, 0], x[0, 0, :, 0], activation="gelu"),
+    "addmm": lambda x: ops.addmm(x[..., :4], x, x.mT, beta=2, alpha=3),
     "attention": lambda x: ops.scaled_dot_product_attention(x, x, x, x[..., :1], 0.5, scale=0.5),
     "flash_attention": lambda x: ops.flash_attention(x, x, x, scale=0.5, dropout_p=0.5),
     "attention_forward": lambda x: ops.attention_forward(x, x, x, **attention_options(x)),

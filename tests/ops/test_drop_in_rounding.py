@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import drop_in_cases as cases
 import pytest
 import torch
-from drop_in_cases import ADDED_REASON, integers, run, same
+from drop_in_cases import integers, run, same
 
 HALVES = [torch.float16, torch.bfloat16]
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("case", cases.ADDED, ids=cases.name_of)
-def test_a_factor_or_sum_in_16_bits_goes_to_torch(case, dtype, device) -> None:
-    name, shapes, call = case
-    operands = [
-        integers(*shape, dtype=dtype, device=device, seed=i) for i, shape in enumerate(shapes)
-    ]
-    expected = call(*operands)
-    result, ops, report = run(lambda: call(*operands))
-    same(result, expected)
-    assert ops.cubin() == 0
-    assert [(row.function, row.reason) for row in report.declined] == [(name, ADDED_REASON)]
 
 
 def test_a_factor_keeps_the_product_finite(device) -> None:
     a = torch.full((1, 1, 64), 200.0, dtype=torch.float16, device=device)
     zero = torch.zeros(1, 1, 1, dtype=torch.float16, device=device)
-    result, _, _ = run(lambda: torch.baddbmm(zero, a, a.mT, beta=0, alpha=1 / 64))
+    result, ops, _ = run(lambda: torch.baddbmm(zero, a, a.mT, beta=0, alpha=1 / 64))
     assert result.item() == 40000
+    assert ops.cubin() == 1
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -42,7 +28,7 @@ def test_a_sum_keeps_the_product_finite(autocast, device) -> None:
         row, fused, _ = run(lambda: torch.addmm(minus[0], a, b))
     for result in (whole, row):
         same(result, torch.full((2, 2), 42400.0, dtype=torch.float16, device=device))
-    assert (ops.cubin(), fused.cubin()) == (0, 1)
+    assert (ops.cubin(), fused.cubin()) == (1, 1)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -50,21 +36,17 @@ def test_a_difference_keeps_the_digits_that_pytorch_keeps(dtype, device) -> None
     a = torch.randn(16, 256, device=device).to(dtype)
     b = torch.randn(256, 16, device=device).to(dtype)
     near = -(a @ b)
-    expected = torch.addmm(near, a, b)
-    result, ops, report = run(lambda: torch.addmm(near, a, b))
-    same(result, expected)
-    assert ops.cubin() == 0
-    assert [row.reason for row in report.declined] == [ADDED_REASON]
+    result, ops, _ = run(lambda: torch.addmm(near, a, b))
+    assert ops.cubin() == 1
     # NOTE: on an H200 with torch 2.11 cuBLAS rounds the product first, here and up to K = 1024 at
     # least, whatever allow_bf16_reduced_precision_reduction says: there nothing is left of it.
-    if device == "cpu":
-        exact = near.double() + a.double() @ b.double()
-        assert exact.abs().max() > 0.001
-        torch.testing.assert_close(result.double(), exact, rtol=2**-8, atol=1e-4)
+    exact = near.double() + a.double() @ b.double()
+    assert exact.abs().max() > 0.001
+    torch.testing.assert_close(result.double(), exact, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_autocast_to_16_bits_decides_by_its_own_dtype(dtype, device) -> None:
+def test_autocast_to_16_bits_casts_all_three(dtype, device) -> None:
     a = integers(4, 4, dtype=dtype, device=device)
     double = a.double()
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -72,4 +54,4 @@ def test_autocast_to_16_bits_decides_by_its_own_dtype(dtype, device) -> None:
         result, ops, _ = run(lambda: torch.addmm(a, a, a, beta=2))
         _, wide, _ = run(lambda: torch.addmm(double, double, double, beta=2))
     same(result, expected)
-    assert (ops.cubin(), wide.cubin()) == (0, 1)
+    assert (ops.cubin(), wide.cubin()) == (1, 1)

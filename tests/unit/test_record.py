@@ -108,3 +108,16 @@ def test_gpu_gate_skips_and_counts_or_fails(tmp_path: Path, required: str, outco
     assert "GPU record:" in result.stdout
     assert ("GPU tests not run: 1" in result.stdout) == (not required)
     assert (result.returncode == 0) == (not required)
+
+
+@pytest.mark.parametrize(("workers", "threads"), [("", "none"), ("12", "1"), ("4", "4")])
+def test_processes_side_by_side_share_the_processors(workers: str, threads: str) -> None:
+    names = ("PYTEST_XDIST_WORKER_COUNT", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    if workers:
+        environment["PYTEST_XDIST_WORKER_COUNT"] = workers
+    code = "import os; os.cpu_count = lambda: 16; import conftest; "
+    code += "print(os.environ.get('OMP_NUM_THREADS', 'none'))"
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True)
+    assert answer.stdout.split() == [threads], answer.stderr

@@ -11,19 +11,17 @@ import torch
 import torch.nn.functional as F
 
 from torch_cubin._drop_in import einsum
-from torch_cubin._drop_in.why_not import SHAPES, output_dtype, why_no_mask, why_not, why_not_with
+from torch_cubin._drop_in.why_not import SHAPES, why_no_mask, why_not, why_not_with
 from torch_cubin._pytorch import modes
 from torch_cubin._pytorch.compiler import assume_constant_result
 
 _cubin_matmul = torch.ops.cubin.matmul.default
 _cubin_linear = torch.ops.cubin.linear.default
+_cubin_addmm = torch.ops.cubin.addmm.default
 _cubin_attention = torch.ops.cubin.scaled_dot_product_attention.default
 
 Result = torch.Tensor | str
 Handler = Callable[..., Result]
-
-# A product of its own would be rounded, or overflow, before the factor or the sum.
-_TWICE = "a factor or sum that PyTorch rounds to 16 bits once, with the product"
 
 
 def _unlike(rest: tuple[object, ...], out: object, others: dict[str, object]) -> str | None:
@@ -190,7 +188,7 @@ def _add_to(
             _unlike(rest, out, others)
             or why_not(a, b)
             or why_not_with(a, input)
-            or _factors(input, beta, alpha)
+            or _factors(beta, alpha)
         )
         if reason:
             return reason
@@ -210,8 +208,6 @@ def _add_to(
             and input.dim() == 1
             and input.shape[0] == b.shape[-1]
         )
-        if not fused and (alpha != 1 or beta != 0) and output_dtype(a).itemsize == 2:
-            return _TWICE
         if sum_batches:
             a = a.transpose(0, 1).reshape(a.shape[1], a.shape[0] * a.shape[2])
             b = b.reshape(b.shape[0] * b.shape[1], b.shape[2])
@@ -220,18 +216,14 @@ def _add_to(
             return SHAPES
         if fused:
             return _cubin_linear(a, b.t(), input)
-        return _scaled_sum(_cubin_matmul(a, b), input, beta, alpha)
+        return _cubin_addmm(input, a, b, beta=beta, alpha=alpha)
 
     return handler
 
 
-def _factors(input: torch.Tensor, beta: object, alpha: object) -> str | None:
+def _factors(beta: object, alpha: object) -> str | None:
     if type(beta) not in (int, float) or type(alpha) not in (int, float):
         return "beta or alpha that is no plain number"
-    if alpha == 0:
-        return "alpha = 0"  # PyTorch then does not look at the product: no NaN comes out of it
-    if beta == 0 and input.requires_grad:
-        return "beta = 0 with an input that requires grad"  # its gradient is zeros, not None
     return None
 
 
@@ -240,14 +232,6 @@ def _expands(shape: torch.Size, target: torch.Size) -> bool:
         return False
     tail = target[len(target) - len(shape) :]
     return all(size in (1, wanted) for size, wanted in zip(shape, tail, strict=True))
-
-
-def _scaled_sum(product, input, beta, alpha) -> torch.Tensor:
-    if alpha != 1:
-        product = product * alpha
-    if beta == 0:  # NaN and infinity in the input are ignored, as PyTorch does
-        return product
-    return torch.add(product, input, alpha=beta)
 
 
 def _einsum_product(*args, **others) -> Result:

@@ -60,14 +60,6 @@ def _why_not_beside(a: torch.Tensor, b: torch.Tensor) -> str | None:
     return _laid_out(b)
 
 
-def output_dtype(a: torch.Tensor) -> torch.dtype:
-    """The dtype of a product of `a`, which has passed the checks; autocast may give another."""
-    device = a.device.type
-    if a.dtype in _CAST and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return a.dtype
-
-
 def _where(a: torch.Tensor) -> str | None:
     """Whether its device and layout are served."""
     if a.layout is not torch.strided or a.is_nested:

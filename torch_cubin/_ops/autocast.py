@@ -54,9 +54,10 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
 
 _NAMES = [
     f"{prefix}{family}{suffix}"
-    for family in ("matmul", "linear", "attention_forward", "attention_backward")
+    for family in ("matmul", "linear", "addmm", "attention_forward", "attention_backward")
     for prefix, suffix in (("", ""), ("_", ""), ("_", "_autograd"))
 ]
+_NAMES += ["_linear_activation", "_linear_activation_autograd"]
 _NAMES += ["scaled_dot_product_attention", "_scaled_dot_product_attention"]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
 from torch import Tensor
 
 from torch_cubin._ops import checks
@@ -26,8 +27,11 @@ from torch_cubin._pytorch import transforms
 
 matmul = torch.ops.cubin.matmul.default
 linear = torch.ops.cubin.linear.default
+addmm = torch.ops.cubin.addmm.default
 matmul_autograd = torch.ops.cubin._matmul_autograd.default
 linear_autograd = torch.ops.cubin._linear_autograd.default
+activation_autograd = torch.ops.cubin._linear_activation_autograd.default
+addmm_autograd = torch.ops.cubin._addmm_autograd.default
 
 
 def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -58,15 +62,20 @@ def _primal(tensor: Tensor) -> Tensor:
     return forward_ad.unpack_dual(tensor).primal
 
 
-def _apply(function: Any, op: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
-    """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated."""
+def _apply(
+    function: Any, op: Callable[..., Tensor], *args: Tensor | None, rest: tuple[Any, ...] = ()
+) -> Tensor:
+    """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated.
+
+    `rest` is for `function` alone.
+    """
     made: list[Tensor] = []
     try:
         if transforms.transforms_active():
             with transforms.enable_single_level():
-                return function.apply(made, *args)
+                return function.apply(made, *args, *rest)
         if transforms.dual_level_is_open() or _requires_grad(args):
-            return function.apply(made, *args)
+            return function.apply(made, *args, *rest)
         with transforms.below_autograd():
             return op(*args)
     except transforms.StopRecomputation:
@@ -90,7 +99,7 @@ def _interrupt_again() -> None:
     """Ctrl-C is not to end as the RuntimeError that some `except` takes for a failed product.
 
     A saved-tensor hook or a mode of the user's runs inside the op, and the C API between it and the
-    public op makes a RuntimeError of whatever comes out: the text names the type (_checks.keep),
+    public op makes a RuntimeError of whatever comes out: the text names the type (checks.keep),
     the type itself is lost. A signal is delivered once more: a moment later and from another
     thread, because signal.raise_signal() would interrupt this very function.
     """
@@ -225,6 +234,73 @@ class _Linear(transforms.SingleLevelFunction):
             return _linear_tangent(*map(_primal, ctx.saved_tensors), input_t, weight_t, bias_t)
 
 
+class _Addmm(transforms.SingleLevelFunction):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        made: list[Tensor],
+        input: Tensor,
+        mat1: Tensor,
+        mat2: Tensor,
+        beta: float,
+        alpha: float,
+    ) -> Tensor:
+        _, _, needs_mat1, needs_mat2, _, _ = ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        ctx.batch_invariant = is_batch_invariant()
+        ctx.shapes = input.shape, mat1.shape, mat2.shape
+        ctx.batch = torch.broadcast_shapes(mat1.shape[:-2], mat2.shape[:-2])
+        ctx.factors = beta, alpha
+        ctx.save_for_backward(mat1 if needs_mat2 else None, mat2 if needs_mat1 else None)
+        ctx.save_for_forward(mat1, mat2)
+        made.append(call_below_autograd(addmm_autograd, input, mat1, mat2, beta=beta, alpha=alpha))
+        return made[0]
+
+    @staticmethod
+    @_as_forward
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 6
+        mat1, mat2 = ctx.saved_tensors
+        _, needs_input, needs_mat1, needs_mat2, _, _ = ctx.needs_input_grad
+        input_shape, mat1_shape, mat2_shape = ctx.shapes
+        beta, alpha = ctx.factors
+        grad_input = grad_mat1 = grad_mat2 = None
+        if needs_input:
+            grad_input = _sum_to(_scaled(grad, beta), input_shape)
+        if needs_mat1:
+            grad_mat1 = _scaled(_grad_of_self(grad, mat2, mat1_shape), alpha)
+        if needs_mat2:
+            grad_mat2 = _scaled(_grad_of_other(grad, mat1, mat2_shape), alpha)
+        return None, grad_input, grad_mat1, grad_mat2, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any,
+        _: None,
+        input_t: Tensor | None,
+        mat1_t: Tensor | None,
+        mat2_t: Tensor | None,
+        *factors_t: None,
+    ) -> Tensor | None:
+        beta, alpha = ctx.factors
+        with _outer_levels():
+            out = _matmul_tangent(*map(_primal, ctx.saved_tensors), mat1_t, mat2_t)
+            out = None if out is None else _scaled(out, alpha)
+            if input_t is None:
+                return out
+            scaled = _scaled(input_t, beta)
+            if out is not None:
+                return out + scaled
+            _, mat1_shape, mat2_shape = ctx.shapes
+            columns = mat2_shape[-1:] if len(mat2_shape) > 1 else ()
+            return scaled.expand(*ctx.batch, *mat1_shape[-2:-1], *columns).contiguous()
+
+
+def _scaled(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1 else tensor * factor
+
+
 def _matmul_tangent(
     self: Tensor, other: Tensor, self_t: Tensor | None, other_t: Tensor | None
 ) -> Tensor | None:
@@ -261,6 +337,52 @@ def _linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     return _apply(_Linear, linear_autograd, input, weight, bias)
 
 
+def _addmm_kernel(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    def op(*tensors: Tensor) -> Tensor:
+        return addmm_autograd(*tensors, beta=beta, alpha=alpha)
+
+    return _apply(_Addmm, op, input, mat1, mat2, rest=(beta, alpha))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def _linear_activation_kernel(
+    input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+) -> Tensor:
+    """Where a derivative may be asked for: our product, and PyTorch's activation of it.
+
+    The backward needs the product before the activation. Kept, as here, it costs a pass over
+    memory, and is rounded to its dtype, as PyTorch's own is; computed anew it would cost a product.
+    """
+    try:
+        tensors = (input, weight, bias)
+        if (
+            transforms.transforms_active()
+            or transforms.dual_level_is_open()
+            or _requires_grad(tensors)
+        ):
+            checks.check_linear(*tensors)
+            checks.check_activation(activation)
+            if activation == "none":
+                return linear(*tensors)
+            return ACTIVATIONS[activation](linear(*tensors))
+        with transforms.below_autograd():
+            return activation_autograd(*tensors, activation)
+    except BaseException as error:
+        keep(error)
+        raise
+
+
 def register(library: torch.library.Library) -> None:
     library.impl("_matmul_autograd", _matmul_kernel, "Autograd")
     library.impl("_linear_autograd", _linear_kernel, "Autograd")
+    library.impl("_linear_activation_autograd", _linear_activation_kernel, "Autograd")
+    library.impl("_addmm_autograd", _addmm_kernel, "Autograd")

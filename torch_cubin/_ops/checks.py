@@ -138,13 +138,13 @@ def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def _replacement(op: str) -> str:
-    if op == "matmul":
+    if op in ("matmul", "addmm"):
         return op
     return "nn.functional." + ("linear" if op == "linear" else "scaled_dot_product_attention")
 
 
 def check_product(op: str, mapped: dict[str, int | None], tensors: dict[str, Any]) -> None:
-    """Raises what matmul or linear raises for these arguments; `mapped`: by vmap, a dim each."""
+    """Raises what matmul, linear or addmm would; `mapped`: the dim of each that vmap maps."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for name, tensor in given.items():
         check_dense(op, name, tensor)
@@ -162,6 +162,26 @@ def check_matmul(
     unify(a[-1], b[0 if len(b) == 1 else -2])
     batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
     return [*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ())]
+
+
+def check_addmm(
+    input: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    dims: Sequence[int | None] = (None, None, None),
+) -> list[int]:
+    """Checks the arguments of addmm and returns its output's shape."""
+    tensors = {"input": input, "mat1": mat1, "mat2": mat2}
+    check_product("addmm", dict(zip(tensors, dims, strict=True)), tensors)
+    addend = shape_of(input, dims[0])
+    a, b = shape_of(mat1, dims[1]), shape_of(mat2, dims[2])
+    unify(a[-1], b[0 if len(b) == 1 else -2])
+    batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
+    shape = [*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ())]
+    for size, wanted in zip(reversed(addend), reversed(shape), strict=False):
+        if size != 1:
+            unify(size, wanted)
+    return shape
 
 
 def check_linear(
@@ -182,3 +202,18 @@ def unify(a: Any, b: Any) -> None:
     """Lets torch.compile know that two sizes are equal, as they must be."""
     if is_symbol(a) or is_symbol(b):
         require(a == b, "an operand", "has a size that differs", str(a), str(b))
+
+
+# As csrc/kernels/matmul/activation_params.h names them.
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+
+def check_activation(name: str) -> None:
+    """Fails unless an activation has this name."""
+    if name not in ACTIVATIONS:
+        fail(
+            "linear argument 'activation'",
+            "is not known",
+            "'none', 'relu', 'gelu', 'gelu_tanh' or 'silu'",
+            f"'{name}'",
+        )

@@ -23,6 +23,19 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return input.new_empty(checks.check_linear(input, weight, bias))
 
 
+def _linear_activation(
+    input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+) -> Tensor:
+    checks.check_activation(activation)
+    return _linear(input, weight, bias)
+
+
+def _addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    return mat1.new_empty(checks.check_addmm(input, mat1, mat2))
+
+
 def _scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
@@ -68,6 +81,10 @@ def register(library: torch.library.Library) -> None:
         ("_matmul_autograd", _matmul),
         ("_linear", _linear),
         ("_linear_autograd", _linear),
+        ("_linear_activation", _linear_activation),
+        ("_linear_activation_autograd", _linear_activation),
+        ("_addmm", _addmm),
+        ("_addmm_autograd", _addmm),
         ("_scaled_dot_product_attention", _scaled_dot_product_attention),
         ("_attention_forward", _attention_forward),
         ("_attention_forward_autograd", _attention_forward),

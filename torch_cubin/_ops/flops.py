@@ -38,6 +38,12 @@ def _linear_flops(input: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **
     return 2 * out_val.numel() * input.shape[-1]
 
 
+def _addmm_flops(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *args: Any, out_val: Tensor, **kwargs: Any
+) -> int:
+    return 2 * out_val.numel() * mat1.shape[-1]
+
+
 def _attention_flops(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any, **kwargs: Any
 ) -> int:
@@ -122,6 +128,8 @@ def _add_formulas(counter: ModuleType) -> None:
     for targets, formula in (
         ([ops.matmul, ops._matmul, ops._matmul_autograd], _matmul_flops),
         ([ops.linear, ops._linear, ops._linear_autograd], _linear_flops),
+        ([ops._linear_activation, ops._linear_activation_autograd], _linear_flops),
+        ([ops.addmm, ops._addmm, ops._addmm_autograd], _addmm_flops),
         (
             [
                 *(ops.scaled_dot_product_attention, ops._scaled_dot_product_attention),

@@ -22,7 +22,7 @@ _KEYS = (
 
 
 def _refusal(name: str) -> Callable[..., torch.Tensor]:
-    op = name.removeprefix("_").removesuffix("_autograd")
+    op = name.removeprefix("_").removesuffix("_autograd").removesuffix("_activation")
     arguments = operators.argument_names(getattr(torch.ops.cubin, name).default)
 
     def refuse(*args: object, **kwargs: object) -> torch.Tensor:
@@ -38,6 +38,7 @@ def _refusal(name: str) -> Callable[..., torch.Tensor]:
 def register(library: torch.library.Library) -> None:
     for name in (
         *("_matmul", "_matmul_autograd", "_linear", "_linear_autograd"),
+        *("_linear_activation", "_linear_activation_autograd", "_addmm", "_addmm_autograd"),
         *("_scaled_dot_product_attention", "_attention_forward", "_attention_forward_autograd"),
         *("_attention_backward", "_attention_backward_autograd"),
     ):

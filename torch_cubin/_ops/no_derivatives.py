@@ -15,7 +15,14 @@ from torch import Tensor
 
 from torch_cubin._pytorch.transforms import DERIVATIVES
 
-_NAMES = ("matmul", "linear", "attention_forward", "attention_backward")
+_NAMES = (
+    "matmul",
+    "linear",
+    "linear_activation",
+    "addmm",
+    "attention_forward",
+    "attention_backward",
+)
 
 
 def _kernel(name: str) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_cubin._ops import attention_checks, checks
 from torch_cubin._ops.attention_checks import Options
+from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._pytorch import transforms
 
 Dims = tuple[int | None, ...]
@@ -73,6 +74,63 @@ def _batched_linear(
     # would be rounded once, but would copy every operand.
     out = _front(out, dim)
     return out + _pad(_front(bias, bias_dim), out.dim()), 0
+
+
+def _batched_addmm(
+    op: Any, input: Tensor, mat1: Tensor, mat2: Tensor, dims: Dims, factors: dict[str, float]
+) -> tuple[Tensor, int]:
+    """Every product as one of matrices in batches; the sum of a batch is then an outer dim's."""
+    input_dim, mat1_dim, mat2_dim = dims
+    mat1_shape, mat2_shape = checks.shape_of(mat1, mat1_dim), checks.shape_of(mat2, mat2_dim)
+    shape = checks.check_addmm(input, mat1, mat2, dims)
+    addend, a, b = _front(input, input_dim), _front(mat1, mat1_dim), _front(mat2, mat2_dim)
+    if mat1_dim is None and mat2_dim is None:
+        a = a.expand(addend.shape[0], *a.shape[1:])
+    addend = _pad(addend, len(shape) + 1)
+    if len(mat1_shape) == 1:
+        a = a.unsqueeze(-2)
+        addend = addend.unsqueeze(-2 if len(mat2_shape) > 1 else -1)
+    if len(mat2_shape) == 1:
+        b, addend = b.unsqueeze(-1), addend.unsqueeze(-1)
+    rank = max(a.dim(), b.dim())
+    out = op(_pad(addend, rank), _pad(a, rank), _pad(b, rank), **factors)
+    if len(mat2_shape) == 1:
+        out = out.squeeze(-1)
+    if len(mat1_shape) == 1:
+        out = out.squeeze(-1 if len(mat2_shape) == 1 else -2)
+    return out, 0
+
+
+def _addmm_rule(op: Any) -> Any:
+    def rule(
+        info: Any, in_dims: Dims, input: Tensor, mat1: Tensor, mat2: Tensor, **factors: float
+    ) -> tuple[Tensor, int]:
+        return _batched_addmm(op, input, mat1, mat2, in_dims[:3], factors)
+
+    return rule
+
+
+def _activation_rule(op: Any, linear: Any, matmul: Any) -> Any:
+    def rule(
+        info: Any,
+        in_dims: Dims,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str,
+    ) -> tuple[Tensor, int | None]:
+        def fused(*tensors: Tensor | None) -> Tensor:
+            return op(*tensors, activation)
+
+        dims = in_dims[:3]
+        checks.check_activation(activation)
+        if dims[1] is None and dims[2] is None:
+            return _batched_linear(fused, matmul, input, weight, bias, dims)
+        # No kernel has a weight and a bias for each batch, so the product is rounded before.
+        out, dim = _batched_linear(linear, matmul, input, weight, bias, dims)
+        return (out if activation == "none" else ACTIVATIONS[activation](out)), dim
+
+    return rule
 
 
 def _matmul_rule(op: Any) -> Any:
@@ -204,6 +262,14 @@ def register(library: torch.library.Library) -> None:
         torch.library.register_vmap(
             f"cubin::_linear{suffix}", _linear_rule(linear, matmul), lib=library
         )
+        activation = getattr(torch.ops.cubin, f"_linear_activation{suffix}").default
+        torch.library.register_vmap(
+            f"cubin::_linear_activation{suffix}",
+            _activation_rule(activation, linear, matmul),
+            lib=library,
+        )
+        addmm = getattr(torch.ops.cubin, f"_addmm{suffix}").default
+        torch.library.register_vmap(f"cubin::_addmm{suffix}", _addmm_rule(addmm), lib=library)
     if not transforms.VMAP_OF_ATTENTION.available:
         return
     for name in (

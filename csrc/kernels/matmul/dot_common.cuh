@@ -89,7 +89,7 @@ template <DType kDType>
 TC_DEVICE void store_sum(const MatmulParams& p, const TileCoordinates& t, int row, int column,
                          typename DTypeTraits<kDType>::Accumulator value) {
   if (row >= p.m || t.n0 + column >= p.n) return;
-  if (p.splits > 1) {
+  if (p.partial != nullptr) {
     auto partial = static_cast<typename DTypeTraits<kDType>::Accumulator*>(p.partial);
     partial[t.partial + row * p.n + column] = value;
   } else {

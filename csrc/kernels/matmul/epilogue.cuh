@@ -119,7 +119,7 @@ TC_DEVICE void store_tile(const MatmulParams& p, const TileCoordinates& tile, in
   // A tile has far fewer rows and columns than 2^16.
   int rows = static_cast<int>(min(p.m - tile.m0, tc_int64(1 << 16))) - warp_m;
   int columns = static_cast<int>(min(p.n - tile.n0, tc_int64(1 << 16))) - warp_n;
-  if (p.splits > 1) {
+  if (p.partial != nullptr) {
     constexpr DType kPartial = kDType == DType::float64 ? DType::float64 : DType::float32;
     auto partial = static_cast<Accumulator*>(p.partial) + tile.partial + warp_m * p.n + warp_n;
     write_warp<kPartial, kSharedBytes>(mine, partial, p.n, 1, rows, columns, sum);

@@ -7,6 +7,7 @@
 // With splits > 1, grid.y = splits, block y sums its share of the k tiles and writes accumulators
 // (float; double for float64) to partial[split][batch][m][n]; then the reduce kernel adds the
 // partials in the order of the splits (same inputs, same bits), adds the bias, rounds and writes C.
+// A `partial` without splits takes the product's sums as they are: C is then not written.
 #pragma once
 
 typedef long long tc_int64;  // device code includes no <cstdint>
@@ -23,7 +24,7 @@ struct MatmulParams {
   const void* b;
   const void* bias;  // null: none
   void* c;
-  void* partial;  // null unless splits > 1
+  void* partial;  // null: sums are rounded to C
   tc_int64 m, n, k;
   tc_int64 a_stride_m, a_stride_k;
   tc_int64 b_stride_k, b_stride_n;

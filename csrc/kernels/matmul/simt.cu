@@ -141,11 +141,11 @@ TC_DEVICE void store_row(const MatmulParams& p, const TileCoordinates& t, int ro
   float value[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    bool biased = p.bias != nullptr && p.splits == 1 && j < columns;
+    bool biased = p.bias != nullptr && p.partial == nullptr && j < columns;
     value[j] = sum[j] + (biased ? load_bias<DType::float32>(p, t.n0 + column + j) : 0.0f);
   }
-  float* to = p.splits > 1 ? static_cast<float*>(p.partial) + t.partial + row * p.n + column
-                           : static_cast<float*>(p.c) + t.c + row * p.c_stride_m + column;
+  float* to = p.partial != nullptr ? static_cast<float*>(p.partial) + t.partial + row * p.n + column
+                                   : static_cast<float*>(p.c) + t.c + row * p.c_stride_m + column;
   if (columns >= 4 && reinterpret_cast<u64>(to) % 16 == 0) {
     *reinterpret_cast<float4*>(to) = make_float4(value[0], value[1], value[2], value[3]);
   } else {

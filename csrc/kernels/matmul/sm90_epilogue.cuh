@@ -2,6 +2,7 @@
 // that an epilogue can add.
 #pragma once
 
+#include "activation.cuh"
 #include "sm90_schedule.cuh"
 
 namespace torch_cubin {
@@ -11,41 +12,6 @@ template <DType kType>
 TC_DEVICE float load_element(const void* from, tc_int64 index) {
   using Traits = DTypeTraits<kType>;
   return Traits::load(static_cast<const typename Traits::Storage*>(from)[index]);
-}
-
-TC_DEVICE float exp2_fast(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
-TC_DEVICE float reciprocal(float x) {
-  float out;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
-// x / (1 + exp(-y)); right for y = +-infinity too.
-TC_DEVICE float times_sigmoid(float x, float y) {
-  return x * reciprocal(1.0f + exp2_fast(-1.4426950408889634f * y));
-}
-
-TC_DEVICE float activate(float x, int activation) {
-  switch (activation) {
-    case kSm90Relu:
-      return x < 0.0f ? 0.0f : x;  // NaN stays NaN
-    case kSm90GeluErf:
-      return 0.5f * x * (1.0f + erff(0.70710678118654752f * x));
-    case kSm90GeluTanh: {
-      // 0.5 * (1 + tanh(u)) = sigmoid(2 * u)
-      float u = 0.79788456080286536f * (x + 0.044715f * x * x * x);
-      return times_sigmoid(x, 2.0f * u);
-    }
-    case kSm90Silu:
-      return times_sigmoid(x, x);
-    default:
-      return x;
-  }
 }
 
 // Adds the bias of columns n to n + kPanel to a panel of the sums, of which a lane holds the columns
@@ -328,7 +294,9 @@ TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const 
           bias[1] = bias[2] = bias[3] = bias[0];
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = activate(fmaf(p.alpha, x[i], bias[i]), activation);
+        for (int i = 0; i < 4; ++i) {
+          x[i] = activate<(C::kElement > 2)>(__fmaf_rn(p.alpha, x[i], bias[i]), activation);
+        }
         if (p.addend != nullptr) {
           tc_int64 from = add_at + (m + row) * p.addend_stride_m + n * p.addend_stride_n;
           if ((p.flags & kSm90AddVector) && vector) {
@@ -339,22 +307,22 @@ TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const 
                               static_cast<u16>(bits.y), static_cast<u16>(bits.y >> 16)};
 #pragma unroll
               for (int i = 0; i < 4; ++i) {
-                x[i] = fmaf(p.beta, load_element<C::kType>(parts, i), x[i]);
+                x[i] = __fmaf_rn(p.beta, load_element<C::kType>(parts, i), x[i]);
               }
             } else {
               float4 more =
                   *reinterpret_cast<const float4*>(static_cast<const float*>(p.addend) + from);
-              x[0] = fmaf(p.beta, more.x, x[0]);
-              x[1] = fmaf(p.beta, more.y, x[1]);
-              x[2] = fmaf(p.beta, more.z, x[2]);
-              x[3] = fmaf(p.beta, more.w, x[3]);
+              x[0] = __fmaf_rn(p.beta, more.x, x[0]);
+              x[1] = __fmaf_rn(p.beta, more.y, x[1]);
+              x[2] = __fmaf_rn(p.beta, more.z, x[2]);
+              x[3] = __fmaf_rn(p.beta, more.w, x[3]);
             }
           } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               if (i < width && n + i < end) {
-                x[i] = fmaf(p.beta, load_element<C::kType>(p.addend, from + i * p.addend_stride_n),
-                            x[i]);
+                x[i] = __fmaf_rn(
+                    p.beta, load_element<C::kType>(p.addend, from + i * p.addend_stride_n), x[i]);
               }
             }
           }

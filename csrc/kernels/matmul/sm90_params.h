@@ -33,16 +33,8 @@ enum Sm90Flags {
   kSm90OutVector = 512,   // (general) four elements of out are stored at once
   kSm90AddVector = 1024,  // (general) four elements of addend are read at once
   kSm90NoSkew = 2048,     // the second warpgroup does not start one k block late
-  kSm90Activation = 12,   // the activation is at bit 12: Sm90Activation
+  kSm90Activation = 12,   // the activation is at bit 12: activation_params.h
   kSm90OutUnaligned = 1 << 15,  // (not general, 16-bit) rows of out begin anywhere: no tensor map
-};
-
-enum Sm90Activation {
-  kSm90Identity = 0,
-  kSm90Relu = 1,
-  kSm90GeluErf = 2,
-  kSm90GeluTanh = 3,
-  kSm90Silu = 4,
 };
 
 struct Sm90MatmulParams {

@@ -98,6 +98,9 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.c_vectors = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0 &&
                 p.n * element_size(p.output) % kVectorBytes == 0;
   c.has_bias = operands.bias != nullptr;
+  c.activation = p.activation;
+  c.scaled = p.alpha != 1;
+  c.has_addend = operands.addend != nullptr;
   c.batch_invariant = p.batch_invariant;
   return c;
 }

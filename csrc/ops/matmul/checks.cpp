@@ -10,6 +10,14 @@ bool supported(ScalarType dtype) {
          dtype == ScalarType::Double;
 }
 
+std::string text_of(const Shape& shape) {
+  std::string text = "(";
+  for (int64_t i = 0; i < shape.dim; ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(shape.sizes[i]);
+  }
+  return text + (shape.dim == 1 ? ",)" : ")");
+}
+
 // dtype and device of `other` against those of `first`.
 void check_pair(const char* op, const char* first_name, const TensorView& first,
                 const char* other_name, const TensorView& other) {
@@ -30,27 +38,27 @@ void check_dtype(const char* op, const char* name, const TensorView& tensor) {
   fail({"input", std::string(op) + " argument '" + name + "'", "has an unsupported dtype",
         "float16, bfloat16, float32 or float64", dtype_name(tensor.dtype),
         "Convert it with .to(dtype), or use torch." +
-            std::string(op == std::string("matmul") ? "matmul" : "nn.functional.linear") + "."});
+            (op == std::string("linear") ? "nn.functional.linear" : std::string(op)) + "."});
 }
 
-}  // namespace
-
-Shape check_matmul(const TensorView& self, const TensorView& other) {
-  check_dtype("matmul", "self", self);
-  check_dtype("matmul", "other", other);
-  check_pair("matmul", "self", self, "other", other);
+// Shape of a product of the op's arguments of these names.
+Shape product_shape(const char* op, const char* self_name, const TensorView& self,
+                    const char* other_name, const TensorView& other) {
+  check_dtype(op, self_name, self);
+  check_dtype(op, other_name, other);
+  check_pair(op, self_name, self, other_name, other);
   if (self.dim == 0 || other.dim == 0) {
-    fail({"input", "matmul", "takes no 0-dimensional tensor", "at least 1 dimension each",
+    fail({"input", op, "takes no 0-dimensional tensor", "at least 1 dimension each",
           "shapes " + self.shape_text() + " and " + other.shape_text(),
           "Multiply with * instead."});
   }
   const int64_t k = self.sizes[self.dim - 1];
   const int64_t k_dim = other.dim == 1 ? 0 : other.dim - 2;
   if (other.sizes[k_dim] != k) {
-    fail({"input", "matmul",
+    fail({"input", op,
           "shapes " + self.shape_text() + " and " + other.shape_text() + " cannot be multiplied",
-          "other.size(" + std::string(other.dim == 1 ? "0" : "-2") + ") == " + std::to_string(k) +
-              ", the last size of self",
+          std::string(other_name) + ".size(" + (other.dim == 1 ? "0" : "-2") +
+              ") == " + std::to_string(k) + ", the last size of " + self_name,
           std::to_string(other.sizes[k_dim]), ""});
   }
 
@@ -62,7 +70,7 @@ Shape check_matmul(const TensorView& self, const TensorView& other) {
     const int64_t x = i < batch - self_batch ? 1 : self.sizes[i - (batch - self_batch)];
     const int64_t y = i < batch - other_batch ? 1 : other.sizes[i - (batch - other_batch)];
     if (x != y && x != 1 && y != 1) {
-      fail({"input", "matmul",
+      fail({"input", op,
             "batch dimensions of shapes " + self.shape_text() + " and " + other.shape_text() +
                 " do not broadcast",
             "equal sizes or 1 at output dimension " + std::to_string(i),
@@ -73,6 +81,36 @@ Shape check_matmul(const TensorView& self, const TensorView& other) {
   if (self.dim > 1) out.sizes[out.dim++] = self.sizes[self.dim - 2];
   if (other.dim > 1) out.sizes[out.dim++] = other.sizes[other.dim - 1];
   return out;
+}
+
+}  // namespace
+
+Shape check_matmul(const TensorView& self, const TensorView& other) {
+  return product_shape("matmul", "self", self, "other", other);
+}
+
+Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorView& mat2) {
+  const Shape out = product_shape("addmm", "mat1", mat1, "mat2", mat2);
+  check_pair("addmm", "mat1", mat1, "input", input);
+  bool expands = input.dim <= out.dim;
+  for (int64_t i = 1; expands && i <= input.dim; ++i) {
+    const int64_t size = input.sizes[input.dim - i];
+    expands = size == 1 || size == out.sizes[out.dim - i];
+  }
+  if (!expands) {
+    fail({"input", "addmm argument 'input'", "does not broadcast to the product", text_of(out),
+          input.shape_text(), ""});
+  }
+  return out;
+}
+
+Activation check_activation(const std::string& name) {
+  constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
+  for (int i = 0; i < 5; ++i) {
+    if (name == kNames[i]) return static_cast<Activation>(i);
+  }
+  fail({"input", "linear argument 'activation'", "is not known",
+        "'none', 'relu', 'gelu', 'gelu_tanh' or 'silu'", "'" + name + "'", ""});
 }
 
 Shape check_linear(const TensorView& input, const TensorView& weight, const TensorView* bias) {

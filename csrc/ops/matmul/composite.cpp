@@ -1,15 +1,40 @@
 #include "ops/matmul/composite.h"
 
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstring>
+
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {
+
+using torch::stable::detail::to;
+
+namespace {
+
+// Whether it is "none". The argument stays whose it is.
+bool says_none(StableIValue activation) {
+  const char* text = nullptr;
+  return torch_string_c_str(to<StringHandle>(activation), &text) == AOTI_TORCH_SUCCESS &&
+         std::strcmp(text, "none") == 0;
+}
+
+}  // namespace
 
 void matmul_composite(StableIValue* stack, uint64_t, uint64_t) {
   call_by_grad_mode("cubin::_matmul", "cubin::_matmul_autograd", stack);
 }
 
 void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_by_grad_mode("cubin::_linear", "cubin::_linear_autograd", stack);
+  if (says_none(stack[3])) {
+    torch_delete_string(to<StringHandle>(stack[3]));
+    return call_by_grad_mode("cubin::_linear", "cubin::_linear_autograd", stack);
+  }
+  call_by_grad_mode("cubin::_linear_activation", "cubin::_linear_activation_autograd", stack);
+}
+
+void addmm_composite(StableIValue* stack, uint64_t, uint64_t) {
+  call_by_grad_mode("cubin::_addmm", "cubin::_addmm_autograd", stack);
 }
 
 }  // namespace torch_cubin

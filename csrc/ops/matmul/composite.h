@@ -1,4 +1,4 @@
-// The public ops matmul and linear: boxed kernels that forward to the raw op or to the one with a
+// The public ops matmul, linear and addmm: boxed kernels that forward to the raw op or to the one with a
 // derivative.
 #pragma once
 
@@ -10,5 +10,6 @@ namespace torch_cubin {
 
 void matmul_composite(StableIValue* stack, uint64_t num_inputs, uint64_t num_outputs);
 void linear_composite(StableIValue* stack, uint64_t num_inputs, uint64_t num_outputs);
+void addmm_composite(StableIValue* stack, uint64_t num_inputs, uint64_t num_outputs);
 
 }  // namespace torch_cubin

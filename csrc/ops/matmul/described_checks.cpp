@@ -14,6 +14,8 @@ void check_described_product(const nlohmann::json& call) {
   const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
   if (op == "matmul") {
     check_matmul(get("self"), get("other"));
+  } else if (op == "addmm") {
+    check_addmm(get("input"), get("mat1"), get("mat2"));
   } else if (op == "linear") {
     const std::optional<TensorView> bias = tensors.find(named, "bias");
     check_linear(get("input"), get("weight"), bias ? &*bias : nullptr);

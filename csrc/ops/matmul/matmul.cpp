@@ -7,6 +7,7 @@
 
 #include "cubin/error.h"
 #include "ops/matmul/checks.h"
+#include "ops/matmul/elementwise.h"
 #include "ops/matmul/plan.h"
 #include "ops/matmul/problem.h"
 #include "runtime/device.h"
@@ -30,6 +31,9 @@ void run_in_parts(const MatmulProblem& p, const MatmulOperands& operands, const 
     moved.a += begin * p.a_batch_stride[last] * bytes;
     moved.b += begin * p.b_batch_stride[last] * bytes;
     moved.c += begin * c_stride * element_size(p.output);
+    if (moved.addend != nullptr) {
+      moved.addend += begin * p.addend_batch_stride[last] * element_size(p.output);
+    }
     run(inner, moved, device);
   }
 }
@@ -58,8 +62,14 @@ Tensor empty_sums(const Shape& shape, const TensorView& like, const Tensor* bias
   return torch::stable::zero_(out);
 }
 
+// The element stride of a vector that is added to every row; 0 where it is one number.
+int64_t row_stride(const TensorView& bias) {
+  return bias.dim > 0 && bias.sizes[bias.dim - 1] != 1 ? bias.strides[bias.dim - 1] : 0;
+}
+
+// `addend` is what the problem was made with.
 Tensor run_matmul(const MatmulProblem& problem, const Shape& shape, const TensorView& a,
-                  const TensorView& b, const TensorView* bias) {
+                  const TensorView& b, const TensorView* bias, const TensorView* addend = nullptr) {
   const Device& gpu = device(a.device_index);
   Tensor out = empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
   MatmulOperands operands;
@@ -68,10 +78,36 @@ Tensor run_matmul(const MatmulProblem& problem, const Shape& shape, const Tensor
   operands.c = static_cast<char*>(out.mutable_data_ptr());
   if (bias != nullptr) {
     operands.bias = static_cast<const char*>(bias->data());
-    operands.bias_stride = bias->dim == 1 && bias->sizes[0] != 1 ? bias->strides[0] : 0;
+    operands.bias_stride = row_stride(*bias);
   }
+  if (addend != nullptr) operands.addend = static_cast<const char*>(addend->data());
   run(problem, operands, gpu);
   return out;
+}
+
+// Whether it is added to every row of every batch.
+bool is_one_row(const TensorView& addend) {
+  for (int64_t i = 0; i + 1 < addend.dim; ++i) {
+    if (addend.sizes[i] != 1 && addend.strides[i] != 0) return false;
+  }
+  return true;
+}
+
+Tensor linear_with(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                   Activation activation) {
+  const TensorView a(input);
+  const TensorView b(weight);
+  std::optional<TensorView> bias_view;
+  if (bias.has_value()) bias_view.emplace(*bias);
+  const TensorView* view = bias_view.has_value() ? &*bias_view : nullptr;
+  const Shape shape = check_linear(a, b, view);
+  if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
+  if (a.sizes[a.dim - 1] == 0) {
+    return apply_activation(empty_sums(shape, a, bias.has_value() ? &*bias : nullptr), activation);
+  }
+  MatmulProblem problem = linear_problem(a, b);
+  problem.activation = activation;
+  return run_matmul(problem, shape, a, b, view);
 }
 
 }  // namespace
@@ -86,15 +122,34 @@ Tensor matmul_cuda(const Tensor& self, const Tensor& other) {
 }
 
 Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  const TensorView a(input);
-  const TensorView b(weight);
-  std::optional<TensorView> bias_view;
-  if (bias.has_value()) bias_view.emplace(*bias);
-  const TensorView* view = bias_view.has_value() ? &*bias_view : nullptr;
-  const Shape shape = check_linear(a, b, view);
+  return linear_with(input, weight, bias, kActivationNone);
+}
+
+Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
+                              const std::optional<Tensor>& bias, std::string activation) {
+  return linear_with(input, weight, bias, check_activation(activation));
+}
+
+Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                  double alpha) {
+  const TensorView addend(input), a(mat1), b(mat2);
+  const Shape shape = check_addmm(addend, a, b);
   if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
-  if (a.sizes[a.dim - 1] == 0) return empty_sums(shape, a, bias.has_value() ? &*bias : nullptr);
-  return run_matmul(linear_problem(a, b), shape, a, b, view);
+  if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
+    return scaled_addend(empty_sums(shape, a, nullptr), input, beta);
+  }
+  if (beta == 0) {
+    MatmulProblem p = matmul_problem(a, b, shape);
+    p.alpha = alpha;
+    return run_matmul(p, shape, a, b, nullptr);
+  }
+  if (alpha == 1 && beta == 1 && b.dim > 1 && is_one_row(addend)) {
+    return run_matmul(matmul_problem(a, b, shape), shape, a, b, &addend);
+  }
+  MatmulProblem p = matmul_problem(a, b, shape, &addend);
+  p.alpha = alpha;
+  p.beta = beta;
+  return run_matmul(p, shape, a, b, nullptr, &addend);
 }
 
 }  // namespace torch_cubin

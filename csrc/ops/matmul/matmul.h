@@ -1,10 +1,14 @@
 // The matmul family's entry points, as ops.cpp registers them.
 //
+// cubin::addmm is beta * input + alpha * (mat1 @ mat2) for any shapes that matmul takes; `input` is not
+// read where beta is 0, nor the product where alpha is. Results are rounded once, after everything.
+//
 // Each allocates a fresh contiguous output. The CPU ones are references made of ATen
 // (reference.cpp); the public ops that forward to these are in composite.cpp.
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "pytorch/tensor.h"
 
@@ -13,7 +17,16 @@ namespace torch_cubin {
 Tensor matmul_cpu(const Tensor& self, const Tensor& other);
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
 
+Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
+                             const std::optional<Tensor>& bias, std::string activation);
+Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                 double alpha);
+
 Tensor matmul_cuda(const Tensor& self, const Tensor& other);
 Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
+Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
+                              const std::optional<Tensor>& bias, std::string activation);
+Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                  double alpha);
 
 }  // namespace torch_cubin

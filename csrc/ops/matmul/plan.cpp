@@ -65,7 +65,6 @@ MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
     if (plan.kernels != nullptr && is_better(plan, best, problem.batch_invariant)) best = plan;
   }
   best.too_large = too_large && best.kernels == nullptr;
-  if (best.kernels == nullptr && !too_large) table.family.fail_no_kernel("this product");
   return best;
 }
 
@@ -116,6 +115,10 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
 }
 
 MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
+  // The tables know sums in the operands' type, and at most a bias.
+  if (!problem.only_bias() || problem.output != problem.input) {
+    return quickest(table, device, problem);
+  }
   MatmulPlan plan;
   if (!forced_way().empty()) plan = by_name(table, problem, forced_way());
   if (plan.kernels == nullptr) plan = quickest(table, device, problem);
@@ -165,7 +168,11 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
   const bool watched = g_watched.load(std::memory_order_relaxed);
   if (watched || slot.table != &table || slot.generation != generation ||
       !(slot.problem == problem)) {
-    slot.plan = watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
+    // Which may use the slot for another.
+    const MatmulPlan plan =
+        watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
+    if (plan.kernels == nullptr && !plan.too_large) table.family.fail_no_kernel("this product");
+    slot.plan = plan;
     slot.problem = problem;
     slot.table = watched ? nullptr : &table;  // a forced way is nothing to remember
     slot.generation = generation;

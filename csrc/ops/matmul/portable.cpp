@@ -76,7 +76,9 @@ class PortableMatmul : public MatmulKernels {
     const auto chosen = plan.get<PortablePlan>();
     MatmulParams params;
     if (!chosen.reduces) {
-      fill_params(params, p, chosen, operands, nullptr);
+      // Sums of 16-bit types, as they are: what a split would leave.
+      void* sums = p.output == p.input ? nullptr : operands.c;
+      fill_params(params, p, chosen, operands, sums);
       // Blocks of several tiles run long: an early start of the next gains nothing and, where they
       // do not fill the device, costs locality in L2 (0.4% of 4096^3 on the H200; 2048^3 gains 1%).
       const bool one_tile = chosen.blocks == chosen.tiles_m * chosen.tiles_n * p.batch();
@@ -88,16 +90,18 @@ class PortableMatmul : public MatmulKernels {
     fill_params(params, p, chosen, operands, partials.data());
     torch_cubin::launch(*chosen.kernel, {chosen.blocks, chosen.splits}, device_, params);
     // Any number of blocks is right: they share the outputs out among themselves.
-    const int64_t per_block = table_.reduce_outputs[p.math];
+    const Math math = p.output == p.input ? p.math : kMathFloat32;
+    const int64_t per_block = table_.reduce_outputs[math];
     const int64_t blocks = std::min((outputs + per_block - 1) / per_block,
                                     int64_t{kReduceBlocks} * device_.multiprocessors);
-    torch_cubin::launch(*table_.reduce[p.math], {blocks}, device_, params);
+    torch_cubin::launch(*table_.reduce[math], {blocks}, device_, params);
   }
 
  private:
   static bool takes(const MatmulCase& problem) {
-    return problem.input == problem.output && problem.a_scales == Scales::kNone &&
-           problem.b_scales == Scales::kNone;
+    const bool sums = problem.output == ScalarType::Float && !problem.has_bias;
+    return (problem.input == problem.output || sums) && problem.a_scales == Scales::kNone &&
+           problem.b_scales == Scales::kNone && problem.only_bias();
   }
 
   MatmulPlan plan_of(const PortableWay& way, const MatmulCase& problem) const {

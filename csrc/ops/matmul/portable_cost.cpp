@@ -89,6 +89,8 @@ void consider(PortableWay& best, const PortableTable& table, const MatmulCase& p
               const PortableRow& row, const Extent& x, bool swapped) {
   const Math math = problem.math;
   const bool batch_invariant = problem.batch_invariant;
+  const bool sums_alone = problem.output != problem.input;
+  const PackageKernel* reduce = table.reduce[sums_alone ? kMathFloat32 : math];
   // The float32 kernels of small tiles add up in chains of 256 terms, the others in one.
   if (batch_invariant && row.kind == kMatmulSimt && row.tile_m != kChainedTile) return;
   const int64_t tiles_m = ceil_div(x.m, row.tile_m);
@@ -110,7 +112,7 @@ void consider(PortableWay& best, const PortableTable& table, const MatmulCase& p
     const int64_t per_split = ceil_div(k_tiles, wanted);
     const auto splits = static_cast<int>(ceil_div(k_tiles, per_split));  // none is empty
     const double partial = splits * split_bytes;
-    if (splits > 1 && (table.reduce[math] == nullptr || partial > workspace_limit(math))) break;
+    if (splits > 1 && (reduce == nullptr || partial > workspace_limit(math))) break;
     const double waves = std::max(
         1.0,
         static_cast<double>(static_cast<int64_t>((tiles * splits + row.slots - 1) / row.slots)));
@@ -129,7 +131,8 @@ void consider(PortableWay& best, const PortableTable& table, const MatmulCase& p
       best.plan.k_tiles_per_split = per_split;
       best.plan.splits = splits;
       best.plan.swapped = swapped;
-      best.plan.blocks = blocks_for(row, x, best.plan);
+      // Of several tiles of a block only the last may be left as sums.
+      best.plan.blocks = sums_alone ? tiles_m * tiles_n * x.batch : blocks_for(row, x, best.plan);
     }
     if (tiles * splits >= 4.0 * row.slots) break;  // the device is full: more splits only cost
   }
@@ -161,7 +164,9 @@ void for_each_row(const PortableTable& table, const MatmulCase& problem, Visit v
     if (x.m <= row.tile_m) visit(row, x, false);
   }
   for (const PortableRow& row : dots_for(table, math, problem.a)) {
-    if (x.n <= row.tile_m) visit(row, Extent{x.n, x.m, x.k, x.batch}, true);
+    // (Swapped, they leave their sums transposed.)
+    if (x.n > row.tile_m || problem.output != problem.input) continue;
+    visit(row, Extent{x.n, x.m, x.k, x.batch}, true);
   }
 }
 

@@ -7,13 +7,15 @@ namespace torch_cubin {
 namespace {
 
 // Adds a batch dim outside the ones so far, merged with its inner neighbour where the strides of
-// both operands run on.
-void push_batch(MatmulProblem& p, int64_t size, int64_t a_stride, int64_t b_stride) {
+// all operands run on.
+void push_batch(MatmulProblem& p, int64_t size, int64_t a_stride, int64_t b_stride,
+                int64_t addend_stride) {
   if (size == 1) return;
   if (p.batch_dims > 0) {
     const int last = p.batch_dims - 1;
     if (a_stride == p.a_batch_stride[last] * p.batch_size[last] &&
-        b_stride == p.b_batch_stride[last] * p.batch_size[last]) {
+        b_stride == p.b_batch_stride[last] * p.batch_size[last] &&
+        addend_stride == p.addend_batch_stride[last] * p.batch_size[last]) {
       p.batch_size[last] *= size;
       return;
     }
@@ -21,6 +23,7 @@ void push_batch(MatmulProblem& p, int64_t size, int64_t a_stride, int64_t b_stri
   p.batch_size[p.batch_dims] = size;
   p.a_batch_stride[p.batch_dims] = a_stride;
   p.b_batch_stride[p.batch_dims] = b_stride;
+  p.addend_batch_stride[p.batch_dims] = addend_stride;
   ++p.batch_dims;
 }
 
@@ -29,22 +32,32 @@ void pop_innermost(MatmulProblem& p) {
     p.batch_size[i - 1] = p.batch_size[i];
     p.a_batch_stride[i - 1] = p.a_batch_stride[i];
     p.b_batch_stride[i - 1] = p.b_batch_stride[i];
+    p.addend_batch_stride[i - 1] = p.addend_batch_stride[i];
   }
   --p.batch_dims;
 }
 
 // Batches that share one B are more rows of A, if A's rows run on across them (a 3-D input times a
 // 2-D weight); a batch of single rows likewise. Batches that share one single-row A are more
-// columns of B. C is contiguous, so its rows run on in both cases.
+// columns of B. C is contiguous, so its rows run on in both cases; an addend's must, too.
 void fold_batch(MatmulProblem& p) {
   while (p.batch_dims > 0) {
     const int64_t size = p.batch_size[0];
-    if (p.b_batch_stride[0] == 0 && (p.m == 1 || p.a_batch_stride[0] == p.m * p.a_stride_m)) {
-      if (p.m == 1) p.a_stride_m = p.a_batch_stride[0];
+    const int64_t addend = p.addend_batch_stride[0];
+    if (p.b_batch_stride[0] == 0 && (p.m == 1 || (p.a_batch_stride[0] == p.m * p.a_stride_m &&
+                                                  addend == p.m * p.addend_stride_m))) {
+      if (p.m == 1) {
+        p.a_stride_m = p.a_batch_stride[0];
+        p.addend_stride_m = addend;
+      }
       p.m *= size;
     } else if (p.m == 1 && p.a_batch_stride[0] == 0 &&
-               (p.n == 1 || p.b_batch_stride[0] == p.n * p.b_stride_n)) {
-      if (p.n == 1) p.b_stride_n = p.b_batch_stride[0];
+               (p.n == 1 ||
+                (p.b_batch_stride[0] == p.n * p.b_stride_n && addend == p.n * p.addend_stride_n))) {
+      if (p.n == 1) {
+        p.b_stride_n = p.b_batch_stride[0];
+        p.addend_stride_n = addend;
+      }
       p.n *= size;
     } else {
       return;
@@ -55,8 +68,8 @@ void fold_batch(MatmulProblem& p) {
 
 // The stride of a dim of size 1 is never used: 0 is as good, and always aligned.
 void drop_unused_strides(MatmulProblem& p) {
-  if (p.m == 1) p.a_stride_m = 0;
-  if (p.n == 1) p.b_stride_n = 0;
+  if (p.m == 1) p.a_stride_m = p.addend_stride_m = 0;
+  if (p.n == 1) p.b_stride_n = p.addend_stride_n = 0;
   if (p.k == 1) p.a_stride_k = p.b_stride_k = 0;
 }
 
@@ -83,15 +96,23 @@ MatmulProblem problem_of(ScalarType dtype) {
 
 }  // namespace
 
-MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out) {
+MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out,
+                             const TensorView* addend) {
   MatmulProblem p = problem_of(self.dtype);
+  // Of the output's dim i.
+  const auto addend_stride = [&](int64_t i) -> int64_t {
+    const int64_t own = addend == nullptr ? -1 : i - (out.dim - addend->dim);
+    return own < 0 || addend->sizes[own] == 1 ? 0 : addend->strides[own];
+  };
   p.k = self.sizes[self.dim - 1];
   p.a_stride_k = self.strides[self.dim - 1];
   if (self.dim > 1) {
     p.m = self.sizes[self.dim - 2];
     p.a_stride_m = self.strides[self.dim - 2];
+    p.addend_stride_m = addend_stride(out.dim - (other.dim > 1 ? 2 : 1));
   }
   if (other.dim > 1) {
+    p.addend_stride_n = addend_stride(out.dim - 1);
     p.n = other.sizes[other.dim - 1];
     p.b_stride_n = other.strides[other.dim - 1];
     p.b_stride_k = other.strides[other.dim - 2];
@@ -109,7 +130,7 @@ MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, co
     const int64_t y = i - (batch - other_batch);
     const int64_t a_stride = x >= 0 && self.sizes[x] != 1 ? self.strides[x] : 0;
     const int64_t b_stride = y >= 0 && other.sizes[y] != 1 ? other.strides[y] : 0;
-    push_batch(p, out.sizes[i], a_stride, b_stride);
+    push_batch(p, out.sizes[i], a_stride, b_stride, addend_stride(i));
   }
   fold_batch(p);
   drop_unused_strides(p);
@@ -131,7 +152,7 @@ MatmulProblem linear_problem(const TensorView& input, const TensorView& weight) 
   }
   drop_unused_strides(p);
   for (int64_t i = input.dim - 3; i >= 0; --i) {
-    push_batch(p, input.sizes[i], input.sizes[i] != 1 ? input.strides[i] : 0, 0);
+    push_batch(p, input.sizes[i], input.sizes[i] != 1 ? input.strides[i] : 0, 0, 0);
   }
   fold_batch(p);
   drop_unused_strides(p);

@@ -1,12 +1,14 @@
 // A matrix product in canonical form: what every argument layout of matmul and linear comes down
 // to.
 //
-// C[batch, m, n] = sum_k A[batch, m, k] * B[batch, k, n], C contiguous. Pure integer work on sizes
-// and strides; no tensor is copied.
+// C[batch, m, n] = activation(alpha * sum_k A[batch, m, k] * B[batch, k, n] + bias[n])
+//                  + beta * addend[batch, m, n]
+// C is contiguous, and rounded once. Pure integer work on sizes and strides; no tensor is copied.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/matmul/activation_params.h"
 #include "ops/matmul/checks.h"
 #include "pytorch/tensor.h"
 
@@ -32,6 +34,10 @@ struct MatmulProblem {
   int64_t batch_size[kMaxDims];
   int64_t a_batch_stride[kMaxDims];  // 0 broadcasts
   int64_t b_batch_stride[kMaxDims];
+  Activation activation = kActivationNone;
+  double alpha = 1, beta = 1;
+  int64_t addend_stride_m = 0, addend_stride_n = 0;  // 0 broadcasts, or there is none
+  int64_t addend_batch_stride[kMaxDims];
 
   int64_t batch() const {
     int64_t product = 1;
@@ -40,8 +46,10 @@ struct MatmulProblem {
   }
 };
 
-// With the math that PyTorch's settings allow. `out` is what check_matmul or check_linear returned for the same arguments; it has elements.
-MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out);
+// With the math that PyTorch's settings allow. `out` is what check_matmul or check_linear returned for
+// the same arguments; it has elements. `addend` (null: none) broadcasts to it.
+MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out,
+                             const TensorView* addend = nullptr);
 MatmulProblem linear_problem(const TensorView& input, const TensorView& weight);
 
 }  // namespace torch_cubin

@@ -10,6 +10,7 @@
 #include "ops/common/aten.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/matmul/checks.h"
+#include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"
 #include "pytorch/contiguous.h"
 #include "pytorch/torch_error.h"
@@ -119,6 +120,18 @@ Tensor linear_by_rows(const Tensor& input, const Tensor& weight, const std::opti
   return with_sizes(out, Sizes(shape.sizes, shape.sizes + shape.dim), "aten::reshape");
 }
 
+Tensor to_dtype(const Tensor& tensor, ScalarType dtype) { return torch::stable::to(tensor, dtype); }
+
+// What an epilogue is computed in, so that results are rounded once.
+Tensor wide(const Tensor& tensor) {
+  const bool is_16_bit = element_size(TensorView(tensor).dtype) == 2;
+  return is_16_bit ? to_dtype(detach(tensor), ScalarType::Float) : detach(tensor);
+}
+
+Tensor narrow_to(const Tensor& tensor, ScalarType dtype) {
+  return TensorView(tensor).dtype == dtype ? tensor : to_dtype(tensor, dtype);
+}
+
 }  // namespace
 
 Tensor matmul_cpu(const Tensor& self, const Tensor& other) {
@@ -143,6 +156,30 @@ Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional
   if (by_rows) return with_contiguous_strides(linear_by_rows(a, matrix, addend, shape), shape);
   const Tensor result = aten_linear(a, matrix, addend);
   return with_contiguous_strides(as_row ? torch::stable::squeeze(result, -1) : result, shape);
+}
+
+Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
+                             const std::optional<Tensor>& bias, std::string activation) {
+  const Activation wanted = check_activation(activation);
+  std::optional<Tensor> wide_bias;
+  if (bias) wide_bias = wide(*bias);
+  const Tensor sums = linear_cpu(wide(input), wide(weight), wide_bias);
+  return narrow_to(apply_activation(sums, wanted), TensorView(input).dtype);
+}
+
+Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                 double alpha) {
+  const TensorView a(mat1);
+  const Shape shape = check_addmm(TensorView(input), a, TensorView(mat2));
+  Tensor sums;
+  if (alpha == 0) {
+    sums = wide(torch::stable::new_empty(mat1, Sizes(shape.sizes, shape.sizes + shape.dim)));
+    torch::stable::zero_(sums);
+  } else {
+    sums = scaled(matmul_cpu(wide(mat1), wide(mat2)), alpha);
+  }
+  const Tensor out = narrow_to(scaled_addend(sums, wide(input), beta), a.dtype);
+  return with_contiguous_strides(out, shape);
 }
 
 }  // namespace torch_cubin

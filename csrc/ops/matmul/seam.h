@@ -68,9 +68,14 @@ struct MatmulCase {
   bool a_broadcast, b_broadcast;  // some batch stride is 0
   bool c_vectors;                 // C's rows, which are contiguous, begin at 16-byte addresses
   bool has_bias;
+  Activation activation;
+  bool scaled, has_addend;  // alpha is not 1; something is added, times beta
   // Each row of C must have the same bits whatever M and the batch are. So K is added up from its
   // beginning to its end, in one chain of the tensor cores' instructions: not split, nor backwards.
   bool batch_invariant;
+
+  // No epilogue but a bias. A seam whose kernels can do no other must refuse the rest.
+  bool only_bias() const { return activation == kActivationNone && !scaled && !has_addend; }
 
   friend bool operator==(const MatmulCase& x, const MatmulCase& y) {
     return x.m == y.m && x.n == y.n && x.k == y.k && x.batch == y.batch && x.facts() == y.facts();
@@ -85,8 +90,10 @@ struct MatmulCase {
     packed = packed << 2 | a;
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
-    for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
-                            b_broadcast, c_vectors, has_bias, batch_invariant}) {
+    packed = packed << 3 | static_cast<uint64_t>(activation);
+    for (const bool fact :
+         {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast, b_broadcast,
+          c_vectors, has_bias, scaled, has_addend, batch_invariant}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
@@ -97,8 +104,9 @@ struct MatmulCase {
 struct MatmulOperands {
   const char* a = nullptr;
   const char* b = nullptr;
-  const char* bias = nullptr;  // null: none
-  int64_t bias_stride = 0;     // elements; 0 where it is one number
+  const char* bias = nullptr;    // null: none
+  int64_t bias_stride = 0;       // elements; 0 where it is one number
+  const char* addend = nullptr;  // of the output's type; null: none
   char* c = nullptr;
   const void* a_scales = nullptr;  // float32, as the problem's Scales say
   const void* b_scales = nullptr;

@@ -105,8 +105,9 @@ class Sm90Matmul : public MatmulKernels {
  private:
   static bool takes(const MatmulCase& c) {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
-    // A bias has the output's type, and is read as the operands' type.
-    const bool types = c.output == c.input || (c.output == ScalarType::Float && !c.has_bias);
+    // A bias and an addend have the output's type, and are read as the operands' type.
+    const bool types =
+        c.output == c.input || (c.output == ScalarType::Float && !c.has_bias && c.only_bias());
     const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
     return maths && types && unscaled && c.a_mappable && c.b_mappable &&
            c.batch_dims <= kSm90BatchDims;
@@ -165,7 +166,9 @@ class Sm90Matmul : public MatmulKernels {
     const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
     const bool paired = operands.bias_stride == 1 &&
                         reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
-    const bool plain = (operands.bias == nullptr || paired) && p.output == p.input;
+    const bool sum_and_bias =
+        p.activation == kActivationNone && p.alpha == 1 && operands.addend == nullptr;
+    const bool plain = sum_and_bias && (operands.bias == nullptr || paired) && p.output == p.input;
     const bool stored_by_tma = plain && aligned && p.n * out_bytes % kVectorBytes == 0;
     if (stored_by_tma) {
       const int64_t in_row = row.tile_n * out_bytes;
@@ -191,7 +194,9 @@ class Sm90Matmul : public MatmulKernels {
         if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
         if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
         out.bias_stride = operands.bias_stride;
-        out.alpha = 1;
+        out.alpha = static_cast<float>(p.alpha);
+        out.flags |= p.activation << kSm90Activation;
+        if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
       }
     }
     out.bias = operands.bias;
@@ -210,6 +215,21 @@ class Sm90Matmul : public MatmulKernels {
     out.stream_tiles = plan.stream_tiles;
     out.stream_clusters = plan.stream_clusters;
     out.polls = kPolls;
+  }
+
+  static void fill_addend(Sm90MatmulParams& out, const MatmulProblem& p, const char* addend) {
+    constexpr int64_t kVector = 4;  // elements read at a time
+    out.addend = addend;
+    out.beta = static_cast<float>(p.beta);
+    out.addend_stride_m = p.addend_stride_m;
+    out.addend_stride_n = p.addend_stride_n;
+    bool vectors = p.addend_stride_n == 1 && p.addend_stride_m % kVector == 0 &&
+                   reinterpret_cast<uintptr_t>(addend) % (kVector * element_size(p.output)) == 0;
+    for (int i = 0; i < p.batch_dims; ++i) {
+      out.addend_batch_stride[i] = p.addend_batch_stride[i];
+      vectors = vectors && p.addend_batch_stride[i] % kVector == 0;
+    }
+    if (vectors) out.flags |= kSm90AddVector;
   }
 
   const Device& device_;

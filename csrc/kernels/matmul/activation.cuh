@@ -1,0 +1,67 @@
+// The activations on the device. Every kernel that applies one includes this file, and no operation here
+// may be contracted with its neighbours: so all kernels round alike, as batch-invariant products need.
+#pragma once
+
+#include "activation_params.h"
+#include "common/ptx.cuh"
+
+namespace torch_cubin {
+
+TC_DEVICE float exp2_fast(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+TC_DEVICE float reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+// x / (1 + exp(-y)); right for y = +-infinity too. Where the result is not rounded to 16 bits
+// afterwards, kExact is on: the quick instructions are wrong in the last bits of float32.
+template <bool kExact>
+TC_DEVICE float times_sigmoid(float x, float y) {
+  if constexpr (kExact) return __fdiv_rn(x, __fadd_rn(1.0f, expf(-y)));
+  return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp2_fast(__fmul_rn(-1.4426950408889634f, y)))));
+}
+
+template <bool kExact>
+TC_DEVICE float activate(float x, int activation) {
+  switch (activation) {
+    case kActivationRelu:
+      return x < 0.0f ? 0.0f : x;  // NaN stays NaN
+    case kActivationGelu:
+      return __fmul_rn(__fmul_rn(0.5f, x),
+                       __fadd_rn(1.0f, erff(__fmul_rn(0.70710678118654752f, x))));
+    case kActivationGeluTanh: {
+      // 0.5 * (1 + tanh(u)) = sigmoid(2 * u)
+      float cube = __fmul_rn(__fmul_rn(x, x), x);
+      float u = __fmul_rn(0.79788456080286536f, __fmaf_rn(0.044715f, cube, x));
+      return times_sigmoid<kExact>(x, __fmul_rn(2.0f, u));
+    }
+    case kActivationSilu:
+      return times_sigmoid<kExact>(x, x);
+    default:
+      return x;
+  }
+}
+
+template <bool kExact>
+TC_DEVICE double activate(double x, int activation) {
+  switch (activation) {
+    case kActivationRelu:
+      return x < 0.0 ? 0.0 : x;
+    case kActivationGelu:
+      return 0.5 * x * (1.0 + erf(0.70710678118654752440 * x));
+    case kActivationGeluTanh:
+      return x / (1.0 + exp(-2.0 * 0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    case kActivationSilu:
+      return x / (1.0 + exp(-x));
+    default:
+      return x;
+  }
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,109 @@
+// What an epilogue adds to a product, for products of kernels that cannot add it themselves: they leave
+// their sums unrounded in memory, and this kernel scales them, adds bias and addend, applies the
+// activation and rounds, once. Bound by memory, which small products leave in the L2 cache.
+//
+// Roles: all threads are alike; each takes four neighbouring columns of a row at a time.
+#include "activation.cuh"
+#include "common/dtype.cuh"
+#include "finish_params.h"
+
+namespace torch_cubin::TC_KERNEL {
+
+constexpr DType kDType = DType::TC_DTYPE;
+using Traits = DTypeTraits<kDType>;
+using Storage = Traits::Storage;
+using Accumulator = Traits::Accumulator;
+constexpr bool kExact = sizeof(Storage) > 2;
+constexpr int kColumns = 4;
+static_assert(TC_TILE_N == TC_THREADS * kColumns && TC_TILE_K == 1, "the table is wrong");
+
+template <class T>
+struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) Vector {
+  T values[kColumns];
+};
+
+TC_DEVICE float scale_and_add(float factor, float x, float y) { return __fmaf_rn(factor, x, y); }
+TC_DEVICE double scale_and_add(double factor, double x, double y) { return fma(factor, x, y); }
+
+TC_DEVICE tc_int64 addend_offset(const FinishParams& p, tc_int64 row) {
+  tc_int64 batch = row / p.m;
+  tc_int64 offset = (row - batch * p.m) * p.addend_stride_m;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (batch == 0) break;
+    tc_int64 next = batch / p.batch_size[i];
+    offset += (batch - next * p.batch_size[i]) * p.addend_batch_stride[i];
+    batch = next;
+  }
+  return offset;
+}
+
+TC_DEVICE void finish(const FinishParams& p, tc_int64 row, tc_int64 column) {
+  const tc_int64 at = row * p.n + column;
+  const int count = static_cast<int>(min(p.n - column, tc_int64(kColumns)));
+  auto sums = static_cast<const Accumulator*>(p.sums) + at;
+  auto bias = static_cast<const Storage*>(p.bias);
+  auto addend = static_cast<const Storage*>(p.addend);
+  if (addend != nullptr) addend += addend_offset(p, row) + column * p.addend_stride_n;
+  Vector<Accumulator> x;
+  if (p.vectors) {
+    x = *reinterpret_cast<const Vector<Accumulator>*>(sums);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) x.values[i] = i < count ? sums[i] : Accumulator(0);
+  }
+  Vector<Storage> out;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    Accumulator more = 0;
+    if (bias != nullptr && i < count) more = Traits::load(bias[(column + i) * p.bias_stride]);
+    Accumulator y = scale_and_add(static_cast<Accumulator>(p.alpha), x.values[i], more);
+    y = activate<kExact>(y, p.activation);
+    if (addend != nullptr && i < count) {
+      y = scale_and_add(static_cast<Accumulator>(p.beta),
+                        Traits::load(addend[i * p.addend_stride_n]), y);
+    }
+    out.values[i] = Traits::round(y);
+  }
+  auto to = static_cast<Storage*>(p.out) + at;
+  if (p.vectors) {
+    *reinterpret_cast<Vector<Storage>*>(to) = out;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    if (i < count) to[i] = out.values[i];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ FinishParams p) {
+  wait_for_previous_kernel();
+  const tc_int64 columns = (p.n + kColumns - 1) / kColumns;
+  const tc_int64 all = p.rows * columns;
+  const tc_int64 step = static_cast<tc_int64>(gridDim.x) * TC_THREADS;
+  const tc_int64 first = static_cast<tc_int64>(blockIdx.x) * TC_THREADS + threadIdx.x;
+  for (tc_int64 i = first; i < all; i += step) {
+    // 64-bit divisions cost about 100 instructions each.
+    tc_int64 row =
+        all < (1ll << 32) ? static_cast<u32>(i) / static_cast<u32>(columns) : i / columns;
+    finish(p, row, (i - row * columns) * kColumns);
+  }
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "finish_matmul_{d.name}", "kind": "finish", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "layout": "any", "alignment": "{d.bytes}", "tile": [1, 1024, 1], "stages": 1,
+   "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"share": 0.85, "fixed": 3500},
+   "defines": {"TC_DTYPE": "{d.dtype}"},
+   "for": {
+    "d": [
+     {"name": "f16", "dtype": "float16", "bytes": 2},
+     {"name": "bf16", "dtype": "bfloat16", "bytes": 2},
+     {"name": "f32", "dtype": "float32", "bytes": 4},
+     {"name": "f64", "dtype": "float64", "bytes": 8}]}}]}
+*/

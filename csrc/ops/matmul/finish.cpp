@@ -1,0 +1,144 @@
+// The seam of csrc/kernels/matmul/finish.cu: an epilogue that the quickest kernels cannot do themselves.
+// The product goes, with its sums unrounded, to whichever kernels are quickest for that, and a second
+// kernel does the rest.
+#include <algorithm>
+
+#include "kernels/matmul/finish_params.h"
+#include "ops/common/launch.h"
+#include "ops/matmul/plan.h"
+#include "ops/matmul/seam.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kFinishColumns = 4;       // of a thread
+constexpr int64_t kFinishBlocksOfOne = 16;  // most blocks a multiprocessor; they share the rows out
+
+ScalarType sums_dtype(ScalarType input) {
+  return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+class FinishKernels : public MatmulKernels {
+ public:
+  FinishKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const KernelFields fields(*kernel);
+      kernels_[fields.index("dtype", kFinishDtypes)] = kernel;
+      share_ = fields.object("cost").number("share", 0.1);
+      fixed_ = fields.object("cost").number("fixed", 0);
+    }
+  }
+
+  static constexpr const char* kFinishDtypes[] = {"float16", "bfloat16", "float32", "float64"};
+
+  MatmulPlan plan(const MatmulCase& c) const override {
+    MatmulPlan plan;
+    if (c.only_bias() || c.output != c.input || kernel_for(c.input) == nullptr) return plan;
+    MatmulCase sums = c;
+    sums.activation = kActivationNone;
+    sums.scaled = sums.has_addend = sums.has_bias = false;
+    sums.output = sums_dtype(c.input);
+    sums.c_vectors = c.n * element_size(sums.output) % kVectorBytes == 0;
+    const MatmulPlan& inner = plan_matmul(device_, sums);
+    plan.too_large = inner.too_large;
+    if (inner.kernels == nullptr) return plan;
+    const double outputs =
+        static_cast<double>(c.batch) * static_cast<double>(c.m) * static_cast<double>(c.n);
+    const double bytes =
+        outputs * static_cast<double>(element_size(sums.output) +
+                                      (c.has_addend ? 2 : 1) * element_size(c.output));
+    const double cycles = bytes / (device_.bytes_per_cycle * share_) + fixed_;
+    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.sum_order = inner.sum_order;
+    return plan;
+  }
+
+  // What the product itself runs on is chosen by itself.
+  std::string name(const MatmulPlan&) const override { return "finish"; }
+
+  void launch(const MatmulPlan&, const MatmulProblem& p,
+              const MatmulOperands& operands) const override {
+    const int64_t rows = p.batch() * p.m;
+    MatmulProblem product = p;
+    product.output = sums_dtype(p.input);
+    product.activation = kActivationNone;
+    product.alpha = 1;
+    MatmulOperands own = operands;
+    own.bias = own.addend = nullptr;
+    const Workspace sums(device_, rows * p.n * element_size(product.output));
+    own.c = sums.data();
+    const MatmulPlan inner = plan_matmul(device_, matmul_case(product, own));
+    inner.kernels->launch(inner, product, own);
+
+    FinishParams params{};
+    params.sums = sums.data();
+    params.out = operands.c;
+    params.bias = operands.bias;
+    params.addend = operands.addend;
+    params.rows = rows;
+    params.m = p.m;
+    params.n = p.n;
+    params.bias_stride = operands.bias_stride;
+    params.addend_stride_m = p.addend_stride_m;
+    params.addend_stride_n = p.addend_stride_n;
+    static_assert(sizeof(params.batch_size) == kMaxPlannedBatchDims * sizeof(tc_int64));
+    for (int i = 0; i < kMaxPlannedBatchDims; ++i) {
+      params.batch_size[i] = i < p.batch_dims ? p.batch_size[i] : 1;
+      params.addend_batch_stride[i] = i < p.batch_dims ? p.addend_batch_stride[i] : 0;
+    }
+    params.alpha = p.alpha;
+    params.beta = p.beta;
+    params.activation = p.activation;
+    const int64_t vector = std::min(kVectorBytes, kFinishColumns * element_size(p.output));
+    params.vectors =
+        p.n % kFinishColumns == 0 && reinterpret_cast<uintptr_t>(operands.c) % vector == 0;
+    PackageKernel& kernel = *kernel_for(p.input);
+    const int64_t threads = rows * ceil_div(p.n, kFinishColumns);
+    const int64_t blocks = std::min(ceil_div(threads, int64_t{kernel.entry().block[0]}),
+                                    kFinishBlocksOfOne * device_.multiprocessors);
+    torch_cubin::launch(kernel, {blocks}, device_, params);
+  }
+
+ private:
+  PackageKernel* kernel_for(ScalarType dtype) const {
+    switch (dtype) {
+      case ScalarType::Half:
+        return kernels_[0];
+      case ScalarType::BFloat16:
+        return kernels_[1];
+      case ScalarType::Float:
+        return kernels_[2];
+      default:
+        return kernels_[3];
+    }
+  }
+
+  const Device& device_;
+  PackageKernel* kernels_[4] = {};
+  double share_ = 0.85;  // of the memory's peak
+  double fixed_ = 0;     // cycles of a launch
+};
+
+class FinishSeam : public MatmulSeam {
+ public:
+  bool owns(const KernelEntry& entry) const override { return entry.kind == "finish"; }
+
+  void check(const PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul/finish", sizeof(FinishParams));
+    const KernelFields fields(kernel);
+    fields.index("dtype", FinishKernels::kFinishDtypes);
+    fields.object("cost").number("share", 0.1);
+    fields.object("cost").number("fixed", 0);
+  }
+
+  std::unique_ptr<MatmulKernels> on(const Device& device,
+                                    const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<FinishKernels>(device, kernels);
+  }
+};
+
+const FinishSeam g_finish;
+
+}  // namespace
+}  // namespace torch_cubin

@@ -1,0 +1,217 @@
+"""Epilogues on the stand-in driver: which kernels are launched for them, and what they are told."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults.fake_sm90_launch import GENERAL, Params
+from faults.forked import forked
+
+import torch_cubin
+
+CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
+ADD_VECTOR, ACTIVATION = 1024, 12
+ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+
+
+class Finish(ctypes.Structure):
+    """FinishParams of csrc/kernels/matmul/finish_params.h."""
+
+    _fields_ = [
+        ("sums", ctypes.c_uint64), ("out", ctypes.c_uint64),
+        ("bias", ctypes.c_uint64), ("addend", ctypes.c_uint64),
+        ("rows", ctypes.c_int64), ("m", ctypes.c_int64), ("n", ctypes.c_int64),
+        ("bias_stride", ctypes.c_int64),
+        ("addend_stride_m", ctypes.c_int64), ("addend_stride_n", ctypes.c_int64),
+        ("batch_size", ctypes.c_int64 * 4), ("addend_batch_stride", ctypes.c_int64 * 4),
+        ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
+        ("activation", ctypes.c_int), ("vectors", ctypes.c_int),
+    ]  # fmt: skip
+
+
+class Product(ctypes.Structure):
+    """The pointers of MatmulParams."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("a", "b", "bias", "c", "partial")]
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch):
+    """Makes a catalog of the matmul kernels of these kinds."""
+    manifest = json.loads((CUBINS / "manifest.json").read_text())
+    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["family"] == "matmul"]
+    if not kernels:
+        pytest.skip("the kernels are not built for sm_90a")
+
+    def make(*without: str) -> None:
+        chosen = [k for k in kernels if k["kind"] not in without]
+        for kernel in chosen:
+            driver.declare_kernel(kernel["symbol"], [p["size"] for p in kernel["params"]])
+        (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
+        (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "kernels": chosen}))
+        monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+
+    return make
+
+
+def launches_of(driver, call) -> list[tuple[str, bytes]]:
+    def run() -> list:
+        call()
+        return [(x["kernel"], x["params"][0]) for x in driver.launches()]
+
+    return [(name, bytes.fromhex(text)) for name, text in forked(run)]
+
+
+def transposed(rows: int, columns: int, dtype) -> torch.Tensor:
+    """[rows, columns] whose columns are contiguous."""
+    return tensors.strided((rows, columns), (1, rows), dtype)
+
+
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "none"])
+def test_hopper_s_kernels_apply_activations_themselves(driver, catalog, name: str) -> None:
+    catalog()
+
+    def call() -> None:
+        x, weight = (tensors.empty(4096, 4096, dtype=torch.bfloat16) for _ in range(2))
+        bias = tensors.empty(4096, dtype=torch.bfloat16)
+        torch.ops.cubin._linear_activation(x, weight, bias, name)
+
+    ((kernel, data),) = launches_of(driver, call)
+    assert kernel.startswith("sm90_matmul_bf16_nt_")
+    params = Params.from_buffer_copy(data)
+    assert params.flags & GENERAL
+    assert params.flags >> ACTIVATION & 7 == ACTIVATIONS[name]
+    assert params.pointers[1] != 0
+    assert list(params.factors) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "vectors"),
+    [
+        ((4096, 2048), (2048, 1), True),
+        ((4096, 2048), (1, 4096), False),
+        ((4096, 2048), (2050, 1), False),
+        ((4096, 1), (1, 1), False),
+        ((2048,), (2,), False),
+        ((1,), (1,), False),
+    ],
+    ids=str,
+)
+def test_hopper_s_kernels_add_what_broadcasts(driver, catalog, shape, strides, vectors) -> None:
+    catalog()
+
+    def call() -> None:
+        addend = tensors.strided(shape, strides, torch.float16)
+        a = tensors.empty(4096, 4096, dtype=torch.float16)
+        b = transposed(4096, 2048, torch.float16)
+        torch.ops.cubin._addmm(addend, a, b, beta=0.5, alpha=-3)
+
+    ((kernel, data),) = launches_of(driver, call)
+    assert kernel.startswith("sm90_matmul_f16_nt_")
+    params = Params.from_buffer_copy(data)
+    assert list(params.factors) == [-3, 0.5]
+    assert params.pointers[1] == 0
+    assert params.pointers[2] != 0
+    assert bool(params.flags & ADD_VECTOR) == vectors
+    expected = [s if n != 1 else 0 for n, s in zip(shape, strides, strict=True)]
+    expected = [0] * (2 - len(expected)) + expected
+    assert list(params.strides[4:6]) == expected  # behind out's four
+
+
+def test_a_row_that_is_added_as_it_is_is_a_bias(driver, catalog) -> None:
+    catalog()
+
+    def call() -> None:
+        a = tensors.empty(4096, 4096, dtype=torch.float16)
+        b = transposed(4096, 2048, torch.float16)
+        for row in (tensors.empty(2048, dtype=torch.float16),
+                    tensors.strided((4096, 2048), (0, 1), torch.float16)):  # fmt: skip
+            torch.ops.cubin._addmm(row, a, b)
+
+    for _, data in launches_of(driver, call):
+        params = Params.from_buffer_copy(data)
+        assert not params.flags & GENERAL
+        assert params.pointers[1] != 0
+        assert params.pointers[2] == 0
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+def test_other_kernels_leave_their_sums_to_a_second_one(driver, catalog, dtype) -> None:
+    catalog("sm90", "sm90_skinny")
+    half = dtype.itemsize == 2
+
+    def call() -> None:
+        for m, n, k in ((512, 512, 512), (4, 4096, 4096), (2048, 3, 64), (16, 128, 16384)):
+            a, b = tensors.empty(m, k, dtype=dtype), transposed(k, n, dtype)
+            addend = tensors.empty(m, n, dtype=dtype)
+            torch.ops.cubin._addmm(addend, a, b, beta=2, alpha=3)
+
+    records = launches_of(driver, call)
+    finishes = [i for i, (name, _) in enumerate(records) if name.startswith("finish_matmul_")]
+    assert len(finishes) == 4
+    begin = 0
+    for i, (m, n) in zip(finishes, ((512, 512), (4, 4096), (2048, 3), (16, 128)), strict=True):
+        params = Finish.from_buffer_copy(records[i][1])
+        assert (params.rows, params.m, params.n) == (m, m, n)
+        assert (params.alpha, params.beta, params.activation) == (3, 2, 0)
+        assert (params.addend_stride_m, params.addend_stride_n) == (n, 1)
+        assert params.vectors == (n % 4 == 0)
+        assert params.addend != 0
+        assert params.bias == 0
+        last, data = records[i - 1]
+        product = Product.from_buffer_copy(data)
+        assert product.c == params.sums != params.out
+        if last.startswith("reduce"):
+            assert last.endswith("_f64" if dtype == torch.float64 else "_f32")
+            assert product.partial not in (0, product.c)
+        elif half:  # the sums themselves, unrounded
+            assert product.partial == product.c
+        assert i - begin in (1, 2)
+        begin = i + 1
+
+
+def test_batches_of_an_addend(driver, catalog) -> None:
+    catalog("sm90", "sm90_skinny")
+
+    def call() -> None:
+        a = tensors.empty(3, 2, 64, 64, dtype=torch.float32)
+        b = tensors.empty(3, 2, 64, 32, dtype=torch.float32)
+        for strides in ((4096, 2048, 32, 1), (2048, 0, 32, 1), (0, 2048, 0, 1)):
+            addend = tensors.strided((3, 2, 64, 32), strides, torch.float32)
+            torch.ops.cubin._addmm(addend, a, b, alpha=2)
+        # Batches of A that share B are more rows, but for an addend that is not.
+        shared, few = (tensors.empty(*n, dtype=torch.float32) for n in ((64, 32), (3, 64, 64)))
+        torch.ops.cubin._addmm(tensors.strided((3, 64, 32), (0, 32, 1), torch.float32), few, shared)
+
+    found = [
+        Finish.from_buffer_copy(data)
+        for name, data in launches_of(driver, call)
+        if name.startswith("finish")
+    ]
+    dims = [(list(x.batch_size), list(x.addend_batch_stride)) for x in found]
+    assert dims == [
+        ([6, 1, 1, 1], [2048, 0, 0, 0]),
+        ([2, 3, 1, 1], [0, 2048, 0, 0]),
+        ([2, 3, 1, 1], [2048, 0, 0, 0]),
+        ([3, 1, 1, 1], [0, 0, 0, 0]),
+    ]
+    assert [(x.rows, x.m) for x in found] == [(384, 64)] * 3 + [(192, 64)]
+
+
+def test_batch_invariant_epilogues_do_not_split_k(driver, catalog) -> None:
+    catalog("sm90", "sm90_skinny")
+
+    def call() -> None:
+        x, weight = (tensors.empty(n, 16384, dtype=torch.bfloat16) for n in (16, 128))
+        with torch_cubin.batch_invariant():
+            torch.ops.cubin._linear_activation(x, weight, None, "silu")
+
+    names = [name for name, _ in launches_of(driver, call)]
+    assert [name.split("_")[0] for name in names] == ["mma", "finish"]
