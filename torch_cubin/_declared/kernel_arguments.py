@@ -197,7 +197,7 @@ def entry(value: Any, label: str) -> list:
     if isinstance(value, Struct):
         return ["struct", value.size, [[offset, member] for offset, member in value.members]]
     if isinstance(value, TracedTensorMap):
-        return ["tensor_map", _tensor_map(value)]
+        return ["tensor_map", value.fields(value.tensor._name, [*map(tree_of, value.box)])]
     raise errors.fault(
         "input", label, "is nothing that a kernel takes", expected=_EXPECTED, got=_shown(value)
     )
@@ -219,19 +219,6 @@ def pointer(name: str) -> list:
     """["pointer", "x"], or ["pointer", "xs", 2] for "xs[2]"."""
     list_, bracket, index = name.partition("[")
     return ["pointer", list_, int(index[:-1])] if bracket else ["pointer", name]
-
-
-def _tensor_map(value: TracedTensorMap) -> dict[str, Any]:
-    strides = value.element_strides
-    return {
-        "tensor": value.tensor._name,
-        "box": [tree_of(size) for size in value.box],
-        "swizzle": value.swizzle,
-        "interleave": value.interleave,
-        "l2_promotion": value.l2_promotion,
-        "oob_fill": value.oob_fill,
-        "element_strides": None if strides is None else list(strides),
-    }
 
 
 def _shown(value: Any) -> str:

@@ -64,7 +64,15 @@ class Kernel:
         return "\n".join(lines)
 
 
-class _Kernels:
+class _Facts:
+    """Facts that can be had as JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same facts as plain dicts and lists, ready for json."""
+        return dataclasses.asdict(self, dict_factory=_plain)
+
+
+class _Kernels(_Facts):
     """Of what has `kernels`: one of them by name."""
 
     kernels: tuple[Any, ...]
@@ -82,10 +90,6 @@ class _Kernels:
             expected=f"{names}{more}" if names else "a file with kernels",
             advice='Names are the symbols: C++ mangles them unless the kernel is extern "C".',
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain dicts and lists, ready for json."""
-        return dataclasses.asdict(self, dict_factory=_plain)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +206,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Container:
+class Container(_Facts):
     """What lies in a fatbin, in a host ELF file (its fatbins, and what torch_cubin.embed put there)
     or in C source (its arrays)."""
 
@@ -220,10 +224,6 @@ class Container:
             elif entry.content is not None:
                 found.append(entry.content)
         return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same facts as plain dicts and lists, ready for json."""
-        return dataclasses.asdict(self, dict_factory=_plain)
 
     def __str__(self) -> str:
         what, unit = {

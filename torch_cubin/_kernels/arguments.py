@@ -62,21 +62,17 @@ def pack(facts: KernelFacts, arguments: Sequence[Any]) -> tuple[list[bytes], int
         )
     device: int | None = None
     pieces = []
+    packer = _Packer(facts)
     for param, argument in zip(facts.params, arguments, strict=True):
-        piece, where = _pack_one(facts, param, argument)
+        packer.param = param
+        piece, where = packer.pack(argument)
         pieces.append(piece)
-        if where is None:
-            continue
-        if device is not None and device != where:
-            raise errors.fault(
-                "input",
-                _object(facts, param),
-                "lies on another device than an argument before it",
-                expected=f"{DEVICE_TYPE}:{device}",
-                got=f"{DEVICE_TYPE}:{where}",
-                advice="Copy it there with .to(), or launch on each device by itself.",
-            )
-        device = where
+        if where is not None and device is not None and device != where:
+            problem = "lies on another device than an argument before it"
+            advice = "Copy it there with .to(), or launch on each device by itself."
+            devices = f"{DEVICE_TYPE}:{device}", f"{DEVICE_TYPE}:{where}"
+            raise packer.refuse(problem, *devices, advice)
+        device = where if device is None else device
     return pieces, device
 
 
@@ -85,230 +81,173 @@ def table(facts: KernelFacts) -> str:
     return f"The binary says:\n{facts}"
 
 
-def _object(facts: KernelFacts, param: Param) -> str:
-    return f"argument {param.index} of kernel '{facts.name}'"
-
-
-def _wrong_size(facts: KernelFacts, param: Param, got: str, advice: str = "") -> errors.Error:
-    return errors.fault(
-        "params",
-        _object(facts, param),
-        "does not fit its parameter",
-        expected=f"{param.size} bytes",
-        got=got,
-        advice=f"{advice} {table(facts)}".lstrip(),
-    )
-
-
 # What isinstance() takes microseconds to tell: torch.Tensor's is Python code.
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_BYTES = (bytes, bytearray, memoryview)
+_BYTES += (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
+_NO_MEMORY = "is a tensor with no memory of its own"
 
 
-def _pack_one(facts: KernelFacts, param: Param, argument: Any) -> tuple[bytes, int | None]:
-    exact = type(argument)
-    if exact is int:
-        return _pack_int(facts, param, argument), None
-    if exact is float:
-        return _pack_float(facts, param, argument), None
-    if exact in _TENSORS or isinstance(argument, torch.Tensor):
-        return _pointer(facts, param, *_tensor_address(facts, param, argument, dense=True))
-    if isinstance(argument, Strided):
-        inner = argument.tensor
-        if isinstance(inner, torch.Tensor):
-            return _pointer(facts, param, *_tensor_address(facts, param, inner, dense=False))
-        return _pointer(facts, param, *_array_address(facts, param, inner, dense=False))
-    if isinstance(argument, Scalar):
-        return _exact(facts, param, argument.data, repr(argument)), None
-    if isinstance(argument, TensorMap):
-        device = _tensor_address(facts, param, argument.tensor, dense=False)[1]
-        return _exact(facts, param, argument.encoded(), "a TensorMap of 128 bytes"), device
-    data = _raw_bytes(argument)
-    if data is not None:
-        shown = f"{len(data)} bytes ({type(argument).__name__})"
-        return _exact(facts, param, data, shown), None
-    if isinstance(argument, int):  # a bool, too
-        return _pack_int(facts, param, argument), None
-    if isinstance(argument, float):
-        return _pack_float(facts, param, argument), None
-    if argument is None:
-        if param.size != 8 or param.kind == "value":
-            raise _wrong_size(facts, param, "None, a null pointer of 8 bytes")
-        return bytes(8), None
-    return _pointer(facts, param, *_array_address(facts, param, argument, dense=True))
+class _Packer:
+    """Packs the argument for `param`, which the caller sets: one object serves a whole call."""
 
+    __slots__ = ("facts", "param")
+    param: Param
 
-def _exact(facts: KernelFacts, param: Param, data: bytes, shown: str) -> bytes:
-    if len(data) != param.size:
-        raise _wrong_size(facts, param, shown)
-    return data
+    def __init__(self, facts: KernelFacts) -> None:
+        self.facts = facts
+
+    def refuse(self, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
+        return self._fault("input", problem, expected, got, advice)
+
+    def _fault(
+        self, tag: str, problem: str, expected: str, got: str, advice: str = ""
+    ) -> errors.Error:
+        what = f"argument {self.param.index} of kernel '{self.facts.name}'"
+        return errors.fault(tag, what, problem, expected=expected, got=got, advice=advice)
+
+    def _wrong_size(self, got: str, advice: str = "") -> errors.Error:
+        expected, advice = f"{self.param.size} bytes", f"{advice} {table(self.facts)}".lstrip()
+        return self._fault("params", "does not fit its parameter", expected, got, advice)
+
+    def pack(self, argument: Any) -> tuple[bytes, int | None]:
+        exact = type(argument)
+        if exact is int:
+            return self._int(argument), None
+        if exact is float:
+            return self._float(argument), None
+        if exact in _TENSORS or isinstance(argument, torch.Tensor):
+            return self._pointer(*self._tensor_address(argument, dense=True))
+        if isinstance(argument, Strided):
+            inner = argument.tensor
+            if isinstance(inner, torch.Tensor):
+                return self._pointer(*self._tensor_address(inner, dense=False))
+            return self._pointer(*self._array_address(inner, dense=False))
+        if isinstance(argument, Scalar):
+            return self._exact(argument.data, repr(argument)), None
+        if isinstance(argument, TensorMap):
+            device = self._tensor_address(argument.tensor, dense=False)[1]
+            return self._exact(argument.encoded(), "a TensorMap of 128 bytes"), device
+        data = _raw_bytes(argument)
+        if data is not None:
+            return self._exact(data, f"{len(data)} bytes ({exact.__name__})"), None
+        if isinstance(argument, int):  # a bool, too
+            return self._int(argument), None
+        if isinstance(argument, float):
+            return self._float(argument), None
+        if argument is None:
+            if self.param.size != 8 or self.param.kind == "value":
+                raise self._wrong_size("None, a null pointer of 8 bytes")
+            return bytes(8), None
+        return self._pointer(*self._array_address(argument, dense=True))
+
+    def _exact(self, data: bytes, shown: str) -> bytes:
+        if len(data) != self.param.size:
+            raise self._wrong_size(shown)
+        return data
+
+    def _int(self, value: int) -> bytes:
+        size = self.param.size
+        if size not in (1, 2, 4, 8):
+            raise self._wrong_size(f"the int {value}", "Pass a struct as bytes.")
+        low, high = -(1 << 8 * size - 1), (1 << 8 * size) - 1
+        if not low <= value <= high:
+            problem = f"is out of range for a parameter of {size} bytes"
+            raise self._fault("params", problem, f"{low} to {high}", str(value)[:80])
+        return value.to_bytes(size, "little", signed=value < 0)
+
+    def _float(self, value: float) -> bytes:
+        size = self.param.size
+        code = {4: "<f", 8: "<d"}.get(size)
+        if code is None or self.param.kind == "pointer":
+            advice = "Say which 16-bit type is meant: torch_cubin.float16 or bfloat16."
+            raise self._wrong_size(f"the float {value!r}", advice if size == 2 else "")
+        try:
+            return struct.pack(code, value)
+        except OverflowError:
+            problem = "is out of range for float32, which a parameter of 4 bytes takes"
+            expected = "a number of at most 3.4028235e38, inf or nan"
+            raise self._fault("params", problem, expected, repr(value)) from None
+
+    def _pointer(self, address: int, device: int | None) -> tuple[bytes, int | None]:
+        if self.param.size != 8 or self.param.kind == "value":
+            number = "" if self.param.size != 8 else ", where the binary has a number"
+            raise self._wrong_size(f"a tensor: a pointer{number} of 8 bytes")
+        return address.to_bytes(8, "little"), device
+
+    def _tensor_address(self, tensor: torch.Tensor, dense: bool) -> tuple[int, int]:
+        """The address of a tensor's first element, and its device."""
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            advice = "Fake and wrapped tensors need an op: torch_cubin.define_op."
+            raise self.refuse(_NO_MEMORY, "a plain tensor", type(tensor).__name__, advice)
+        device = tensor.device
+        if device.type != DEVICE_TYPE:
+            advice = "Copy it with .cuda(); pass a number as int or float."
+            expected = f"a {DEVICE_TYPE} tensor"
+            raise self.refuse("lies on another kind of device", expected, str(device), advice)
+        if tensor.layout is not torch.strided:
+            raise self.refuse("is not a strided tensor", "torch.strided", str(tensor.layout))
+        if tensor.is_conj() or tensor.is_neg():
+            raise self.refuse(
+                "holds values that are yet to be conjugated or negated",
+                "memory with the tensor's own values",
+                "a lazy view",
+                "Call .resolve_conj() or .resolve_neg() first.",
+            )
+        if dense and not tensor.is_contiguous():
+            raise self.refuse(
+                "is not contiguous",
+                "a contiguous tensor",
+                f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
+                "Call .contiguous(), or pass torch_cubin.strided(tensor) to a kernel with strides.",
+            )
+        try:
+            address, present = tensor.data_ptr(), has_memory(tensor)
+        except RuntimeError as error:
+            got = str(error).split("\n")[0][:200]
+            raise self.refuse(_NO_MEMORY, "a plain tensor", got) from error
+        if not present:
+            raise self.refuse(_NO_MEMORY, "a plain tensor", "a null address")
+        return address, device.index or 0
+
+    def _array_address(self, array: Any, dense: bool) -> tuple[int, int | None]:
+        """The same of an object with `__cuda_array_interface__` (CuPy, Numba)."""
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            raise self.refuse(
+                "is of a type that a kernel cannot be given",
+                "a tensor, an int, float, bool or None, a torch_cubin scalar or TensorMap, bytes, a"
+                " ctypes.Structure or a NumPy scalar",
+                type(array).__name__,
+                "A CPU array must be copied to the GPU first.",
+            )
+        address = int(interface["data"][0])
+        shape, strides = tuple(interface["shape"]), interface.get("strides")
+        if dense and strides is not None and 0 not in shape:
+            step = int(interface["typestr"][2:])
+            for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+                if size != 1 and stride != step:
+                    got = f"shape {shape}, strides {tuple(strides)}"
+                    advice = "Copy it, or pass torch_cubin.strided(array)."
+                    raise self.refuse("is not contiguous", "a contiguous array", got, advice)
+                step *= size
+        if address == 0:
+            return 0, None
+        device = library.pointer_device(address)
+        if device < 0:
+            expected = "the address of device memory"
+            raise self.refuse("is no memory of a GPU", expected, hex(address))
+        return address, device
 
 
 def _raw_bytes(argument: Any) -> bytes | None:
     """The bytes of what brings its own: bytes, ctypes objects, NumPy scalars; otherwise None."""
-    if isinstance(argument, (bytes, bytearray, memoryview)):
-        return bytes(argument)
-    if isinstance(argument, _CTYPES):
+    if isinstance(argument, _BYTES):
         return bytes(argument)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(argument, numpy.generic):
         return argument.tobytes()
     return None
-
-
-_CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
-
-
-def _pack_int(facts: KernelFacts, param: Param, value: int) -> bytes:
-    if param.size not in (1, 2, 4, 8):
-        raise _wrong_size(facts, param, f"the int {value}", "Pass a struct as bytes.")
-    bits = 8 * param.size
-    if not -(1 << bits - 1) <= value < 1 << bits:
-        raise errors.fault(
-            "params",
-            _object(facts, param),
-            f"is out of range for a parameter of {param.size} bytes",
-            expected=f"{-(1 << bits - 1)} to {(1 << bits) - 1}",
-            got=str(value)[:80],
-        )
-    return value.to_bytes(param.size, "little", signed=value < 0)
-
-
-def _pack_float(facts: KernelFacts, param: Param, value: float) -> bytes:
-    code = {4: "<f", 8: "<d"}.get(param.size)
-    if code is None or param.kind == "pointer":
-        advice = "Say which 16-bit type is meant: torch_cubin.float16 or bfloat16."
-        raise _wrong_size(facts, param, f"the float {value!r}", advice if param.size == 2 else "")
-    try:
-        return struct.pack(code, value)
-    except OverflowError:
-        raise errors.fault(
-            "params",
-            _object(facts, param),
-            "is out of range for float32, which a parameter of 4 bytes takes",
-            expected="a number of at most 3.4028235e38, inf or nan",
-            got=repr(value),
-        ) from None
-
-
-def _pointer(
-    facts: KernelFacts, param: Param, address: int, device: int | None
-) -> tuple[bytes, int | None]:
-    if param.size != 8 or param.kind == "value":
-        what = "a pointer" if param.size != 8 else "a pointer, where the binary has a number"
-        raise _wrong_size(facts, param, f"a tensor: {what} of 8 bytes")
-    return address.to_bytes(8, "little"), device
-
-
-def _refuse(
-    facts: KernelFacts, param: Param, problem: str, expected: str, got: str, advice: str = ""
-) -> errors.Error:
-    return errors.fault(
-        "input", _object(facts, param), problem, expected=expected, got=got, advice=advice
-    )
-
-
-def _tensor_address(
-    facts: KernelFacts, param: Param, tensor: torch.Tensor, dense: bool
-) -> tuple[int, int]:
-    """The address of a tensor's first element, and its device."""
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise _refuse(
-            facts,
-            param,
-            "is a tensor with no memory of its own",
-            "a plain tensor",
-            type(tensor).__name__,
-            "Fake and wrapped tensors need an op: torch_cubin.define_op.",
-        )
-    device = tensor.device
-    if device.type != DEVICE_TYPE:
-        raise _refuse(
-            facts,
-            param,
-            "lies on another kind of device",
-            f"a {DEVICE_TYPE} tensor",
-            str(device),
-            "Copy it with .cuda(); pass a number as int or float.",
-        )
-    if tensor.layout is not torch.strided:
-        raise _refuse(facts, param, "is not a strided tensor", "torch.strided", str(tensor.layout))
-    if tensor.is_conj() or tensor.is_neg():
-        raise _refuse(
-            facts,
-            param,
-            "holds values that are yet to be conjugated or negated",
-            "memory with the tensor's own values",
-            "a lazy view",
-            "Call .resolve_conj() or .resolve_neg() first.",
-        )
-    if dense and not tensor.is_contiguous():
-        raise _refuse(
-            facts,
-            param,
-            "is not contiguous",
-            "a contiguous tensor",
-            f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
-            "Call .contiguous(), or pass torch_cubin.strided(tensor) to a kernel with strides.",
-        )
-    try:
-        address, present = tensor.data_ptr(), has_memory(tensor)
-    except RuntimeError as error:
-        raise _refuse(
-            facts,
-            param,
-            "is a tensor with no memory of its own",
-            "a plain tensor",
-            str(error).split("\n")[0][:200],
-        ) from error
-    if not present:
-        raise _refuse(
-            facts,
-            param,
-            "is a tensor with no memory of its own",
-            "a plain tensor",
-            "a null address",
-        )
-    return address, device.index or 0
-
-
-def _array_address(
-    facts: KernelFacts, param: Param, array: Any, dense: bool
-) -> tuple[int, int | None]:
-    """The same of an object with `__cuda_array_interface__` (CuPy, Numba)."""
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None:
-        raise errors.fault(
-            "input",
-            _object(facts, param),
-            "is of a type that a kernel cannot be given",
-            expected="a tensor, an int, float, bool or None, a torch_cubin scalar or TensorMap, "
-            "bytes, a ctypes.Structure or a NumPy scalar",
-            got=type(array).__name__,
-            advice="A CPU array must be copied to the GPU first.",
-        )
-    address = int(interface["data"][0])
-    shape, strides = tuple(interface["shape"]), interface.get("strides")
-    if dense and strides is not None and 0 not in shape:
-        step = int(interface["typestr"][2:])
-        for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-            if size != 1 and stride != step:
-                raise _refuse(
-                    facts,
-                    param,
-                    "is not contiguous",
-                    "a contiguous array",
-                    f"shape {shape}, strides {tuple(strides)}",
-                    "Copy it, or pass torch_cubin.strided(array).",
-                )
-            step *= size
-    if address == 0:
-        return 0, None
-    device = library.pointer_device(address)
-    if device < 0:
-        raise _refuse(
-            facts, param, "is no memory of a GPU", "the address of device memory", hex(address)
-        )
-    return address, device
 
 
 __all__ = ["Strided", "pack", "strided", "table"]

@@ -17,7 +17,39 @@ from torch_cubin._native import library
 DEVICE_TYPES = ("cuda",)
 
 
-class TensorMap:
+class _MapArguments:
+    """What a tensor map says of a tensor."""
+
+    def __init__(
+        self,
+        tensor: Any,
+        box: Sequence[Any],
+        *,
+        swizzle: str | None = None,
+        interleave: str | None = None,
+        l2_promotion: str | None = "128B",
+        oob_fill: str = "zeros",
+        element_strides: Sequence[int] | None = None,
+    ) -> None:
+        self.tensor, self.box = tensor, _plain(box)
+        self.swizzle, self.interleave = swizzle, interleave
+        self.l2_promotion, self.oob_fill = l2_promotion, oob_fill
+        self.element_strides = None if element_strides is None else _plain(element_strides)
+
+    def fields(self, tensor: str, box: list[Any]) -> dict[str, Any]:
+        """As a contract has them (docs/manifest.md)."""
+        return {
+            "tensor": tensor,
+            "box": box,
+            "swizzle": self.swizzle,
+            "interleave": self.interleave,
+            "l2_promotion": self.l2_promotion,
+            "oob_fill": self.oob_fill,
+            "element_strides": self.element_strides,
+        }
+
+
+class TensorMap(_MapArguments):
     """A descriptor for the tensor memory accelerator (compute capability 9.0 and newer).
 
     A kernel declares it as `const __grid_constant__ CUtensorMap map` and gets its 128 bytes by
@@ -47,43 +79,18 @@ class TensorMap:
             return TracedTensorMap(tensor, *args, **keywords)
         return super().__new__(cls)
 
-    def __init__(
-        self,
-        tensor: torch.Tensor,
-        box: Sequence[int],
-        *,
-        swizzle: str | None = None,
-        interleave: str | None = None,
-        l2_promotion: str | None = "128B",
-        oob_fill: str = "zeros",
-        element_strides: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, tensor: torch.Tensor, box: Sequence[int], **options: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise _refuse("tensor", "has a wrong type", "a torch.Tensor", type(tensor).__name__)
         if tensor.device.type not in DEVICE_TYPES:
-            raise _refuse(
-                "tensor",
-                "lies on another kind of device",
-                "a cuda tensor",
-                str(tensor.device),
-                "Copy it with .cuda().",
-            )
+            problem, advice = "lies on another kind of device", "Copy it with .cuda()."
+            raise _refuse("tensor", problem, "a cuda tensor", str(tensor.device), advice)
         if tensor.numel() and not has_memory(tensor):
             expected = "a tensor whose storage is allocated"
             raise _refuse("tensor", "has elements but no memory", expected, "a null address")
-        self.tensor, self.box = tensor, _plain(box)
-        self.swizzle, self.interleave = swizzle, interleave
-        fields = {
-            "tensor": "tensor",
-            "box": self.box,
-            "swizzle": swizzle,
-            "interleave": interleave,
-            "l2_promotion": l2_promotion,
-            "oob_fill": oob_fill,
-            "element_strides": None if element_strides is None else _plain(element_strides),
-        }
+        super().__init__(tensor, box, **options)
         self._fields = {
-            "map": fields,
+            "map": self.fields("tensor", self.box),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "itemsize": tensor.element_size(),
             "sizes": tuple(tensor.shape),
@@ -101,24 +108,8 @@ class TensorMap:
         return self._encoded
 
 
-class TracedTensorMap:
+class TracedTensorMap(_MapArguments):
     """A TensorMap that each call of a declared op makes: the arguments of one, not yet known."""
-
-    def __init__(
-        self,
-        tensor: TracedTensor,
-        box: Sequence[Any],
-        *,
-        swizzle: str | None = None,
-        interleave: str | None = None,
-        l2_promotion: str | None = "128B",
-        oob_fill: str = "zeros",
-        element_strides: Sequence[int] | None = None,
-    ) -> None:
-        self.tensor, self.box = tensor, _plain(box)
-        self.element_strides = None if element_strides is None else _plain(element_strides)
-        self.swizzle, self.interleave = swizzle, interleave
-        self.l2_promotion, self.oob_fill = l2_promotion, oob_fill
 
 
 def _refuse(
