@@ -219,7 +219,7 @@ def copy_kernels(source: Path, target: Path) -> None:
     """The manifest and what it lists: a folder may still hold cubins of an older build."""
     shutil.rmtree(target, ignore_errors=True)
     manifest = json.loads((source / "manifest.json").read_text())
-    listed = [entry["file"] for entry in (*manifest["kernels"], *manifest["tuned"])]
+    listed = [entry["file"] for entry in (*manifest["kernels"], *manifest.get("tuned", []))]
     for name in ["manifest.json", *listed]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
