@@ -133,14 +133,14 @@ def test_batch_invariant_products_ask_no_table(driver, catalog) -> None:
     def run() -> list:
         with torch_cubin.batch_invariant():
             multiply()
-            before = driver.launches()[-1]["kernel"]
-            for way in ("sm90 64x64", "sm90 128x256", "sm90 128x64 split_k"):
+            kernels = [driver.launches()[-1]["kernel"]]
+            for way in ("sm90 64x64", "sm90 128x256", "sm90 128x64"):
                 library.add_tuned_table(table_of(way))
                 multiply()
-            return [before, driver.launches()[-1]["kernel"]]
+                kernels.append(driver.launches()[-1]["kernel"])
+            return kernels
 
-    before, after = forked(run)
-    assert before == after
+    assert len(set(forked(run))) == 1
 
 
 @pytest.mark.parametrize(

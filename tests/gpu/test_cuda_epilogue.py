@@ -115,6 +115,20 @@ def test_batches_of_addmm(mode: str, generator) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("mode", ["float16", "bfloat16", "float32"])
+def test_one_row_is_added_to_every_batch(mode: str, generator) -> None:
+    """Where batches could run on as columns, whose number the row does not have."""
+    with cases.math_mode(mode) as dtype, torch.no_grad():
+        for batch, m, n, k in ((3, 1, 4, 1), (5, 1, 64, 128), (4, 1, 40, 200), (3, 7, 24, 1)):
+            row = cases.draw((n,), dtype, True, generator)
+            one = cases.draw((m, k), dtype, True, generator)
+            runs_on = cases.draw((k, batch, n), dtype, True, generator).permute(1, 0, 2)
+            for a in (one, one.expand(batch, m, k)):
+                for b in (runs_on, runs_on.contiguous()):
+                    expected = (row.double() + a.double() @ b.double()).to(dtype)
+                    assert torch.equal(ops.addmm(row, a, b), expected), (batch, m, n, k)
+
+
 @pytest.mark.parametrize("mode", ["float16", "bfloat16"])
 def test_a_sum_is_rounded_after_it_is_taken(mode: str, generator) -> None:
     with torch.no_grad():

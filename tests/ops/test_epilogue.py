@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from ops.samples import DTYPES
 from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_cubin
@@ -230,6 +231,19 @@ def test_autocast_and_flops(grad: bool, device) -> None:
     assert counter.get_total_flops() == 2 * (2 * 15 * 7 * 4)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "silu"])
+def test_checkpointing(use_reentrant: bool, activation: str, device) -> None:
+    x, weight, bias = (t.to(device).requires_grad_() for t in operands())
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return ops.linear(x, weight, bias, activation=activation)
+
+    expected = torch.autograd.grad(block(x).sum(), (x, weight, bias))
+    checkpoint(block, x, use_reentrant=use_reentrant).sum().backward()
+    torch.testing.assert_close((x.grad, weight.grad, bias.grad), expected)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("leaf", [False, True])
 def test_mistakes(mode, leaf: bool, device) -> None:
@@ -238,6 +252,13 @@ def test_mistakes(mode, leaf: bool, device) -> None:
     cases = [
         (lambda: ops.linear(x, weight, bias, activation="swish"), "activation", "'swish'"),
         (lambda: ops.linear(x, weight, bias, activation=""), "activation", "''"),
+        (lambda: ops.linear(x, weight.half(), bias, activation="relu"), "linear", "float16"),
+        (lambda: ops.linear(x, weight[:, :-1], bias, activation="gelu"), "linear", "weight"),
+        (lambda: ops.linear(x, weight, bias[:-1], activation="silu"), "linear", "bias"),
+        (
+            lambda: ops.linear(*(t.detach().short() for t in (x, weight)), activation="relu"),
+            "int16",
+        ),
         (lambda: ops.addmm(a, a, b), "addmm argument 'input'", "(3, 5)"),
         (lambda: ops.addmm(b, a, b.double()), "addmm argument 'mat2'", "float64"),
         (lambda: ops.addmm(b.double()[0], a, b), "addmm argument 'input'", "float64"),

@@ -40,7 +40,10 @@ def test_operands_lie_as_the_product_says(monkeypatch, layout, sizes, dtype, bat
             row, step = (x.shape[-1], x.stride(-2)) if along_k else (x.shape[-2], x.stride(-1))
             assert step >= row
             aligned = x.data_ptr() % 16 == 0 and step * x.element_size() % 16 == 0
-            assert aligned == access.endswith("vectors")
+            assert aligned == (not access.endswith("elements"))
+            offset = x.storage_offset() * x.element_size()  # of memory that begins at a line
+            lines = offset % 128 == 0 and step * x.element_size() % 128 == 0
+            assert lines == access.endswith("lines")
             assert access.startswith("k" if along_k else "own")
             ends.add(x.data_ptr())
     assert len(ends) == 2 * len(pairs)  # no two share memory
@@ -50,7 +53,7 @@ def test_products_have_names() -> None:
     assert str(Product.of_layout(1, 2, 8, "nt", "bfloat16")) == "1x2x8 nt bfloat16"
     assert str(Product.of_layout(64, 63, 9, "nn", "float16", 4)) == "4x64x63x9 NN float16"
     line = Product.of_layout(64, 64, 64, "tn", "tf32").line()
-    assert (line["math"], line["a"], line["b"]) == ("tf32", "own_vectors", "own_vectors")
+    assert (line["math"], line["a"], line["b"]) == ("tf32", "own_lines", "own_lines")
     assert "dtype" not in line
 
 
@@ -91,6 +94,8 @@ def test_a_table_holds_what_is_quicker(tmp_path: Path, monkeypatch) -> None:
     lines = [sweep.line_of(times(1.25)), sweep.line_of(times(1.0, other))]
     table = sweep.table_of(lines)
     (entry,) = table["products"]
+    kept = {**sweep.line_of(times(1.0, other)), "tuned": WAYS[0]}  # of the table that was there
+    assert len(sweep.table_of([*lines, kept])["products"]) == 2
     assert entry == {**Product.of_layout(64, 64, 64, "nt", "float16").line(), "way": WAYS[1]}
     sweep.write_table(table, tmp_path / "new" / "table.json")
     assert json.loads((tmp_path / "new" / "table.json").read_text()) == table

@@ -373,7 +373,11 @@ def _linear_activation_kernel(
             checks.check_activation(activation)
             if activation == "none":
                 return linear(*tensors)
-            return ACTIVATIONS[activation](linear(*tensors))
+            out = linear(*tensors)
+            try:
+                return ACTIVATIONS[activation](out)
+            except transforms.StopRecomputation:
+                return out.detach()  # as in _apply
         with transforms.below_autograd():
             return activation_autograd(*tensors, activation)
     except BaseException as error:

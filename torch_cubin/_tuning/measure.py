@@ -38,6 +38,7 @@ class Times:
     rounds: dict[str, list[float]]
     predicted: dict[str, float]
     chosen: str  # what the library would have run
+    tuned: str = ""  # what a table said of it
 
     def median(self, name: str) -> float:
         return statistics.median(self.rounds[name])
@@ -85,7 +86,7 @@ def contenders(plan: dict) -> list[str]:
     # Models of different kernels cannot be compared: the best of each takes part.
     first_of: dict[str, str] = {}
     for way in ways:
-        first_of.setdefault(way["name"].split("_")[0].split(" ")[0], way["name"])
+        first_of.setdefault(way["name"].split(" ")[0], way["name"])
     for name in (*first_of.values(), plan["chosen"]):
         if name not in names:
             names.append(name)
@@ -119,7 +120,7 @@ def measure(
         del first
         rounds = _rounds(graphs, repeats, effort, seed)
         predicted = {way["name"]: way["microseconds"] for way in plan["ways"]}
-        return Times(product, rounds, predicted, plan["chosen"])
+        return Times(product, rounds, predicted, plan["chosen"], plan["tuned"])
 
 
 def _plan_of(product: Product) -> dict:

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-# How an operand is read (Access in csrc/ops/matmul/seam.h): which of its two dims is contiguous,
-# and whether rows begin at multiples of 16 bytes.
+# How an operand is read (csrc/ops/matmul/tuned.cpp): which of its two dims is contiguous, and
+# whether rows begin at lines of the cache, at other multiples of 16 bytes, or anywhere.
+K_LINES, OWN_LINES = "k_lines", "own_lines"
 K_VECTORS, OWN_VECTORS = "k_vectors", "own_vectors"
 OWN_ELEMENTS, K_ELEMENTS = "own_elements", "k_elements"
 VECTOR_BYTES = 16
+LINE_BYTES = 128
 ALLOCATION_BYTES = 512
 
 
@@ -25,8 +27,8 @@ class Product:
     k: int
     batch: int = 1
     math: str = "16_bit"  # or "tf32", "float32", "float64"
-    a: str = K_VECTORS
-    b: str = K_VECTORS
+    a: str = K_LINES
+    b: str = K_LINES
     dtype: str = "bfloat16"
 
     @classmethod
@@ -38,10 +40,12 @@ class Product:
         size = getattr(torch, dtype).itemsize
 
         def access(contiguous_k: bool, own: int) -> str:
-            aligned = (k if contiguous_k else own) * size % VECTOR_BYTES == 0
-            if contiguous_k:
-                return K_VECTORS if aligned else K_ELEMENTS
-            return OWN_VECTORS if aligned else OWN_ELEMENTS
+            row = (k if contiguous_k else own) * size
+            if row % LINE_BYTES == 0:
+                return K_LINES if contiguous_k else OWN_LINES
+            if row % VECTOR_BYTES == 0:
+                return K_VECTORS if contiguous_k else OWN_VECTORS
+            return K_ELEMENTS if contiguous_k else OWN_ELEMENTS
 
         a, b = access(layout[0] == "n", m), access(layout[1] == "t", n)
         return cls(m, n, k, batch, kind, a, b, dtype)
@@ -61,8 +65,8 @@ class Product:
         letters = [("n", "t"), ("t", "n")]
         text = ""
         for access, (along_k, along_own) in zip((self.a, self.b), letters, strict=True):
-            letter = along_k if access in (K_VECTORS, K_ELEMENTS) else along_own
-            text += letter if access in (K_VECTORS, OWN_VECTORS) else letter.upper()
+            letter = along_k if access.startswith("k_") else along_own
+            text += letter.upper() if access in (K_ELEMENTS, OWN_ELEMENTS) else letter
         return text
 
     def __str__(self) -> str:
@@ -129,13 +133,20 @@ class _Strides:
 def _strides(product: Product, side: str) -> _Strides:
     own, access = (product.m, product.a) if side == "a" else (product.n, product.b)
     vector = VECTOR_BYTES // product.torch_dtype.itemsize
-    along_k = access in (K_VECTORS, K_ELEMENTS)
+    line = LINE_BYTES // product.torch_dtype.itemsize
+    along_k = access.startswith("k_")
     row, rows = (product.k, own) if along_k else (own, product.k)
-    if access in (K_VECTORS, OWN_VECTORS):
-        step, offset = (row + vector - 1) // vector * vector, 0
+    offset = 0
+    if access in (K_LINES, OWN_LINES):
+        step = (row + line - 1) // line * line
+    elif access in (K_VECTORS, OWN_VECTORS):
+        step = (row + vector - 1) // vector * vector
+        step += vector * (step % line == 0)
     else:
         step, offset = row, int(row % vector == 0)
-    one = (rows * step + vector - 1) // vector * vector
+    one = (rows * step + line - 1) // line * line
+    if access in (K_VECTORS, OWN_VECTORS, K_ELEMENTS, OWN_ELEMENTS):
+        one = (rows * step + vector - 1) // vector * vector
     size, stride = [own, product.k], [step, 1] if along_k else [1, step]
     if product.batch > 1:
         size, stride = [product.batch, *size], [one, *stride]

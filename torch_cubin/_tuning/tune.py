@@ -117,7 +117,8 @@ def _products_of(work: Callable[[], object]) -> list[Product]:
     if not products:
         raise errors.fault(
             *("input", "work", "ran no matrix product of this library on the current GPU"),
-            expected="calls of torch.ops.cubin.matmul or linear, or PyTorch's under drop_in()",
+            expected="calls of torch.ops.cubin.matmul or linear (without an activation), or "
+            "PyTorch's under drop_in()",
         )
     return products
 

@@ -95,8 +95,6 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.b_unit = is_unit(b, c.b);
   c.a_broadcast = is_broadcast(a);
   c.b_broadcast = is_broadcast(b);
-  c.c_vectors = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0 &&
-                p.n * element_size(p.output) % kVectorBytes == 0;
   c.has_bias = operands.bias != nullptr;
   c.activation = p.activation;
   c.scaled = p.alpha != 1;

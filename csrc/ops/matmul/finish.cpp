@@ -39,7 +39,6 @@ class FinishKernels : public MatmulKernels {
     sums.activation = kActivationNone;
     sums.scaled = sums.has_addend = sums.has_bias = false;
     sums.output = sums_dtype(c.input);
-    sums.c_vectors = c.n * element_size(sums.output) % kVectorBytes == 0;
     const MatmulPlan& inner = plan_matmul(device_, sums);
     plan.too_large = inner.too_large;
     if (inner.kernels == nullptr) return plan;

@@ -144,7 +144,8 @@ Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, d
     return run_matmul(p, shape, a, b, nullptr);
   }
   if (alpha == 1 && beta == 1 && b.dim > 1 && is_one_row(addend)) {
-    return run_matmul(matmul_problem(a, b, shape), shape, a, b, &addend);
+    // Made with the addend: without, batches could become columns, which a row of n does not have.
+    return run_matmul(matmul_problem(a, b, shape, &addend), shape, a, b, &addend);
   }
   MatmulProblem p = matmul_problem(a, b, shape, &addend);
   p.alpha = alpha;

@@ -19,9 +19,11 @@ namespace {
 constexpr int64_t kPadBlockChunks = 1024;  // of a kernel's block
 // Bytes of copies that a product may take beside its operands and its output.
 constexpr double kMostPadBytes = 2.0 * (1 << 30);
-// As many as the kernel's 32-bit counts of chunks allow: a batch-invariant product is copied, or not,
-// whatever its number of rows.
+// A batch-invariant product is copied, or not, whatever its number of rows; up to here the kernel's
+// 32-bit counts of chunks are enough.
 constexpr double kMostChunkBytes = 16.0 * (1 << 30);
+
+constexpr int64_t kMostColumns = int64_t{1} << 31;  // of a row: the kernel's are 32-bit
 
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
@@ -159,6 +161,7 @@ class PadKernels : public MatmulKernels {
       x.rows = is_along_k(access) ? own : c.k;
       x.columns = is_along_k(access) ? c.k : own;
       const double rows = static_cast<double>(x.batch) * static_cast<double>(x.rows);
+      if (x.columns >= kMostColumns) taken = written = std::numeric_limits<double>::infinity();
       moved += rows * static_cast<double>(x.columns * bytes);
       written += rows * static_cast<double>(x.chunks(bytes) * kVectorBytes);
       taken += rows * static_cast<double>(x.row_chunks(bytes) * kVectorBytes);

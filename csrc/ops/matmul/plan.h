@@ -14,7 +14,7 @@ namespace torch_cubin {
 const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem);
 
 // What torch_cubin.tune needs: from now on every product that is planned, on any thread, is written
-// down; what was written down before is forgotten. Planning is slow until it is turned off.
+// down, if it is one of the operands' type with at most a bias (tables know no others); what was written down before is forgotten. Planning is slow until it is turned off.
 void watch_plans(bool on);
 
 // The products that were planned, each once: {"device", "dtype", "product" (tuned.h), "chosen", "tuned",

@@ -160,6 +160,9 @@ Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional
 
 Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
                              const std::optional<Tensor>& bias, std::string activation) {
+  const std::optional<TensorView> bias_view =
+      bias ? std::optional<TensorView>(TensorView(*bias)) : std::nullopt;
+  check_linear(TensorView(input), TensorView(weight), bias_view ? &*bias_view : nullptr);
   const Activation wanted = check_activation(activation);
   std::optional<Tensor> wide_bias;
   if (bias) wide_bias = wide(*bias);

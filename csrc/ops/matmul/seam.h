@@ -66,7 +66,6 @@ struct MatmulCase {
   bool a_lines, b_lines;          // read by vectors, and every row begins at a line of the cache
   bool a_unit, b_unit;            // neighbours along the operand's nearer dim lie side by side
   bool a_broadcast, b_broadcast;  // some batch stride is 0
-  bool c_vectors;                 // C's rows, which are contiguous, begin at 16-byte addresses
   bool has_bias;
   Activation activation;
   bool scaled, has_addend;  // alpha is not 1; something is added, times beta
@@ -91,9 +90,8 @@ struct MatmulCase {
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     packed = packed << 3 | static_cast<uint64_t>(activation);
-    for (const bool fact :
-         {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast, b_broadcast,
-          c_vectors, has_bias, scaled, has_addend, batch_invariant}) {
+    for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
+                            b_broadcast, has_bias, scaled, has_addend, batch_invariant}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;

@@ -21,8 +21,11 @@ constexpr size_t kMaxTunedBytes = 16u << 20;
 // float16 and bfloat16 run alike: a way of the one serves the other, where it has no type in its name.
 constexpr const char* kTunedMathNames[kMathCount] = {"16_bit", "16_bit", "tf32", "float32",
                                                      "float64"};
-constexpr const char* kTunedAccessNames[kAccessCount] = {"k_vectors", "own_vectors", "own_elements",
-                                                         "k_elements"};
+// By Access; then those of operands whose rows begin at lines of the cache.
+constexpr const char* kTunedAccessNames[] = {"k_vectors",  "own_vectors", "own_elements",
+                                             "k_elements", "k_lines",     "own_lines"};
+
+int tuned_access(Access access, bool lines) { return lines ? kAccessCount + access : access; }
 
 // m, n, k, batch, math, a, b
 using TunedProduct = std::tuple<int64_t, int64_t, int64_t, int64_t, int, int, int>;
@@ -30,7 +33,13 @@ using TunedProduct = std::tuple<int64_t, int64_t, int64_t, int64_t, int, int, in
 int tuned_math(Math math) { return math == kMathBFloat16 ? kMathFloat16 : math; }
 
 TunedProduct product_of(const MatmulCase& c) {
-  return {c.m, c.n, c.k, c.batch, tuned_math(c.math), c.a, c.b};
+  return {c.m,
+          c.n,
+          c.k,
+          c.batch,
+          tuned_math(c.math),
+          tuned_access(c.a, c.a_lines),
+          tuned_access(c.b, c.b_lines)};
 }
 
 template <size_t N>
@@ -154,8 +163,8 @@ json tuned_product(const MatmulCase& c) {
           {"k", c.k},
           {"batch", c.batch},
           {"math", kTunedMathNames[c.math]},
-          {"a", kTunedAccessNames[c.a]},
-          {"b", kTunedAccessNames[c.b]}};
+          {"a", kTunedAccessNames[tuned_access(c.a, c.a_lines)]},
+          {"b", kTunedAccessNames[tuned_access(c.b, c.b_lines)]}};
 }
 
 }  // namespace torch_cubin
