@@ -304,6 +304,8 @@ def test_launches_with_any_current_context(module, current: str, stream: str) ->
     assert cuda.cuCtxGetCurrent(ctypes.byref(primary)) == 0
     if current == "somebody's":
         assert cuda.cuCtxCreate_v4(ctypes.byref(other), None, 0, 0) == 0
+        # It is current now, and PyTorch's own work would go to its default stream.
+        assert cuda.cuCtxSetCurrent(primary) == 0
     try:
         with torch.cuda.stream(chosen):
             torch.cuda._sleep(cycles(20))  # the launch has to wait for this stream's work
