@@ -89,8 +89,16 @@ const Driver* open_driver() {
   return driver.release();
 }
 
+// Newer than CUDA 12.0's header.
+constexpr auto kContained = static_cast<CUresult>(226);         // CUDA_ERROR_CONTAINED
+constexpr auto kTensorMemoryLeak = static_cast<CUresult>(721);  // CUDA_ERROR_TENSOR_MEMORY_LEAK
+
+// The process must be started again.
 bool poisons_context(CUresult result) {
   switch (result) {
+    case kContained:
+    case kTensorMemoryLeak:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
     case CUDA_ERROR_ILLEGAL_ADDRESS:
     case CUDA_ERROR_MISALIGNED_ADDRESS:
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:

@@ -20,6 +20,7 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 
 # What the code of a failure says wherever it comes from (cuda.h), and 999 by the call.
 TAGS = {2: "oom", 4: "closed", 700: "fault", 719: "fault", 900: "capture"}
+TAGS |= dict.fromkeys((226, 721, 911), "fault")
 OF_THE_CALL = ("driver", "launch", "no_kernel", "no_device", "input")
 # No error: texts of errors; a destructor's call; a question whose answer the launch finds too; a
 # symbol that is asked for by its name.
@@ -76,7 +77,7 @@ def test_a_call_that_fails_once(driver, name):
         # What the failed run had loaded may stay: its module was not unloaded.
         return [failed, driver.violations(), driver.libraries()]
 
-    for code in (1, 2, 4, 700, 719, 900):
+    for code in (1, 2, 4, 226, 700, 719, 721, 900, 911):
         error, violations, libraries = forked(lambda code=code: run(code))
         assert violations == []
         assert libraries <= 1

@@ -68,7 +68,16 @@ def test_a_saved_package(package) -> None:
         "manifest.json",
     ]
     assert [op["kernels"][0]["images"] for op in manifest["ops"]] == [[0], [1], [1]]
-    assert [path.stat().st_mode & 0o777 for path in package.iterdir()] == [0o644] * 3
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_of_a_package_follow_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        package = torch_cubin.save_package(tmp_path / "package", [vec_add()])
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in package.iterdir()} == {mode}
 
 
 def test_what_is_loaded_is_the_same(package, tmp_path) -> None:

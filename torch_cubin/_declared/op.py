@@ -63,6 +63,16 @@ class Op:
                 raise
         raise known
 
+    # A copy is the same op: torch.ops has one of a name.
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Op:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _op_of_name, (self.name,)
+
     def __repr__(self) -> str:
         return f"<torch_cubin.Op '{self.schema}'>"
 
@@ -192,6 +202,20 @@ class Op:
 # Guards the registry, and holds definitions apart: C++'s contract of an op is Python's.
 _lock = threading.RLock()
 _ops: dict[str, Op] = {}
+
+
+def _op_of_name(name: str) -> Op:
+    """An op out of a pickle."""
+    op = _ops.get(name)
+    if op is None:
+        raise errors.fault(
+            "input",
+            f"op '{name}'",
+            "was pickled, and is not defined in this process",
+            expected="a define_op or load_package that defines it",
+            advice="Define it before you unpickle.",
+        )
+    return op
 
 
 def find(name: str) -> Op | None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,11 +159,11 @@ def _file_name(data: bytes, origin: str) -> str:
 
 def _write(path: Path, data: bytes) -> None:
     """At once: a reader sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
     try:
         with open(handle, "wb") as file:
             file.write(data)
-        os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import hashlib
 import math
+import operator
 import os
 import warnings
 import weakref
@@ -62,6 +63,16 @@ class Kernel(Launcher):
         self.info = facts
         self._handle = library.module_kernel(module._handle, facts.name)
         self._bind(self._handle, tuple((p.size, p.kind) for p in facts.params))
+
+    # A copy is the same kernel: what it stands for is the process's, and cannot be had twice.
+    def __copy__(self) -> Kernel:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.getitem, (self.module, self.name)
 
     @property
     def name(self) -> str:
@@ -149,6 +160,18 @@ class Module:
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
         self._globals: set[int] = set()  # tensors over global variables (global_memory.py)
         self._closed = False
+
+    # A copy is the same module, which is closed when the last one is gone.
+    def __copy__(self) -> Module:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Module:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its sources: paths, which are read again, or the bytes that it was given."""
+        self._check_open()
+        return _load_again, (tuple(self._sources), self._jit)
 
     def __getitem__(self, name: str) -> Kernel:
         if not isinstance(name, str):
@@ -305,6 +328,22 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
         (one, name, hashlib.sha256(data).hexdigest())
         for one, (data, name) in zip(listed, sources, strict=True)
     ]
+    return module
+
+
+def _load_again(sources: tuple[tuple[Source, str, str], ...], jit: bool) -> Module:
+    """A module out of a pickle. Raises HashError [hash] where a file is another one now."""
+    module = load([source for source, _, _ in sources], jit=jit)
+    for (_, name, digest), (_, _, found) in zip(sources, module._sources, strict=True):
+        if found != digest:
+            raise errors.fault(
+                "hash",
+                name,
+                "is not what the pickled module was loaded from",
+                expected=f"sha256 {digest}",
+                got=f"sha256 {found}",
+                advice="Pickle it again.",
+            )
     return module
 
 
