@@ -2,6 +2,7 @@
 
     python benchmarks/bench_goals.py --json result.json --plot result.png      # about two minutes
     python benchmarks/bench_goals.py --only odd,random
+    python benchmarks/bench_goals.py --replot result.json,later.json --plot result.png   # no GPU
 
 Each line is one product: both contenders are CUDA graphs over random normal operands that do not
 fit the L2 cache together, alternate, settle before they are measured, and the order flips every
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import random
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import common
 import numerics
@@ -209,7 +212,18 @@ def print_summary(lines: list[Line], markdown: bool) -> None:
     common.print_table(headers, rows, markdown)
 
 
-def plot(path: str, lines: list[Line]) -> None:
+def read_results(paths: Sequence[str]) -> tuple[list[Line], str]:
+    """The lines of earlier runs, and the GPU; a group of a later file replaces the same one."""
+    groups: dict[str, list[Line]] = {}
+    for path in paths:
+        content = json.loads(Path(path).read_text())
+        gpu = content["machine"]["GPU"].split(",")[0]
+        lines = [Line(**line) for line in content["results"]["lines"]]
+        groups |= {g: [line for line in lines if line.group == g] for g in {x.group for x in lines}}
+    return [line for group in GOALS for line in groups.get(group, ())], gpu
+
+
+def plot(path: str, lines: list[Line], gpu: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -232,7 +246,7 @@ def plot(path: str, lines: list[Line]) -> None:
         range(len(groups)), [TITLES[g].replace(", ", ",\n") for g in groups], fontsize=8
     )
     axes.set_ylabel("speed over cuBLAS's (epilogues: over our plain product's)")
-    axes.set_title(f"torch.ops.cubin.matmul on one {torch.cuda.get_device_name()}", fontsize=10)
+    axes.set_title(f"torch.ops.cubin.matmul on one {gpu}", fontsize=10)
     figure.savefig(path, dpi=130)
 
 
@@ -250,7 +264,14 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--plot", metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--replot", metavar="FILE,...", help="of these results, measuring nothing")
     options = parser.parse_args()
+    if options.replot:
+        lines, gpu = read_results(options.replot.split(","))
+        print_summary(lines, options.markdown)
+        if options.plot:
+            plot(options.plot, lines, gpu)
+        return
     common.require_gpu()
     common.print_machine("torch.ops.cubin.matmul beside torch.matmul, by goal (GPU time, graphs)")
     torch.manual_seed(0)
@@ -279,11 +300,8 @@ def main() -> None:
     results = {"clocks": state, "summary": summary(lines), "lines": [asdict(x) for x in lines]}
     common.write_json(options.json, results)
     if options.plot:
-        plot(options.plot, lines)
-    for failure in failures:
-        print(f"FAILED {failure}")
-    if failures:
-        raise SystemExit(1)
+        plot(options.plot, lines, torch.cuda.get_device_name())
+    common.end_with(failures)
 
 
 if __name__ == "__main__":

@@ -290,10 +290,7 @@ def main() -> None:
     if rows:
         print_summary(rows, names, promises=not options.batch_invariant)
     common.write_json(options.json, [asdict(row) for row in rows])
-    for failure in failures:
-        print(f"FAILED {failure}")
-    if failures:
-        raise SystemExit(1)
+    common.end_with(failures)
 
 
 if __name__ == "__main__":

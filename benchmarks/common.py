@@ -188,6 +188,14 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], markdown:
     sys.stdout.flush()
 
 
+def end_with(failures: Sequence[str]) -> None:
+    """Prints the lines that failed, and ends with status 1 if there are any."""
+    for failure in failures:
+        print(f"FAILED {failure}")
+    if failures:
+        raise SystemExit(1)
+
+
 def write_json(path: str | None, results: object) -> None:
     if path:
         content = {"machine": machine(), "command": sys.argv, "results": results}

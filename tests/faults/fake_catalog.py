@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from fake_driver import tensors
+from faults import catalogs
 from faults.forked import error_of, forked
 
 from torch_cubin._native import library
 
-CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
-
 
 def catalog_of(driver, folder: Path, monkeypatch, change) -> None:
     """A catalog of the bfloat16 matmul kernels of kind `mma`, each as `change` returns it."""
-    manifest = json.loads((CUBINS / "manifest.json").read_text())
-    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["kind"] == "mma"]
-    kernels = [k for k in kernels if k["family"] == "matmul" and k["math"] == "bfloat16"]
-    if not kernels:
-        pytest.skip("the kernels are not built for sm_90a")
-    for kernel in kernels:
-        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
+    kernels = catalogs.kernels_of("matmul", lambda k: (k["kind"], k["math"]) == ("mma", "bfloat16"))
     changed = [entry for kernel in kernels for entry in change(kernel)]
-    (folder / "sm_90a").symlink_to(CUBINS / "sm_90a")
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "kernels": changed}))
-    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(folder))
+    catalogs.install(driver, folder, monkeypatch, changed)
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import json
-from pathlib import Path
 
 import pytest
 import torch
 from fake_driver import tensors
+from faults import catalogs
 from faults.fake_sm90_launch import GENERAL, Params
 from faults.forked import forked
 
 import torch_cubin
 
-CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 ADD_VECTOR, ACTIVATION = 1024, 12
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 
@@ -42,19 +40,11 @@ class Product(ctypes.Structure):
 
 @pytest.fixture
 def catalog(driver, tmp_path, monkeypatch):
-    """Makes a catalog of the matmul kernels of these kinds."""
-    manifest = json.loads((CUBINS / "manifest.json").read_text())
-    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["family"] == "matmul"]
-    if not kernels:
-        pytest.skip("the kernels are not built for sm_90a")
+    """Makes a catalog of the matmul kernels that are not of these kinds."""
 
     def make(*without: str) -> None:
-        chosen = [k for k in kernels if k["kind"] not in without]
-        for kernel in chosen:
-            driver.declare_kernel(kernel["symbol"], [p["size"] for p in kernel["params"]])
-        (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
-        (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "kernels": chosen}))
-        monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+        kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] not in without)
+        catalogs.install(driver, tmp_path, monkeypatch, kernels)
 
     return make
 

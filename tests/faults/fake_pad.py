@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from pathlib import Path
 
 import pytest
 import torch
 from fake_driver import tensors
+from faults import catalogs
 from faults.forked import forked
 
-CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 JOB = struct.Struct("<8q4I")
 NAMES = (
     *("source", "to", "row_stride", "batch_stride", "to_row_stride", "to_batch_stride"),
@@ -21,12 +19,7 @@ NAMES = (
 
 @pytest.fixture
 def catalog(driver) -> None:
-    manifest = json.loads((CUBINS / "manifest.json").read_text())
-    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["family"] == "matmul"]
-    if not kernels:
-        pytest.skip("the kernels are not built for sm_90a")
-    for kernel in kernels:
-        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
+    catalogs.declare(driver, catalogs.kernels_of("matmul"))
 
 
 def launches_of(driver, a, b) -> list[dict]:

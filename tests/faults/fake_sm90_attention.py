@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import json
 import math
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from fake_driver import tensors
+from faults import catalogs
 from faults.fake_sm90_launch import read_map
 from faults.forked import forked
 
-CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 NO_BOUND = 1 << 30
 IN_TURN, IN_PAIRS = 0, -1
 
@@ -37,18 +35,8 @@ class Params(ctypes.Structure):
 @pytest.fixture
 def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
     """The attention kernels for Hopper, by name."""
-    path = CUBINS / "manifest.json"
-    manifest = json.loads(path.read_text()) if path.is_file() else {"kernels": []}
-    kernels = [
-        k for k in manifest["kernels"] if k["family"] == "attention" and k["arch"] == "sm_90a"
-    ]
-    if not kernels:
-        pytest.skip("the kernels are not built for sm_90a")
-    for kernel in kernels:
-        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
-    (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
-    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+    kernels = catalogs.kernels_of("attention")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
     return {kernel["name"]: kernel for kernel in kernels}
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from fake_driver import tensors
+from faults import catalogs
 from faults.forked import forked
 
 import torch_cubin
 
-CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL, OUT_UNALIGNED = 2, 4, 8, 16, 64, 1 << 15
 
 
@@ -49,16 +47,8 @@ def read_map(words) -> dict:
 @pytest.fixture
 def sm90(driver, tmp_path, monkeypatch) -> list[dict]:
     """A catalog of the sm90 kernels alone."""
-    path = CUBINS / "manifest.json"
-    manifest = json.loads(path.read_text()) if path.is_file() else {"kernels": []}
-    kernels = [k for k in manifest["kernels"] if (k["family"], k["kind"]) == ("matmul", "sm90")]
-    if not kernels:
-        pytest.skip("the kernels are not built for sm_90a")
-    for kernel in kernels:
-        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
-    (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
-    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+    kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] == "sm90")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
     return kernels
 
 

@@ -5,19 +5,17 @@ The stand-in driver writes tensor maps in a layout of its own, so that the test 
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from fake_driver import tensors
+from faults import catalogs
 from faults.forked import forked
 
 import torch_cubin
 
-CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 INTEGERS = (
     *("tokens_count", "rows_count", "k", "rows", "tiles", "splits", "stages", "prefetched"),
     *("pairs", "ring_bytes"),
@@ -29,16 +27,8 @@ LIMIT = 231424  # dynamic bytes that a block can have beside the kernel's static
 @pytest.fixture
 def catalog(driver, tmp_path, monkeypatch) -> None:
     """Without the large products' kernels, whose times the stand-in's memory cannot tell apart."""
-    manifest = json.loads((CUBINS / "manifest.json").read_text())
-    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["family"] == "matmul"]
-    if not kernels:
-        pytest.skip("the kernels are not built for sm_90a")
-    kernels = [k for k in kernels if k["kind"] != "sm90"]
-    for kernel in kernels:
-        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
-    (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
-    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+    kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] != "sm90")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
 
 
 @dataclass

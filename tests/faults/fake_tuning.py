@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_driver import tensors
+from faults import catalogs
 from faults.forked import error_of, forked
 
 import torch_cubin
@@ -17,7 +18,6 @@ from torch_cubin._native import library
 from torch_cubin._tuning import measure
 from torch_cubin._tuning.products import Product
 
-CUBINS = Path(__file__).resolve().parents[2] / "torch_cubin" / "cubins"
 GPU = "Fake GPU"
 PRODUCT = Product.of_layout(256, 512, 1024, "nt", "bfloat16")
 
@@ -25,17 +25,7 @@ PRODUCT = Product.of_layout(256, 512, 1024, "nt", "bfloat16")
 @pytest.fixture
 def catalog(driver, tmp_path, monkeypatch) -> Path:
     """The package's matmul kernels, without its tuned tables."""
-    manifest = json.loads((CUBINS / "manifest.json").read_text())
-    kernels = [k for k in manifest["kernels"] if k["arch"] == "sm_90a" and k["family"] == "matmul"]
-    if not kernels:
-        pytest.skip("the kernels are not built for sm_90a")
-    for kernel in kernels:
-        driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
-    (tmp_path / "sm_90a").symlink_to(CUBINS / "sm_90a")
-    (tmp_path / "manifest.json").write_text(
-        json.dumps({**manifest, "kernels": kernels, "tuned": []})
-    )
-    monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(tmp_path))
+    catalogs.install(driver, tmp_path, monkeypatch, catalogs.kernels_of("matmul"))
     return tmp_path
 
 

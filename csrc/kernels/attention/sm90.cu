@@ -12,6 +12,7 @@
 // tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
 // wgmma to the operand registers of the other without a shuffle.
 #include "common/dtype.cuh"
+#include "common/wgmma.cuh"
 #include "sm90_schedule.cuh"
 #include "sm90_softmax.cuh"
 

@@ -22,12 +22,6 @@ constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is a normal numbe
 constexpr float kHuge = 1048576.0f;
 constexpr float kLowest = -3.402823466e38f;
 
-TC_DEVICE float power_of_two(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
 TC_DEVICE float log_of_two(float x) {
   float out;
   asm("lg2.approx.f32 %0, %1;" : "=f"(out) : "f"(x));
@@ -105,7 +99,7 @@ struct RunningSoftmax {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       int h = i / 2 % 2;
-      s[i] = power_of_two(fmaf(s[i], unit, minus[h]));
+      s[i] = exp2_approx(fmaf(s[i], unit, minus[h]));
       part[h][i / 4 % 2] += s[i];
     }
     block[0] = part[0][0] + part[0][1];
@@ -133,7 +127,7 @@ struct RunningSoftmax {
       // A reference that stays is that of an earlier block, whose scores are gone.
       raw[h] = top > kLowest && scaled < reference[h] ? reference[h] / unit : top;
       scaled = fmaxf(reference[h], scaled);
-      if (reference[h] != kLowest) factor[h] = power_of_two(reference[h] - scaled);
+      if (reference[h] != kLowest) factor[h] = exp2_approx(reference[h] - scaled);
       sum[h] *= reference[h] != kLowest ? factor[h] : 1.0f;
       reference[h] = scaled;
       look |= !(fabsf(scaled) <= kHuge);

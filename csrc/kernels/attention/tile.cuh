@@ -16,12 +16,6 @@ constexpr float kLowest = -3.4028234663852886e38f;  // stands for -inf where -in
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-TC_DEVICE float exp2_approx(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
 // x, which is the same in all 32 lanes, in a uniform register: what the compiler cannot prove to be
 // uniform, and all that follows from it, takes registers of every thread.
 TC_DEVICE int uniform(int x) { return __reduce_max_sync(~0u, x); }

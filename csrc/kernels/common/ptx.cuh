@@ -204,4 +204,11 @@ TC_DEVICE void mma_f64(double (&d)[4], const double (&a)[4], double b0, double b
 #endif
 }
 
+// 2 to the power of x, by the special function unit; results too small for a normal float are 0.
+TC_DEVICE float exp2_approx(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
 }  // namespace torch_cubin

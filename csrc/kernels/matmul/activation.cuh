@@ -7,12 +7,6 @@
 
 namespace torch_cubin {
 
-TC_DEVICE float exp2_fast(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
 TC_DEVICE float reciprocal(float x) {
   float out;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
@@ -24,7 +18,7 @@ TC_DEVICE float reciprocal(float x) {
 template <bool kExact>
 TC_DEVICE float times_sigmoid(float x, float y) {
   if constexpr (kExact) return __fdiv_rn(x, __fadd_rn(1.0f, expf(-y)));
-  return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp2_fast(__fmul_rn(-1.4426950408889634f, y)))));
+  return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp2_approx(__fmul_rn(-1.4426950408889634f, y)))));
 }
 
 template <bool kExact>

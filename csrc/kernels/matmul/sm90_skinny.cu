@@ -22,6 +22,7 @@
 // two blocks at once, clusters above 2, and stages of 512 bytes a row gain nothing.
 #include "common/dtype.cuh"
 #include "common/hopper.cuh"
+#include "common/wgmma.cuh"
 #include "sm90_skinny_params.h"
 
 namespace torch_cubin::TC_KERNEL {
