@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import declared
@@ -375,3 +377,60 @@ def test_the_schema_knows_every_field_and_catches_mistakes() -> None:
 
 
 assert DECLARED.is_file()
+
+
+def test_layout_and_align_may_be_left_out(package) -> None:
+    """docs/manifest.md: contiguous, and the dtype's own alignment."""
+    manifest = renamed(package)
+    for op in manifest["ops"]:
+        for tensor in op.get("tensors", {}).values():
+            tensor.pop("layout", None)
+            tensor.pop("align", None)
+    write(package, manifest)
+    ops = torch_cubin.load_package(package)
+    x = torch.empty(8, device="meta")
+    op = next(op for name, op in ops.items() if "vec_add" in name)
+    assert op(x, x).shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"version": 1, "version": 1, "ops": [], "images": []}', "'version' stands twice"),
+        (
+            '{"version": 1, "ops": [], "images": [{"file": "a", "file": "b"}]}',
+            "'file' stands twice",
+        ),
+        ('{"version": 1, "ops": [], "images": []}\0{"version": 2}', "NUL byte"),
+        ("[" * 300 + "]" * 300, "nested too deeply"),
+        ('{"version": 1, "ops": [}', "is not JSON"),
+    ],
+)
+def test_json_that_says_two_things(package, text: str, message: str) -> None:
+    write(package, text)
+    with pytest.raises(torch_cubin.Error, match=message):
+        torch_cubin.load_package(package)
+
+
+def test_long_manifests_are_read_in_linear_time(package) -> None:
+    """Of 400,000 objects in a list: quadratic, it took half a minute."""
+    manifest = manifest_of(package)
+    text = json.dumps(manifest)[:-1] + ', "more": [' + ",".join(["{}"] * 400_000) + "]}"
+    write(package, text)
+    start = time.monotonic()
+    with contextlib.suppress(torch_cubin.Error):  # whether it may have more, or not
+        torch_cubin.load_package(package)
+    assert time.monotonic() - start < 5
+
+
+def test_a_folder_in_a_file_s_place(package) -> None:
+    (package / "manifest.json").unlink()
+    (package / "manifest.json").mkdir()
+    with pytest.raises(torch_cubin.Error, match=r"\[file\].*got Is a directory"):
+        torch_cubin.load_package(package)
+
+
+@pytest.mark.parametrize("name", [chr(0xD800), f"a{chr(0xDFFF)}b", chr(0xDC80)], ids=ascii)
+def test_names_that_are_no_text_are_no_kernel(name: str) -> None:
+    with pytest.raises(torch_cubin.Error, match=r"\[no_kernel\]"):
+        torch_cubin.load(DECLARED)[name]
