@@ -42,6 +42,8 @@ std::vector<uint8_t> read_file(const std::string& path, size_t limit) {
   const int opened = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (opened < 0) fail_to_read(path, std::strerror(errno));
   const Descriptor file{opened};
+  char byte = 0;
+  if (read(file.value, &byte, 0) < 0) fail_to_read(path, std::strerror(errno));  // a folder
   const off_t size = lseek(file.value, 0, SEEK_END);
   if (size < 0 || lseek(file.value, 0, SEEK_SET) < 0) fail_to_read(path, std::strerror(errno));
   if (static_cast<uint64_t>(size) > limit) {

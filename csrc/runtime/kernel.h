@@ -89,6 +89,7 @@ class Kernel {
   Module& module() const { return module_; }
   const std::string& name() const { return info_.name; }
   const KernelInfo& info() const { return info_; }
+  const char* lasting_name() const { return lasting_name_; }  // for note_launch()
 
   // What launches on that device are checked against, without touching it where that is the same
   // everywhere.
@@ -121,6 +122,7 @@ class Kernel {
 
   Module& module_;  // owns this kernel
   KernelInfo info_;
+  const char* const lasting_name_;
   bool
       same_shape_;  // all images that have the kernel say the same of what launches are checked against
   std::mutex mutex_;  // guards load()

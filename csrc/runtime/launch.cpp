@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cubin/error.h"
+#include "runtime/device_memory.h"
 
 namespace torch_cubin {
 namespace {
@@ -12,6 +13,11 @@ namespace {
 constexpr int64_t kPortableCluster = 8;
 
 std::atomic<int64_t> g_launches{0};
+
+void note_launch(const Kernel& kernel) {
+  g_launches.fetch_add(1, std::memory_order_relaxed);
+  last_kernel.store(kernel.lasting_name(), std::memory_order_relaxed);
+}
 
 template <class T>
 std::string triple(const T* values) {
@@ -159,7 +165,7 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
   kernel.module().note_capture(config.hStream);
   const CUresult result = driver().cuLaunchKernelEx(&config, here->function, call.params, nullptr);
   if (result != CUDA_SUCCESS) check_launch(result, kernel, call);
-  g_launches.fetch_add(1, std::memory_order_relaxed);
+  note_launch(kernel);
   return true;
 }
 
@@ -244,9 +250,12 @@ class Launch {
     }
     if (has(TORCH_CUBIN_DEPENDENT)) set_dependent(config);
     kernel_.module().note_capture(config.hStream);
-    const CUresult result = driver().cuLaunchKernelEx(&config, function, call_.params, nullptr);
+    // A kernel's first launch may need memory for its code and its threads' local memory.
+    const CUresult result = with_device_memory(device.index, [&] {
+      return driver().cuLaunchKernelEx(&config, function, call_.params, nullptr);
+    });
     if (result != CUDA_SUCCESS) check_launch(result, kernel_, call_);
-    g_launches.fetch_add(1, std::memory_order_relaxed);
+    note_launch(kernel_);
   }
 
  private:

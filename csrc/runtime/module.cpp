@@ -9,6 +9,7 @@
 #include "cubin/arch.h"
 #include "cubin/demangle.h"
 #include "cubin/error.h"
+#include "runtime/device_memory.h"
 
 namespace torch_cubin {
 namespace {
@@ -161,8 +162,9 @@ std::shared_ptr<const LoadedImage> Module::load(const Device& device, const Sour
   const auto index = static_cast<size_t>(&source - images_.data());
   std::shared_ptr<const LoadedImage>& loaded = loaded_images_[index];
   if (loaded == nullptr) {
-    loaded = source.is_ptx ? LoadedImage::compile(source.image, source.bytes, source.origin)
-                           : LoadedImage::load(source.image, source.bytes, source.origin);
+    loaded = source.is_ptx
+                 ? LoadedImage::compile(source.image, source.bytes, source.origin, device.index)
+                 : LoadedImage::load(source.image, source.bytes, source.origin, device.index);
     std::vector<uint8_t>().swap(images_[index].bytes);  // the driver has its own, for all devices
     loaded_.store(true, std::memory_order_release);
   }
@@ -201,8 +203,9 @@ Module::Global Module::global(const Device& device, const std::string& name) {
     const std::shared_ptr<const LoadedImage> image = load(device, *source);
     CUdeviceptr address = 0;
     size_t bytes = 0;
-    const CUresult result =
-        driver().cuLibraryGetGlobal(&address, &bytes, image->handle(), name.c_str());
+    const CUresult result = with_device_memory(device.index, [&] {
+      return driver().cuLibraryGetGlobal(&address, &bytes, image->handle(), name.c_str());
+    });
     if (result == CUDA_ERROR_NOT_FOUND) continue;
     check(result, "driver",
           "cuLibraryGetGlobal of '" + printable(name) + "' in " + image->origin());

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "driver/table.h"
@@ -34,6 +35,11 @@ const char* const kNames[] = {
 #define FAKE_NAME(name, version) #name,
     TORCH_CUBIN_DRIVER_FUNCTIONS(FAKE_NAME)
 #undef FAKE_NAME
+};
+
+// Every code of cuda.h and its name.
+const std::pair<int, const char*> kErrors[] = {
+#include "fake_errors.inc"  // build.py
 };
 
 struct Library {
@@ -165,8 +171,11 @@ CUresult cuDriverGetVersion(int* version) {
   return CUDA_SUCCESS;
 }
 CUresult cuGetErrorName(CUresult error, const char** name) {
-  *name = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
-  return CUDA_SUCCESS;
+  *name = nullptr;
+  for (const auto& [code, text] : kErrors) {
+    if (code == static_cast<int>(error)) *name = text;
+  }
+  return *name == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 CUresult cuGetErrorString(CUresult, const char** text) {
   *text = "asked for by the test";
@@ -195,7 +204,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
       *value = static_cast<int>(sm % 10);
       break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      *value = 132;
+      *value = static_cast<int>(setting("multiprocessors", 132));
       break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
       *value = 232448;
@@ -543,6 +552,11 @@ FAKE_API void fake_make_current(long context) { current = reinterpret_cast<CUcon
 // The texts live until the thread asks again.
 FAKE_API const char* fake_functions() {
   return join(std::vector<std::string>(kNames, kNames + kFunctions), "\n");
+}
+FAKE_API const char* fake_errors() {
+  std::vector<std::string> lines;
+  for (const auto& [code, name] : kErrors) lines.push_back(std::to_string(code) + " " + name);
+  return join(lines, "\n");
 }
 FAKE_API const char* fake_journal() {
   std::lock_guard<std::mutex> lock(mutex);
