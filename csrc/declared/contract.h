@@ -130,8 +130,8 @@ class Contract {
   std::deque<Launch> launches_;
   std::vector<TunedTable> tuned_;            // none or one
   std::vector<std::vector<size_t>> groups_;  // of launches_, by their places in the tuned table
-  size_t variables_ = 0;        // of dtypes
-  bool reads_outputs_ = false;  // expressions may read what is allocated
+  size_t variables_ = 0;                     // of dtypes
+  bool reads_outputs_ = false;               // expressions may read what is allocated
 };
 
 }  // namespace torch_cubin

@@ -27,10 +27,13 @@ struct ScalarKind {
   uint32_t size;
 };
 constexpr ScalarKind kScalars[] = {
-    {"int8", 'i', 1},    {"int16", 'i', 2},    {"int32", 'i', 4},   {"int64", 'i', 8},
-    {"uint8", 'u', 1},   {"uint16", 'u', 2},   {"uint32", 'u', 4},  {"uint64", 'u', 8},
-    {"float16", 'f', 2}, {"bfloat16", 'g', 2}, {"float32", 'f', 4}, {"float64", 'f', 8},
-    {"bool", 'b', 1},     {"bfloat16_truncated", 't', 2},
+    {"int8", 'i', 1},    {"int16", 'i', 2},
+    {"int32", 'i', 4},   {"int64", 'i', 8},
+    {"uint8", 'u', 1},   {"uint16", 'u', 2},
+    {"uint32", 'u', 4},  {"uint64", 'u', 8},
+    {"float16", 'f', 2}, {"bfloat16", 'g', 2},
+    {"float32", 'f', 4}, {"float64", 'f', 8},
+    {"bool", 'b', 1},    {"bfloat16_truncated", 't', 2},
 };
 
 int find_named(const std::vector<std::string>& names, const std::string& name) {
@@ -143,9 +146,10 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
                                   [&](const ScalarKind& scalar) { return kind == scalar.name; });
   const bool own_size = kind == "number";
   if ((known == std::end(kScalars) && !own_size) || argument.size() != 2) {
-    refuse_json(piece.label,
-                "pointer, number, int32, float32, ..., bool, struct, tensor_map, workspace or bytes",
-                argument);
+    refuse_json(
+        piece.label,
+        "pointer, number, int32, float32, ..., bool, struct, tensor_map, workspace or bytes",
+        argument);
   }
   if (own_size && !param) refuse_json(piece.label, "a scalar with a size, as int32", argument);
   Expression expression(argument[1], places.scope, piece.label);
@@ -155,7 +159,7 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
                                                     : 'f')
                        : known->code;
   const auto is_float = [](char c) { return c == 'f' || c == 'g' || c == 't'; };
-  const bool right = code == 'b'                  ? type == ValueType::kBool
+  const bool right = code == 'b'      ? type == ValueType::kBool
                      : is_float(code) ? type != ValueType::kBool
                                       : type == ValueType::kInt;
   if (!right) {

@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxParts = 32;
-constexpr size_t kMaxEntries = size_t{1} << 20;
+constexpr size_t kMaxKeys = size_t{1} << 20;
 constexpr int64_t kUnknownWord = -1;
 
 // -0.0 and 0.0 are one key, as they are in Python.
@@ -46,8 +46,8 @@ TunedTable::TunedTable(const json& object, const Scope& scope, int64_t groups,
   if (key.empty() || key.size() > kMaxParts) {
     refuse_json(fields.at("key"), "1 to " + std::to_string(kMaxParts) + " parts", key.size());
   }
-  if (entries.size() > kMaxEntries) {
-    refuse_json(fields.at("entries"), "at most " + std::to_string(kMaxEntries), entries.size());
+  if (entries.size() > kMaxKeys) {
+    refuse_json(fields.at("entries"), "at most " + std::to_string(kMaxKeys), entries.size());
   }
   for (size_t i = 0; i < key.size(); ++i) {
     read_part(key[i], scope, fields.at("key") + "[" + std::to_string(i) + "]");
@@ -62,10 +62,10 @@ TunedTable::TunedTable(const json& object, const Scope& scope, int64_t groups,
                        entry[0].size() == parts_.size() && entry[1].is_number_integer() &&
                        entry[1] >= 0 && entry[1] < groups;
     if (!right) {
-      refuse_json(at,
-                  "[" + counted(parts_.size(), "value") + ", a group below " +
-                      std::to_string(groups) + "]",
-                  entry);
+      refuse_json(
+          at,
+          "[" + counted(parts_.size(), "value") + ", a group below " + std::to_string(groups) + "]",
+          entry);
     }
     for (size_t part = 0; part < parts_.size(); ++part) {
       keys_.push_back(read_value(parts_[part], entry[0][part], at));
