@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,6 +163,8 @@ def fault_exit(kind: str) -> dict:
         while True:
             module["set"](out, 1, grid=1, block=32)
 
+    # Python 3.12 warns of a fork beside threads, which PyTorch has.
+    warnings.simplefilter("ignore", DeprecationWarning)
     if kind == "thread":
         threading.Thread(target=launch_for_ever, daemon=True).start()
     elif kind == "fork" and os.fork() == 0:

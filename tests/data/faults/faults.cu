@@ -6,9 +6,7 @@
 
 extern "C" __global__ void set(int* out, int value) { out[threadIdx.x] = value; }
 
-extern "C" __global__ void illegal_address(int* out) {
-  out[int64_t{1} << 40] = 1;
-}
+extern "C" __global__ void illegal_address(int* out) { out[int64_t{1} << 40] = 1; }
 
 extern "C" __global__ void misaligned_address(int* out) {
   *reinterpret_cast<volatile int*>(reinterpret_cast<char*>(out) + 1) = 1;
@@ -43,5 +41,5 @@ extern "C" __global__ void static_and_dynamic(const int* x, int* out, int bytes)
 
 #ifdef LARGE_TABLE  // 1 GiB, which the load itself must allocate
 __device__ int table[1 << 28];
-extern "C" __global__ void use_table(int* out) { *out = table[threadIdx.x] + 7; }
+extern "C" __global__ void use_table(int* out) { out[threadIdx.x] = table[threadIdx.x] + 7; }
 #endif
