@@ -370,7 +370,7 @@ def test_items_of_lists_share_no_memory_with_what_is_written_to(driver):
     entry = {"dtype": "float32", "shape": None, "layout": "strided", "align": 4}
     op = shapes_op(
         "(Tensor(a!) y, Tensor[] xs, Tensor? z=None) -> ()",
-        {"xs": entry, "y": entry, "z": entry},
+        {"y": entry, "xs": entry, "z": entry},
         [],
     )
     memory, base = tensors.empty(4, 8), torch.empty(4, 8, device="meta")
