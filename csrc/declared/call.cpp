@@ -11,6 +11,7 @@
 #include "declared/boxed_arguments.h"
 #include "declared/contract.h"
 #include "declared/described_arguments.h"
+#include "declared/overlap.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/stream.h"
@@ -85,6 +86,9 @@ class Contract::Call {
   void run(CallAllocations& outputs) {
     bind();
     check_no_derivative();
+    for (const size_t i : contract_.mutated_) {
+      if (state_.addresses[i] != nullptr && !pattern(i).may_overlap()) check_overlaps(i);
+    }
 
     const Launch& launch = contract_.launches_.size() == 1 ? only() : choose();
     const size_t first = contract_.first_output_place_;
@@ -198,6 +202,33 @@ class Contract::Call {
       const Device& found = device(state_.device);
       state_.sm = found.sm;
       state_.multiprocessors = found.multiprocessors;
+    }
+  }
+
+  // What one block of the kernel writes, another may be about to read.
+  void check_overlaps(size_t mutated) const {
+    const auto check = [&](size_t other, const void* address, const TensorFacts& facts) {
+      if (share_memory(state_.addresses[mutated], state_.facts[mutated], address, facts)) {
+        pattern(mutated).refuse_overlap(contract_.schema_.arguments[other].name);
+      }
+    };
+    for (const std::vector<size_t>* places : {&contract_.required_, &contract_.optional_}) {
+      for (const size_t i : *places) {
+        if (i != mutated) check(i, state_.addresses[i], state_.facts[i]);
+      }
+    }
+    for (const size_t i : contract_.lists_) {
+      for (size_t item = 0; item < arguments_.length(i); ++item) {
+        const TensorView& view = arguments_.item(i, item);
+        TensorFacts facts;
+        facts.sizes = view.sizes;
+        facts.strides = view.strides;
+        facts.dim = view.dim;
+        facts.itemsize = element_size(view.dtype);
+        bool empty = false;
+        for (int64_t j = 0; j < view.dim; ++j) empty |= view.sizes[j] == 0;
+        if (!empty) check(i, arguments_.data(view), facts);
+      }
     }
   }
 
