@@ -76,7 +76,10 @@ def write_unit(
     for file, content in contents.items():
         digest.update(f"{file}\0{len(content)}\0".encode() + content)
     symbol = symbol or f"{NAMED}{digest.hexdigest()[:16]}"
-    body = "\n".join(f'    "{_escaped(line)}\\n"' for line in _assembly(symbol, named, contents))
+    body = "\n".join(
+        f'    "{_escaped(line)}\\n"'
+        for line in _assembly(symbol, named, contents, name is not None)
+    )
     text = (
         "/* Made by torch_cubin.embed: files for the section .torch_cubin. */\n"
         f"__asm__(\n{body});\n"
@@ -87,7 +90,9 @@ def write_unit(
         output.write_text(text)
 
 
-def _assembly(symbol: str, named: dict[str, Path], contents: dict[str, bytes]) -> list[str]:
+def _assembly(
+    symbol: str, named: dict[str, Path], contents: dict[str, bytes], hidden: bool
+) -> list[str]:
     """The bundle in numbers and .incbin: no labels to clash where LTO joins several units."""
 
     def aligned(size: int) -> int:
@@ -108,7 +113,9 @@ def _assembly(symbol: str, named: dict[str, Path], contents: dict[str, bytes]) -
         '.pushsection .torch_cubin, "a", @progbits',
         f".balign {ALIGNMENT}",
         f".weak {symbol}",  # the same files twice in a link are no clash
-        f".hidden {symbol}",  # another library's bundle of that name is its own
+        # Another library's bundle of that name is its own. Without a name nothing refers to the
+        # symbol: that it is seen from outside keeps it under --gc-sections.
+        *([f".hidden {symbol}"] if hidden else []),
         f".type {symbol}, @object",
         f".size {symbol}, {at}",
         f"{symbol}:",
