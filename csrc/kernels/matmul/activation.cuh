@@ -13,13 +13,22 @@ TC_DEVICE float reciprocal(float x) {
   return out;
 }
 
-// For results that are rounded to 16 bits afterwards; right for infinities, too.
-TC_DEVICE float follow_curve(float x, const ActivationCurve& curve) {
-  float t = fminf(__fmul_rn(x, x), curve.limit);
-  float sum = curve.c[5];
+// x * P(t) of a curve whose coefficients above c[kDegree] are zero: the same bits for every degree that
+// is high enough.
+template <int kDegree>
+TC_DEVICE float curve_exponent(float x, const ActivationCurve& curve) {
+  float sum = curve.c[kDegree];
+  if constexpr (kDegree > 0) {
+    float t = fminf(__fmul_rn(x, x), curve.limit);
 #pragma unroll
-  for (int i = 4; i >= 0; --i) sum = __fmaf_rn(sum, t, curve.c[i]);
-  return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp2_approx(__fmul_rn(x, sum)))));
+    for (int i = kDegree - 1; i >= 0; --i) sum = __fmaf_rn(sum, t, curve.c[i]);
+  }
+  return __fmul_rn(x, sum);
+}
+
+// For results that are rounded to 16 bits afterwards; right for infinities, too.
+TC_DEVICE float divide_by_exponential(float x, float exponent) {
+  return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp2_approx(exponent))));
 }
 
 // Where kExact is on, the result stays float32: quick instructions are wrong in its last bits.
@@ -27,7 +36,7 @@ template <bool kExact>
 TC_DEVICE float activate(float x, int activation, const ActivationCurve& curve) {
   if (activation == kActivationNone) return x;
   if (activation == kActivationRelu) return x < 0.0f ? 0.0f : x;  // NaN stays NaN
-  if constexpr (!kExact) return follow_curve(x, curve);
+  if constexpr (!kExact) return divide_by_exponential(x, curve_exponent<5>(x, curve));
   if (activation == kActivationGelu) {
     return __fmul_rn(__fmul_rn(0.5f, x),
                      __fadd_rn(1.0f, erff(__fmul_rn(0.70710678118654752f, x))));
