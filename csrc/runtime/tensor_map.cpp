@@ -37,13 +37,13 @@ size_t place_of(const TensorMapSpec& map) {
 
 void encode_by_driver(const TensorMapSpec& map, CUtensorMap& out) {
   const ContextGuard guard(device(static_cast<int>(map.device)));  // a thread may not have one yet
-  check(driver().cuTensorMapEncodeTiled(
-            &out, static_cast<CUtensorMapDataType>(map.data_type), map.rank, map.address, map.dims,
-            map.strides, map.box, map.element_strides,
-            static_cast<CUtensorMapInterleave>(map.interleave),
-            static_cast<CUtensorMapSwizzle>(map.swizzle),
-            static_cast<CUtensorMapL2promotion>(map.l2_promotion),
-            static_cast<CUtensorMapFloatOOBfill>(map.oob_fill)),
+  check(driver().cuTensorMapEncodeTiled(&out, static_cast<CUtensorMapDataType>(map.data_type),
+                                        map.rank, map.address, map.dims, map.strides, map.box,
+                                        map.element_strides,
+                                        static_cast<CUtensorMapInterleave>(map.interleave),
+                                        static_cast<CUtensorMapSwizzle>(map.swizzle),
+                                        static_cast<CUtensorMapL2promotion>(map.l2_promotion),
+                                        static_cast<CUtensorMapFloatOOBfill>(map.oob_fill)),
         "input", "cuTensorMapEncodeTiled of a tensor of " + counted(map.rank, "dim"));
 }
 

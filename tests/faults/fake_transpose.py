@@ -63,7 +63,7 @@ def test_b_is_copied_where_n_is_contiguous(driver, catalog) -> None:
 
 
 def test_both_are_copied_at_once_and_batches_too(driver, catalog) -> None:
-    m, n, k = 1024, 520, 1028
+    m, n, k = 4096, 2056, 2052
     a = ((3, m, k), (m * k + 1, 1, m))
     b = ((3, k, n), (0, n, 1))
     *addresses, records = launches_of(driver, a, b)
@@ -71,9 +71,9 @@ def test_both_are_copied_at_once_and_batches_too(driver, catalog) -> None:
     assert [first["source"], second["source"]] == addresses
     assert (first["vectors"], second["vectors"]) == (0, 1)
     assert (first["batch_stride"], second["batch_stride"]) == (m * k + 1, 0)
-    assert first["to_row_stride"] == second["to_row_stride"] == 1056
-    assert first["to_batch_stride"] == m * 1056
-    blocks = [3 * 17 * 16, 17 * 9]
+    assert first["to_row_stride"] == second["to_row_stride"] == 2080
+    assert first["to_batch_stride"] == m * 2080
+    blocks = [3 * 33 * 64, 33 * 33]
     assert records[0]["grid"] == [sum(blocks), 1, 1]
     data = bytes.fromhex(records[0]["params"][0])
     assert struct.unpack_from("<I", data, 2 * JOB.size) == (blocks[0],)

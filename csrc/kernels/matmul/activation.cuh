@@ -38,8 +38,7 @@ TC_DEVICE float activate(float x, int activation, const ActivationCurve& curve) 
   if (activation == kActivationRelu) return x < 0.0f ? 0.0f : x;  // NaN stays NaN
   if constexpr (!kExact) return divide_by_exponential(x, curve_exponent<5>(x, curve));
   if (activation == kActivationGelu) {
-    return __fmul_rn(__fmul_rn(0.5f, x),
-                     __fadd_rn(1.0f, erff(__fmul_rn(0.70710678118654752f, x))));
+    return __fmul_rn(__fmul_rn(0.5f, x), __fadd_rn(1.0f, erff(__fmul_rn(0.70710678118654752f, x))));
   }
   float y = x;
   if (activation == kActivationGeluTanh) {

@@ -24,7 +24,7 @@ struct FinishParams {
   tc_int64 addend_batch_stride[4];
   double alpha, beta;
   int activation;
-  int vectors;  // whether out and sums can be reached four elements at a time
+  int vectors;            // whether out and sums can be reached four elements at a time
   ActivationCurve curve;  // of the activation
 };
 

@@ -91,9 +91,7 @@ TC_DEVICE void finish_panel(const Sm90MatmulParams& p, u32 bias, const Work& w, 
   for (int j = 0; j < C::kPanel / 8; ++j) {
     float low, high;
     if constexpr (C::kElement == 4) {
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                   : "=f"(low), "=f"(high)
-                   : "r"(at + j * 32));
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low), "=f"(high) : "r"(at + j * 32));
     } else {
       u32 pair;
       asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(at + j * 16));
@@ -358,7 +356,8 @@ TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const 
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          x[i] = activate<(C::kElement > 2)>(__fmaf_rn(p.alpha, x[i], bias[i]), activation, p.curve);
+          x[i] =
+              activate<(C::kElement > 2)>(__fmaf_rn(p.alpha, x[i], bias[i]), activation, p.curve);
         }
         if (p.addend != nullptr) {
           tc_int64 from = add_at + (m + row) * p.addend_stride_m + n * p.addend_stride_n;

@@ -13,7 +13,7 @@ struct TransposeJob {
   tc_int64 to_row_stride, to_batch_stride;  // of `to`, in elements, multiples of 16 bytes
   int rows, columns;                        // of a batch of `from`
   int tiles_rows, tiles_columns;            // of a kernel's block
-  int vectors;                              // whether every row of `from` is read 16 bytes at a time
+  int vectors;  // whether every row of `from` is read 16 bytes at a time
 };
 
 struct TransposeParams {

@@ -21,7 +21,9 @@ constexpr double kMostTransposedBytes = 2.0 * (1 << 30);
 constexpr double kLeastTransposedWork = 256.0 * 256 * 256;
 
 // From one row of a copy to the next: rows begin at lines of the cache.
-int64_t transposed_pitch(int64_t k) { return ceil_div(k * kFloatBytes, kLineBytes) * kLineBytes / 4; }
+int64_t transposed_pitch(int64_t k) {
+  return ceil_div(k * kFloatBytes, kLineBytes) * kLineBytes / 4;
+}
 
 bool is_along_own(Access access) { return access == kOwnVectors || access == kOwnElements; }
 
