@@ -89,6 +89,7 @@ class Kernel {
   Module& module() const { return module_; }
   const std::string& name() const { return info_.name; }
   const KernelInfo& info() const { return info_; }
+  const char* lasting_name() const { return lasting_name_; }  // for note_launch()
 
   // What launches on that device are checked against, without touching it where that is the same
   // everywhere.
@@ -106,6 +107,10 @@ class Kernel {
     return on_[device_index].load(std::memory_order_acquire);
   }
 
+  // The device of the last launch that found its device by the current context; or null.
+  OnDevice* last() const { return last_.load(std::memory_order_acquire); }
+  void remember(OnDevice& here) { last_.store(&here, std::memory_order_release); }
+
   // Loads the code onto the device now, rather than at the first launch.
   void preload(const Device& device);
 
@@ -117,10 +122,12 @@ class Kernel {
 
   Module& module_;  // owns this kernel
   KernelInfo info_;
+  const char* const lasting_name_;
   bool
       same_shape_;  // all images that have the kernel say the same of what launches are checked against
   std::mutex mutex_;  // guards load()
   std::atomic<OnDevice*> on_[kMaxDevices] = {};
+  std::atomic<OnDevice*> last_{nullptr};
 };
 
 }  // namespace torch_cubin

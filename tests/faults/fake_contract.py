@@ -45,6 +45,7 @@ def test_later_calls_make_no_other_driver_calls(driver):
     assert driver.journal() == ["cuStreamIsCapturing", "cuLaunchKernelEx"]
 
 
+@pytest.mark.fault_case(37)
 def test_the_tensors_device_and_stream(driver):
     op = op_of(contracts.vec_add())
     x = tensors.empty(5, device=1)
@@ -86,6 +87,7 @@ NOT = {
 }
 
 
+@pytest.mark.fault_case(39)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(driver, layout):
     contract = changed(contracts.vec_add(), "tensors/x/layout", layout)
@@ -295,6 +297,7 @@ def test_mutated_tensors(driver):
     op(empty, empty, empty)
 
 
+@pytest.mark.fault_case(42)
 @pytest.mark.parametrize("layout", ["rows", "strided"])
 def test_what_is_written_to_does_not_overlap_itself(driver, layout):
     entry = {"dtype": "float32", "shape": None, "layout": layout, "align": 4}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import declared
@@ -70,6 +72,7 @@ def test_a_saved_package(package) -> None:
     assert [op["kernels"][0]["images"] for op in manifest["ops"]] == [[0], [1], [1]]
 
 
+@pytest.mark.fault_case(45)
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_files_of_a_package_follow_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
@@ -180,6 +183,7 @@ def test_wrong_packages_register_nothing(package, mistake, error) -> None:
         assert not hasattr(getattr(torch.ops, space), local)
 
 
+@pytest.mark.fault_case(10)
 def test_damaged_folders(package, tmp_path) -> None:
     with pytest.raises(errors.FileError):
         torch_cubin.load_package(tmp_path / "nowhere")
@@ -248,6 +252,7 @@ def test_an_op_that_stands_twice_is_one(package) -> None:
     assert len(torch_cubin.load_package(package)) == 3
 
 
+@pytest.mark.fault_case(15)
 def test_a_name_with_a_nul_is_not_the_one_before_it(package) -> None:
     with pytest.raises(errors.InputError, match="NUL"):
         torch_cubin.load_package(f"{package}\0evil")
@@ -375,3 +380,63 @@ def test_the_schema_knows_every_field_and_catches_mistakes() -> None:
 
 
 assert DECLARED.is_file()
+
+
+def test_layout_and_align_may_be_left_out(package) -> None:
+    """docs/manifest.md: contiguous, and the dtype's own alignment."""
+    manifest = renamed(package)
+    for op in manifest["ops"]:
+        for tensor in op.get("tensors", {}).values():
+            tensor.pop("layout", None)
+            tensor.pop("align", None)
+    write(package, manifest)
+    ops = torch_cubin.load_package(package)
+    x = torch.empty(8, device="meta")
+    op = next(op for name, op in ops.items() if "vec_add" in name)
+    assert op(x, x).shape == (8,)
+
+
+@pytest.mark.fault_case(10)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"version": 1, "version": 1, "ops": [], "images": []}', "'version' stands twice"),
+        (
+            '{"version": 1, "ops": [], "images": [{"file": "a", "file": "b"}]}',
+            "'file' stands twice",
+        ),
+        ('{"version": 1, "ops": [], "images": []}\0{"version": 2}', "NUL byte"),
+        ("[" * 300 + "]" * 300, "nested too deeply"),
+        ('{"version": 1, "ops": [}', "is not JSON"),
+    ],
+)
+def test_json_that_says_two_things(package, text: str, message: str) -> None:
+    write(package, text)
+    with pytest.raises(torch_cubin.Error, match=message):
+        torch_cubin.load_package(package)
+
+
+@pytest.mark.fault_case(9, 10)
+def test_long_manifests_are_read_in_linear_time(package) -> None:
+    """Of 400,000 objects in a list: quadratic, it took half a minute."""
+    manifest = manifest_of(package)
+    text = json.dumps(manifest)[:-1] + ', "more": [' + ",".join(["{}"] * 400_000) + "]}"
+    write(package, text)
+    start = time.monotonic()
+    with contextlib.suppress(torch_cubin.Error):  # whether it may have more, or not
+        torch_cubin.load_package(package)
+    assert time.monotonic() - start < 5
+
+
+def test_a_folder_in_a_file_s_place(package) -> None:
+    (package / "manifest.json").unlink()
+    (package / "manifest.json").mkdir()
+    with pytest.raises(torch_cubin.Error, match=r"\[file\].*got Is a directory"):
+        torch_cubin.load_package(package)
+
+
+@pytest.mark.fault_case(15)
+@pytest.mark.parametrize("name", [chr(0xD800), f"a{chr(0xDFFF)}b", chr(0xDC80)], ids=ascii)
+def test_names_that_are_no_text_are_no_kernel(name: str) -> None:
+    with pytest.raises(torch_cubin.Error, match=r"\[no_kernel\]"):
+        torch_cubin.load(DECLARED)[name]
