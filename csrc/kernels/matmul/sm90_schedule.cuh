@@ -34,7 +34,8 @@ struct Config {
                                                                 : 32 / kElement;
   static constexpr int kPanelBytes = 16 * kPanel * kElement;
   static constexpr int kRing = kStages < 8 ? 8 : 16;
-  static constexpr int kBiasBytes = kConsumers * kTileN * kElement;  // a tile's columns, a warpgroup
+  static constexpr int kBiasBytes =
+      kConsumers * kTileN * kElement;  // a tile's columns, a warpgroup
   static constexpr int kControlBytes = 16 * kStages + 16 + 64 * kRing + kBiasBytes;
   // Staging: 1 to 4 panels of 2048 bytes a warp, as many as memory is left for.
   static constexpr int kLeft =
