@@ -111,6 +111,11 @@ class Module {
   // What that image says of the kernel. Throws [arch], too.
   const KernelInfo& info(const Device& device, const std::string& kernel) const;
 
+  // Whether some image with that kernel runs there.
+  bool runs_on(const Device& device, const std::string& kernel) const {
+    return choose(device, kernel) != nullptr;
+  }
+
   // Whether all images that have the kernel say the same of its blocks, clusters and shared memory.
   bool agree_on_shape(const std::string& kernel) const;
 
