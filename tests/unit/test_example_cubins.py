@@ -1,5 +1,5 @@
-"""The committed cubins of examples/kernels and examples/cpp are what the documented commands make of
-their sources."""
+"""The committed cubins of examples/kernels and examples/cpp are what the documented commands make
+of their sources."""
 
 from __future__ import annotations
 
