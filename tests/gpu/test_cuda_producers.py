@@ -122,6 +122,31 @@ def test_calls_choose_among_specialisations() -> None:
     assert library.launches() == before
 
 
+def test_autotuned_configurations() -> None:
+    configs = [
+        triton.Config({"BLOCK": 128}, num_warps=4),
+        triton.Config({"BLOCK": 512}, num_warps=8),
+    ]
+    tuned = triton.autotune(configs, key=["n"])(table.add)
+    for n in (1024, 65536):
+        x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
+        out = torch.empty_like(x)
+        tuned[lambda meta, n=n: (triton.cdiv(n, meta["BLOCK"]),)](x, y, out, n)
+    op = tct.define_op(
+        "triton_tuned::add(Tensor x, Tensor y) -> Tensor",
+        kernel=tuned,
+        tuned=True,
+        tensors={"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"},
+        args={"x_ptr": "x", "y_ptr": "y", "out_ptr": "out"},
+        grid=lambda n, BLOCK: torch_cubin.cdiv(n, BLOCK),
+    )
+    entries = {values[0]: group for values, group in op.contract["tuned"]["entries"]}
+    assert entries.keys() == {1024, 65536}
+    for n in (1024, 65536, 4096):
+        x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
+        assert torch.equal(op(x, y), x + y)
+
+
 CHILD = """
 import sys
 sys.modules["triton"] = None  # importing it raises
