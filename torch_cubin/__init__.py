@@ -20,6 +20,7 @@ from torch_cubin.errors import Error  # noqa: E402
 # What serves kernels of one's own is imported at its first use: it would double the import's time.
 _LATER = {
     "_kernels.arguments": ("strided",),
+    "_compile.compile": ("compile",),
     "_declared.op": ("Op",),
     "_declared.define_op": ("KernelChoice", "define_op"),
     "_declared.expressions": (
@@ -79,6 +80,7 @@ __all__ = [
     "batch_invariant",
     "bfloat16",
     "cdiv",
+    "compile",
     "define_op",
     "drop_in",
     "embed",

@@ -58,7 +58,7 @@ def config_of(config: Any, label: str) -> Config:
         raise errors.fault("input", label, "has a configuration without kwargs", got=got)
     if fields.get("pre_hook") is not None:
         raise errors.fault(
-            "input", label, "has a configuration with a pre_hook, which Python runs before a launch",
+            "input", label, "has a pre_hook in a configuration, which Python runs before a launch",
             expected="configurations without one",
             advice="What it does must be part of the op, or of the kernel.",
         )  # fmt: skip
