@@ -65,7 +65,7 @@ TORCH_CUBIN_API char* torch_cubin_device(int index) {
 // to raise, which PyTorch's C API would lose on the way up (torch_cubin/_ops/checks.py calls it).
 TORCH_CUBIN_API void torch_cubin_keep_error(const char* message) {
   try {
-    fail_with_text("internal", message);
+    fail_with_text("internal", message != nullptr ? message : "");
   } catch (const Error&) {
     // Thrown only to be kept: the caller raises it again in Python.
   }

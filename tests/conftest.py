@@ -8,6 +8,7 @@ of the last whole run on a GPU, is of these sources.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -38,7 +39,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 
 from gpu import record  # noqa: E402  (needs the path above)
 
-_run = {"counts": Counter(), "deselected": 0, "complete": False}
+_run = {"counts": Counter(), "fault_cases": Counter(), "deselected": 0, "complete": False}
 
 
 @cache
@@ -56,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "gpu(count=1): needs that many CUDA devices; skipped, and counted, without"
     )
     config.addinivalue_line(
+        "markers", "fault_case(number, ...): shows the outcome of these cases of faults/cases.py"
+    )
+    config.addinivalue_line(
         "markers", "child(name, *arguments): uses the result of this scenario of tests/gpu/child.py"
     )
 
@@ -65,6 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if TESTS / "gpu" in item.path.parents and item.get_closest_marker("gpu") is None:
             item.add_marker(pytest.mark.gpu)
+        cases = {case for marker in item.iter_markers("fault_case") for case in marker.args}
+        item.user_properties += [("fault_case", case) for case in sorted(cases)]
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -93,14 +99,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if not (report.when == "call" or report.failed or report.skipped):
+        return
+    cases = [value for name, value in report.user_properties if name == "fault_case"]
+    if cases and "TORCH_CUBIN_FAULT_CASES" in os.environ and not hasattr(report, "node"):
+        line = {"cases": cases, "test": report.nodeid, "outcome": report.outcome}
+        line["gpu"] = "gpu" in report.keywords
+        with open(os.environ["TORCH_CUBIN_FAULT_CASES"], "a") as file:
+            file.write(json.dumps(line) + "\n")
     if "gpu" not in report.keywords:
         return
-    if report.failed:
-        _run["counts"]["failed"] += 1
-    elif report.skipped:
-        _run["counts"]["skipped"] += 1
-    elif report.when == "call":
-        _run["counts"]["passed"] += 1
+    _run["counts"][report.outcome] += 1
+    if report.passed:
+        _run["fault_cases"].update(cases)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
@@ -119,7 +130,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.config.workeroutput["complete"] = _run["complete"]
         return
     if _run["complete"] and finished and gpu_count():
-        record.write(ROOT, dict(_run["counts"]))
+        record.write(ROOT, dict(_run["counts"]), dict(_run["fault_cases"]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -109,6 +109,7 @@ bool poisons_context(CUresult result) {
     case CUDA_ERROR_LAUNCH_TIMEOUT:
     case CUDA_ERROR_ASSERT:
     case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
       return true;
     default:
       return false;
@@ -134,6 +135,8 @@ bool driver_forked() {
   return ready != nullptr && ready->pid != getpid();
 }
 
+std::string driver_version_text() { return version_text(driver().version); }
+
 std::string describe(CUresult result) {
   const char* name = nullptr;
   const char* text = nullptr;
@@ -155,12 +158,17 @@ void check(CUresult result, const char* tag, const std::string& action) {
     fail_out_of_memory(action + " failed: " + got);
   }
   if (poisons_context(result)) {
-    fail({"fault", action, "found the GPU's context broken by an earlier fault", "success", got,
+    const char* kernel = last_kernel.load(std::memory_order_relaxed);
+    fail({"fault", action, "found the GPU's context broken by an earlier fault", "success",
+          got + (kernel == nullptr ? "" : ", after kernel '" + printable(kernel) + "'"),
           "This process cannot use the GPU any more: restart it."});
   }
-  if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_DEINITIALIZED) {
-    fail({"closed", action, "found the CUDA context gone", "a live context", got,
-          "Restart the process: the context that held the kernels was destroyed."});
+  // Handles of a context that was reset are invalid, and so is a stream's that never was one.
+  if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_DEINITIALIZED ||
+      result == CUDA_ERROR_INVALID_HANDLE) {
+    fail({"closed", action, "found the CUDA context gone, or a stream that is none",
+          "a live context", got,
+          "If something reset the device, restart the process: what it held is lost."});
   }
   if (result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
       result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {

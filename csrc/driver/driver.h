@@ -6,6 +6,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <string>
 
 #include "driver/table.h"
@@ -34,6 +35,13 @@ void check(CUresult result, const char* tag, const std::string& action);
 inline void check(CUresult result, const char* tag, const char* action) {
   if (result != CUDA_SUCCESS) check(result, tag, std::string(action));
 }
+
+// "13.0"
+std::string driver_version_text();
+
+// What this process launched last: a fault of a kernel shows at a later call, which can then name it.
+// The names are never freed.
+inline std::atomic<const char*> last_kernel{nullptr};
 
 // "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
 std::string describe(CUresult result);

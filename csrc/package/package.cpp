@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
+#include <unordered_set>
 #include <utility>
 
 #include "cubin/arch.h"
@@ -13,9 +14,47 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxNesting = 200;
+constexpr size_t kMaxNesting = 200;
 constexpr size_t kMaxManifestBytes = 64u << 20;
 constexpr int kKernelsVersion = 1;
+
+// Throws for JSON that is nested too deeply, or names a key twice in one object.
+class JsonChecker : public nlohmann::json_sax<json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return enter(); }
+  bool start_array(size_t) override { return enter(); }
+  bool end_object() override { return leave(); }
+  bool end_array() override { return leave(); }
+  bool key(string_t& name) override {
+    if (!keys_.back().insert(name).second) {
+      throw std::runtime_error("the key '" + name + "' stands twice in one object");
+    }
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;  // json::parse will say it
+  }
+
+ private:
+  bool enter() {
+    if (keys_.size() >= kMaxNesting) throw std::length_error("it is nested too deeply");
+    keys_.emplace_back();
+    return true;
+  }
+  bool leave() {
+    keys_.pop_back();
+    return true;
+  }
+
+  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+};
 
 json read_manifest(const PackageFiles& files, const std::string& label) {
   const std::vector<uint8_t> bytes = files.read("manifest.json", kMaxManifestBytes);
@@ -26,10 +65,12 @@ json read_manifest(const PackageFiles& files, const std::string& label) {
 
 json parse_json(const std::string& text, const std::string& origin) {
   try {
-    return json::parse(text, [](int depth, json::parse_event_t, json&) {
-      if (depth > kMaxNesting) throw std::length_error("it is nested too deeply");
-      return true;
-    });
+    // nlohmann's parser takes a NUL byte for the end.
+    if (text.find('\0') != std::string::npos) throw std::runtime_error("it has a NUL byte");
+    // First what it would let pass. (Its own callbacks take time quadratic in a list's objects.)
+    JsonChecker checker;
+    json::sax_parse(text, &checker);
+    return json::parse(text);
   } catch (const std::exception& error) {
     fail({"file", origin, "is not JSON", "", printable(error.what()), ""});
   }

@@ -43,7 +43,8 @@ class Package {
   std::deque<PackageKernel> kernels_;  // never moved: they hand out references
 };
 
-// JSON text of at most 200 levels, which cannot overflow the stack. Throws [file].
+// JSON text of at most 200 levels, which cannot overflow the stack, without a key twice in an object.
+// Throws [file].
 nlohmann::json parse_json(const std::string& text, const std::string& origin);
 
 }  // namespace torch_cubin

@@ -1,14 +1,30 @@
 #include "runtime/kernel.h"
 
 #include <algorithm>
+#include <set>
 
 #include "cubin/error.h"
+#include "runtime/device_memory.h"
 #include "runtime/module.h"
 
 namespace torch_cubin {
+namespace {
+
+// The name in memory that is never freed: an error may tell it after the kernel is gone.
+const char* lasting(const std::string& name) {
+  static std::mutex& mutex = *new std::mutex;
+  static std::set<std::string>& names = *new std::set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  return names.insert(name).first->c_str();
+}
+
+}  // namespace
 
 Kernel::Kernel(Module& module, KernelInfo info)
-    : module_(module), info_(std::move(info)), same_shape_(module.agree_on_shape(info_.name)) {}
+    : module_(module),
+      info_(std::move(info)),
+      lasting_name_(lasting(info_.name)),
+      same_shape_(module.agree_on_shape(info_.name)) {}
 
 const KernelInfo& Kernel::info_on(int32_t device_index) const {
   return same_shape_ ? info_ : module_.info(device(device_index), name());
@@ -25,10 +41,13 @@ Kernel::OnDevice::OnDevice(std::shared_ptr<const LoadedImage> loaded, const std:
               std::to_string(device.sm % 10),
           arch.name(), "Build it for this GPU's architecture."});
   }
-  check(d.cuLibraryGetKernel(&handle, image->handle(), name.c_str()), "no_kernel",
-        "cuLibraryGetKernel of " + object());
+  check(with_device_memory(
+            device.index,
+            [&] { return d.cuLibraryGetKernel(&handle, image->handle(), name.c_str()); }),
+        "no_kernel", "cuLibraryGetKernel of " + object());
   raise_limit(0);
-  check(d.cuKernelGetFunction(&function, handle), "launch", "cuKernelGetFunction of " + object());
+  check(with_device_memory(device.index, [&] { return d.cuKernelGetFunction(&function, handle); }),
+        "launch", "cuKernelGetFunction of " + object());
   check(d.cuKernelGetAttribute(&max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, handle,
                                device.handle),
         "driver", "cuKernelGetAttribute of kernel '" + printable(name) + "'");
@@ -87,11 +106,16 @@ void Kernel::preload(const Device& device) {
   const CUfunction function = on(device).function;
   // With CUDA's lazy loading the code moves to the device when its function is asked for something.
   int registers = 0;
-  check(driver().cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function), "driver",
-        "cuFuncGetAttribute of kernel '" + printable(name()) + "'");
+  check(with_device_memory(device.index,
+                           [&] {
+                             return driver().cuFuncGetAttribute(
+                                 &registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function);
+                           }),
+        "driver", "cuFuncGetAttribute of kernel '" + printable(name()) + "'");
 }
 
 void Kernel::forget() {
+  last_.store(nullptr);
   for (std::atomic<OnDevice*>& slot : on_) delete slot.exchange(nullptr);
 }
 

@@ -67,7 +67,11 @@ class Kernel {
     int64_t common_threads = 0;
     int64_t common_block[3] = {0, 0, 0};
     uint64_t least_shared = 0;  // dynamic bytes, 1 where the kernel cannot do without
-    std::atomic<uint64_t> checked_cluster{0};  // the shape that was last found to fit, packed; or 0
+    // Shapes with clusters that were found to fit, packed, each in the slot that its number says; or 0.
+    mutable std::atomic<uint64_t> checked_clusters[4] = {};
+    std::atomic<uint64_t>& checked_cluster(uint64_t packed) const {
+      return checked_clusters[(packed * 0x9E3779B97F4A7C15u) >> 62];
+    }
 
     const Device& device;
     std::shared_ptr<const LoadedImage> image;
@@ -89,6 +93,7 @@ class Kernel {
   Module& module() const { return module_; }
   const std::string& name() const { return info_.name; }
   const KernelInfo& info() const { return info_; }
+  const char* lasting_name() const { return lasting_name_; }  // for note_launch()
 
   // What launches on that device are checked against, without touching it where that is the same
   // everywhere.
@@ -106,6 +111,10 @@ class Kernel {
     return on_[device_index].load(std::memory_order_acquire);
   }
 
+  // The device of the last launch that found its device by the current context; or null.
+  OnDevice* last() const { return last_.load(std::memory_order_acquire); }
+  void remember(OnDevice& here) { last_.store(&here, std::memory_order_release); }
+
   // Loads the code onto the device now, rather than at the first launch.
   void preload(const Device& device);
 
@@ -117,10 +126,12 @@ class Kernel {
 
   Module& module_;  // owns this kernel
   KernelInfo info_;
+  const char* const lasting_name_;
   bool
       same_shape_;  // all images that have the kernel say the same of what launches are checked against
   std::mutex mutex_;  // guards load()
   std::atomic<OnDevice*> on_[kMaxDevices] = {};
+  std::atomic<OnDevice*> last_{nullptr};
 };
 
 }  // namespace torch_cubin

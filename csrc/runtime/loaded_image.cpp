@@ -1,35 +1,68 @@
 #include "runtime/loaded_image.h"
 
+#include <cstdio>
+
 #include "cubin/error.h"
+#include "runtime/device_memory.h"
 
 namespace torch_cubin {
 namespace {
 
 constexpr size_t kLogBytes = 4096;  // of the driver's PTX compiler
 
+// What drivers say of an image that they cannot read.
+bool is_about_the_image(CUresult result) {
+  return result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_NO_BINARY_FOR_GPU ||
+         result == CUDA_ERROR_INVALID_PTX || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
+         result == CUDA_ERROR_INVALID_SOURCE;
+}
+
+// A toolkit's "13.0" as the driver counts, 13000; 0 where the file does not tell.
+int version_number(const std::string& toolkit) {
+  int major = 0, minor = 0;
+  if (std::sscanf(toolkit.c_str(), "%d.%d", &major, &minor) != 2) return 0;
+  return major < 0 || major > 1000 || minor < 0 || minor > 99 ? 0 : 1000 * major + 10 * minor;
+}
+
+void check_load(CUresult result, const LoadedImage& loaded) {
+  const std::string& toolkit = loaded.image().toolkit;
+  if (is_about_the_image(result) && version_number(toolkit) > driver().version) {
+    fail({"driver", loaded.origin(), "is newer than the CUDA driver",
+          "a driver for CUDA " + toolkit + " or newer",
+          "one for CUDA " + driver_version_text() + ", which says " + describe(result),
+          "Install a newer NVIDIA driver, or build the image with an older toolkit."});
+  }
+  check(result, "driver", "cuLibraryLoadData of " + loaded.origin());
+}
+
 }  // namespace
 
 std::shared_ptr<const LoadedImage> LoadedImage::load(Image image, const std::vector<uint8_t>& bytes,
-                                                     const std::string& origin) {
+                                                     const std::string& origin, int device_index) {
   std::shared_ptr<LoadedImage> module(new LoadedImage(std::move(image), origin));
   // The driver copies the image: the bytes may go after this call.
-  check(driver().cuLibraryLoadData(&module->handle_, bytes.data(), nullptr, nullptr, 0, nullptr,
-                                   nullptr, 0),
-        "driver", "cuLibraryLoadData of " + origin);
+  const CUresult result = with_device_memory(device_index, [&] {
+    return driver().cuLibraryLoadData(&module->handle_, bytes.data(), nullptr, nullptr, 0, nullptr,
+                                      nullptr, 0);
+  });
+  if (result != CUDA_SUCCESS) check_load(result, *module);
   return module;
 }
 
 std::shared_ptr<const LoadedImage> LoadedImage::compile(Image image,
                                                         const std::vector<uint8_t>& text,
-                                                        const std::string& origin) {
+                                                        const std::string& origin,
+                                                        int device_index) {
   std::shared_ptr<LoadedImage> module(new LoadedImage(std::move(image), origin));
   module->compiled_ = true;
   std::vector<char> log(kLogBytes, '\0');
   CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   // The driver takes numbers in place of pointers here.
   void* values[] = {log.data(), reinterpret_cast<void*>(log.size() - 1)};
-  const CUresult result = driver().cuLibraryLoadData(&module->handle_, text.data(), options, values,
-                                                     2, nullptr, nullptr, 0);
+  const CUresult result = with_device_memory(device_index, [&] {
+    return driver().cuLibraryLoadData(&module->handle_, text.data(), options, values, 2, nullptr,
+                                      nullptr, 0);
+  });
   if (result != CUDA_SUCCESS) {
     const std::string said = printable(log.data(), kLogBytes);
     check(result, "image",

@@ -16,13 +16,15 @@ class LoadedImage {
  public:
   // Gives `bytes`, of which `image` tells the facts, to the driver. The bytes must have been
   // parsed and hashed already: the driver takes no length and walks off the end of a bad image.
+  // `device_index`: whose memory may be short. Throws [oom], and [driver] with both versions where
+  // the image is of a newer toolkit than the driver takes.
   static std::shared_ptr<const LoadedImage> load(Image image, const std::vector<uint8_t>& bytes,
-                                                 const std::string& origin);
+                                                 const std::string& origin, int device_index);
 
   // The same for PTX, which the driver compiles: `text` ends with a NUL. What the compiler says
   // stands in the error.
   static std::shared_ptr<const LoadedImage> compile(Image image, const std::vector<uint8_t>& text,
-                                                    const std::string& origin);
+                                                    const std::string& origin, int device_index);
 
   // Gives the library back to the driver now, with its errors told. The caller has waited for the
   // work that uses it; a second call does nothing.

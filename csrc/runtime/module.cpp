@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "cubin/arch.h"
+#include "cubin/demangle.h"
 #include "cubin/error.h"
+#include "runtime/device_memory.h"
 
 namespace torch_cubin {
 namespace {
@@ -90,6 +92,24 @@ Kernel& Module::kernel(const std::string& name) {
   return *kernels_.emplace(name, std::move(kernel)).first->second;
 }
 
+Kernel& Module::kernel_called(const std::string& name) {
+  std::vector<std::string> called;
+  for (const std::string& symbol : names()) {
+    if (symbol == name) return kernel(name);
+    if (is_name_of(demangled(symbol), name)) called.push_back(symbol);
+  }
+  if (called.size() == 1) return kernel(called.front());
+  if (called.empty()) return kernel(name);  // throws: the nearest names
+  std::string found;
+  for (const std::string& symbol : called) {
+    found += (found.empty() ? "'" : ", '") + printable(symbol) + "' (" +
+             printable(demangled(symbol)) + ")";
+  }
+  fail({"no_kernel", "the name '" + printable(name) + "'",
+        "is that of " + counted(called.size(), "kernel") + " in " + origin_, "one of them", found,
+        "Give the symbol, or the template arguments or parameters too."});
+}
+
 const SourceImage* Module::choose(const Device& device, const std::string& kernel) const {
   const SourceImage* best = nullptr;
   int best_rank = 0;
@@ -142,8 +162,9 @@ std::shared_ptr<const LoadedImage> Module::load(const Device& device, const Sour
   const auto index = static_cast<size_t>(&source - images_.data());
   std::shared_ptr<const LoadedImage>& loaded = loaded_images_[index];
   if (loaded == nullptr) {
-    loaded = source.is_ptx ? LoadedImage::compile(source.image, source.bytes, source.origin)
-                           : LoadedImage::load(source.image, source.bytes, source.origin);
+    loaded = source.is_ptx
+                 ? LoadedImage::compile(source.image, source.bytes, source.origin, device.index)
+                 : LoadedImage::load(source.image, source.bytes, source.origin, device.index);
     std::vector<uint8_t>().swap(images_[index].bytes);  // the driver has its own, for all devices
     loaded_.store(true, std::memory_order_release);
   }
@@ -182,8 +203,9 @@ Module::Global Module::global(const Device& device, const std::string& name) {
     const std::shared_ptr<const LoadedImage> image = load(device, *source);
     CUdeviceptr address = 0;
     size_t bytes = 0;
-    const CUresult result =
-        driver().cuLibraryGetGlobal(&address, &bytes, image->handle(), name.c_str());
+    const CUresult result = with_device_memory(device.index, [&] {
+      return driver().cuLibraryGetGlobal(&address, &bytes, image->handle(), name.c_str());
+    });
     if (result == CUDA_ERROR_NOT_FOUND) continue;
     check(result, "driver",
           "cuLibraryGetGlobal of '" + printable(name) + "' in " + image->origin());

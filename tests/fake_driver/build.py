@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,12 +39,14 @@ def build(folder: Path) -> str:
         return "no C++ compiler"
     if include is None:
         return "no CUDA toolkit (cuda.h)"
+    codes = re.findall(r"^    (CUDA_ERROR_\w+)\s*=\s*(\d+)", (include / "cuda.h").read_text(), re.M)
+    (folder / "fake_errors.inc").write_text("".join(f'{{{n}, "{name}"}},\n' for name, n in codes))
     for source, name in (
         ("fake_driver.cpp", "libcuda.so.1"),
         ("fake_torch_cuda.cpp", "libtorch_cuda.so"),
     ):
         command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-        command += [f"-I{ROOT / 'csrc'}", f"-I{include}", str(HERE / source)]
+        command += [f"-I{ROOT / 'csrc'}", f"-I{include}", f"-I{folder}", str(HERE / source)]
         command += [f"-Wl,-soname,{name}", "-o", str(folder / name)]
         subprocess.run(command, check=True, capture_output=True, text=True)
     shutil.copyfile(_tensors(compiler), folder / "fake_tensors.so")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 class FakeDriver:
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
-        for name in ("functions", "images", "journal", "launches", "violations"):
+        for name in ("errors", "functions", "images", "journal", "launches", "violations"):
             getattr(library, f"fake_{name}").restype = ctypes.c_char_p
         for name in ("calls", "libraries_alive"):
             getattr(library, f"fake_{name}").restype = ctypes.c_long
@@ -27,6 +27,10 @@ class FakeDriver:
     def functions(self) -> list[str]:
         """Every function of csrc/driver/table.h."""
         return self._lines("functions")
+
+    def errors(self) -> dict[int, str]:
+        """Every code of cuda.h that is an error, with its name."""
+        return {int(code): name for code, name in map(str.split, self._lines("errors"))}
 
     def journal(self) -> list[str]:
         """The functions called, in order."""

@@ -56,6 +56,7 @@ def test_containers_with_cubins(driver, name):
         assert image.startswith(b"\x7fELF".hex())
 
 
+@pytest.mark.fault_case(8)
 def test_ptx_only_by_name(driver):
     path = CONTAINERS / "vec_add.ptx"
     with pytest.raises(errors.ImageError, match="pass jit=True"):

@@ -116,6 +116,7 @@ def test_the_fast_launch_path_refuses_what_the_checked_path_refuses(driver, vec_
     assert driver.launches() == []
 
 
+@pytest.mark.fault_case(28)
 def test_sixteen_threads_launch_at_once(driver, several):
     barrier = threading.Barrier(16)
     problems = []
@@ -142,6 +143,7 @@ def test_sixteen_threads_launch_at_once(driver, several):
     assert seen == sorted(1000 * index + call for index in range(16) for call in range(50))
 
 
+@pytest.mark.fault_case(28)
 def test_a_loader_that_fails_in_one_thread_only(driver, several):
     """One error for one call; every other call launches."""
     driver.fail("cuLibraryLoadData", 1)
@@ -163,6 +165,7 @@ def test_a_loader_that_fails_in_one_thread_only(driver, several):
     assert sorted(outcomes) == ["driver"] + ["right"] * 7
 
 
+@pytest.mark.fault_case(32)
 def test_unload_waits_then_gives_back(driver, several):
     kernel = several["vec_add"]
     add(kernel)
@@ -200,6 +203,7 @@ def test_with_unloads(driver):
     assert driver.libraries() == loaded - 1
 
 
+@pytest.mark.fault_case(32)
 def test_unload_while_threads_launch(driver, several):
     """Every launch happens or is refused; none meets a library that is gone (see `clean`)."""
     kernel = several["vec_add"]
@@ -229,6 +233,7 @@ def test_unload_while_threads_launch(driver, several):
     assert all(counts)
 
 
+@pytest.mark.fault_case(32)
 def test_an_unload_that_fails_can_be_repeated(driver, several):
     kernel = several["vec_add"]
     add(kernel)
@@ -243,6 +248,7 @@ def test_an_unload_that_fails_can_be_repeated(driver, several):
     assert driver.libraries() == before - 1
 
 
+@pytest.mark.fault_case(30, 32)
 def test_a_captured_kernel_stays_loaded(driver, several):
     kernel = several["vec_add"]
     with driver.setting("capturing", 1):
@@ -258,6 +264,7 @@ def test_a_captured_kernel_stays_loaded(driver, several):
         assert several.unload() is False
 
 
+@pytest.mark.fault_case(32)
 def test_no_unload_during_a_capture(driver, several):
     kernel = several["vec_add"]
     add(kernel)
@@ -269,6 +276,7 @@ def test_no_unload_during_a_capture(driver, several):
     assert several.unload() is True
 
 
+@pytest.mark.fault_case(30)
 def test_the_first_launch_inside_a_capture_makes_no_forbidden_call(driver, several):
     with driver.setting("capturing", 1):
         add(several["vec_add"], shared_memory=100000)
@@ -347,3 +355,14 @@ def test_wrong_globals(driver, several):
         several.global_tensor("table", torch.float32, (17,), device=0)
     with pytest.raises(errors.InputError):
         several.global_tensor("table", torch.float32, (16,), device="cpu")
+
+
+def test_shapes_of_clusters_by_turns_are_asked_about_once_each(driver, several):
+    kernel = several["vec_add"]
+    shapes = [(2, 0), (4, 0), (2, 1024)]
+    for _ in range(3):
+        for cluster, shared in shapes:
+            kernel(x, x, x, 64, grid=8, block=64, cluster=cluster, shared_memory=shared)
+    assert driver.calls("cuOccupancyMaxActiveClusters") <= len(shapes) + 2  # two may share a slot
+    sizes = [launch["attributes"]["4"][0] for launch in driver.launches()]
+    assert sizes == [cluster for cluster, _ in shapes] * 3

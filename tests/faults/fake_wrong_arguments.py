@@ -223,6 +223,7 @@ WRONG = {
 }
 
 
+@pytest.mark.fault_case(17, 18, 44)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_argument(driver, several, name):
     expect(driver, several, WRONG[name])
@@ -282,6 +283,7 @@ def test_wrong_tensor_map(driver, name):
     assert driver.journal() == []
 
 
+@pytest.mark.fault_case(18, 44)
 @pytest.mark.parametrize(
     ("make", "value"),
     [
@@ -303,6 +305,7 @@ def test_wrong_scalar(make, value):
         make(value)
 
 
+@pytest.mark.fault_case(44)
 def test_objects_that_raise(driver, vec_add):
     class Broken:
         @property
@@ -318,6 +321,7 @@ def test_objects_that_raise(driver, vec_add):
         vec_add(x, x, x, 64, grid=Broken(), block=1)
 
 
+@pytest.mark.fault_case(40)
 def test_fake_and_wrapped_tensors_are_refused(driver, vec_add):
     from torch._subclasses import FakeTensorMode
 
@@ -356,6 +360,7 @@ def lazy_tensors() -> list[torch.Tensor]:
     return [row[:1], row.as_strided((4,), (1,)), torch._neg_view(torch.ones(8)), replaced]
 
 
+@pytest.mark.fault_case(40)
 @pytest.mark.parametrize("index", range(4))
 def test_lazily_negated_tensors_are_refused(driver, vec_add, index: int) -> None:
     lazy = lazy_tensors()[index]

@@ -185,11 +185,13 @@ WRONG = {
 }
 
 
+@pytest.mark.fault_case(20, 21, 22)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_launch(driver, several, name):
     expect(driver, several, WRONG[name])
 
 
+@pytest.mark.fault_case(20)
 def test_registers_limit_the_block(driver, vec_add):
     driver.set("max_threads", 512)
     with pytest.raises(errors.LaunchError) as raised:
@@ -222,6 +224,7 @@ def test_shared_memory_that_only_a_launch_can_give(driver):
     assert [launch["shared"] for launch in driver.launches()] == [4, 1]
 
 
+@pytest.mark.fault_case(21)
 def test_a_cluster_that_does_not_fit(driver, vec_add):
     driver.set("clusters", 0)
     for shared in (0, 1000):
@@ -230,6 +233,7 @@ def test_a_cluster_that_does_not_fit(driver, vec_add):
     assert driver.launches() == []
 
 
+@pytest.mark.fault_case(21)
 def test_a_cooperative_grid_of_clusters(driver, vec_add):
     driver.set("clusters", 2)
     vec_add(x, x, x, 64, grid=8, block=1, cluster=4, cooperative=True)

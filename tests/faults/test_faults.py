@@ -7,13 +7,13 @@ Twice: with the extension module that takes the common calls, and without it
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from fake_driver.build import build
+from preloaded import PreloadedPython
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -27,41 +27,52 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("fake_driver")
-    missing = build(path)
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython]:
+    """Processes that find the stand-in driver."""
+    folder = tmp_path_factory.mktemp("fake_driver")
+    missing = build(folder)
     if missing:
         pytest.skip(missing)
-    return path
+    found = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    with PreloadedPython(["torch", "pytest"], {**os.environ, "LD_LIBRARY_PATH": found}) as python:
+        yield python
 
 
-@pytest.mark.parametrize("way", ["extension", "plain"])
-@pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("fake_*.py")))
-def test_on_the_fake_driver(name: str, way: str, folder: Path) -> None:
-    run_on_the_fake_driver(name, way, folder)
+NAMES = sorted(path.stem for path in HERE.glob("fake_*.py"))
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    # What is C++ alone knows no extension module.
+    [
+        (name, way)
+        for name in NAMES
+        for way in ("extension", "plain")[: 2 - name.startswith("fake_cpp")]
+    ],
+)
+def test_on_the_fake_driver(name: str, way: str, python: PreloadedPython) -> None:
+    run_on_the_fake_driver(name, way, python)
 
 
 @pytest.mark.parametrize("name", ["fake_differential", "fake_wrong_arguments"])
-def test_tensors_read_by_dlpack(name: str, folder: Path) -> None:
+def test_tensors_read_by_dlpack(name: str, python: PreloadedPython) -> None:
     """The second way, of a PyTorch whose tensors are not laid out as known."""
-    run_on_the_fake_driver(name, "dlpack", folder)
+    run_on_the_fake_driver(name, "dlpack", python)
 
 
-def run_on_the_fake_driver(name: str, way: str, folder: Path) -> None:
+def run_on_the_fake_driver(name: str, way: str, python: PreloadedPython) -> None:
     if way != "plain" and not EXTENSION.is_file():
         pytest.skip("the extension module is not built")
     environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        **python.env,
         "FAKE_CUDA_DEVICES": "2",
         "TORCH_CUBIN_PLAIN_LAUNCH": "1" if way == "plain" else "0",
     }
     if way == "dlpack":
         environment["TORCH_CUBIN_TEST_MISSING"] = "torch._C._dispatch_keys"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command += ["-o", "python_files=fake_*.py", str(HERE / f"{name}.py")]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-o", "python_files=fake_*.py"]
+    arguments.append(str(HERE / f"{name}.py"))
+    code = f"import sys, pytest; sys.exit(pytest.main({arguments!r}))"
+    done = python.run(code, env=environment, cwd=ROOT, timeout=300)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-4000:]}"

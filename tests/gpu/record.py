@@ -79,8 +79,11 @@ def _driver_version() -> str:
     return answer.stdout.splitlines()[0].strip()
 
 
-def write(root: Path, counts: dict[str, int]) -> Path:
-    """Writes the record of a run on this machine's GPU."""
+def write(root: Path, counts: dict[str, int], fault_cases: dict[int, int] | None = None) -> Path:
+    """Writes the record of a run on this machine's GPU.
+
+    `fault_cases`: of each case of faults/cases.py, how many tests passed that show it.
+    """
     import torch
 
     properties = torch.cuda.get_device_properties(0)
@@ -94,6 +97,7 @@ def write(root: Path, counts: dict[str, int]) -> Path:
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "sources": source_hash(root),
         **{name: counts.get(name, 0) for name in ("passed", "failed", "skipped")},
+        "fault_cases": {str(case): count for case, count in sorted((fault_cases or {}).items())},
     }
     path = root / RECORD
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -10,24 +10,28 @@ import torch
 from gpu import cases
 
 
+@pytest.mark.fault_case(30)
 @pytest.mark.child("capture_first_call", "global")
 def test_first_call_inside_a_global_capture(child) -> None:
     assert child.check()["right"]
     assert all(child.answer["right"])
 
 
+@pytest.mark.fault_case(30)
 @pytest.mark.child("capture_first_call", "thread_local")
 def test_first_call_inside_a_thread_local_capture(child) -> None:
     assert child.check()["right"]
     assert all(child.answer["right"])
 
 
+@pytest.mark.fault_case(30)
 @pytest.mark.child("capture_first_call", "relaxed")
 def test_first_call_inside_a_relaxed_capture(child) -> None:
     assert child.check()["right"]
     assert all(child.answer["right"])
 
 
+@pytest.mark.fault_case(30)
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_replay_gives_the_bits_of_an_eager_call(mode: str, generator: torch.Generator) -> None:
     with cases.math_mode(mode) as dtype, torch.no_grad():

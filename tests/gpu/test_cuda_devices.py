@@ -13,6 +13,7 @@ def _ones(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.float32)
     return torch.ones(shape, device=device, dtype=dtype)
 
 
+@pytest.mark.fault_case(37)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_cpu_and_cuda_are_an_input_error(context) -> None:
     with context():
@@ -41,6 +42,7 @@ def test_bad_inputs_are_input_errors(context) -> None:
         torch.cuda.synchronize()
 
 
+@pytest.mark.fault_case(37)
 def test_current_device_is_left_alone() -> None:
     for index in range(torch.cuda.device_count()):
         with torch.cuda.device(index):
@@ -48,6 +50,7 @@ def test_current_device_is_left_alone() -> None:
             assert torch.cuda.current_device() == index
 
 
+@pytest.mark.fault_case(37)
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_second_device_while_the_first_is_current(context) -> None:
@@ -62,6 +65,7 @@ def test_second_device_while_the_first_is_current(context) -> None:
                 numerics.check_exact(out, a.double() @ b.double())
 
 
+@pytest.mark.fault_case(37)
 @pytest.mark.gpu(2)
 def test_second_devices_stream_is_used() -> None:
     a = torch.randint(-3, 4, (64, 64), device="cuda:1").float()
@@ -79,6 +83,7 @@ def test_second_devices_stream_is_used() -> None:
     numerics.check_exact(out, a.double() @ a.double())
 
 
+@pytest.mark.fault_case(37)
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_two_cuda_devices_are_an_input_error(context) -> None:

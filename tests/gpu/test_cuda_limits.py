@@ -29,6 +29,7 @@ def _windows(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtyp
     return base.as_strided((*sizes, 1, 1), (*strides, 1, 1))
 
 
+@pytest.mark.fault_case(38)
 @pytest.mark.skipif(
     "TORCH_CUBIN_SLOW_TESTS" not in os.environ, reason="half a minute: TORCH_CUBIN_SLOW_TESTS=1"
 )
@@ -69,6 +70,7 @@ def test_more_batch_dims_than_a_launch_takes(dtype: torch.dtype, dims: int) -> N
     numerics.check_exact(out, a.double() @ b.double())
 
 
+@pytest.mark.fault_case(38)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_output_that_no_gpu_holds_is_an_oom_error(mode: str) -> None:
     """Also below torch 2.13, where the C API does not say why an allocation failed."""
@@ -83,6 +85,7 @@ def test_an_output_that_no_gpu_holds_is_an_oom_error(mode: str) -> None:
     numerics.check_exact(small, torch.ones(3, 5, device="cuda"))
 
 
+@pytest.mark.fault_case(38)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_output_past_63_bits_is_an_input_error(mode: str) -> None:
     row = torch.ones(1, device="cuda", dtype=torch.float64)

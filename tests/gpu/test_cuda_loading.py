@@ -13,6 +13,7 @@ def test_import_makes_no_driver_call(child) -> None:
     assert answer["libcuda"] == []
 
 
+@pytest.mark.fault_case(29)
 @pytest.mark.child("fork_after_use")
 def test_fork_after_use_is_an_error(child) -> None:
     """Ours ([fork]) or PyTorch's own, which also says how: never a crash, a hang or a result."""
@@ -27,6 +28,7 @@ def test_fork_after_use_is_an_error(child) -> None:
     assert answer["parent_still_right"]
 
 
+@pytest.mark.fault_case(29)
 @pytest.mark.child("fork_before_use")
 def test_fork_before_use_works(child) -> None:
     assert child.check() == {"status": 0, "result": True}
@@ -39,16 +41,19 @@ def _check_catalog(child, tag: str) -> None:
     assert answer["torch"], "torch.matmul no longer works in that process"
 
 
+@pytest.mark.fault_case(10)
 @pytest.mark.child("catalog", "flipped")
 def test_changed_cubin_is_a_hash_error(child) -> None:
     _check_catalog(child, "hash")
 
 
+@pytest.mark.fault_case(3)
 @pytest.mark.child("catalog", "truncated")
 def test_truncated_cubin_with_a_matching_hash_is_an_image_error(child) -> None:
     _check_catalog(child, "image")
 
 
+@pytest.mark.fault_case(13)
 @pytest.mark.child("catalog", "other_arch")
 def test_catalog_without_this_arch_is_an_arch_error(child) -> None:
     _check_catalog(child, "arch")
@@ -56,6 +61,7 @@ def test_catalog_without_this_arch_is_an_arch_error(child) -> None:
     assert f"sm_{major}{minor}" in child.answer["grad"]
 
 
+@pytest.mark.fault_case(18)
 @pytest.mark.child("catalog", "wrong_parameters")
 def test_manifest_that_contradicts_the_cubin_is_a_params_error(child) -> None:
     _check_catalog(child, "params")
@@ -67,16 +73,19 @@ def test_kernels_of_another_struct_of_that_size_are_a_params_error(child) -> Non
     assert "params_digest" in child.answer["grad"]
 
 
+@pytest.mark.fault_case(1)
 @pytest.mark.child("catalog", "missing_image")
 def test_missing_cubin_is_a_file_error(child) -> None:
     _check_catalog(child, "file")
 
 
+@pytest.mark.fault_case(10)
 @pytest.mark.child("catalog", "no_manifest")
 def test_missing_manifest_is_a_file_error(child) -> None:
     _check_catalog(child, "file")
 
 
+@pytest.mark.fault_case(10)
 @pytest.mark.child("catalog", "bad_manifest")
 def test_broken_manifest_is_a_file_error(child) -> None:
     _check_catalog(child, "file")

@@ -69,6 +69,7 @@ def test_sources(source: str) -> None:
     assert torch.equal(z, x + y)
 
 
+@pytest.mark.fault_case(13)
 def test_an_image_for_another_gpu() -> None:
     module = torch_cubin.load(DATA / "vec_add.sm_80.cuda118.cubin")
     x = small(4)
@@ -186,14 +187,16 @@ def test_strided_and_foreign_arrays(module) -> None:
 # --- launches ---
 
 
-@pytest.mark.parametrize("n", [12_288, 12_289, 57_000])
+@pytest.mark.fault_case(22)
+@pytest.mark.parametrize("n", [12_288, 12_289, 58_112])
 def test_dynamic_shared_memory(module, n: int) -> None:
-    """48 KB exactly, just above it, and nearly all that a block may have."""
+    """48 KB exactly, just above it, and all that a block may have."""
     x, out = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
     module["reverse"](x, out, n, grid=1, block=256, shared_memory=4 * n)
     assert torch.equal(out, x.flip(0))
 
 
+@pytest.mark.fault_case(22)
 def test_too_much_shared_memory(module) -> None:
     x = small(4)
     with pytest.raises(errors.LaunchError, match="at most 232448 dynamic bytes"):
@@ -210,6 +213,7 @@ def test_cooperative(module) -> None:
         module["grid_sum"](arrived, parts, out, grid=10**6, block=32, cooperative=True)
 
 
+@pytest.mark.fault_case(21)
 @pytest.mark.parametrize("size", [1, 2, 8, 16])
 def test_clusters(module, size: int) -> None:
     out = torch.full((32,), -1, dtype=torch.int32, device="cuda")
@@ -243,6 +247,7 @@ def cycles(milliseconds: float) -> int:
     return int(milliseconds * 2e6)  # of a clock of about 2 GHz
 
 
+@pytest.mark.fault_case(37)
 def test_launches_go_to_the_current_stream(module) -> None:
     out = torch.zeros(1, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
@@ -291,6 +296,7 @@ def test_threads_that_never_touched_cuda(module) -> None:
     assert all(torch.equal(z, x + y) for x, y, z in inputs)
 
 
+@pytest.mark.fault_case(37)
 @pytest.mark.parametrize("stream", ["default", "side"])
 @pytest.mark.parametrize("current", ["none", "somebody's"])
 def test_launches_with_any_current_context(module, current: str, stream: str) -> None:
@@ -324,6 +330,7 @@ def test_launches_with_any_current_context(module, current: str, stream: str) ->
     assert torch.equal(z, y + 7)
 
 
+@pytest.mark.fault_case(37)
 @pytest.mark.gpu(2)
 def test_two_devices(module) -> None:
     for device in ("cuda:1", "cuda:0", "cuda:1"):
@@ -346,6 +353,7 @@ def test_two_devices(module) -> None:
 # --- captures ---
 
 
+@pytest.mark.fault_case(30)
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 def test_first_use_inside_a_capture(mode: str) -> None:
     """The captured call loads the module; replays go on after the Python objects are gone."""
@@ -372,6 +380,7 @@ def test_first_use_inside_a_capture(mode: str) -> None:
     assert torch.equal(x, before.flip(0))
 
 
+@pytest.mark.fault_case(30)
 def test_capture_after_preload() -> None:
     x, y, z = small(300), small(300), torch.zeros(300, device="cuda")
     module = torch_cubin.load(LAUNCH)
@@ -384,6 +393,7 @@ def test_capture_after_preload() -> None:
     assert torch.equal(z, x + y)
 
 
+@pytest.mark.fault_case(32)
 def test_no_unload_inside_a_capture() -> None:
     x, y, z = small(300), small(300), torch.zeros(300, device="cuda")
     module = torch_cubin.load(LAUNCH)
@@ -406,6 +416,7 @@ def test_no_unload_inside_a_capture() -> None:
 # --- unload and globals ---
 
 
+@pytest.mark.fault_case(32)
 def test_unload_waits_for_submitted_work() -> None:
     module = torch_cubin.load(LAUNCH)
     out = torch.zeros(1, dtype=torch.int32, device="cuda")

@@ -18,6 +18,7 @@ def _pair(m: int, n: int, k: int, g: torch.Generator) -> tuple[torch.Tensor, tor
     return tuple(cases.draw(shape, torch.bfloat16, True, g) for shape in ((m, k), (k, n)))
 
 
+@pytest.mark.fault_case(37)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_op_is_ordered_on_the_current_stream_and_asynchronous(shape, generator) -> None:
     """The inputs are written by the stream only after a long sleep."""
@@ -163,6 +164,7 @@ def test_data_parallel_threads(generator) -> None:
     assert all(module.weight.grad is not None for module in modules)
 
 
+@pytest.mark.fault_case(28)
 @pytest.mark.child("first_use_threads")
 def test_first_use_from_16_threads_at_once(child) -> None:
     answer = child.check()

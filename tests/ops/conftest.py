@@ -3,8 +3,11 @@ of PyTorch's own attentions the results are held against."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from preloaded import PreloadedPython
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_cubin  # noqa: F401  (registers the ops)
@@ -31,6 +34,13 @@ def _pytorchs_attention_by_its_definition():
     """
     with sdpa_kernel(SDPBackend.MATH):
         yield
+
+
+@pytest.fixture(scope="session")
+def fresh_python() -> Iterator[PreloadedPython]:
+    """Processes that have imported torch and torch._dynamo, and nothing of the package."""
+    with PreloadedPython(["torch", "torch._dynamo"]) as python:
+        yield python
 
 
 @pytest.fixture

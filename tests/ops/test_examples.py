@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,14 +17,11 @@ SCRIPTS = [*ROOT.glob("examples/*.py"), *ROOT.glob("benchmarks/bench_*.py")]
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS), ids=lambda path: path.name)
-def test_scripts_start_in_a_checkout_that_is_not_installed(script, tmp_path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(script), "--help"],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-    )
+def test_scripts_start_in_a_checkout_that_is_not_installed(script, tmp_path, fresh_python) -> None:
+    # What an interpreter started on the script would look through, without PYTHONPATH.
+    path = [str(script.parent), *(path for path in sys.path if "python3" in path)]
+    argv = [str(script), "--help"]
+    done = fresh_python.run(script.read_text(), argv=argv, path=path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {script.name}")
 

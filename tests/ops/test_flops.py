@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from ops.samples import (
@@ -113,20 +110,16 @@ IMPORTS["through a finder behind"] = finder.replace("{where}", "1")
 
 
 @pytest.mark.parametrize("order", IMPORTS)
-def test_counter_imported_before_or_after(order):
+def test_counter_imported_before_or_after(order, fresh_python):
     code = f"""
 import sys
 import torch
+assert "torch.utils.flop_counter" not in sys.modules
 {IMPORTS[order]}
 from torch.utils.flop_counter import FlopCounterMode
 with FlopCounterMode(display=False) as mode:
     torch.ops.cubin.matmul(torch.ones(2, 3), torch.ones(3, 4))
 print(mode.get_total_flops())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**__import__("os").environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
-    )
+    done = fresh_python.run(code)
     assert done.stdout.strip() == "48", done.stderr

@@ -68,6 +68,7 @@ def refused(op, name: str, got: str, *args: torch.Tensor) -> None:
     assert f"got {got}. " in text
 
 
+@pytest.mark.fault_case(40)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_dense_tensors_are_taken(kind, mode, device) -> None:
@@ -104,6 +105,7 @@ def test_the_fake_refuses_alike(mode, device) -> None:
         refused(linear, "bias", "torch.sparse_coo", dense, dense, sparse)
 
 
+@pytest.mark.fault_case(40)
 def test_a_sparse_meta_tensor_is_refused() -> None:
     dense = torch.ones(2, 2, device="meta")
     with contextlib.suppress(NotImplementedError):  # a torch that cannot make one

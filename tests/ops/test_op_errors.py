@@ -53,6 +53,7 @@ def test_wrong_batches(mode, device):
         assert part in text
 
 
+@pytest.mark.fault_case(41)
 @pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
 @pytest.mark.parametrize(
     "dtype",
@@ -73,6 +74,7 @@ def test_unsupported_dtypes(op, dtype, mode, device):
         assert supported in text
 
 
+@pytest.mark.fault_case(41)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op", [matmul, linear], ids=str)
 def test_mixed_dtypes(op, mode, device):
@@ -91,6 +93,7 @@ def test_mixed_dtypes_of_the_bias(mode, device):
     assert "'bias'" in text
 
 
+@pytest.mark.fault_case(37)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op", [matmul, linear], ids=str)
 def test_mixed_devices(op, mode, device):

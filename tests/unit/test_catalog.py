@@ -141,6 +141,7 @@ def test_a_number_out_of_range_is_a_file_error(answers: dict, case: str) -> None
     assert "kernel 'k' has a number out of range" in answers[case]["text"]
 
 
+@pytest.mark.fault_case(10)
 @pytest.mark.parametrize("case", [*MALFORMED, "twice", "version"])
 def test_a_malformed_manifest_is_a_file_error(answers: dict, case: str) -> None:
     assert answers[case]["tag"] == "file"
@@ -181,6 +182,7 @@ def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(tmp_path: Path) 
     assert "got 'sm999'" in refused["message"]
 
 
+@pytest.mark.fault_case(18)
 def test_a_kernel_of_other_parameters_is_refused(tmp_path: Path) -> None:
     entries = [
         changed(name="own"),

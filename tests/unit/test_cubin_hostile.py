@@ -61,6 +61,7 @@ def tally(*command: object) -> dict:
     return json.loads(lines[0])
 
 
+@pytest.mark.fault_case(2, 3)
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_every_truncation_is_refused(path: Path) -> None:
     assert tally("truncate", path) == {
@@ -70,6 +71,7 @@ def test_every_truncation_is_refused(path: Path) -> None:
     }
 
 
+@pytest.mark.fault_case(3)
 @pytest.mark.skipif(real_cubins.nvcc() is None, reason="needs nvcc, found none")
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_121a"])
 def test_every_truncation_of_a_larger_cubin_is_refused(arch: str) -> None:
@@ -78,6 +80,7 @@ def test_every_truncation_of_a_larger_cubin_is_refused(arch: str) -> None:
     assert (found["refused"], found["accepted"]) == (path.stat().st_size, 0)
 
 
+@pytest.mark.fault_case(4)
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_trailing_bytes_are_refused(path: Path, tmp_path: Path) -> None:
     found = tally("append", path)
@@ -85,6 +88,7 @@ def test_trailing_bytes_are_refused(path: Path, tmp_path: Path) -> None:
     refused(tmp_path, path.read_bytes() + b"\0" * 5, "5 bytes after its end")
 
 
+@pytest.mark.fault_case(5)
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
 def test_every_edit_of_a_field_is_survived(path: Path) -> None:
     found = tally("edit", path)
@@ -93,6 +97,7 @@ def test_every_edit_of_a_field_is_survived(path: Path) -> None:
     assert found["seconds"] < 2
 
 
+@pytest.mark.fault_case(5)
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_random_bit_flips_are_survived(path: Path) -> None:
     found = tally("flip", path, 20240607, 2000)
@@ -100,6 +105,7 @@ def test_random_bit_flips_are_survived(path: Path) -> None:
     assert found["seconds"] < 2
 
 
+@pytest.mark.fault_case(5)
 def test_random_bytes_are_refused() -> None:
     found = tally("noise", 20240607, 20000)
     assert (found["refused"], found["accepted"]) == (20000, 0)
@@ -149,6 +155,7 @@ OTHER_FORMATS = {
 }
 
 
+@pytest.mark.fault_case(7, 8)
 @pytest.mark.parametrize("case", OTHER_FORMATS)
 def test_other_formats_are_named(case: str, tmp_path: Path) -> None:
     data, *words = OTHER_FORMATS[case]
@@ -232,6 +239,7 @@ CONTRADICTIONS = {
 }
 
 
+@pytest.mark.fault_case(6, 16)
 @pytest.mark.parametrize("case", CONTRADICTIONS)
 def test_contradictions_are_refused(case: str, tmp_path: Path) -> None:
     cubin, *words = CONTRADICTIONS[case]
@@ -291,6 +299,7 @@ def section_field(index: int, offset: int, layout: str, number: int) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.fault_case(6)
 @pytest.mark.parametrize("number", [1 << 16, (1 << 64) - 1, (1 << 64) - 64, 1 << 63])
 @pytest.mark.parametrize("field", [24, 32])
 @pytest.mark.parametrize("index", [1, 2, 3, 4, 5])
@@ -300,6 +309,7 @@ def test_sections_outside_the_file_are_refused(
     refused(tmp_path, section_field(index, field, "<Q", number), f"section {index}")
 
 
+@pytest.mark.fault_case(6)
 def test_string_tables_are_checked(tmp_path: Path) -> None:
     refused(tmp_path, section_field(4, 0, "<I", 1 << 30), "outside its string table")
     refused(tmp_path, section_field(1, 4, "<I", PROGBITS), "wrong type")
@@ -325,6 +335,7 @@ def test_names_of_any_bytes(tmp_path: Path) -> None:
     assert len(refused(tmp_path, long.build())) < 1000
 
 
+@pytest.mark.fault_case(9)
 def test_many_symbols_and_kernels_take_bounded_time(tmp_path: Path) -> None:
     start = time.monotonic()
     symbol = struct.pack("<IBBHQQ", 0, 0, 0, 0, 0, 0)
@@ -343,6 +354,7 @@ def test_many_symbols_and_kernels_take_bounded_time(tmp_path: Path) -> None:
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.fault_case(9)
 def test_overlapping_tables_take_bounded_time(tmp_path: Path) -> None:
     """Many parameter tables over the same bytes, and many names inside one another."""
     start = time.monotonic()

@@ -158,6 +158,7 @@ def test_parse_cubin_lists_every_committed_file() -> None:
     assert {path.stem for path in real_cubins.COMMITTED} == set(EXPECTED)
 
 
+@pytest.mark.fault_case(16)
 @pytest.mark.parametrize("stem", EXPECTED)
 def test_parse_cubin_reads_committed(stem: str) -> None:
     path = DATA / f"{stem}.cubin"
@@ -322,6 +323,7 @@ RUNS_ON = {
 }
 
 
+@pytest.mark.fault_case(13)
 def test_arch_runs_on() -> None:
     devices = (70, 75, 80, 86, 87, 89, 90, 100, 101, 103, 110, 120, 121)
     for arch, wanted in RUNS_ON.items():
@@ -332,6 +334,7 @@ def test_arch_runs_on() -> None:
         assert found == wanted, arch
 
 
+@pytest.mark.fault_case(15)
 @pytest.mark.parametrize(
     ("wanted", "nearest"),
     [

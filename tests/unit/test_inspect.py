@@ -15,6 +15,7 @@ import cubin_check
 import pytest
 import real_cubins
 from elf_builder import Cubin, Kernel
+from users import unprivileged
 
 import torch_cubin
 from torch_cubin import errors
@@ -157,6 +158,7 @@ def test_image_prints_every_fact() -> None:
     assert "cluster 2x1x1" in text
 
 
+@pytest.mark.fault_case(15)
 def test_control_characters_in_names_are_escaped() -> None:
     image = torch_cubin.inspect(Cubin(kernels=[Kernel(name=b"\x1b[2J\nk\xff")]).build())
     assert image.kernels[0].name == "\x1b[2J\nk�"
@@ -166,6 +168,7 @@ def test_control_characters_in_names_are_escaped() -> None:
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.fault_case(2)
 def test_truncated_bytes_are_an_image_error() -> None:
     data = SEVERAL.read_bytes()
     for size in (0, 1, 63, 64, len(data) // 2, len(data) - 1):
@@ -180,6 +183,7 @@ def file_error(path: object) -> errors.FileError:
     return caught.value
 
 
+@pytest.mark.fault_case(1, 2)
 def test_file_errors(tmp_path: Path) -> None:
     assert "No such file" in str(file_error(tmp_path / "missing.cubin"))
     assert "directory" in str(file_error(tmp_path))
@@ -192,6 +196,7 @@ def test_file_errors(tmp_path: Path) -> None:
     file_error("")
 
 
+@pytest.mark.fault_case(1)
 def test_fifo_does_not_block(tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
@@ -207,14 +212,16 @@ def test_fifo_does_not_block(tmp_path: Path) -> None:
     assert done.is_set(), "inspect of a FIFO blocked or failed"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_unreadable_file(tmp_path: Path) -> None:
-    path = tmp_path / "secret.cubin"
-    path.write_bytes(b"x")
-    path.chmod(0)
-    assert "ermission" in str(file_error(path))
+@pytest.mark.fault_case(1)
+def test_unreadable_file() -> None:
+    with unprivileged() as folder:
+        path = folder / "secret.cubin"
+        path.write_bytes(b"x")
+        path.chmod(0)
+        assert "ermission" in str(file_error(path))
 
 
+@pytest.mark.fault_case(9)
 def test_too_large_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.cubin"
     with open(path, "wb") as file:

@@ -54,6 +54,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.fault_case(20, 21)
 @pytest.mark.parametrize(("field", "value", "says"), WRONG, ids=str)
 def test_launches_that_no_gpu_allows_are_refused_in_definitions(
     field: str, value, says: str
@@ -81,6 +82,7 @@ def test_launches_that_some_gpu_allows_are_accepted_in_definitions(field: str, v
     define(changed(vec_add(), f"kernels/0/{field}", value))
 
 
+@pytest.mark.fault_case(22)
 @pytest.mark.parametrize(
     ("sm", "most"),
     [((70,), 96), ((80,), 163), ((89,), 163), ((90,), 227), ((100,), 227), ((120,), 99),

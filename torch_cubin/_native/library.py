@@ -200,15 +200,23 @@ def preload_op(name: str, device: int) -> None:
     _answer(load().torch_cubin_preload_op(name.encode(), device))
 
 
+def _symbol(name: str) -> bytes:
+    """A kernel's or variable's name; other surrogates than those of bytes are in no name."""
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return _text(name)
+
+
 def module_kernel(module: int, name: str) -> int:
     """The handle of a kernel, valid as long as its module."""
-    text = name.encode("utf-8", "surrogateescape")
+    text = _symbol(name)
     return _answer(load().torch_cubin_module_kernel(module, text, len(text)))["handle"]
 
 
 def module_global(module: int, device: int, name: str) -> tuple[int, int]:
     """Address and bytes of a global variable on that device."""
-    text = name.encode("utf-8", "surrogateescape")
+    text = _symbol(name)
     answer = _answer(load().torch_cubin_module_global(module, device, text, len(text)))
     return answer["address"], answer["bytes"]
 
