@@ -67,7 +67,7 @@ class Row:
 
     @property
     def own_rate(self) -> float:
-        """Ours beside cuDNN where that was measured: beside a slow peer the card has power to spare."""
+        """Ours beside cuDNN where that was measured: a slow peer leaves the card power to spare."""
         if self.cudnn_ratio is None or self.cudnn_rate is None:
             return self.cubin_rate
         return self.cudnn_rate * self.cudnn_ratio

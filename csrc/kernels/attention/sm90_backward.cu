@@ -16,8 +16,8 @@
 //   shared memory:  k, v | q: kQStages | grad_out: kGradStages | dS: 2 | dq: 2 | sums: kQStages | barriers
 //
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while others
-// multiply, and dq with its way out is in nobody's chain: 1.3 times as fast as warpgroups of keys that
-// multiply dq, too. Registers decide the steps' length: ptxas wants 32 beside the accumulators.
+// multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
+// wants 32 beside the accumulators.
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
 #include "sm90_backward_dq.cuh"
@@ -91,7 +91,7 @@ struct Work {
     int kv_heads = p.heads / p.group;
     u32 pairs = static_cast<u32>(p.batch) * kv_heads;
     u32 each = static_cast<u32>(p.together) * p.key_tiles;
-    u32 block;  // not hoisted out of, or kept through, a loop: its registers are scarce
+    u32 block;  // volatile: ptxas would calculate it once and keep it in registers through the loops
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
     u32 set = block / each, rest = block % each;
     u32 here = min(static_cast<u32>(p.together), pairs - set * p.together);
