@@ -21,6 +21,7 @@ from torch_cubin.errors import Error  # noqa: E402
 _LATER = {
     "cpp": ("include_path", "library_path"),
     "_kernels.arguments": ("strided",),
+    "_compile.compile": ("compile",),
     "_declared.op": ("Op",),
     "_declared.define_op": ("KernelChoice", "define_op"),
     "_declared.expressions": (
@@ -80,6 +81,7 @@ __all__ = [
     "batch_invariant",
     "bfloat16",
     "cdiv",
+    "compile",
     "cpp",
     "define_op",
     "drop_in",
