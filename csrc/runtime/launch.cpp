@@ -121,7 +121,7 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
       }
     }
     const uint64_t packed = packed_cluster(cluster, call);
-    if (here.checked_cluster.load(std::memory_order_relaxed) != packed) return false;
+    if (here.checked_cluster(packed).load(std::memory_order_relaxed) != packed) return false;
     if (!here.has_cluster) set_cluster(cluster, config);
   }
   if ((call.flags & TORCH_CUBIN_DEPENDENT) != 0) {
@@ -157,7 +157,7 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
     config.attrs = attributes;
     if (!add_common_attributes(*here, call, config)) return false;
   }
-  const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0;
+  const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0 || current_stream == nullptr;
   set_shape(call,
             is_named ? static_cast<CUstream>(call.stream) : current_stream(here->device.index),
             config);
@@ -227,8 +227,9 @@ class Launch {
     const CUfunction function = here.ready(shared);
     CUlaunchConfig config{};
     set_shape(call_,
-              has(TORCH_CUBIN_STREAM) ? static_cast<CUstream>(call_.stream)
-                                      : current_stream_(device.index),
+              has(TORCH_CUBIN_STREAM) || current_stream_ == nullptr
+                  ? static_cast<CUstream>(call_.stream)
+                  : current_stream_(device.index),
               config);
     CUlaunchAttribute attributes[4];  // each filled where it is added
     config.attrs = attributes;
@@ -395,7 +396,8 @@ class Launch {
     }
     // Remembered for launch_common(), which no cooperative launch takes.
     if (clustered_) {
-      here.checked_cluster.store(packed_cluster(cluster_, call_), std::memory_order_relaxed);
+      const uint64_t packed = packed_cluster(cluster_, call_);
+      here.checked_cluster(packed).store(packed, std::memory_order_relaxed);
     }
   }
 
