@@ -13,7 +13,7 @@ TORCH_CUBIN_EMBED(by_embed);                     // torch_cubin.embed --name
 TORCH_CUBIN_INCBIN(by_incbin, "several.cubin");  // .incbin
 TORCH_CUBIN_BINARY(by_binary, several_cubin);    // ld -r -b binary
 static const unsigned char by_list[] = {
-    // C23's #embed gives such a list
+// C23's #embed gives such a list
 #include "list.h"
 };
 extern "C" const unsigned char other_cubin[];   // an array of another file: no size is known
