@@ -61,7 +61,8 @@ std::string escaped(std::string_view text, size_t limit, bool keep_newlines) {
 
 std::string render(const Fault& fault) {
   std::string text = "torch_cubin [";
-  text.append(fault.tag).append("]: ").append(fault.object);
+  // An object may be a file's name, which may hold line ends.
+  text.append(fault.tag).append("]: ").append(printable(fault.object, std::string::npos));
   if (!fault.problem.empty()) text.append(fault.object.empty() ? "" : " ").append(fault.problem);
   if (!fault.expected.empty()) text.append(": expected ").append(fault.expected);
   if (!fault.got.empty())

@@ -11,7 +11,8 @@ namespace torch_cubin {
 void encode_tensor_map(const TensorMapSpec& map, uint8_t* out) {
   static_assert(sizeof(CUtensorMap) == kTensorMapBytes, "the size that kernels take");
   const ContextGuard guard(device(map.device));  // a thread may never have touched CUDA
-  alignas(64) CUtensorMap encoded;  // the driver wants 64 bytes, a launch copies from anywhere
+  // The driver wants 64 bytes, newer headers say 128; a launch copies from anywhere.
+  alignas(64) alignas(CUtensorMap) CUtensorMap encoded;
   check(driver().cuTensorMapEncodeTiled(&encoded, static_cast<CUtensorMapDataType>(map.data_type),
                                         map.rank, map.address, map.dims, map.strides, map.box,
                                         map.element_strides,
