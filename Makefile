@@ -14,8 +14,9 @@ PY := .venv/bin/python
 READY := .venv/ready
 LIBRARY := torch_cubin/_C.so
 HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
-	\( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print) $(wildcard csrc/kernels/*/*_params.h)
-FORMATTED := $(shell find csrc tests \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
+	\( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print) $(wildcard csrc/kernels/*/*_params.h) \
+	torch_cubin/include/torch_cubin/abi.h
+FORMATTED := $(shell find csrc tests torch_cubin/include \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
 .PHONY: help demo test gpu-test lint format bench build wheel clean environment
@@ -95,4 +96,5 @@ wheel: $(READY)
 
 clean:
 	rm -rf build dist torch_cubin/cubins torch_cubin/_C.so torch_cubin/_launch.abi3.so torch_cubin.egg-info
+	rm -rf torch_cubin/lib/libtorch_cubin.*
 	rm -rf .pytest_cache .ruff_cache .hypothesis

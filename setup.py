@@ -1,5 +1,6 @@
-"""Builds torch_cubin: the library torch_cubin/_C.so, the kernel package torch_cubin/cubins, and the
-extension module torch_cubin/_launch.abi3.so, without which kernel calls from Python take longer.
+"""Builds torch_cubin: the library torch_cubin/_C.so, the kernel package torch_cubin/cubins, the
+extension module torch_cubin/_launch.abi3.so, without which kernel calls from Python take longer,
+and, of the same objects, torch_cubin/lib/libtorch_cubin.so and .a for C++ programs without torch.
 
     pip install --no-build-isolation .        (or -e .)
 
@@ -35,6 +36,8 @@ SETUPTOOLS_MIN = 77  # pyproject.toml's license field; its own bdist_wheel
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "torch_cubin"
 GENERATED = ROOT / "build" / "generated"  # headers made from other sources
+# The folders of csrc that libtorch_cubin is made of (tests/unit/layers.py: WITHOUT_TORCH).
+WITHOUT_TORCH = ("cubin", "driver", "runtime", "package", "abi")
 
 
 def torch_target_version(version: tuple[int, int]) -> str:
@@ -140,6 +143,17 @@ def write_units(kernels, files: list[Path]) -> list[str]:
     return [str(unit.relative_to(ROOT)) for unit in units]
 
 
+def host_compiler() -> list[str]:
+    """The C++ compiler, as PyTorch's build extension chooses it."""
+    return (os.environ.get("CXX") or "c++").split()
+
+
+def only_of_gcc(*options: str) -> list[str]:
+    """The options where the compiler is GCC, which alone has them."""
+    version = subprocess.run([*host_compiler(), "--version"], capture_output=True, text=True)
+    return list(options) if "Free Software Foundation" in version.stdout else []
+
+
 def extension():
     from torch.utils.cpp_extension import CppExtension, include_paths
 
@@ -157,17 +171,24 @@ def extension():
         depends=[
             *(str(path) for path in files if path.suffix in (".cpp", ".h", ".map")),
             *map(str, (csrc / "kernels").glob("*/*_params.h")),
+            str(PACKAGE / "include" / "torch_cubin" / "abi.h"),
             __file__,
         ],
         py_limited_api=True,  # keeps libtorch_python out of the link line
         # cuda.h for types only: csrc/driver finds every function at run time.
-        include_dirs=[str(csrc), str(GENERATED), *json_include(), str(cuda_include)],
+        include_dirs=[
+            *map(str, (csrc, GENERATED, PACKAGE / "include")),
+            *json_include(),
+            str(cuda_include),
+        ],
         extra_compile_args=[
             "-O2",
             "-g0",
             "-fno-plt",  # a call into torch is one jump: it counts in a launch
             "-fvisibility=hidden",
             "-fvisibility-inlines-hidden",
+            # Else templates' static members stay global in the static libtorch_cubin.
+            *only_of_gcc("-fno-gnu-unique"),
             "-Wall",
             "-Wextra",
             "-Wno-unused-parameter",  # PyTorch's headers
@@ -215,6 +236,34 @@ def build_launch_extension(target: Path) -> None:
         raise SystemExit(f"\n{done.stderr}\n")
 
 
+def build_cpp_library(objects: list[Path], folder: Path) -> None:
+    """libtorch_cubin, shared and static, of objects that went into _C.so: nothing is compiled.
+
+    In the static one all but the C ABI is made local, so that a program can link it beside a
+    library that holds another copy.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    exports = ROOT / "csrc" / "abi" / "exports.map"
+    shared, static = folder / "libtorch_cubin.so", folder / "libtorch_cubin.a"
+    joined = folder / "torch_cubin.o"
+    files = [str(path) for path in objects]
+    link = [*host_compiler(), "-shared", *files, "-o", str(shared), "-Wl,-soname,libtorch_cubin.so"]
+    link += ["-Wl,--as-needed", "-Wl,-z,defs", f"-Wl,--version-script={exports}", "-ldl"]
+    static.unlink(missing_ok=True)  # ar would add to it
+    try:
+        for command in (
+            link,
+            ["ld", "-r", "--force-group-allocation", *files, "-o", str(joined)],
+            ["objcopy", "--wildcard", "--keep-global-symbol=torch_cubin_v1_*", str(joined)],
+            ["ar", "rcsD", str(static), str(joined)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise SystemExit(f"\n{' '.join(command)}\n{done.stderr}\n")
+    finally:
+        joined.unlink(missing_ok=True)
+
+
 def copy_kernels(source: Path, target: Path) -> None:
     """The manifest and what it lists: a folder may still hold cubins of an older build."""
     shutil.rmtree(target, ignore_errors=True)
@@ -240,6 +289,9 @@ def build_ext_class():
             super().run()
             package = PACKAGE if self.inplace else Path(self.build_lib) / "torch_cubin"
             build_launch_extension(package / "_launch.abi3.so")
+            units = Path(self.build_temp) / GENERATED.relative_to(ROOT) / "units"
+            objects = [units / f"all_of_{name}.o" for name in WITHOUT_TORCH]
+            build_cpp_library(objects, package / "lib")
             if not self.inplace and (PACKAGE / "cubins" / "manifest.json").is_file():
                 # Not package_data: that is collected before the kernels are built.
                 copy_kernels(PACKAGE / "cubins", Path(self.build_lib) / "torch_cubin" / "cubins")
@@ -284,7 +336,9 @@ def main() -> None:
         }
     setup(
         packages=setuptools.find_packages(include=["torch_cubin", "torch_cubin.*"]),
-        package_data={"torch_cubin": ["cmake/torch_cubin.cmake"]},
+        package_data={
+            "torch_cubin": ["cmake/*.cmake", "include/torch_cubin/*.h", "lib/pkgconfig/*.pc"]
+        },
         install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],
         distclass=BinaryDistribution,
         **options,

@@ -77,6 +77,23 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--seconds", type=float, default=float("inf"), help="end after so long")
     tune.set_defaults(run=_tune)
 
+    export = commands.add_parser("export", help="compile a kernel for define_op; needs no GPU")
+    producers = export.add_subparsers(required=True, metavar="PRODUCER")
+    triton = producers.add_parser("triton", help="a @triton.jit function, by the Triton installed")
+    triton.add_argument("kernel", metavar="FILE.py:NAME", help="the file is executed")
+    triton.add_argument(
+        "--signature", required=True, metavar="TYPES",
+        help='in Triton\'s notation: "*fp32:16, *fp32:16, i32, 1024"',
+    )  # fmt: skip
+    triton.add_argument("--arch", required=True, metavar="ARCHS", help="sm_80,sm_90a")
+    triton.add_argument("--num-warps", type=int)
+    triton.add_argument("--num-stages", type=int)
+    triton.add_argument("--num-ctas", type=int)
+    triton.add_argument("--maxnreg", type=int)
+    triton.add_argument("--output", "-o", type=Path, metavar="FOLDER", help="default: NAME")
+    triton.add_argument("--overwrite", action="store_true", help="replace what FOLDER holds")
+    triton.set_defaults(run=_export_triton)
+
     if BENCHMARK.is_file():
         bench = commands.add_parser(
             "bench",
@@ -109,6 +126,12 @@ def _tune(options: argparse.Namespace) -> int:
     from torch_cubin._tuning import sweep
 
     return sweep.run(options)
+
+
+def _export_triton(options: argparse.Namespace) -> int:
+    from torch_cubin._command_line import export
+
+    return export.triton(options)
 
 
 def _cmake_dir(options: argparse.Namespace) -> int:

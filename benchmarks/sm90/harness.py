@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +36,16 @@ class Params(ctypes.Structure):
         ("group", ctypes.c_int), ("whole_tiles", ctypes.c_int), ("stream_tiles", ctypes.c_int),
         ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
         ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
-        ("padding", ctypes.c_uint8 * 0),
+        ("curve", ctypes.c_float * 7),
     ]  # fmt: skip
+
+
+def activation_curves() -> list[list[float]]:
+    """kActivationCurves."""
+    header = Path(__file__).parents[2] / "csrc/kernels/matmul/activation_params.h"
+    table = header.read_text().split("kActivationCurves[] = {")[1].split("};")[0]
+    numbers = [float(x) for x in re.findall(r"[-+.e0-9]+(?=f)", table)]
+    return [numbers[i : i + 7] for i in range(0, len(numbers), 7)]
 
 
 PARAMS_BYTES = (ctypes.sizeof(Params) + 63) // 64 * 64
@@ -244,6 +253,7 @@ class Launch:
             p.out, p.out_stride_m = out.data_ptr(), out.stride(-2)
             p.out_batch_stride = (ctypes.c_int64 * 3)(*out_strides)
             p.alpha, p.beta = e.alpha, e.beta
+            p.curve = (ctypes.c_float * 7)(*activation_curves()[ACTIVATIONS[e.activation]])
             if e.bias is not None:
                 p.bias, p.bias_stride = e.bias.data_ptr(), e.bias.stride(0)
                 flags |= BIAS_ROW * e.bias_row

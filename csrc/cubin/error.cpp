@@ -59,6 +59,12 @@ std::string escaped(std::string_view text, size_t limit, bool keep_newlines) {
   return out;
 }
 
+// Python decodes the text as UTF-8 and a terminal obeys control characters: neither may come from a
+// file's bytes.
+std::string clean(const std::string& message) {
+  return escaped(message, std::string::npos, /*keep_newlines=*/true);
+}
+
 std::string render(const Fault& fault) {
   std::string text = "torch_cubin [";
   // An object may be a file's name, which may hold line ends.
@@ -82,12 +88,20 @@ std::string counted(uint64_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
-void fail(const Fault& fault) { fail_with_text(fault.tag, render(fault)); }
+void fail(const Fault& fault) {
+  auto kept = std::make_shared<Fault>();
+  // Not the tag: it may be a view of a text that ends with the caller.
+  kept->object = clean(fault.object);
+  kept->problem = clean(fault.problem);
+  kept->expected = clean(fault.expected);
+  kept->got = clean(fault.got);
+  kept->advice = clean(fault.advice);
+  last_error_text = clean(render(fault));
+  throw Error(std::string(fault.tag), last_error_text, std::move(kept));
+}
 
 void fail_with_text(std::string_view tag, const std::string& message) {
-  // Python decodes the text as UTF-8 and a terminal obeys control characters: neither may come
-  // from a file's bytes.
-  last_error_text = escaped(message, std::string::npos, /*keep_newlines=*/true);
+  last_error_text = clean(message);
   throw Error(std::string(tag), last_error_text);
 }
 

@@ -11,22 +11,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 
 namespace torch_cubin {
-
-class Error : public std::runtime_error {
- public:
-  Error(std::string tag, const std::string& message)
-      : std::runtime_error(message), tag_(std::move(tag)) {}
-  const std::string& tag() const { return tag_; }
-
- private:
-  std::string tag_;
-};
 
 // What an error says. Empty parts are left out of the message.
 struct Fault {
@@ -36,6 +27,20 @@ struct Fault {
   std::string expected;  // "3848 bytes"
   std::string got;       // "2000 bytes"
   std::string advice;    // "Copy the file again."
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(std::string tag, const std::string& message, std::shared_ptr<const Fault> fault = nullptr)
+      : std::runtime_error(message), tag_(std::move(tag)), fault_(std::move(fault)) {}
+  const std::string& tag() const { return tag_; }
+
+  // The parts of the message, its `tag` left empty; null where the message was given as a text.
+  const Fault* fault() const { return fault_.get(); }
+
+ private:
+  std::string tag_;
+  std::shared_ptr<const Fault> fault_;
 };
 
 // Throws Error, and keeps the message in this thread's last_error().

@@ -2,6 +2,8 @@
 //
 // Nothing here asks the heap for memory, but for outputs, unless a kernel has more than kStackBytes
 // of parameters.
+#include <algorithm>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "declared/boxed_arguments.h"
 #include "declared/contract.h"
 #include "declared/described_arguments.h"
+#include "declared/overlap.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/stream.h"
@@ -22,6 +25,7 @@ namespace {
 
 constexpr size_t kStackBytes = 4096;  // what kernels could take before CUDA 12.1
 constexpr size_t kStackParams = 256;
+constexpr int64_t kAllocatorAlign = 256;  // what PyTorch's allocator keeps to, at the least
 
 // The tensors that a call allocates, which it owns until they are handed over.
 class CallAllocations {
@@ -82,8 +86,11 @@ class Contract::Call {
   void run(CallAllocations& outputs) {
     bind();
     check_no_derivative();
+    for (const size_t i : contract_.mutated_) {
+      if (state_.addresses[i] != nullptr && !pattern(i).may_overlap()) check_overlaps(i);
+    }
 
-    const Launch& launch = choose();
+    const Launch& launch = contract_.launches_.size() == 1 ? only() : choose();
     const size_t first = contract_.first_output_place_;
     bool empty = true;
     for (size_t i = 0; i < contract_.outputs_.size(); ++i) {
@@ -198,6 +205,33 @@ class Contract::Call {
     }
   }
 
+  // What one block of the kernel writes, another may be about to read.
+  void check_overlaps(size_t mutated) const {
+    const auto check = [&](size_t other, const void* address, const TensorFacts& facts) {
+      if (share_memory(state_.addresses[mutated], state_.facts[mutated], address, facts)) {
+        pattern(mutated).refuse_overlap(contract_.schema_.arguments[other].name);
+      }
+    };
+    for (const std::vector<size_t>* places : {&contract_.required_, &contract_.optional_}) {
+      for (const size_t i : *places) {
+        if (i != mutated) check(i, state_.addresses[i], state_.facts[i]);
+      }
+    }
+    for (const size_t i : contract_.lists_) {
+      for (size_t item = 0; item < arguments_.length(i); ++item) {
+        const TensorView& view = arguments_.item(i, item);
+        TensorFacts facts;
+        facts.sizes = view.sizes;
+        facts.strides = view.strides;
+        facts.dim = view.dim;
+        facts.itemsize = element_size(view.dtype);
+        bool empty = false;
+        for (int64_t j = 0; j < view.dim; ++j) empty |= view.sizes[j] == 0;
+        if (!empty) check(i, arguments_.data(view), facts);
+      }
+    }
+  }
+
   // Where a formula is registered, PyTorch calls below autograd with gradients off.
   void check_no_derivative() const {
     if (argument_requiring_grad_ >= 0) {
@@ -215,18 +249,68 @@ class Contract::Call {
     }
   }
 
+  // Whether an image runs on the device is left to the launch, whose error says it.
+  const Launch& only() const {
+    const Launch& launch = contract_.launches_[0];
+    if (!launch.takes(state_)) refuse_choice();
+    return launch;
+  }
+
   const Launch& choose() const {
-    for (const Launch& launch : contract_.launches_) {
-      if (launch.when.empty() || launch.when[0].evaluate(state_.arguments()).integer != 0) {
-        return launch;
+    if (contract_.tuned_.empty()) {
+      for (const Launch& launch : contract_.launches_) {
+        if (launch.runs_on(state_.device) && launch.takes(state_)) return launch;
+      }
+      refuse_choice();
+    }
+    const TunedTable& tuned = contract_.tuned_[0];
+    for (const int32_t group : {tuned.find(state_), tuned.otherwise()}) {
+      for (const size_t i : contract_.groups_[static_cast<size_t>(group)]) {
+        const Launch& launch = contract_.launches_[i];
+        if (launch.runs_on(state_.device) && launch.takes(state_)) return launch;
       }
     }
-    std::string expected;
+    refuse_choice();
+  }
+
+  // Says of each kernel that runs on the device what it wants and does not get; of many, of the first
+  // few.
+  [[noreturn]] void refuse_choice() const {
+    constexpr size_t kMost = 4;
+    std::vector<std::string> expected, got;
+    const auto add = [](std::vector<std::string>& list, const std::string& text) {
+      if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(text);
+    };
+    const Launch* elsewhere = nullptr;  // a kernel for other GPUs
     for (const Launch& launch : contract_.launches_) {
-      expected += (expected.empty() ? "" : " or ") + launch.when[0].text();
+      if (!launch.runs_on(state_.device)) {
+        elsewhere = &launch;
+        continue;
+      }
+      if (!launch.when.empty() && launch.when[0].evaluate(state_.arguments()).integer == 0) {
+        add(expected, launch.when[0].text());
+        continue;
+      }
+      for (const Requirement& requirement : launch.requirements) {
+        if (requirement.holds(state_)) continue;
+        add(expected, requirement.expected());
+        add(got, requirement.got(state_));
+        break;
+      }
     }
-    fail({"input", contract_.op_, "has no kernel for these arguments", expected, "none of them",
-          ""});
+    // None runs here: this throws.
+    if (expected.empty() && elsewhere != nullptr) {
+      elsewhere->module->info(device(state_.device), elsewhere->kernel->name());
+    }
+    const auto joined = [&](const std::vector<std::string>& list, const char* between) {
+      std::string text;
+      for (size_t i = 0; i < std::min(list.size(), kMost); ++i) {
+        text += (i > 0 ? between : "") + list[i];
+      }
+      return list.size() > kMost ? text + " and others" : text;
+    };
+    fail({"input", contract_.op_, "has no kernel for these arguments", joined(expected, " or "),
+          got.empty() ? "none of them" : joined(got, ", "), ""});
   }
 
   // Allocates an output or scratch; true if it has no elements.
@@ -264,6 +348,36 @@ class Contract::Call {
           "The definition does not allow for these arguments."});
   }
 
+  // Null for no bytes.
+  void* allocate(const WorkspaceArgument& workspace, const torch_cubin_launch_call& call,
+                 CallAllocations& made) const {
+    int64_t bytes = workspace.bytes[0].evaluate(state_.arguments()).integer;
+    bool overflow = bytes < 0;
+    if (workspace.is_per_block) {
+      for (const int64_t blocks : call.grid) {
+        overflow |= __builtin_mul_overflow(bytes, blocks, &bytes);
+      }
+    }
+    if (bytes == 0 && !overflow) return nullptr;
+    const int64_t more = workspace.align > kAllocatorAlign ? workspace.align : 0;
+    overflow |= __builtin_add_overflow(bytes, more, &bytes);
+    if (overflow) {
+      fail({"input", workspace.label, "has a size out of range", "0 to 2^63 - 1 bytes", "another",
+            "The definition does not allow for these arguments."});
+    }
+    const int64_t stride = 1;
+    const AtenTensorHandle tensor =
+        allocate_cuda(&bytes, &stride, 1, ScalarType::Byte, state_.device);
+    made.add(tensor);
+    if (workspace.zeroed) fill_with_zeros(tensor);
+    void* address = nullptr;
+    if (aoti_torch_get_data_ptr(tensor, &address) != 0) {
+      fail({"internal", contract_.op_, "could not read a workspace's address", "", "", ""});
+    }
+    const auto step = static_cast<uintptr_t>(workspace.align);
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(address) + step - 1) / step * step);
+  }
+
   void pack_and_launch(const Launch& launch, torch_cubin_launch_call& call) const {
     const Packing& packing = launch.packing[0];
     alignas(16) uint8_t stack[kStackBytes];
@@ -281,6 +395,12 @@ class Contract::Call {
       call.params = heap_params.data();
     }
     packing.pack(state_, bytes, call.params);
+    // It goes back to the allocator right after the launch, which keeps it in the stream's order.
+    CallAllocations workspaces;
+    for (const WorkspaceArgument& workspace : packing.workspaces()) {
+      void* const address = allocate(workspace, call, workspaces);
+      std::memcpy(bytes + workspace.at, &address, sizeof(address));
+    }
     torch_cubin::launch(*launch.kernel, call, &current_stream);
   }
 

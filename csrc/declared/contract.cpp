@@ -15,7 +15,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr size_t kMaxKernels = 256;
+constexpr size_t kMaxKernels = 4096;
 
 // Whether a tree anywhere in the definition is [operation, one of the names...].
 bool mentions(const json& tree, const char* operation, const std::vector<std::string>& names) {
@@ -132,6 +132,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   const json& outputs = fields.list("outputs");
   const json* scratch = fields.find("scratch");
   const json& kernels = fields.list("kernels");
+  const json* tuned = fields.find("tuned");
   if (fields.find("backward") != nullptr) {
     check_backward(fields.text("backward"), fields.at("backward"));
     check_differentiable(schema_);
@@ -172,6 +173,8 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
                            names.scope(), all, images, jit);
   }
 
+  read_tuned(tuned, names);
+
   for (const char* operation :
        {"size", "stride", "numel", "dim", "itemsize", "defined", "contiguous", "is_dtype"}) {
     reads_outputs_ |= mentions(kernels, operation, own);
@@ -184,9 +187,24 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   json same = definition;
   same["schema"] = schema_.text();
   for (json& kernel : same["kernels"]) {
+    kernel.erase("producer");
     for (json& index : kernel["images"]) index = images.sha256(index.get<size_t>());
   }
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void Contract::read_tuned(const json* tuned, const Names& names) {
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    const auto group = static_cast<size_t>(launches_[i].group);
+    if (group >= launches_.size() || (tuned == nullptr && group != 0)) {
+      refuse_json(op_ + ": kernels[" + std::to_string(i) + "].group",
+                  tuned == nullptr ? "none without 'tuned'" : "fewer groups than kernels", group);
+    }
+    if (groups_.size() <= group) groups_.resize(group + 1);
+    groups_[group].push_back(i);
+  }
+  if (tuned == nullptr) return;
+  tuned_.emplace_back(*tuned, names.scope(), static_cast<int64_t>(groups_.size()), op_ + ": tuned");
 }
 
 void Contract::read_tensors(const json& tensors, const json& outputs, const json* scratch,
@@ -295,6 +313,17 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
       refuse_json(fields.at("when"), "a condition, or null", *tree);
     }
   }
+  if (const json* list = fields.find("requires")) {
+    if (!list->is_array()) refuse_json(fields.at("requires"), "a list", *list);
+    for (size_t i = 0; i < list->size(); ++i) {
+      const std::string at = fields.at("requires") + "[" + std::to_string(i) + "]";
+      requirements.emplace_back((*list)[i], arguments, at);
+    }
+  }
+  if (fields.find("producer") != nullptr) fields.object("producer");
+  if (fields.find("group") != nullptr) {
+    group = static_cast<int32_t>(fields.integer("group", 0, kMaxKernels - 1));
+  }
   const std::string name = fields.text("kernel");
   std::vector<size_t> indices;
   for (const json& index : fields.list("images")) {
@@ -331,6 +360,21 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
                        ArgumentPlaces{schema, all, fields.at("args")});
   fields.finish();
   check_constants(label, {grid, block, cluster, shared_memory[0]}, *module, name);
+}
+
+bool Contract::Launch::runs_on(int32_t device_index) const {
+  const uint64_t bit = uint64_t{1} << (device_index % kMaxDevices);
+  if ((asked_.load(std::memory_order_acquire) & bit) == 0) {
+    if (module->runs_on(device(device_index), kernel->name())) runs_.fetch_or(bit);
+    asked_.fetch_or(bit, std::memory_order_release);
+  }
+  return (runs_.load(std::memory_order_relaxed) & bit) != 0;
+}
+
+bool Contract::Launch::takes(const CallState& state) const {
+  if (!when.empty() && when[0].evaluate(state.arguments()).integer == 0) return false;
+  return std::all_of(requirements.begin(), requirements.end(),
+                     [&](const Requirement& requirement) { return requirement.holds(state); });
 }
 
 void Contract::preload(const Device& device) const {

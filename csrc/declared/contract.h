@@ -4,7 +4,9 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,7 +15,9 @@
 
 #include "declared/packing.h"
 #include "declared/pattern.h"
+#include "declared/requirement.h"
 #include "declared/schema.h"
+#include "declared/tuned_table.h"
 #include "runtime/launch.h"
 #include "runtime/module.h"
 
@@ -88,7 +92,14 @@ class Contract {
     Launch(const nlohmann::json& definition, const std::string& label, const Schema& schema,
            const Scope& arguments, const Scope& all, ContractImages& images, bool jit);
 
+    // Whether one of its images runs on that device.
+    bool runs_on(int32_t device_index) const;
+    // Whether `when` and all requirements hold.
+    bool takes(const CallState& state) const;
+
     std::vector<Expression> when;  // none or one
+    std::vector<Requirement> requirements;
+    int32_t group = 0;  // in the tuned table
     std::shared_ptr<Module> module;
     Kernel* kernel = nullptr;
     std::vector<Expression> grid, block, cluster;  // three each; cluster may have none
@@ -96,10 +107,15 @@ class Contract {
     std::vector<Packing> packing;                  // one
     uint32_t flags = 0;                            // TORCH_CUBIN_* of runtime/launch_call.h
     int32_t priority = 0;
+
+   private:
+    // By device, a bit each: whether runs_on() knows the answer, and the answer.
+    mutable std::atomic<uint64_t> asked_{0}, runs_{0};
   };
   template <class Arguments>
   class Call;
 
+  void read_tuned(const nlohmann::json* tuned, const Names& names);
   void read_tensors(const nlohmann::json& tensors, const nlohmann::json& outputs,
                     const nlohmann::json* scratch, Names& names);
 
@@ -117,9 +133,11 @@ class Contract {
   size_t first_output_place_ = 0;  // the place of the first output
   std::vector<Pattern> outputs_, scratch_;
   std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
-  std::vector<Launch> launches_;
-  size_t variables_ = 0;        // of dtypes
-  bool reads_outputs_ = false;  // expressions may read what is allocated
+  std::deque<Launch> launches_;
+  std::vector<TunedTable> tuned_;            // none or one
+  std::vector<std::vector<size_t>> groups_;  // of launches_, by their places in the tuned table
+  size_t variables_ = 0;                     // of dtypes
+  bool reads_outputs_ = false;               // expressions may read what is allocated
 };
 
 }  // namespace torch_cubin

@@ -39,6 +39,7 @@ constexpr ExpressionOperation kOperations[] = {
     {"max", Op::kMax, Op::kArithmetic, 2, "max"},
     {"neg", Op::kNeg, Op::kArithmetic, 1, "-"},
     {"abs", Op::kAbs, Op::kArithmetic, 1, "abs"},
+    {"next_power_of_2", Op::kNextPower, Op::kIntegers, 1, "next_power_of_2"},
     {"sqrt", Op::kSqrt, Op::kFloats, 1, "sqrt"},
     {"float", Op::kFloat, Op::kFloats, 1, "float"},
     {"lt", Op::kLess, Op::kCompare, 2, "<"},

@@ -155,6 +155,12 @@ Value Expression::of_integers(int32_t at, int64_t a, int64_t b) const {
       overflows = __builtin_sub_overflow(int64_t{0}, a, &result) && a < 0;
       result = a < 0 ? result : a;
       break;
+    case Op::kNextPower:
+      overflows = a > int64_t{1} << 62;
+      if (a > 0 && !overflows) {
+        for (result = 1; result < a;) result *= 2;
+      }
+      break;
     case Op::kFloorDiv:
       if (b == -1) {  // INT64_MIN / -1 traps
         overflows = __builtin_sub_overflow(int64_t{0}, a, &result);

@@ -27,6 +27,7 @@ struct ExpressionOperation {
     kMax,
     kNeg,
     kAbs,
+    kNextPower,
     kSqrt,
     kFloat,
     kLess,

@@ -16,19 +16,24 @@ using nlohmann::json;
 
 // CUDA's limit of a kernel's parameters; a struct or constant cannot be larger.
 constexpr uint32_t kMaxParamBytes = 32764;
+constexpr size_t kMaxWorkspaces = 16;
+constexpr int64_t kMaxWorkspaceAlign = 4096;
 constexpr uint32_t kParamStep = 16;  // each parameter begins at a multiple of it
 
-// The kinds of scalars by name; `code` is i, u, f or b.
+// The kinds of scalars by name; `code` is i, u, f, g or t (bfloat16) or b.
 struct ScalarKind {
   const char* name;
   char code;
   uint32_t size;
 };
 constexpr ScalarKind kScalars[] = {
-    {"int8", 'i', 1},    {"int16", 'i', 2},    {"int32", 'i', 4},   {"int64", 'i', 8},
-    {"uint8", 'u', 1},   {"uint16", 'u', 2},   {"uint32", 'u', 4},  {"uint64", 'u', 8},
-    {"float16", 'f', 2}, {"bfloat16", 'g', 2}, {"float32", 'f', 4}, {"float64", 'f', 8},
-    {"bool", 'b', 1},
+    {"int8", 'i', 1},    {"int16", 'i', 2},
+    {"int32", 'i', 4},   {"int64", 'i', 8},
+    {"uint8", 'u', 1},   {"uint16", 'u', 2},
+    {"uint32", 'u', 4},  {"uint64", 'u', 8},
+    {"float16", 'f', 2}, {"bfloat16", 'g', 2},
+    {"float32", 'f', 4}, {"float64", 'f', 8},
+    {"bool", 'b', 1},    {"bfloat16_truncated", 't', 2},
 };
 
 int find_named(const std::vector<std::string>& names, const std::string& name) {
@@ -98,6 +103,7 @@ uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool par
   if (kind == "pointer") return add_pointer(argument, std::move(piece), places);
   if (kind == "struct") return add_struct(argument, at, label, places);
   if (kind == "bytes") return add_bytes(argument, at, label);
+  if (kind == "workspace") return add_workspace(argument, at, label, places);
   if (kind == "tensor_map") {
     if (argument.size() != 2) refuse_json(label, "[\"tensor_map\", {...}]", argument);
     piece.kind = Kind::kTensorMap;
@@ -140,9 +146,10 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
                                   [&](const ScalarKind& scalar) { return kind == scalar.name; });
   const bool own_size = kind == "number";
   if ((known == std::end(kScalars) && !own_size) || argument.size() != 2) {
-    refuse_json(piece.label,
-                "pointer, number, int32, float32, ..., bool, struct, tensor_map or bytes",
-                argument);
+    refuse_json(
+        piece.label,
+        "pointer, number, int32, float32, ..., bool, struct, tensor_map, workspace or bytes",
+        argument);
   }
   if (own_size && !param) refuse_json(piece.label, "a scalar with a size, as int32", argument);
   Expression expression(argument[1], places.scope, piece.label);
@@ -151,14 +158,15 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
                           : type == ValueType::kInt ? 'n'
                                                     : 'f')
                        : known->code;
-  const bool right = code == 'b'                  ? type == ValueType::kBool
-                     : code == 'f' || code == 'g' ? type != ValueType::kBool
-                                                  : type == ValueType::kInt;
+  const auto is_float = [](char c) { return c == 'f' || c == 'g' || c == 't'; };
+  const bool right = code == 'b'      ? type == ValueType::kBool
+                     : is_float(code) ? type != ValueType::kBool
+                                      : type == ValueType::kInt;
   if (!right) {
     refuse_json(piece.label,
-                code == 'b'                  ? "a condition"
-                : code == 'f' || code == 'g' ? "a number"
-                                             : "an integer",
+                code == 'b'      ? "a condition"
+                : is_float(code) ? "a number"
+                                 : "an integer",
                 argument[1]);
   }
   piece.size = own_size ? room : known->size;
@@ -176,6 +184,9 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
       break;
     case 'n':
       piece.kind = Kind::kAnyInteger;
+      break;
+    case 't':
+      piece.kind = Kind::kTruncated;
       break;
     case 'g':
       piece.kind = Kind::kBFloat16;
@@ -227,6 +238,36 @@ uint32_t Packing::add_struct(const json& argument, uint32_t at, const std::strin
     taken.emplace_back(offset, offset + bytes);
   }
   return size;
+}
+
+uint32_t Packing::add_workspace(const json& argument, uint32_t at, const std::string& label,
+                                const ArgumentPlaces& places) {
+  if (argument.size() != 2) refuse_json(label, "[\"workspace\", {...}]", argument);
+  Fields fields(argument[1], label);
+  WorkspaceArgument workspace;
+  workspace.at = at;
+  workspace.label = label;
+  workspace.is_per_block = fields.find("bytes_per_block") != nullptr;
+  const char* const name = workspace.is_per_block ? "bytes_per_block" : "bytes";
+  const json& bytes = fields.get(name);
+  workspace.bytes.emplace_back(bytes, places.scope, fields.at(name));
+  if (workspace.bytes[0].type() != ValueType::kInt) {
+    refuse_json(fields.at(name), "an integer", bytes);
+  }
+  if (fields.find("align") != nullptr) {
+    workspace.align = fields.integer("align", 1, kMaxWorkspaceAlign);
+  }
+  if ((workspace.align & (workspace.align - 1)) != 0) {
+    refuse_json(fields.at("align"), "a power of two", fields.get("align"));
+  }
+  workspace.zeroed = fields.truth("zeroed", false);
+  fields.finish();
+  if (workspaces_.size() == kMaxWorkspaces) {
+    refuse_json(label, "at most " + std::to_string(kMaxWorkspaces) + " workspaces", argument);
+  }
+  reserve(at, sizeof(void*), label);
+  workspaces_.push_back(std::move(workspace));
+  return sizeof(void*);
 }
 
 uint32_t Packing::add_bytes(const json& argument, uint32_t at, const std::string& label) {
@@ -286,10 +327,13 @@ void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const 
       std::memcpy(at, &bits, sizeof(bits));
       return;
     }
-    case Kind::kFloat32: {
+    case Kind::kFloat32:
+    case Kind::kTruncated: {
       float x = 0;
       if (!to_float32(value.as_number(), &x)) refuse("float32");
-      std::memcpy(at, &x, sizeof(x));
+      uint8_t bytes[sizeof(x)];
+      std::memcpy(bytes, &x, sizeof(x));
+      std::memcpy(at, bytes + sizeof(x) - piece.size, piece.size);  // little endian
       return;
     }
     case Kind::kFloat64: {

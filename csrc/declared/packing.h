@@ -23,6 +23,16 @@ struct ArgumentPlaces {
   std::string label;   // "op 'mylib::vec_add': kernels[0].args"
 };
 
+// Memory of one launch's own, whose address is an argument.
+struct WorkspaceArgument {
+  uint32_t at = 0;                // of the pointer, in the packed bytes
+  std::vector<Expression> bytes;  // one
+  bool is_per_block = false;      // `bytes` are for each block of the grid
+  int64_t align = 1;
+  bool zeroed = false;
+  std::string label;
+};
+
 class Packing {
  public:
   // Throws [params] where the arguments do not fit the kernel's parameters, with its table; [input]
@@ -31,6 +41,9 @@ class Packing {
 
   size_t bytes() const { return constant_.size(); }
   size_t params() const { return starts_.size(); }
+
+  // What a call allocates and writes to `out` behind pack().
+  const std::vector<WorkspaceArgument>& workspaces() const { return workspaces_; }
 
   // `out` has room for bytes() at a multiple of 16, `params` for params(). Throws [input].
   void pack(const CallState& state, uint8_t* out, void** params) const;
@@ -43,6 +56,7 @@ class Packing {
     kAnyInteger,  // signed or unsigned, as the value fits
     kFloat16,
     kBFloat16,
+    kTruncated,  // to bfloat16, by leaving out bits of a float32, as Triton's launcher does
     kFloat32,
     kFloat64,
     kBool,
@@ -66,6 +80,8 @@ class Packing {
                       const ArgumentPlaces& places);
   uint32_t add_struct(const nlohmann::json& argument, uint32_t at, const std::string& label,
                       const ArgumentPlaces& places);
+  uint32_t add_workspace(const nlohmann::json& argument, uint32_t at, const std::string& label,
+                         const ArgumentPlaces& places);
   uint32_t add_bytes(const nlohmann::json& argument, uint32_t at, const std::string& label);
   void reserve(uint32_t at, uint32_t size, const std::string& label);
   void write(const Piece& piece, const Value& value, uint8_t* out) const;
@@ -75,6 +91,7 @@ class Packing {
   std::vector<Piece> pieces_;
   std::vector<Expression> expressions_;
   std::vector<TensorMapArgument> maps_;
+  std::vector<WorkspaceArgument> workspaces_;
 };
 
 // A kernel's parameters, for the end of an error: "The binary says: ...".

@@ -41,6 +41,10 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
   for (const SchemaArgument& argument : names.schema().arguments) {
     mutated_ |= role == Role::kArgument && argument.name == name && argument.is_mutated();
   }
+  may_overlap_ = fields.truth("may_overlap", false);
+  if (may_overlap_ && !mutated_) {
+    refuse_json(fields.at("may_overlap"), "an argument that the op changes, Tensor(a!)", true);
+  }
   const std::string dtype = fields.text("dtype");
   const json* shape = fields.find("shape");
   if (role == Role::kOutput) {

@@ -97,6 +97,9 @@ class Pattern {
   // Another tensor's place, whose shape and strides an output has; or -1.
   int like() const { return like_; }
   Layout layout() const { return layout_; }
+  // Of an argument that the op changes: whether another may share its memory.
+  bool may_overlap() const { return may_overlap_; }
+  [[noreturn]] void refuse_overlap(const std::string& other) const;
 
   // Reads a tensor argument, or an item of one (-1: none), into its place: checks dtype, device,
   // dims and layout, and binds names. Throws [input]. Expressions in the shape wait for
@@ -137,6 +140,7 @@ class Pattern {
   std::string variable_name_;
   std::vector<ScalarType> allowed_;
   bool mutated_ = false;
+  bool may_overlap_ = false;
   bool any_shape_ = false;
   bool has_expressions_ = false;
   std::vector<Size> sizes_;

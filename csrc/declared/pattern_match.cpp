@@ -46,7 +46,7 @@ bool is_dense(const TensorView& view) {
 // PyTorch's own test (of as_strided's backward), of a tensor with elements: taken by stride, every
 // dim must step over all that those before it span. What fails it and yet has no overlaps, as sizes
 // (2, 3) of strides (3, 2), nobody makes but on purpose.
-bool may_overlap(const TensorView& view) {
+bool overlaps_itself(const TensorView& view) {
   uint64_t left = 0;
   for (int64_t i = 0; i < view.dim; ++i) {
     if (view.sizes[i] > 1) left |= uint64_t{1} << i;
@@ -76,6 +76,13 @@ void Pattern::refuse(int item, const std::string& problem, const std::string& ex
                                               : " scratch '";
   fail({"input", op_ + what + name_ + "'" + (item < 0 ? "" : " item " + std::to_string(item)),
         problem, expected, got, advice});
+}
+
+void Pattern::refuse_overlap(const std::string& other) const {
+  refuse(-1, "shares memory with argument '" + other + "', and the op writes to it",
+         "memory of its own", "",
+         "Call .clone() on one of them, or write 'may_overlap' in the pattern of '" + name_ +
+             "' if the kernel can take it.");
 }
 
 std::string Pattern::expected_shape() const {
@@ -198,7 +205,7 @@ bool Pattern::match(const TensorView& view, size_t place, int item, CallState& s
   if (any) {
     check_layout(view, item);
     if (mutated_ && layout_ != Layout::kContiguous && layout_ != Layout::kDense &&
-        may_overlap(view)) {
+        overlaps_itself(view)) {
       refuse(item, "overlaps itself, and the op writes to it",
              "a tensor no two of whose elements share memory", strides_text(view),
              "Call .contiguous() on it.");

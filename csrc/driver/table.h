@@ -19,9 +19,15 @@
   X(cuCtxGetCurrent, 4000)                             \
   X(cuCtxPushCurrent, 4000)                            \
   X(cuCtxPopCurrent, 4000)                             \
+  X(cuCtxSetCurrent, 4000)                             \
+  X(cuCtxGetDevice, 2000)                              \
   X(cuCtxSynchronize, 2000)                            \
   X(cuCtxGetStreamPriorityRange, 5050)                 \
   X(cuStreamIsCapturing, 10000)                        \
+  X(cuStreamSynchronize, 2000)                         \
+  X(cuMemAlloc, 3020)                                  \
+  X(cuMemFree, 3020)                                   \
+  X(cuMemcpyAsync, 4000)                               \
   X(cuPointerGetAttribute, 4000)                       \
   X(cuLibraryLoadData, 12000)                          \
   X(cuLibraryUnload, 12000)                            \

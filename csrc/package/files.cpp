@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -13,6 +14,18 @@ namespace {
 
 [[noreturn]] void fail_to_read(const std::string& path, const std::string& got) {
   fail({"file", "file '" + path + "'", "could not be read", "a readable regular file", got, ""});
+}
+
+// The digits from `at` on, which is moved behind them.
+uintptr_t hex_number(const std::string& text, size_t& at) {
+  uintptr_t value = 0;
+  for (; at < text.size(); ++at) {
+    const char c = text[at];
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (digit < 0) break;
+    value = value << 4 | static_cast<uintptr_t>(digit);
+  }
+  return value;
 }
 
 struct Descriptor {
@@ -46,6 +59,36 @@ std::vector<uint8_t> read_file(const std::string& path, size_t limit) {
     done += static_cast<size_t>(count);
   }
   return bytes;
+}
+
+size_t readable_bytes(const void* address) {
+  const int opened = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+  if (opened < 0) return 0;
+  const Descriptor file{opened};
+  std::string text;
+  char buffer[4096];
+  for (;;) {
+    const ssize_t count = read(file.value, buffer, sizeof(buffer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    text.append(buffer, static_cast<size_t>(count));
+  }
+  // Each line begins "start-end rwxp", in hex; they are sorted, and neighbours may be one array.
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  uintptr_t reached = 0;
+  for (size_t at = 0; at < text.size();) {
+    const uintptr_t start = hex_number(text, at);
+    const uintptr_t end = hex_number(text, ++at);
+    const bool readable = text.compare(at, 2, " r") == 0;
+    at = std::min(text.find('\n', at), text.size() - 1) + 1;
+    if (reached == 0 ? wanted < start || wanted >= end : start != reached) {
+      if (reached != 0) break;
+      continue;
+    }
+    if (!readable) break;
+    reached = end;
+  }
+  return reached == 0 ? 0 : reached - wanted;
 }
 
 // The same without stat(): of what can be opened, a folder cannot be read, and a FIFO not seeked.

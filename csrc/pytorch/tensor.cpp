@@ -246,4 +246,9 @@ AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int
   return handle;
 }
 
+void fill_with_zeros(AtenTensorHandle tensor) {
+  if (aoti_torch_zero_(tensor) == 0) return;
+  fail({"fault", "a workspace", "could not be filled with zeros", "", torch_error(), ""});
+}
+
 }  // namespace torch_cubin

@@ -76,4 +76,7 @@ Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t 
 AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int64_t dim,
                                ScalarType dtype, int32_t device_index);
 
+// Fills a tensor with zeros, on the current stream of its device.
+void fill_with_zeros(AtenTensorHandle tensor);
+
 }  // namespace torch_cubin

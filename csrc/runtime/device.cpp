@@ -1,5 +1,6 @@
 #include "runtime/device.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -73,6 +74,27 @@ int device_count() {
   int count = 0;
   check(driver().cuDeviceGetCount(&count), "driver", "cuDeviceGetCount");
   return count;
+}
+
+int current_device() {
+  const Driver& d = driver();
+  CUcontext current = nullptr;
+  check(d.cuCtxGetCurrent(&current), "driver", "cuCtxGetCurrent");
+  if (current == nullptr) return 0;
+  CUdevice handle = 0;
+  check(d.cuCtxGetDevice(&handle), "driver", "cuCtxGetDevice");
+  const int count = std::min(device_count(), kMaxDevices);
+  for (int i = 0; i < count; ++i) {
+    if (device(i).handle == handle && device(i).context == current) return i;
+  }
+  fail({"driver", "the thread's current CUDA context", "is not its device's primary one",
+        "what cudaSetDevice or cuDevicePrimaryCtxRetain gives", "a context of another kind",
+        "Say on which device to launch, or make the primary context current."});
+}
+
+void set_current_device(int index) {
+  check(driver().cuCtxSetCurrent(device(index).context), "driver",
+        "cuCtxSetCurrent of cuda:" + std::to_string(index));
 }
 
 int device_of_pointer(uint64_t address) {

@@ -27,6 +27,13 @@ const Device& device(int index);
 
 int device_count();
 
+// The device whose primary context is the thread's current one; 0 where the thread has none. Throws
+// [driver] for a context of another kind.
+int current_device();
+
+// Makes the device's primary context the thread's current one.
+void set_current_device(int index);
+
 // The index of the device on which that memory lies; -1 for memory that CUDA does not know.
 int device_of_pointer(uint64_t address);
 

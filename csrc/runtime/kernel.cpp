@@ -115,6 +115,7 @@ void Kernel::preload(const Device& device) {
 }
 
 void Kernel::forget() {
+  last_.store(nullptr);
   for (std::atomic<OnDevice*>& slot : on_) delete slot.exchange(nullptr);
 }
 

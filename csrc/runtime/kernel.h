@@ -107,6 +107,10 @@ class Kernel {
     return on_[device_index].load(std::memory_order_acquire);
   }
 
+  // The device of the last launch that found its device by the current context; or null.
+  OnDevice* last() const { return last_.load(std::memory_order_acquire); }
+  void remember(OnDevice& here) { last_.store(&here, std::memory_order_release); }
+
   // Loads the code onto the device now, rather than at the first launch.
   void preload(const Device& device);
 
@@ -123,6 +127,7 @@ class Kernel {
       same_shape_;  // all images that have the kernel say the same of what launches are checked against
   std::mutex mutex_;  // guards load()
   std::atomic<OnDevice*> on_[kMaxDevices] = {};
+  std::atomic<OnDevice*> last_{nullptr};
 };
 
 }  // namespace torch_cubin

@@ -76,6 +76,14 @@ bool finds_context(CUstream stream, bool is_named, const Kernel::OnDevice& here)
   return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == here.context;
 }
 
+// The kernel on the device of the thread's context, where the last such launch went there too.
+Kernel::OnDevice* find_by_context(const Kernel& kernel) {
+  Kernel::OnDevice* last = kernel.last();
+  CUcontext current = nullptr;
+  if (last == nullptr || driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS) return nullptr;
+  return current == last->context ? last : nullptr;
+}
+
 // What decides whether clusters fit on the device, in one number that is never 0. The block and the
 // shared memory have been checked: 1024 threads and 2^31 bytes at most.
 uint64_t packed_cluster(const int64_t* cluster, const torch_cubin_launch_call& call) {
@@ -131,10 +139,12 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
 [[gnu::hot]] bool launch_common(Kernel& kernel, const torch_cubin_launch_call& call,
                                 CurrentStream current_stream) {
   constexpr uint32_t kCommon = TORCH_CUBIN_STREAM | TORCH_CUBIN_DEPENDENT | TORCH_CUBIN_CLUSTER;
-  if ((call.flags & ~kCommon) != 0 || static_cast<uint32_t>(call.device) >= kMaxDevices) {
-    return false;
-  }
-  const Kernel::OnDevice* here = kernel.find(call.device);
+  if ((call.flags & ~kCommon) != 0) return false;
+  const bool by_context = call.device == TORCH_CUBIN_CURRENT_DEVICE;
+  const Kernel::OnDevice* here = by_context ? find_by_context(kernel)
+                                 : static_cast<uint32_t>(call.device) < kMaxDevices
+                                     ? kernel.find(call.device)
+                                     : nullptr;
   if (here == nullptr) return false;
   // Unsigned: too few bytes become a huge number, and take the general path like too many.
   if (static_cast<uint64_t>(call.shared_memory) - here->least_shared >= INT_MAX) return false;
@@ -148,9 +158,10 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
     if (!add_common_attributes(*here, call, config)) return false;
   }
   const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0;
-  set_shape(call, is_named ? static_cast<CUstream>(call.stream) : current_stream(call.device),
+  set_shape(call,
+            is_named ? static_cast<CUstream>(call.stream) : current_stream(here->device.index),
             config);
-  if (!finds_context(config.hStream, is_named, *here)) return false;
+  if (!by_context && !finds_context(config.hStream, is_named, *here)) return false;
   kernel.module().note_capture(config.hStream);
   const CUresult result = driver().cuLaunchKernelEx(&config, here->function, call.params, nullptr);
   if (result != CUDA_SUCCESS) check_launch(result, kernel, call);
@@ -396,6 +407,13 @@ class Launch {
   bool clustered_;
 };
 
+void launch_checked(Kernel& kernel, const torch_cubin_launch_call& call,
+                    CurrentStream current_stream) {
+  Launch launch(kernel, call, kernel.info_on(call.device), current_stream);
+  launch.check_shape();
+  launch.run(device(call.device));
+}
+
 }  // namespace
 
 int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
@@ -404,9 +422,15 @@ int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
                          CurrentStream current_stream) {
   const Module::Use use(kernel.module());
   if (launch_common(kernel, call, current_stream)) return;
-  Launch launch(kernel, call, kernel.info_on(call.device), current_stream);
-  launch.check_shape();
-  launch.run(device(call.device));
+  if (call.device != TORCH_CUBIN_CURRENT_DEVICE) {
+    launch_checked(kernel, call, current_stream);
+    return;
+  }
+  torch_cubin_launch_call placed = call;
+  placed.device = current_device();
+  launch_checked(kernel, placed, current_stream);
+  Kernel::OnDevice* here = kernel.find(placed.device);
+  if (here != nullptr) kernel.remember(*here);
 }
 
 }  // namespace torch_cubin

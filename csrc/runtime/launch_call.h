@@ -11,10 +11,13 @@
 #define TORCH_CUBIN_STREAM 8u    /* `stream` is given; otherwise PyTorch's current one */
 #define TORCH_CUBIN_CLUSTER 16u  /* `cluster` is given */
 
+#define TORCH_CUBIN_CURRENT_DEVICE \
+  INT32_MIN /* of the thread's context; the first where it has none */
+
 struct torch_cubin_launch_call {
   uint32_t size;  /* of this struct: both sides must be of one build */
   uint32_t flags; /* TORCH_CUBIN_* */
-  int32_t device; /* PyTorch's index */
+  int32_t device; /* PyTorch's index, or TORCH_CUBIN_CURRENT_DEVICE */
   int32_t priority;
   int64_t grid[3];
   int64_t block[3];

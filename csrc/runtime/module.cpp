@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cubin/arch.h"
+#include "cubin/demangle.h"
 #include "cubin/error.h"
 #include "runtime/device_memory.h"
 
@@ -89,6 +90,24 @@ Kernel& Module::kernel(const std::string& name) {
   if (known == nullptr) known = &images_.front().image.kernel(name);  // throws: the nearest names
   auto kernel = std::make_unique<Kernel>(*this, *known);
   return *kernels_.emplace(name, std::move(kernel)).first->second;
+}
+
+Kernel& Module::kernel_called(const std::string& name) {
+  std::vector<std::string> called;
+  for (const std::string& symbol : names()) {
+    if (symbol == name) return kernel(name);
+    if (is_name_of(demangled(symbol), name)) called.push_back(symbol);
+  }
+  if (called.size() == 1) return kernel(called.front());
+  if (called.empty()) return kernel(name);  // throws: the nearest names
+  std::string found;
+  for (const std::string& symbol : called) {
+    found += (found.empty() ? "'" : ", '") + printable(symbol) + "' (" +
+             printable(demangled(symbol)) + ")";
+  }
+  fail({"no_kernel", "the name '" + printable(name) + "'",
+        "is that of " + counted(called.size(), "kernel") + " in " + origin_, "one of them", found,
+        "Give the symbol, or the template arguments or parameters too."});
 }
 
 const SourceImage* Module::choose(const Device& device, const std::string& kernel) const {

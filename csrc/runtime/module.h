@@ -51,6 +51,13 @@ class Module {
   // The kernel of that name, the same object every time; throws [no_kernel] with the nearest names.
   Kernel& kernel(const std::string& name);
 
+  // The same, and takes the C++ name of a mangled one where only one kernel is called so
+  // (cubin/demangle.h).
+  Kernel& kernel_called(const std::string& name);
+
+  // The kernels' names, sorted.
+  std::vector<std::string> names() const;
+
   struct Global {
     uint64_t address = 0;
     uint64_t bytes = 0;
@@ -104,6 +111,11 @@ class Module {
   // What that image says of the kernel. Throws [arch], too.
   const KernelInfo& info(const Device& device, const std::string& kernel) const;
 
+  // Whether some image with that kernel runs there.
+  bool runs_on(const Device& device, const std::string& kernel) const {
+    return choose(device, kernel) != nullptr;
+  }
+
   // Whether all images that have the kernel say the same of its blocks, clusters and shared memory.
   bool agree_on_shape(const std::string& kernel) const;
 
@@ -114,7 +126,6 @@ class Module {
   [[noreturn]] void fail_no_image(const Device& device) const;
   // Of every image that some kernel is taken from on that device, one such kernel.
   std::map<const SourceImage*, std::string> chosen(const Device& device) const;
-  std::vector<std::string> names() const;
   void look_for_capture(CUstream stream);
   void check_same_params() const;
   void refuse_during_capture(const Device& device, CurrentStream current_stream) const;

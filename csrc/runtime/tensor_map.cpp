@@ -1,19 +1,43 @@
 #include "runtime/tensor_map.h"
 
 #include <cstring>
+#include <memory>
 #include <string>
+#include <type_traits>
 
 #include "cubin/error.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {
 
-void encode_tensor_map(const TensorMapSpec& map, uint8_t* out) {
-  static_assert(sizeof(CUtensorMap) == kTensorMapBytes, "the size that kernels take");
-  const ContextGuard guard(device(map.device));  // a thread may never have touched CUDA
-  // The driver wants 64 bytes, newer headers say 128; a launch copies from anywhere.
-  alignas(64) alignas(CUtensorMap) CUtensorMap encoded;
-  check(driver().cuTensorMapEncodeTiled(&encoded, static_cast<CUtensorMapDataType>(map.data_type),
+namespace {
+
+static_assert(sizeof(CUtensorMap) == kTensorMapBytes, "the size that kernels take");
+static_assert(std::has_unique_object_representations_v<TensorMapSpec>, "compared by memcmp");
+
+// 320 KiB a thread that encodes maps: those of a few hundred weights, beside activations.
+constexpr size_t kKeptMaps = 1024;
+
+struct KeptMap {
+  TensorMapSpec spec;  // rank 0: none
+  CUtensorMap encoded;
+};
+
+// The place of a spec: a newer one with the same place replaces it.
+size_t place_of(const TensorMapSpec& map) {
+  uint64_t hash = reinterpret_cast<uintptr_t>(map.address) >> 4;
+  for (const uint64_t value :
+       {map.dims[0], map.dims[1], map.strides[0], uint64_t{map.box[0]} << 32 | map.box[1],
+        uint64_t{map.swizzle} << 8 | map.data_type}) {
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+    hash ^= hash >> 29;
+  }
+  return hash % kKeptMaps;
+}
+
+void encode_by_driver(const TensorMapSpec& map, CUtensorMap& out) {
+  const ContextGuard guard(device(static_cast<int>(map.device)));  // a thread may not have one yet
+  check(driver().cuTensorMapEncodeTiled(&out, static_cast<CUtensorMapDataType>(map.data_type),
                                         map.rank, map.address, map.dims, map.strides, map.box,
                                         map.element_strides,
                                         static_cast<CUtensorMapInterleave>(map.interleave),
@@ -21,7 +45,20 @@ void encode_tensor_map(const TensorMapSpec& map, uint8_t* out) {
                                         static_cast<CUtensorMapL2promotion>(map.l2_promotion),
                                         static_cast<CUtensorMapFloatOOBfill>(map.oob_fill)),
         "input", "cuTensorMapEncodeTiled of a tensor of " + counted(map.rank, "dim"));
-  std::memcpy(out, &encoded, sizeof(encoded));
+}
+
+}  // namespace
+
+void encode_tensor_map(const TensorMapSpec& map, uint8_t* out) {
+  static thread_local std::unique_ptr<KeptMap[]> kept;
+  if (kept == nullptr) kept = std::make_unique<KeptMap[]>(kKeptMaps);
+  KeptMap& here = kept[place_of(map)];
+  if (std::memcmp(&here.spec, &map, sizeof(map)) != 0) {
+    here.spec.rank = 0;  // should the driver refuse
+    encode_by_driver(map, here.encoded);
+    here.spec = map;
+  }
+  std::memcpy(out, &here.encoded, sizeof(here.encoded));
 }
 
 static_assert(static_cast<uint32_t>(MapType::kFloat16) == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 &&

@@ -10,7 +10,8 @@ namespace torch_cubin {
 constexpr int kTensorMapBytes = 128;
 constexpr int kTensorMapDims = 5;
 
-// Dims innermost first, as the driver wants them; enums by the driver's numbers.
+// Dims innermost first, as the driver wants them; enums by the driver's numbers. Specs are compared byte
+// by byte, so every byte is some member's, and what lies beyond the rank should be zero.
 struct TensorMapSpec {
   uint32_t rank;
   uint32_t data_type;
@@ -18,7 +19,7 @@ struct TensorMapSpec {
   uint32_t swizzle;
   uint32_t l2_promotion;
   uint32_t oob_fill;
-  int32_t device;  // of the tensor
+  int64_t device;  // of the tensor
   void* address;
   uint64_t dims[kTensorMapDims];
   uint64_t strides[kTensorMapDims];  // bytes, from the second dim on
@@ -26,7 +27,9 @@ struct TensorMapSpec {
   uint32_t element_strides[kTensorMapDims];
 };
 
-// Encodes `map` into `out`, at any alignment. Throws [input] where the driver refuses.
+// Encodes `map` into `out`, at any alignment. Throws [input] where the driver refuses. Each thread keeps
+// what it encoded lately: a map depends on nothing but its spec, so one for memory that was freed and
+// given out again is right as it is.
 void encode_tensor_map(const TensorMapSpec& map, uint8_t* out);
 
 // The driver's numbers (CUtensorMapDataType and so on), for host code that may not name it.

@@ -113,6 +113,17 @@ def main() -> int:
         ):
             arch = stem.split(".")[1]
             run("nvcc", "-cubin", f"-arch={arch}", text, "-o", DATA / f"{stem}.cuda130.cubin")
+        for stem, define in (("faults", "FAULTS"), ("large_table", "LARGE_TABLE")):
+            out = DATA / "faults" / f"{stem}.sm_90a.cuda130.cubin"
+            run(
+                "nvcc",
+                "-cubin",
+                "-arch=sm_90a",
+                f"-D{define}",
+                out.with_name("faults.cu"),
+                "-o",
+                out,
+            )
     make_containers()
     for path in sorted(DATA.glob("*.cubin")):
         print(f"{path.stat().st_size:7} {path.name}")

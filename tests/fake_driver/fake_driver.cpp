@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "driver/table.h"
+#include "fake_kernels.h"
 
 namespace {
 
@@ -66,6 +68,7 @@ struct State {
   std::map<std::string, long> settings;
   std::set<Library*> libraries;
   std::set<Function*> functions;
+  std::set<void*> memory;               // allocated and not freed
   std::vector<std::string> images;      // given to cuLibraryLoadData: their ELF headers
   std::vector<std::string> launches;    // JSON
   std::vector<std::string> violations;  // what no caller may do
@@ -135,6 +138,23 @@ std::string hex(const void* data, size_t size) {
   return text;
 }
 
+// FAKE_CUDA_DECLARE="vec_add:8,8,8,4;small:1,4": fake_declare() for programs without a test in them.
+void declare_from_environment() {
+  const char* text = std::getenv("FAKE_CUDA_DECLARE");
+  while (text != nullptr && *text != '\0') {
+    const char* colon = std::strchr(text, ':');
+    if (colon == nullptr) return;
+    std::vector<int>& sizes = state.declared[std::string(text, colon)];
+    sizes.clear();
+    for (text = colon + 1; *text != '\0' && *text != ';';) {
+      char* end = nullptr;
+      sizes.push_back(static_cast<int>(std::strtol(text, &end, 10)));
+      text = *end == ',' ? end + 1 : end;
+    }
+    if (*text == ';') ++text;
+  }
+}
+
 // --- the functions, each with the signature of cuda.h ---
 
 namespace fake {
@@ -142,6 +162,7 @@ namespace fake {
 CUresult cuInit(unsigned) {
   std::lock_guard<std::mutex> lock(mutex);
   if (device_count() == 0) return CUDA_ERROR_NO_DEVICE;
+  declare_from_environment();
   state.pid = getpid();
   return CUDA_SUCCESS;
 }
@@ -211,6 +232,44 @@ CUresult cuCtxPopCurrent(CUcontext* context) {
   *context = current;
   current = below.back();
   below.pop_back();
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxSetCurrent(CUcontext context) {
+  current = context;
+  return CUDA_SUCCESS;
+}
+CUresult cuCtxGetDevice(CUdevice* device) {
+  if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  // A context of a test's own, 0x2000 + i, is of device i and not its primary one.
+  *device = static_cast<CUdevice>(reinterpret_cast<uintptr_t>(current) & 0xfff);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (bytes > size_t{1} << 40) return CUDA_ERROR_OUT_OF_MEMORY;
+  void* memory = std::malloc(bytes);
+  state.memory.insert(memory);
+  *address = reinterpret_cast<CUdeviceptr>(memory);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFree(CUdeviceptr address) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (state.memory.erase(reinterpret_cast<void*>(address)) == 0) {
+    violation("freeing what is not allocated");
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::free(reinterpret_cast<void*>(address));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+  if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (setting("capturing", 0) != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize() {
@@ -392,6 +451,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void*
     text += (i == 0 ? "\"" : ", \"") + hex(params[i], static_cast<size_t>(sizes[i])) + "\"";
   }
   state.launches.push_back(text + "]}");
+  if (const char* path = std::getenv("FAKE_CUDA_LAUNCHES")) {
+    if (FILE* file = std::fopen(path, "a")) {
+      std::fprintf(file, "%s\n", state.launches.back().c_str());
+      std::fclose(file);
+    }
+  }
+  if (std::getenv("FAKE_CUDA_COMPUTE") != nullptr) compute(function->name, *config, params);
   return CUDA_SUCCESS;
 }
 
@@ -507,6 +573,10 @@ FAKE_API const char* fake_launches() {
 FAKE_API const char* fake_violations() {
   std::lock_guard<std::mutex> lock(mutex);
   return join(state.violations, "\n");
+}
+FAKE_API long fake_memory_alive() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return static_cast<long>(state.memory.size());
 }
 FAKE_API long fake_libraries_alive() {
   std::lock_guard<std::mutex> lock(mutex);

@@ -30,6 +30,15 @@ at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType d
   return tensor;
 }
 
+// A tensor in another's memory. as_strided itself is missing, as every op of CUDA's.
+at::Tensor part(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides,
+                int64_t offset) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(base.storage()), c10::DispatchKeySet(c10::DispatchKey::CUDA), base.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return tensor;
+}
+
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                          std::optional<at::Device> device, std::optional<bool>) {
@@ -45,6 +54,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, NoOpGuard)
 TORCH_LIBRARY(fake_cuda, m) {
   m.def("make(int[] size, int[] stride, ScalarType dtype, int device, int offset) -> Tensor",
         &make);
+  m.def("part(Tensor base, int[] size, int[] stride, int offset) -> Tensor", &part);
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) { m.impl("empty_strided", &empty_strided); }

@@ -32,6 +32,11 @@ def strided(
     return torch.ops.fake_cuda.make(list(size), list(stride), dtype, device, offset)
 
 
+def part(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor in the memory of `base`, laid out as `like`, a meta tensor that is a view, is."""
+    return torch.ops.fake_cuda.part(base, like.shape, like.stride(), like.storage_offset())
+
+
 def empty(*size: int, dtype: torch.dtype = torch.float32, device: int = 0) -> torch.Tensor:
     """A contiguous one."""
     stride = [math.prod(max(n, 1) for n in size[i + 1 :]) for i in range(len(size))]
@@ -43,4 +48,4 @@ def without_memory(*size: int) -> torch.Tensor:
     return strided(size, empty(*size).stride(), offset=-1)
 
 
-__all__ = ["empty", "strided", "without_memory"]
+__all__ = ["empty", "part", "strided", "without_memory"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import contracts
 import pytest
@@ -10,6 +11,7 @@ import torch
 from contract_calls import declare, integer, op_of, pointer, refused, shapes_op
 from contracts import changed, new_name
 from fake_driver import tensors
+from faults.forked import error_of
 
 from torch_cubin import errors
 
@@ -315,6 +317,68 @@ def test_what_is_written_to_does_not_overlap_itself(driver, layout):
         op(tensors.strided(size, stride), x)  # reading is fine
     for size, stride in apart:
         op(x, tensors.strided(size, stride))
+
+
+def elements(tensor: torch.Tensor) -> set[int]:
+    """Where in its storage a tensor has elements."""
+    places = {tensor.storage_offset()}
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = {place + i * stride for place in places for i in range(size)}
+    return places
+
+
+@pytest.mark.fault_case(42)
+def test_what_is_written_to_shares_no_memory(driver):
+    """Of slices of one tensor exactly those that do are refused; of other strides all."""
+    entry = {"dtype": "float32", "shape": None, "layout": "strided", "align": 4}
+    write = shapes_op("(Tensor(a!) y, Tensor x) -> ()", {"x": entry, "y": entry}, [])
+    both = {"x": entry, "y": {**entry, "may_overlap": True}}
+    may = shapes_op("(Tensor(a!) y, Tensor x) -> ()", both, [])
+    generator = random.Random(5)
+    memory, base = tensors.empty(6, 8, 10), torch.empty(6, 8, 10, device="meta")
+
+    def piece(size: int) -> slice:
+        first = generator.randrange(size) // 2
+        last = generator.randrange(first, size)
+        return slice(first, last + 1, generator.choice([1, 1, 2, 3]))
+
+    refusals = 0
+    for i in range(600):
+        y, x = (base[piece(6), piece(8), piece(10)] for _ in range(2))
+        if i % 3 == 1:
+            y, x = y.permute(2, 0, 1), x.transpose(0, 2)
+        elif i % 3 == 2:
+            size = [generator.randrange(1, 5) for _ in range(2)]
+            stride = sorted(generator.sample(range(1, 60), 2))
+            x = base.as_strided(size, stride, generator.randrange(200))
+        meet = bool(elements(y) & elements(x))
+        given = [tensors.part(memory, tensor) for tensor in (y, x)]
+        error = error_of(lambda: write(*given))  # noqa: B023
+        what = (y.shape, y.stride(), x.shape, x.stride())
+        assert not error or "'y' shares memory with argument 'x'" in error[1], error
+        assert error or not meet, what
+        if i % 3 < 2:
+            assert bool(error) == meet, what
+        refusals += bool(error)
+        may(*given)
+    assert 100 < refusals < 500
+    refused(write, memory, memory, match="shares memory with argument 'x'")
+
+
+@pytest.mark.fault_case(42)
+def test_items_of_lists_share_no_memory_with_what_is_written_to(driver):
+    entry = {"dtype": "float32", "shape": None, "layout": "strided", "align": 4}
+    op = shapes_op(
+        "(Tensor(a!) y, Tensor[] xs, Tensor? z=None) -> ()",
+        {"y": entry, "xs": entry, "z": entry},
+        [],
+    )
+    memory, base = tensors.empty(4, 8), torch.empty(4, 8, device="meta")
+    rows = [tensors.part(memory, base[i]) for i in range(4)]
+    end, begin = (tensors.part(memory, part) for part in (base[0, 3:], base[0, :1]))
+    op(rows[0], [rows[1], rows[2]], rows[3])
+    refused(op, rows[0], [rows[1], end], match="shares memory with argument 'xs'")
+    refused(op, rows[0], [], begin, match="shares memory with argument 'z'")
 
 
 def test_lazy_views_are_not_written_to(driver):

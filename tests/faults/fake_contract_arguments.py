@@ -304,10 +304,39 @@ def test_tensor_maps_are_those_of_direct_launches(driver):
             driver.reset()
             x = tensors.strided(size, stride)
             op(x)
-            assert driver.calls("cuTensorMapEncodeTiled") == 1
             got = bytes.fromhex(driver.launches()[0]["params"][0])
             want = torch_cubin.TensorMap(x, (8, 8), **fields)
             assert got == want.encoded(), (fields, size)
+
+
+def test_tensor_maps_are_kept_and_belong_to_what_lies_there_now(driver):
+    op, wide = tma(), tma(box=[4, 16])
+
+    def encoded(op, x, box=(8, 8)) -> int:
+        """How often the driver was asked for the map of a call, which must be x's."""
+        driver.reset()
+        op(x)
+        got = bytes.fromhex(driver.launches()[0]["params"][0])
+        words = struct.unpack("<16Q", got)
+        assert words[0] == x.data_ptr()
+        assert words[2:4] == (x.size(1), x.size(0))
+        assert words[7] == x.stride(0) * 4
+        assert struct.unpack("<2H", got[88:92]) == box
+        return driver.calls("cuTensorMapEncodeTiled")
+
+    x = tensors.strided((64, 72), (80, 1))
+    assert encoded(op, x) == 1
+    assert encoded(op, x) == 0
+    assert encoded(wide, x, (16, 4)) == 1
+    assert encoded(op, x) == 0
+    # The memory is given out again, to tensors of other sizes and strides.
+    address = x.data_ptr()
+    for size, stride in (((64, 76), (80, 1)), ((60, 72), (80, 1)), ((64, 72), (76, 1))) * 2:
+        del x
+        x = tensors.strided(size, stride)
+        calls = encoded(op, x)
+        assert x.data_ptr() == address or calls <= 1
+        assert encoded(op, x) == 0
 
 
 def test_tensor_maps_of_dims_of_size_1(driver):

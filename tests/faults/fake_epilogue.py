@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_driver import tensors
 from faults import catalogs
-from faults.fake_sm90_launch import GENERAL, Params
+from faults.fake_sm90_launch import FINISH, GENERAL, Params
 from faults.forked import forked
 
 import torch_cubin
@@ -74,25 +74,30 @@ def test_hopper_s_kernels_apply_activations_themselves(driver, catalog, name: st
     ((kernel, data),) = launches_of(driver, call)
     assert kernel.startswith("sm90_matmul_bf16_nt_")
     params = Params.from_buffer_copy(data)
-    assert params.flags & GENERAL
+    assert params.flags & FINISH
+    assert not params.flags & GENERAL
     assert params.flags >> ACTIVATION & 7 == ACTIVATIONS[name]
     assert params.pointers[1] != 0
     assert list(params.factors) == [1, 0]
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides", "vectors"),
+    ("shape", "strides", "vectors", "in_registers"),
     [
-        ((4096, 2048), (2048, 1), True),
-        ((4096, 2048), (1, 4096), False),
-        ((4096, 2048), (2050, 1), False),
-        ((4096, 1), (1, 1), False),
-        ((2048,), (2,), False),
-        ((1,), (1,), False),
+        ((4096, 2048), (2048, 1), True, True),
+        ((4096, 2048), (1, 4096), False, False),
+        ((4096, 2048), (2050, 1), False, True),
+        ((4096, 2048), (2051, 1), False, False),
+        ((4096, 1), (1, 1), False, False),
+        ((2048,), (2,), False, False),
+        ((2048,), (1,), True, True),
+        ((1,), (1,), False, False),
     ],
     ids=str,
 )
-def test_hopper_s_kernels_add_what_broadcasts(driver, catalog, shape, strides, vectors) -> None:
+def test_hopper_s_kernels_add_what_broadcasts(
+    driver, catalog, shape, strides, vectors, in_registers
+) -> None:
     catalog()
 
     def call() -> None:
@@ -108,6 +113,8 @@ def test_hopper_s_kernels_add_what_broadcasts(driver, catalog, shape, strides, v
     assert params.pointers[1] == 0
     assert params.pointers[2] != 0
     assert bool(params.flags & ADD_VECTOR) == vectors
+    assert bool(params.flags & FINISH) == in_registers
+    assert bool(params.flags & GENERAL) != in_registers
     expected = [s if n != 1 else 0 for n, s in zip(shape, strides, strict=True)]
     expected = [0] * (2 - len(expected)) + expected
     assert list(params.strides[4:6]) == expected  # behind out's four

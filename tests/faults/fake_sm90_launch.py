@@ -13,7 +13,8 @@ from faults.forked import forked
 
 import torch_cubin
 
-SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL, OUT_UNALIGNED = 2, 4, 8, 16, 64, 1 << 15
+SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL = 2, 4, 8, 16, 64
+OUT_UNALIGNED, FINISH = 1 << 15, 1 << 16
 
 
 class Params(ctypes.Structure):
@@ -29,6 +30,7 @@ class Params(ctypes.Structure):
         ("group", ctypes.c_int), ("whole_tiles", ctypes.c_int), ("stream_tiles", ctypes.c_int),
         ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
         ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
+        ("curve", ctypes.c_float * 7),
     ]  # fmt: skip
 
 

@@ -301,6 +301,60 @@ def sanitize(tool: str) -> dict:
     return {"wrong": wrong, "calls": calls}
 
 
+def ways_sanitize(tool: str) -> dict:
+    """Every way in which Hopper's kernels run some products, and so every one of these kernels;
+    with a bias and an activation each second time. compute-sanitizer watches."""
+    from gpu import cases
+
+    import torch_cubin  # noqa: F401
+    from torch_cubin._native import library
+
+    # Tails in every dim. A last wave of tiles is streamed where there are two whole ones before it.
+    middle, streamed = (200, 264, 1032), (3080, 4616, 264)
+    few = [(m, 520, 1032) for m in (1, 16, 24, 40, 64)]
+    wrong, ran = [], set()
+    for mode in ("bfloat16", "float16", "tf32"):
+        for layout in ("nt", "nn", "tn", "tt"):
+            if mode == "tf32" and layout != "nt":
+                continue
+            for m, n, k in (middle, streamed, *few):
+                with cases.math_mode(mode) as dtype, torch.no_grad():
+                    a, b = torch.randint(-3, 4, (m, k)), torch.randint(-3, 4, (k, n))
+                    bias = torch.randint(-3, 4, (n,))
+                    exact = a.double() @ b.double()
+                    a, b, bias = (x.to(dtype) for x in (a, b, bias))
+                    a = a.cuda() if layout[0] == "n" else a.t().contiguous().cuda().t()
+                    b = b.cuda() if layout[1] == "n" else b.t().contiguous().cuda().t()
+                    library.watch_plans(True)
+                    torch.ops.cubin.matmul(a, b)
+                    # Some ways plan products of copies, whose rows begin at lines of the cache.
+                    plan = min(
+                        library.watched_plans(),
+                        key=lambda x: sum("lines" in x["product"][side] for side in "ab"),
+                    )
+                    ways = [w["name"] for w in plan["ways"] if w["name"].startswith("sm90")]
+                    if (m, n, k) == streamed:
+                        ways = [name for name in ways if "streamed" in name]
+                    for number, way in enumerate(ways):
+                        library.force_way(way)
+                        out = torch.ops.cubin.matmul(a, b)
+                        expected = exact
+                        if number % 2 and way.startswith("sm90 "):
+                            out = torch.ops.cubin.linear(a, b.t(), bias.cuda())
+                            expected = exact + bias.double()
+                        if not torch.equal(out.cpu(), expected.to(dtype)):
+                            wrong.append(f"{mode} {layout} {(m, n, k)} {way}")
+                        ran.add(f"{mode} {layout} {way} {m}")
+                    library.force_way("")
+                    library.watch_plans(False)
+                    relu = torch.ops.cubin.linear(a, b.t(), bias.cuda(), activation="relu")
+                    expected = (exact + bias.double()).relu().to(dtype)
+                    if not torch.equal(relu.cpu(), expected):
+                        wrong.append(f"{mode} {layout} {(m, n, k)} relu")
+    torch.cuda.synchronize()
+    return {"wrong": wrong, "calls": len(ran)}
+
+
 def _bare(value: torch.Tensor, layout) -> torch.Tensor:
     """The tensor on the GPU in this layout, its allocation ending with its last element."""
     from gpu import cases

@@ -1,4 +1,4 @@
-"""Runs a scenario of child.py or attention_child.py in a process of its own, environment prepared.
+"""Runs a scenario of child.py, attention_child.py or fault_child.py in a process of its own.
 
 Whatever needs a fresh process (first use, import, fork, torch's precision switches) or may poison
 one (a bad catalog, sanitizers) runs there.
@@ -112,7 +112,10 @@ def run(scenario: str, *arguments: str) -> Result:
     """Runs one scenario. 'catalog KIND', '...sanitize TOOL', and 'tile', 'order' and
     'attention_tile', each with KIND TILE, prepare what a child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    script = "attention_child.py" if scenario.startswith("attention_") else "child.py"
+    script = "child.py"
+    for prefix in ("attention", "fault"):
+        if scenario.startswith(f"{prefix}_"):
+            script = f"{prefix}_child.py"
     command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         if scenario == "catalog":

@@ -49,6 +49,7 @@ SPREADS = {
 }
 
 
+@pytest.mark.fault_case(38)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", SPREADS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,6 +72,7 @@ def _check_places(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     numerics.check_exact(out[:, columns], a.double() @ b[:, columns].double(), "columns")
 
 
+@pytest.mark.fault_case(38)
 @pytest.mark.parametrize(
     ("dtype", "m", "n"),
     [
@@ -124,6 +126,7 @@ def test_one_row_times_a_matrix_past_2_to_31(transposed: bool) -> None:
     numerics.check_exact(out[0, whole:], period[: n - whole])
 
 
+@pytest.mark.fault_case(38)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_k_past_2_to_31(dtype: torch.dtype) -> None:
     """A dot product of 2.2e9 elements, zero but for a thousand places, the last one included."""

@@ -251,6 +251,7 @@ def test_results_stay_inside_their_memory(mode: str, generator: torch.Generator)
     assert checked >= 3, "the allocator gave the hole to something else"
 
 
+@pytest.mark.fault_case(43)
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_nan_and_inf_go_where_pytorch_puts_them(mode: str, generator: torch.Generator) -> None:
     with cases.math_mode(mode) as dtype:
@@ -262,6 +263,7 @@ def test_nan_and_inf_go_where_pytorch_puts_them(mode: str, generator: torch.Gene
             numerics.check_same_class(out, own, f"{mode} {(m, n, k)}")
 
 
+@pytest.mark.fault_case(43)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_denormals_are_kept(dtype: torch.dtype) -> None:
     a = torch.full((16, 8), torch.finfo(dtype).tiny / 4, dtype=dtype, device="cuda")
@@ -279,6 +281,7 @@ def test_sums_are_accumulated_in_float32(dtype: torch.dtype) -> None:
         numerics.check_exact(out, torch.full((m, n), 5000.0, device="cuda"))
 
 
+@pytest.mark.fault_case(38)
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_zero_sizes(mode: str) -> None:
     with cases.math_mode(mode) as dtype:

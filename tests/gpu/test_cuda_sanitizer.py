@@ -6,6 +6,8 @@ each byte read or written outside an operand.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
@@ -13,7 +15,7 @@ def _check(child, calls: int) -> None:
     answer = child.check()  # the tool's exit status is 86 if it found anything
     assert answer["wrong"] == []
     assert answer["calls"] >= calls
-    clean = ("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards")
+    clean = ("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards")  # synccheck's is the first
     assert any(summary in child.output for summary in clean), child.output
 
 
@@ -25,6 +27,20 @@ def test_memcheck(child) -> None:
 @pytest.mark.child("sanitize", "racecheck")
 def test_racecheck(child) -> None:
     _check(child, 50)
+
+
+@pytest.mark.skipif(
+    "TORCH_CUBIN_SLOW_TESTS" not in os.environ, reason="a minute: TORCH_CUBIN_SLOW_TESTS=1"
+)
+@pytest.mark.parametrize(
+    "tool",
+    [
+        pytest.param(tool, marks=pytest.mark.child("ways_sanitize", tool))
+        for tool in ("memcheck", "racecheck", "synccheck")
+    ],
+)
+def test_every_kernel_for_hopper(tool: str, child) -> None:
+    _check(child, 250)
 
 
 # A process for each dtype, side by side: in one they were what the whole suite waited for.

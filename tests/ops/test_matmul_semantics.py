@@ -32,6 +32,7 @@ def test_matmul_as_torch(shapes, dtype, device):
         assert torch.equal(matmul(a, b), out)
 
 
+@pytest.mark.fault_case(39)
 def test_matmul_random_layouts(device):
     for seed in range(1000):
         rng = random.Random(seed)
@@ -46,6 +47,7 @@ def test_matmul_random_layouts(device):
             raise AssertionError(f"seed {seed}, {dtype}, {layouts}") from error
 
 
+@pytest.mark.fault_case(38)
 @pytest.mark.parametrize("shapes", [((2, 0), (0, 4)), ((0,), (0,)), ((3, 2, 0), (0,))])
 def test_matmul_without_terms_is_zero(shapes, device):
     a, b = make_all(shapes, device)
@@ -81,6 +83,7 @@ def test_matmul_never_aliases_or_changes_its_arguments(device):
     assert_near(matmul(square, square), torch.matmul(square, square))
 
 
+@pytest.mark.fault_case(40)
 def test_matmul_resolves_the_negative_bit(device):
     z = torch.randn(4, 4, dtype=torch.complex128, device=device)
     a = z.conj().imag
@@ -102,6 +105,7 @@ def test_matmul_takes_parts_of_complex_tensors(device):
         assert_near(matmul(a, a), torch.matmul(a, a))
 
 
+@pytest.mark.fault_case(39)
 def test_matmul_channels_last_and_expanded(device):
     a = make((2, 3, 4, 5), device).to(memory_format=torch.channels_last)
     b = make((5, 6), device)

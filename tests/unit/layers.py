@@ -12,9 +12,9 @@ from pathlib import Path
 
 # Lowest first. A folder of a layer may have folders of its own (ops/matmul). A file may include
 # headers of its own layer and of those below.
-LAYERS = ("cubin", "driver", "runtime", "package", "pytorch", "declared", "ops")
+LAYERS = ("cubin", "driver", "runtime", "package", "abi", "pytorch", "declared", "ops")
 # These know no torch: C++ programs without it can link them.
-WITHOUT_TORCH = ("cubin", "driver", "runtime", "package")
+WITHOUT_TORCH = ("cubin", "driver", "runtime", "package", "abi")
 TOP = len(LAYERS)  # csrc/ops.cpp, csrc/c_api.cpp
 HOST_SUFFIXES = (".cpp", ".h")
 DEVICE_SUFFIXES = (".cu", ".cuh")

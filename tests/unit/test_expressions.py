@@ -98,8 +98,9 @@ def random_tree(r: random.Random, type_: type, depth: int) -> ex.Tree:
             return [operation, sub(bool), sub(bool)]
         return [operation, sub(number()), sub(number())]
     if type_ is int:
-        operation = r.choice(("add", "sub", "mul", "floordiv", "mod", "min", "max", "neg", "abs"))
-        return [operation, *(sub(int) for _ in range(1 if operation in ("neg", "abs") else 2))]
+        unary = ("neg", "abs", "next_power_of_2")
+        operation = r.choice(("add", "sub", "mul", "floordiv", "mod", "min", "max", *unary))
+        return [operation, *(sub(int) for _ in range(1 if operation in unary else 2))]
     operation = r.choice(("add", "sub", "mul", "min", "max", "truediv", "sqrt", "float", "neg"))
     if operation in ("sqrt", "float"):
         return [operation, sub(number())]

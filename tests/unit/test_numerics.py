@@ -12,6 +12,7 @@ import torch
 NAN, INF = math.nan, math.inf
 
 
+@pytest.mark.fault_case(43)
 @pytest.mark.parametrize(
     ("error", "limit", "broken"),
     [(0, 0, False), (1, 1, False), (1.1, 1, True), (NAN, 1, True), (0, NAN, True), (INF, 1, True)],
@@ -121,6 +122,7 @@ def test_check_exact_names_the_first_difference() -> None:
         numerics.check_exact(torch.tensor([NAN]), torch.tensor([NAN]))
 
 
+@pytest.mark.fault_case(43)
 def test_check_bits_sees_signs_of_zero_and_nan() -> None:
     numerics.check_bits(torch.tensor([NAN, 0.0]), torch.tensor([NAN, 0.0]))
     with pytest.raises(AssertionError, match="bits"):

@@ -189,7 +189,10 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     expected = {f"torch_cubin/cubins/{kernel['file']}" for kernel in manifest["kernels"]}
     expected |= {f"torch_cubin/cubins/{table['file']}" for table in manifest["tuned"]}
     expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
-    expected |= {"torch_cubin/cmake/torch_cubin.cmake"}
+    folder = ROOT / "torch_cubin"
+    for_cpp = (*folder.glob("cmake/*"), *folder.glob("include/torch_cubin/*.h"))
+    expected |= {str(path.relative_to(ROOT)) for path in for_cpp}
+    expected |= {f"torch_cubin/lib/libtorch_cubin.{kind}" for kind in ("so", "a")}
     expected |= {"torch_cubin/_launch.abi3.so"}  # where Python's headers are, as they are here
     assert {name for name in names if ".dist-info/" not in name} == expected
 

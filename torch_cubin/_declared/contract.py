@@ -6,6 +6,7 @@ is checked in one place, csrc/declared, whose errors get the user's line from `B
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,6 +46,34 @@ class Choice:
     cooperative: bool = False
     programmatic_dependent_launch: bool = False
     priority: int | None = None
+    # What producers say (torch_cubin/producers): constants that functions may name, factors of the
+    # grid, the record for the manifest, the kernel's group in a tuned table.
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    grid_factors: tuple[int, int, int] = (1, 1, 1)
+    producer: dict[str, Any] | None = None
+    group: int = 0
+
+
+class Produced(abc.ABC):
+    """What a compiler's notes say of a part of the contract, to be made data once the op's names
+    are known. A Choice's `args` may be one."""
+
+    @abc.abstractmethod
+    def resolve(self, scope: Scope) -> Any:
+        """For `args`: the kernel's arguments and its requirements, as the contract's JSON."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """The names of an op, for a Produced: what they stand for, and what patterns say of tensors."""
+
+    label: str  # for errors
+    names: Mapping[str, Any]  # the op's own: arguments, sizes, outputs, scratch
+    trace: Callable[[Any, str], Any]  # what a function gives; anything else as it is
+    entries: Mapping[str, dict]  # of tensors, as the contract has them
+    dtypes: Mapping[str, list[str]]  # variables
+    optional: frozenset[str]  # tensor arguments that a call may leave out
+    arguments: frozenset[str]  # tensor arguments
 
 
 class Builder:
@@ -139,11 +168,37 @@ class Builder:
 
     # Kernels.
 
+    def scope_of(
+        self,
+        names: Mapping[str, Any],
+        what: str,
+        part: str,
+        made: Sequence[dict] = (),
+        constants: Mapping[str, Any] | None = None,
+    ) -> Scope:
+        """The names of the op for a Produced; functions may also name `constants`."""
+        traced = {**names, **(constants or {})}
+        kinds = {argument.name: argument.kind for argument in self.signature.arguments}
+        return Scope(
+            label=f"{self.op}: {what}",
+            names=names,
+            trace=lambda value, which: self.trace(value, f"{what}: {which}", traced, part),
+            entries={**self.entries, **{entry["name"]: entry for entry in made}},
+            dtypes=self.dtypes,
+            optional=frozenset(name for name, kind in kinds.items() if kind == "tensor?"),
+            arguments=frozenset(a.name for a in self.signature.arguments if a.is_tensor),
+        )
+
+    def tuned(self, tuned: Produced) -> Any:
+        """The contract's tuned table."""
+        return tuned.resolve(self.scope_of(self._scope(device=True), "tuned", "tuned"))
+
     def kernel(self, choice: Choice, scratch: list[dict], index: int) -> dict[str, Any]:
         """The contract's entry of a kernel."""
-        arguments = self._scope(device=True)
         made = [*self.signature.outputs, *(entry["name"] for entry in scratch)]
-        everything = {**arguments, **{name: TracedTensor(name) for name in made}}
+        own = {**self._scope(device=True), **{name: TracedTensor(name) for name in made}}
+        arguments = {**self._scope(device=True), **choice.constants}
+        everything = {**own, **choice.constants}
         self.places[f"kernels[{index}]"] = f"kernel '{choice.kernel}'"
 
         def traced(field: str, names: Mapping[str, Any]) -> Any:
@@ -159,15 +214,26 @@ class Builder:
             trees = [tree_of(value) for value in values]
             return trees + [1] * (3 - len(trees)) if trees else trees
 
-        args = traced("args", everything)
-        where = self.places.get(f"kernels[{index}].args", "")
-        label = f"{self.op}: kernel '{choice.kernel}': args" + (f" at {where}" if where else "")
-        return {
+        requires: list[dict] = []
+        if isinstance(choice.args, Produced):
+            part = f"kernels[{index}].args"
+            what = f"kernel '{choice.kernel}'"
+            of_op = self.scope_of(own, what, part, scratch, choice.constants)
+            args, requires = choice.args.resolve(of_op)
+        else:
+            args = traced("args", everything)
+            where = self.places.get(f"kernels[{index}].args", "")
+            label = f"{self.op}: kernel '{choice.kernel}': args" + (f" at {where}" if where else "")
+            args = kernel_arguments.entries(args, everything, label)
+        grid = triple("grid")
+        if len(grid) == 3:
+            grid = [_times(tree, n) for tree, n in zip(grid, choice.grid_factors, strict=True)]
+        entry = {
             "when": None if choice.when is None else tree_of(traced("when", arguments)),
             "images": list(choice.images),
             "kernel": choice.kernel,
-            "args": kernel_arguments.entries(args, everything, label),
-            "grid": triple("grid"),
+            "args": args,
+            "grid": grid,
             "block": triple("block"),
             "shared_memory": tree_of(traced("shared_memory", everything)),
             "cluster": None if choice.cluster is None else triple("cluster"),
@@ -175,6 +241,19 @@ class Builder:
             "programmatic_dependent_launch": choice.programmatic_dependent_launch,
             "priority": choice.priority,
         }
+        if requires:
+            entry["requires"] = requires
+        if choice.producer is not None:
+            entry["producer"] = choice.producer
+        if choice.group:
+            entry["group"] = choice.group
+        return entry
+
+
+def _times(tree: Tree, factor: int) -> Tree:
+    if factor == 1:
+        return tree
+    return tree * factor if isinstance(tree, int) else ["mul", tree, factor]
 
 
 def _dtype_list(listed: Any) -> list[str]:
@@ -193,6 +272,7 @@ def build(
     choices: Sequence[Choice],
     backward: str | None,
     jit: bool,
+    tuned: Produced | None = None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The contract, and where the user wrote its parts. Raises InputError [input] for what is no
     data: patterns that do not parse, functions that cannot be traced."""
@@ -211,4 +291,6 @@ def build(
         contract["backward"] = backward
     if jit:
         contract["jit"] = True
+    if tuned is not None:
+        contract["tuned"] = builder.tuned(tuned)
     return contract, builder.places

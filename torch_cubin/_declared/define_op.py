@@ -40,6 +40,7 @@ class KernelChoice:
                     got=f"'{name}'",
                 )
         self.kernel, self.when, self.launch = kernel, when, launch
+        self.produced: dict[str, Any] = {}  # more of a Choice's fields, of a producer's
 
 
 def define_op(
@@ -98,8 +99,7 @@ def define_op(
     ParamsError [params] where `args` do not fit the binary's parameters, and what torch_cubin.load
     raises.
     """
-    signature = _signature.parse(schema)
-    op = f"op '{signature.name}'"
+    op = f"op '{_signature.parse(schema).name}'"
     _check_types(op, cpu, backward, jit)
     common = {
         "args": args,
@@ -116,13 +116,37 @@ def define_op(
         raise errors.fault("input", op, "names its kernels in two ways or none",
                            expected="kernel= or kernels=", got=got)  # fmt: skip
     listed = [KernelChoice(kernel)] if kernels is None else [_choice(op, c) for c in kernels]
+    return define(
+        schema, listed, common, tensors=tensors, dtypes=dtypes, scratch=scratch, cpu=cpu,
+        backward=backward, jit=jit,
+    )  # fmt: skip
+
+
+def define(
+    schema: str,
+    listed: Sequence[KernelChoice],
+    common: Mapping[str, Any],
+    *,
+    tensors: Mapping[str, Any],
+    dtypes: Mapping[str, Any] | None = None,
+    scratch: Mapping[str, Any] | None = None,
+    cpu: Callable[..., Any] | None = None,
+    backward: str | None = None,
+    jit: bool = False,
+    tuned: _contract.Produced | None = None,
+) -> _op.Op:
+    """define_op for a list of kernels; `common` is what each of them may leave out."""
+    signature = _signature.parse(schema)
+    op = f"op '{signature.name}'"
     images = _Images()
     choices = []
     for entry in listed:
         sources, name, as_jit = _sources(op, entry.kernel)
         places = [images.add(source) for source in sources]
         jit = jit or as_jit
-        choice = Choice(places, name, when=entry.when, **{**common, **entry.launch})
+        choice = Choice(
+            places, name, when=entry.when, **{**common, **entry.launch, **entry.produced}
+        )
         if choice.block is None:
             choice.block = _block(op, [images.found[place] for place in places], name, jit)
         for part in ("args", "grid"):
@@ -140,6 +164,7 @@ def define_op(
         choices=choices,
         backward=backward,
         jit=jit,
+        tuned=tuned,
     )
     return _op.define(signature, contract, images.found, cpu, places)
 

@@ -32,6 +32,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }
 _COMPARISONS = ("lt", "le", "eq", "ne")  # exact between an int and a float, as Python's
 _UNARY: dict[str, Callable[[Any], Any]] = {
+    "next_power_of_2": lambda a: 1 << (int(a) - 1).bit_length() if a > 0 else 0,
     "neg": operator.neg,
     "abs": abs,
     "float": torch.sym_float,

@@ -17,6 +17,7 @@ A tree is a number, a bool, or a list [operation, operand, ...]:
     ["sm"]  ["multiprocessors"]        of the device
     add sub mul min max neg abs        of numbers; of integers they raise on overflow of 64 bits
     floordiv mod                       of integers, rounded as Python does
+    next_power_of_2                    of an integer; 0 for 0 and below
     truediv sqrt float                 of numbers, in float64
     lt le eq ne                        of numbers
     and or not  select(bool, a, b)     evaluate what they need and no more
@@ -259,6 +260,13 @@ def maximum(a: Any, b: Any) -> Any:
     return _node("max", a, b) if _traced(a, b) else max(a, b)
 
 
+def next_power_of_2(a: Any) -> Any:
+    """The least power of two that is not below an int, known or traced; 0 for 0 and below."""
+    if _traced(a):
+        return _node("next_power_of_2", a)
+    return 1 << (a - 1).bit_length() if a > 0 else 0
+
+
 def sqrt(a: Any) -> Any:
     """The square root, a float, of a number known or traced."""
     return _node("sqrt", a) if _traced(a) else math.sqrt(a)
@@ -323,8 +331,9 @@ def _node(operation: str, *operands: Any) -> Traced:
             )
     elif bool in types:
         untraceable(f"uses a bool as a number ({operation})", "Use torch_cubin.select(b, 1, 0).")
-    elif operation in ("floordiv", "mod") and float in types:
-        untraceable(f"uses what is no integer in an integer division ({operation})", "")
+    elif operation in ("floordiv", "mod", "next_power_of_2") and float in types:
+        what = "next_power_of_2" if len(types) == 1 else f"an integer division ({operation})"
+        untraceable(f"uses what is no integer in {what}", "")
     result = float if float in types or operation in ("truediv", "sqrt") else types[0]
     if operation in _COMPARISONS:
         result = bool

@@ -65,8 +65,8 @@ def save_package(
             )
         for data, name in images.values():
             if not os.path.lexists(path / name) or not _is_free(path / name, data):
-                _write(path / name, data)
-        _write(path / MANIFEST, text.encode())
+                write_file(path / name, data)
+        write_file(path / MANIFEST, text.encode())
     except OSError as error:
         if isinstance(error, errors.Error):
             raise
@@ -164,7 +164,7 @@ def _file_name(data: bytes, origin: str) -> str:
     return ".".join([stem, *([arch] if arch else []), suffix])
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """At once: a reader sees the old file or the new one."""
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask

@@ -74,7 +74,7 @@ def like(tensor: Any, dtype: Any = None) -> Like:
 
 
 def parse(text: str, label: str) -> dict[str, Any]:
-    """The entry of a pattern: dtype, shape (None: any), layout, align."""
+    """The entry of a pattern: dtype, shape (None: any), layout, align, may_overlap."""
 
     def refuse(problem: str, expected: str, got: str) -> errors.Error:
         where = f"{label} pattern {text!r:.200}"
@@ -96,8 +96,11 @@ def parse(text: str, label: str) -> dict[str, Any]:
             entry["layout"] = name
         elif name == "align" and value.isdecimal():
             entry["align"] = int(value)
+        elif option == "may_overlap":
+            entry["may_overlap"] = True
         else:
-            raise refuse("has an unknown option", ", ".join(LAYOUTS) + " or align=N", option)
+            expected = ", ".join(LAYOUTS) + ", may_overlap or align=N"
+            raise refuse("has an unknown option", expected, option)
     return entry
 
 

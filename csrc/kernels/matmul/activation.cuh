@@ -13,37 +13,44 @@ TC_DEVICE float reciprocal(float x) {
   return out;
 }
 
-// x / (1 + exp(-y)); right for y = +-infinity too. Where the result is not rounded to 16 bits
-// afterwards, kExact is on: the quick instructions are wrong in the last bits of float32.
-template <bool kExact>
-TC_DEVICE float times_sigmoid(float x, float y) {
-  if constexpr (kExact) return __fdiv_rn(x, __fadd_rn(1.0f, expf(-y)));
-  return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp2_approx(__fmul_rn(-1.4426950408889634f, y)))));
-}
-
-template <bool kExact>
-TC_DEVICE float activate(float x, int activation) {
-  switch (activation) {
-    case kActivationRelu:
-      return x < 0.0f ? 0.0f : x;  // NaN stays NaN
-    case kActivationGelu:
-      return __fmul_rn(__fmul_rn(0.5f, x),
-                       __fadd_rn(1.0f, erff(__fmul_rn(0.70710678118654752f, x))));
-    case kActivationGeluTanh: {
-      // 0.5 * (1 + tanh(u)) = sigmoid(2 * u)
-      float cube = __fmul_rn(__fmul_rn(x, x), x);
-      float u = __fmul_rn(0.79788456080286536f, __fmaf_rn(0.044715f, cube, x));
-      return times_sigmoid<kExact>(x, __fmul_rn(2.0f, u));
-    }
-    case kActivationSilu:
-      return times_sigmoid<kExact>(x, x);
-    default:
-      return x;
+// x * P(t) of a curve whose coefficients above c[kDegree] are zero: the same bits for every degree that
+// is high enough.
+template <int kDegree>
+TC_DEVICE float curve_exponent(float x, const ActivationCurve& curve) {
+  float sum = curve.c[kDegree];
+  if constexpr (kDegree > 0) {
+    float t = fminf(__fmul_rn(x, x), curve.limit);
+#pragma unroll
+    for (int i = kDegree - 1; i >= 0; --i) sum = __fmaf_rn(sum, t, curve.c[i]);
   }
+  return __fmul_rn(x, sum);
+}
+
+// For results that are rounded to 16 bits afterwards; right for infinities, too.
+TC_DEVICE float divide_by_exponential(float x, float exponent) {
+  return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp2_approx(exponent))));
+}
+
+// Where kExact is on, the result stays float32: quick instructions are wrong in its last bits.
+template <bool kExact>
+TC_DEVICE float activate(float x, int activation, const ActivationCurve& curve) {
+  if (activation == kActivationNone) return x;
+  if (activation == kActivationRelu) return x < 0.0f ? 0.0f : x;  // NaN stays NaN
+  if constexpr (!kExact) return divide_by_exponential(x, curve_exponent<5>(x, curve));
+  if (activation == kActivationGelu) {
+    return __fmul_rn(__fmul_rn(0.5f, x), __fadd_rn(1.0f, erff(__fmul_rn(0.70710678118654752f, x))));
+  }
+  float y = x;
+  if (activation == kActivationGeluTanh) {
+    // 0.5 * (1 + tanh(u)) = sigmoid(2 * u)
+    float cube = __fmul_rn(__fmul_rn(x, x), x);
+    y = __fmul_rn(2.0f, __fmul_rn(0.79788456080286536f, __fmaf_rn(0.044715f, cube, x)));
+  }
+  return __fdiv_rn(x, __fadd_rn(1.0f, expf(-y)));
 }
 
 template <bool kExact>
-TC_DEVICE double activate(double x, int activation) {
+TC_DEVICE double activate(double x, int activation, const ActivationCurve&) {
   switch (activation) {
     case kActivationRelu:
       return x < 0.0 ? 0.0 : x;

@@ -58,7 +58,7 @@ TC_DEVICE void finish(const FinishParams& p, tc_int64 row, tc_int64 column) {
     Accumulator more = 0;
     if (bias != nullptr && i < count) more = Traits::load(bias[(column + i) * p.bias_stride]);
     Accumulator y = scale_and_add(static_cast<Accumulator>(p.alpha), x.values[i], more);
-    y = activate<kExact>(y, p.activation);
+    y = activate<kExact>(y, p.activation, p.curve);
     if (addend != nullptr && i < count) {
       y = scale_and_add(static_cast<Accumulator>(p.beta),
                         Traits::load(addend[i * p.addend_stride_n]), y);

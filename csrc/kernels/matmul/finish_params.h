@@ -5,6 +5,8 @@
 // `sums` (float32; float64 for float64) and `out` are contiguous. Strides are in elements.
 #pragma once
 
+#include "activation_params.h"
+
 namespace torch_cubin {
 
 typedef long long tc_int64;  // device code includes no <cstdint>
@@ -22,7 +24,8 @@ struct FinishParams {
   tc_int64 addend_batch_stride[4];
   double alpha, beta;
   int activation;
-  int vectors;  // whether out and sums can be reached four elements at a time
+  int vectors;            // whether out and sums can be reached four elements at a time
+  ActivationCurve curve;  // of the activation
 };
 
 }  // namespace torch_cubin

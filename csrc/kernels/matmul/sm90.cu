@@ -139,6 +139,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   u32 target = cluster_rank() ^ (warp % 4);
   bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90NoSkew);
   u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
+  u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
   u64 a0 = wgmma_descriptor(shared + group * C::kBlocksM * 8192, 8192, 1024);
   u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
 
@@ -148,7 +149,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const Work& w = ring[number % C::kRing];
     int k_count = w.k_count;
     if (k_count == 0) break;
-    if (p.bias != nullptr && !(p.flags & kSm90General)) prefetch_bias<C>(p, w.n0);
+    if (p.flags & kSm90Finish) request_bias<C>(p, bias, group, w.n0);
     float sum[C::kBlocksM][C::kTileN / 2];
     int previous = stage;
     auto next_stage = [&] {
@@ -187,13 +188,14 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     if constexpr (C::kPairs) {
       if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
     }
+    if (p.flags & kSm90Finish) wait_for_bias(group);
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
       int m = w.m0 + (group * C::kBlocksM + i) * 64 + warp % 4 * 16;
       if (p.flags & kSm90General) {
         finish_rows<C>(p, staging, m, w, sum[i]);
       } else {
-        store_rows<C>(p, staging, turn, m, w, sum[i]);
+        store_rows<C>(p, staging, bias, turn, m, w, sum[i]);
       }
     }
   }
@@ -285,33 +287,33 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 221760, "streams": 1, "pairs": 0, "spill": 128},
+      "shared": 222528, "streams": 1, "pairs": 0, "spill": 128},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 225856, "streams": 0, "pairs": 0, "spill": 128},
+      "shared": 226496, "streams": 0, "pairs": 0, "spill": 128},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230480, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x224", "tile": [128, 224, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230864, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 221792, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 222560, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 217696, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 218336, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230512, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 7, "consumers": 2, "threads": 384,
-      "shared": 217728, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 218112, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x80", "tile": [128, 80, 64], "stages": 7, "consumers": 2, "threads": 384,
-      "shared": 219776, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 220096, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
-      "shared": 230544, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230544, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "64x96", "tile": [64, 96, 64], "stages": 9, "consumers": 1, "threads": 256,
-      "shared": 218272, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 218464, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197808, "streams": 0, "pairs": 0, "spill": 0}]}},
+      "shared": 197936, "streams": 0, "pairs": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "accepted_spill": {"sm_90a": "{t.spill}"},
@@ -320,27 +322,27 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 221760, "streams": 1, "pairs": 0, "spill": 128},
+      "shared": 222528, "streams": 1, "pairs": 0, "spill": 128},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 221760, "streams": 0, "pairs": 0, "spill": 128},
+      "shared": 222400, "streams": 0, "pairs": 0, "spill": 128},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230480, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 221792, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 222560, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 221792, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 222432, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230512, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230000, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230384, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
-      "shared": 230544, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 1, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230544, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197808, "streams": 0, "pairs": 0, "spill": 0}]}},
+      "shared": 197936, "streams": 0, "pairs": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "for": {
@@ -348,11 +350,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}, {"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 0, "pairs": 0},
+      "shared": 230992, "streams": 0, "pairs": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230000, "streams": 0, "pairs": 1},
+      "shared": 230512, "streams": 0, "pairs": 1},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230544, "streams": 0, "pairs": 0}]}},
+      "shared": 230800, "streams": 0, "pairs": 0}]}},
   {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
@@ -360,9 +362,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 229968, "streams": 0, "pairs": 0},
+      "shared": 232016, "streams": 0, "pairs": 0},
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230000, "streams": 0, "pairs": 1},
+      "shared": 231024, "streams": 0, "pairs": 1},
      {"name": "64x128", "tile": [64, 128, 32], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230544, "streams": 0, "pairs": 0}]}}]}
+      "shared": 231056, "streams": 0, "pairs": 0}]}}]}
 */

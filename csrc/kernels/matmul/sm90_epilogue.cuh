@@ -1,9 +1,10 @@
-// From the sums of a tile to memory, warp by warp: rounded and stored by the TMA, or with everything
-// that an epilogue can add.
+// From the sums of a tile to memory, warp by warp: finished in registers, rounded and stored by the TMA,
+// or, for outputs and addends of other types and strides, by way of shared memory.
 #pragma once
 
 #include "activation.cuh"
 #include "sm90_schedule.cuh"
+#include "sm90_split.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
@@ -14,42 +15,102 @@ TC_DEVICE float load_element(const void* from, tc_int64 index) {
   return Traits::load(static_cast<const typename Traits::Storage*>(from)[index]);
 }
 
-// Adds the bias of columns n to n + kPanel to a panel of the sums, of which a lane holds the columns
-// 8j + 2 * (lane % 4) and the next one, of two rows.
+// Starts copying the bias of a tile's columns to shared memory: `bias`, the warpgroup's own kTileN
+// elements. By all threads of the warpgroup, before the products: read where the epilogue needs it, its
+// latency, once a panel, cost a tenth of a product of 4096 x 4096 x 4096. Zeros where there is none.
 template <class C>
-TC_DEVICE void add_bias(const Sm90MatmulParams& p, int n, float* sum) {
-  using Traits = DTypeTraits<C::kType>;
-  using Storage = typename Traits::Storage;
-  struct alignas(2 * sizeof(Storage)) Pair {
-    Storage low, high;
-  };
+TC_DEVICE void request_bias(const Sm90MatmulParams& p, u32 bias, int group, int n) {
+  named_sync(kGroupBarrier + group, 128);  // until all have read the last tile's
+  int own = threadIdx.x % 128 * 2;         // two columns of each thread
+  if (own >= C::kTileN) return;
+  int count = p.bias == nullptr ? 0 : max(0, min(2, p.n - n - own));
+  auto from = static_cast<const char*>(p.bias) +
+              static_cast<tc_int64>(count == 0 ? 0 : n + own) * C::kElement;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(bias + own * C::kElement),
+               "l"(from), "n"(2 * C::kElement), "r"(count * C::kElement)
+               : "memory");
+}
+
+// Until all threads' are there.
+TC_DEVICE void wait_for_bias(int group) {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  named_sync(kGroupBarrier + group, 128);
+}
+
+// Adds beta times the addend, two columns at a time, to the sums of finish_panel.
+template <class C>
+TC_DEVICE void add_addend(const Sm90MatmulParams& p, const Work& w, int m, int n, float* sum) {
+  m += threadIdx.x % 32 / 4;
+  n += threadIdx.x % 4 * 2;
+  tc_int64 at = m * p.addend_stride_m + n + w.b0 * p.addend_batch_stride[0] +
+                w.b1 * p.addend_batch_stride[1] + w.b2 * p.addend_batch_stride[2];
+  auto from = static_cast<const u16*>(p.addend) + at;
 #pragma unroll
-  for (int j = 0; j < C::kPanel / 8; ++j) {
-    int column = n + 8 * j + threadIdx.x % 4 * 2;
-    if (column >= p.n) continue;
-    Pair bias = {};
-    if (column + 1 < p.n) {
-      bias = static_cast<const Pair*>(p.bias)[column / 2];
-    } else {  // the last one of an odd number
-      bias.low = static_cast<const Storage*>(p.bias)[column];
+  for (int half = 0; half < 2; ++half, m += 8, from += 8 * p.addend_stride_m) {
+    int columns = m < p.m ? p.n - n : 0;  // from here on
+#pragma unroll
+    for (int j = 0; j < C::kPanel / 8; ++j) {
+      u32 pair = 0;
+      if (8 * j < columns) pair = *reinterpret_cast<const u32*>(from + 8 * j);
+      float* s = sum + 4 * j + 2 * half;
+      s[0] = __fmaf_rn(p.beta, DTypeTraits<C::kType>::load(static_cast<u16>(pair)), s[0]);
+      s[1] = __fmaf_rn(p.beta, DTypeTraits<C::kType>::load(static_cast<u16>(pair >> 16)), s[1]);
     }
-    float low = Traits::load(bias.low), high = Traits::load(bias.high);
-    sum[4 * j] += low;
-    sum[4 * j + 1] += high;
-    sum[4 * j + 2] += low;
-    sum[4 * j + 3] += high;
   }
 }
 
-// Brings the bias of a tile's columns into the L1 cache, long before the epilogue needs it: there its
-// latency, once a panel, would hold up the other warpgroup, too.
+// Eight sums at a time, so that what activations have in common is there once.
+TC_DEVICE void activate_some(const ActivationCurve& curve, int activation, float* x) {
+  float exponent[8];
+  if (activation == kActivationSilu) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) exponent[i] = curve_exponent<0>(x[i], curve);
+  } else if (activation == kActivationGeluTanh) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) exponent[i] = curve_exponent<1>(x[i], curve);
+  } else if (activation == kActivationGelu) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) exponent[i] = curve_exponent<5>(x[i], curve);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = x[i] < 0.0f ? 0.0f : x[i];
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = divide_by_exponential(x[i], exponent[i]);
+}
+
+// kSm90Finish for a panel of the sums from row m and column n, of which a lane holds the columns
+// 8j + 2 * (lane % 4) and the next one, of rows lane / 4 and that + 8. `bias` is where the panel's is.
 template <class C>
-TC_DEVICE void prefetch_bias(const Sm90MatmulParams& p, int n) {
-  constexpr int kLine = 128 / C::kElement;
-  int column = n + threadIdx.x % 32 * kLine;
-  if (threadIdx.x % 32 * kLine >= C::kTileN || column >= p.n) return;
-  auto line = static_cast<const char*>(p.bias) + static_cast<tc_int64>(column) * C::kElement;
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(line));
+TC_DEVICE void finish_panel(const Sm90MatmulParams& p, u32 bias, const Work& w, int m, int n,
+                            float* sum) {
+  int lane = threadIdx.x % 32;
+  u32 at = bias + lane % 4 * (2 * C::kElement);
+#pragma unroll
+  for (int j = 0; j < C::kPanel / 8; ++j) {
+    float low, high;
+    if constexpr (C::kElement == 4) {
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low), "=f"(high) : "r"(at + j * 32));
+    } else {
+      u32 pair;
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(at + j * 16));
+      low = DTypeTraits<C::kType>::load(static_cast<u16>(pair));
+      high = DTypeTraits<C::kType>::load(static_cast<u16>(pair >> 16));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[4 * j + i] = __fmaf_rn(p.alpha, sum[4 * j + i], i % 2 == 0 ? low : high);
+    }
+  }
+  if constexpr (C::kElement == 2) {
+    int activation = p.flags >> kSm90Activation & 7;
+    if (activation != kActivationNone) {
+#pragma unroll
+      for (int i = 0; i < C::kPanel / 2; i += 8) activate_some(p.curve, activation, sum + i);
+    }
+    if (p.addend != nullptr) add_addend<C>(p, w, m, n, sum);
+  }
 }
 
 // Which 16 bytes of a panel's row lie where: as the TMA reads them.
@@ -142,20 +203,20 @@ TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int r
   }
 }
 
-// One warp's 16 rows from row m and all of the tile's columns, which are the sum and at most a bias:
-// rounded into panels, which the TMA stores while the next ones are written, or the warp itself where
+// One warp's 16 rows from row m and all of the tile's columns, finished and rounded into panels, which the TMA stores while the next ones are written, or the warp itself where
 // the rows are not aligned.
 template <class C>
-TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int m, const Work& w,
-                          float (&sum)[C::kTileN / 2]) {
+TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, u32 bias, int& turn, int m,
+                          const Work& w, float (&sum)[C::kTileN / 2]) {
   int lane = threadIdx.x % 32;
   constexpr int kPanels = C::kTileN / C::kPanel;
   constexpr int kRowBytes = C::kPanel * C::kElement;
   uint4 carry = {};  // of store_panel_unaligned
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
-    if (p.bias != nullptr) {
-      add_bias<C>(p, w.n0 + panel * C::kPanel, sum + panel * (C::kPanel / 2));
+    if (p.flags & kSm90Finish) {
+      finish_panel<C>(p, bias + panel * (C::kPanel * C::kElement), w, m, w.n0 + panel * C::kPanel,
+                      sum + panel * (C::kPanel / 2));
     }
     u32 buffer = staging + turn * 2048;
     turn = turn + 1 == C::kBuffers ? 0 : turn + 1;
@@ -221,7 +282,7 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
   }
 }
 
-// The same with bias, activation, addend, any output type and any alignment. The sums cross shared
+// kSm90General: bias, activation, addend, any output type and any alignment. The sums cross shared
 // memory as floats, 16 x 64 at a time, so that a lane then has neighbouring columns of one row:
 // everything is read and written in whole vectors, and this code exists once, not once a register.
 template <class C>
@@ -295,7 +356,8 @@ TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const 
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          x[i] = activate<(C::kElement > 2)>(__fmaf_rn(p.alpha, x[i], bias[i]), activation);
+          x[i] =
+              activate<(C::kElement > 2)>(__fmaf_rn(p.alpha, x[i], bias[i]), activation, p.curve);
         }
         if (p.addend != nullptr) {
           tc_int64 from = add_at + (m + row) * p.addend_stride_m + n * p.addend_stride_n;

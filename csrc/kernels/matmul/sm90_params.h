@@ -12,6 +12,8 @@
 // length, not only in stride) are kSm90OutUnaligned, or take the general epilogue.
 #pragma once
 
+#include "activation_params.h"
+
 namespace torch_cubin {
 
 typedef long long tc_int64;  // device code includes no <cstdint>
@@ -21,20 +23,23 @@ struct alignas(64) Sm90TensorMap {
 };
 
 enum Sm90Flags {
-  kSm90Batched = 1,       // tensor maps have 5 dims
-  kSm90ShareA = 2,        // cluster of 2 along N: each block loads half of A's tile for both
-  kSm90ShareB = 4,        // cluster of 2 along M: the same for B
-  kSm90SplitPair = 8,     // cluster of 2, one tile, half of K each; at most one tile a cluster
-  kSm90Serpentine = 16,   // K backwards in every other tile: what is in the L2 cache is used again
-  kSm90GroupN = 32,       // the groups of the tile order run along N instead of M
-  kSm90General = 64,      // the epilogue with everything; without, sum (+ bias), by tensor map
-  kSm90BiasRow = 128,     // bias belongs to rows instead of columns
-  kSm90OutFloat = 256,    // (general) out is float32
-  kSm90OutVector = 512,   // (general) four elements of out are stored at once
-  kSm90AddVector = 1024,  // (general) four elements of addend are read at once
-  kSm90NoSkew = 2048,     // the second warpgroup does not start one k block late
-  kSm90Activation = 12,   // the activation is at bit 12: activation_params.h
+  kSm90Batched = 1,      // tensor maps have 5 dims
+  kSm90ShareA = 2,       // cluster of 2 along N: each block loads half of A's tile for both
+  kSm90ShareB = 4,       // cluster of 2 along M: the same for B
+  kSm90SplitPair = 8,    // cluster of 2, one tile, half of K each; at most one tile a cluster
+  kSm90Serpentine = 16,  // K backwards in every other tile: what is in the L2 cache is used again
+  kSm90GroupN = 32,      // the groups of the tile order run along N instead of M
+  kSm90General = 64,     // the epilogue by way of shared memory, for what kSm90Finish does not take
+  kSm90BiasRow = 128,    // bias belongs to rows instead of columns
+  kSm90OutFloat = 256,   // (general) out is float32
+  kSm90OutVector = 512,  // (general) four elements of out are stored at once
+  kSm90AddVector = 1024,        // (general) four elements of addend are read at once
+  kSm90NoSkew = 2048,           // the second warpgroup does not start one k block late
+  kSm90Activation = 12,         // the activation is at bit 12: activation_params.h
   kSm90OutUnaligned = 1 << 15,  // (not general, 16-bit) rows of out begin anywhere: no tensor map
+  // (not general) Bias, alpha and, in 16 bits, activation and addend are applied to the accumulators.
+  // Bias and addend are then contiguous along columns and aligned to pairs; with an addend n is even.
+  kSm90Finish = 1 << 16,
 };
 
 struct Sm90MatmulParams {
@@ -42,8 +47,7 @@ struct Sm90MatmulParams {
   // The general epilogue; out and its strides also with kSm90OutUnaligned. Strides in elements;
   // addend's may be 0.
   void* out;
-  // Null: none. Without kSm90General it is one for each column, its stride 1, aligned to pairs.
-  const void* bias;
+  const void* bias;    // null: none
   const void* addend;  // null: none
   tc_int64 out_stride_m, out_batch_stride[3];
   tc_int64 addend_stride_m, addend_stride_n, addend_batch_stride[3];
@@ -65,6 +69,7 @@ struct Sm90MatmulParams {
   int polls;
   float* partial;
   int* counters;
+  ActivationCurve curve;  // of the activation
 };
 
 }  // namespace torch_cubin

@@ -34,7 +34,9 @@ struct Config {
                                                                 : 32 / kElement;
   static constexpr int kPanelBytes = 16 * kPanel * kElement;
   static constexpr int kRing = kStages < 8 ? 8 : 16;
-  static constexpr int kControlBytes = 16 * kStages + 16 + 64 * kRing;
+  static constexpr int kBiasBytes =
+      kConsumers * kTileN * kElement;  // a tile's columns, a warpgroup
+  static constexpr int kControlBytes = 16 * kStages + 16 + 64 * kRing + kBiasBytes;
   // Staging: 1 to 4 panels of 2048 bytes a warp, as many as memory is left for.
   static constexpr int kLeft =
       (kMaxShared - kControlBytes - kStages * kStageBytes) / (4 * kConsumers) / 2048;
@@ -44,6 +46,7 @@ struct Config {
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kBarriers = kStaging + 4 * kConsumers * kWarpBytes;
   static constexpr int kSharedBytes = kBarriers + kControlBytes;
+  static constexpr int kBias = kSharedBytes - kBiasBytes;
   static_assert(kTileM == 64 * kConsumers * kBlocksM && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(kBlocksM * kTileN <= 384, "accumulators: 192 registers at most");
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");

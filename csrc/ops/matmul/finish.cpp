@@ -89,6 +89,7 @@ class FinishKernels : public MatmulKernels {
     params.alpha = p.alpha;
     params.beta = p.beta;
     params.activation = p.activation;
+    params.curve = kActivationCurves[p.activation];
     const int64_t vector = std::min(kVectorBytes, kFinishColumns * element_size(p.output));
     params.vectors =
         p.n % kFinishColumns == 0 && reinterpret_cast<uintptr_t>(operands.c) % vector == 0;

@@ -168,8 +168,16 @@ class Sm90Matmul : public MatmulKernels {
                         reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
     const bool sum_and_bias =
         p.activation == kActivationNone && p.alpha == 1 && operands.addend == nullptr;
-    const bool plain = sum_and_bias && (operands.bias == nullptr || paired) && p.output == p.input;
-    const bool stored_by_tma = plain && aligned && p.n * out_bytes % kVectorBytes == 0;
+    // What the kernel does to the accumulators themselves.
+    const bool in_registers =
+        (sum_and_bias || (out_bytes == 2 && addend_in_pairs(p, operands.addend))) &&
+        (operands.bias == nullptr || paired) && p.output == p.input;
+    const bool stored_by_tma = in_registers && aligned && p.n * out_bytes % kVectorBytes == 0;
+    out.curve = kActivationCurves[p.activation];
+    out.alpha = static_cast<float>(p.alpha);
+    out.flags |= p.activation << kSm90Activation;
+    if (in_registers && (operands.bias != nullptr || !sum_and_bias)) out.flags |= kSm90Finish;
+    if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
     if (stored_by_tma) {
       const int64_t in_row = row.tile_n * out_bytes;
       const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
@@ -187,16 +195,13 @@ class Sm90Matmul : public MatmulKernels {
       out.out = operands.c;
       out.out_stride_m = p.n;
       std::copy_n(c_batch_stride, kSm90BatchDims, out.out_batch_stride);
-      if (plain && out_bytes == 2) {
+      if (in_registers && out_bytes == 2) {
         out.flags |= kSm90OutUnaligned;
       } else {
         out.flags |= kSm90General;
         if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
         if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
         out.bias_stride = operands.bias_stride;
-        out.alpha = static_cast<float>(p.alpha);
-        out.flags |= p.activation << kSm90Activation;
-        if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
       }
     }
     out.bias = operands.bias;
@@ -215,6 +220,15 @@ class Sm90Matmul : public MatmulKernels {
     out.stream_tiles = plan.stream_tiles;
     out.stream_clusters = plan.stream_clusters;
     out.polls = kPolls;
+  }
+
+  // Whether neighbouring columns of the addend can be read two at a time, everywhere.
+  static bool addend_in_pairs(const MatmulProblem& p, const char* addend) {
+    if (addend == nullptr) return true;
+    bool pairs = p.n % 2 == 0 && p.addend_stride_n == 1 && p.addend_stride_m % 2 == 0 &&
+                 reinterpret_cast<uintptr_t>(addend) % (2 * element_size(p.output)) == 0;
+    for (int i = 0; i < p.batch_dims; ++i) pairs = pairs && p.addend_batch_stride[i] % 2 == 0;
+    return pairs;
   }
 
   static void fill_addend(Sm90MatmulParams& out, const MatmulProblem& p, const char* addend) {

@@ -1,0 +1,68 @@
+// What stands behind the C ABI's handles (include/torch_cubin/abi.h), and how its functions answer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cubin/error.h"
+#include "runtime/launch.h"
+#include "runtime/module.h"
+#include "torch_cubin/abi.h"
+
+struct torch_cubin_v1_error {
+  std::string tag, message;
+  torch_cubin::Fault fault;  // its tag is left empty
+};
+
+struct torch_cubin_v1_kernel {
+  torch_cubin::Kernel* kernel;
+  std::vector<torch_cubin_v1_param> params;
+};
+
+struct torch_cubin_v1_module {
+  torch_cubin_v1_module(std::vector<torch_cubin::SourceImage> images, const std::string& origin,
+                        torch_cubin::Lifetime lifetime)
+      : module(std::move(images), origin, lifetime), names(module.names()) {}
+
+  std::atomic<int64_t> references{1};
+  torch_cubin::Module module;
+  const std::vector<std::string> names;
+  std::mutex mutex;  // guards what follows
+  std::map<const torch_cubin::Kernel*, std::unique_ptr<torch_cubin_v1_kernel>> kernels;
+};
+
+namespace torch_cubin {
+
+// Null where memory ran out twice would mean success: there is one error for that.
+torch_cubin_v1_error* no_memory_for_errors();
+
+// The error that is being handled.
+torch_cubin_v1_error* handled_error();
+
+// Runs `work`; what it throws becomes the result.
+template <class Work>
+torch_cubin_v1_error* guarded(Work work) {
+  try {
+    work();
+    return nullptr;
+  } catch (...) {
+    return handled_error();
+  }
+}
+
+// Throws [internal] for a struct of a caller that is older than version 1.
+void check_struct(uint64_t size, uint64_t least, const char* name);
+
+// The device that a caller means.
+inline const Device& device_of(int32_t index) {
+  return device(index == TORCH_CUBIN_V1_CURRENT_DEVICE ? current_device() : index);
+}
+
+}  // namespace torch_cubin

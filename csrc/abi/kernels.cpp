@@ -1,0 +1,195 @@
+// The C ABI of kernels: facts, the check of arguments, the launch.
+#include <algorithm>
+#include <cstddef>
+
+#include "abi/handles.h"
+#include "runtime/kernel_facts.h"
+
+using namespace torch_cubin;
+
+namespace {
+
+// A caller's launch begins as the runtime's does, which gets it as it is.
+static_assert(offsetof(torch_cubin_v1_launch_call, params) ==
+                  offsetof(torch_cubin_launch_call, params),
+              "one layout");
+static_assert(offsetof(torch_cubin_v1_launch_call, stream) ==
+                  offsetof(torch_cubin_launch_call, stream),
+              "one layout");
+static_assert(offsetof(torch_cubin_v1_launch_call, shared_memory) ==
+                  offsetof(torch_cubin_launch_call, shared_memory),
+              "one layout");
+static_assert(offsetof(torch_cubin_v1_launch_call, device) ==
+                  offsetof(torch_cubin_launch_call, device),
+              "one layout");
+static_assert(TORCH_CUBIN_V1_COOPERATIVE == TORCH_CUBIN_COOPERATIVE &&
+                  TORCH_CUBIN_V1_DEPENDENT == TORCH_CUBIN_DEPENDENT &&
+                  TORCH_CUBIN_V1_PRIORITY == TORCH_CUBIN_PRIORITY &&
+                  TORCH_CUBIN_V1_CLUSTER == TORCH_CUBIN_CLUSTER &&
+                  TORCH_CUBIN_V1_CURRENT_DEVICE == TORCH_CUBIN_CURRENT_DEVICE,
+              "one set of numbers");
+constexpr uint32_t kLaunchFlags = TORCH_CUBIN_V1_COOPERATIVE | TORCH_CUBIN_V1_DEPENDENT |
+                                  TORCH_CUBIN_V1_PRIORITY | TORCH_CUBIN_V1_CLUSTER;
+
+// The stream is always the caller's; never reached.
+CUstream no_stream(int) { return nullptr; }
+
+bool fits(const torch_cubin_v1_param& param, const torch_cubin_v1_argument& argument) {
+  return param.size == argument.size && (param.kind | argument.kind) != 3;
+}
+
+bool all_fit(const torch_cubin_v1_kernel& kernel, const torch_cubin_v1_argument* arguments,
+             uint64_t count) {
+  if (count != kernel.params.size()) return false;
+  bool fit = true;
+  for (uint64_t i = 0; i < count; ++i) fit &= fits(kernel.params[i], arguments[i]);
+  return fit;
+}
+
+const char* kind_text(uint32_t kind) {
+  return kind == TORCH_CUBIN_V1_POINTER ? ", a pointer"
+         : kind == TORCH_CUBIN_V1_VALUE ? ", no pointer"
+                                        : "";
+}
+
+std::string table_of(const torch_cubin_v1_kernel& kernel) {
+  std::string text = "The binary's parameters:";
+  for (size_t i = 0; i < kernel.params.size() && i < 40; ++i) {
+    text += (i == 0 ? " " : "; ") + std::to_string(i) + ": " +
+            counted(kernel.params[i].size, "byte") + kind_text(kernel.params[i].kind);
+  }
+  return text + (kernel.params.empty() ? " none." : ".");
+}
+
+[[noreturn, gnu::cold]] void fail_arguments(const torch_cubin_v1_kernel& kernel,
+                                            const torch_cubin_v1_argument* arguments,
+                                            uint64_t count) {
+  const std::string object = "kernel '" + printable(kernel.kernel->name()) + "'";
+  if (count != kernel.params.size()) {
+    fail({"params", object, "was given another number of arguments than it has parameters",
+          std::to_string(kernel.params.size()), std::to_string(count), table_of(kernel)});
+  }
+  uint64_t wrong = 0;
+  while (fits(kernel.params[wrong], arguments[wrong])) ++wrong;
+  const torch_cubin_v1_param& param = kernel.params[wrong];
+  const char* type = arguments[wrong].type != nullptr ? arguments[wrong].type : "an argument";
+  fail({"params", "argument " + std::to_string(wrong) + " of " + object,
+        param.size != arguments[wrong].size ? "has another size than its parameter"
+                                            : "is of another kind than its parameter",
+        counted(param.size, "byte") + kind_text(param.kind),
+        std::string(type) + " of " + counted(arguments[wrong].size, "byte"), table_of(kernel)});
+}
+
+// A block of 0, 0, 0 is the one that the binary demands.
+void fill_block(const Kernel& kernel, int32_t device, torch_cubin_v1_launch_call& launch) {
+  if (launch.block[0] != 0 || launch.block[1] != 0 || launch.block[2] != 0) return;
+  const auto& required = kernel.info_on(device_of(device).index).required_block;
+  if (required[0] == 0) {
+    fail({"launch", "the launch of kernel '" + printable(kernel.name()) + "'",
+          "says no block, and the binary demands none", "block(threads)", "none", ""});
+  }
+  std::copy(required.begin(), required.end(), launch.block);
+}
+
+torch_cubin_launch_call call_of(const torch_cubin_v1_launch_call& launch) {
+  torch_cubin_launch_call call;
+  call.size = sizeof(call);
+  call.flags = launch.flags | TORCH_CUBIN_STREAM;
+  call.device = launch.device;
+  call.priority = launch.priority;
+  std::copy(launch.grid, launch.grid + 3, call.grid);
+  std::copy(launch.block, launch.block + 3, call.block);
+  std::copy(launch.cluster, launch.cluster + 3, call.cluster);
+  call.shared_memory = launch.shared_memory;
+  call.stream = launch.stream;
+  call.params = launch.params;
+  return call;
+}
+
+void check_launch_struct(const torch_cubin_v1_launch_call& launch) {
+  check_struct(launch.size, sizeof(launch), "torch_cubin_v1_launch_call");
+  if ((launch.flags & ~kLaunchFlags) == 0) return;
+  fail({"internal", "the flags of a launch", "are not all known to this library",
+        "those of its own abi.h", std::to_string(launch.flags), "Use a newer libtorch_cubin."});
+}
+
+}  // namespace
+
+void torch_cubin_v1_kernel_info(const torch_cubin_v1_kernel* kernel,
+                                struct torch_cubin_v1_facts* out) {
+  const KernelInfo& info = kernel->kernel->info();
+  out->name = info.name.c_str();
+  out->params = kernel->params.data();
+  out->param_count = kernel->params.size();
+  out->registers = info.registers;
+  out->static_shared = info.static_shared;
+  out->uses_dynamic_shared = info.uses_dynamic_shared ? 1 : 0;
+  for (int i = 0; i < 3; ++i) {
+    out->required_block[i] = info.required_block[i];
+    out->max_block[i] = info.max_block[i];
+    out->cluster[i] = info.cluster[i];
+  }
+}
+
+torch_cubin_v1_error* torch_cubin_v1_kernel_attributes(torch_cubin_v1_kernel* kernel, int32_t index,
+                                                       torch_cubin_v1_attributes* out) {
+  return guarded([&] {
+    check_struct(out->size, sizeof(*out), "torch_cubin_v1_attributes");
+    const KernelAttributes found = attributes_of(*kernel->kernel, device_of(index));
+    out->max_threads = found.max_threads;
+    out->registers = found.registers;
+    out->static_shared = found.static_shared;
+    out->max_dynamic_shared = found.max_dynamic_shared;
+    out->local_bytes = found.local_bytes;
+    out->constant_bytes = found.constant_bytes;
+    out->binary_version = found.binary_version;
+    out->ptx_version = found.ptx_version;
+  });
+}
+
+torch_cubin_v1_error* torch_cubin_v1_kernel_preload(torch_cubin_v1_kernel* kernel, int32_t index) {
+  return guarded([&] { kernel->kernel->preload(device_of(index)); });
+}
+
+torch_cubin_v1_error* torch_cubin_v1_kernel_check(const torch_cubin_v1_kernel* kernel,
+                                                  const torch_cubin_v1_argument* arguments,
+                                                  uint64_t count) {
+  return guarded([&] {
+    if (!all_fit(*kernel, arguments, count)) fail_arguments(*kernel, arguments, count);
+  });
+}
+
+[[gnu::hot]] torch_cubin_v1_error* torch_cubin_v1_launch(
+    torch_cubin_v1_kernel* kernel, const struct torch_cubin_v1_launch_call* launch) {
+  try {
+    if (launch->size < sizeof(*launch) || (launch->flags & ~kLaunchFlags) != 0) {
+      check_launch_struct(*launch);
+    }
+    if (!all_fit(*kernel, launch->arguments, launch->argument_count)) {
+      fail_arguments(*kernel, launch->arguments, launch->argument_count);
+    }
+    torch_cubin_launch_call call = call_of(*launch);
+    if (call.block[0] == 0) {
+      struct torch_cubin_v1_launch_call filled = *launch;
+      fill_block(*kernel->kernel, launch->device, filled);
+      std::copy(filled.block, filled.block + 3, call.block);
+    }
+    torch_cubin::launch(*kernel->kernel, call, &no_stream);
+    return nullptr;
+  } catch (...) {
+    return handled_error();
+  }
+}
+
+torch_cubin_v1_error* torch_cubin_v1_kernel_occupancy(
+    torch_cubin_v1_kernel* kernel, const struct torch_cubin_v1_launch_call* launch, int64_t* out) {
+  return guarded([&] {
+    check_launch_struct(*launch);
+    struct torch_cubin_v1_launch_call filled = *launch;
+    const Device& device = device_of(launch->device);
+    fill_block(*kernel->kernel, device.index, filled);
+    *out = occupancy_of(*kernel->kernel, call_of(filled), device);
+  });
+}
+
+int64_t torch_cubin_v1_launches(void) { return launch_count(); }

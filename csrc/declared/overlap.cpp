@@ -1,0 +1,90 @@
+#include "declared/overlap.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMostSteps = 4;    // of one tensor along a dim that may meet the other
+constexpr int kMostQuestions = 256;  // in all
+
+struct Dim {
+  int64_t stride;  // bytes
+  int64_t size;    // 2 or more
+};
+
+// The bytes of a tensor from the first of them on: its dims, the largest stride first.
+struct Span {
+  Dim dims[kMaxDims];
+  size_t count = 0;
+  int64_t bytes;  // from the first byte to the last
+
+  explicit Span(const TensorFacts& facts) : bytes(facts.itemsize) {
+    for (int64_t i = 0; i < facts.dim; ++i) {
+      if (facts.sizes[i] < 2 || facts.strides[i] == 0) continue;
+      dims[count] = {facts.strides[i] * facts.itemsize, facts.sizes[i]};
+      bytes += dims[count].stride * (dims[count].size - 1);
+      ++count;
+    }
+    std::sort(dims, dims + count, [](const Dim& a, const Dim& b) { return a.stride > b.stride; });
+  }
+};
+
+int64_t floor_divided(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+
+class Question {
+ public:
+  Question(const Span& first, const Span& second) : first_(first), second_(second) {}
+
+  // Of the dims from `i` and `j` on, whose bytes are so many; `offset`: from the first tensor's first
+  // byte to the second's.
+  bool ask(size_t i, int64_t first_bytes, size_t j, int64_t second_bytes, int64_t offset) {
+    if (offset >= first_bytes || -offset >= second_bytes) return false;
+    if (i == first_.count && j == second_.count) return true;
+    if (++asked_ > kMostQuestions) return true;
+    const int64_t first_stride = i < first_.count ? first_.dims[i].stride : 0;
+    const int64_t second_stride = j < second_.count ? second_.dims[j].stride : 0;
+    const int64_t stride = std::max(first_stride, second_stride);
+    // The outermost dim of one, or of both where their strides are equal, is gone through: a step of
+    // the first tensor takes it nearer to the second, a step of the second does the contrary.
+    int64_t least = 0, most = 0;
+    if (first_stride == stride) {
+      most = first_.dims[i].size - 1;
+      first_bytes -= most * stride;
+      ++i;
+    }
+    if (second_stride == stride) {
+      least = -(second_.dims[j].size - 1);
+      second_bytes += least * stride;
+      ++j;
+    }
+    // Steps at which the rests meet: -second_bytes < offset - step * stride < first_bytes.
+    least = std::max(least, floor_divided(offset - first_bytes, stride) + 1);
+    most = std::min(most, floor_divided(offset + second_bytes - 1, stride));
+    if (most - least >= kMostSteps) return true;
+    for (int64_t step = least; step <= most; ++step) {
+      if (ask(i, first_bytes, j, second_bytes, offset - step * stride)) return true;
+    }
+    return false;
+  }
+
+ private:
+  const Span &first_, &second_;
+  int asked_ = 0;
+};
+
+}  // namespace
+
+bool share_memory(const void* first, const TensorFacts& first_facts, const void* second,
+                  const TensorFacts& second_facts) {
+  if (first == nullptr || second == nullptr) return false;
+  const Span a(first_facts), b(second_facts);
+  const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(second) -
+                                           reinterpret_cast<uintptr_t>(first));
+  return Question(a, b).ask(0, a.bytes, 0, b.bytes, offset);
+}
+
+}  // namespace torch_cubin

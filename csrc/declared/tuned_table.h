@@ -1,0 +1,50 @@
+// TunedTable: which group of a contract's kernels a call takes, looked up by values of its arguments.
+// Autotuners give such tables: the kernel that was quickest for a key. The cost of a look-up does not
+// depend on the number of kernels.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "declared/call_state.h"
+
+namespace torch_cubin {
+
+class TunedTable {
+ public:
+  // Reads {"key", "entries", "otherwise"} (docs/manifest.md); `groups`: how many there are. Throws
+  // [input].
+  TunedTable(const nlohmann::json& object, const Scope& scope, int64_t groups,
+             const std::string& label);
+
+  // The group of the call's key, or that of keys which are not in the table.
+  int32_t find(const CallState& state) const;
+  int32_t otherwise() const { return otherwise_; }
+
+ private:
+  // A part of the key: an expression, a tensor's dtype, or a string argument.
+  struct Part {
+    enum class Kind : uint8_t { kValue, kDtype, kText };
+    Kind kind;
+    int32_t index = 0;               // of the expression, the tensor or the text
+    std::vector<std::string> words;  // of the table, which stand in keys by their places
+  };
+
+  void read_part(const nlohmann::json& part, const Scope& scope, const std::string& label);
+  // A value of the table's as a key has it.
+  int64_t read_value(Part& part, const nlohmann::json& value, const std::string& label);
+  int64_t value(const Part& part, const CallState& state) const;
+  // The slot of that key: where it stands, or an empty one.
+  size_t slot(const int64_t* key) const;
+
+  std::vector<Part> parts_;
+  std::vector<Expression> expressions_;
+  std::vector<int64_t> keys_;   // one after another
+  std::vector<int32_t> slots_;  // hashed: places among the keys, or -1; a power of two of them
+  std::vector<int32_t> group_;  // by key
+  int32_t otherwise_ = 0;
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,160 @@
+// The seam of csrc/kernels/matmul/transpose.cu: TF32 products of operands that are not contiguous along K,
+// which wgmma cannot read. They are copied first so that they are, and the product then goes to whichever
+// kernels are quickest for that.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/matmul/transpose_params.h"
+#include "ops/common/launch.h"
+#include "ops/matmul/plan.h"
+#include "ops/matmul/seam.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kTransposeTile = 64;
+constexpr int64_t kFloatBytes = 4;
+// Bytes of copies that a product may take beside its operands and its output.
+constexpr double kMostTransposedBytes = 2.0 * (1 << 30);
+// Multiplications below which a second launch costs more than the portable kernels' slower products.
+constexpr double kLeastTransposedWork = 256.0 * 256 * 256;
+
+// From one row of a copy to the next: rows begin at lines of the cache.
+int64_t transposed_pitch(int64_t k) {
+  return ceil_div(k * kFloatBytes, kLineBytes) * kLineBytes / 4;
+}
+
+bool is_along_own(Access access) { return access == kOwnVectors || access == kOwnElements; }
+
+// Which operands a plan copies.
+struct TransposePlan {
+  bool a, b;
+};
+
+class TransposeKernels : public MatmulKernels {
+ public:
+  TransposeKernels(const Device& device, PackageKernel& kernel) : device_(device), kernel_(kernel) {
+    const KernelFields fields(kernel);
+    share_ = fields.object("cost").number("share", 0.1);
+    fixed_ = fields.object("cost").number("fixed", 0);
+  }
+
+  MatmulPlan plan(const MatmulCase& c) const override {
+    MatmulPlan plan;
+    const TransposePlan chosen = {is_along_own(c.a), is_along_own(c.b)};
+    const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
+    // Which kernels follow could depend on the number of rows: not for batch-invariant products.
+    if (c.math != kMathTF32 || c.batch_invariant || c.batch_dims > 1 ||
+        work < kLeastTransposedWork || (!chosen.a && !chosen.b)) {
+      return plan;
+    }
+    if ((chosen.a && !c.a_unit) || (chosen.b && !c.b_unit)) return plan;
+    constexpr int64_t kMostSize = (int64_t{1} << 31) - kTransposeTile;
+    if (c.m > kMostSize || c.n > kMostSize || c.k > kMostSize) return plan;
+    MatmulCase turned = c;
+    double copied = 0;  // bytes
+    const auto turn = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
+                          bool& lines) {
+      copied += static_cast<double>(broadcast ? 1 : c.batch) * static_cast<double>(own) *
+                static_cast<double>(transposed_pitch(c.k) * kFloatBytes);
+      access = kKVectors;
+      mappable = lines = true;
+    };
+    if (chosen.a) turn(c.a_broadcast, c.m, turned.a, turned.a_mappable, turned.a_lines);
+    if (chosen.b) turn(c.b_broadcast, c.n, turned.b, turned.b_mappable, turned.b_lines);
+    if (copied > kMostTransposedBytes) return plan;
+    const MatmulPlan& inner = plan_matmul(device_, turned);
+    if (inner.kernels == nullptr) return plan;
+    const double cycles = 2 * copied / (device_.bytes_per_cycle * share_) + fixed_;
+    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.set(chosen);
+    return plan;
+  }
+
+  // What follows the copy is chosen by itself.
+  std::string name(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<TransposePlan>();
+    return std::string("transpose ") + (chosen.a ? "a" : "") + (chosen.b ? "b" : "");
+  }
+
+  void launch(const MatmulPlan& plan, const MatmulProblem& p,
+              const MatmulOperands& operands) const override {
+    const auto chosen = plan.get<TransposePlan>();
+    MatmulProblem turned = p;
+    MatmulOperands copies = operands;
+    TransposeParams params{};
+    std::vector<Workspace> memory;
+    int64_t blocks = 0;
+    int jobs = 0;
+    const auto copy = [&](const char*& data, int64_t own, int64_t& own_stride, int64_t& k_stride,
+                          int64_t* batch_stride) {
+      const bool several = p.batch_dims == 1 && batch_stride[0] != 0;
+      const int64_t batch = several ? p.batch_size[0] : 1;
+      const int64_t pitch = transposed_pitch(p.k);
+      memory.emplace_back(device_, batch * own * pitch * kFloatBytes);
+      TransposeJob& job = params.jobs[jobs++];
+      job.from = data;
+      job.to = memory.back().data();
+      job.row_stride = k_stride;
+      job.batch_stride = several ? batch_stride[0] : 0;
+      job.to_row_stride = pitch;
+      job.to_batch_stride = own * pitch;
+      job.rows = static_cast<int>(p.k);
+      job.columns = static_cast<int>(own);
+      job.tiles_rows = static_cast<int>(ceil_div(p.k, kTransposeTile));
+      job.tiles_columns = static_cast<int>(ceil_div(own, kTransposeTile));
+      constexpr int64_t kVector = kVectorBytes / kFloatBytes;
+      job.vectors = reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 &&
+                    k_stride % kVector == 0 && job.batch_stride % kVector == 0;
+      blocks += batch * job.tiles_rows * job.tiles_columns;
+      if (jobs == 1) params.first_blocks = static_cast<unsigned>(blocks);
+      data = memory.back().data();
+      own_stride = pitch;
+      k_stride = 1;
+      if (several) batch_stride[0] = own * pitch;
+    };
+    if (chosen.a) {
+      copy(copies.a, p.m, turned.a_stride_m, turned.a_stride_k, turned.a_batch_stride);
+    }
+    if (chosen.b) {
+      copy(copies.b, p.n, turned.b_stride_n, turned.b_stride_k, turned.b_batch_stride);
+    }
+    torch_cubin::launch(kernel_, {blocks}, device_, params);
+    const MatmulPlan inner = plan_matmul(device_, matmul_case(turned, copies));
+    inner.kernels->launch(inner, turned, copies);
+  }
+
+ private:
+  const Device& device_;
+  PackageKernel& kernel_;
+  double share_ = 0.75;  // of the memory's peak
+  double fixed_ = 0;     // cycles of a launch
+};
+
+class TransposeSeam : public MatmulSeam {
+ public:
+  bool owns(const KernelEntry& entry) const override { return entry.kind == "transpose"; }
+
+  void check(const PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul/transpose", sizeof(TransposeParams));
+    const KernelFields fields(kernel);
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    if (tile[0] != kTransposeTile || tile[1] != kTransposeTile) {
+      fields.refuse("tile", "64 rows and columns");
+    }
+    fields.object("cost").number("share", 0.1);
+    fields.object("cost").number("fixed", 0);
+  }
+
+  std::unique_ptr<MatmulKernels> on(const Device& device,
+                                    const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<TransposeKernels>(device, *kernels.front());
+  }
+};
+
+const TransposeSeam g_transpose;
+
+}  // namespace
+}  // namespace torch_cubin

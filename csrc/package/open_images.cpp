@@ -1,0 +1,103 @@
+#include "package/open_images.h"
+
+#include <climits>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "cubin/embedded.h"
+#include "cubin/error.h"
+#include "cubin/extent.h"
+#include "cubin/sniff.h"
+#include "package/fields.h"
+#include "package/files.h"
+#include "package/package.h"
+#include "package/user_images.h"
+
+namespace torch_cubin {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kManifest[] = "manifest.json";
+
+void append(std::vector<SourceImage> from, std::vector<SourceImage>& to) {
+  for (SourceImage& image : from) to.push_back(std::move(image));
+}
+
+// Every image that the manifest lists: of declared ops ("images") or of kernels ("kernels").
+std::vector<SourceImage> images_of_package(std::unique_ptr<PackageFiles> files,
+                                           const std::string& path, bool jit) {
+  const Package package(std::move(files), "package '" + printable(path, PATH_MAX) + "'");
+  const json& manifest = package.manifest();
+  const char* list = manifest.contains("images") ? "images" : "kernels";
+  std::vector<SourceImage> images;
+  std::set<std::string> seen;
+  Fields fields(manifest, package.label());
+  for (const json& entry : fields.list(list)) {
+    Fields image(entry, package.label() + ": " + list);
+    const std::string name = image.text("file");
+    if (!is_inside_package(name)) {
+      fail({"file", package.label(), "names a file outside of the package",
+            "a relative path without '..'", "'" + printable(name) + "'", ""});
+    }
+    if (!seen.insert(name).second) continue;
+    const std::vector<uint8_t> bytes = read_hashed(*package.files(), name, image.text("sha256"),
+                                                   kMaxImageBytes, "Copy the package again.");
+    append(images_of(bytes.data(), bytes.size(), package.files()->origin(name), jit), images);
+  }
+  return images;
+}
+
+std::vector<SourceImage> images_of_bundle(const Bytes& bytes, const std::string& origin, bool jit) {
+  std::vector<Bundle> bundles;
+  list_bundles(bytes, 0, bytes.size(), origin, bundles);
+  std::vector<SourceImage> images;
+  for (Bundle& bundle : bundles) {
+    bool is_package = false;
+    for (const EmbeddedFile& file : bundle) is_package |= file.name == kManifest;
+    if (is_package) {
+      append(images_of_package(files_in_library(origin, std::move(bundle)), origin, jit), images);
+      continue;
+    }
+    for (const EmbeddedFile& file : bundle) {
+      append(images_of(file.bytes.data(), file.bytes.size(),
+                       "file '" + printable(file.name, PATH_MAX) + "' embedded in " + origin, jit),
+             images);
+    }
+  }
+  return images;
+}
+
+}  // namespace
+
+std::vector<SourceImage> images_in_memory(const void* data, uint64_t size,
+                                          const std::string& origin, bool jit) {
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  if (bytes == nullptr) {
+    fail({"image", origin, "is a null pointer", "the address of an image", "", ""});
+  }
+  if (size == kUnknownSize) size = extent_of(bytes, readable_bytes(bytes), origin);
+  if (size > kMaxImageBytes) {
+    fail({"image", origin, "is too large", "at most " + std::to_string(kMaxImageBytes) + " bytes",
+          std::to_string(size) + " bytes", ""});
+  }
+  if (size >= 8 && std::memcmp(bytes, "TCBUNDLE", 8) == 0) {
+    return images_of_bundle(Bytes(bytes, static_cast<size_t>(size)), origin, jit);
+  }
+  return images_of(bytes, without_padding(bytes, static_cast<size_t>(size)), origin, jit);
+}
+
+std::vector<SourceImage> images_at_path(const std::string& path, bool jit) {
+  const std::string root = without_links(path);
+  if (!root.empty() && !is_regular_file(root) && is_regular_file(root + "/" + kManifest)) {
+    return images_of_package(files_in_folder(root, Links::kInside), root, jit);
+  }
+  const std::vector<uint8_t> bytes = read_file(path, kMaxImageBytes);
+  return images_in_memory(bytes.data(), bytes.size(), "file '" + printable(path, PATH_MAX) + "'",
+                          jit);
+}
+
+}  // namespace torch_cubin

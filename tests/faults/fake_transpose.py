@@ -1,0 +1,91 @@
+"""TF32 products of operands that are not contiguous along K: which are copied, and what is told."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults import catalogs
+from faults.forked import forked
+
+import torch_cubin
+
+JOB = struct.Struct("<6q5i4x")
+NAMES = (
+    *("source", "to", "row_stride", "batch_stride", "to_row_stride", "to_batch_stride"),
+    *("rows", "columns", "tiles_rows", "tiles_columns", "vectors"),
+)
+
+
+@pytest.fixture
+def catalog(driver) -> None:
+    catalogs.declare(driver, catalogs.kernels_of("matmul"))
+
+
+def launches_of(driver, a, b, batch_invariant: bool = False) -> list:
+    def run() -> list:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        x, y = (tensors.strided(*each) for each in (a, b))
+        if batch_invariant:
+            with torch_cubin.batch_invariant():
+                torch.ops.cubin._matmul(x, y)
+        else:
+            torch.ops.cubin._matmul(x, y)
+        return [x.data_ptr(), y.data_ptr(), driver.launches()]
+
+    return forked(run)
+
+
+def jobs_of(record: dict) -> list[dict[str, int]]:
+    assert record["kernel"] == "transpose_matmul_4_bytes"
+    data = bytes.fromhex(record["params"][0])
+    jobs = [dict(zip(NAMES, JOB.unpack_from(data, at), strict=True)) for at in (0, JOB.size)]
+    (first_blocks,) = struct.unpack_from("<I", data, 2 * JOB.size)
+    assert 0 < first_blocks <= record["grid"][0]
+    return [job for job in jobs if job["rows"]]
+
+
+def test_b_is_copied_where_n_is_contiguous(driver, catalog) -> None:
+    m, n, k = 4096, 2048, 1000
+    _, address, records = launches_of(driver, ((m, k), (k, 1)), ((k, n), (n, 1)))
+    assert records[1]["kernel"].startswith("sm90_matmul_tf32_nt_")
+    (job,) = jobs_of(records[0])
+    to = job.pop("to")
+    assert to % 256 == 0
+    assert job == {
+        "source": address, "row_stride": n, "batch_stride": 0, "to_row_stride": 1024,
+        "to_batch_stride": n * 1024, "rows": k, "columns": n, "tiles_rows": 16,
+        "tiles_columns": 32, "vectors": 1,
+    }  # fmt: skip
+    assert records[0]["grid"] == [16 * 32, 1, 1]
+
+
+def test_both_are_copied_at_once_and_batches_too(driver, catalog) -> None:
+    m, n, k = 4096, 2056, 2052
+    a = ((3, m, k), (m * k + 1, 1, m))
+    b = ((3, k, n), (0, n, 1))
+    *addresses, records = launches_of(driver, a, b)
+    first, second = jobs_of(records[0])
+    assert [first["source"], second["source"]] == addresses
+    assert (first["vectors"], second["vectors"]) == (0, 1)
+    assert (first["batch_stride"], second["batch_stride"]) == (m * k + 1, 0)
+    assert first["to_row_stride"] == second["to_row_stride"] == 2080
+    assert first["to_batch_stride"] == m * 2080
+    blocks = [3 * 33 * 64, 33 * 33]
+    assert records[0]["grid"] == [sum(blocks), 1, 1]
+    data = bytes.fromhex(records[0]["params"][0])
+    assert struct.unpack_from("<I", data, 2 * JOB.size) == (blocks[0],)
+
+
+def test_other_products_are_not(driver, catalog) -> None:
+    n = 2048
+    rows, columns = ((n, n), (n, 1)), ((n, n), (1, n))
+    for a, b, mode in (
+        (rows, columns, False),  # nothing to copy
+        (rows, rows, True),  # batch-invariant
+        (((64, 64), (64, 1)), ((64, 64), (64, 1)), False),  # too small
+    ):
+        *_, records = launches_of(driver, a, b, mode)
+        assert not any(r["kernel"].startswith("transpose") for r in records)

@@ -1,0 +1,170 @@
+"""Ops of Triton's kernels on a GPU: the bits are those of Triton's own launches.
+
+tests/triton_table.py says what is launched. The packages of tests/data/triton were compiled by
+Triton 3.4, 3.6 and 3.9; they are run in a process that cannot import Triton.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_cubin
+import torch_cubin.producers.triton as tct
+from torch_cubin import errors
+from torch_cubin._native import library
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data" / "triton"
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+table = pytest.importorskip("triton_table", exc_type=ImportError)
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="kernels of tests/data/triton are for compute capability 9.0",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allocator() -> None:
+    """Memory for Triton's own launches that want scratch."""
+    triton.set_allocator(
+        lambda size, align, stream: torch.empty(size, device="cuda", dtype=torch.int8)
+    )
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def launched_by_triton(case) -> tuple[object, torch.Tensor]:
+    inputs = case.inputs()
+    out = case.out(*inputs) if case.out else torch.empty_like(inputs[0])
+    grid, arguments = case.launch(out, *inputs)
+    compiled = case.kernel[grid](*arguments, **case.options)
+    torch.cuda.synchronize()
+    return compiled, out
+
+
+def run(op: torch_cubin.Op, case) -> torch.Tensor:
+    inputs = case.inputs()
+    made = op(*inputs)
+    torch.cuda.synchronize()
+    return inputs[-1] if made is None else made  # what it returns, or changes
+
+
+@pytest.mark.parametrize("name", sorted(table.known()))
+def test_bits_are_those_of_tritons_launcher(name: str, nan_memory) -> None:
+    case = table.CASES[name]
+    compiled, wanted = launched_by_triton(case)
+    op = table.define(name, "triton_bits", compiled)
+    before = library.launches()
+    got = run(op, case)
+    assert library.launches() == before + 1
+    assert got.dtype == wanted.dtype
+    assert got.shape == wanted.shape
+    assert torch.equal(as_bytes(got), as_bytes(wanted)), (got, wanted)
+
+
+def test_compiled_ahead_of_time_is_the_same() -> None:
+    name = "softmax"
+    _, wanted = launched_by_triton(table.CASES[name])
+    op = table.define(name, "triton_ahead", table.kernels_of(table.CASES[name]))
+    assert torch.equal(run(op, table.CASES[name]), wanted)
+    x = torch.randn(7, 100, device="cuda")
+    torch.testing.assert_close(op(x), torch.softmax(x, dim=-1))
+    compiled = torch.compile(lambda x: op(x) * 2, fullgraph=True)
+    torch.testing.assert_close(compiled(x), torch.softmax(x, dim=-1) * 2)
+    torch.library.opcheck(op.overload, (x,))
+
+
+def test_scratch_in_a_cuda_graph() -> None:
+    name = "descriptors made on the device, in scratch"
+    op = table.define(name, "triton_graph", table.kernels_of(table.CASES[name], ("sm_90a",)))
+    x = torch.randn(96, 80, device="cuda")
+    op(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = op(x)
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        assert torch.equal(out, 2 * x)
+
+
+def test_calls_choose_among_specialisations() -> None:
+    kernels = [
+        kernel
+        for signature in (
+            "*fp32:16, *fp32:16, *fp32:16, i32:16, 256",
+            "*fp32, *fp32, *fp32, i32, 256",
+        )
+        for kernel in tct.compile(table.add, signature, "sm_90a")
+    ]
+    op = table.define("add", "triton_variants", kernels)
+    requires = [kernel.get("requires", ()) for kernel in op.contract["kernels"]]
+    assert requires[0], requires
+    assert not requires[1], requires
+    for start, n in ((0, 4096), (0, 1001), (1, 4096), (3, 77)):
+        x, y = torch.randn(n + start, device="cuda")[start:], torch.randn(n, device="cuda")
+        assert torch.equal(op(x, y), x + y)
+    only = table.define("add", "triton_specialised", kernels[0])
+    x = torch.randn(1001, device="cuda")
+    before = library.launches()
+    with pytest.raises(errors.InputError, match=r"argument 'n' a multiple of 16, got 1001"):
+        only(x, x)
+    assert library.launches() == before
+
+
+CHILD = """
+import sys
+sys.modules["triton"] = None  # importing it raises
+import json, torch, torch_cubin
+folder, inputs = sys.argv[1:]
+ops = {name.split("::")[1]: op for name, op in torch_cubin.load_package(folder).items()}
+given = torch.load(inputs)
+wrong = []
+for name, op in ops.items():
+    arguments, wanted = given[name]
+    arguments = [a.cuda() if isinstance(a, torch.Tensor) else a for a in arguments]
+    got = op(*arguments)
+    same = got.view(-1).view(torch.uint8).cpu(), wanted.reshape(-1).view(torch.uint8)
+    close = torch.equal(*same)
+    if not close and got.dtype.is_floating_point:
+        a, b = got.cpu().double(), wanted.double()
+        close = bool(((a - b).abs() <= 2e-3 * (1 + b.abs())).all())
+    if not close:
+        wrong.append(name)
+print(json.dumps({"ops": sorted(ops), "wrong": wrong}))
+"""
+
+
+@pytest.mark.parametrize("version", ["3.4.0", "3.6.0", "3.9.0"])
+def test_packages_run_without_triton(version: str, tmp_path: Path) -> None:
+    """Their results are those of this Triton: compilers differ in the order of their sums."""
+    given = {}
+    for name, case in table.known().items():
+        _, wanted = launched_by_triton(case)
+        # .cpu() makes strided and unaligned inputs plain; their values stay.
+        inputs = [a.cpu() if isinstance(a, torch.Tensor) else a for a in case.inputs()]
+        given[table.op_name(name)] = inputs, wanted.cpu()
+    torch.save(given, tmp_path / "given.pt")
+    manifest = json.loads((DATA / f"package_{version}" / "manifest.json").read_text())
+    names = [op["schema"].split("::")[1].split("(")[0] for op in manifest["ops"]]
+    missing = [name for name in names if name not in given]
+    assert not missing, missing
+    command = [sys.executable, "-c", CHILD, str(DATA / f"package_{version}")]
+    done = subprocess.run(
+        [*command, str(tmp_path / "given.pt")], capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["ops"] == sorted(names)
+    assert not answer["wrong"], answer

@@ -1,0 +1,76 @@
+"""TF32 products of operands that are not contiguous along K (csrc/kernels/matmul/transpose.cu)."""
+
+from __future__ import annotations
+
+import numerics
+import pytest
+import torch
+from gpu import cases
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
+# Whole tiles of the copy, tails in every dim, rows of no whole vector.
+SHAPES = ((1024, 1024, 1024), (520, 776, 1000), (1031, 1033, 2049), (300, 2051, 517))
+LAYOUTS = {
+    "n": cases.Layout(),
+    "t": cases.Layout(order=(1, 0)),
+    "padded": cases.Layout(order=(1, 0), pad=4),
+    "ragged": cases.Layout(order=(1, 0), pad=1, offset=3),
+}
+
+
+def names_of(profile: torch.profiler.profile) -> set[str]:
+    return {event.name for event in profile.events() if event.device_type.name == "CUDA"}
+
+
+def test_products_are_exact_on_small_integers(generator: torch.Generator) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("kernels for compute capability 9.0")
+    wrong = []
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with cases.math_mode("tf32"), torch.profiler.profile(activities=activities) as profile:
+        for m, n, k in SHAPES:
+            for a_name, a_layout in LAYOUTS.items():
+                for b_name, b_layout in LAYOUTS.items():
+                    a = cases.place(cases.draw((m, k), torch.float32, True, generator), a_layout)
+                    b = cases.place(cases.draw((k, n), torch.float32, True, generator), b_layout)
+                    bias = cases.draw((n,), torch.float32, True, generator)
+                    expected = a.double() @ b.double()
+                    cases.poison(m * n, torch.float32)
+                    if not torch.equal(torch.ops.cubin.matmul(a, b), expected.float()):
+                        wrong.append(f"{(m, n, k)} {a_name} {b_name}")
+                    out = torch.ops.cubin.linear(a, b.t(), bias)
+                    if not torch.equal(out, (expected + bias.double()).float()):
+                        wrong.append(f"{(m, n, k)} {a_name} {b_name} + bias")
+        torch.cuda.synchronize()
+    assert wrong == []
+    assert "transpose_matmul_4_bytes" in names_of(profile)
+
+
+def test_batches_and_broadcasts(generator: torch.Generator) -> None:
+    with cases.math_mode("tf32"):
+        a = cases.draw((3, 520, 1024), torch.float32, True, generator)
+        b = cases.draw((1024, 776), torch.float32, True, generator)
+        for right in (b, b.expand(3, -1, -1), b.expand(3, -1, -1).contiguous()):
+            out = torch.ops.cubin.matmul(a.mT.contiguous().mT, right)
+            assert torch.equal(out, (a.double() @ right.double()).float())
+
+
+def test_errors_are_those_of_rounded_operands(generator: torch.Generator) -> None:
+    """As cuBLAS rounds operands to TF32; the operand that is not copied loses its low bits."""
+    with cases.math_mode("tf32"):
+        a, b = (torch.randn(2048, 2048, device="cuda", generator=generator) for _ in range(2))
+        exact = a.double() @ b.double()
+        out, own = torch.ops.cubin.matmul(a, b), torch.matmul(a, b)
+        error, theirs = ((x.double() - exact).norm() / exact.norm() for x in (out, own))
+        assert not numerics.exceeds(error.item(), 3 * theirs.item())
+
+
+def test_infinities_and_nan(generator: torch.Generator) -> None:
+    with cases.math_mode("tf32"):
+        a = cases.draw((512, 512), torch.float32, True, generator)
+        b = cases.draw((512, 512), torch.float32, True, generator)
+        b[3, 5], b[7, 9] = torch.inf, torch.nan
+        torch.testing.assert_close(
+            torch.ops.cubin.matmul(a, b), (a.double() @ b.double()).float(), equal_nan=True
+        )

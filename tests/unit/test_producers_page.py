@@ -1,0 +1,47 @@
+"""The examples of docs/producers.md run as they are written."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "producers.md").read_text()
+# The heading of each example's section, and the modules that it needs.
+NEEDS = {"Triton": ["triton"]}
+
+
+def examples() -> dict[str, str]:
+    """The Python of each section, in one piece."""
+    sections = re.split(r"^## (.+)$", PAGE, flags=re.M)
+    found = {}
+    for title, text in zip(sections[1::2], sections[2::2], strict=True):
+        blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
+        if blocks:
+            found[title] = "\n".join(blocks)
+    return found
+
+
+def test_every_section_with_code_is_run() -> None:
+    assert examples().keys() == NEEDS.keys()
+
+
+@pytest.mark.parametrize("title", NEEDS)
+def test_the_example_runs(title: str, tmp_path: Path) -> None:
+    for module in NEEDS[title]:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    script = tmp_path / "example.py"
+    script.write_text(examples()[title])
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": ":".join([str(ROOT), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert (tmp_path / "kernels" / "manifest.json").is_file()

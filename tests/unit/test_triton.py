@@ -1,0 +1,467 @@
+"""Triton's kernels as ops, without a GPU: from the compiler where Triton can be imported, and from
+files that Triton 3.4, 3.6 and 3.9 made (tests/data/make_triton.py), which is tested everywhere.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torch_cubin
+import torch_cubin.producers.triton as tct
+from torch_cubin import errors
+from torch_cubin._triton import files, kernel
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data" / "triton"
+VERSIONS = ("3.4.0", "3.6.0", "3.9.0")
+_numbers = iter(range(1_000_000))
+
+try:
+    import triton_table as table
+except ImportError:
+    table = None
+needs_triton = pytest.mark.skipif(table is None, reason="Triton is not installed")
+
+
+def namespace() -> str:
+    return f"test_triton_{next(_numbers)}"
+
+
+def contract_of(op: torch_cubin.Op, index: int = 0) -> dict[str, Any]:
+    return op.contract["kernels"][index]
+
+
+# --- packages that other versions made ---
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_packages_of_every_version_load(version: str) -> None:
+    ops = torch_cubin.load_package(DATA / f"package_{version}")
+    by_name = {name.partition("::")[2]: op for name, op in ops.items()}
+    hidden = 1 if version == "3.4.0" else 2
+    for op in ops.values():
+        entry = contract_of(op)
+        assert entry["producer"]["version"] == version
+        assert len(entry["args"]) > hidden
+    scratch = contract_of(by_name["descriptors_made_on_the_device_in_scratch"])["args"][-hidden]
+    assert scratch == ["workspace", {"bytes_per_block": 256, "align": 128}]
+    clusters = contract_of(by_name["matmul_in_clusters_of_2"])
+    assert clusters["cluster"] == [2, 1, 1]
+    assert clusters["grid"][0][0] == "mul"
+    assert clusters["grid"][0][2] == 2
+    described = contract_of(by_name["a_host_descriptor_fp16"])["args"][0][1]
+    assert (described["box"], described["swizzle"]) == ([32, 64], "128B")
+    assert contract_of(by_name["a_cooperative_grid"])["cooperative"] is True
+    # The warps of a specialised kernel are more than num_warps said.
+    if version != "3.4.0":
+        specialised = contract_of(by_name["matmul_of_specialised_warps"])
+        assert specialised["block"] == [384, 1, 1]
+        dependent = contract_of(by_name["programmatic_dependent_launch"])
+        assert dependent["programmatic_dependent_launch"] is True
+    assert contract_of(by_name["matmul_fp16"])["shared_memory"] > 0
+    assert contract_of(by_name["floats_of_every_width"])["args"][2][0] == "bfloat16_truncated"
+    (required,) = contract_of(by_name["an_int_that_is_1_and_a_64_bit_one"])["requires"]
+    assert required == {"argument": "factor", "value": ["number", "factor"], "equals": 1}
+    (required,) = contract_of(by_name["an_optional_tensor_that_is_None"])["requires"]
+    assert required == {"argument": "bias_ptr", "value": ["defined", "bias"], "equals": False}
+
+
+def test_packages_need_no_triton(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch_cubin, torch_cubin.producers.triton as tct\n"
+        f"ops = torch_cubin.load_package({str(DATA / 'package_3.9.0')!r})\n"
+        f"assert tct.read({str(DATA / 'cache_3.9.0_sm_80')!r})\n"
+        "try:\n    tct.compile(None, '', 'sm_90a')\n"
+        "except torch_cubin.Error as error:\n    print(len(ops), error.tag)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert done.stdout.split() == ["18", "input"], done.stderr
+
+
+# --- folders of Triton's cache ---
+
+FOLDED = {"BLOCK_M": 32, "BLOCK_N": 64}
+
+
+def copy_tile(folder: Any, **more: Any) -> torch_cubin.Op:
+    return tct.define_op(
+        f"{namespace()}::copy_tile(Tensor x) -> Tensor",
+        **{
+            "kernel": folder,
+            "tensors": {"x": "float16[m, columns] rows", "out": "float16[m, columns]"},
+            "args": ("x", "out", lambda columns: columns),
+            "grid": (
+                lambda m, BLOCK_M: m // BLOCK_M,
+                lambda columns, BLOCK_N: torch_cubin.cdiv(columns, BLOCK_N),
+            ),
+            "folded": FOLDED,
+            **more,
+        },
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_cache_folders(version: str) -> None:
+    (found,) = tct.read(DATA / f"cache_{version}_sm_90a" / "copy_tile.cubin")
+    types = ["tensordesc<fp16[32,64]>", "*fp16", "i32"]
+    assert [parameter.type for parameter in found.parameters] == types
+    assert (found.arch, found.version, found.knows_folded) == ("sm_90a", version, False)
+    assert found.hidden == (1 if version == "3.4.0" else 2)
+    op = copy_tile([found])
+    args = contract_of(op)["args"]
+    assert args[0][0] == "tensor_map"
+    assert args[1:5] == [
+        *(["int32", ["size", "x", i]] for i in range(2)),
+        *(["int64", ["stride", "x", i]] for i in range(2)),
+    ]
+    assert contract_of(op)["grid"][:2] == [
+        ["floordiv", ["number", "m"], 32],
+        ["neg", ["floordiv", ["neg", ["number", "columns"]], 64]],
+    ]
+    if version != "3.4.0":  # which does not keep names
+        assert [parameter.name for parameter in found.parameters] == ["x", "out_ptr", "columns"]
+        by_name = copy_tile([found], args={"out_ptr": "out"})
+        assert contract_of(by_name)["args"] == args
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_descriptors_without_maps(version: str) -> None:
+    """Before compute capability 9.0 a descriptor is a pointer, sizes, strides and flags."""
+    (found,) = tct.read(DATA / f"cache_{version}_sm_80")
+    flags = {"3.4.0": 0, "3.6.0": 1, "3.9.0": 2}[version]
+    types = [parameter.type for parameter in found.parameters]
+    assert types == [
+        *("*fp16", "i64", "i64", "i64", "i64"),
+        *["i1"] * flags,
+        *("i32", "i32", "i64", "i64"),
+        *("*fp16", "i32"),
+    ]
+
+
+def test_what_a_cache_folder_does_not_tell_is_asked_for() -> None:
+    (found,) = [k for k in tct.read(DATA / "cache_3.9.0_sm_90a") if k.name == "add"]
+    given = {
+        "kernel": [found],
+        "tensors": {"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"},
+        "args": {"x_ptr": "x", "y_ptr": "y", "out_ptr": "out", "stride": 1},
+        "grid": lambda n: n,
+    }
+    schema = f"{namespace()}::add(Tensor x, Tensor y) -> Tensor"
+    with pytest.raises(errors.InputError, match=r"folded=dict\(stride=VALUE\)"):
+        tct.define_op(schema, **given)
+    op = tct.define_op(schema, **given, folded={"stride": 1})
+    assert "requires" in contract_of(op)  # n % 16
+
+
+def copied(tmp_path: Path, folder: str = "cache_3.6.0_sm_90a") -> Path:
+    shutil.copytree(DATA / folder, tmp_path / folder)
+    return tmp_path / folder
+
+
+def changed_metadata(folder: Path, **changes: Any) -> Path:
+    path = folder / "copy_tile.json"
+    metadata = json.loads(path.read_text())
+    metadata.update(changes)
+    path.write_text(json.dumps({k: v for k, v in metadata.items() if v is not ...}))
+    return path
+
+
+DESCRIBED = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [32, 64],
+             "fp4_padded": False}  # fmt: skip
+REFUSED = {
+    "instrumented": ({"instrumentation_mode": "consan"}, "instrumented"),
+    "a profile": ({"profile_scratch_size": 128}, "profile"),
+    "im2col": ({"tensordesc_meta": [{**DESCRIBED, "is_im2col": True}]}, "im2col"),
+    "fp4": ({"tensordesc_meta": [{**DESCRIBED, "fp4_padded": True}]}, "4-bit"),
+    "tf32": ({"tensordesc_meta": [{**DESCRIBED, "elem_type": 11}]}, "TF32"),
+    "a swizzle": ({"tensordesc_meta": [{**DESCRIBED, "swizzle": 7}]}, "swizzle"),
+    "two descriptors": ({"tensordesc_meta": [DESCRIBED] * 2}, "1 entry"),
+    "no maps": ({"tensordesc_meta": []}, "other parameters than its binary"),
+    "another generation": ({"profile_scratch_size": ...}, "other parameters than its binary"),
+    "another kernel": ({"name": "other"}, "a kernel 'other'"),
+    "another backend": ({"target": {"backend": "hip"}}, "another backend"),
+    "shared memory": ({"shared": -1}, "shared"),
+    "a size that is text": ({"shared": "4096"}, "shared"),
+    "a cluster": ({"cluster_dims": [0, 1, 1]}, "cluster_dims"),
+    "many ctas": ({"num_ctas": 64}, "num_ctas"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_notes_that_cannot_be_launched(case: str, tmp_path: Path) -> None:
+    changes, says = REFUSED[case]
+    path = changed_metadata(copied(tmp_path), **changes)
+    with pytest.raises(errors.Error, match=says):
+        tct.read(path)
+
+
+def test_folders_that_hold_no_kernel(tmp_path: Path) -> None:
+    with pytest.raises(errors.FileError, match="holds no Triton kernel"):
+        tct.read(tmp_path)
+    with pytest.raises(errors.FileError, match="no folder"):
+        tct.read(tmp_path / "nothing")
+    folder = copied(tmp_path)
+    (folder / "copy_tile.ttir").unlink()
+    with pytest.raises(errors.FileError, match="TRITON_STORE_BINARY_ONLY"):
+        tct.read(folder / "copy_tile.json")
+    (folder / "add.json").write_text("[" * 100_000)
+    with pytest.raises(errors.InputError, match="no JSON"):
+        tct.read(folder / "add.json")
+    (folder / "add.json").write_text("[]")
+    with pytest.raises(errors.InputError, match="does not describe"):
+        tct.read(folder / "add.json")
+
+
+def test_hostile_notes_and_ir(tmp_path: Path) -> None:
+    """Whatever the files hold, what is raised is ours."""
+    r = random.Random(3)
+    folder = copied(tmp_path)
+    metadata = json.loads((folder / "copy_tile.json").read_text())
+    ir = (folder / "copy_tile.ttir").read_text()
+    outcomes: collections.Counter[str] = collections.Counter()
+    values = [None, -1, 2**70, 1e308, "", "x" * 1000, [], [[]], {}, {"a": 1}, True, [1] * 99]
+    for round_ in range(300):
+        changed = copy.deepcopy(metadata)
+        for key in r.sample(sorted(changed), 3):
+            changed[key] = r.choice(values)
+        if round_ % 3 == 0:
+            changed["tensordesc_meta"] = [{**DESCRIBED, r.choice([*DESCRIBED]): r.choice(values)}]
+        (folder / "copy_tile.json").write_text(json.dumps(changed))
+        text = list(ir)
+        for _ in range(r.choice((0, 1, 30))):
+            at = r.randrange(len(text))
+            text[at] = r.choice(["", "(", ")", "<", ">", "{", '"', ",", "%", text[at] * 2])
+        (folder / "copy_tile.ttir").write_text("".join(text))
+        try:
+            (found,) = tct.read(folder / "copy_tile.json")
+            copy_tile([found])
+            outcomes["defined"] += 1
+        except errors.Error as error:
+            outcomes[error.tag] += 1
+    assert outcomes["internal"] == 0, outcomes
+    assert outcomes["input"] > 100, outcomes
+    assert outcomes["defined"] > 10, outcomes
+
+
+# --- what write() makes ---
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    kernels = [k for v in VERSIONS for k in tct.read(DATA / f"cache_{v}_sm_90a")]
+    tct.write(tmp_path, kernels)
+    again = tct.read(tmp_path)
+    strip = [(k.cubin, k.name, k.parameters, dict(k.metadata), k.knows_folded) for k in kernels]
+    assert strip == [
+        (k.cubin, k.name, k.parameters, dict(k.metadata), k.knows_folded) for k in again
+    ]
+    with pytest.raises(errors.InputError, match="holds Triton kernels already"):
+        tct.write(tmp_path, kernels)
+    damaged = next(tmp_path.glob("*.cubin"))
+    damaged.write_bytes(damaged.read_bytes() + b"\0")
+    with pytest.raises(errors.HashError):
+        tct.read(tmp_path)
+    listed = json.loads((tmp_path / files.LIST).read_text())
+    for wrong in ("../x.cubin", "/etc/passwd", 5, None):
+        listed["kernels"][0]["cubin"] = wrong
+        (tmp_path / files.LIST).write_text(json.dumps(listed))
+        with pytest.raises(errors.InputError, match="names no cubin"):
+            tct.read(tmp_path)
+
+
+# --- definitions that do not fit ---
+
+
+def parameter(name: str, type_: str, **more: Any) -> tct.Parameter:
+    return tct.Parameter(name, type_, **more)
+
+
+def add_kernel(*parameters: tct.Parameter, **metadata: Any) -> tct.TritonKernel:
+    """The committed `add` with other notes on its five parameters: three pointers and an int."""
+    (found,) = [k for k in tct.read(DATA / "cache_3.6.0_sm_90a") if k.name == "add"]
+    return kernel.make(found.cubin, {**found.metadata, **metadata}, list(parameters), "add")
+
+
+POINTERS = [parameter(name, "*fp32", multiple_of=16) for name in ("x_ptr", "y_ptr", "out_ptr")]
+N = parameter("n", "i32", multiple_of=16)
+
+
+def define_add(*parameters: tct.Parameter, schema: str = "", **more: Any) -> torch_cubin.Op:
+    given = [*POINTERS, N, *parameters]
+    return tct.define_op(
+        f"{namespace()}::add({schema or 'Tensor x, Tensor y'}) -> Tensor",
+        **{
+            "kernel": [add_kernel(*given)],
+            "tensors": {"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"},
+            "args": {"x_ptr": "x", "y_ptr": "y", "out_ptr": "out"},
+            "grid": lambda n: torch_cubin.cdiv(n, 1024),
+            **more,
+        },
+    )
+
+
+def test_what_has_a_name_of_the_ops_need_not_be_said() -> None:
+    entry = contract_of(define_add())
+    assert entry["args"][3] == ["int32", ["number", "n"]]
+    assert entry["args"][4:] == [["uint64", 0]] * 2
+    assert entry["requires"] == [{"argument": "n", "value": ["number", "n"], "multiple_of": 16}]
+    assert contract_of(define_add(tensors={
+        "x": "float32[n] align=4", "y": "float32[n] align=64", "out": "float32[n]"
+    }))["requires"][0] == {"argument": "x_ptr", "address_of": "x", "multiple_of": 16}  # fmt: skip
+
+
+ONE = parameter("stride", "constexpr", value=1)
+WRONG = {
+    "no value": ({"args": {"x_ptr": "x", "y_ptr": "y"}}, "'out_ptr' of type"),
+    "an unknown name": ({"args": {"x_pt": "x"}}, "'x_ptr'"),
+    "a number for a pointer": ({"args": {"x_ptr": 5}}, "a tensor of the op's"),
+    "an unknown tensor": ({"args": {"x_ptr": "z"}}, "'z', which is no name"),
+    "another dtype": (
+        {"tensors": {"x": "float16[n]", "y": "float32[n]", "out": "float32[n]"}},
+        "points to fp32, and tensor 'x' is another: expected float32, got float16",
+    ),
+    "a constant out of step": ({"args": {"n": 1000}}, "expected a multiple of 16, got 1000"),
+    "a float for an int": ({"args": {"n": lambda x: x.numel() / 2}}, "of type i32"),
+    "a bool for an int": ({"args": {"n": True}}, "of type i32"),
+    "args that are one name": ({"args": "x"}, "a dict by name"),
+    "too few in a row": ({"args": ("x", "y", "out")}, "4 (x_ptr, y_ptr, out_ptr, n)"),
+    "no kernel": ({"kernel": 5}, "is no Triton kernel"),
+    "no kernels": ({"kernel": []}, "is none"),
+    "a launch of its own": (
+        {"kernel": torch_cubin.KernelChoice("x", block=32)},
+        "The compiler's notes say the rest",
+    ),
+    "a grid that needs a constant": ({"grid": lambda n, BLOCK: n // BLOCK}, "'BLOCK'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_definitions(case: str) -> None:
+    changes, says = WRONG[case]
+    if isinstance(changes.get("args"), dict):
+        changes = {
+            "args": {"x_ptr": "x", "y_ptr": "y", **changes["args"]}
+            if "out_ptr" in says else {"out_ptr": "out", "x_ptr": "x", "y_ptr": "y",
+                                       **changes["args"]}
+        }  # fmt: skip
+    with pytest.raises(errors.InputError) as caught:
+        define_add(**changes)
+    assert says in str(caught.value)
+
+
+def test_folded_arguments_are_asked_for_and_checked() -> None:
+    with pytest.raises(errors.InputError, match="'stride' was 1 when the kernel was compiled"):
+        define_add(ONE)
+    args = {"x_ptr": "x", "y_ptr": "y", "out_ptr": "out"}
+    op = define_add(ONE, args={**args, "stride": lambda x: x.stride(0)})
+    assert contract_of(op)["requires"][-1] == {
+        "argument": "stride", "value": ["stride", "x", 0], "equals": 1
+    }  # fmt: skip
+    assert len(contract_of(define_add(ONE, args={**args, "stride": 1}))["requires"]) == 1
+    with pytest.raises(errors.InputError, match="another constant than the kernel"):
+        define_add(ONE, args={**args, "stride": 2})
+    # A constant of the kernel's own need not be said; a name of the op's own is compared.
+    size = parameter("SIZE", "constexpr", value=64, is_declared=True)
+    op = define_add(size, grid=lambda n, SIZE: n // SIZE)
+    assert contract_of(op)["grid"][0] == ["floordiv", ["number", "n"], 64]
+    op = define_add(size, schema="Tensor x, Tensor y, int SIZE")
+    assert contract_of(op)["requires"][-1]["equals"] == 64
+    mode = parameter("MODE", "constexpr", value="relu", is_declared=True)
+    op = define_add(mode, schema="Tensor x, Tensor y, str MODE")
+    assert contract_of(op)["requires"][-1]["value"] == ["is", "MODE", "relu"]
+    missing = parameter("bias", "constexpr", value=None)
+    op = define_add(missing)
+    assert len(contract_of(op)["requires"]) == 1
+    with pytest.raises(errors.InputError, match="was None"):
+        define_add(missing, args={**args, "bias": "x"})
+
+
+def test_kernels_that_take_the_same_calls_are_refused() -> None:
+    plain = [parameter(p.name, p.type) for p in (*POINTERS, N)]
+    first = add_kernel(*POINTERS, N)
+    op = define_add(kernel=[add_kernel(*plain), first])
+    assert [len(entry.get("requires", ())) for entry in op.contract["kernels"]] == [3, 0]
+    assert op.contract["tensors"]["x"]["align"] == 4  # the second takes any address
+    size = [parameter("SIZE", "constexpr", value=n, is_declared=True) for n in (64, 128)]
+    (cache,) = [k for k in tct.read(DATA / "cache_3.9.0_sm_90a") if k.name == "add"]
+    other = kernel.make(cache.cubin, cache.metadata, [*POINTERS, N, size[1]], "add")
+    both = [add_kernel(*POINTERS, N, size[0]), other]
+    with pytest.raises(errors.InputError, match="takes the same calls as another"):
+        define_add(kernel=both)
+    choices = [torch_cubin.KernelChoice(both[0], when=lambda n: n < 1000), both[1]]
+    assert contract_of(define_add(kernel=choices))["when"] == ["lt", ["number", "n"], 1000]
+    assert len(define_add(kernel=[first, first]).contract["kernels"]) == 1
+
+
+def test_types_that_differ_decide_by_range() -> None:
+    wide = [parameter("n", "i64")]
+    (found,) = [k for k in tct.read(DATA / "cache_3.6.0_sm_90a") if k.name == "add"]
+    with pytest.raises(errors.ParamsError, match="other parameters than its binary"):
+        kernel.make(found.cubin, found.metadata, [*POINTERS, *wide], "add")
+
+
+# --- the compiler, where it is installed ---
+
+
+@needs_triton
+@pytest.mark.parametrize("name", sorted(table.known()) if table else ["(none)"])
+def test_the_compilers_kernels_become_ops(name: str, tmp_path: Path) -> None:
+    case = table.CASES[name]
+    kernels = table.kernels_of(case)
+    op = table.define(name, namespace(), kernels)
+    assert len(op.contract["kernels"]) == len(case.archs)
+    tct.write(tmp_path / "kernels", kernels)
+    again = table.define(name, namespace(), tmp_path / "kernels")
+    assert again.contract["kernels"] == op.contract["kernels"]
+    torch_cubin.save_package(tmp_path / "package", [op])
+
+
+@needs_triton
+def test_signatures() -> None:
+    for signature, says in (
+        ("*fp32:16, *fp32, *fp32, i32:7, 256", "16 or :1"),
+        ("*fp32, *fp32, *fp32, i32", "lacks the type of 'BLOCK'"),
+        ("*fp32, *fp32, *fp32, i32, i32", "takes 'BLOCK' as a constant"),
+        ("*fp32, *fp32, *fp32, i32, 256, 5", "too many"),
+        ({"z": "i32"}, "has no argument 'z'"),
+    ):
+        with pytest.raises(errors.InputError) as caught:
+            tct.compile(table.add, signature, "sm_90a")
+        assert says in str(caught.value)
+    with pytest.raises(errors.InputError, match="no such target"):
+        tct.compile(table.add, "*fp32, *fp32, *fp32, i32, 256", "gfx942")
+
+
+@needs_triton
+def test_the_command_line(tmp_path: Path) -> None:
+    source = tmp_path / "kernels.py"
+    source.write_text(
+        "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+        "def double(x_ptr, out_ptr, n, BLOCK: tl.constexpr):\n"
+        "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)\n"
+    )
+    command = [sys.executable, "-m", "torch_cubin", "export", "triton", f"{source}:double"]
+    command += ["--signature", "*fp32:16, *fp32:16, i32, 1024", "--arch", "sm_80,sm_90a"]
+    command += ["--num-warps", "8", "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    kernels = tct.read(tmp_path / "out")
+    assert [k.arch for k in kernels] == ["sm_80", "sm_90a"]
+    assert {k.metadata["num_warps"] for k in kernels} == {8}
+    assert kernels[0].constants == {"BLOCK": 1024}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 1
+    assert "holds Triton kernels already" in done.stderr

@@ -1,0 +1,354 @@
+"""TritonKernel: what is known of one kernel that Triton compiled, whatever it was read from.
+
+What can go wrong with the compiler's notes is refused here: they may be a stranger's files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin._native import library
+
+FOLDED = "constexpr"  # the type of a parameter that the compiler folded away
+# Triton's types of numbers, and the contract's (docs/manifest.md).
+SCALARS = {
+    "i1": "bool", "u1": "bool",
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+    # Triton's launchers leave out bits of a bfloat16 where torch rounds.
+    "fp16": "float16", "bf16": "bfloat16_truncated", "fp32": "float32", "f32": "float32",
+    "fp64": "float64",
+}  # fmt: skip
+# What pointers point to, and torch's dtypes.
+POINTEES = {
+    "i1": "bool", "u1": "bool",
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32", "fp64": "float64",
+    "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2",
+    "fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz",
+}  # fmt: skip
+_DESCRIPTOR = re.compile(r"tensordesc<([a-z0-9]+)\[([0-9, ]+)\](?:,[^>]*)?>")
+_NUMBERS = (
+    *("num_warps", "num_ctas", "num_stages", "shared", "tmem_size"),
+    *("global_scratch_size", "global_scratch_align", "profile_scratch_size"),
+)
+_FLAGS = ("launch_cooperative_grid", "launch_pdl")
+_MOST = 1 << 40
+
+
+class Unknown:
+    """The value of a folded parameter that no data can say: a dtype, a function."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unknown) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of the Triton function, or an item of one that is a tuple."""
+
+    name: str  # "x_ptr"; "t.0" for an item; "" where nothing tells it
+    type: str  # Triton's: "*fp32", "i32", "tensordesc<fp16[128,64]>", FOLDED
+    value: Any = None  # of a folded one: a number, bool, str or None, or Unknown
+    is_declared: bool = False  # folded because it is declared tl.constexpr
+    multiple_of: int = 1  # of an address in bytes, or of an int
+    is_signless: bool = False  # read from IR, which does not tell i32 from u32
+
+    def to_json(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {"name": self.name, "type": self.type}
+        if self.type == FOLDED:
+            is_data = not isinstance(self.value, Unknown)
+            entry |= {"value": self.value} if is_data else {"text": self.value.text}
+            entry["declared"] = self.is_declared
+        if self.multiple_of != 1:
+            entry["multiple_of"] = self.multiple_of
+        if self.is_signless:
+            entry["signless"] = True
+        return entry
+
+    @classmethod
+    def from_json(cls, entry: Any, label: str) -> Parameter:
+        if not isinstance(entry, Mapping):
+            raise _wrong(label, "a parameter", "an object", entry)
+        name, type_ = entry.get("name"), entry.get("type")
+        if not isinstance(name, str) or not isinstance(type_, str):
+            raise _wrong(label, "a parameter", "a name and a type", entry)
+        value = entry.get("value")
+        if isinstance(entry.get("text"), str):
+            value = Unknown(entry["text"])
+        elif value is not None and type(value) not in (bool, int, float, str):
+            raise _wrong(label, f"parameter '{name}'", "a number, bool, str or null", value)
+        multiple = entry.get("multiple_of", 1)
+        if type(multiple) is not int or not 1 <= multiple <= 1 << 20:
+            raise _wrong(label, f"parameter '{name}'", "multiple_of from 1", multiple)
+        return cls(
+            name, type_, value, bool(entry.get("declared")), multiple, bool(entry.get("signless"))
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TritonKernel:
+    """A kernel that Triton compiled: its cubin, and what its launches must keep to.
+
+    - `name`: the symbol. `arch`: of the binary, "sm_90a". `version`: of Triton.
+    - `parameters`: those of the Triton function; `constants` are the folded ones' values by name.
+    """
+
+    cubin: bytes = dataclasses.field(repr=False)
+    origin: str  # for errors: "Triton kernel 'add'"
+    name: str
+    version: str
+    arch: str
+    parameters: tuple[Parameter, ...]
+    metadata: Mapping[str, Any] = dataclasses.field(repr=False)
+    source_hash: str = ""
+    # Whether folded parameters are known; a cache folder does not tell them.
+    knows_folded: bool = True
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {p.name: p.value for p in self.parameters if p.type == FOLDED}
+
+    @property
+    def hidden(self) -> int:
+        """Parameters that the compiler added: scratch memory for the kernel, and for a profiler."""
+        if "profile_scratch_size" in self.metadata:
+            return 2
+        return 1 if "global_scratch_size" in self.metadata else 0
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        """Blocks of a cluster; (1, 1, 1) is none."""
+        dims = self.metadata.get("cluster_dims")
+        if dims is not None:
+            return tuple(dims)
+        return self.metadata.get("num_ctas", 1), 1, 1
+
+    def record(self) -> dict[str, Any]:
+        """What the manifest keeps of it, and read() takes."""
+        return {
+            "name": "triton",
+            "version": self.version,
+            "target": self.arch,
+            "kernel": self.name,
+            "source_hash": self.source_hash,
+            "knows_folded": self.knows_folded,
+            "parameters": [parameter.to_json() for parameter in self.parameters],
+            "metadata": dict(self.metadata),
+        }
+
+
+def descriptor(type_: str) -> tuple[str, int] | None:
+    """A descriptor type's dtype and number of dims; None for another type."""
+    match = _DESCRIPTOR.fullmatch(type_)
+    return (match[1], match[2].count(",") + 1) if match else None
+
+
+def make(
+    cubin: bytes,
+    metadata: Mapping[str, Any],
+    parameters: list[Parameter],
+    origin: str,
+    *,
+    source_hash: str = "",
+    knows_folded: bool = True,
+) -> TritonKernel:
+    """Raises ImageError [image] for what is no cubin, InputError [input] for notes that contradict
+    themselves or the cubin, or tell of what cannot be launched."""
+    checked = _checked(metadata, origin)
+    name = checked.get("name")
+    if not isinstance(name, str) or not name:
+        raise _wrong(origin, "name", "the kernel's symbol", name)
+    facts = library.inspect(cubin, origin)
+    if facts.get("kind") != "cubin":
+        raise _wrong(origin, "the binary", "a cubin", facts.get("kind"))
+    _refuse_unsupported(checked, origin)
+    kernel = TritonKernel(
+        cubin=cubin,
+        origin=origin,
+        name=name,
+        version=str(checked.get("triton_version", "")),
+        arch=facts["arch"],
+        parameters=tuple(parameters),
+        metadata=checked,
+        source_hash=source_hash,
+        knows_folded=knows_folded,
+    )
+    _check_types(kernel)
+    _check_count(kernel, facts)
+    return kernel
+
+
+def _checked(metadata: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """The fields that matter, each of its type."""
+    kept = {}
+    for key in ("name", "hash", "triton_version", "instrumentation_mode"):
+        if metadata.get(key) is not None:
+            if not isinstance(metadata[key], str):
+                raise _wrong(origin, key, "a string", metadata[key])
+            kept[key] = metadata[key]
+    for key in _NUMBERS:
+        if metadata.get(key) is not None:
+            if type(metadata[key]) is not int or not 0 <= metadata[key] < _MOST:
+                raise _wrong(origin, key, "a number, 0 or more", metadata[key])
+            kept[key] = metadata[key]
+    for key in _FLAGS:
+        if metadata.get(key) is not None:
+            if not isinstance(metadata[key], bool):
+                raise _wrong(origin, key, "true or false", metadata[key])
+            kept[key] = metadata[key]
+    if metadata.get("cluster_dims") is not None:
+        kept["cluster_dims"] = _numbers(metadata["cluster_dims"], 3, 16, origin, "cluster_dims")
+    if metadata.get("tensordesc_meta"):
+        listed = metadata["tensordesc_meta"]
+        if not isinstance(listed, (list, tuple)):
+            raise _wrong(origin, "tensordesc_meta", "a list", listed)
+        kept["tensordesc_meta"] = [_descriptor_notes(entry, origin) for entry in listed]
+    if kept.get("num_ctas", 1) > 16:
+        raise _wrong(origin, "num_ctas", "1 to 16", kept["num_ctas"])
+    return kept
+
+
+def _descriptor_notes(entry: Any, origin: str) -> dict[str, Any]:
+    what = "tensordesc_meta"
+    if not isinstance(entry, Mapping):
+        raise _wrong(origin, what, "an object", entry)
+    kept: dict[str, Any] = {}
+    for key in ("swizzle", "elem_size", "elem_type"):
+        if type(entry.get(key)) is not int or not 0 <= entry[key] < 64:
+            raise _wrong(origin, f"{what}.{key}", "a small number", entry.get(key))
+        kept[key] = entry[key]
+    block = entry.get("block_size")
+    kept["block_size"] = _numbers(block, None, 256, origin, f"{what}.block_size")
+    for key in ("fp4_padded", "is_im2col"):
+        kept[key] = bool(entry.get(key, False))
+    return kept
+
+
+def _numbers(values: Any, count: int | None, most: int, origin: str, what: str) -> list[int]:
+    right = isinstance(values, (list, tuple)) and (count is None or len(values) == count)
+    if not right or not all(type(n) is int and 1 <= n <= most for n in values):
+        raise _wrong(origin, what, f"numbers from 1 to {most}", values)
+    return list(values)
+
+
+def _refuse_unsupported(metadata: Mapping[str, Any], origin: str) -> None:
+    def refuse(what: str, why: str, advice: str) -> errors.Error:
+        return errors.fault("input", origin, f"cannot be launched: {what}", got=why, advice=advice)
+
+    if metadata.get("instrumentation_mode"):
+        mode = metadata["instrumentation_mode"]
+        raise refuse(
+            "it is instrumented",
+            f"instrumentation_mode '{mode}'",
+            "Its code talks to Triton's profiler or sanitizer: compile it without.",
+        )
+    if metadata.get("profile_scratch_size"):
+        raise refuse(
+            "it writes a profile",
+            f"{metadata['profile_scratch_size']} bytes of profile scratch a block",
+            "Compile it without Proton.",
+        )
+    for index, entry in enumerate(metadata.get("tensordesc_meta", ())):
+        descriptor_ = f"descriptor {index} "
+        if entry["is_im2col"]:
+            raise refuse(descriptor_ + "is an im2col map", "is_im2col", "Use a tiled descriptor.")
+        if entry["fp4_padded"]:
+            advice = "No dtype of torch's has such elements."
+            raise refuse(descriptor_ + "is of padded 4-bit floats", "fp4_padded", advice)
+        if entry["elem_type"] == 11:
+            advice = "A TF32 map rounds what it loads: use round_f32_to_tf32=False."
+            raise refuse(descriptor_ + "rounds to TF32", "elem_type 11", advice)
+        if entry["swizzle"] > 3:
+            raise refuse(descriptor_ + "has an unknown swizzle", str(entry["swizzle"]), "")
+
+
+def _check_types(kernel: TritonKernel) -> None:
+    for parameter in kernel.parameters:
+        type_ = parameter.type
+        known = type_ == FOLDED or type_ in SCALARS or descriptor(type_) is not None
+        if type_.startswith("*"):
+            known = type_.removeprefix("*").removeprefix("k") in POINTEES
+        if not known:
+            raise errors.fault(
+                "input",
+                f"{kernel.origin} parameter '{parameter.name}'",
+                "has a type that torch_cubin does not know",
+                expected="a number, a pointer to numbers or a tensor descriptor",
+                got=f"'{type_:.80}'",
+            )
+    described = sum(descriptor(p.type) is not None for p in kernel.parameters)
+    notes = kernel.metadata.get("tensordesc_meta")
+    if notes and len(notes) != described:
+        raise _wrong(kernel.origin, "tensordesc_meta", errors.counted(described, "entry"), notes)
+
+
+def sizes_of(kernel: TritonKernel, parameter: Parameter) -> list[int]:
+    """Bytes of what the binary takes for a parameter that is not folded."""
+    if parameter.type in SCALARS:
+        kind = SCALARS[parameter.type]
+        digits = re.findall(r"\d+", kind)
+        return [1 if kind == "bool" else int(digits[0]) // 8]
+    found = descriptor(parameter.type)
+    if found is None:
+        return [8]
+    dims = found[1]
+    if kernel.metadata.get("tensordesc_meta"):
+        return [128, *[4] * dims, *[8] * dims]
+    return [8, *[8] * (2 * dims), *[1] * descriptor_flags(kernel), *[4] * dims, *[8] * dims]
+
+
+def descriptor_flags(kernel: TritonKernel) -> int:
+    """How many bools follow a descriptor's strides where the GPU has no maps: whether what is out
+    of bounds is NaN (3.5), and whether loads round to TF32 (3.7)."""
+    match = re.match(r"(\d+)\.(\d+)", kernel.version)
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    return 2 if version >= (3, 7) else 1 if version >= (3, 5) else 0
+
+
+def _check_count(kernel: TritonKernel, facts: Mapping[str, Any]) -> None:
+    found = [entry for entry in facts["kernels"] if entry["name"] == kernel.name]
+    if not found:
+        names = ", ".join(entry["name"] for entry in facts["kernels"])[:200]
+        raise errors.fault(
+            "no_kernel",
+            kernel.origin,
+            "has notes of another binary",
+            expected=f"a kernel '{kernel.name}'",
+            got=names,
+        )
+    given = [parameter["size"] for parameter in found[0]["params"]]
+    passed = [p for p in kernel.parameters if p.type != FOLDED]
+    wanted = [size for p in passed for size in sizes_of(kernel, p)] + [8] * kernel.hidden
+    if given == wanted:
+        return
+    names = ", ".join(f"{p.name or '?'} {p.type}" for p in passed)
+    raise errors.fault(
+        "params",
+        kernel.origin,
+        "has other parameters than its binary",
+        expected=f"{errors.counted(len(given), 'parameter')} of {given} bytes",
+        got=f"{wanted} bytes ({names}; {kernel.hidden} hidden for scratch)",
+        advice=f"Triton {kernel.version or '(unknown)'} compiled it: notes and binary must be of"
+        " one compilation.",
+    )
+
+
+def _wrong(origin: str, what: str, expected: str, got: Any) -> errors.Error:
+    return errors.fault(
+        "input", f"{origin}: {what:.80}", "is wrong", expected=expected, got=f"{got!r:.80}"
+    )
