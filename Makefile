@@ -1,7 +1,7 @@
 # Every target sets up what it needs on a fresh machine, shows what it does, and repeats nothing that
 # is up to date. tools/environment.py says which torch is used; `make` alone lists the targets.
 #
-# PYTHON=python3.12 chooses the interpreter; TORCH_CUBIN_ARCHS=sm_90a the architectures to build;
+# PYTHON=python3.12 chooses the interpreter; TORCH_CUBIN_ARCHS=sm_90a (or all) the architectures to build;
 # MAX_JOBS the compilers at a time; PYTEST='-k matmul' adds arguments to pytest.
 
 SHELL := /bin/bash
@@ -90,7 +90,7 @@ bench: $(LIBRARY) kernels-demo
 build: $(LIBRARY) kernels-all
 
 wheel: $(READY)
-	@PATH="$$PWD/.venv/bin:$$PATH" $(PY) -m pip wheel --quiet --disable-pip-version-check \
+	@PATH="$$PWD/.venv/bin:$$PATH" TORCH_CUBIN_ARCHS="$${TORCH_CUBIN_ARCHS:-all}" $(PY) -m pip wheel --quiet --disable-pip-version-check \
 		--no-build-isolation --no-deps --wheel-dir dist .
 	@$(PY) tools/portability.py --tag dist
 

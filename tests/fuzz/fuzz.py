@@ -1,13 +1,14 @@
 """Fuzzes what reads bytes, texts and arguments, with libFuzzer, AddressSanitizer and UBSan.
 
-    python tests/fuzz/fuzz.py list                     the formats
-    python tests/fuzz/fuzz.py run FORMAT SECONDS       one format (`all`: each in turn)
-    python tests/fuzz/fuzz.py minimise                 the committed inputs anew, from those that were found
-    python tests/fuzz/fuzz.py report                   tests/fuzz/report.json, from the runs in build/fuzz
+    python tests/fuzz/fuzz.py list                  the formats
+    python tests/fuzz/fuzz.py run FORMAT SECONDS    one format (`all`: each in turn)
+    python tests/fuzz/fuzz.py minimise              the committed inputs anew, from what was found
+    python tests/fuzz/fuzz.py report                tests/fuzz/report.json, from the runs' log
 
-Needs clang++ with libFuzzer (Debian: clang-14 libclang-rt-14-dev, and llvm-14 for `report`). A crashing
-input is left in build/fuzz/crashes; once the bug is mended, put it into tests/fuzz/corpus/FORMAT, which
-tests/unit/test_fuzz_replay.py runs with any compiler.
+Runs leave what they find in build/fuzz. Needs clang++ with libFuzzer (Debian: clang-14
+libclang-rt-14-dev, and llvm-14 for `report`). A crashing input is left in build/fuzz/crashes; once
+the bug is mended, put it into tests/fuzz/corpus/FORMAT under a name in words:
+tests/unit/test_fuzz_replay.py runs all of these with any compiler.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ FORMATS = {
     "call": 128,
 }
 DECLARED = ("schema", "expression", "contract", "manifest", "call")
-# What PyTorch or a driver would be needed for; tests/fuzz/torch_shims.cpp and declared.cpp stand in.
+# What needs PyTorch or a driver: torch_shims.cpp and declared.cpp stand in.
 REPLACED = {"slots.cpp", "catalog.cpp", "stream.cpp", "internals.cpp", "settings.cpp", "dl.cpp"}
 
 # What only makes messages, checks or hashes: coverage there would count as progress.
@@ -56,14 +57,14 @@ UNCOUNTED = (
     *("fun:_ZNSt*", "fun:_ZNKSt*", "fun:_ZSt*", "fun:*nlohmann*", "fun:_ZN5torch*", "fun:_ZN3c10*"),
 )
 
-# Leaks end the process only after the run, and need ptrace; depots and quarantines cost half the speed.
+# Finding leaks needs ptrace; stack depots and quarantines cost half the speed.
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=0:malloc_context_size=0:quarantine_size_mb=1"
     ":detect_stack_use_after_return=0:use_sigaltstack=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
-# With the operands of comparisons traced new paths are found sooner, at half the speed: one slice in
-# four of a run is so.
+# With the operands of comparisons traced new paths are found sooner, at half the speed: a quarter
+# of a run is so.
 BUILDS = {
     "quick": ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-coverage=trace-cmp"),
     "traced": ("-fsanitize=fuzzer,address,undefined",),
@@ -242,11 +243,12 @@ def run_slice(name: str, kind: str, seconds: int) -> bool:
 def run(name: str, seconds: int, *, quick: bool = False) -> bool:
     traced = 0 if quick else seconds // 4
     slices = [("traced", traced), ("quick", seconds - traced)]
-    return all([run_slice(name, kind, time) for kind, time in slices if time > 0])
+    done = [run_slice(name, kind, time) for kind, time in slices if time > 0]
+    return all(done)  # after a finding the other slice runs, too
 
 
 def minimise(name: str) -> None:
-    """Makes CORPUS of what was found: the inputs that together reach every edge, the widest first."""
+    """Makes CORPUS of what was found: inputs that together reach every edge, the widest first."""
     program, merged = build(group_of(name), "quick"), OUT / "merged" / name
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir(parents=True)
@@ -349,7 +351,8 @@ def main() -> None:
         print(f"{'all':11}{found['executions']:>12,}  {found['failed_runs']} runs failed")
     elif options.command == "run":
         names = FORMATS if options.format == "all" else [options.format]
-        if not all([run(name, options.seconds, quick=options.quick) for name in names]):
+        done = [run(name, options.seconds, quick=options.quick) for name in names]
+        if not all(done):
             raise SystemExit("fuzz.py: something was found: see build/fuzz/crashes")
 
 

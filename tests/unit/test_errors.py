@@ -83,7 +83,7 @@ def test_names_of_files_move_no_cursor(tmp_path: Path) -> None:
         with pytest.raises(errors.Error) as caught:
             function(tmp_path / name)
         text = str(caught.value)
-        assert "\n" not in text and text.isprintable(), ascii(text)
+        assert text.isprintable(), ascii(text)
     (tmp_path / name).write_bytes(b"no cubin")
     with pytest.raises(errors.Error) as caught:
         torch_cubin.load(tmp_path / name)

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import hashlib
 import json
-import resource
 import os
 import resource
 import signal

@@ -1,4 +1,4 @@
-"""What a process may be when the package is used: its locale, its folder, other copies, interpreters."""
+"""What a process may be when the package is used: locale, folder, other copies, interpreters."""
 
 from __future__ import annotations
 

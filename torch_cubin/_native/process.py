@@ -19,8 +19,8 @@ def require_main_interpreter() -> None:
             continue
         if interpreters.get_current() != interpreters.get_main():
             raise ImportError(
-                "torch_cubin [internal]: torch_cubin cannot be imported: expected the process's main "
-                "interpreter, got a subinterpreter. PyTorch works in the main one alone."
+                "torch_cubin [internal]: torch_cubin cannot be imported: expected the process's "
+                "main interpreter, got a subinterpreter. PyTorch works in the main one alone."
             )
         return
 
