@@ -19,12 +19,13 @@ HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
 FORMATTED := $(shell find csrc tests torch_cubin/include \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
-.PHONY: help demo test gpu-test lint format bench build wheel clean environment
+.PHONY: help demo test thread-test gpu-test lint format bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
 	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
 	@echo 'make gpu-test  the tests that need a GPU, side by side, and their record'
+	@echo 'make thread-test  first uses by 32 threads under ThreadSanitizer'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
 	@echo 'make bench   speed against torch.matmul (needs a GPU)'
@@ -66,6 +67,9 @@ demo: built-demo
 test: built-test
 	@$(PY) -m pytest --numprocesses $$($(PY) -c 'import os; print(min(8, os.cpu_count() or 1))') \
 		--dist loadfile --no-loadscope-reorder --durations 10 $(PYTEST)
+
+thread-test: | $(READY)
+	@$(PY) tests/threads/run.py
 
 gpu-test: built-demo
 	@$(PY) tools/gpu_tests.py $(PYTEST)

@@ -112,6 +112,7 @@ PackageKernel::PackageKernel(const json& entry, std::shared_ptr<const PackageFil
 PackageKernel::~PackageKernel() = default;
 
 Kernel& PackageKernel::load() {
+  refuse_forked();
   std::lock_guard<std::mutex> lock(mutex_);
   Kernel* kernel = kernel_.load(std::memory_order_relaxed);
   if (kernel != nullptr) return *kernel;

@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -16,8 +17,9 @@
 namespace fuzz {
 namespace {
 
-int64_t g_alive = 0, g_launches = 0;
-bool g_grad_mode = false;
+std::atomic<int64_t> g_alive{0}, g_launches{0};
+std::atomic<bool> g_grad_mode{false};
+std::atomic<LoadHook> g_load_hook{nullptr};
 constexpr bool kFalse = false;
 
 struct FakeList {
@@ -83,7 +85,8 @@ CUresult is_capturing(CUstream, CUstreamCaptureStatus* status) {
 CUresult load(CUlibrary* library, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*,
               void**, unsigned) {
   *library = reinterpret_cast<CUlibrary>(uintptr_t{8192});
-  return CUDA_SUCCESS;
+  const LoadHook hook = g_load_hook.load();
+  return hook == nullptr ? CUDA_SUCCESS : static_cast<CUresult>(hook());
 }
 CUresult get_kernel(CUkernel* kernel, CUlibrary, const char* name) {
   *kernel = reinterpret_cast<CUkernel>(&sizes_of_params().at(name));
@@ -214,6 +217,7 @@ StringHandle new_string(const std::string& text) {
 int64_t objects_alive() { return g_alive; }
 void set_grad_mode(bool enabled) { g_grad_mode = enabled; }
 int64_t launches() { return g_launches; }
+void set_load_hook(LoadHook hook) { g_load_hook = hook; }
 
 void declare_kernels(const std::vector<uint8_t>& bytes) {
   const torch_cubin::Image image = torch_cubin::parse_cubin(bytes.data(), bytes.size(), "an image");

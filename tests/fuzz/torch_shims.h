@@ -33,6 +33,10 @@ void set_grad_mode(bool enabled);
 // Tells the driver of the fuzzer the kernels of an image, as their parameters' sizes.
 void declare_kernels(const std::vector<uint8_t>& image);
 
+// Called by each load of an image into the driver, whose result it gives: 0 for success.
+using LoadHook = int (*)();
+void set_load_hook(LoadHook hook);
+
 int64_t launches();  // so far; each has read every byte of its parameters
 
 }  // namespace fuzz

@@ -1,0 +1,58 @@
+"""Builds tests/threads/first_use.cpp with ThreadSanitizer and runs it: `make thread-test`.
+
+Nightly rather than a test: the compiler takes a minute. No Python, torch or driver takes part: PyTorch
+and the driver are those of tests/fuzz/torch_shims.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
+import fuzz  # noqa: E402
+
+REPLACED = {"main.cpp", "declared.cpp"}  # the fuzzer's
+
+
+def build() -> Path:
+    folder = ROOT / "build" / "threads"
+    folder.mkdir(parents=True, exist_ok=True)
+    compiler = next((c for c in ("g++", "clang++", "clang++-14") if shutil.which(c)), None)
+    if compiler is None:
+        raise SystemExit("tests/threads/run.py: no C++ compiler")
+    json_flag = f"-isystem{fuzz.json_include()}"
+    sources = [path for path in fuzz.sources("declared") if path.name not in REPLACED]
+    # Two files for the compiler: names that are local to csrc/cubin are apart from the others'.
+    units = [folder / "cubin.cpp", folder / "rest.cpp"]
+    of_cubin = [path for path in sources if path.parent.name == "cubin"]
+    rest = [path for path in sources if path not in of_cubin]
+    for unit, parts in zip(units, [of_cubin, [*rest, HERE / "first_use.cpp"]], strict=True):
+        unit.write_text("".join(f'#include "{path}"\n' for path in parts))
+    flags = ["-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{ROOT / 'csrc'}"]
+    flags += [f"-I{fuzz.HERE}", json_flag, *fuzz.headers_of_torch(), "-w"]
+    program = folder / "first_use"
+    subprocess.run([compiler, *flags, *map(str, units), "-o", str(program), "-ldl"], check=True)
+    return program
+
+
+def main() -> int:
+    start = time.monotonic()
+    program = build()
+    built = time.monotonic()
+    image = ROOT / "tests" / "data" / "several.sm_90a.cuda130.cubin"
+    command = [program, image, fuzz.HERE / "contracts.json"]
+    environment = dict(os.environ, TSAN_OPTIONS="halt_on_error=0:exitcode=66")
+    done = subprocess.run(list(map(str, command)), env=environment, timeout=600)
+    print(f"thread-test: built in {built - start:.0f} s, ran {time.monotonic() - built:.1f} s")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
