@@ -4,6 +4,7 @@
 #include <string>
 
 #include "c_answer.h"
+#include "cubin/error.h"
 #include "cubin/json_facts.h"
 #include "declared/contract.h"
 #include "declared/declared_package.h"
@@ -89,4 +90,25 @@ TORCH_CUBIN_API char* torch_cubin_preload_op(const char* name, int index) {
     find_contract(given(name, "name")).preload(device(index));
     return std::string("{}");
   });
+}
+
+// For torch_cubin/torch.h, on a program's way from C++ to C++: 0, or 1 with the error's text, which lives
+// until this thread's next error.
+TORCH_CUBIN_API int torch_cubin_v1_torch_load_package(const char* folder, const char** text) {
+  try {
+    load_package(folder);
+    return 0;
+  } catch (const Error&) {
+    *text = last_error().c_str();
+  } catch (...) {
+    *text = "torch_cubin [internal]: the package could not be loaded.";
+  }
+  return 1;
+}
+
+// What the last error of this thread said, which PyTorch's C API loses below torch 2.13; with `clear`
+// it is forgotten.
+TORCH_CUBIN_API const char* torch_cubin_v1_torch_last_error(int clear) {
+  if (clear != 0) clear_last_error();
+  return last_error().c_str();
 }

@@ -23,7 +23,9 @@ from torch_cubin.errors import Error  # noqa: E402
 
 # What serves kernels of one's own is imported at its first use: it would double the import's time.
 _LATER = {
+    "cpp": ("include_path", "library_path"),
     "_kernels.arguments": ("strided",),
+    "_compile.compile": ("compile",),
     "_declared.op": ("Op",),
     "_declared.define_op": ("KernelChoice", "define_op"),
     "_declared.expressions": (
@@ -51,8 +53,8 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 
 
 def __getattr__(name: str) -> object:
-    if name == "embed":
-        return _import_module("torch_cubin.embed")
+    if name in ("cpp", "embed"):
+        return _import_module(f"torch_cubin.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'torch_cubin' has no attribute '{name}'")
     value = getattr(_import_module(f"torch_cubin.{_MODULE_OF[name]}"), name)
@@ -83,6 +85,8 @@ __all__ = [
     "batch_invariant",
     "bfloat16",
     "cdiv",
+    "compile",
+    "cpp",
     "define_op",
     "drop_in",
     "embed",
@@ -91,12 +95,14 @@ __all__ = [
     "float32",
     "float64",
     "huggingface",
+    "include_path",
     "inspect",
     "int8",
     "int16",
     "int32",
     "int64",
     "length",
+    "library_path",
     "like",
     "load",
     "load_package",

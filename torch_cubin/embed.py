@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 MAGIC = "TCBUNDLE"
+NAMED = "torch_cubin_embedded_"  # TORCH_CUBIN_EMBED in torch_cubin/cubin.h
 HEADER_BYTES, RECORD_BYTES, ALIGNMENT = 24, 64, 16
 FilePath = str | os.PathLike
 
@@ -43,8 +44,11 @@ def write_unit(
     files: Iterable[FilePath] = (),
     package: FilePath | None = None,
     symbol: str | None = None,
+    name: str | None = None,
 ) -> None:
     """Writes a C (and C++) source that embeds `files` by their names, or the folder `package`.
+
+    `name` is what TORCH_CUBIN_EMBED(name) of torch_cubin/cubin.h finds them by.
 
     The files are found from where the compiler runs: give absolute paths where that is elsewhere.
     `symbol` is the bundle's, for `-Wl,-u,SYMBOL` where a linker drops what nothing refers to; by
@@ -53,6 +57,15 @@ def write_unit(
     manifest promises other bytes.
     """
     files = list(files)
+    if name is not None:
+        if not name.isidentifier() or not name.isascii():
+            raise _fault(
+                "input",
+                f"the name '{name}'",
+                "cannot be embedded under",
+                expected="a name as C++ has them",
+            )
+        symbol = f"{NAMED}{name}"
     if (package is None) == (not files):
         raise _fault(
             "input", "torch_cubin.embed", "has nothing to do", expected="files, or a package"
@@ -63,12 +76,15 @@ def write_unit(
             raise _fault(
                 "input", f"file {str(path)!r}", "cannot be embedded", expected="a printable name"
             )
-    contents = {name: _read(path) for name, path in named.items()}
+    contents = {file: _read(path) for file, path in named.items()}
     digest = hashlib.sha256()
-    for name, content in contents.items():
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    symbol = symbol or f"torch_cubin_embedded_{digest.hexdigest()[:16]}"
-    body = "\n".join(f'    "{_escaped(line)}\\n"' for line in _assembly(symbol, named, contents))
+    for file, content in contents.items():
+        digest.update(f"{file}\0{len(content)}\0".encode() + content)
+    symbol = symbol or f"{NAMED}{digest.hexdigest()[:16]}"
+    body = "\n".join(
+        f'    "{_escaped(line)}\\n"'
+        for line in _assembly(symbol, named, contents, name is not None)
+    )
     text = (
         "/* Made by torch_cubin.embed: files for the section .torch_cubin. */\n"
         f"__asm__(\n{body});\n"
@@ -84,7 +100,9 @@ def write_unit(
         ) from error
 
 
-def _assembly(symbol: str, named: dict[str, Path], contents: dict[str, bytes]) -> list[str]:
+def _assembly(
+    symbol: str, named: dict[str, Path], contents: dict[str, bytes], hidden: bool
+) -> list[str]:
     """The bundle in numbers and .incbin: no labels to clash where LTO joins several units."""
 
     def aligned(size: int) -> int:
@@ -105,6 +123,9 @@ def _assembly(symbol: str, named: dict[str, Path], contents: dict[str, bytes]) -
         '.pushsection .torch_cubin, "a", @progbits',
         f".balign {ALIGNMENT}",
         f".weak {symbol}",  # the same files twice in a link are no clash
+        # Another library's bundle of that name is its own. Without a name nothing refers to the
+        # symbol: that it is seen from outside keeps it under --gc-sections.
+        *([f".hidden {symbol}"] if hidden else []),
         f".type {symbol}, @object",
         f".size {symbol}, {at}",
         f"{symbol}:",
@@ -245,9 +266,10 @@ def main() -> int:
     parser.add_argument("--output", required=True, help="the C file")
     parser.add_argument("--package", help="a folder that torch_cubin.save_package made")
     parser.add_argument("--symbol", help="of the bundle")
+    parser.add_argument("--name", help="for TORCH_CUBIN_EMBED(NAME) in C++")
     parser.add_argument("files", nargs="*", metavar="FILE")
     options = parser.parse_args()
-    write_unit(options.output, options.files, options.package, options.symbol)
+    write_unit(options.output, options.files, options.package, options.symbol, options.name)
     os.utime(options.output)  # what a build looks at to see that this was run
     return 0
 

@@ -67,7 +67,11 @@ class Kernel {
     int64_t common_threads = 0;
     int64_t common_block[3] = {0, 0, 0};
     uint64_t least_shared = 0;  // dynamic bytes, 1 where the kernel cannot do without
-    std::atomic<uint64_t> checked_cluster{0};  // the shape that was last found to fit, packed; or 0
+    // Shapes with clusters that were found to fit, packed, each in the slot that its number says; or 0.
+    mutable std::atomic<uint64_t> checked_clusters[4] = {};
+    std::atomic<uint64_t>& checked_cluster(uint64_t packed) const {
+      return checked_clusters[(packed * 0x9E3779B97F4A7C15u) >> 62];
+    }
 
     const Device& device;
     std::shared_ptr<const LoadedImage> image;

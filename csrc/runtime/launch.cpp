@@ -121,7 +121,7 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
       }
     }
     const uint64_t packed = packed_cluster(cluster, call);
-    if (here.checked_cluster.load(std::memory_order_relaxed) != packed) return false;
+    if (here.checked_cluster(packed).load(std::memory_order_relaxed) != packed) return false;
     if (!here.has_cluster) set_cluster(cluster, config);
   }
   if ((call.flags & TORCH_CUBIN_DEPENDENT) != 0) {
@@ -395,7 +395,8 @@ class Launch {
     }
     // Remembered for launch_common(), which no cooperative launch takes.
     if (clustered_) {
-      here.checked_cluster.store(packed_cluster(cluster_, call_), std::memory_order_relaxed);
+      const uint64_t packed = packed_cluster(cluster_, call_);
+      here.checked_cluster(packed).store(packed, std::memory_order_relaxed);
     }
   }
 

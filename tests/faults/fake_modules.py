@@ -355,3 +355,14 @@ def test_wrong_globals(driver, several):
         several.global_tensor("table", torch.float32, (17,), device=0)
     with pytest.raises(errors.InputError):
         several.global_tensor("table", torch.float32, (16,), device="cpu")
+
+
+def test_shapes_of_clusters_by_turns_are_asked_about_once_each(driver, several):
+    kernel = several["vec_add"]
+    shapes = [(2, 0), (4, 0), (2, 1024)]
+    for _ in range(3):
+        for cluster, shared in shapes:
+            kernel(x, x, x, 64, grid=8, block=64, cluster=cluster, shared_memory=shared)
+    assert driver.calls("cuOccupancyMaxActiveClusters") <= len(shapes) + 2  # two may share a slot
+    sizes = [launch["attributes"]["4"][0] for launch in driver.launches()]
+    assert sizes == [cluster for cluster, _ in shapes] * 3

@@ -1,23 +1,40 @@
-"""C++ programs on the stand-in driver, linked with libtorch_cubin as a user's would be."""
+"""C++ programs on the stand-in driver, linked with libtorch_cubin as a user's would be; and all of
+examples/cpp, whose launches are recorded and compared, and whose kernels the stand-in computes
+(tests/fake_driver/fake_kernels.h), so that each program's own check of its numbers holds."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from built_once import BUILD, built_once
 from fake_driver.build import build
+
+import torch_cubin
+from torch_cubin import cpp
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torch_cubin"
 SHARED = PACKAGE / "lib" / "libtorch_cubin.so"
 CHECKS = ROOT / "tests" / "cpp" / "check_cubin.cpp"
 DATA = ROOT / "tests" / "data"
+EXAMPLES = ROOT / "examples" / "cpp"
+KERNELS = EXAMPLES / "kernels"
+TRITON = sorted(KERNELS.glob("triton_matmul.*.cubin"))
+TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
 
-pytestmark = pytest.mark.skipif(not SHARED.is_file(), reason="not a built checkout")
+pytestmark = [
+    pytest.mark.skipif(not SHARED.is_file(), reason="not a built checkout"),
+    # As in test_faults.py: the stand-in is no driver for libcudart.
+    pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch"),
+]
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +83,178 @@ def test_cubin_h(way: str, checks: Path, folder: Path, tmp_path: Path) -> None:
     command = ["g++", "-fsanitize=address", str(checks), "-o", str(program), *link]
     subprocess.run([*command, "-ldl", "-pthread"], check=True)
     assert run(program, folder, str(DATA), ASAN_OPTIONS="detect_leaks=1") == "right\n"
+
+
+# --- the examples ---
+
+
+@pytest.fixture(scope="session")
+def examples() -> Path:
+    """Built by their one CMake project, once for these sources and headers."""
+    if shutil.which("cmake") is None:
+        pytest.skip("needs CMake, found none")
+    digest = hashlib.sha256(str(ROOT).encode())
+    sources = [path for path in EXAMPLES.rglob("*") if path.is_file()]
+    sources += [*(PACKAGE / "cmake").iterdir(), *(PACKAGE / "include").rglob("*.h")]
+    for path in [*sorted(sources), SHARED.with_suffix(".a")]:
+        digest.update(path.read_bytes())
+    output = BUILD / f"examples_cpp-{digest.hexdigest()[:16]}"
+    with built_once(output) as unfinished:
+        if unfinished is not None:
+            command = ["cmake", "-S", str(EXAMPLES), "-B", str(unfinished), "-G", "Ninja"]
+            command += [f"-Dtorch_cubin_DIR={cpp.cmake_path()}"]
+            command += [f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=Release"]
+            command += ["-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Werror"]
+            environment = {
+                **os.environ,
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            }
+            for step in (command, ["cmake", "--build", str(unfinished), "-j2"]):
+                done = subprocess.run(step, capture_output=True, text=True, env=environment)
+                assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    return output
+
+
+def declarations(*files: Path) -> str:
+    """FAKE_CUDA_DECLARE: the sizes of parameters, which a driver reads from the file."""
+    kernels = {}
+    for file in files:
+        for image in torch_cubin.load(file, jit=True).images:
+            for kernel in image.kernels:
+                kernels[kernel.name] = ",".join(str(param.size) for param in kernel.params)
+    return ";".join(f"{name}:{sizes}" for name, sizes in kernels.items())
+
+
+def launches(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+CASES = {
+    "vec_add_ptx": (
+        [KERNELS / "vec_add.ptx"],
+        [str(KERNELS / "vec_add.ptx")],
+        [("_Z6vecAddPKfS0_Pfi", [391, 1, 1], [256, 1, 1], 0)],
+    ),
+    "matmul_cubin": (
+        [KERNELS / "matmul.sm_90a.cubin"],
+        [str(KERNELS / "matmul.sm_90a.cubin")],
+        [("matmul_fp16", [8, 8, 1], [512, 1, 1], 0)],
+    ),
+    "matmul_triton": (
+        TRITON,
+        [str(KERNELS)],
+        [("matmul_kernel", [8, 8, 1], [128, 1, 1], 24576)],
+    ),
+    "matmul_triton 23b912ac": (
+        TRITON,
+        [str(KERNELS), "23b912ac"],
+        [("matmul_kernel", [4, 8, 1], [128, 1, 1], 36864)],
+    ),
+    "attention_array": (
+        [EXAMPLES / "fmha_packed_sm90a.cubin.cpp"],
+        [],
+        [("fmha_packed", [20, 3, 2], [128, 1, 1], 0)] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_example(name: str, examples: Path, folder: Path, tmp_path: Path) -> None:
+    files, arguments, expected = CASES[name]
+    record = tmp_path / "launches"
+    printed = run(
+        examples / name.split()[0],
+        folder,
+        *arguments,
+        FAKE_CUDA_COMPUTE="1",
+        FAKE_CUDA_DECLARE=declarations(*files),
+        FAKE_CUDA_LAUNCHES=str(record),
+    )
+    assert printed.count(": right\n") == len(expected)
+    found = [(x["kernel"], x["grid"], x["block"], x["shared"]) for x in launches(record)]
+    assert found == expected
+
+
+def test_an_example_says_what_it_has_not(examples: Path, folder: Path) -> None:
+    """A wrong hash, no file: the program's last words are the error."""
+    for program, arguments, text in (
+        ("matmul_triton", [str(KERNELS), "00000000"], "[no_kernel]: the family 'triton_matmul."),
+        ("matmul_triton", [str(DATA), "6f267976"], "expected a member"),
+        ("vec_add_ptx", ["/nowhere"], "[file]: file '/nowhere'"),
+    ):
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_DEVICES": "1"}
+        command = [str(examples / program), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 1
+        assert text in done.stdout
+
+
+def test_the_extension_from_python(examples: Path, folder: Path) -> None:
+    code = f"""if True:
+        import ctypes, struct, sys
+        sys.path.insert(0, {str(ROOT / "tests")!r})
+        ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
+        import torch
+        from fake_driver import tensors
+        from fake_driver.control import FakeDriver
+        driver = FakeDriver()
+        driver.declare_kernel("scale_add", [8, 8, 8, 4, 4])
+        torch.ops.load_library({str(examples / "libcpp_example_ops.so")!r})
+        torch.library.register_fake("cpp_example::scale_add", lambda x, y, s: torch.empty_like(x))
+        x, y = tensors.empty(100, 3), tensors.empty(100, 3)
+        for tensor, first in ((x, 1), (y, 1000)):
+            floats = (ctypes.c_float * 300).from_address(tensor.data_ptr())
+            floats[:] = [float(first + i) for i in range(300)]
+        out = torch.ops.cpp_example.scale_add(x, y, 0.5)
+        numbers = (ctypes.c_float * 300).from_address(out.data_ptr())
+        assert list(numbers) == [0.5 * (1 + i) + 1000 + i for i in range(300)]
+        (launch,) = driver.launches()
+        assert (launch["grid"], launch["stream"]) == ([2, 1, 1], 0x5000), launch
+        try:
+            torch.ops.cpp_example.scale_add(x, tensors.empty(7), 1.0)
+        except RuntimeError as error:
+            assert "torch_cubin [input]: scale_add takes" in str(error), error
+        with torch._subclasses.FakeTensorMode():
+            fake = torch.empty(4, 5, device="cuda")
+            assert torch.ops.cpp_example.scale_add(fake, fake, 1.0).shape == (4, 5)
+        print("right")
+    """
+    assert run(Path(sys.executable), folder, "-c", code, FAKE_CUDA_COMPUTE="1") == "right\n"
+
+
+def test_ops_of_a_program_without_python(examples: Path, folder: Path, tmp_path: Path) -> None:
+    cubin = DATA / "vec_add.sm_90a.cuda124.cubin"
+    vec_add = torch_cubin.define_op(
+        "cpp_package::vec_add(Tensor x, Tensor y) -> Tensor",
+        kernel=(cubin, "vec_add"),
+        tensors=dict.fromkeys(("x", "y", "out"), "float32[*s]"),
+        args=lambda x, y, out: (x, y, out, torch_cubin.int32(x.numel())),
+        grid=lambda x: torch_cubin.cdiv(x.numel(), 256),
+        block=256,
+    )
+    torch_cubin.save_package(tmp_path / "package", [vec_add])
+    manifest = json.loads((PACKAGE / "cubins" / "manifest.json").read_text())
+    declared = [declarations(cubin)]
+    for kernel in manifest["kernels"]:
+        sizes = ",".join(str(param["size"]) for param in kernel["params"])
+        declared.append(f"{kernel['symbol']}:{sizes}")
+    record = tmp_path / "launches"
+    preload = [TORCH_LIBRARIES / "libtorch_cpu.so", folder / "libtorch_cuda.so"]
+    preload += [folder / "fake_tensors.so"]
+    run(
+        examples / "run_ops",
+        folder,
+        str(tmp_path / "package"),
+        "--launch-only",
+        LD_LIBRARY_PATH=f"{folder}:{TORCH_LIBRARIES}",
+        LD_PRELOAD=":".join(map(str, preload)),
+        FAKE_CUDA_DECLARE=";".join(declared),
+        FAKE_CUDA_LAUNCHES=str(record),
+    )
+    found = launches(record)
+    assert found[0]["kernel"] == "vec_add"
+    assert found[0]["grid"] == [12, 1, 1]
+    assert {each["stream"] for each in found} == {0x5000}
+    names = " ".join(each["kernel"] for each in found[1:])
+    assert "matmul" in names
+    assert "attention" in names

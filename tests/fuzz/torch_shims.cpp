@@ -330,6 +330,7 @@ AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const
   *made = handle_of(tensor);
   return 0;
 }
+AOTITorchError aoti_torch_zero_(AtenTensorHandle) { return 0; }
 AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor) {
   --g_alive;
   delete tensor_of(tensor);

@@ -9,20 +9,16 @@ seed and the case:
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
+from gpu.seeds import seeds
 
 CASES = 300  # a seed and dtype; every fourth goes backward, too
-SEEDS = (
-    [int(os.environ["TORCH_CUBIN_TEST_SEED"])]
-    if "TORCH_CUBIN_TEST_SEED" in os.environ
-    else list(range(2))
-)
+SEEDS = seeds(2)
 
 
 def _same_strides(tensor: torch.Tensor, like: torch.Tensor) -> bool:

@@ -10,7 +10,6 @@ are pooled and held against PyTorch's (numerics.Judge). A failure prints the see
 from __future__ import annotations
 
 import math
-import os
 import random
 from functools import partial
 
@@ -19,13 +18,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gpu import cases
+from gpu.seeds import seeds
 
 CASES = 100  # a seed and mode
-SEEDS = (
-    [int(os.environ["TORCH_CUBIN_TEST_SEED"])]
-    if "TORCH_CUBIN_TEST_SEED" in os.environ
-    else list(range(5))
-)
+SEEDS = seeds(5)
 
 
 def _inputs(case: cases.Case, dtype: torch.dtype, g: torch.Generator) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 import fuzz  # noqa: E402
 
-REPLACED = {"main.cpp", "declared.cpp"}  # the fuzzer's
+FUZZERS_OWN = {fuzz.HERE / "main.cpp", fuzz.HERE / "declared.cpp"}
 
 
 def build() -> Path:
@@ -28,7 +28,7 @@ def build() -> Path:
     if compiler is None:
         raise SystemExit("tests/threads/run.py: no C++ compiler")
     json_flag = f"-isystem{fuzz.json_include()}"
-    sources = [path for path in fuzz.sources("declared") if path.name not in REPLACED]
+    sources = [path for path in fuzz.sources("declared") if path not in FUZZERS_OWN]
     # Two files for the compiler: names that are local to csrc/cubin are apart from the others'.
     units = [folder / "cubin.cpp", folder / "rest.cpp"]
     of_cubin = [path for path in sources if path.parent.name == "cubin"]

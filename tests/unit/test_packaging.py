@@ -190,7 +190,11 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     expected |= {f"torch_cubin/cubins/{table['file']}" for table in manifest["tuned"]}
     expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
     folder = ROOT / "torch_cubin"
-    for_cpp = (*folder.glob("cmake/*"), *folder.glob("include/torch_cubin/*.h"))
+    for_cpp = (
+        *folder.glob("cmake/*"),
+        *folder.glob("include/torch_cubin/*.h"),
+        *folder.glob("lib/*/*"),
+    )
     expected |= {str(path.relative_to(ROOT)) for path in for_cpp}
     expected |= {f"torch_cubin/lib/libtorch_cubin.{kind}" for kind in ("so", "a")}
     expected |= {"torch_cubin/_launch.abi3.so"}  # where Python's headers are, as they are here
@@ -210,6 +214,128 @@ def test_wheel_works_where_it_is_unpacked(wheel, tmp_path):
     answer = python(code, path=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith(str(tmp_path))
+
+
+PROGRAM = """
+#include <torch_cubin/cubin.h>
+#include <cstdio>
+TORCH_CUBIN_EMBED(my_cubin);
+int main() {
+  const auto module = torch_cubin::Module::embedded("my_cubin");
+  std::printf("%s\\n", std::string(module["vec_add"].name()).c_str());
+  try {
+    module["vec_ad"];
+  } catch (const torch_cubin::Error& error) {
+    std::printf("%s\\n", error.tag());
+  }
+}
+"""
+CMAKE = """
+cmake_minimum_required(VERSION 3.19)
+project(fresh LANGUAGES CXX)
+find_package(torch_cubin REQUIRED)
+foreach(kind torch_cubin static)
+  add_executable(with_${kind} main.cpp)
+  target_link_libraries(with_${kind} PRIVATE torch_cubin::${kind})
+  torch_cubin_embed(with_${kind} NAME my_cubin FILES one.cubin two.cubin)
+endforeach()
+"""
+OPS = """
+#include <torch_cubin/torch.h>
+using namespace torch_cubin;
+TORCH_CUBIN_EMBED(my_cubin);
+Tensor vec_add(Tensor x, Tensor y) {
+  static auto kernel = embedded(my_cubin)["vec_add"];
+  Tensor z = torch_cubin::empty_like(x);
+  kernel(grid(cdiv(x.numel(), 256)), block(256), x, y, z, int(x.numel()));
+  return z;
+}
+STABLE_TORCH_LIBRARY(fresh, m) { m.def("vec_add(Tensor x, Tensor y) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(fresh, CUDA, m) { m.impl("vec_add", TORCH_BOX(&vec_add)); }
+"""
+SETUP = """
+from setuptools import setup
+from torch_cubin import cpp
+embed = {"my_cubin": ["one.cubin", "two.cubin"]}
+setup(
+    name="fresh",
+    version="1.0",
+    packages=["fresh"],
+    ext_modules=[cpp.Extension("fresh._ops", ["ops.cpp"], embed=embed)],
+)
+"""
+
+
+@pytest.fixture
+def fresh(wheel, tmp_path):
+    """A folder outside of the clone, and a function that runs commands there on the wheel alone."""
+    site, project = tmp_path / "site", tmp_path / "project"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (project / "fresh").mkdir(parents=True)
+    cubins = sorted((ROOT / "tests" / "data").glob("vec_add.*.cubin"))
+    for name, cubin in zip(("one.cubin", "two.cubin"), cubins):
+        shutil.copyfile(cubin, project / name)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def run(*command: object) -> str:
+        done = subprocess.run(
+            list(map(str, command)), cwd=project, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout.strip()
+
+    return project, run
+
+
+@built_here
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake, found none")
+def test_a_fresh_cmake_project_uses_the_wheel(fresh):
+    project, run = fresh
+    (project / "main.cpp").write_text(PROGRAM)
+    (project / "CMakeLists.txt").write_text(CMAKE)
+    folder = run(sys.executable, "-m", "torch_cubin", "cmake-dir")
+    assert folder.startswith(str(project.parent))
+    options = [f"-Dtorch_cubin_DIR={folder}", f"-DPython_EXECUTABLE={sys.executable}"]
+    run("cmake", "-B", "build", "-G", "Ninja", *options)
+    run("cmake", "--build", "build", "-j2")
+    for kind in ("torch_cubin", "static"):
+        assert run(f"build/with_{kind}") == "vec_add\nno_kernel"
+    if shutil.which("pkg-config") is not None:
+        found = f"--with-path={folder}/../lib/pkgconfig"
+        flags = run("pkg-config", found, "--cflags", "--libs", "torch_cubin").split()
+        unit = next((project / "build" / "torch_cubin").glob("with_static_*.cpp"))
+        run("c++", "-std=c++17", "-O0", "main.cpp", unit, "-o", "by_pkg_config", *flags)
+        assert run("./by_pkg_config") == "vec_add\nno_kernel"
+
+
+@built_here
+def test_a_fresh_setuptools_project_uses_the_wheel(fresh):
+    project, run = fresh
+    (project / "ops.cpp").write_text(OPS)
+    (project / "setup.py").write_text(SETUP)
+    (project / "fresh" / "__init__.py").write_text("")
+    run(sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+    code = """if True:
+        import torch
+        torch.ops.load_library("fresh/_ops.abi3.so")
+        print(torch.ops.fresh.vec_add.default._schema)
+        try:
+            torch.ops.fresh.vec_add(torch.zeros(3), torch.zeros(3))
+        except NotImplementedError:
+            print("CUDA alone")
+        import torch_cubin
+        print(torch_cubin.include_path())
+    """
+    schema, alone, include = run(sys.executable, "-c", code).splitlines()
+    assert schema == "fresh::vec_add(Tensor x, Tensor y) -> Tensor"
+    assert alone == "CUDA alone"
+    assert include == str(project.parent / "site" / "torch_cubin" / "include")
+    (image, *_) = json.loads(
+        run(sys.executable, "-m", "torch_cubin", "inspect", "--json", "fresh/_ops.abi3.so")
+    )["entries"]
+    assert image["name"] == "one.cubin"
 
 
 @built_here

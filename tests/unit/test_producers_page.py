@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from torch_cubin import errors
+from torch_cubin._compile import nvrtc
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "producers.md").read_text()
 # The heading of each example's section, and the modules that it needs.
-NEEDS = {"Triton": ["triton"]}
+NEEDS = {"Triton": ["triton"], "CUDA C++": ["NVRTC"]}
 
 
 def examples() -> dict[str, str]:
@@ -28,15 +31,24 @@ def examples() -> dict[str, str]:
     return found
 
 
+def is_installed(name: str) -> bool:
+    if name != "NVRTC":
+        return importlib.util.find_spec(name) is not None
+    try:
+        return nvrtc.load() is not None
+    except errors.FileError:
+        return False
+
+
 def test_every_section_with_code_is_run() -> None:
     assert examples().keys() == NEEDS.keys()
 
 
 @pytest.mark.parametrize("title", NEEDS)
 def test_the_example_runs(title: str, tmp_path: Path) -> None:
-    for module in NEEDS[title]:
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
+    for name in NEEDS[title]:
+        if not is_installed(name):
+            pytest.skip(f"{name} is not installed")
     script = tmp_path / "example.py"
     script.write_text(examples()[title])
     done = subprocess.run(

@@ -465,3 +465,121 @@ def test_the_command_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 1
     assert "holds Triton kernels already" in done.stderr
+
+
+# --- what the autotuner found ---
+
+TUNED = {"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"}
+TUNED_ARGS = {"x_ptr": "x", "y_ptr": "y", "out_ptr": "out"}
+
+
+def autotuned(results: dict[tuple[int, ...], tuple[int, int]], dtypes: int = 3) -> Any:
+    """`add` as @triton.autotune has it, after calls that found these configurations."""
+    import triton
+
+    configs = {
+        pair: triton.Config({"BLOCK": pair[0]}, num_warps=pair[1])
+        for pair in ((256, 4), (512, 4), (512, 8))
+    }
+    made = triton.autotune(list(configs.values()), key=["n"])(table.add)
+    for key, pair in results.items():
+        made.cache[(*key, *["torch.float32"] * dtypes)] = configs[pair]
+    return made
+
+
+def define_tuned(kernel_: Any, **more: Any) -> torch_cubin.Op:
+    return tct.define_op(
+        f"{namespace()}::add(Tensor x, Tensor y) -> Tensor",
+        **{
+            "kernel": kernel_,
+            "tuned": True,
+            "signature": "*fp32:16, *fp32:16, *fp32:16, i32",
+            "archs": ["sm_80", "sm_90a"],
+            "tensors": TUNED,
+            "args": TUNED_ARGS,
+            "grid": lambda n, BLOCK: torch_cubin.cdiv(n, BLOCK),
+            **more,
+        },
+    )
+
+
+@needs_triton
+def test_autotuned_kernels_are_found_by_their_key() -> None:
+    results = {(1024,): (256, 4), (2048,): (512, 8), (4096,): (512, 8)}
+    op = define_tuned(autotuned(results))
+    tuned = op.contract["tuned"]
+    assert tuned["key"] == [["number", "n"], ["dtype", "x"], ["dtype", "y"]]
+    by_n = {values[0]: group for values, group in tuned["entries"]}
+    assert by_n == {1024: 0, 2048: 1, 4096: 1}
+    assert tuned["otherwise"] == 1  # which won most often
+    warps = {(k.get("group", 0), k["producer"]["target"]): k["block"][0]
+             for k in op.contract["kernels"]}  # fmt: skip
+    assert warps == {(0, "sm_80"): 128, (0, "sm_90a"): 128, (1, "sm_80"): 256, (1, "sm_90a"): 256}
+    assert op.contract["kernels"][0]["grid"][0][1][2] in (256, 512)
+
+
+@needs_triton
+def test_an_autotuners_files(tmp_path: Path) -> None:
+    def timing(block: int, warps: int, time: float) -> list:
+        fields = {"kwargs": {"BLOCK": block}, "num_warps": warps, "num_ctas": 1, "num_stages": 3}
+        fields |= {"maxnreg": None, "pre_hook": None, "ir_override": None}
+        return [fields, [time, time, time]]
+
+    paths = []
+    for n, times in ((1024, (1.0, 1.5, 4.0)), (2048, (3.0, 1.4, 1.2)), (8192, (9.0, 1.3, 1.2))):
+        listed = [timing(256, 4, times[0]), timing(512, 4, times[1]), timing(512, 8, times[2])]
+        key = [n, *["torch.float32"] * 3]
+        paths.append(tmp_path / f"{n}.autotune.json")
+        paths[-1].write_text(json.dumps({"key": key, "configs_timings": listed}))
+    op = define_tuned(autotuned({}), tuned=paths)
+    tuned = op.contract["tuned"]
+    assert {values[0]: group for values, group in tuned["entries"]} == {1024: 0, 2048: 1, 8192: 1}
+    assert tuned["otherwise"] == 1
+    for text, says in (
+        ("{}", "no results of"),
+        ('{"key": [1], "configs_timings": []}', "has no results"),
+        ('{"key": [[]], "configs_timings": [[]]}', "no data"),
+        ('{"key": [1], "configs_timings": [[{}, [1]]]}', "without kwargs"),
+        ('{"key": [1], "configs_timings": [[{"kwargs": {}}, ["a"]]]}', "times"),
+        ("[", "no JSON"),
+    ):
+        (tmp_path / "wrong.json").write_text(text)
+        with pytest.raises(errors.InputError, match=says):
+            define_tuned(autotuned({}), tuned=tmp_path / "wrong.json")
+
+
+@needs_triton
+def test_autotuners_that_cannot_be_followed() -> None:
+    with pytest.raises(errors.InputError, match="has no results"):
+        define_tuned(autotuned({}))
+    with pytest.raises(errors.InputError, match="goes with another kernel"):
+        define_tuned(table.add)
+    with pytest.raises(errors.InputError, match="is autotuned"):
+        define_tuned(autotuned({}), tuned=None)
+    hooked = autotuned({(1,): (256, 4)})
+    next(iter(hooked.cache.values())).pre_hook = lambda arguments: None
+    with pytest.raises(errors.InputError, match="pre_hook"):
+        define_tuned(hooked)
+    with pytest.raises(errors.InputError, match="a key of another kind"):
+        define_tuned(autotuned({(1,): (256, 4)}, dtypes=2))
+    with pytest.raises(errors.InputError, match="whose kernel is not here"):
+        define_tuned(autotuned({(1,): (256, 4)}), signature=None, archs=None)
+
+
+@needs_triton
+def test_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    with tct.record() as seen:
+        (made,) = tct.compile(table.add, "*fp32:16, *fp32:16, *fp32:16, i32, 128", "sm_90a")
+        (again,) = tct.compile(table.add, "*fp32:16, *fp32:16, *fp32:16, i32, 128", "sm_90a")
+    assert again == made
+    assert [one.name for one in seen.kernels] == ["add"]
+    assert seen.kernels[0].kernel == made
+    assert "x_ptr: *fp32 (a multiple of 16), " in str(seen)
+    assert "BLOCK = 128) for sm_90a" in str(seen)
+    assert tct.read(seen.save(tmp_path / "kernels"))[0].parameters == made.parameters
+    with tct.record() as nothing:
+        pass
+    assert str(nothing) == "no kernel was compiled"
+    with pytest.raises(errors.InputError, match="would hold no kernel"):
+        nothing.save(tmp_path / "none")

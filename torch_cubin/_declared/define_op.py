@@ -144,6 +144,8 @@ def define(
         sources, name, as_jit = _sources(op, entry.kernel)
         places = [images.add(source) for source in sources]
         jit = jit or as_jit
+        if isinstance(entry.kernel, Kernel) and entry.kernel.module._producer is not None:
+            entry.produced.setdefault("producer", _producer(entry.kernel))
         choice = Choice(
             places, name, when=entry.when, **{**common, **entry.launch, **entry.produced}
         )
@@ -201,6 +203,13 @@ def _choice(op: str, choice: Any) -> KernelChoice:
         expected="torch_cubin.KernelChoice(kernel, when=, ...)",
         got=f"{choice!r:.80}",
     )
+
+
+def _producer(kernel: Kernel) -> dict[str, Any]:
+    """What compiled it, with the names that stand for its symbol."""
+    module = kernel.module
+    aliases = sorted(alias for alias, symbol in module._aliases.items() if symbol == kernel.name)
+    return {**(module._producer or {}), **({"aliases": aliases} if aliases else {})}
 
 
 class _Images:

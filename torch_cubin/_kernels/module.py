@@ -8,6 +8,7 @@ import hashlib
 import math
 import operator
 import os
+import re
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
@@ -160,6 +161,13 @@ class Module:
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
         self._globals: set[int] = set()  # tensors over global variables (global_memory.py)
         self._closed = False
+        self._aliases: dict[str, str] = {}  # symbols by the names that a compiler was told
+        self._producer: dict[str, Any] | None = None  # what made it, for manifests
+
+    def _name(self, aliases: dict[str, str], producer: dict[str, Any] | None) -> None:
+        """Says by which names its kernels are known beside their symbols, and what made them."""
+        self._aliases = {_normal(alias): symbol for alias, symbol in aliases.items()}
+        self._producer = producer
 
     # A copy is the same module, which is closed when the last one is gone.
     def __copy__(self) -> Module:
@@ -171,7 +179,7 @@ class Module:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its sources: paths, which are read again, or the bytes that it was given."""
         self._check_open()
-        return _load_again, (tuple(self._sources), self._jit)
+        return _load_again, (tuple(self._sources), self._jit, self._aliases, self._producer)
 
     def __getitem__(self, name: str) -> Kernel:
         if not isinstance(name, str):
@@ -179,6 +187,8 @@ class Module:
                 "input", self.origin, "is asked for no name", expected="a str", got=repr(name)[:80]
             )
         self._check_open()
+        if name not in self._facts:
+            name = self._aliases.get(_normal(name), name)
         kernel = self._kernels.get(name)
         if kernel is None:
             facts = self._facts.get(name)
@@ -188,7 +198,7 @@ class Module:
         return kernel
 
     def __contains__(self, name: object) -> bool:
-        return name in self._facts
+        return name in self._facts or (isinstance(name, str) and _normal(name) in self._aliases)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._facts)
@@ -331,7 +341,17 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     return module
 
 
-def _load_again(sources: tuple[tuple[Source, str, str], ...], jit: bool) -> Module:
+def _normal(name: str) -> str:
+    """A C++ name without the blanks that mean nothing."""
+    return re.sub(r" ?([<>,:*&()\[\]]) ?", r"\1", " ".join(name.split()))
+
+
+def _load_again(
+    sources: tuple[tuple[Source, str, str], ...],
+    jit: bool,
+    aliases: dict[str, str] | None = None,
+    producer: dict[str, Any] | None = None,
+) -> Module:
     """A module out of a pickle. Raises HashError [hash] where a file is another one now."""
     module = load([source for source, _, _ in sources], jit=jit)
     for (_, name, digest), (_, _, found) in zip(sources, module._sources, strict=True):
@@ -344,6 +364,7 @@ def _load_again(sources: tuple[tuple[Source, str, str], ...], jit: bool) -> Modu
                 got=f"sha256 {found}",
                 advice="Pickle it again.",
             )
+    module._name(aliases or {}, producer)
     return module
 
 

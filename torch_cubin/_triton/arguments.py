@@ -63,10 +63,10 @@ class TritonArguments(Produced):
         self.kernel, self.given, self.folded, self.varying = kernel, given, folded, varying
 
     def resolve(self, scope: Scope) -> tuple[list, list[dict]]:
-        return _Resolver(self, scope).resolve()
+        return Resolver(self, scope).resolve()
 
 
-class _Resolver:
+class Resolver:
     def __init__(self, arguments: TritonArguments, scope: Scope) -> None:
         self.kernel, self.scope = arguments.kernel, scope
         self.folded, self.varying = arguments.folded, arguments.varying
@@ -138,13 +138,13 @@ class _Resolver:
 
     # Values.
 
-    _MISSING = object()
+    MISSING = object()
 
-    def _value(self, parameter: Parameter) -> Any:
-        """What the user says of a parameter, or _MISSING."""
+    def value(self, parameter: Parameter) -> Any:
+        """What the user says of a parameter, or MISSING."""
         if self.positional is not None:
             if parameter.type == FOLDED:
-                return self._MISSING
+                return self.MISSING
             return self._traced(self.positional.pop(0), parameter.name or parameter.type)
         name = parameter.name
         if name in self.given:
@@ -161,9 +161,9 @@ class _Resolver:
                 value = value[int(index)]
             return self._traced(value, name)
         if name in self.folded and parameter.type == FOLDED:
-            return self._MISSING
+            return self.MISSING
         names = self.scope.names
-        return names.get(name, self._MISSING)
+        return names.get(name, self.MISSING)
 
     def _traced(self, value: Any, what: str) -> Any:
         value = self.scope.trace(value, f"args '{what}'")
@@ -174,9 +174,9 @@ class _Resolver:
     # Parameters that the compiler folded.
 
     def _fold(self, parameter: Parameter) -> None:
-        value, constant = self._value(parameter), parameter.value
+        value, constant = self.value(parameter), parameter.value
         what = self.of(parameter)
-        if value is self._MISSING:
+        if value is self.MISSING:
             # A constant of the kernel's own is what it is. An argument that merely was 1, or a
             # bool, when it was compiled may be another at a call.
             if parameter.is_declared or constant is None or parameter.name in self.folded:
@@ -239,8 +239,8 @@ class _Resolver:
     # Parameters that the binary takes.
 
     def _pass(self, parameter: Parameter) -> None:
-        value = self._value(parameter)
-        if value is self._MISSING:
+        value = self.value(parameter)
+        if value is self.MISSING:
             raise self.refuse(
                 self.of(parameter), f"of type {parameter.type} has no value",
                 f"args=dict({parameter.name or 'NAME'}=...), or a name of the op's",

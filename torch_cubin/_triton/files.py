@@ -111,9 +111,9 @@ def _bytes(path: Path, most: int) -> bytes:
     return _read(str(path))
 
 
-def _json(path: Path) -> Any:
+def read_json(path: str | os.PathLike[str]) -> Any:
     try:
-        return json.loads(_bytes(path, _MOST_JSON))
+        return json.loads(_bytes(Path(path), _MOST_JSON))
     except (ValueError, RecursionError) as error:
         raise errors.fault("input", f"file '{path}'", f"is no JSON ({str(error)[:80]})") from None
 
@@ -124,7 +124,7 @@ def _is_metadata(path: Path) -> bool:
 
 
 def _read_list(folder: Path) -> Iterator[TritonKernel]:
-    listed = _json(folder / LIST)
+    listed = read_json(folder / LIST)
     origin = f"file '{folder / LIST}'"
     right = isinstance(listed, dict) and listed.get("format") == FORMAT
     if not right or listed.get("version") != 1 or not isinstance(listed.get("kernels"), list):
@@ -163,7 +163,7 @@ def of_record(record: Any, cubin: bytes, label: str) -> TritonKernel:
 
 def _read_cached(path: Path) -> TritonKernel:
     """A kernel of Triton's cache, from NAME.json, NAME.cubin and NAME.ttir."""
-    metadata = _json(path)
+    metadata = read_json(path)
     origin = f"file '{path.with_suffix('.cubin')}'"
     if not isinstance(metadata, dict) or "num_warps" not in metadata:
         raise errors.fault(

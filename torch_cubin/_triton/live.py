@@ -175,6 +175,20 @@ def compile(
     return out
 
 
+def named_signature(function: Any, signature: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """A signature by name, with `constants`, which a sequence of types leaves out."""
+    if isinstance(signature, Mapping):
+        return {**signature, **constants}
+    listed = _split(signature) if isinstance(signature, str) else list(signature)
+    names = [name for name in function.arg_names if name not in constants]
+    if len(listed) > len(names):
+        raise errors.fault(
+            "input", f"Triton function '{function.__name__}'", "is given too many types",
+            expected=", ".join(names), got=f"{len(listed)} for {len(names)}",
+        )  # fmt: skip
+    return {**dict(zip(names, listed, strict=False)), **constants}
+
+
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 
 

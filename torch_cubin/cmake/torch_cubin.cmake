@@ -3,8 +3,9 @@
 #   find_package(Python COMPONENTS Interpreter REQUIRED)
 #   execute_process(COMMAND ${Python_EXECUTABLE} -m torch_cubin cmake-dir
 #                   OUTPUT_VARIABLE torch_cubin_DIR OUTPUT_STRIP_TRAILING_WHITESPACE)
-#   include(${torch_cubin_DIR}/torch_cubin.cmake)
+#   include(${torch_cubin_DIR}/torch_cubin.cmake)      # or find_package(torch_cubin), for cubin.h
 #
+#   torch_cubin_embed(mine NAME my_cubin FILES vec_add.cubin)       # TORCH_CUBIN_EMBED(my_cubin)
 #   torch_cubin_embed(mine FILES vec_add.sm_80.cubin vec_add.sm_90a.cubin)
 #   torch_cubin_embed(mine PACKAGE kernels)
 #
@@ -14,10 +15,10 @@
 set(_torch_cubin_embed "${CMAKE_CURRENT_LIST_DIR}/../embed.py")
 
 function(torch_cubin_embed target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PACKAGE" "FILES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PACKAGE;NAME" "FILES")
   if(arg_UNPARSED_ARGUMENTS OR NOT TARGET ${target} OR
      (DEFINED arg_PACKAGE AND DEFINED arg_FILES) OR NOT (arg_PACKAGE OR arg_FILES))
-    message(FATAL_ERROR "torch_cubin_embed: expected TARGET FILES file... or TARGET PACKAGE folder, "
+    message(FATAL_ERROR "torch_cubin_embed: expected TARGET [NAME name] FILES file... or PACKAGE folder, "
                         "got: ${ARGV}")
   endif()
   if(NOT Python_EXECUTABLE)
@@ -36,8 +37,12 @@ function(torch_cubin_embed target)
     set(arguments --package "${folder}")
   endif()
 
-  string(SHA256 name "${arguments}")
-  string(SUBSTRING "${name}" 0 16 name)
+  if(arg_NAME)
+    set(name "${arg_NAME}")
+  else()
+    string(SHA256 name "${arguments}")
+    string(SUBSTRING "${name}" 0 16 name)
+  endif()
   get_property(languages GLOBAL PROPERTY ENABLED_LANGUAGES)
   set(suffix cpp)
   if(C IN_LIST languages)

@@ -23,6 +23,7 @@ from torch_cubin._triton.files import read, write
 from torch_cubin._triton.kernel import Parameter, TritonKernel
 from torch_cubin._triton.live import compile
 from torch_cubin._triton.op import define_op
+from torch_cubin._triton.record import Recorded, Recording, record
 
 
 def descriptor(tensor: Any, *, padding: str = "zero") -> Descriptor:
@@ -36,4 +37,15 @@ def descriptor(tensor: Any, *, padding: str = "zero") -> Descriptor:
     return Descriptor(tensor, padding)
 
 
-__all__ = ["Parameter", "TritonKernel", "compile", "define_op", "descriptor", "read", "write"]
+__all__ = [
+    "Parameter",
+    "Recorded",
+    "Recording",
+    "TritonKernel",
+    "compile",
+    "define_op",
+    "descriptor",
+    "read",
+    "record",
+    "write",
+]

@@ -257,8 +257,18 @@ inline Launch launch(Grid grid) { return Launch(grid); }
 
 // --- arguments ---
 
+namespace detail {
+
+// What an argument may set of the launch that it is packed for.
+struct Packing {
+  torch_cubin_v1_launch_call& call;
+  bool has_stream;
+};
+
+}  // namespace detail
+
 // How a type becomes a parameter. torch.h adds tensors; specialise it for types of your own:
-//   kType, kKind, Packed (whose value is passed), pack(argument, call).
+//   type(), kKind, Packed (what is passed), kSetsStream, pack(argument, packing).
 template <class T, class = void>
 struct Argument {
   static_assert(!std::is_array_v<T>,
@@ -281,7 +291,7 @@ struct Argument {
     if constexpr (std::is_class_v<T> || std::is_union_v<T>) return "a struct";
     return "an argument";
   }
-  static const T& pack(const T& argument, torch_cubin_v1_launch_call&) { return argument; }
+  static const T& pack(const T& argument, detail::Packing&) { return argument; }
 };
 
 template <>
@@ -290,7 +300,7 @@ struct Argument<std::nullptr_t> {
   static constexpr bool kSetsStream = false;
   static constexpr uint32_t kKind = TORCH_CUBIN_V1_POINTER;
   static constexpr const char* type() { return "nullptr"; }
-  static void* pack(std::nullptr_t, torch_cubin_v1_launch_call&) { return nullptr; }
+  static void* pack(std::nullptr_t, detail::Packing&) { return nullptr; }
 };
 
 namespace detail {
@@ -314,17 +324,17 @@ void* address_of(T& value) {
 
 // Launches; errors of pack() are its own to throw.
 template <class... T>
-torch_cubin_v1_error* launch(torch_cubin_v1_kernel* kernel, torch_cubin_v1_launch_call& call,
-                             const T&... arguments) {
+torch_cubin_v1_error* launch(torch_cubin_v1_kernel* kernel, Launch& how, const T&... arguments) {
+  Packing packing{how.call(), how.has_stream()};
   std::tuple<typename ArgumentOf<T>::Packed...> packed{
-      ArgumentOf<T>::pack(arguments, call)...};  // left to right
+      ArgumentOf<T>::pack(arguments, packing)...};  // left to right
   return std::apply(
       [&](auto&... values) {
         void* params[] = {address_of(values)..., nullptr};
-        call.params = params;
-        call.arguments = Types<T...>::kArguments;
-        call.argument_count = sizeof...(T);
-        return torch_cubin_v1_launch(kernel, &call);
+        packing.call.params = params;
+        packing.call.arguments = Types<T...>::kArguments;
+        packing.call.argument_count = sizeof...(T);
+        return torch_cubin_v1_launch(kernel, &packing.call);
       },
       packed);
 }
@@ -366,7 +376,7 @@ class Kernel {
 
   template <class... T>
   Status try_launch(Launch how, const T&... arguments) const {
-    return detail::status(detail::launch(handle_, how.call(), arguments...));
+    return detail::status(detail::launch(handle_, how, arguments...));
   }
   template <class... T>
   Status try_launch(Grid grid, Block block, Stream stream, const T&... arguments) const {
@@ -400,11 +410,12 @@ class Kernel {
   // current one.
   template <class... T>
   void operator()(Launch how, const T&... arguments) const {
-    detail::check(detail::launch(handle_, how.call(), arguments...));
+    detail::check(detail::launch(handle_, how, arguments...));
   }
   template <class... T>
   void operator()(Grid grid, Block block, Stream stream, const T&... arguments) const {
-    detail::check(detail::launch(handle_, Launch(grid, block).on(stream).call(), arguments...));
+    Launch how(grid, block);
+    detail::check(detail::launch(handle_, how.on(stream), arguments...));
   }
   // Tensors (torch.h) say on which device and stream.
   template <class First, class... T,
@@ -413,7 +424,8 @@ class Kernel {
     static_assert(
         detail::ArgumentOf<First>::kSetsStream || (... || detail::ArgumentOf<T>::kSetsStream),
         "say on which stream: kernel(grid, block, stream, arguments...)");
-    detail::check(detail::launch(handle_, Launch(grid, block).call(), first, arguments...));
+    Launch how(grid, block);
+    detail::check(detail::launch(handle_, how, first, arguments...));
   }
   // Types that are checked once, here, and which arguments are then converted to:
   //   auto add = module["add"].as<void(const float*, const float*, float*, int)>();
@@ -598,7 +610,7 @@ struct Argument<Buffer<T>> {
   static constexpr bool kSetsStream = false;
   static constexpr uint32_t kKind = TORCH_CUBIN_V1_POINTER;
   static constexpr const char* type() { return "a Buffer"; }
-  static T* pack(const Buffer<T>& buffer, torch_cubin_v1_launch_call&) { return buffer.data(); }
+  static T* pack(const Buffer<T>& buffer, detail::Packing&) { return buffer.data(); }
 };
 #endif
 

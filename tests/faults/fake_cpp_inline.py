@@ -1,0 +1,170 @@
+"""torch.h and load_inline on the stand-in driver: what a launch with tensors becomes."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import tensors
+
+import torch_cubin
+from torch_cubin import cpp, errors
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data"
+SEVERAL = DATA / "several.sm_90a.cuda130.cubin"
+os.environ.setdefault("TORCH_CUBIN_CACHE", str(ROOT / "build" / "unit" / "inline"))
+SOURCE = """
+#include <torch_cubin/torch.h>
+using namespace torch_cubin;
+TORCH_CUBIN_EMBED(several);
+
+Tensor vec_add(Tensor x, std::optional<Tensor> y) {
+  static auto kernel = embedded(several)["vec_add"];
+  Tensor z = torch_cubin::empty_like(x);
+  kernel(grid(cdiv(x.numel(), 256)), block(256), x, y, z, int(x.numel()));
+  return z;
+}
+void fill(Tensor x, int64_t value) {
+  static auto kernel = Module::embedded("several", Module::kForever)["fill<int>"];
+  kernel(launch(grid(1), block(1)).dependent(), strided(x), int(value));
+}
+std::tuple<Tensor, Tensor> empties(Tensor x, std::vector<int64_t> sizes) {
+  return {new_empty(x, sizes), new_empty(x, sizes, ScalarType::BFloat16)};
+}
+void wrong_size(Tensor x) {
+  static auto kernel = embedded(several)["vec_add"];
+  kernel(grid(1), block(1), x, x, x, x.numel());
+}
+void on_device(Tensor x, int64_t device, int64_t stream) {
+  static auto kernel = embedded(several)["fill"];
+  auto* named = reinterpret_cast<CUstream_st*>(stream);
+  kernel(launch(grid(1), block(1)).device(int(device)).on(named), x, 1);
+}
+Tensor product(Tensor a, Tensor b) { return ops::matmul(a, b); }
+Tensor layer(Tensor x, Tensor w, std::optional<Tensor> b, std::string activation) {
+  return ops::linear(x, w, b, activation);
+}
+Tensor attention(Tensor q, bool is_causal) {
+  ops::AttentionOptions options;
+  options.is_causal = is_causal;
+  return ops::attention(q, q, q, options);
+}
+"""
+FUNCTIONS = [
+    *("vec_add", "empties", "wrong_size", "on_device", "product", "layer", "attention"),
+    "fill(Tensor(a!) x, int value=7) -> ()",
+]
+
+
+@pytest.fixture(scope="module")
+def ops(driver):
+    return cpp.load_inline("inline_test", SOURCE, embed={"several": SEVERAL}, functions=FUNCTIONS)
+
+
+@pytest.fixture(autouse=True)
+def declared(driver, clean):
+    module = torch_cubin.load(SEVERAL)
+    driver.declare(module)
+
+
+def hex_of(*tensors: torch.Tensor) -> list[str]:
+    return [struct.pack("<q", tensor.data_ptr()).hex() for tensor in tensors]
+
+
+def test_a_launch_with_tensors(driver, ops):
+    x, y = tensors.empty(3, 100), tensors.empty(3, 100)
+    z = ops.vec_add(x, y)
+    (launch,) = driver.launches()
+    assert launch["kernel"] == "vec_add"
+    assert (launch["grid"], launch["block"]) == ([2, 1, 1], [256, 1, 1])
+    assert (launch["device"], launch["stream"]) == (0, 0x5000)
+    assert launch["params"] == [*hex_of(x, y, z), "2c010000"]
+    assert (z.shape, z.stride(), z.dtype, z.device) == (x.shape, x.stride(), x.dtype, x.device)
+
+
+def test_the_tensors_device_and_its_stream(driver, ops):
+    ops.vec_add(tensors.empty(4, device=1), None)
+    ops.on_device(tensors.empty(4, device=1), 1, 0x7000)
+    first, second = driver.launches()
+    assert (first["device"], first["stream"]) == (1, 0x5001)
+    assert first["params"][1] == "00" * 8
+    assert (second["device"], second["stream"]) == (1, 0x7000)  # the one that was named
+
+
+def test_schemas_with_defaults_and_strided_tensors(driver, ops):
+    x = tensors.strided((4, 4), (1, 8), dtype=torch.int32)
+    ops.fill(x)
+    (launch,) = driver.launches()
+    assert launch["kernel"] == "_Z4fillIiEvPT_S0_"
+    assert launch["params"] == [*hex_of(x), "07000000"]
+    assert launch["attributes"] == {"6": [1]}
+    assert "Tensor(a!) x, int value=7" in str(ops.fill.default._schema)
+    assert str(ops.empties.default._schema).endswith(
+        "::empties(Tensor arg0, int[] arg1) -> (Tensor, Tensor)"
+    )
+
+
+def test_allocation(ops):
+    one, two = ops.empties(tensors.empty(2, device=1), [3, 0, 5])
+    assert (one.shape, two.stride()) == ((3, 0, 5), (5, 5, 1))
+    assert (one.dtype, two.dtype, two.device.index) == (torch.float32, torch.bfloat16, 1)
+
+
+def test_what_is_refused(driver, ops):
+    x = tensors.empty(4)
+    with pytest.raises(RuntimeError, match=r"\[params\]: argument 3 .* an integer of 8 bytes"):
+        ops.wrong_size(x)
+    with pytest.raises(RuntimeError, match=r"\[input\]: .* is not contiguous"):
+        ops.vec_add(tensors.strided((4, 4), (1, 4)), x)
+    with pytest.raises(RuntimeError, match=r"\[input\]: .* another device .* cuda:0, got cuda:1"):
+        ops.vec_add(x, tensors.empty(4, device=1))
+    with pytest.raises(RuntimeError, match=r"\[input\]: .* another device"):
+        ops.on_device(x, 1, 0x7000)
+    with pytest.raises(RuntimeError, match=r"\[input\]: .* elements and no memory"):
+        ops.vec_add(tensors.without_memory(4), x)
+    with pytest.raises(NotImplementedError):
+        ops.vec_add(torch.zeros(4), None)
+    assert driver.launches() == []
+
+
+def test_an_error_of_an_op_keeps_its_text(ops):
+    a, b = tensors.empty(3, 4), tensors.empty(5, 6)
+    with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]: .*3, 4.*5, 6"):
+        ops.product(a, b)
+    with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]: .*activation"):
+        ops.layer(a, tensors.empty(7, 4), None, "none of these")
+
+
+def test_what_was_compiled_is_found_again(ops, monkeypatch):
+    def refuse(*arguments, **keywords):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(cpp, "_build", refuse)
+    given = {"embed": {"several": SEVERAL.read_bytes()}, "functions": FUNCTIONS}
+    again = cpp.load_inline("inline_test", SOURCE, **given)
+    assert again.vec_add is ops.vec_add
+    with pytest.raises(AssertionError, match="compiled again"):
+        cpp.load_inline("inline_test", SOURCE + "\n", **given)
+
+
+def test_bad_arguments_of_load_inline(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_CUBIN_CACHE", str(tmp_path))
+    for name, given, error, text in (
+        ("a b", {}, errors.InputError, "namespace"),
+        ("x", {"functions": ["f g"]}, errors.InputError, "neither a name nor a schema"),
+        ("x", {"embed": {"a": []}}, errors.InputError, "holds no image"),
+        ("x", {"embed": {"a": b""}}, errors.InputError, "holds no image"),
+        ("x", {"embed": {"a b": b"1"}}, errors.InputError, "cannot be embedded under"),
+        ("x", {"embed": {"a": tmp_path / "none"}}, errors.FileError, "cannot be read"),
+    ):
+        with pytest.raises(error, match=text):
+            cpp.load_inline(name, "", **given)
+    with pytest.raises(errors.InputError, match=r"(?s)does not compile.*broken_1.*nonsense"):
+        cpp.load_inline("broken_1", "nonsense;")
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    with pytest.raises(errors.FileError, match=r"a C\+\+ compiler is missing"):
+        cpp.load_inline("x", "")

@@ -1,0 +1,221 @@
+"""Load: threads that call ops, launch, load and unload kernels and replay graphs, for minutes.
+
+    python tests/gpu/load.py [--threads 24] [--seconds 240] [--seed 0] [--json FILE]
+
+Every result is compared with what it must be, bit by bit: operands are small integers. At the end
+host memory, device memory and open files must be what they were after the first fifth of the time,
+and no module of the threads be left. Exit status 1 where anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gc
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+import weakref
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import torch_cubin  # noqa: E402
+
+DATA = ROOT / "tests" / "data"
+LAUNCH = DATA / "launch.sm_90a.cuda130.cubin"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+# PyTorch's graphs are made by one thread at a time, as its documentation asks.
+capturing = threading.Lock()
+
+
+def add_op() -> torch_cubin.Op:
+    return torch_cubin.define_op(
+        "load_test::add(Tensor x, Tensor y) -> Tensor",
+        kernel=f"{LAUNCH}:vec_add",
+        tensors=dict.fromkeys(("x", "y", "out"), "float32[*s]"),
+        args=lambda x, y, out: (x, y, out, torch_cubin.int32(x.numel())),
+        grid=lambda x: torch_cubin.cdiv(x.numel(), 256),
+        block=256,
+    )
+
+
+def integers(generator: random.Random, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randint(-3, 4, shape, device="cuda").to(dtype)
+
+
+def same(out: torch.Tensor, expected: torch.Tensor) -> None:
+    if not torch.equal(out, expected.to(out.dtype)):
+        raise AssertionError(f"wrong: {tuple(out.shape)} {out.dtype}")
+
+
+class Worker:
+    """What a thread does, again and again, on a stream of its own."""
+
+    def __init__(self, seed: int, op: torch_cubin.Op) -> None:
+        self.random = random.Random(seed)
+        self.op = op
+        self.stream = torch.cuda.Stream()
+        self.shared = torch_cubin.load(LAUNCH)
+        self.actions = [self.product, self.linear, self.attention, self.declared]
+        self.actions += [self.launch, self.load_and_unload, self.graph]
+        self.done: collections.Counter[str] = collections.Counter()
+
+    def size(self, most: int = 300) -> int:
+        return self.random.choice((1, 7, 8, 16, 64, 128, 200, most))
+
+    def product(self) -> None:
+        dtype = self.random.choice(DTYPES)
+        m, n, k = self.size(), self.size(), self.size()
+        a = integers(self.random, m, k, dtype=dtype)
+        b = integers(self.random, n, k, dtype=dtype).t()
+        same(torch.ops.cubin.matmul(a, b), a.double() @ b.double())
+
+    def linear(self) -> None:
+        dtype = self.random.choice(DTYPES)
+        x = integers(self.random, self.size(), 64, dtype=dtype)
+        w = integers(self.random, 96, 64, dtype=dtype)
+        bias = integers(self.random, 96, dtype=dtype)
+        same(torch.ops.cubin.linear(x, w, bias), F.linear(x.double(), w.double(), bias.double()))
+
+    def attention(self) -> None:
+        """Values that do not differ along the keys: any weights give them back."""
+        dtype = self.random.choice(DTYPES[:2])
+        length, heads, dim = self.size(), 2, self.random.choice((32, 64, 128))
+        q, k = (integers(self.random, 1, heads, length, dim, dtype=dtype) for _ in range(2))
+        v = integers(self.random, 1, heads, 1, dim, dtype=dtype).expand(-1, -1, length, -1)
+        with torch.no_grad():
+            out = torch.ops.cubin.scaled_dot_product_attention(
+                q, k, v, is_causal=self.random.random() < 0.5
+            )
+        torch.testing.assert_close(out.float(), v.float(), rtol=1e-2, atol=1e-2)
+
+    def declared(self) -> None:
+        x, y = (integers(self.random, self.size(10_000), dtype=torch.float32) for _ in range(2))
+        n = min(x.numel(), y.numel())
+        x, y = x[:n].contiguous(), y[:n].contiguous()
+        same(self.op(x, y), x + y)
+
+    def launch(self, module: torch_cubin.Module | None = None) -> None:
+        x, y = (integers(self.random, 3000, dtype=torch.float32) for _ in range(2))
+        out = torch.empty_like(x)
+        kernel = (module or self.shared)["vec_add"]
+        kernel(x, y, out, 3000, grid=12, block=256)
+        same(out, x + y)
+        kernel = (module or self.shared)["reverse"]
+        n = self.random.choice((1, 12_288, 20_000))
+        x = integers(self.random, n, dtype=torch.float32)
+        out = torch.empty_like(x)
+        kernel(x, out, n, grid=1, block=256, shared_memory=4 * n)
+        same(out, x.flip(0))
+
+    def load_and_unload(self) -> None:
+        module = torch_cubin.load(LAUNCH)
+        alive.add(module)
+        self.launch(module)
+        with capturing:  # unloading waits for the device, which a capture forbids
+            if not module.unload():
+                raise AssertionError("a module that no graph captured stayed loaded")
+
+    def graph(self) -> None:
+        a = integers(self.random, 64, 64, dtype=torch.bfloat16)
+        x, y = (integers(self.random, 3000, dtype=torch.float32) for _ in range(2))
+        out = torch.empty_like(x)
+        torch.ops.cubin.matmul(a, a)
+        graph = torch.cuda.CUDAGraph()
+        with capturing:
+            self.stream.synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")
+            product = torch.ops.cubin.matmul(a, a)
+            self.shared["vec_add"](x, y, out, 3000, grid=12, block=256)
+            graph.capture_end()
+        for _ in range(3):
+            a.copy_(integers(self.random, 64, 64, dtype=torch.bfloat16))
+            x.copy_(integers(self.random, 3000, dtype=torch.float32))
+            graph.replay()
+            same(product, a.double() @ a.double())
+            same(out, x + y)
+
+    def run(self, until: float, errors: list[str]) -> None:
+        try:
+            with torch.cuda.stream(self.stream):
+                while time.monotonic() < until and not errors:
+                    action = self.random.choice(self.actions)
+                    action()
+                    self.done[action.__name__] += 1
+        except Exception:
+            errors.append(traceback.format_exc())
+
+
+alive: weakref.WeakSet = weakref.WeakSet()
+
+
+def usage() -> dict[str, float]:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    return {
+        "host MiB": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+        "device MiB": (total - free) / 2**20,
+        "tensors MiB": torch.cuda.memory_allocated() / 2**20,
+        "files": len(os.listdir("/proc/self/fd")),
+        "modules": len(alive),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    op = add_op()
+    errors: list[str] = []
+    workers = [Worker(options.seed * 1000 + i, op) for i in range(options.threads)]
+    seen = []
+    for share in (0.2, 0.4, 0.4):
+        until = time.monotonic() + share * options.seconds
+        threads = [threading.Thread(target=w.run, args=(until, errors)) for w in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seen.append(usage())
+    done = sum((worker.done for worker in workers), collections.Counter())
+    limits = {"host MiB": 64, "device MiB": 8, "tensors MiB": 0.1, "files": 0, "modules": 0}
+    grown = {
+        name: seen[-1][name] - seen[0][name]
+        for name, limit in limits.items()
+        if seen[-1][name] - seen[0][name] > limit
+    }
+    result = {
+        "gpu": torch.cuda.get_device_name(),
+        "threads": options.threads,
+        "seconds": options.seconds,
+        "seed": options.seed,
+        "done": dict(done),
+        "usage after a fifth, three fifths, all": seen,
+        "errors": errors,
+        "grown": grown,
+    }
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if errors or grown or len(alive) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""torch_cubin.compile: CUDA C++ by NVRTC and nvcc, their errors, and the cache of both."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import torch_cubin
+from torch_cubin import errors
+from torch_cubin._compile import cache, headers, nvrtc
+from torch_cubin._compile import compile as compiler
+
+ROOT = Path(__file__).resolve().parents[2]
+AXPY = """
+#include <cstdint>
+#include <climits>
+template <class T, int N>
+__global__ void axpy(T* y, const T* x, T a, int32_t n) {
+  const std::uint32_t first = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+  for (int i = 0; i < N; ++i) {
+    if (first + i < n) y[first + i] += a * x[first + i];
+  }
+}
+extern "C" __global__ void zero(float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = 0;
+}
+__global__ void plain(unsigned char* y) { y[0] = UINT8_MAX; }
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCH_CUBIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def library() -> None:
+    try:
+        nvrtc.load()
+    except errors.FileError as error:
+        pytest.skip(f"no NVRTC: {str(error)[:80]}")
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.compiled"))
+
+
+def test_names_and_archs(library, folder: Path) -> None:
+    names = ["axpy<float, 2>", "axpy<double,4>"]
+    module = torch_cubin.compile(AXPY, names=names, archs=["sm_80", "sm_90a"])
+    assert [image.arch for image in module.images] == ["sm_80", "sm_90a"]
+    kernel = module["axpy<float,2>"]
+    assert kernel is module[" axpy< float , 2 > "] is module[kernel.name]
+    assert kernel.name.startswith("_Z")
+    assert [p.size for p in module["axpy<double, 4>"].info.params] == [8, 8, 8, 4]
+    assert "zero" in module
+    assert module["plain"].name == "_Z5plainPh"
+    assert "axpy<int, 1>" not in module
+    with pytest.raises(errors.NoKernelError):
+        module["axpy<int, 1>"]
+    again = pickle.loads(pickle.dumps(module))
+    assert again["axpy<float, 2>"].name == kernel.name
+    assert len(entries(folder)) == 2
+
+
+def test_a_compiled_kernel_becomes_an_op(library, tmp_path: Path) -> None:
+    kernel = torch_cubin.compile(AXPY, names=["axpy<float, 2>"], archs="sm_90a")["axpy<float, 2>"]
+    op = torch_cubin.define_op(
+        "test_compiled::axpy(Tensor(a!) y, Tensor x, float a) -> ()",
+        kernel=kernel,
+        tensors={"y": "float32[n]", "x": "float32[n]"},
+        args=lambda y, x, a, n: (y, x, a, n),
+        grid=lambda n: torch_cubin.cdiv(n, 512),
+        block=256,
+    )
+    producer = op.contract["kernels"][0]["producer"]
+    assert producer["name"] == "nvrtc"
+    assert producer["aliases"] == ["axpy<float,2>"]
+    assert producer["version"].startswith("NVRTC 1")
+    torch_cubin.save_package(tmp_path / "package", [op])
+    assert "test_compiled::axpy" in torch_cubin.load_package(tmp_path / "package")
+
+
+def test_errors_show_the_line(library) -> None:
+    wrong = AXPY.replace("y[i] = 0;", "y[i] = nothing;").replace("UINT8_MAX", "+")
+    with pytest.raises(errors.InputError) as caught:
+        torch_cubin.compile(wrong, archs=["sm_90a"])
+    message = str(caught.value)
+    assert 'line 13 does not compile for sm_90a: identifier "nothing" is undefined' in message
+    assert "if (i < n) y[i] = nothing;\n" in message
+    assert "^" in message
+    assert "source.cu(15): error" in message
+    with pytest.raises(errors.InputError, match="does not compile"):
+        torch_cubin.compile(AXPY, names=["axpy<float>"], archs="sm_90a")
+    with pytest.raises(errors.InputError, match="does not compile"):
+        torch_cubin.compile(AXPY, archs="sm_90a", options=["--no-such-option"])
+    with pytest.raises(errors.InputError, match="does not compile"):
+        torch_cubin.compile(AXPY, archs="sm_9999")
+
+
+WRONG = {
+    "a number": ({"source": 5}, "a str or os.PathLike"),
+    "a NUL": ({"source": "\0"}, "holds a NUL"),
+    "an arch": ({"archs": "90"}, "'sm_80', 'sm_90a'"),
+    "archs": ({"archs": []}, "one or more"),
+    "a compiler": ({"compiler": "clang"}, "'nvrtc' or 'nvcc'"),
+    "names for nvcc": ({"compiler": "nvcc", "names": ["f<int>"]}, "is for NVRTC"),
+    "an option": ({"options": [5]}, "a str"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case: str) -> None:
+    changes, says = WRONG[case]
+    given = {"source": "", "archs": "sm_90a", **changes}
+    with pytest.raises(errors.InputError) as caught:
+        torch_cubin.compile(given.pop("source"), **given)
+    assert says in str(caught.value)
+
+
+def test_files_and_their_headers(library, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "inc" / "far.h").write_text('#include "near.h"\n')
+    (tmp_path / "inc" / "near.h").write_text("#define VALUE 1\n")
+    source = tmp_path / "one.cu"
+    source.write_text('#include "far.h"\nextern "C" __global__ void f(int* y) { *y = VALUE; }\n')
+
+    def made() -> bytes:
+        module = torch_cubin.compile(source, archs="sm_90a", include=[tmp_path / "inc"])
+        assert module.origin == f"file '{source}'"
+        return module._sources[0][0]
+
+    first = made()
+    assert made() == first
+    assert len(entries(folder)) == 1
+    (tmp_path / "inc" / "near.h").write_text("#define VALUE 2\n")
+    assert made() != first
+    # A header that comes to stand before the one that was found changes the key, too.
+    (tmp_path / "far.h").write_text("#define VALUE 1\n")
+    assert made() == first
+    assert len(entries(folder)) == 3
+    source.write_text('#define H "far.h"\n#include H\n' + source.read_text())
+    made()
+    assert len(entries(folder)) == 3  # what a macro includes, nothing can say
+    with pytest.raises(errors.FileError):
+        torch_cubin.compile(tmp_path / "none.cu", archs="sm_90a")
+
+
+def test_the_cache_is_by_content(library, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    compiled = nvrtc.compile
+    monkeypatch.setattr(nvrtc, "compile", lambda *args: (calls.append(1), compiled(*args))[1])
+
+    def make(source: str = AXPY, **more) -> None:
+        given = {"names": ["axpy<float, 1>"], "archs": "sm_90a", **more}
+        assert "axpy<float, 1>" in torch_cubin.compile(source, **given) or "names" in more
+
+    make()
+    make()
+    assert len(calls) == 1
+    for number, changes in enumerate(
+        ({"archs": "sm_80"}, {"options": ["-DOTHER=1"]}, {"names": []}, {"source": AXPY + " "})
+    ):
+        make(**changes)
+        make(**changes)
+        assert len(calls) == number + 2
+    for path in entries(folder):
+        path.write_bytes(path.read_bytes()[:-1])  # damaged: compiled again
+    make()
+    assert len(calls) == 6
+    make(cache=False)
+    assert len(calls) == 7
+    monkeypatch.setenv("TORCH_CUBIN_CACHE", "0")
+    make()
+    assert len(calls) == 8
+    monkeypatch.setenv("TORCH_CUBIN_CACHE", "/proc/nowhere")
+    make()
+    assert len(calls) == 9
+
+
+def test_the_cache_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MOST_FILES", 8)
+    for number in range(8):
+        cache.keep(f"{number:02}", {}, b"x" * 10)
+        os.utime(folder / f"{number:02}.compiled", (number, number))
+    cache.find("00")  # used just now
+    cache.keep("99", {"a": 1}, b"new")
+    names = [path.stem for path in entries(folder)]
+    assert names == ["00", "04", "05", "06", "07", "99"]
+    assert cache.find("99")[0]["a"] == 1
+    monkeypatch.setattr(cache, "MOST_BYTES", 1000)
+    cache.keep("large", {}, b"x" * 900)
+    assert sum(path.stat().st_size for path in entries(folder)) <= 1000
+    for damaged in (b"", b"\n", b"{}\nx", b"[1]\nx", b'{"sha256": 5}\nx'):
+        (folder / "99.compiled").write_bytes(damaged)
+        assert cache.find("99") is None
+
+
+def test_many_processes_share_the_cache(folder: Path) -> None:
+    code = (
+        "import sys\nfrom torch_cubin._compile import cache\ncache.MOST_FILES = 20\n"
+        "for i in range(150):\n"
+        "    name = f'{i % 40:02}'\n    found = cache.find(name)\n"
+        "    assert found is None or found[1] == name.encode() * 5000, name\n"
+        "    cache.keep(name, {}, name.encode() * 5000)\n"
+    )
+    begun = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for process in begun:
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said.decode()
+    assert len(entries(folder)) <= 40
+    assert not [path for path in folder.iterdir() if path.suffix != ".compiled"]
+
+
+def test_own_headers_are_whole() -> None:
+    assert {"cstdint", "stdint.h", "cstddef", "climits"} <= headers.OWN.keys()
+    assert headers.digest("#include MACRO\n", [], []) is None
+    assert headers.digest("int x;", [], []) == headers.digest("int y;", [], [])
+
+
+@pytest.mark.parametrize(
+    ("symbol", "plain"),
+    [("_Z5plainPh", "plain"), ("_Z4axpyIfEvPT_", None), ("_ZN2ns1fEv", None), ("zero", None)],
+)
+def test_plain_names(symbol: str, plain: str | None) -> None:
+    assert compiler._plain_name(symbol) == plain
+
+
+def test_nvcc(folder: Path, tmp_path: Path) -> None:
+    try:
+        compiler._nvcc_path()
+    except errors.FileError:
+        pytest.skip("nvcc is not here")
+    source = tmp_path / "two.cu"
+    source.write_text('extern "C" __global__ void f(int* y) { *y = 1; }\n__global__ void g() {}\n')
+    begun = time.monotonic()
+    module = torch_cubin.compile(source, archs=["sm_80", "sm_90a"], compiler="nvcc")
+    first = time.monotonic() - begun
+    assert [image.arch for image in module.images] == ["sm_80", "sm_90a"]
+    assert module["g"].name == "_Z1gv"
+    assert len(entries(folder)) == 2
+    begun = time.monotonic()
+    torch_cubin.compile(source, archs=["sm_80", "sm_90a"], compiler="nvcc")
+    assert time.monotonic() - begun < first
+    source.write_text("__global__ void f() { nothing; }\n")
+    with pytest.raises(errors.InputError, match='line 1 does not compile .*"nothing"'):
+        torch_cubin.compile(source, archs="sm_90a", compiler="nvcc")

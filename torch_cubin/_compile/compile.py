@@ -1,0 +1,244 @@
+"""compile(): CUDA C++ becomes a Module, by NVRTC or nvcc."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_cubin import errors
+from torch_cubin._compile import cache as _cache
+from torch_cubin._compile import headers, nvrtc
+from torch_cubin._kernels import module as _module
+from torch_cubin._kernels.module import Module
+
+_ARCH = re.compile(r"sm_\d+[af]?")
+
+
+def compile(
+    source: str | os.PathLike[str],
+    *,
+    names: Sequence[str] = (),
+    archs: Sequence[str] | str | None = None,
+    include: Sequence[str | os.PathLike[str]] = (),
+    options: Sequence[str] = (),
+    compiler: str = "nvrtc",
+    cache: bool = True,
+) -> Module:
+    """Compiles CUDA C++ for each arch and opens it, as torch_cubin.load opens a cubin.
+
+        module = torch_cubin.compile(source, names=["axpy<float, 2>"], archs=["sm_90a"])
+        module["axpy<float, 2>"](y, x, grid=8, block=256)
+
+    - `source`: the text, or a path, whose folder is searched for headers.
+    - `names`: C++ names of kernels, templates with their arguments: what the module knows them by,
+      beside the symbols. A kernel that is no template need not be listed.
+    - `archs`: "sm_90a"; that of PyTorch's current GPU by default.
+    - `include`: folders. CUDA's own are added where they are installed; NVRTC also gets small
+      `cstdint`, `cstddef`, `climits`, `cfloat` and `cmath`.
+    - `options`: the compiler's: "-DN=4", "--use_fast_math".
+    - `compiler`: "nvrtc", the library that PyTorch brings, or "nvcc", found in PATH, which takes
+      whole C++ but no `names`.
+    - `cache`: keeps what was compiled on disk (TORCH_CUBIN_CACHE), by the content of source and
+      headers, options, arch and compiler.
+
+    Raises InputError [input] for a source that does not compile, with the line, and FileError
+    [file] where there is no compiler.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        raise _refuse("source", "has a wrong type", "a str or os.PathLike", type(source).__name__)
+    folders = [Path(os.fspath(folder)) for folder in _listed(include, "include")]
+    is_file = isinstance(source, os.PathLike)
+    label, name = "the source given", "source.cu"
+    text = source
+    if is_file:
+        path = Path(os.fspath(source))
+        label, name = f"file '{path}'", path.name
+        text = _module._read_file(str(path)).decode("utf-8", "replace")
+        folders.insert(0, path.parent)
+    assert isinstance(text, str)
+    if "\0" in text:
+        raise _refuse("source", "holds a NUL", "text", "'\\0'")
+    expressions = _listed(names, "names")
+    flags = _listed(options, "options")
+    wanted = _archs(archs)
+    if compiler == "nvrtc":
+        compiled = [
+            _nvrtc(text, name, label, expressions, a, folders, flags, cache) for a in wanted
+        ]
+        version = f"NVRTC {nvrtc.version()}"
+    elif compiler == "nvcc":
+        if expressions:
+            raise _refuse("names", "is for NVRTC", "instantiated templates, by their symbols",
+                          ", ".join(expressions)[:80])  # fmt: skip
+        compiled = [_nvcc(text, name, label, arch, folders, flags, cache) for arch in wanted]
+        version = _nvcc_version()
+    else:
+        raise _refuse("compiler", "is unknown", "'nvrtc' or 'nvcc'", repr(compiler)[:80])
+    made = _module.load([cubin for cubin, _ in compiled])
+    aliases = dict(compiled[0][1])
+    for symbol in made.names:  # what is no template is known by its plain name, too
+        plain = _plain_name(symbol)
+        if plain is not None and plain not in made.names:
+            aliases.setdefault(plain, symbol)
+    made._name(aliases, {"name": compiler, "version": version, "target": ", ".join(wanted)})
+    made.origin = label
+    return made
+
+
+def _plain_name(symbol: str) -> str | None:
+    """The name of a mangled function that is in no namespace and no template."""
+    match = re.match(r"_Z(\d+)", symbol)
+    if match is None:
+        return None
+    start, length = match.end(), int(match[1])
+    is_template = symbol[start + length : start + length + 1] == "I"
+    return None if is_template else symbol[start : start + length]
+
+
+def _listed(values: Any, what: str) -> list[str]:
+    if isinstance(values, (str, os.PathLike)):
+        values = [values]
+    listed = list(values)
+    for value in listed:
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(text, str) or "\0" in text:
+            raise _refuse(what, "has a wrong entry", "a str", repr(value)[:80])
+    return listed
+
+
+def _archs(archs: Any) -> list[str]:
+    if archs is None:
+        if not torch.cuda.is_available():
+            raise _refuse("archs", "is missing, and there is no GPU", "archs=['sm_90a']", "None")
+        major, minor = torch.cuda.get_device_capability()
+        return [f"sm_{major}{minor}" + ("a" if major >= 9 else "")]
+    wanted = [archs] if isinstance(archs, str) else list(archs)
+    for arch in wanted:
+        if not isinstance(arch, str) or not _ARCH.fullmatch(arch):
+            raise _refuse("archs", "has a wrong entry", "'sm_80', 'sm_90a'", repr(arch)[:80])
+    if not wanted:
+        raise _refuse("archs", "is empty", "one or more", "[]")
+    return wanted
+
+
+def _nvrtc(
+    text: str,
+    name: str,
+    label: str,
+    expressions: list[str],
+    arch: str,
+    folders: list[Path],
+    options: list[str],
+    cache: bool,
+) -> tuple[bytes, dict[str, str]]:
+    cuda = nvrtc.include_folders()
+    flags = [f"--gpu-architecture={arch}"]
+    if not any(re.match(r"(--std|-std)=", option) for option in options):
+        flags.append("--std=c++17")
+    flags += [*(f"--include-path={folder}" for folder in (*folders, *cuda)), *options]
+    every = [*folders, *cuda]
+    own = {n: t for n, t in headers.OWN.items() if not any((f / n).is_file() for f in every)}
+    included = headers.digest(text, every, cuda) if cache else None
+    key = None
+    if included is not None:
+        key = _cache.key(
+            {"source": text, "name": name, "names": expressions, "options": flags, "own": own,
+             "included": included, "compiler": f"NVRTC {nvrtc.version()}"}
+        )  # fmt: skip
+        found = _cache.find(key)
+        if found is not None and isinstance(found[0].get("symbols"), dict):
+            return found[1], found[0]["symbols"]
+    try:
+        made = nvrtc.compile(text, name, expressions, flags, own)
+    except nvrtc.CompileFailed as failed:
+        raise _does_not_compile(label, str(failed), arch) from None
+    if not made.cubin:
+        raise errors.fault("input", label, "gives no code for that architecture", got=arch)
+    if key is not None:
+        _cache.keep(key, {"symbols": made.symbols}, made.cubin)
+    return made.cubin, made.symbols
+
+
+def _nvcc_path() -> str:
+    found = shutil.which("nvcc")
+    for root in nvrtc.toolkits():
+        if found is None and (root / "bin" / "nvcc").is_file():
+            found = str(root / "bin" / "nvcc")
+    if found is None:
+        raise errors.fault(
+            "file", "nvcc", "is not here", expected="a CUDA toolkit in PATH or CUDA_HOME",
+            advice='compiler="nvrtc" needs none.',
+        )  # fmt: skip
+    return found
+
+
+def _nvcc_version() -> str:
+    done = subprocess.run([_nvcc_path(), "--version"], capture_output=True, text=True, check=False)
+    match = re.search(r"release [\d.]+, V([\d.]+)", done.stdout)
+    return f"nvcc {match[1] if match else '?'}"
+
+
+def _nvcc(
+    text: str,
+    name: str,
+    label: str,
+    arch: str,
+    folders: list[Path],
+    options: list[str],
+    cache: bool,
+) -> tuple[bytes, dict[str, str]]:
+    flags = [f"-arch={arch}", "-cubin", *(f"-I{folder}" for folder in folders), *options]
+    included = headers.digest(text, folders, ()) if cache else None
+    key = None
+    if included is not None:
+        key = _cache.key({"source": text, "name": name, "options": flags, "included": included,
+                          "compiler": _nvcc_version()})  # fmt: skip
+        found = _cache.find(key)
+        if found is not None:
+            return found[1], {}
+    with tempfile.TemporaryDirectory() as folder:
+        path, out = Path(folder) / (name if name.endswith(".cu") else f"{name}.cu"), "out.cubin"
+        path.write_text(text)
+        command = [_nvcc_path(), *flags, "-o", str(Path(folder) / out), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            log = (done.stderr + done.stdout).replace(str(path), name)
+            raise _does_not_compile(label, log, arch)
+        cubin = (Path(folder) / out).read_bytes()
+    if key is not None:
+        _cache.keep(key, {}, cubin)
+    return cubin, {}
+
+
+_ERROR = re.compile(r"^(.+?)\((\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (.+)$", re.M)
+
+
+def _does_not_compile(label: str, log: str, arch: str) -> errors.Error:
+    """The first error as the message, the compiler's lines with carets of the first few behind."""
+    found = list(_ERROR.finditer(log))
+    if not found:
+        said = " ".join(log.split())[:600]
+        return errors.fault("input", label, f"does not compile for {arch}", got=said)
+    first = found[0]
+    ends = [match.start() for match in found[1:]] + [len(log)]
+    shown = "\n".join(
+        log[match.start() : end].strip() for match, end in zip(found[:4], ends, strict=False)
+    )
+    what = f"{label} line {first[2]}" if first[1] in label else f"{first[1]} line {first[2]}"
+    return errors.fault(
+        "input", what, f"does not compile for {arch}: {first[3].strip()}",
+        advice=f"The compiler says:\n{shown[:2000]}",
+    )  # fmt: skip
+
+
+def _refuse(argument: str, problem: str, expected: str, got: str) -> errors.Error:
+    what = f"torch_cubin.compile argument '{argument}'"
+    return errors.fault("input", what, problem, expected=expected, got=got)

@@ -1,0 +1,340 @@
+"""C++ beside Python: where headers and libraries lie, extensions for setuptools, and C++ functions
+compiled while a program runs.
+
+    ops = torch_cubin.cpp.load_inline(
+        "mine",
+        '''
+        #include <torch_cubin/torch.h>
+        using namespace torch_cubin;
+        TORCH_CUBIN_EMBED(my_cubin);
+        Tensor add_one(Tensor x) {
+          static auto kernel = embedded(my_cubin)["add_one"];
+          Tensor y = torch_cubin::empty_like(x);
+          kernel(grid(cdiv(x.numel(), 256)), block(256), x, y, int(x.numel()));
+          return y;
+        }
+        ''',
+        embed={"my_cubin": "add_one.cubin"},
+        functions=["add_one"],
+    )
+    y = ops.add_one(x)                      # torch.ops, too: ops.add_one is one of its ops
+
+It takes a C++ compiler, no nvcc and nothing of CUDA. docs/cpp.md is the guide.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch_cubin import embed as _embed
+from torch_cubin import errors
+
+FilePath = str | os.PathLike
+Image = FilePath | bytes | bytearray | memoryview
+_ROOT = Path(__file__).resolve().parent
+# The oldest PyTorch that the headers are written for; setup.py's TORCH_MIN.
+_TORCH_TARGET = "0x020b000000000000"
+_SCHEMA = re.compile(r"\s*([A-Za-z_]\w*)\s*(\(.*\)\s*->.+)?", re.S)
+
+
+def include_path() -> str:
+    """The folder for -I: `#include <torch_cubin/cubin.h>`."""
+    return str(_ROOT / "include")
+
+
+def library_path() -> str:
+    """The folder for -L: libtorch_cubin.so and libtorch_cubin.a."""
+    return str(_ROOT / "lib")
+
+
+def cmake_path() -> str:
+    """torch_cubin_DIR for CMake's find_package(torch_cubin)."""
+    return str(_ROOT / "cmake")
+
+
+def _torch_folder() -> Path:
+    import torch
+
+    return Path(torch.__file__).resolve().parent
+
+
+def compile_flags(torch: bool = True) -> list[str]:
+    """Of a C++ compiler, for torch_cubin/torch.h, or without `torch` for torch_cubin/cubin.h."""
+    flags = [f"-I{include_path()}"]
+    if not torch:
+        return ["-std=c++17", *flags]
+    folder = _torch_folder() / "include"
+    flags += [f"-isystem{folder}", f"-isystem{folder / 'torch' / 'csrc' / 'api' / 'include'}"]
+    library = str(_ROOT / "_C.so").replace('"', '\\"')
+    flags += [f"-DTORCH_TARGET_VERSION={_TORCH_TARGET}", f'-DTORCH_CUBIN_OPS_LIBRARY="{library}"']
+    return ["-std=c++20", *flags]
+
+
+def link_flags(torch: bool = True, shared: bool = False) -> list[str]:
+    """Of a linker, behind the objects; static unless `shared`: what is linked runs anywhere."""
+    if shared:
+        flags = [f"-L{library_path()}", "-ltorch_cubin", f"-Wl,-rpath,{library_path()}"]
+    else:
+        flags = [str(_ROOT / "lib" / "libtorch_cubin.a")]
+    if torch:
+        flags += [f"-L{_torch_folder() / 'lib'}", "-ltorch_cpu", "-lc10"]
+    return [*flags, "-ldl", "-pthread"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Extension":  # made when it is asked for: setuptools may be missing
+        globals()[name] = _extension_class()
+        return globals()[name]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def _extension_class() -> type:
+    import setuptools
+
+    class Extension(setuptools.Extension):
+        """A setuptools extension in C++ with embedded device code: `mine/_ops.abi3.so`.
+
+            Extension("mine._ops", ["ops.cpp"], embed={"my_cubin": ["x.sm_80.cubin", "x.cubin"]})
+
+        Load it with torch.ops.load_library. `embed` gives each name of TORCH_CUBIN_EMBED its files,
+        one an architecture; without `torch` the sources use cubin.h alone. Raises as
+        embed.write_unit.
+        """
+
+        def __init__(
+            self,
+            name: str,
+            sources: Iterable[FilePath],
+            *,
+            embed: Mapping[str, FilePath | Iterable[FilePath]] | None = None,
+            torch: bool = True,
+            **keywords: Any,
+        ) -> None:
+            units, depends = [], list(keywords.pop("depends", ()))
+            for symbol, files in (embed or {}).items():
+                listed = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+                unit = Path("build", "torch_cubin", f"{name}.{symbol}.cpp")
+                _embed.write_unit(unit, listed, name=symbol)
+                units.append(str(unit))
+                depends += map(os.fspath, listed)
+            compile_arguments = [*compile_flags(torch), "-fvisibility=hidden"]
+            compile_arguments += keywords.pop("extra_compile_args", [])
+            link_arguments = [*link_flags(torch), *keywords.pop("extra_link_args", [])]
+            keywords.setdefault("py_limited_api", True)  # for the file's name
+            keywords.setdefault("language", "c++")
+            super().__init__(
+                name,
+                [*map(os.fspath, sources), *units],
+                depends=depends,
+                extra_compile_args=compile_arguments,
+                extra_link_args=link_arguments,
+                **keywords,
+            )
+
+    Extension.__module__, Extension.__qualname__ = __name__, "Extension"
+    return Extension
+
+
+def cache_path() -> Path:
+    """Where load_inline keeps what it compiled: TORCH_CUBIN_CACHE, else ~/.cache/torch_cubin."""
+    chosen = os.environ.get("TORCH_CUBIN_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_cubin"
+
+
+def load_inline(
+    name: str,
+    source: str,
+    *,
+    embed: Mapping[str, Image | Iterable[Image]] | None = None,
+    functions: Iterable[str] = (),
+    extra_compile_args: Iterable[str] = (),
+    extra_link_args: Iterable[str] = (),
+    verbose: bool = False,
+) -> types.SimpleNamespace:
+    """Compiles C++ that includes torch_cubin/torch.h and returns its functions as ops of PyTorch.
+
+    embed: for each name of TORCH_CUBIN_EMBED its images, as paths or bytes, one an architecture.
+    functions: names of functions in `source`, whose schemas follow from their C++ types (Tensor,
+        int64_t, double, bool, std::string, torch.dtype as ScalarType, std::optional, std::vector,
+        std::tuple of these); or whole schemas ("scale_(Tensor(a!) x, float by) -> ()"), for names
+        and defaults of arguments and for what a function changes. They are registered for CUDA.
+
+    What was compiled is kept (cache_path()), named by the hash of all that went into it: sources,
+    images, flags, the compiler, the versions of PyTorch and of torch_cubin. Ops live in
+    torch.ops.NAME_HASH; derivatives and fakes are added with torch.library, by the op's name, which
+    is `ops.NAME._qualified_op_name`. Raises InputError [input] for bad arguments and for source
+    that does not compile, with the compiler's text; FileError [file] without a compiler.
+    """
+    import torch
+
+    if not name.isidentifier() or not name.isascii():
+        raise errors.fault(
+            "input", f"the name '{name}'", "cannot be a namespace", expected="an identifier"
+        )
+    declared = [_declared(function) for function in functions]
+    images = {symbol: _images(symbol, given) for symbol, given in (embed or {}).items()}
+    compiler = _compiler()
+    flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", *compile_flags()]
+    flags += ["-Wl,--as-needed", *map(str, extra_compile_args)]
+    links = [*link_flags(), *map(str, extra_link_args)]
+    digest = hashlib.sha256()
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+    parts = [name, source, repr(declared), repr(flags + links), version, torch.__version__]
+    for part in parts:
+        digest.update(f"{len(part)}:{part}".encode())
+    for own in (*sorted((_ROOT / "include" / "torch_cubin").iterdir()), _library()):
+        digest.update(hashlib.sha256(own.read_bytes()).digest())
+    for symbol, files in images.items():
+        for content in files:
+            digest.update(f"{symbol}:{len(content)}:".encode() + content)
+    key = digest.hexdigest()[:16]
+    namespace = f"{name}_{key}"
+    folder = cache_path() / namespace
+    library = folder / f"{name}.so"
+    if not library.is_file():
+        _build(
+            folder, library, source, namespace, declared, images, compiler, flags, links, verbose
+        )
+    torch.ops.load_library(str(library))
+    made = {function: getattr(getattr(torch.ops, namespace), function) for function, _ in declared}
+    return types.SimpleNamespace(**made)
+
+
+def _declared(function: str) -> tuple[str, str]:
+    """The name, and the schema where there is one."""
+    match = _SCHEMA.fullmatch(function)
+    if match is None:
+        raise errors.fault(
+            "input",
+            f"the function '{function}'",
+            "is neither a name nor a schema",
+            expected="'f' or 'f(Tensor x) -> Tensor'",
+        )
+    return match[1], match[0].strip() if match[2] else ""
+
+
+def _images(symbol: str, given: Image | Iterable[Image]) -> list[bytes]:
+    if isinstance(given, (str, os.PathLike, bytes, bytearray, memoryview)):
+        given = [given]
+    contents = []
+    for image in given:
+        if isinstance(image, (bytes, bytearray, memoryview)):
+            contents.append(bytes(image))
+            continue
+        try:
+            contents.append(Path(image).read_bytes())
+        except OSError as error:
+            raise errors.fault(
+                "file", f"file '{image}'", "cannot be read", got=error.strerror or str(error)
+            ) from error
+    if not contents or not all(contents):
+        raise errors.fault(
+            "input", f"embed['{symbol}']", "holds no image", expected="a path or bytes, or several"
+        )
+    return contents
+
+
+def _library() -> Path:
+    library = _ROOT / "lib" / "libtorch_cubin.a"
+    if library.is_file():
+        return library
+    raise errors.fault(
+        "file", f"file '{library}'", "is missing", advice="Build or install torch_cubin again."
+    )
+
+
+def _compiler() -> list[str]:
+    chosen = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    if shutil.which(chosen[0]) is None and not os.environ.get("CXX"):
+        chosen = ["g++"]
+    if shutil.which(chosen[0]) is None:
+        raise errors.fault(
+            "file",
+            "a C++ compiler",
+            "is missing",
+            expected=f"{chosen[0]} on the PATH",
+            advice="Install g++ or clang++, or name it in CXX.",
+        )
+    return chosen
+
+
+def _build(
+    folder: Path,
+    library: Path,
+    source: str,
+    namespace: str,
+    declared: list[tuple[str, str]],
+    images: dict[str, list[bytes]],
+    compiler: list[str],
+    flags: list[str],
+    links: list[str],
+    verbose: bool,
+) -> None:
+    """Compiles into `library`, which gets its name when it is whole; a second process waits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if library.is_file():
+            return
+        defs = "".join(
+            f'  m.def("{schema}");\n'
+            if schema
+            else f'  m.def(::torch_cubin::detail::schema_of("{name}", &{name}).c_str());\n'
+            for name, schema in declared
+        )
+        impls = "".join(f'  m.impl("{name}", TORCH_BOX(&{name}));\n' for name, _ in declared)
+        blocks = (
+            f"\nSTABLE_TORCH_LIBRARY({namespace}, m) {{\n{defs}}}\n"
+            f"STABLE_TORCH_LIBRARY_IMPL({namespace}, CUDA, m) {{\n{impls}}}\n"
+        )
+        main = folder / "main.cpp"
+        main.write_text(f'#line 1 "{namespace}"\n{source}' + (blocks if declared else ""))
+        units = [main]
+        for symbol, contents in images.items():
+            paths = []
+            for index, content in enumerate(contents):
+                path = folder / f"{symbol}.{index}.image"
+                path.write_bytes(content)
+                paths.append(path)
+            units.append(folder / f"{symbol}.cpp")
+            _embed.write_unit(units[-1], paths, name=symbol)
+        unfinished = folder / f".{library.name}.{os.getpid()}"
+        command = [*compiler, *flags, *map(str, units), "-o", str(unfinished), *links]
+        if verbose:
+            print(shlex.join(command), file=sys.stderr, flush=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if verbose and done.stderr:
+            print(done.stderr, file=sys.stderr)
+        if done.returncode != 0:
+            raise errors.fault(
+                "input",
+                f"the source of '{namespace}'",
+                "does not compile",
+                advice=f"{compiler[0]} says:\n{done.stderr[-8000:]}",
+            )
+        unfinished.replace(library)
+
+
+__all__ = [  # noqa: F822 (Extension is made by __getattr__)
+    "Extension",
+    "cache_path",
+    "cmake_path",
+    "compile_flags",
+    "include_path",
+    "library_path",
+    "link_flags",
+    "load_inline",
+]
