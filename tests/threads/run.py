@@ -1,6 +1,6 @@
 """Builds tests/threads/first_use.cpp with ThreadSanitizer and runs it: `make thread-test`.
 
-Nightly rather than a test: the compiler takes a minute. No Python, torch or driver takes part: PyTorch
+Nightly rather than a test: the compiler takes a minute. Without Python, torch or a driver: PyTorch
 and the driver are those of tests/fuzz/torch_shims.cpp.
 """
 
@@ -29,16 +29,24 @@ def build() -> Path:
         raise SystemExit("tests/threads/run.py: no C++ compiler")
     json_flag = f"-isystem{fuzz.json_include()}"
     sources = [path for path in fuzz.sources("declared") if path not in FUZZERS_OWN]
-    # Two files for the compiler: names that are local to csrc/cubin are apart from the others'.
-    units = [folder / "cubin.cpp", folder / "rest.cpp"]
+    # Three files for the compiler: names that are local to csrc/cubin are apart from the others'.
     of_cubin = [path for path in sources if path.parent.name == "cubin"]
     rest = [path for path in sources if path not in of_cubin]
-    for unit, parts in zip(units, [of_cubin, [*rest, HERE / "first_use.cpp"]], strict=True):
-        unit.write_text("".join(f'#include "{path}"\n' for path in parts))
     flags = ["-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{ROOT / 'csrc'}"]
     flags += [f"-I{fuzz.HERE}", json_flag, *fuzz.headers_of_torch(), "-w"]
+    headers = [*(ROOT / "csrc").rglob("*.h"), *fuzz.HERE.glob("*.h")]
+    newest = max(path.stat().st_mtime for path in headers)
+    objects = []
+    for name, parts in (("cubin", of_cubin), ("rest", rest), ("main", [HERE / "first_use.cpp"])):
+        unit, made = folder / f"{name}.cpp", folder / f"{name}.o"
+        unit.write_text("".join(f'#include "{path}"\n' for path in parts))
+        real = [part for path in parts for part in fuzz.parts_of(path)]
+        changed = max(newest, *(path.stat().st_mtime for path in real))
+        if not made.exists() or made.stat().st_mtime < changed:
+            subprocess.run([compiler, *flags, "-c", str(unit), "-o", str(made)], check=True)
+        objects.append(str(made))
     program = folder / "first_use"
-    subprocess.run([compiler, *flags, *map(str, units), "-o", str(program), "-ldl"], check=True)
+    subprocess.run([compiler, *flags, *objects, "-o", str(program), "-ldl"], check=True)
     return program
 
 
