@@ -4,8 +4,9 @@
     python benchmarks/bench_attention.py --quick              # a third of it, under a minute
     python benchmarks/bench_attention.py --only forward,decode --check
     python benchmarks/bench_attention.py --markdown --json result.json --plot result.png
+    python benchmarks/bench_attention.py --replot forward.json,backward.json --plot result.png
 
-Sections: forward, backward (bf16, beside SDPBackend.FLASH_ATTENTION, with cuDNN's shown too), fp32
+Sections: forward, backward (bf16, beside SDPBackend.FLASH_ATTENTION, and then beside cuDNN), fp32
 and fp32_backward (beside EFFICIENT_ATTENTION), decode (one query, beside cuDNN, in GB/s of keys and
 values), host (what a small call costs the CPU). Random normal data of 16,384 tokens and 2,048
 columns of all heads, as (batch, heads, rows, head_dim); a decode's inputs rotate over sets that
@@ -18,10 +19,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import bench_overhead
 import common
@@ -59,7 +62,15 @@ class Row:
     peer_rate: float
     cubin_rate: float
     cudnn_rate: float | None
+    cudnn_ratio: float | None  # ours over cuDNN's, where that is not the peer
     floor: float
+
+    @property
+    def own_rate(self) -> float:
+        """Ours beside cuDNN where that was measured: a slow peer leaves the card power to spare."""
+        if self.cudnn_ratio is None or self.cudnn_rate is None:
+            return self.cubin_rate
+        return self.cudnn_rate * self.cudnn_ratio
 
     @property
     def under(self) -> bool:
@@ -141,7 +152,7 @@ def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: f
         runs = [lambda f=f: f(q, k, v, is_causal=causal) for f in contenders[:2]]
         check_forward(runs[1](), runs[0](), q, k, v, causal)
     timed = common.alternate(runs[0], runs[1], 1, budget_ms)
-    cudnn_rate = None
+    cudnn_rate = cudnn_ratio = None
     if len(contenders) == 3:
         try:
             third = (
@@ -149,10 +160,11 @@ def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: f
                 if backward
                 else lambda: contenders[2](q, k, v, is_causal=causal)
             )
-            beside = common.alternate(third, runs[1], 1, budget_ms / 2)
+            beside = common.alternate(third, runs[1], 1, budget_ms)
             cudnn_rate = tflops(length, causal, backward, beside.first_us)
+            cudnn_ratio = beside.ratio
         except RuntimeError:  # this cuDNN has no kernel for it: the column stays empty
-            cudnn_rate = None
+            cudnn_rate = cudnn_ratio = None
     rate = [tflops(length, causal, backward, us) for us in (timed.first_us, timed.second_us)]
     return Row(
         section=section,
@@ -170,6 +182,7 @@ def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: f
         peer_rate=rate[0],
         cubin_rate=rate[1],
         cudnn_rate=cudnn_rate,
+        cudnn_ratio=cudnn_ratio,
         floor=floor_of(section, length),
     )
 
@@ -233,6 +246,7 @@ def measure_decode(batch: int, length: int, budget_ms: float) -> Row:
         peer_rate=size / result.first_us / 1e3,
         cubin_rate=size / result.second_us / 1e3,
         cudnn_rate=size / result.first_us / 1e3,
+        cudnn_ratio=None,
         floor=0.8,
     )
 
@@ -264,6 +278,7 @@ def measure_host(rounds: int) -> list[Row]:
                 peer_rate=1e3 / timed.first_us,
                 cubin_rate=1e3 / timed.second_us,
                 cudnn_rate=None,
+                cudnn_ratio=None,
                 floor=HOST_FLOOR if setting == "no_grad" else 0.0,
             )
         )
@@ -284,17 +299,18 @@ def plan(options: argparse.Namespace, section: str) -> list[tuple[int, int, bool
 
 
 HEADERS = ["section", "case", "mask", "peer", "peer us", "cubin us", "ratio", "spread", "floor",
-           "peer rate", "cubin rate", "cuDNN rate", "unit"]  # fmt: skip
+           "peer rate", "cubin rate", "cuDNN rate", "to cuDNN", "unit"]  # fmt: skip
 
 
 def cells(row: Row) -> list[str]:
     mask = "causal" if row.causal else "full" if row.section not in ("decode", "host") else ""
     floor = f"{row.floor:.2f}{' UNDER' if row.under else ''}" if row.floor else ""
     cudnn = "" if row.cudnn_rate is None else f"{row.cudnn_rate:.0f}"
+    to_cudnn = "" if row.cudnn_ratio is None else f"{row.cudnn_ratio:.3f}"
     return [
         row.section, row.case, mask, row.peer, f"{row.peer_us:.1f}", f"{row.cubin_us:.1f}",
         f"{row.ratio:.3f}", f"{row.low:.2f}-{row.high:.2f}", floor, f"{row.peer_rate:.0f}",
-        f"{row.cubin_rate:.0f}", cudnn, row.unit,
+        f"{row.cubin_rate:.0f}", cudnn, to_cudnn, row.unit,
     ]  # fmt: skip
 
 
@@ -311,9 +327,30 @@ def print_summary(rows: list[Row]) -> None:
             f"  {section:14} {mean:.3f}   worst {worst.ratio:.3f} ({worst.case}"
             f"{' causal' if worst.causal else ''})   {len(under)} of {len(group)} under"
         )
+        beside = [(row.cudnn_ratio, row) for row in group if row.cudnn_ratio is not None]
+        if beside:
+            low, worst = min(beside, key=lambda x: x[0])
+            mean = common.geometric_mean([ratio for ratio, _ in beside])
+            print(
+                f"  {'':14} {mean:.3f}   worst {low:.3f} ({worst.case}"
+                f"{' causal' if worst.causal else ''})   to cuDNN"
+            )
 
 
-def plot(rows: list[Row], path: str) -> None:
+def read_results(names: str) -> tuple[list[Row], dict[str, str]]:
+    """The lines of several files, later ones replacing earlier, and the last one's machine."""
+    rows: dict[tuple, Row] = {}
+    facts: dict[str, str] = {}
+    for name in names.split(","):
+        content = json.loads(Path(name).read_text())
+        facts = content["machine"]
+        for fields in content["results"]:
+            row = Row(**{"cudnn_ratio": None, **fields})
+            rows[row.section, row.case, row.causal] = row
+    return list(rows.values()), facts
+
+
+def plot(rows: list[Row], path: str, facts: dict[str, str]) -> None:
     """TFLOP/s over the length, forward and backward, a panel a head_dim."""
     import matplotlib
 
@@ -331,7 +368,7 @@ def plot(rows: list[Row], path: str) -> None:
         sharex=True,
         squeeze=False,
     )
-    series = [("torch_cubin", "cubin_rate", "C1"), ("flash", "peer_rate", "C0"),
+    series = [("torch_cubin", "own_rate", "C1"), ("flash", "peer_rate", "C0"),
               ("cuDNN", "cudnn_rate", "C2")]  # fmt: skip
     for (i, section), (j, head_dim) in itertools.product(enumerate(sections), enumerate(head_dims)):
         axis = axes[i][j]
@@ -355,7 +392,6 @@ def plot(rows: list[Row], path: str) -> None:
         if j == 0:
             axis.set_ylabel("TFLOP/s")
     axes[0][0].legend(fontsize=7, handlelength=3.5)
-    facts = common.machine()
     figure.suptitle(
         f"Attention, bf16, {TOKENS} tokens, {COLUMNS} columns: {facts['GPU'].split(',')[0]}, "
         f"torch {facts['torch']}",
@@ -412,12 +448,20 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit status 1 if a floor is broken")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--plot", metavar="FILE.png", help="draw TFLOP/s (needs matplotlib)")
+    parser.add_argument("--replot", metavar="FILE,...", help="of these results, measuring nothing")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     options.budget = options.budget or (150 if options.quick else 300)
     sections = options.only.split(",") if options.only else list(SECTIONS)
     if not set(sections) <= set(SECTIONS):
         parser.error(f"--only takes {', '.join(SECTIONS)}")
+    if options.replot:
+        rows, facts = read_results(options.replot)
+        common.print_table(HEADERS, [cells(row) for row in rows], options.markdown)
+        print_summary(rows)
+        if options.plot:
+            plot(rows, options.plot, facts)
+        return
     common.require_gpu()
     common.print_machine("torch.ops.cubin.scaled_dot_product_attention beside PyTorch's kernels")
     torch.manual_seed(0)
@@ -429,7 +473,7 @@ def main() -> None:
         print_summary(rows)
     common.write_json(options.json, [asdict(row) for row in rows])
     if options.plot and rows:
-        plot(rows, options.plot)
+        plot(rows, options.plot, common.machine())
     for failure in failures:
         print(f"FAILED {failure}")
     if failures or (options.check and any(row.under for row in rows)):

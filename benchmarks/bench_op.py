@@ -5,9 +5,9 @@
 
 z = x + y of 1,024 floats. torch_cubin.define_op's op and handwritten_op.cpp, which is compiled
 first, do the same with the same cubin: check dtypes, shapes, layouts and devices, allocate the
-output, launch on the current stream. Beside them: the kernel launched directly into memory that is
-there, the bare cuLaunchKernel loop in C, and torch.add. Contenders take turns in every round, as in
-bench_overhead.py; each one's result is checked first.
+output, launch on the current stream; so does one by torch_cubin/torch.h. Beside them: the kernel
+launched directly into memory that is there, the bare cuLaunchKernel loop in C, and torch.add.
+Contenders take turns in every round, as in bench_overhead.py; each one's result is checked first.
 """
 
 from __future__ import annotations
@@ -66,6 +66,32 @@ def handwritten() -> None:
         raise RuntimeError(f"the op written by hand could not load its kernel: code {code}")
 
 
+def inline() -> Callable:
+    """The same op by torch_cubin/torch.h, with the same checks."""
+    import torch_cubin
+
+    source = """
+        #include <torch_cubin/torch.h>
+        using namespace torch_cubin;
+        TORCH_CUBIN_EMBED(cubin);
+        Tensor vec_add(const Tensor& x, const Tensor& y) {
+          static const Kernel kernel = embedded(cubin)["vec_add"];
+          const int64_t n = x.numel();
+          if (x.scalar_type() != ScalarType::Float || y.scalar_type() != ScalarType::Float ||
+              !x.sizes().equals(y.sizes())) {
+            throw make_error("input", "vec_add", "takes two float32 tensors of one shape");
+          }
+          Tensor z = torch_cubin::empty_like(x);
+          kernel(grid(cdiv(n, 256)), block(256), x, y, z, static_cast<int>(n));
+          return z;
+        }
+    """
+    ops = torch_cubin.cpp.load_inline(
+        "bench_op_cpp", source, embed={"cubin": bench_launch.CUBIN}, functions=["vec_add"]
+    )
+    return ops.vec_add
+
+
 def contenders(data: bench_launch.Data) -> dict[str, Callable[[], float]]:
     handwritten()
     declared()
@@ -73,6 +99,7 @@ def contenders(data: bench_launch.Data) -> dict[str, Callable[[], float]]:
         "torch.add": torch.add,
         "by hand": torch.ops.handwritten.vec_add,
         "declared": torch.ops.bench_op.vec_add,
+        "by torch.h": inline(),
         "by hand, .default": torch.ops.handwritten.vec_add.default,
         "declared, .default": torch.ops.bench_op.vec_add.default,
     }
@@ -100,7 +127,8 @@ def main() -> None:
     median = {name: statistics.median(values) for name, values in times.items()}
 
     def over(name: str, middle: float) -> str:
-        by_hand = median.get(name.replace("declared", "by hand")) if "declared" in name else None
+        own = "declared" if "declared" in name else "by torch.h"
+        by_hand = median.get(name.replace(own, "by hand")) if own in name else None
         return f"{middle - by_hand:+.2f}" if by_hand is not None else ""
 
     common.print_times("call", times, {"over by hand, us": over}, options.markdown)

@@ -157,7 +157,7 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
     config.attrs = attributes;
     if (!add_common_attributes(*here, call, config)) return false;
   }
-  const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0;
+  const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0 || current_stream == nullptr;
   set_shape(call,
             is_named ? static_cast<CUstream>(call.stream) : current_stream(here->device.index),
             config);
@@ -227,8 +227,9 @@ class Launch {
     const CUfunction function = here.ready(shared);
     CUlaunchConfig config{};
     set_shape(call_,
-              has(TORCH_CUBIN_STREAM) ? static_cast<CUstream>(call_.stream)
-                                      : current_stream_(device.index),
+              has(TORCH_CUBIN_STREAM) || current_stream_ == nullptr
+                  ? static_cast<CUstream>(call_.stream)
+                  : current_stream_(device.index),
               config);
     CUlaunchAttribute attributes[4];  // each filled where it is added
     config.attrs = attributes;

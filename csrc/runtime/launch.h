@@ -7,8 +7,8 @@
 
 namespace torch_cubin {
 
-// Launches on the call's device, and on its stream where it names one, else on what
-// `current_stream` says. The grid must be a whole number of clusters: it is never rounded here,
+// Launches on the call's device, and on its stream where it names one or `current_stream` is null, else
+// on what `current_stream` says. The grid must be a whole number of clusters: it is never rounded here,
 // since only a kernel whose blocks past the last tile return may get more blocks than there are
 // tiles. Throws [launch] for a shape that the kernel or the device cannot have, [closed], [arch] and
 // what the driver says.

@@ -17,15 +17,13 @@ Tensor to_device(const std::vector<float>& host, std::vector<int64_t> sizes) {
   aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
                            aoti_torch_dtype_float32(), aoti_torch_device_type_cuda(), 0, &made);
   Tensor tensor(made);
-  detail::check(torch_cubin_v1_copy(0, tensor.mutable_data_ptr(), host.data(), host.size() * 4,
-                                    current_stream(0).handle()));
+  copy(tensor.mutable_data_ptr(), host.data(), host.size() * 4, current_stream(0), 0);
   return tensor;
 }
 
 std::vector<float> to_host(const Tensor& tensor) {
   std::vector<float> host(static_cast<size_t>(tensor.numel()));
-  detail::check(torch_cubin_v1_copy(0, host.data(), tensor.const_data_ptr(), host.size() * 4,
-                                    current_stream(0).handle()));
+  copy(host.data(), tensor.const_data_ptr(), host.size() * 4, current_stream(0), 0);
   synchronize(current_stream(0), 0);
   return host;
 }

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,39 @@ def test_cubin_h(way: str, checks: Path, folder: Path, tmp_path: Path) -> None:
     command = ["g++", "-fsanitize=address", str(checks), "-o", str(program), *link]
     subprocess.run([*command, "-ldl", "-pthread"], check=True)
     assert run(program, folder, str(DATA), ASAN_OPTIONS="detect_leaks=1") == "right\n"
+
+
+@pytest.mark.skipif(shutil.which("ld") is None, reason="needs ld (binutils)")
+def test_every_way_to_embed_an_image(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = (DATA / "several.sm_90a.cuda130.cubin").read_bytes()
+    Path("several.cubin").write_bytes(content)
+    numbers = ", ".join(map(str, content))
+    array = f"unsigned char several_cubin[] = {{ {numbers} }};\n"
+    Path("xxd.h").write_text(f"{array}unsigned int several_cubin_len = {len(content)};\n")
+    Path("list.h").write_text(numbers)
+    padded = content + bytes(-len(content) % 8)
+    words = struct.unpack(f"<{len(padded) // 8}Q", padded)
+    Path("words.h").write_text(
+        f"#include <cstdint>\nconst uint64_t words[] = {{ {', '.join(f'{w}u' for w in words)} }};\n"
+    )
+    Path("other.cpp").write_text(
+        'extern "C" {\nextern const unsigned char other_cubin[];\n'
+        "extern const unsigned other_cubin_len;\n"
+        f"const unsigned char other_cubin[] = {{ {numbers} }};\n"
+        f"const unsigned other_cubin_len = {len(content)};\n}}\n"
+    )
+    torch_cubin.embed.write_unit("embed.cpp", ["several.cubin"], name="by_embed")
+    subprocess.run(["ld", "-r", "-b", "binary", "several.cubin", "-o", "binary.o"], check=True)
+    command = ["g++", "-O1", *cpp.compile_flags(torch=False), "-I."]
+    command += [str(ROOT / "tests" / "cpp" / "embedded.cpp"), "embed.cpp", "other.cpp", "binary.o"]
+    # The object of ld -r asks for nothing of the stack, which newer linkers warn of.
+    command += ["-Wl,-z,noexecstack", "-o", "embedded", *cpp.link_flags(torch=False)]
+    subprocess.run(command, check=True)
+    done = subprocess.run(["./embedded"], capture_output=True, text=True)
+    assert done.stdout.count(": right\n") == 10, done.stdout
+    assert "WRONG" not in done.stdout
+    assert done.returncode == 0
 
 
 # --- the examples ---

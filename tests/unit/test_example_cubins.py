@@ -1,4 +1,5 @@
-"""The committed cubins of examples/kernels are what the documented command makes of the sources."""
+"""The committed cubins of examples/kernels and examples/cpp are what the documented commands make
+of their sources."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import real_cubins
 
 KERNELS = real_cubins.ROOT / "examples" / "kernels"
 NAMES = sorted(path.stem for path in KERNELS.glob("*.cu"))
+CPP = real_cubins.ROOT / "examples" / "cpp" / "kernels"
+RELEASE = re.compile(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)")
 
 
 def command(name: str) -> list[str]:
@@ -33,7 +36,7 @@ def test_cubin_is_of_its_source(name: str, tmp_path: Path) -> None:
     _, *options, target = command(name)
     committed = (KERNELS / target).read_bytes()
     # A cubin says which ptxas made it. Another release may write other code for the same source.
-    release = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", committed)
+    release = RELEASE.search(committed)
     assert release, "the cubin does not say what made it"
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     if release[1] not in re.findall(rb"\bV([\d.]+)", version):
@@ -45,3 +48,27 @@ def test_cubin_is_of_its_source(name: str, tmp_path: Path) -> None:
     # The source says the same command, where it says one.
     for said in re.findall(r"nvcc -cubin .*", (KERNELS / f"{name}.cu").read_text()):
         assert said == " ".join(command(name))
+
+
+@pytest.mark.parametrize("source", sorted(CPP.glob("*.cu")), ids=lambda path: path.stem)
+def test_image_of_a_cpp_example_is_of_its_source(source: Path, tmp_path: Path) -> None:
+    """By the line in the source; what became an array in C++ is read back from there."""
+    compiler = real_cubins.nvcc()
+    if compiler is None:
+        pytest.skip("needs nvcc")
+    (line,) = re.findall(r"nvcc (-.*)", source.read_text())
+    *options, target = shlex.split(line)
+    array = CPP.parent / f"{source.stem}_sm90a.cubin.cpp"
+    if array.is_file():
+        numbers = re.search(r"\{(.*?)\}", array.read_text(), re.S)[1]
+        committed = bytes(int(number, 16) for number in numbers.split(","))
+    else:
+        committed = (CPP / target).read_bytes()
+    release = RELEASE.search(committed)
+    assert release, "the image does not say what made it"
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    if release[1] not in re.findall(rb"\bV([\d.]+)", version):
+        pytest.skip(f"needs nvcc {release[1].decode()}, which made the image")
+    made = tmp_path / target
+    subprocess.run([compiler, *options, made], cwd=CPP, check=True)
+    assert made.read_bytes() == committed, f"make it again: cd {CPP}; nvcc {line}"

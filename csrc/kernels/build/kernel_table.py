@@ -95,9 +95,15 @@ def name_of(source: pathlib.Path) -> str:
 
 def params_header(source: pathlib.Path) -> pathlib.Path:
     """The header that declares a kernel's parameters: the source's own where it has one (say
-    matmul/sm90_params.h for matmul/sm90.cu), else its family's (matmul/matmul_params.h)."""
-    own = source.with_name(f"{source.stem}_params.h")
-    return own if own.is_file() else source.with_name(f"{source.parent.name}_params.h")
+    matmul/sm90_params.h for matmul/sm90.cu), else that of the source whose name begins its own
+    (attention/sm90_backward_params.h for sm90_backward_delta.cu), else its family's
+    (matmul/matmul_params.h)."""
+    words = source.stem.split("_")
+    for count in range(len(words), 0, -1):
+        header = source.with_name("_".join(words[:count]) + "_params.h")
+        if header.is_file():
+            return header
+    return source.with_name(f"{source.parent.name}_params.h")
 
 
 def fail(source: pathlib.Path, problem: str, **facts: str) -> BuildError:

@@ -291,6 +291,30 @@ TC_DEVICE void tma_store(const void* map, u32 shared, int x, int y, int b0, int 
       : "memory");
 }
 
+// So many contiguous bytes, a multiple of 16, from and to multiples of 16.
+TC_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Committed and waited for like tma_store.
+TC_DEVICE void bulk_store(void* global, u32 shared, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared), "r"(bytes)
+               : "memory");
+}
+
+// The same, of floats that are added to those in memory.
+TC_DEVICE void bulk_add(float* global, u32 shared, u32 bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+      "r"(shared), "r"(bytes)
+      : "memory");
+}
+
 TC_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // Until at most kPending groups of this thread still read their shared memory.
@@ -307,6 +331,10 @@ TC_DEVICE void tma_store_wait() {
 // Between ordinary stores to shared memory and their reading by the TMA or wgmma; by each thread
 // that stored, before the barrier with the thread that issues.
 TC_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The same for global memory too: between what the TMA wrote or added and what is ordered by ordinary
+// loads and stores.
+TC_DEVICE void fence_async_proxy_everywhere() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Four 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the row addresses of matrix j.
 TC_DEVICE void stmatrix(u32 shared, u32 a, u32 b, u32 c, u32 d) {

@@ -4,17 +4,14 @@
 #include <algorithm>
 
 #include "cubin/error.h"
-#include "kernels/attention/sm90_params.h"
-#include "ops/attention/portable.h"
+#include "ops/attention/sm90_map.h"
 #include "ops/common/launch.h"
-#include "runtime/tensor_map.h"
 
 namespace torch_cubin {
 namespace {
 
 constexpr int64_t kMostBlocks = 160;  // whose work the kernel's scheduler can balance
-constexpr uint32_t kPanel = 64;       // columns of a box: 128 bytes, the swizzle's
-constexpr uint32_t kQueryRows = 64;   // of a box: those of a warpgroup
+constexpr int64_t kQueryRows = 64;    // of a box: those of a warpgroup
 constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kMostBlocks;
 
 // Dealing out balanced tiles takes a block about 15 us for each tile of its own, beside its work. On
@@ -120,14 +117,13 @@ class Sm90Forward : public AttentionForwardKernels {
             std::to_string(tiles * heads), "Compute it in parts."});
     }
     Sm90AttentionParams params{};
-    const auto columns = static_cast<uint32_t>(row.columns);
     const int64_t kv_heads = all.heads / all.group;
-    encode(params.q, row, all.q, all.q_stride, all.head_dim, all.seqlen_q, all.heads, all.batch,
-           kQueryRows);
-    encode(params.k, row, all.k, all.k_stride, all.head_dim, all.seqlen_k, kv_heads, all.batch,
-           columns);
-    encode(params.v, row, all.v, all.v_stride, all.head_dim_v, all.seqlen_k, kv_heads, all.batch,
-           columns);
+    encode_sm90_map(params.q, row, all.q, all.q_stride, all.head_dim, all.seqlen_q, all.heads,
+                    all.batch, kQueryRows, device_);
+    encode_sm90_map(params.k, row, all.k, all.k_stride, all.head_dim, all.seqlen_k, kv_heads,
+                    all.batch, row.columns, device_);
+    encode_sm90_map(params.v, row, all.v, all.v_stride, all.head_dim_v, all.seqlen_k, kv_heads,
+                    all.batch, row.columns, device_);
     params.out = all.out;
     params.logsumexp = all.logsumexp;
     std::copy_n(all.out_stride, 3, params.out_stride);
@@ -150,21 +146,6 @@ class Sm90Forward : public AttentionForwardKernels {
     if (alike || tiles * heads <= blocks_) return kInTurn;
     if (tile_cycles(row, band) < kWorthBalancing) return kInPairs;
     return static_cast<int>(std::max<int64_t>(1, kTilesTogether / tiles));
-  }
-
-  void encode(Sm90AttentionMap& out, const AttentionRow& row, const void* data,
-              const tc_int64 (&stride)[3], int64_t columns, int64_t rows, int64_t heads,
-              int64_t batch, uint32_t box_rows) const {
-    const MapType type = row.dtype == kAttendFloat16 ? MapType::kFloat16 : MapType::kBFloat16;
-    const auto dim = [](int64_t size, int64_t stride, uint32_t box) {
-      // The stride of a single index is any.
-      return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(size == 1 ? 16 : stride * 2),
-                    box};
-    };
-    encode_tiled_map(&out, data, type, MapSwizzle::k128Bytes,
-                     {dim(columns, 1, kPanel), dim(rows, stride[2], box_rows),
-                      dim(heads, stride[1], 1), dim(batch, stride[0], 1)},
-                     device_.index);
   }
 
   const Device& device_;

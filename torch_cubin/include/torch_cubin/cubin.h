@@ -520,6 +520,11 @@ class Embedded {
 inline void synchronize(Stream stream = nullptr, int device = kCurrentDevice) {
   detail::check(torch_cubin_v1_synchronize(device, stream.handle()));
 }
+// In the stream's order; either side may be the host's memory or a device's.
+inline void copy(void* to, const void* from, uint64_t bytes, Stream stream = nullptr,
+                 int device = kCurrentDevice) {
+  detail::check(torch_cubin_v1_copy(device, to, from, bytes, stream.handle()));
+}
 inline int device_count() {
   int32_t count = 0;
   detail::check(torch_cubin_v1_device_count(&count));
@@ -544,11 +549,11 @@ class Global {
   }
   // In the stream's order; `value` must stay until then where it is pinned memory.
   void set(const T& value, Stream stream = nullptr) const {
-    detail::check(torch_cubin_v1_copy(device_, address(), &value, sizeof(T), stream.handle()));
+    copy(address(), &value, sizeof(T), stream, device_);
   }
   // Waits for the stream.
   void get(T& value, Stream stream = nullptr) const {
-    detail::check(torch_cubin_v1_copy(device_, &value, address(), sizeof(T), stream.handle()));
+    copy(&value, address(), sizeof(T), stream, device_);
     synchronize(stream, device_);
   }
 
@@ -587,13 +592,12 @@ class Buffer {
   T* data() const { return data_; }
   size_t size() const { return count_; }
   void copy_from(const T* host, Stream stream = nullptr) {
-    detail::check(torch_cubin_v1_copy(device_, data_, host, count_ * sizeof(T), stream.handle()));
+    copy(data_, host, count_ * sizeof(T), stream, device_);
   }
   // Waits for the stream.
   std::vector<T> to_vector(Stream stream = nullptr) const {
     std::vector<T> host(count_);
-    detail::check(
-        torch_cubin_v1_copy(device_, host.data(), data_, count_ * sizeof(T), stream.handle()));
+    copy(host.data(), data_, count_ * sizeof(T), stream, device_);
     synchronize(stream, device_);
     return host;
   }

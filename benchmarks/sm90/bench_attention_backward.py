@@ -1,0 +1,432 @@
+"""Attention backward on an H200: csrc/kernels/attention/sm90_backward.cu beside cuDNN.
+
+    python benchmarks/sm90/bench_attention_backward.py --build OUT [--bound]   # nvcc, no GPU
+    python benchmarks/sm90/bench_attention_backward.py OUT [--json FILE]       # checks, then times
+
+Every kernel is checked against float64 first (tails, bands, grouped heads, strides, repeats). Then
+each length is timed, the contenders alternating in one process: 35 ms to settle, 50 ms measured,
+medians of the rounds, the kernels before and after included. TFLOP/s count causal at half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TOKENS, WIDTH = 16384, 2048  # b * s, h * d
+NO_BOUND = 1 << 30
+KEYS = 128
+
+
+@dataclass(frozen=True)
+class Kernel:
+    dtype: str
+    head_dim: int
+    rows: int
+    q_stages: int
+    grad_stages: int
+
+    @property
+    def name(self) -> str:
+        kind = {"bfloat16": "bf16", "float16": "f16"}[self.dtype]
+        return f"{kind}_{self.head_dim}_{self.rows}_q{self.q_stages}g{self.grad_stages}"
+
+    @property
+    def shared(self) -> int:
+        row = 2 * self.head_dim
+        panels = self.head_dim // 64
+        size = 2 * KEYS * row + (self.q_stages + self.grad_stages) * self.rows * row
+        size += 2 * -(-self.rows // 64) * KEYS * 128 + 8 * self.rows * self.head_dim
+        size += self.q_stages * (8 * self.rows + 4)
+        size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels
+        return (size + 15) // 16 * 16
+
+
+def kernels() -> list[Kernel]:
+    tiles = ((128, 48), (64, 96))
+    return [Kernel(t, d, rows, 3, 2) for t in ("bfloat16", "float16") for d, rows in tiles]
+
+
+def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
+    defines = {
+        "TC_KERNEL": kernel.name,
+        "TC_DTYPE": kernel.dtype,
+        "TC_TILE_M": kernel.rows,
+        "TC_TILE_N": KEYS,
+        "TC_TILE_K": kernel.head_dim,
+        "TC_STAGES": kernel.q_stages,
+        "TC_GRAD_STAGES": kernel.grad_stages,
+        "TC_THREADS": 512,
+        "TC_DYNAMIC_SHARED": kernel.shared,
+    }
+    text = compile_one("sm90_backward", kernel.name, defines, extra, out)
+    bad = [s for s in text.splitlines() if "C75" in s or "error" in s or "warning" in s]
+    bad += [s for s in text.splitlines() if "spill" in s and "0 bytes spill stores" not in s]
+    return "\n  ".join([kernel.name, *bad])
+
+
+def compile_one(source: str, name: str, defines: dict, extra: list[str], out: Path) -> str:
+    folder = HERE.parents[1] / "csrc" / "kernels" / "attention"
+    command = [
+        *("nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"),
+        *(f"-D{key}={value}" for key, value in defines.items()),
+        *extra,
+        *("-I", str(folder.parent)),
+        *("-o", str(out / f"{name}.cubin"), str(folder / f"{source}.cu")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{name}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def build_ends(out: Path) -> None:
+    """The kernels before and after."""
+    for dtype in ("bfloat16", "float16"):
+        for source, threads in (("sm90_backward_delta", 128), ("sm90_backward_convert", 256)):
+            name = f"{source}_{dtype}"
+            defines = {"TC_KERNEL": name, "TC_DTYPE": dtype, "TC_TILE_M": 16, "TC_THREADS": threads}
+            compile_one(source, name, defines, [], out)
+
+
+def setup() -> None:
+    global torch, driver, PARAMS
+    import torch
+
+    sys.path.insert(0, str(HERE))
+    import bench_attention
+    import cubin_launch as driver
+
+    bench_attention.setup()
+
+    class Params(ctypes.Structure):  # Sm90BackwardParams
+        _fields_ = [
+            ("maps", driver.TensorMap * 4),
+            *[(n, ctypes.c_void_p) for n in (
+                "sums", "dq_sum", "turns", "out", "grad_out", "logsumexp", "dq", "dk", "dv")],
+            *[(n, ctypes.c_int64 * 3) for n in (
+                "out_stride", "grad_out_stride", "dq_stride", "dk_stride", "dv_stride")],
+            *[(n, ctypes.c_int) for n in (
+                "batch", "heads", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
+                "first", "last", "tile_rows", "tile_columns", "tiles", "key_tiles", "together")],
+            ("scale", ctypes.c_float),
+            ("unit", ctypes.c_float),
+        ]  # fmt: skip
+
+    PARAMS = Params
+
+
+class Backward:
+    """One kernel on one problem, encoded once, with the two around it."""
+
+    def __init__(
+        self, kernel, functions, q, k, v, out, lse, grad, dq, dk, dv, first=-NO_BOUND,
+        last=NO_BOUND, together=8, scale=None,
+    ) -> None:  # fmt: skip
+        from bench_attention import encode
+
+        batch, heads, seqlen_q, head_dim = q.shape
+        kv_heads, seqlen_k = k.shape[1:3]
+        p = PARAMS()
+        p.maps[0], p.maps[1] = encode(q, kernel.rows), encode(k, KEYS)
+        p.maps[2], p.maps[3] = encode(v, KEYS), encode(grad, kernel.rows)
+        p.tile_rows, p.tile_columns = kernel.rows, kernel.head_dim
+        p.tiles, p.key_tiles = -(-seqlen_q // kernel.rows), -(-seqlen_k // KEYS)
+        tiles = batch * heads * p.tiles
+        sums = torch.full((tiles, 2, kernel.rows), math.nan, device="cuda")
+        dq_sum = torch.full((tiles, kernel.rows * kernel.head_dim), math.nan, device="cuda")
+        turns = torch.full((tiles,), 7, device="cuda", dtype=torch.int32)
+        for name, tensor in (
+            ("sums", sums), ("dq_sum", dq_sum), ("turns", turns), ("out", out), ("grad_out", grad),
+            ("logsumexp", lse), ("dq", dq), ("dk", dk), ("dv", dv),
+        ):  # fmt: skip
+            setattr(p, name, tensor.data_ptr())
+        for name, x in (("out", out), ("grad_out", grad), ("dq", dq), ("dk", dk), ("dv", dv)):
+            setattr(
+                p, f"{name}_stride", (ctypes.c_int64 * 3)(x.stride(0), x.stride(1), x.stride(2))
+            )
+        p.batch, p.heads, p.group = batch, heads, heads // kv_heads
+        p.seqlen_q, p.seqlen_k, p.head_dim, p.head_dim_v = seqlen_q, seqlen_k, head_dim, v.shape[3]
+        p.first, p.last = first, last
+        p.together = min(together, batch * kv_heads)
+        p.scale = 1 / math.sqrt(head_dim) if scale is None else scale
+        p.unit = p.scale * math.log2(math.e)
+        self.memory = ctypes.create_string_buffer(1024)
+        address = (ctypes.addressof(self.memory) + 63) // 64 * 64
+        ctypes.memmove(address, ctypes.addressof(p), ctypes.sizeof(p))
+        aligned = (ctypes.c_char * 768).from_address(address)
+        self.keep = (q, k, v, out, lse, grad, dq, dk, dv, sums, dq_sum, turns, aligned)
+        delta, main, convert = functions
+        warps = tiles * (kernel.rows // 8) * (kernel.head_dim // 64)
+        self.runs = [
+            delta.prepare(aligned, tiles * (kernel.rows // 16), 128),
+            main.prepare(aligned, batch * kv_heads * p.key_tiles, 512, kernel.shared),
+            convert.prepare(aligned, -(-warps // 8), 256),
+        ]
+
+    def __call__(self) -> None:
+        for run in self.runs:
+            run()
+
+
+def load(kernel: Kernel, out: Path):
+    main = driver.Cubin(str(out / f"{kernel.name}.cubin"))[kernel.name]
+    main.allow_shared(kernel.shared)
+    names = [f"sm90_backward_delta_{kernel.dtype}", f"sm90_backward_convert_{kernel.dtype}"]
+    delta, convert = (driver.Cubin(str(out / f"{n}.cubin"))[n] for n in names)
+    return delta, main, convert
+
+
+def reference(q, k, v, grad, first, last, scale):
+    """float64: out, logsumexp, dq, dk, dv; rows that see nothing give 0 and -inf."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v, grad = q.double(), k.double(), v.double(), grad.double()
+    wide_k, wide_v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    s = q @ wide_k.transpose(-1, -2) * scale
+    i = torch.arange(q.shape[2], device="cuda")[:, None]
+    j = torch.arange(k.shape[2], device="cuda")[None]
+    s = s.masked_fill((j < i + first) | (j > i + last), -math.inf)
+    lse = torch.logsumexp(s, -1)
+    p = torch.exp(s - lse[..., None]).masked_fill(lse[..., None] == -math.inf, 0)
+    out = p @ wide_v
+    dp = grad @ wide_v.transpose(-1, -2)
+    ds = p * (dp - (grad * out).sum(-1, keepdim=True))
+
+    def grouped(x):
+        return x.unflatten(1, (k.shape[1], group)).sum(2)
+
+    dk = grouped(ds.transpose(-1, -2) @ q) * scale
+    return out, lse, ds @ wide_k * scale, dk, grouped(p.transpose(-1, -2) @ grad)
+
+
+def check(kernel: Kernel, functions) -> str:
+    """Raises where an answer is wrong."""
+    from bench_attention import laid_out
+
+    dtype = getattr(torch, kernel.dtype)
+    d = kernel.head_dim
+    # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, together
+    cases = [
+        (1, 1, 1, 96, 128, None, None, d, "bhsd", 1, 8),
+        (1, 2, 2, 384, 256, None, None, d, "bhsd", 1, 8),
+        (2, 4, 2, 257, 300, None, None, d, "bshd", 1, 2),
+        (1, 1, 1, 1, 1, None, None, d, "bhsd", 1, 8),
+        (3, 2, 1, 64, 7, None, None, d, "bhsd+", 1, 1),
+        (2, 6, 3, 1000, 1000, None, 0, d, "bshd", 1, 4),
+        (40, 8, 2, 250, 333, None, 0, d, "bshd", 1, 20),
+        (1, 3, 1, 1000, 77, None, 0, d, "bhsd", 1, 3),
+        (2, 2, 1, 77, 1000, None, 923, d, "bshd", 1, 1),
+        (1, 2, 2, 900, 500, None, -400, d, "bhsd", 1, 1),  # bottom right: 400 rows see nothing
+        (2, 2, 2, 1500, 1500, -200, 100, d, "bhsd", 1, 2),
+        (1, 2, 2, 700, 700, -100, -50, d, "bhsd", 1, 2),
+        (1, 2, 1, 300, 1111, None, None, d - 24, "bshd", 1, 8),
+        (1, 2, 1, 300, 1111, None, 811, d - 8, "bhsd+", 5, 8),  # huge scores
+        (1, 2, 1, 600, 600, None, 0, d, "bhsd", -1, 8),  # scores that are all very negative
+        (1, 16, 16, 3000, 3000, None, 0, d, "bshd", 1, 8),
+        (1, 8, 8, 3000, 3000, None, None, d, "bshd", 1, 8),
+    ]
+    worst = [0.0] * 3
+    for number, (b, h, hk, sq, sk, first, last, hd, layout, factor, together) in enumerate(cases):
+        torch.manual_seed(number)
+        first = -NO_BOUND if first is None else first
+        last = NO_BOUND if last is None else last
+        q, grad = (laid_out((b, h, sq, hd), layout, dtype) for _ in range(2))
+        k, v = (laid_out((b, hk, sk, hd), layout, dtype) for _ in range(2))
+        if factor < 0:
+            q, k = q.abs() * 3, -k.abs() * 3
+        elif factor > 1:
+            q, k = q * factor, k * factor
+        scale = 1 / math.sqrt(hd)
+        out, lse, *want = reference(q, k, v, grad, first, last, scale)
+        out, lse = out.to(dtype), lse.float()
+        rooms, results = [], []
+        for heads, rows in ((h, sq), (hk, sk), (hk, sk)):
+            room = torch.full((b, heads, rows + 3, d + 8), math.nan, device="cuda", dtype=dtype)
+            rooms.append(room)
+            results.append(room[:, :, :rows, :hd])
+        launch = Backward(
+            kernel, functions, q, k, v, out, lse, grad, *results, first, last, together
+        )
+        answers = []
+        what = f"{kernel.name} case {number} {cases[number]}"
+        for _ in range(3):
+            for room in rooms:
+                room.fill_(math.nan)
+            launch()
+            try:
+                torch.cuda.synchronize()
+            except torch.AcceleratorError:
+                print(what)
+                raise
+            answers.append([x.clone() for x in results])
+        errors = [
+            ((x.double() - y).norm() / y.norm().clamp(min=1e-20)).item()
+            for x, y in zip(results, want, strict=True)
+        ]
+        limit = (6e-3 if dtype == torch.bfloat16 else 1e-3) * (3 if factor != 1 else 1)
+        if sq == sk == 1:
+            errors[:2] = [x.double().abs().max().item() for x in results[:2]]
+        if not max(errors) < limit:
+            for n, x, y in zip(("dq", "dk", "dv"), results, want, strict=True):
+                bad = ((x.double() - y).abs() > 0.05 * y.abs().max()) | x.isnan()
+                print(n, f"{int(bad.sum())} of {bad.numel()} wrong", bad.nonzero()[:6].tolist())
+            raise SystemExit(f"{what}: errors {errors}")
+        for room, (rows, n) in zip(rooms, ((sq, hd), (sk, hd), (sk, hd)), strict=True):
+            if not bool(room[:, :, rows:].isnan().all() and room[..., n:].isnan().all()):
+                raise SystemExit(f"{what}: wrote outside")
+        for other in answers:
+            if not all(torch.equal(x, y) for x, y in zip(other, results, strict=True)):
+                raise SystemExit(f"{what}: another answer in another run")
+        worst = [max(x, y) for x, y in zip(worst, errors, strict=True)]
+    # NaN in a value that causal rows see from 300 on, and in a row of grad_out.
+    q, k, v, grad = (torch.randn(1, 3, 500, d, device="cuda").to(dtype) for _ in range(4))
+    out, lse, *_ = reference(q, k, v, grad, -NO_BOUND, 0, 1 / math.sqrt(d))
+    out, lse = out.to(dtype), lse.float()
+    v[0, 0, 300, 3] = math.nan
+    out[0, 0, 300:, 3] = math.nan
+    grad[0, 1, 100, 5] = math.nan
+    results = [torch.zeros_like(q) for _ in range(3)]
+    Backward(kernel, functions, q, k, v, out, lse, grad, *results, -NO_BOUND, 0)()
+    torch.cuda.synchronize()
+    nan = [x.isnan().any(-1)[0] for x in results]
+    want_nan = [torch.zeros_like(x) for x in nan]
+    want_nan[0][0, 300:] = True
+    want_nan[1][0] = True  # rows from 300 on see every key
+    want_nan[0][1, 100] = True
+    want_nan[1][1, :101] = True
+    want_nan[2][1, :101] = True
+    nan[2][1, 101:256] = False  # 0 * NaN, in the tile of queries with the NaN
+    for n, x, y in zip(("dq", "dk", "dv"), nan, want_nan, strict=True):
+        if not torch.equal(x, y):
+            raise SystemExit(f"{kernel.name}: NaN in {n}: {(x != y).nonzero().tolist()[:20]}")
+    return f"{kernel.name}: errors " + " ".join(f"{x:.2e}" for x in worst)
+
+
+def cudnn(q, k, v, grad, causal: bool):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+    return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+
+def rate_of(function, flops: float) -> float:
+    """TFLOP/s, after 35 ms of the same."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    function()
+    torch.cuda.synchronize()
+    events[0].record()
+    function()
+    events[1].record()
+    torch.cuda.synchronize()
+    one = max(events[0].elapsed_time(events[1]), 0.01)
+    for _ in range(max(1, round(35 / one))):
+        function()
+    repeats = max(2, round(50 / one))
+    events[0].record()
+    for _ in range(repeats):
+        function()
+    events[1].record()
+    torch.cuda.synchronize()
+    return flops * repeats / events[0].elapsed_time(events[1]) / 1e9
+
+
+def contenders_of(kernels, functions, d: int, s: int, causal: bool, together: str) -> dict:
+    """cuDNN and ours, whose results agree with it, by name."""
+    q, k, v, grad = (
+        torch.randn(TOKENS // s, s, WIDTH // d, d, device="cuda", dtype=torch.bfloat16).transpose(
+            1, 2
+        )
+        for _ in range(4)
+    )
+    own = cudnn(q, k, v, grad, causal)
+    want = own()
+    with torch.no_grad():
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    contenders = {"cudnn": own}
+    for kernel, heads in itertools.product(kernels, map(int, together.split(","))):
+        results = [torch.empty_like(x) for x in (q, k, v)]
+        name = f"{kernel.name.removeprefix(f'bf16_{d}_')} t{heads}"
+        launch = Backward(
+            kernel, functions[kernel], q, k, v, out, lse, grad, *results,
+            last=0 if causal else NO_BOUND, together=heads,
+        )  # fmt: skip
+        launch()
+        torch.cuda.synchronize()
+        for which, x, y in zip(("dq", "dk", "dv"), results, want, strict=True):
+            error = ((x.float() - y.float()).norm() / y.float().norm()).item()
+            if not error < 8e-3:
+                raise SystemExit(f"{name} s {s} d {d}: {which} is off by {error}")
+        contenders[name] = launch
+    return contenders
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--build", type=Path)
+    parser.add_argument("--bound", action="store_true")
+    parser.add_argument("--only", default="", help="part of the kernels' names")
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
+    parser.add_argument("--together", default="8")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    chosen = [x for x in kernels() if arguments.only in x.name]
+    if arguments.build:
+        arguments.build.mkdir(parents=True, exist_ok=True)
+        extra = ["-DTC_BOUND_NANOSECONDS=1000000000ull"] if arguments.bound else []
+        build_ends(arguments.build)
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for line in pool.map(lambda x: build(x, arguments.build, extra), chosen):
+                print(line, flush=True)
+        return
+    setup()
+    start = time.time()
+    functions = {x: load(x, arguments.out) for x in chosen}
+    if not arguments.no_check:
+        for kernel in chosen:
+            print(check(kernel, functions[kernel]), flush=True)
+        print(f"checked after {time.time() - start:.1f} s", flush=True)
+    lines = []
+    for d, s, causal in itertools.product(
+        (128, 64), map(int, filter(None, arguments.lengths.split(","))), (False, True)
+    ):
+        here = [x for x in chosen if x.head_dim == d and x.dtype == "bfloat16"]
+        if not here:
+            continue
+        contenders = contenders_of(here, functions, d, s, causal, arguments.together)
+        flops = 10 * TOKENS * s * WIDTH / (2 if causal else 1)
+        rates = {name: [] for name in contenders}
+        for _ in range(arguments.rounds):
+            order = list(contenders)
+            random.shuffle(order)
+            for name in order:
+                rates[name].append(rate_of(contenders[name], flops))
+        medians = {name: statistics.median(x) for name, x in rates.items()}
+        lines.append({"d": d, "s": s, "causal": causal, "tflops": medians})
+        ordered = sorted(medians.items(), key=lambda x: -x[1])
+        text = " | ".join(f"{name} {rate:.0f}" for name, rate in ordered)
+        print(f"d{d} s{s} {'causal' if causal else 'full'}: {text}", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(lines, indent=1) + "\n")
+    print(f"{time.time() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

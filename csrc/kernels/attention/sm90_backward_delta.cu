@@ -1,0 +1,78 @@
+// What attention's backward on Hopper (sm90_backward.cu) needs of each query before it begins:
+//
+//   logsumexp * log2(e), and delta = sum over the columns of grad_out * out
+//
+// in tiles of tile_rows queries, of which those past the end have weights of 0: the other kernel brings
+// a tile to shared memory at once. A query that sees nothing has weights of 0, too. It also sets the
+// tiles' turns to 0.
+//
+// Eight lanes a row, so that they read 128 neighbouring bytes; a block has kTileM rows of one tile.
+#include "common/dtype.cuh"
+#include "sm90_backward_params.h"
+
+namespace torch_cubin::TC_KERNEL {
+
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kTileM = TC_TILE_M, kThreads = TC_THREADS;
+};
+
+using Traits = DTypeTraits<Config::kDType>;
+constexpr int kLanes = 8;
+constexpr float kInfinity = __builtin_huge_valf();
+static_assert(Config::kTileM * kLanes == Config::kThreads, "eight lanes a row");
+
+// The sum of 8 products.
+TC_DEVICE float dot(uint4 a, uint4 b, float sum) {
+  u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum = fmaf(Traits::load(static_cast<u16>(x[i])), Traits::load(static_cast<u16>(y[i])), sum);
+    sum = fmaf(Traits::load(static_cast<u16>(x[i] >> 16)),
+               Traits::load(static_cast<u16>(y[i] >> 16)), sum);
+  }
+  return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
+  wait_for_previous_kernel();
+  int blocks = p.tile_rows / Config::kTileM;  // of a tile
+  u32 index = blockIdx.x / blocks;
+  int within = blockIdx.x % blocks * Config::kTileM + threadIdx.x / kLanes;
+  int pair = static_cast<int>(index / p.tiles), row = index % p.tiles * p.tile_rows + within;
+  int batch = pair / p.heads, head = pair % p.heads, lane = threadIdx.x % kLanes;
+  if (threadIdx.x == 0 && within == 0) p.turns[index] = 0;
+  float sum = 0.0f, logsumexp = kInfinity;
+  if (row < p.seqlen_q) {
+    auto out = static_cast<const u16*>(p.out) + batch * p.out_stride[0] + head * p.out_stride[1] +
+               row * p.out_stride[2];
+    auto grad = static_cast<const u16*>(p.grad_out_rows) + batch * p.grad_out_stride[0] +
+                head * p.grad_out_stride[1] + row * p.grad_out_stride[2];
+#pragma unroll 2
+    for (int column = 8 * lane; column < p.head_dim_v; column += 8 * kLanes) {
+      sum = dot(__ldg(reinterpret_cast<const uint4*>(out + column)),
+                __ldg(reinterpret_cast<const uint4*>(grad + column)), sum);
+    }
+    if (lane == 0) logsumexp = p.logsumexp[static_cast<tc_int64>(pair) * p.seqlen_q + row];
+  }
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (lane == 0) {
+    float* to = p.sums + static_cast<tc_int64>(index) * (2 * p.tile_rows) + within;
+    to[0] = logsumexp == -kInfinity ? kInfinity : logsumexp * 1.4426950408889634f;
+    to[p.tile_rows] = sum;
+  }
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "sm90_backward_delta_attention_{d.short}", "archs": ["sm_90a"],
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
+   "defines": {"TC_DTYPE": "{d.dtype}"},
+   "kind": "sm90_backward_delta", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
+   "alignment": 16, "tile": [16, 1, 1], "stages": 1, "block": [128, 1, 1], "dynamic_shared": 0,
+   "cost": {"k_tile": 0, "fixed": 0}}]}
+*/

@@ -1,0 +1,182 @@
+// The seam of the backward for Hopper, of 16-bit types, with nothing but lengths and a band between
+// queries and keys, and heads of up to 128 columns. Three kernels in a row: sm90_backward_delta.cu,
+// sm90_backward.cu, sm90_backward_convert.cu, with one parameter. What these do not take is the portable kernels'.
+#include <algorithm>
+
+#include "cubin/error.h"
+#include "kernels/attention/sm90_backward_params.h"
+#include "ops/attention/sm90_map.h"
+#include "ops/common/launch.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMostGrid = (int64_t{1} << 31) - 1;
+
+// The blocks of one place in the keys run beside each other for so many heads that what they all read
+// and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better than keys side
+// by side, since blocks of one head wait for each other's additions to dq; long heads are walked through
+// in step, so that a part of them suffices, the more so the shorter the steps' way is. Measured on an H200.
+constexpr int64_t kBytesTogether = int64_t{32} << 20;
+constexpr int64_t kLongHead = 4096, kLeastTogether = 4;
+
+int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bool has_band) {
+  const int64_t each = problem.seqlen_q * row.head_dim * 8 * problem.group();
+  const int64_t more = has_band && problem.seqlen_q >= kLongHead ? 2 : 1;
+  return std::max(kLeastTogether, more * kBytesTogether / std::max<int64_t>(each, 1));
+}
+
+struct Sm90BackwardPlan {
+  const AttentionRow* delta;
+  const AttentionRow* backward;
+  const AttentionRow* convert;
+};
+
+class Sm90Backward : public AttentionBackwardKernels {
+ public:
+  Sm90Backward(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const AttentionRow row(*kernel, device);
+      const std::string& kind = kernel->entry().kind;
+      AttentionRows& rows = kind == "sm90_backward_delta"     ? delta_[row.dtype]
+                            : kind == "sm90_backward_convert" ? convert_[row.dtype]
+                                                              : backward_[row.dtype];
+      rows.push_back(row);
+    }
+  }
+
+  BackwardPlan plan(const AttentionCase& problem) const override {
+    BackwardPlan plan;
+    const AttentionDtype dtype = attention_dtype(problem.dtype);
+    if (dtype == kAttendDtypes || problem.variant != kFull || problem.packed ||
+        problem.seqlen_q == 0 || problem.seqlen_k == 0 || problem.head_dim == 0 ||
+        problem.head_dim_v == 0 || delta_[dtype].empty() || convert_[dtype].empty()) {
+      return plan;
+    }
+    const AttentionRow* row =
+        narrowest(backward_[dtype], std::max(problem.head_dim, problem.head_dim_v));
+    if (row == nullptr) return plan;
+    // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker.
+    const int64_t tiles = ceil_div(problem.seqlen_q, row->rows) * problem.heads;
+    const int64_t blocks = ceil_div(problem.seqlen_k, row->columns);
+    const double steps = static_cast<double>(problem.batch) * tiles * blocks;
+    plan.microseconds = (steps / device_.multiprocessors) * static_cast<double>(row->cost_tile) /
+                        device_.cycles_per_microsecond;
+    plan.set(Sm90BackwardPlan{&delta_[dtype][0], row, &convert_[dtype][0]});
+    return plan;
+  }
+
+  void launch(const BackwardPlan& plan, const AttentionCase& problem, const FusedOperands& operands,
+              const float* logsumexp) const override {
+    const auto chosen = plan.get<Sm90BackwardPlan>();
+    const AttentionRow& row = *chosen.backward;
+    const int64_t tiles = ceil_div(problem.seqlen_q, row.rows);
+    const int64_t key_tiles = ceil_div(problem.seqlen_k, row.columns);
+    const int64_t heads = problem.batch * problem.heads;
+    const int64_t kv_heads = problem.batch * problem.kv_heads;
+    const int64_t octets = heads * tiles * (row.rows / 8) * (row.head_dim / 64);
+    const int64_t delta_blocks = heads * tiles * (row.rows / chosen.delta->rows);
+    const int64_t convert_blocks = ceil_div(octets, chosen.convert->kernel->entry().block[0] / 32);
+    if (std::max({delta_blocks, convert_blocks, kv_heads * key_tiles, octets}) > kMostGrid) {
+      fail({"input", "this attention", "is too large for one launch",
+            "at most " + std::to_string(kMostGrid) + " blocks",
+            std::to_string(std::max({delta_blocks, convert_blocks, kv_heads * key_tiles, octets})),
+            "Compute it in parts."});
+    }
+    // Floats of a tile: two for each query, dq, and the turn.
+    const int64_t sums = heads * tiles * 2 * row.rows;
+    const int64_t dq_sum = heads * tiles * row.rows * row.head_dim;
+    const Workspace workspace(device_, 4 * (sums + dq_sum + heads * tiles));
+    auto* const memory = reinterpret_cast<float*>(workspace.data());
+
+    Sm90BackwardParams params{};
+    params.dq_sum = memory;  // its additions begin at multiples of 16 bytes, as the sums' loads do
+    params.sums = memory + dq_sum;
+    params.turns = reinterpret_cast<int*>(memory + dq_sum + sums);
+    params.tile_rows = static_cast<int>(row.rows);
+    params.tile_columns = static_cast<int>(row.head_dim);
+    params.tiles = static_cast<int>(tiles);
+    params.key_tiles = static_cast<int>(key_tiles);
+
+    AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
+    const bool has_band = all.first != -kNoBound || all.last != kNoBound;
+    params.together = static_cast<int>(std::min(kv_heads, heads_together(problem, row, has_band)));
+    const int64_t parts = operands.problem.parts();
+    for (int64_t part = 0; part < parts; ++part) {
+      operands.fill(all, part);
+      fill(params, row, all);
+      params.logsumexp = logsumexp + part * heads * problem.seqlen_q;
+      torch_cubin::launch(*chosen.delta->kernel, {delta_blocks}, device_, params);
+      torch_cubin::launch(*row.kernel, {kv_heads * key_tiles}, device_, params);
+      torch_cubin::launch(*chosen.convert->kernel, {convert_blocks}, device_, params);
+    }
+  }
+
+ private:
+  void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all) const {
+    const int64_t kv_heads = all.heads / all.group;
+    encode_sm90_map(params.q, row, all.q, all.q_stride, all.head_dim, all.seqlen_q, all.heads,
+                    all.batch, row.rows, device_);
+    encode_sm90_map(params.k, row, all.k, all.k_stride, all.head_dim, all.seqlen_k, kv_heads,
+                    all.batch, row.columns, device_);
+    encode_sm90_map(params.v, row, all.v, all.v_stride, all.head_dim_v, all.seqlen_k, kv_heads,
+                    all.batch, row.columns, device_);
+    encode_sm90_map(params.grad_out, row, all.grad_out, all.grad_out_stride, all.head_dim_v,
+                    all.seqlen_q, all.heads, all.batch, row.rows, device_);
+    params.out = all.out;
+    params.grad_out_rows = all.grad_out;
+    params.dq = all.dq;
+    params.dk = all.dk;
+    params.dv = all.dv;
+    std::copy_n(all.out_stride, 3, params.out_stride);
+    std::copy_n(all.grad_out_stride, 3, params.grad_out_stride);
+    std::copy_n(all.dq_stride, 3, params.dq_stride);
+    std::copy_n(all.dk_stride, 3, params.dk_stride);
+    std::copy_n(all.dv_stride, 3, params.dv_stride);
+    params.batch = all.batch;
+    params.heads = all.heads;
+    params.group = all.group;
+    params.seqlen_q = all.seqlen_q;
+    params.seqlen_k = all.seqlen_k;
+    params.head_dim = all.head_dim;
+    params.head_dim_v = all.head_dim_v;
+    // An open side stays what it is: far outside.
+    const int shift = all.flags & kAttendBottomRight ? all.seqlen_k - all.seqlen_q : 0;
+    params.first = all.first == -kNoBound ? all.first : all.first + shift;
+    params.last = all.last == kNoBound ? all.last : all.last + shift;
+    params.scale = all.scale;
+    params.unit = static_cast<float>(all.scale * 1.4426950408889634);
+  }
+
+  const Device& device_;
+  AttentionRows delta_[kAttendDtypes], backward_[kAttendDtypes], convert_[kAttendDtypes];
+};
+
+class Sm90BackwardSeam : public AttentionSeam {
+ public:
+  bool owns(const KernelEntry& entry) const override {
+    for (const char* kind : {"sm90_backward_delta", "sm90_backward", "sm90_backward_convert"}) {
+      if (entry.kind == kind) return true;
+    }
+    return false;
+  }
+
+  void check(const PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "attention/sm90_backward", sizeof(Sm90BackwardParams));
+    const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
+    if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
+    if (kernel.entry().kind == "sm90_backward" && row.columns != kSm90BackwardKeys) {
+      KernelFields(kernel).refuse("tile", std::to_string(kSm90BackwardKeys) + " keys");
+    }
+  }
+
+  std::unique_ptr<AttentionBackwardKernels> backward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<Sm90Backward>(device, kernels);
+  }
+};
+
+const Sm90BackwardSeam g_sm90_backward;
+
+}  // namespace
+}  // namespace torch_cubin

@@ -1,0 +1,165 @@
+"""The kernels of csrc/kernels/attention/sm90_backward.cu: tails, bands, grouped heads, strides,
+what is not finite, and the same bits in every run."""
+
+import math
+
+import numerics
+import pytest
+import torch
+from gpu import attention_cases as ac
+from gpu import attention_reference as ar
+from gpu import cases
+
+from torch_cubin._native import library
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
+    reason="sm90 kernels run on Hopper alone",
+)
+
+# batch, heads, heads of key, rows, columns, options. Steps are 48 or 96 queries, blocks 128 keys.
+CALLS = [
+    (1, 2, 2, 96, 128, {}),
+    (2, 4, 4, 257, 300, {}),
+    (1, 1, 1, 1, 1, {}),
+    (2, 3, 1, 1, 500, {}),
+    (3, 2, 1, 64, 7, {}),
+    (1, 2, 2, 700, 1, {}),
+    (2, 6, 3, 1000, 1000, {"is_causal": True}),
+    (1, 3, 1, 1000, 77, {"is_causal": True}),
+    (2, 2, 1, 77, 1000, {"is_causal": True, "bottom_right": True}),
+    (1, 2, 2, 900, 500, {"is_causal": True, "bottom_right": True}),  # 400 rows see nothing
+    (2, 2, 2, 1500, 1500, {"window_left": 200, "window_right": 100}),
+    (1, 2, 2, 700, 700, {"window_left": 30}),
+    (1, 2, 2, 700, 900, {"window_right": 0, "window_left": 0}),
+    (20, 8, 2, 250, 333, {"is_causal": True}),
+    (1, 8, 8, 2100, 2100, {"is_causal": True}),
+    (1, 4, 1, 1300, 2500, {}),
+    (1, 2, 1, 300, 1111, {"scale": 0.01}),
+]
+
+
+def kernels_loaded() -> set[str]:
+    return {entry["name"] for entry in library.catalog()["loaded"]}
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", ac.HALVES)
+def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None:
+    dtype, g = ac.DTYPES[name], ac.generator(f"{name} {head_dim}")
+    for number, (batch, heads, kv_heads, rows, columns, given) in enumerate(CALLS):
+        options = {"enable_gqa": True, **given}
+        for width, width_v in ((head_dim, head_dim), (head_dim - 24, head_dim - 8)):
+            layout = cases.Layout()
+            q = ac.draw((batch, heads, rows, width), dtype, g, layout)
+            k = ac.draw((batch, kv_heads, columns, width), dtype, g, layout)
+            v = ac.draw((batch, kv_heads, columns, width_v), dtype, g, layout)
+            grad = ac.draw((batch, heads, rows, width_v), dtype, g, layout)
+            if number % 2:  # (batch, rows, heads, columns) in memory
+                q, k, v, grad = (
+                    x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, grad)
+                )
+            ours, _ = ar.both(q, k, v, grad, **options)
+            label = f"{name} {width}/{width_v} {CALLS[number]}"
+            ar.check(name, label, ours, ar.reference(q, k, v, grad, **options))
+    short = {"float16": "f16", "bfloat16": "bf16"}[name]
+    tile = {64: "96x128x64", 128: "48x128x128"}[head_dim]
+    assert f"sm90_backward_attention_{short}_{tile}" in kernels_loaded()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("factor", [5, 20, -3])
+def test_large_scores(head_dim: int, factor: int, nan_memory) -> None:
+    """One weight is nearly all of a row, and for -3 all scores are far below zero."""
+    g = ac.generator(f"{head_dim} {factor}")
+    q, k, v, grad = (ac.draw((1, 2, 600, head_dim), torch.bfloat16, g) for _ in range(4))
+    q, k = (q.abs() * 3, k.abs() * -3) if factor < 0 else (q * factor, k * factor)
+    (_, *grads), _ = ar.both(q, k, v, grad, is_causal=True)
+    want = ar.reference(q, k, v, grad, is_causal=True)
+    own = ar.pytorch(q, k, v, grad, is_causal=True)[1:]
+    for which, mine, theirs in zip(("dq", "dk", "dv"), grads, own, strict=True):
+        expected = getattr(want, which)
+        ours, yardstick = (
+            float((x.double() - expected).norm() / expected.norm()) for x in (mine, theirs)
+        )
+        assert not numerics.exceeds(ours, 2 * yardstick + 2**-8), (which, ours, yardstick)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_what_is_not_finite_stays_with_the_rows_that_see_it(head_dim: int, nan_memory) -> None:
+    """A value of NaN, which causal rows see from its own on, and one gradient of inf. Rows before
+    and after have their dq, and other heads keep their bits."""
+    g = ac.generator(head_dim)
+    q, k, v, grad = (ac.draw((1, 3, 500, head_dim), torch.bfloat16, g) for _ in range(4))
+    with torch.no_grad():
+        out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, is_causal=True)
+        call = torch.ops.cubin.attention_backward
+        clean = call(grad, q, k, v, out, logsumexp, is_causal=True)
+        v[0, 0, 300, 3] = math.nan
+        out[0, 0, 300:, 3] = math.nan
+        grad[0, 1, 100, 5] = math.inf
+        dq, dk, dv = call(grad, q, k, v, out, logsumexp, is_causal=True)
+    assert bool(dq[0, 0, 300:].isnan().any(-1).all())
+    assert not bool(dq[0, 0, :300].isnan().any())
+    assert not bool(dv[0, 0].isnan().any())
+    assert bool(dk[0, 0].isnan().any(-1).all())
+    assert not bool(dq[0, 1, :100].isnan().any())
+    assert not bool(dq[0, 1, 101:].isnan().any())
+    assert bool(dq[0, 1, 100].isnan().any())
+    for mine, want in zip((dq, dk, dv), clean, strict=True):
+        numerics.check_bits(mine[:, 2], want[:, 2])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_rows_that_see_nothing_and_keys_that_nobody_sees(head_dim: int, nan_memory) -> None:
+    g = ac.generator(head_dim)
+    q, grad = (ac.draw((2, 4, 700, head_dim), torch.bfloat16, g) for _ in range(2))
+    k, v = (ac.draw((2, 4, 400, head_dim), torch.bfloat16, g) for _ in range(2))
+    (out, dq, dk, dv), _ = ar.both(q, k, v, grad, is_causal=True, bottom_right=True)
+    assert bool((out[:, :, :300] == 0).all())
+    assert bool((dq[:, :, :300] == 0).all())
+    assert bool((dq[:, :, 301:] != 0).any(-1).all())
+    # Row i sees keys i to i + 9 of 400: those from 109 on are seen by none of 100 rows.
+    short = [x[:, :, :100].contiguous() for x in (q, grad)]
+    (_, dq, dk, dv), _ = ar.both(short[0], k, v, short[1], window_left=0, window_right=9)
+    assert bool((dk[:, :, 109:] == 0).all())
+    assert bool((dv[:, :, 109:] == 0).all())
+    assert bool((dv[:, :, :109] != 0).any(-1).all())
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 8, 700, 64), (2, 4, 2, 700, 128), (1, 2, 2, 3000, 128)], ids=str
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_thousands_of_runs_have_the_same_bits(shape, is_causal: bool) -> None:
+    """While another stream moves blocks in time and between multiprocessors."""
+    batch, heads, kv_heads, rows, head_dim = shape
+    g = ac.generator(str(shape))
+    q, grad = (ac.draw((batch, heads, rows, head_dim), torch.bfloat16, g) for _ in range(2))
+    k, v = (ac.draw((batch, kv_heads, rows, head_dim), torch.bfloat16, g) for _ in range(2))
+    noise, side = (
+        torch.randn(2048, 2048, device=ac.DEVICE, dtype=torch.bfloat16),
+        torch.cuda.Stream(),
+    )
+    side.wait_stream(torch.cuda.current_stream())
+    options = {"is_causal": is_causal, "enable_gqa": True}
+    with torch.no_grad():
+        out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, **options)
+        call = torch.ops.cubin.attention_backward
+        first = call(grad, q, k, v, out, logsumexp, **options)
+        changed = torch.zeros((), dtype=torch.int64, device=ac.DEVICE)
+        for repeat in range(1700):  # 10,200 in all
+            if repeat % 16 == 0:
+                with torch.cuda.stream(side):
+                    torch.mm(noise, noise)
+            for x, y in zip(call(grad, q, k, v, out, logsumexp, **options), first, strict=True):
+                changed += (x.view(torch.int16) != y.view(torch.int16)).any()
+    assert int(changed) == 0
+
+
+def test_what_is_left_to_the_portable_kernels() -> None:
+    g = ac.generator("portable")
+    q, k, v, grad = (ac.draw((1, 2, 200, 256), torch.bfloat16, g) for _ in range(4))
+    ours, _ = ar.both(q, k, v, grad)
+    ar.check("bfloat16", "head_dim 256", ours, ar.reference(q, k, v, grad))
+    assert any(name.startswith("backward_attention_bf16") for name in kernels_loaded())
