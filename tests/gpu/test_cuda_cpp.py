@@ -120,3 +120,13 @@ def test_load_inline(tmp_path: Path, monkeypatch) -> None:
     x.fill_(1)
     graph.replay()
     torch.testing.assert_close(out, y + 1)
+
+
+def test_nvrtc_from_cpp(tmp_path: Path) -> None:
+    """PyTorch's CUDA builds bring NVRTC."""
+    libraries = Path(torch.__file__).parents[1] / "nvidia"
+    found = sorted([*libraries.glob("*/lib/libnvrtc.so.1[0-9]")])
+    if not found:
+        pytest.skip("this PyTorch brings no NVRTC of its own")
+    program = built(tmp_path, ROOT / "tests" / "cpp" / "compile.cpp")
+    assert run(program, "gpu", TORCH_CUBIN_NVRTC=str(found[-1])).endswith("right\n")

@@ -31,6 +31,14 @@ def test_the_checker_reads_every_layer() -> None:
     assert {"TC_TILE_M", "TC_WARP_ROWS"} <= context.kernel_macros
 
 
+def test_what_knows_no_torch_is_the_library_without_it() -> None:
+    """setup.py links libtorch_cubin of these folders; the linker refuses one that needs another."""
+    setup = (ROOT / "setup.py").read_text()
+    (folders,) = re.findall(r"^WITHOUT_TORCH = (\(.*\))$", setup, re.M)
+    assert eval(folders) == layers.WITHOUT_TORCH
+    assert layers.LAYERS[: len(layers.WITHOUT_TORCH)] == layers.WITHOUT_TORCH
+
+
 def test_folders_are_the_layers() -> None:
     folders = {path.name for path in CSRC.iterdir() if path.is_dir()} - {"__pycache__"}
     assert folders == {*layers.LAYERS, "kernels"}
@@ -60,6 +68,11 @@ BROKEN = [
     ("package/catalog.cpp", "void add_linear();", "knows the op 'linear'"),
     ("package/catalog.cpp", '#include "pytorch/tensor.h"', "layer above"),
     ("package/catalog.cpp", "#include <torch/csrc/stable/tensor.h>", "knows no torch"),
+    ("abi/kernels.cpp", "#include <torch/csrc/stable/tensor.h>", "knows no torch"),
+    ("abi/kernels.cpp", '#include "pytorch/tensor.h"', "layer above"),
+    ("abi/kernels.cpp", '#include "declared/contract.h"', "layer above"),
+    ("abi/kernels.cpp", "#include <cuda.h>", "only csrc/driver"),
+    ("package/catalog.cpp", '#include "abi/handles.h"', "layer above"),
     ("declared/call.cpp", "void add_linear();", "knows the op 'linear'"),
     ("ops/matmul/matmul.cpp", '#include "declared/contract.h"', "no declared ops"),
     ("ops/matmul/matmul.cpp", '#include "driver/driver.h"', "through csrc/runtime"),
