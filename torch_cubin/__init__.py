@@ -26,6 +26,7 @@ _LATER = {
     "cpp": ("include_path", "library_path"),
     "_kernels.arguments": ("strided",),
     "_compile.compile": ("compile",),
+    "_declared.c_struct": ("c_struct",),
     "_declared.op": ("Op",),
     "_declared.define_op": ("KernelChoice", "define_op"),
     "_declared.expressions": (
@@ -84,6 +85,7 @@ __all__ = [
     "__version__",
     "batch_invariant",
     "bfloat16",
+    "c_struct",
     "cdiv",
     "compile",
     "cpp",

@@ -23,6 +23,7 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
   Fields fields(entry, op_ + ": " + (role == Role::kScratch ? "scratch." : "tensors.") + name);
   if (role == Role::kScratch) {
     fields.text("name");
+    zeroed_ = fields.truth("zeroed", false);
   } else {
     if (const json* layout = fields.find("layout")) {
       const auto found =

@@ -65,7 +65,10 @@ void Module::check_same_params() const {
             "has other parameters for " + source.image.arch.name() + " than for " +
                 at->second.second->image.arch.name(),
             sizes_text(other.params), sizes_text(kernel.params),
-            "Build all images from one source."});
+            "Build all images from one source; where a compiler gives each architecture parameters "
+            "of "
+            "its own, as Triton does for descriptors, each is a kernel of its own "
+            "(define_op's kernels=)."});
     }
   }
 }
