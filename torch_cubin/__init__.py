@@ -6,7 +6,11 @@ kin (docs/attention.md); it never touches the CUDA driver. What else is public i
 
 from importlib import import_module as _import_module
 
-from torch_cubin._native import library as _library
+from torch_cubin._native import process as _process
+
+_process.require_main_interpreter()  # before anything imports torch
+
+from torch_cubin._native import library as _library  # noqa: E402
 
 _library.load()  # first: the other modules refer to the ops that the library defines
 
