@@ -1,7 +1,7 @@
 # Every target sets up what it needs on a fresh machine, shows what it does, and repeats nothing that
 # is up to date. tools/environment.py says which torch is used; `make` alone lists the targets.
 #
-# PYTHON=python3.12 chooses the interpreter; TORCH_CUBIN_ARCHS=sm_90a the architectures to build;
+# PYTHON=python3.12 chooses the interpreter; TORCH_CUBIN_ARCHS=sm_90a (or all) the architectures to build;
 # MAX_JOBS the compilers at a time; PYTEST='-k matmul' adds arguments to pytest.
 
 SHELL := /bin/bash
@@ -19,12 +19,13 @@ HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
 FORMATTED := $(shell find csrc tests examples/cpp torch_cubin/include -name "*.cubin.cpp" -prune -o \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
-.PHONY: help demo test gpu-test lint format bench build wheel clean environment
+.PHONY: help demo test thread-test gpu-test lint format bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
 	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
 	@echo 'make gpu-test  the tests that need a GPU, side by side, and their record'
+	@echo 'make thread-test  first uses by 32 threads under ThreadSanitizer'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
 	@echo 'make bench   speed against torch.matmul (needs a GPU)'
@@ -67,6 +68,9 @@ test: built-test
 	@$(PY) -m pytest --numprocesses $$($(PY) -c 'import os; print(min(8, os.cpu_count() or 1))') \
 		--dist loadfile --no-loadscope-reorder --durations 10 $(PYTEST)
 
+thread-test: | $(READY)
+	@$(PY) tests/threads/run.py
+
 gpu-test: built-demo
 	@$(PY) tools/gpu_tests.py $(PYTEST)
 
@@ -90,7 +94,7 @@ bench: $(LIBRARY) kernels-demo
 build: $(LIBRARY) kernels-all
 
 wheel: $(READY)
-	@PATH="$$PWD/.venv/bin:$$PATH" $(PY) -m pip wheel --quiet --disable-pip-version-check \
+	@PATH="$$PWD/.venv/bin:$$PATH" TORCH_CUBIN_ARCHS="$${TORCH_CUBIN_ARCHS:-all}" $(PY) -m pip wheel --quiet --disable-pip-version-check \
 		--no-build-isolation --no-deps --wheel-dir dist .
 	@$(PY) tools/portability.py --tag dist
 

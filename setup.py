@@ -8,10 +8,10 @@ Needs torch, nlohmann-json, a C++ compiler and a CUDA compiler (csrc/kernels/bui
 where it looks), no GPU. The library stands on PyTorch's stable ABI and links nothing of CUDA and
 nothing of Python, so one wheel, tagged py3-none-<platform>, serves every torch from TORCH_MIN on.
 
-Environment: TORCH_CUBIN_ARCHS (architectures of the kernels, default all), MAX_JOBS (compilers at a
-time, default 2 for C++ and all processors for kernels), TORCH_CUBIN_SKIP_KERNELS=1 (leave
-torch_cubin/cubins as it is: only for work on the C++ in a checkout; a wheel made so holds whatever
-kernels lie there, or none).
+Environment: TORCH_CUBIN_ARCHS (architectures of the kernels, or "all"; default: those of this
+machine's GPUs, all where there is none), MAX_JOBS (compilers at a time, default 2 for C++ and all
+processors for kernels), TORCH_CUBIN_SKIP_KERNELS=1 (leave torch_cubin/cubins as it is: only for
+work on the C++ in a checkout; a wheel made so holds whatever kernels lie there, or none).
 """
 
 from __future__ import annotations
@@ -274,6 +274,23 @@ def copy_kernels(source: Path, target: Path) -> None:
         shutil.copyfile(source / name, target / name)
 
 
+def kernel_archs(kernels, log=print) -> tuple[str, ...]:
+    """What TORCH_CUBIN_ARCHS names, else what this machine's GPUs run, else all: and says which."""
+    import machine_gpus  # beside build.py, which kernel_build() has put on the path
+
+    every = ", ".join(kernels.DEFAULT_ARCHS)
+    if os.environ.get("TORCH_CUBIN_ARCHS", "").strip():
+        archs, why = kernels.choose_archs(None), "which TORCH_CUBIN_ARCHS names"
+    elif found := tuple(machine_gpus.gpu_archs(log)):
+        archs = found
+        why = f"for this machine's GPUs alone; TORCH_CUBIN_ARCHS=all builds {every}"
+    else:
+        archs = kernels.DEFAULT_ARCHS
+        why = f"all, as no GPU is here; TORCH_CUBIN_ARCHS={archs[0]} builds that one, much sooner"
+    log(f"torch_cubin: building kernels for {', '.join(archs)} ({why})")
+    return archs
+
+
 def build_ext_class():
     from torch.utils.cpp_extension import BuildExtension
 
@@ -299,7 +316,7 @@ def build_ext_class():
         def build_kernels(self) -> None:
             kernels = kernel_build()
             try:
-                archs = kernels.choose_archs(None)
+                archs = kernel_archs(kernels)
                 jobs = int(os.environ.get("MAX_JOBS") or 0) or None
                 kernels.build_package(PACKAGE / "cubins", archs, jobs, print)
             except kernels.BuildError as error:

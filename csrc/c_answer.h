@@ -43,6 +43,15 @@ inline char* error_answer() {
   }
 }
 
+// What a caller passes, unless it is null: [input].
+template <class T>
+T* given(T* pointer, const char* what) {
+  if (pointer == nullptr) {
+    fail({"input", "the C API", std::string("was given a null ") + what, "", "", ""});
+  }
+  return pointer;
+}
+
 template <class Make>
 char* answer(Make make) {
   try {

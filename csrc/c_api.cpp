@@ -47,6 +47,7 @@ using namespace torch_cubin;
 // What a file's bytes hold: {"file": {...}} (cubin/inspect.h). Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, const char* origin) {
   return answer([&] {
+    if (size > 0) given(data, "file");
     return "{\"file\": " + inspect_to_json(data, size, origin != nullptr ? origin : "bytes") + "}";
   });
 }

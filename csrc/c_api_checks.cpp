@@ -12,7 +12,7 @@ using namespace torch_cubin;
 // ops/attention/checks.h).
 TORCH_CUBIN_API char* torch_cubin_check_attention(const char* call) {
   return answer([&] {
-    check_described_attention(nlohmann::json::parse(call));
+    check_described_attention(nlohmann::json::parse(given(call, "call")));
     return std::string("{}");
   });
 }
@@ -20,7 +20,7 @@ TORCH_CUBIN_API char* torch_cubin_check_attention(const char* call) {
 // The same of matmul and linear (check_described_product in ops/matmul/checks.h).
 TORCH_CUBIN_API char* torch_cubin_check_product(const char* call) {
   return answer([&] {
-    check_described_product(nlohmann::json::parse(call));
+    check_described_product(nlohmann::json::parse(given(call, "call")));
     return std::string("{}");
   });
 }

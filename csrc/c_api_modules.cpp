@@ -18,8 +18,11 @@ using nlohmann::json;
 
 namespace {
 
-Module& module_of(void* handle) { return *static_cast<Module*>(handle); }
-Kernel& kernel_of(void* handle) { return *static_cast<Kernel*>(handle); }
+Module& module_of(void* handle) { return *static_cast<Module*>(given(handle, "module")); }
+Kernel& kernel_of(void* handle) { return *static_cast<Kernel*>(given(handle, "kernel")); }
+
+// A name that may hold any byte.
+std::string name_of(const char* name, size_t size) { return {given(name, "name"), size}; }
 
 json handle_json(const void* object) { return reinterpret_cast<uintptr_t>(object); }
 
@@ -40,11 +43,14 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
   return answer([&] {
     std::vector<SourceImage> images;
     for (size_t i = 0; i < count; ++i) {
-      for (SourceImage& image : images_of(data[i], sizes[i], origins[i], jit != 0)) {
+      const uint8_t* const bytes = given(given(data, "list of files")[i], "file");
+      const char* const name = given(given(origins, "list of names")[i], "name");
+      for (SourceImage& image :
+           images_of(bytes, given(sizes, "list of sizes")[i], name, jit != 0)) {
         images.push_back(std::move(image));
       }
     }
-    auto module = std::make_unique<Module>(std::move(images), origin);
+    auto module = std::make_unique<Module>(std::move(images), given(origin, "name"));
     json out = {{"handle", handle_json(module.get())}, {"images", json::array()}};
     for (const SourceImage& source : module->images()) {
       out["images"].push_back(source.is_ptx ? to_json(parse_ptx(source.bytes.data(),
@@ -60,7 +66,7 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
 // {"handle": ...} of a kernel.
 TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, size_t size) {
   return answer([&] {
-    const json out = {{"handle", handle_json(&module_of(module).kernel({name, size}))}};
+    const json out = {{"handle", handle_json(&module_of(module).kernel(name_of(name, size)))}};
     return out.dump();
   });
 }
@@ -69,7 +75,7 @@ TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, 
 TORCH_CUBIN_API char* torch_cubin_module_global(void* module, int index, const char* name,
                                                 size_t size) {
   return answer([&] {
-    const Module::Global global = module_of(module).global(device(index), {name, size});
+    const Module::Global global = module_of(module).global(device(index), name_of(name, size));
     const json out = {{"address", global.address}, {"bytes", global.bytes}};
     return out.dump();
   });
@@ -99,14 +105,14 @@ TORCH_CUBIN_API char* torch_cubin_module_unload(void* module, int keep) {
 
 // For the end of the Python object. What the driver holds stays: only unload() gives it back.
 TORCH_CUBIN_API void torch_cubin_module_drop(void* module) {
-  if (!module_of(module).loaded()) delete &module_of(module);
+  if (module != nullptr && !module_of(module).loaded()) delete &module_of(module);
 }
 
 // Null, or the error. Python and csrc/python_launch.c call it for every launch.
 TORCH_CUBIN_API __attribute__((hot)) char* torch_cubin_kernel_launch(
     void* kernel, const torch_cubin_launch_call* call) {
   try {
-    check_build(*call);
+    check_build(*given(call, "call"));
     launch(kernel_of(kernel), *call, &current_stream);
     return nullptr;
   } catch (...) {
@@ -118,6 +124,7 @@ TORCH_CUBIN_API __attribute__((hot)) char* torch_cubin_kernel_launch(
 TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* tensor,
                                                                  int32_t* device,
                                                                  uint64_t* address) {
+  if (tensor == nullptr) return 0;
   try {
     const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));
     return read_contiguous(handle, device, address);
@@ -130,7 +137,7 @@ TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* ten
 // contract has it (docs/manifest.md), "dtype", "itemsize", "sizes", "strides", "address", "device"}.
 TORCH_CUBIN_API char* torch_cubin_encode_tensor_map(const char* text, uint8_t* out) {
   return answer([&] {
-    const json tensor = json::parse(text);
+    const json tensor = json::parse(given(text, "text"));
     const auto sizes = tensor.at("sizes").get<std::vector<int64_t>>();
     const auto strides = tensor.at("strides").get<std::vector<int64_t>>();
     const auto dtype = tensor.at("dtype").get<std::string>();

@@ -35,15 +35,19 @@ TORCH_CUBIN_API char* torch_cubin_define_ops(const char* text, const uint8_t* co
                                              size_t count) {
   return answer([&] {
     ContractImages images;
-    for (size_t i = 0; i < count; ++i) images.add({data[i], data[i] + sizes[i]}, origins[i]);
-    return ops_json(define_ops(text, images));
+    for (size_t i = 0; i < count; ++i) {
+      const uint8_t* const bytes = given(given(data, "list of files")[i], "file");
+      const size_t size = given(sizes, "list of sizes")[i];
+      images.add({bytes, bytes + size}, given(given(origins, "list of names")[i], "name"));
+    }
+    return ops_json(define_ops(given(text, "definition"), images));
   });
 }
 
 // {}, or the error of a schema that no declared op can have, or none with a derivative.
 TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text, bool differentiable) {
   return answer([&] {
-    const Schema schema = parse_schema(text);
+    const Schema schema = parse_schema(given(text, "schema"));
     check_schema(schema);
     if (differentiable) check_differentiable(schema);
     return std::string("{}");
@@ -53,7 +57,7 @@ TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text, bool differenti
 // The same of a package, whose path without links is each op's "package", and whose files are its
 // "images": [{"file", "sha256"}], null for those in a library. It swaps nothing.
 TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder) {
-  return answer([&] { return ops_json(load_package(folder)); });
+  return answer([&] { return ops_json(load_package(given(folder, "path"))); });
 }
 
 // {"ops": [{"name", "schema", "contract", "package", "images"}]}: all declared ops of this process.
@@ -74,7 +78,7 @@ TORCH_CUBIN_API char* torch_cubin_packages_error() {
 // raises (Contract::check_call in declared/contract.h). Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_check_call(const char* text) {
   return answer([&] {
-    const json call = json::parse(text);
+    const json call = json::parse(given(text, "call"));
     const Contract& contract = find_contract(call.at("op").get<std::string>());
     return dump(json{{"outputs", contract.check_call(call.at("arguments"))}});
   });
@@ -83,7 +87,7 @@ TORCH_CUBIN_API char* torch_cubin_check_call(const char* text) {
 // Loads an op's kernels onto a device now, rather than at its first call.
 TORCH_CUBIN_API char* torch_cubin_preload_op(const char* name, int index) {
   return answer([&] {
-    find_contract(name).preload(device(index));
+    find_contract(given(name, "name")).preload(device(index));
     return std::string("{}");
   });
 }

@@ -33,7 +33,7 @@ TORCH_CUBIN_API char* torch_cubin_force_way(const char* name) {
 // Adds a tuned table, given as JSON (ops/matmul/tuned.h), to this process.
 TORCH_CUBIN_API char* torch_cubin_add_tuned_table(const char* table) {
   return answer([&] {
-    add_tuned_table(parse_json(table, "a tuned table"));
+    add_tuned_table(parse_json(given(table, "table"), "a tuned table"));
     return std::string("{}");
   });
 }

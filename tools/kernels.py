@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,40 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "csrc" / "kernels" / "build"))
 
 import build  # noqa: E402
-import cubin_facts  # noqa: E402
+from machine_gpus import gpu_archs  # noqa: E402
 
 OUT = ROOT / "torch_cubin" / "cubins"
 # Without a GPU: one of Ampere, Hopper and Blackwell each is enough to test everything but speed.
 TEST_ARCHS = ("sm_80", "sm_90a", "sm_120a")
 DEMO_ARCH = "sm_90a"
-
-
-def arch_of(capability: str) -> str | None:
-    """The architecture to build for a GPU ("9.0"): its own with `a`, else the nearest below it."""
-    major, minor = map(int, capability.split("."))
-    for below in range(minor, -1, -1):
-        # `a` code runs on exactly its own GPU, and exists from compute capability 9.0 on.
-        for suffix in ("a", "") if below == minor and major >= 9 else ("",):
-            arch = f"sm_{major}{below}{suffix}"
-            try:
-                cubin_facts.limits_of(arch)
-            except build.BuildError:
-                continue
-            return arch
-    return None
-
-
-def gpu_archs() -> list[str]:
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    capabilities = [line.strip() for line in answer.stdout.splitlines()]
-    found = {text: arch_of(text) for text in capabilities if text.replace(".", "").isdigit()}
-    for text in [text for text, arch in found.items() if arch is None]:
-        print(f"kernels: no architecture for a GPU of compute capability {text}", flush=True)
-    return list(dict.fromkeys(arch for arch in found.values() if arch))
 
 
 def present_archs() -> list[str]:
@@ -70,7 +41,7 @@ def present_archs() -> list[str]:
 def wanted_archs(purpose: str) -> list[str]:
     if os.environ.get("TORCH_CUBIN_ARCHS"):
         return list(build.choose_archs(None))
-    gpu = gpu_archs()
+    gpu = gpu_archs(lambda line: print(f"kernels: {line}", flush=True))
     chosen = {
         "demo": gpu or [DEMO_ARCH],
         "test": [*TEST_ARCHS, *gpu],

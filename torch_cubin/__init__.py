@@ -6,7 +6,11 @@ kin (docs/attention.md); it never touches the CUDA driver. What else is public i
 
 from importlib import import_module as _import_module
 
-from torch_cubin._native import library as _library
+from torch_cubin._native import process as _process
+
+_process.require_main_interpreter()  # before anything imports torch
+
+from torch_cubin._native import library as _library  # noqa: E402
 
 _library.load()  # first: the other modules refer to the ops that the library defines
 
@@ -22,6 +26,7 @@ _LATER = {
     "cpp": ("include_path", "library_path"),
     "_kernels.arguments": ("strided",),
     "_compile.compile": ("compile",),
+    "_declared.c_struct": ("c_struct",),
     "_declared.op": ("Op",),
     "_declared.define_op": ("KernelChoice", "define_op"),
     "_declared.expressions": (
@@ -80,6 +85,7 @@ __all__ = [
     "__version__",
     "batch_invariant",
     "bfloat16",
+    "c_struct",
     "cdiv",
     "compile",
     "cpp",

@@ -71,6 +71,11 @@ def write_unit(
             "input", "torch_cubin.embed", "has nothing to do", expected="files, or a package"
         )
     named = _package_files(Path(package)) if package is not None else _by_name(files)
+    for path in named.values():
+        if not str(path).isprintable():  # it would end the line of assembly that names it
+            raise _fault(
+                "input", f"file {str(path)!r}", "cannot be embedded", expected="a printable name"
+            )
     contents = {file: _read(path) for file, path in named.items()}
     digest = hashlib.sha256()
     for file, content in contents.items():
@@ -85,9 +90,14 @@ def write_unit(
         f"__asm__(\n{body});\n"
     )
     output = Path(output)
-    if not output.is_file() or output.read_text() != text:  # else a build would start again
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
+    try:
+        if not output.is_file() or output.read_text() != text:  # else a build would start again
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text)
+    except OSError as error:
+        raise _fault(
+            "file", f"file '{output}'", "cannot be written", got=error.strerror or str(error)
+        ) from error
 
 
 def _assembly(

@@ -114,12 +114,22 @@ def fault(
     tag: str, object: str, problem: str, *, expected: str = "", got: str = "", advice: str = ""
 ) -> Error:
     """The exception for `tag` with its message built by the template, as C++'s fail() builds it."""
-    text = f"torch_cubin [{tag}]: {object} {problem}"
+    # An object may be a file's name, which may hold line ends.
+    text = f"torch_cubin [{tag}]: {_CONTROL.sub(_escaped, object)} {problem}"
     if expected:
         text += f": expected {expected}"
     if got:
         text += f", got {got}" if expected else f": got {got}"
-    return make(tag, f"{text}. {advice}".rstrip())
+    text = "\n".join(_CONTROL.sub(_escaped, line) for line in f"{text}. {advice}".split("\n"))
+    return make(tag, text.rstrip())
+
+
+# What moves a terminal's cursor, and what cannot be printed at all: parts of surrogate pairs.
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 def nearest(wanted: str, known: Sequence[str]) -> str:

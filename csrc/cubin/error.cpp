@@ -46,7 +46,10 @@ std::string escaped(std::string_view text, size_t limit, bool keep_newlines) {
   for (size_t i = 0; i < text.size();) {
     if (out.size() >= limit) return out + "...";
     const unsigned char byte = static_cast<unsigned char>(text[i]);
-    const bool control = byte < 0x20 || byte == 0x7f;
+    // In UTF-8 the controls from 0x80 on, one of which begins escape sequences, follow a 0xc2.
+    const bool second =
+        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    const bool control = byte < 0x20 || byte == 0x7f || second;
     const size_t length = control && !(keep_newlines && byte == '\n') ? 0 : utf8_length(text, i);
     if (length == 0) {
       out += {'\\', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15]};
@@ -67,7 +70,8 @@ std::string clean(const std::string& message) {
 
 std::string render(const Fault& fault) {
   std::string text = "torch_cubin [";
-  text.append(fault.tag).append("]: ").append(fault.object);
+  // An object may be a file's name, which may hold line ends.
+  text.append(fault.tag).append("]: ").append(printable(fault.object, std::string::npos));
   if (!fault.problem.empty()) text.append(fault.object.empty() ? "" : " ").append(fault.problem);
   if (!fault.expected.empty()) text.append(": expected ").append(fault.expected);
   if (!fault.got.empty())

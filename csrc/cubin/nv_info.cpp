@@ -112,9 +112,9 @@ const Bytes& AttributeReader::payload(size_t bytes) const {
   return attribute_.payload;
 }
 
-KernelAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
-                                        KernelInfo& kernel) {
-  KernelAttributes found;
+InfoAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
+                                      KernelInfo& kernel) {
+  InfoAttributes found;
   int64_t param_bytes = -1, bank_bytes = -1;
   for (AttributeReader reader(elf, section); reader.next();) {
     const Attribute& attribute = reader.attribute();

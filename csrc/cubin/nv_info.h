@@ -52,13 +52,13 @@ class AttributeReader {
 };
 
 // What `.nv.info.<kernel>` adds to a kernel, and the toolkit that it names (130 for 13.0, or 0).
-struct KernelAttributes {
+struct InfoAttributes {
   uint32_t toolkit = 0;
 };
 
 // Fills params, param_bytes, barriers, required_block, max_block and cluster of `kernel`. Throws
 // [image] where the parameters have gaps, duplicates or overlaps, or disagree with their total.
-KernelAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
-                                        KernelInfo& kernel);
+InfoAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
+                                      KernelInfo& kernel);
 
 }  // namespace torch_cubin

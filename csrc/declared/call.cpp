@@ -321,6 +321,7 @@ class Contract::Call {
     const ScalarType dtype = pattern.dtype(state_);
     const AtenTensorHandle tensor = allocate_cuda(sizes, strides, dim, dtype, state_.device);
     made.add(tensor);
+    if (pattern.zeroed()) fill_with_zeros(tensor);
     bool empty = false;
     for (int64_t i = 0; i < dim; ++i) empty |= sizes[i] == 0;
     state_.addresses[place] = nullptr;

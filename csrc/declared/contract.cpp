@@ -57,33 +57,44 @@ std::vector<Expression> read_three(const json& trees, const Scope& scope,
 void ContractImages::add(std::vector<uint8_t> bytes, const std::string& origin,
                          const std::string& path) {
   File file;
-  file.sha256 = sha256_hex(bytes.data(), bytes.size());
-  file.bytes = std::move(bytes);
+  file.content = std::make_shared<Content>();
+  file.content->sha256 = sha256_hex(bytes.data(), bytes.size());
+  file.content->bytes = std::move(bytes);
   file.origin = origin;
   file.path = path;
   files_.push_back(std::move(file));
+  listed_ = nullptr;
 }
 
-json ContractImages::files() const {
+std::shared_ptr<const json> ContractImages::files() {
+  if (listed_ != nullptr && (listed_->is_null() || listed_->size() == files_.size())) {
+    return listed_;
+  }
   json files = json::array();
   for (const File& file : files_) {
-    if (file.path.empty()) return nullptr;
-    files.push_back({{"file", file.path}, {"sha256", file.sha256}});
+    if (file.path.empty()) {
+      files = nullptr;
+      break;
+    }
+    files.push_back({{"file", file.path}, {"sha256", file.content->sha256}});
   }
-  return files;
+  listed_ = std::make_shared<const json>(std::move(files));
+  return listed_;
 }
 
 std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indices, bool jit,
                                                const std::string& kernel) {
   std::vector<SourceImage> images;
+  std::vector<const Content*> contents;
   std::string origin, lacking;
   for (const size_t i : indices) {
-    File& file = files_[i];
-    std::vector<SourceImage>& opened = file.images[jit];
+    const File& file = files_[i];
+    Content& content = *file.content;
+    contents.push_back(&content);
+    std::vector<SourceImage>& opened = content.images[jit];
     if (opened.empty()) {
-      opened = images_of(file.bytes.data(), file.bytes.size(), file.origin, jit);
+      opened = images_of(content.bytes.data(), content.bytes.size(), file.origin, jit);
     }
-    images.insert(images.end(), opened.begin(), opened.end());
     origin += (origin.empty() ? "" : ", ") + file.origin;
     if (std::none_of(opened.begin(), opened.end(), [&](const SourceImage& source) {
           return source.image.find(kernel) != nullptr;
@@ -91,8 +102,13 @@ std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indice
       lacking = file.origin;
     }
   }
-  std::shared_ptr<Module>& module = modules_[{indices, jit}];
-  if (module == nullptr) module = std::make_shared<Module>(std::move(images), origin);
+  std::shared_ptr<Module>& module = modules_[{contents, jit}];
+  if (module == nullptr) {
+    for (const Content* content : contents) {
+      images.insert(images.end(), content->images[jit].begin(), content->images[jit].end());
+    }
+    module = std::make_shared<Module>(std::move(images), origin);
+  }
   module->kernel(kernel);  // throws where none has it: the nearest names
   if (!lacking.empty()) {
     fail({"no_kernel", "kernel '" + printable(kernel) + "'", "is not in every image",

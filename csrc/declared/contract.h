@@ -28,12 +28,14 @@ class ContractImages {
  public:
   // `path`: of a package's own file, or "".
   void add(std::vector<uint8_t> bytes, const std::string& origin, const std::string& path = "");
+  // The same image once more, as a manifest may name it: opened once.
+  void add_again(size_t i) { files_.push_back(files_[i]); }
 
   size_t count() const { return files_.size(); }
-  const std::string& sha256(size_t i) const { return files_[i].sha256; }
+  const std::string& sha256(size_t i) const { return files_[i].content->sha256; }
   const std::string& origin(size_t i) const { return files_[i].origin; }
-  // [{"file": its path, "sha256"}] of all; null where one is no file.
-  nlohmann::json files() const;
+  // [{"file": its path, "sha256"}] of all; null where one is no file. Made once for all contracts.
+  std::shared_ptr<const nlohmann::json> files();
 
   // The module of those images, one for every equal set. PTX is taken only with `jit`. Throws what
   // opening them throws, and [no_kernel] where one of them lacks the kernel.
@@ -41,14 +43,18 @@ class ContractImages {
                                  const std::string& kernel);
 
  private:
-  struct File {
+  struct Content {
     std::vector<uint8_t> bytes;
     std::vector<SourceImage> images[2];  // without and with PTX; empty until asked for
     std::string sha256;
+  };
+  struct File {
+    std::shared_ptr<Content> content;
     std::string origin, path;
   };
   std::vector<File> files_;
-  std::map<std::pair<std::vector<size_t>, bool>, std::shared_ptr<Module>> modules_;
+  std::shared_ptr<const nlohmann::json> listed_;  // files(); null until asked for
+  std::map<std::pair<std::vector<const Content*>, bool>, std::shared_ptr<Module>> modules_;
 };
 
 class Contract {
@@ -62,7 +68,7 @@ class Contract {
   const Schema& schema() const { return schema_; }
   const nlohmann::json& definition() const { return definition_; }
   const std::string& package() const { return package_; }
-  const nlohmann::json& files() const { return files_; }  // ContractImages::files()
+  const nlohmann::json& files() const { return *files_; }  // ContractImages::files()
 
   // Equal for contracts that do the same with the same images, wherever those came from.
   const std::string& identity() const { return identity_; }
@@ -115,7 +121,7 @@ class Contract {
 
   nlohmann::json definition_;
   std::string package_;
-  nlohmann::json files_;
+  std::shared_ptr<const nlohmann::json> files_;
   std::string identity_;
   Schema schema_;
   std::string op_;  // "op 'mylib::vec_add'"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -22,6 +23,7 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 constexpr const char* kFormat = "torch_cubin package";
+constexpr size_t kMaxListed = 1000000;  // every op answers with the list of its package's images
 
 void check_version(Fields& fields, const std::string& label) {
   const json& version = fields.get("version");
@@ -38,8 +40,11 @@ void read_contracts(const json& ops, ContractImages& images, const std::string& 
   for (const json& op : ops) contracts.push_back(std::make_unique<Contract>(op, images, package));
 }
 
+// The places of the images that were read, by file and sha256.
+using ImagePlaces = std::map<std::pair<std::string, std::string>, size_t>;
+
 void add_image(const json& image, const Package& package, const std::string& folder,
-               const std::string& label, ContractImages& images) {
+               const std::string& label, ContractImages& images, ImagePlaces& known) {
   Fields fields(image, label);
   const std::string name = fields.text("file");
   const std::string sha256 = fields.text("sha256");
@@ -52,6 +57,8 @@ void add_image(const json& image, const Package& package, const std::string& fol
     fail({"file", label, "names a file outside of its package", "a relative path without '..'",
           "'" + printable(name) + "'", ""});
   }
+  const auto [first, is_new] = known.emplace(std::pair(name, sha256), images.count());
+  if (!is_new) return images.add_again(first->second);
   const PackageFiles& files = *package.files();
   images.add(read_hashed(files, name, sha256, kMaxImageBytes, "Copy the package again."),
              files.origin(name), folder.empty() ? "" : folder + "/" + name);
@@ -72,9 +79,16 @@ void read_package(std::unique_ptr<PackageFiles> files, const std::string& path,
   const json& list = fields.list("images");
   const json& ops = fields.list("ops");
   fields.finish();
+  if (list.size() * ops.size() > kMaxListed) {
+    fail({"file", label, "names too many images and ops",
+          "at most " + std::to_string(kMaxListed) + " images times ops",
+          counted(list.size(), "image") + " and " + counted(ops.size(), "op"), ""});
+  }
   ContractImages images;
+  ImagePlaces known;
   for (size_t i = 0; i < list.size(); ++i) {
-    add_image(list[i], package, folder, label + ": images[" + std::to_string(i) + "]", images);
+    const std::string at = label + ": images[" + std::to_string(i) + "]";
+    add_image(list[i], package, folder, at, images, known);
   }
   read_contracts(ops, images, path, contracts);
 }

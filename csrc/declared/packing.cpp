@@ -60,12 +60,31 @@ std::string parameter_table(const KernelInfo& kernel) {
   return text + (kernel.params.empty() ? "." : "");
 }
 
+namespace {
+
+// What to say where the arguments are too few for a kernel of Triton, which adds pointers to scratch
+// memory; "" where it is none. Its binaries demand a block, and tell pointers apart.
+std::string hidden_pointers(const KernelInfo& kernel, size_t given) {
+  constexpr size_t kMostHidden = 2;
+  const size_t more = kernel.params.size() - std::min(given, kernel.params.size());
+  bool pointers = more > 0 && more <= kMostHidden && kernel.required_block[0] != 0;
+  for (size_t i = given; pointers && i < kernel.params.size(); ++i) {
+    pointers = kernel.params[i].kind == ParamKind::kPointer;
+  }
+  if (!pointers) return "";
+  return "\nWhere Triton compiled it, the last " + counted(more, "pointer") +
+         " are its own, to scratch memory, which may be needed: "
+         "torch_cubin.producers.triton.define_op fills them.";
+}
+
+}  // namespace
+
 Packing::Packing(const json& arguments, const KernelInfo& kernel, const ArgumentPlaces& places) {
   if (!arguments.is_array()) refuse_json(places.label, "a list of arguments", arguments);
   if (arguments.size() != kernel.params.size()) {
     fail({"params", places.label, "are another number than the kernel has parameters",
           std::to_string(kernel.params.size()), std::to_string(arguments.size()),
-          parameter_table(kernel)});
+          parameter_table(kernel) + hidden_pointers(kernel, arguments.size())});
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string label = places.label + "[" + std::to_string(i) + "]";

@@ -23,6 +23,7 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
   Fields fields(entry, op_ + ": " + (role == Role::kScratch ? "scratch." : "tensors.") + name);
   if (role == Role::kScratch) {
     fields.text("name");
+    zeroed_ = fields.truth("zeroed", false);
   } else {
     if (const json* layout = fields.find("layout")) {
       const auto found =
@@ -58,8 +59,11 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
       if (other.empty() || found == tensors.end()) {
         refuse_json(fields.at("like"), "a Tensor argument of the op", *like);
       }
-      like_ = static_cast<int>(found - tensors.begin());
-      if (names.schema().arguments[static_cast<size_t>(like_)].type != ArgumentType::kTensor) {
+      // Behind the arguments stand the items of lists, which no output may follow.
+      const auto& arguments = names.schema().arguments;
+      const auto place = static_cast<size_t>(found - tensors.begin());
+      like_ = static_cast<int>(place);
+      if (place >= arguments.size() || arguments[place].type != ArgumentType::kTensor) {
         refuse_json(fields.at("like"), "a Tensor argument that is always given", *like);
       }
     }

@@ -97,6 +97,7 @@ class Pattern {
   // Another tensor's place, whose shape and strides an output has; or -1.
   int like() const { return like_; }
   Layout layout() const { return layout_; }
+  bool zeroed() const { return zeroed_; }  // scratch
   // Of an argument that the op changes: whether another may share its memory.
   bool may_overlap() const { return may_overlap_; }
   [[noreturn]] void refuse_overlap(const std::string& other) const;
@@ -140,6 +141,7 @@ class Pattern {
   std::string variable_name_;
   std::vector<ScalarType> allowed_;
   bool mutated_ = false;
+  bool zeroed_ = false;
   bool may_overlap_ = false;
   bool any_shape_ = false;
   bool has_expressions_ = false;

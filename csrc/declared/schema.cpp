@@ -30,6 +30,31 @@ constexpr Known kTypes[] = {
 bool is_letter(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+// The same number without a point: "25e-2" for "0.25". PyTorch's schema parser reads numbers by the
+// process's locale, and where that has a decimal comma it would stop at the point. What is no decimal
+// number stays, for PyTorch to refuse.
+std::string without_point(const std::string& number) {
+  const size_t point = number.find('.');
+  const size_t exponent = std::min(number.find_first_of("eE"), number.size());
+  if (point == std::string::npos || point > exponent) return number;
+  const std::string whole = number.substr(0, point);
+  const std::string fraction = number.substr(point + 1, exponent - point - 1);
+  const std::string power = number.substr(std::min(exponent + 1, number.size()));
+  const size_t sign = !whole.empty() && (whole[0] == '-' || whole[0] == '+') ? 1 : 0;
+  const size_t power_sign = !power.empty() && (power[0] == '-' || power[0] == '+') ? 1 : 0;
+  const auto are_digits = [](const std::string& text, size_t from) {
+    return text.find_first_not_of("0123456789", from) == std::string::npos;
+  };
+  const bool is_decimal = are_digits(whole, sign) && are_digits(fraction, 0) &&
+                          are_digits(power, power_sign) && whole.size() + fraction.size() > sign &&
+                          power.size() < 10 &&
+                          (exponent == number.size() || power.size() > power_sign);
+  if (!is_decimal) return number;
+  const long long shift =
+      (power.empty() ? 0 : std::stoll(power)) - static_cast<long long>(fraction.size());
+  return whole + fraction + "e" + std::to_string(shift);
+}
+
 class Parser {
  public:
   explicit Parser(const std::string& text) : text_(text) {}
@@ -273,7 +298,11 @@ std::string Schema::unqualified_name() const {
 
 std::string Schema::qualified_name() const { return name_space + "::" + unqualified_name(); }
 
-std::string Schema::unqualified_schema() const {
+std::string Schema::unqualified_schema() const { return written(false); }
+
+std::string Schema::schema_for_pytorch() const { return written(true); }
+
+std::string Schema::written(bool for_pytorch) const {
   std::string text = unqualified_name() + "(";
   bool keyword_only = false, first = true;
   for (const SchemaArgument& argument : arguments) {
@@ -287,7 +316,11 @@ std::string Schema::unqualified_schema() const {
       text += argument.type_text;
     }
     text += " " + argument.name;
-    if (!argument.default_text.empty()) text += "=" + argument.default_text;
+    if (argument.default_text.empty()) continue;
+    const bool is_float =
+        argument.type == ArgumentType::kFloat || argument.type == ArgumentType::kOptionalFloat;
+    text += "=";
+    text += for_pytorch && is_float ? without_point(argument.default_text) : argument.default_text;
   }
   text += ") -> ";
   const bool single = returns.size() == 1;

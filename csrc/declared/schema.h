@@ -60,8 +60,13 @@ struct Schema {
   }
   std::string qualified_name() const;      // "mylib::vec_add.overload"
   std::string unqualified_name() const;    // "vec_add.overload"
-  std::string unqualified_schema() const;  // what a library of the namespace is told
+  std::string unqualified_schema() const;  // without the namespace
   std::string text() const;                // the same for every way of writing it
+  // What PyTorch is told, in the library of the namespace: no default depends on the locale.
+  std::string schema_for_pytorch() const;
+
+ private:
+  std::string written(bool for_pytorch) const;
 };
 
 // Throws [input], pointing at the place.

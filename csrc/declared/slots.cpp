@@ -70,7 +70,7 @@ class Registration {
     TorchLibraryHandle library = nullptr;
     check(aoti_torch_library_init_fragment(space.c_str(), "torch_cubin", 0, &library), schema);
     libraries_.push_back(library);
-    check(aoti_torch_library_def(library, schema.unqualified_schema().c_str()), schema);
+    check(aoti_torch_library_def(library, schema.schema_for_pytorch().c_str()), schema);
     const Functions functions = functions_of(slot);
     implement("CUDA", schema, functions.call);
     if (!schema.mutates()) return;

@@ -1,6 +1,6 @@
 #include "driver/driver.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <memory>
@@ -19,7 +19,20 @@ using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t,
 
 // Leaked on purpose, like every process-wide cache here: threads may still launch at exit.
 std::atomic<const Driver*> g_driver{nullptr};
-std::mutex g_driver_mutex;  // guards the making of g_driver
+std::mutex g_driver_mutex;      // guards the making of g_driver
+std::atomic<int> g_opening{0};  // threads that are making it
+std::atomic<bool> g_forked{false};
+
+// Without the table every path ends in driver(), which refuses, at no cost to launches elsewhere.
+void note_fork_in_child() {
+  if (g_driver.exchange(nullptr) != nullptr || g_opening.load() != 0) g_forked.store(true);
+}
+
+class Opening {
+ public:
+  Opening() { g_opening.fetch_add(1); }
+  ~Opening() { g_opening.fetch_sub(1); }
+};
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -85,7 +98,6 @@ const Driver* open_driver() {
           "Install a newer NVIDIA driver."});
   }
   driver->version = version;
-  driver->pid = getpid();
   return driver.release();
 }
 
@@ -121,6 +133,10 @@ bool poisons_context(CUresult result) {
 [[gnu::hot]] const Driver& driver() {
   const Driver* ready = g_driver.load(std::memory_order_acquire);
   if (ready != nullptr) return *ready;
+  refuse_forked();
+  static const int noted = pthread_atfork(nullptr, nullptr, &note_fork_in_child);
+  static_cast<void>(noted);  // it fails for want of memory alone
+  const Opening opening;
   std::lock_guard<std::mutex> lock(g_driver_mutex);
   ready = g_driver.load(std::memory_order_relaxed);
   if (ready == nullptr) {
@@ -130,9 +146,13 @@ bool poisons_context(CUresult result) {
   return *ready;
 }
 
-bool driver_forked() {
-  const Driver* ready = g_driver.load(std::memory_order_acquire);
-  return ready != nullptr && ready->pid != getpid();
+bool driver_forked() { return g_forked.load(std::memory_order_relaxed); }
+
+void refuse_forked() {
+  if (!driver_forked()) return;
+  fail({"fork", "the CUDA driver", "cannot be used in a forked process",
+        "a process that did not fork after CUDA was initialised", "a child of one that did",
+        "Start workers with the 'spawn' method."});
 }
 
 std::string driver_version_text() { return version_text(driver().version); }

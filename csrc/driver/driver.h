@@ -18,15 +18,18 @@ struct Driver {
   TORCH_CUBIN_DRIVER_FUNCTIONS(TORCH_CUBIN_MEMBER)
 #undef TORCH_CUBIN_MEMBER
   int version = 0;  // 13000 for CUDA 13.0
-  int pid = 0;      // the process that initialised it; a forked child must not use it
 };
 
 // The table. The first call opens libcuda.so.1 and calls cuInit; safe from many threads; a failure
 // throws [driver], [no_device] or [fork] and the next call tries again.
 const Driver& driver();
 
-// Whether this process was forked from one that had initialised the driver. Never opens it.
+// Whether this process was forked from one that had initialised the driver, or was about to.
 bool driver_forked();
+
+// Throws [fork] there. To be called before a lock is taken: what another thread held when the process
+// was forked stays locked in the child, in libcuda as here, so a child that waited would hang.
+void refuse_forked();
 
 // Throws unless `result` is success. `action` says what failed ("cuLaunchKernelEx of 'name'").
 // The tag follows the code: [oom], [fault] for errors that poison the context, [fork] in a forked

@@ -8,6 +8,7 @@
 
 #include "cubin/arch.h"
 #include "cubin/error.h"
+#include "package/fields.h"
 
 namespace torch_cubin {
 namespace {
@@ -85,8 +86,10 @@ Package::~Package() = default;
 
 void Package::read_kernels() {
   try {
-    const int version = manifest_->at("version").get<int>();
-    if (version != kKernelsVersion) throw std::runtime_error("version " + std::to_string(version));
+    const json& version = manifest_->at("version");
+    if (!version.is_number_integer() || version != kKernelsVersion) {
+      throw std::runtime_error("version " + shown_json(version));
+    }
     std::set<std::pair<std::string, std::string>> seen;
     for (const json& object : manifest_->at("kernels")) {
       const KernelEntry& entry = kernels_.emplace_back(object, files_).entry();

@@ -26,20 +26,31 @@ Arch parse_arch(const std::string& text) {
   return arch;
 }
 
+// json::get would cut a number that does not fit, and a float that is out of range is undefined.
+uint32_t read_number(const json& value, const char* key) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() <= UINT32_MAX) {
+    return value.get<uint32_t>();
+  }
+  throw std::runtime_error(std::string(key) + " needs whole numbers of 32 bits, not " +
+                           value.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
 void read_triple(const json& object, const char* key, uint32_t (&out)[3]) {
   const json& list = object.at(key);
-  if (list.size() != 3) throw std::runtime_error(std::string(key) + " needs 3 numbers");
-  for (size_t i = 0; i < 3; ++i) out[i] = list.at(i).get<uint32_t>();
+  if (!list.is_array() || list.size() != 3) {
+    throw std::runtime_error(std::string(key) + " needs 3 numbers");
+  }
+  for (size_t i = 0; i < 3; ++i) out[i] = read_number(list[i], key);
 }
 
 // What is handed to the driver.
 void check_shape(const KernelEntry& e) {
-  const auto product = [](const uint32_t (&dims)[3]) {
-    return uint64_t{dims[0]} * dims[1] * dims[2];
+  const auto fits = [](const uint32_t (&dims)[3], uint64_t most) {
+    if (dims[0] > most || dims[1] > most || dims[2] > most) return false;
+    const uint64_t product = uint64_t{dims[0]} * dims[1] * dims[2];
+    return product >= 1 && product <= most;
   };
-  const bool block = product(e.block) >= 1 && product(e.block) <= kMaxThreads;
-  const bool cluster = product(e.cluster) >= 1 && product(e.cluster) <= kMaxCluster;
-  if (block && cluster) return;
+  if (fits(e.block, kMaxThreads) && fits(e.cluster, kMaxCluster)) return;
   throw std::runtime_error("kernel '" + e.name + "' has a number out of range");
 }
 
@@ -54,13 +65,13 @@ KernelEntry read_kernel_entry(const json& object) {
   e.symbol = object.at("symbol").get<std::string>();
   read_triple(object, "block", e.block);
   read_triple(object, "cluster", e.cluster);
-  e.dynamic_shared = object.at("dynamic_shared").get<uint32_t>();
+  e.dynamic_shared = read_number(object.at("dynamic_shared"), "dynamic_shared");
   check_shape(e);
   for (const json& p : object.at("params")) {
     ParamInfo info;
-    info.index = p.at("index").get<uint32_t>();
-    info.offset = p.at("offset").get<uint32_t>();
-    info.size = p.at("size").get<uint32_t>();
+    info.index = read_number(p.at("index"), "params");
+    info.offset = read_number(p.at("offset"), "params");
+    info.size = read_number(p.at("size"), "params");
     e.params.push_back(info);
   }
   e.params_digest = object.value("params_digest", "");
@@ -101,6 +112,7 @@ PackageKernel::PackageKernel(const json& entry, std::shared_ptr<const PackageFil
 PackageKernel::~PackageKernel() = default;
 
 Kernel& PackageKernel::load() {
+  refuse_forked();
   std::lock_guard<std::mutex> lock(mutex_);
   Kernel* kernel = kernel_.load(std::memory_order_relaxed);
   if (kernel != nullptr) return *kernel;

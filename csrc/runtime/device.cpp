@@ -61,6 +61,7 @@ const Device& device(int index) {
     fail({"no_device", "cuda:" + std::to_string(index), "is out of range",
           "an index from 0 to " + std::to_string(kMaxDevices - 1), std::to_string(index), ""});
   }
+  refuse_forked();
   std::lock_guard<std::mutex> lock(g_devices_mutex);
   const Device* ready = g_devices[index].load(std::memory_order_relaxed);
   if (ready == nullptr) {

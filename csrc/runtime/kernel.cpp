@@ -64,6 +64,7 @@ std::string Kernel::OnDevice::object() const {
 }
 
 CUfunction Kernel::OnDevice::raise_limit(uint32_t dynamic_shared) {
+  refuse_forked();
   std::lock_guard<std::mutex> lock(limit_mutex_);
   const Driver& d = driver();
   const uint32_t room = device.shared_optin > static_cast<int>(info.static_shared)
@@ -92,6 +93,7 @@ CUfunction Kernel::OnDevice::raise_limit(uint32_t dynamic_shared) {
 }
 
 Kernel::OnDevice& Kernel::load(const Device& device) {
+  refuse_forked();
   std::lock_guard<std::mutex> lock(mutex_);
   OnDevice* ready = on_[device.index].load(std::memory_order_relaxed);
   if (ready != nullptr) return *ready;

@@ -411,6 +411,7 @@ class Launch {
 
 void launch_checked(Kernel& kernel, const torch_cubin_launch_call& call,
                     CurrentStream current_stream) {
+  refuse_forked();
   Launch launch(kernel, call, kernel.info_on(call.device), current_stream);
   launch.check_shape();
   launch.run(device(call.device));

@@ -65,7 +65,10 @@ void Module::check_same_params() const {
             "has other parameters for " + source.image.arch.name() + " than for " +
                 at->second.second->image.arch.name(),
             sizes_text(other.params), sizes_text(kernel.params),
-            "Build all images from one source."});
+            "Build all images from one source; where a compiler gives each architecture parameters "
+            "of "
+            "its own, as Triton does for descriptors, each is a kernel of its own "
+            "(define_op's kernels=)."});
     }
   }
 }
@@ -78,7 +81,7 @@ void Module::Use::refuse() {
 
 Kernel& Module::kernel(const std::string& name) {
   const Use use(*this);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(kernels_mutex_);
   auto found = kernels_.find(name);
   if (found != kernels_.end()) return *found->second;
   const KernelInfo* known = nullptr;
@@ -158,6 +161,7 @@ void Module::fail_no_image(const Device& device) const {
 }
 
 std::shared_ptr<const LoadedImage> Module::load(const Device& device, const SourceImage& source) {
+  refuse_forked();
   std::lock_guard<std::mutex> lock(mutex_);
   const auto index = static_cast<size_t>(&source - images_.data());
   std::shared_ptr<const LoadedImage>& loaded = loaded_images_[index];
@@ -249,6 +253,7 @@ void Module::refuse_during_capture(const Device& device, CurrentStream current_s
 }
 
 bool Module::unload(bool keep, CurrentStream current_stream) {
+  if (loaded()) refuse_forked();
   std::lock_guard<std::mutex> one(unload_mutex_);
   bool used[kMaxDevices];
   {
@@ -271,6 +276,7 @@ bool Module::unload(bool keep, CurrentStream current_stream) {
     check(driver().cuCtxSynchronize(), "driver",
           "cuCtxSynchronize of cuda:" + std::to_string(i) + ", to unload " + origin_);
   }
+  std::lock_guard<std::mutex> kernels_lock(kernels_mutex_);
   for (auto& kernel : kernels_) kernel.second->forget();
   for (const std::shared_ptr<const LoadedImage>& image : loaded_images_) {
     if (image != nullptr) image->unload();

@@ -135,8 +135,9 @@ class Module {
   const Lifetime lifetime_;
   std::mutex mutex_;                                               // guards what follows
   std::vector<std::shared_ptr<const LoadedImage>> loaded_images_;  // beside images_; null at first
-  std::map<std::string, std::unique_ptr<Kernel>> kernels_;
   bool used_[kMaxDevices] = {};
+  std::mutex kernels_mutex_;  // guards what follows; apart, as it is never held for long
+  std::map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::mutex unload_mutex_;  // one unload at a time
   std::atomic<bool> loaded_{false};
   std::atomic<bool> closed_{false};

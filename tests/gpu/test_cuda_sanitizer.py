@@ -40,7 +40,7 @@ def test_racecheck(child) -> None:
     ],
 )
 def test_every_kernel_for_hopper(tool: str, child) -> None:
-    _check(child, 250)
+    _check(child, 100)
 
 
 # A process for each dtype, side by side: in one they were what the whole suite waited for.

@@ -209,6 +209,7 @@ WRONG = [
         "32B",
     ),
     ("kernels/0/args/0", ["tensor_map", {"tensor": "x", "box": [8], "a": 1}], "input", "'a'"),
+    ("scratch", [{"name": "s", "dtype": "int32", "shape": [], "zeroed": 1}], "input", "true or"),
     ("kernels/0/args/0", ["workspace"], "input", "workspace"),
     ("kernels/0/args/0", ["workspace", {}], "input", "'bytes'"),
     ("kernels/0/args/0", ["workspace", {"bytes": 1.5}], "input", "an integer"),

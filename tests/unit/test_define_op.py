@@ -426,3 +426,13 @@ def test_module_kernels_of_ptx_take_jit_along() -> None:
 
 
 assert LAUNCH.is_file()
+
+
+def test_scratch_that_is_zeroed() -> None:
+    op = vec_add(scratch={"zeros": "float32[*s] zeroed", "more": "int32[4]"})
+    assert op.contract["scratch"] == [
+        {"name": "zeros", "dtype": "float32", "shape": ["*s"], "zeroed": True},
+        {"name": "more", "dtype": "int32", "shape": [4]},
+    ]
+    with pytest.raises(errors.InputError, match="has an unknown option"):
+        vec_add(tensors={"x": "float32[*s] zeroed", "y": "float32[*s]", "out": "float32[*s]"})

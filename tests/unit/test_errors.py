@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from pathlib import Path
 
 import cubin_check
 import pytest
 import torch
 
+import torch_cubin
 from torch_cubin import errors
 
 TAGS = [
@@ -72,3 +74,21 @@ def test_fault_builds_the_template_as_cpp_does() -> None:
     for (tag, what, problem, expected, got, advice), line in zip(cases, lines, strict=True):
         made = errors.fault(tag, what, problem, expected=expected, got=got, advice=advice)
         assert {"tag": made.tag, "message": str(made)} == json.loads(line)["error"]
+
+
+def test_names_of_files_move_no_cursor(tmp_path: Path) -> None:
+    """Line ends and escape sequences of a name stand escaped, in C++'s messages and in Python's."""
+    name = "a\n\x1b[31mb\x9b\udcff"
+    for function in (torch_cubin.load, torch_cubin.inspect, torch_cubin.load_package):
+        with pytest.raises(errors.Error) as caught:
+            function(tmp_path / name)
+        text = str(caught.value)
+        assert text.isprintable(), ascii(text)
+    (tmp_path / name).write_bytes(b"no cubin")
+    with pytest.raises(errors.Error) as caught:
+        torch_cubin.load(tmp_path / name)
+    assert str(caught.value).isprintable(), ascii(str(caught.value))
+    fault = errors.fault("file", f"file '{name}'", "is odd", got="two\nlines\x1b")
+    assert str(fault) == (
+        "torch_cubin [file]: file 'a\\n\\x1b[31mb\\x9b\\udcff' is odd: got two\nlines\\x1b."
+    )

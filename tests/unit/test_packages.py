@@ -433,6 +433,30 @@ def test_long_manifests_are_read_in_linear_time(package) -> None:
     assert time.monotonic() - start < 5
 
 
+def test_an_image_that_is_named_200_000_times_is_opened_once(package) -> None:
+    """Opened each time, it took 13 s and a gigabyte."""
+    manifest = renamed(package)
+    manifest["images"] = [manifest["images"][0]] * 200_000
+    manifest["ops"] = manifest["ops"][:1]
+    manifest["ops"][0]["kernels"][0]["images"] = [199_999]
+    write(package, manifest)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
+    with contextlib.suppress(torch_cubin.Error):  # the first image may have another op's kernel
+        torch_cubin.load_package(package)
+    assert time.monotonic() - start < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
+
+
+def test_lists_that_every_op_would_answer_with_are_bounded(package) -> None:
+    manifest = renamed(package)
+    manifest["images"] = [manifest["images"][0]] * 20_000
+    manifest["ops"] = [manifest["ops"][0]] * 100
+    write(package, manifest)
+    with pytest.raises(torch_cubin.Error, match=r"\[file\].* names too many images and ops"):
+        torch_cubin.load_package(package)
+
+
 def test_a_folder_in_a_file_s_place(package) -> None:
     (package / "manifest.json").unlink()
     (package / "manifest.json").mkdir()

@@ -384,17 +384,53 @@ def test_import_never_looks_for_the_driver():
     ],
 )
 def test_kernels_for_a_gpu(capability, arch):
-    assert load_file("tools/kernels.py").arch_of(capability) == arch
+    load_file("tools/kernels.py")  # which puts csrc/kernels/build on the path
+    import machine_gpus
+
+    assert machine_gpus.arch_of(capability) == arch
 
 
 def test_kernel_targets_add_to_what_is_there(monkeypatch):
     kernels = load_file("tools/kernels.py")
-    monkeypatch.setattr(kernels, "gpu_archs", list)
+    monkeypatch.setattr(kernels, "gpu_archs", lambda log: [])
     monkeypatch.setattr(kernels, "present_archs", lambda: ["sm_80"])
     monkeypatch.delenv("TORCH_CUBIN_ARCHS", raising=False)
     assert kernels.wanted_archs("demo") == ["sm_90a", "sm_80"]
     monkeypatch.setenv("TORCH_CUBIN_ARCHS", "sm_89")
     assert kernels.wanted_archs("demo") == ["sm_89"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "gpus", "archs", "said"),
+    [
+        ("", ["9.0", "9.0"], ["sm_90a"], "for this machine's GPUs alone; TORCH_CUBIN_ARCHS=all"),
+        ("", ["8.9", "12.0"], ["sm_89", "sm_120a"], "for this machine's GPUs alone"),
+        ("", [], "all", "all, as no GPU is here"),
+        ("", ["7.5"], "all", "all, as no GPU is here"),
+        ("all", ["9.0"], "all", "which TORCH_CUBIN_ARCHS names"),
+        ("sm_80", ["9.0"], ["sm_80"], "which TORCH_CUBIN_ARCHS names"),
+    ],
+)
+def test_a_build_from_source_is_for_this_machine(
+    monkeypatch, tmp_path, variable, gpus, archs, said
+):
+    setup = load_file("setup.py")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo {gpu}\n" for gpu in gpus))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("TORCH_CUBIN_ARCHS", variable)
+    kernels, lines = setup.kernel_build(), []
+    wanted = kernels.DEFAULT_ARCHS if archs == "all" else tuple(archs)
+    assert setup.kernel_archs(kernels, lines.append) == wanted
+    assert lines[-1].startswith(f"torch_cubin: building kernels for {', '.join(wanted)} (")
+    assert said in lines[-1]
+
+
+def test_a_wheel_is_complete():
+    """What `make wheel` runs names all architectures, whatever GPU the machine has."""
+    recipe = (ROOT / "Makefile").read_text().partition("\nwheel:")[2].partition("\nclean:")[0]
+    assert 'TORCH_CUBIN_ARCHS="$${TORCH_CUBIN_ARCHS:-all}"' in recipe
 
 
 def test_gpu_tests_run_side_by_side_where_they_can():

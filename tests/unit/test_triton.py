@@ -256,6 +256,42 @@ def test_hostile_notes_and_ir(tmp_path: Path) -> None:
     assert outcomes["defined"] > 10, outcomes
 
 
+# --- what a definition by hand is told ---
+
+
+def test_hidden_parameters_are_explained() -> None:
+    path = DATA / "cache_3.6.0_sm_90a" / "add.cubin"
+    given = {
+        "kernel": (path, "add"),
+        "tensors": {"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"},
+        "grid": lambda n: n,
+    }
+    schema = f"{namespace()}::add(Tensor x, Tensor y) -> Tensor"
+    with pytest.raises(errors.ParamsError) as caught:
+        torch_cubin.define_op(schema, **given, args=lambda x, y, out, n: (x, y, out, n))
+    assert "expected 6, got 4" in str(caught.value)
+    assert "the last 2 pointers are its own, to scratch memory" in str(caught.value)
+    with pytest.raises(errors.ParamsError) as caught:
+        torch_cubin.define_op(schema, **given, args=lambda x, y, out: (x, y, out))
+    assert "scratch" not in str(caught.value)
+
+
+def test_images_with_other_parameters_are_explained() -> None:
+    """sm_80 has no tensor maps, and other parameters."""
+    paths = [DATA / f"cache_3.6.0_{arch}" / "copy_tile.cubin" for arch in ("sm_80", "sm_90a")]
+    with pytest.raises(errors.ParamsError, match="each is a kernel of its own"):
+        torch_cubin.load(paths)
+
+
+def test_folders_and_notes_name_the_cubin() -> None:
+    folder = DATA / "cache_3.6.0_sm_90a"
+    for path in (folder / "add.json", folder / "add.ttir"):
+        with pytest.raises(errors.FileError, match="The cubin beside it is 'add.cubin'"):
+            torch_cubin.load(path)
+    with pytest.raises(errors.FileError, match="It holds 'add.cubin', 'copy_tile.cubin': pass"):
+        torch_cubin.inspect(folder)
+
+
 # --- what write() makes ---
 
 

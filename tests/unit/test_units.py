@@ -73,3 +73,15 @@ def test_names_of_one_file_are_its_own() -> None:
                     if layer_of(header.parent) <= layer:
                         found.append(f"{path.name}: '{name}' hides that of {header.name}")
     assert found == []
+
+
+def test_a_type_is_defined_in_one_header() -> None:
+    """Two of one name in the library are one to the linker, whichever layers they belong to."""
+    defined = re.compile(r"^(?:struct|class|enum class) (\w+)(?: final)?(?: :[^;{]*)? \{", re.M)
+    places = defaultdict(set)
+    for path in CSRC.rglob("*.h"):
+        if CSRC / "kernels" not in path.parents:
+            for name in defined.findall(code_of(path.read_text())):
+                places[name].add(str(path.relative_to(CSRC)))
+    assert len(places) > 50
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -147,7 +147,8 @@ class Builder:
         if not isinstance(pattern, (str, Empty, Like)):
             value = self.trace(pattern, what, self._scope(device=False), part)
         if isinstance(value, str):
-            return _patterns.parse(value, f"{self.op}: {what}")
+            is_scratch = part.startswith("scratch.")
+            return _patterns.parse(value, f"{self.op}: {what}", scratch=is_scratch)
         if not isinstance(value, (Empty, Like)):
             expected = "a str, torch_cubin.empty(shape, dtype) or torch_cubin.like(x)"
             raise self.refuse(what, "is no pattern", expected, type(value).__name__)
@@ -163,7 +164,8 @@ class Builder:
         out = []
         for name, pattern in (patterns or {}).items():
             entry = self._made(f"scratch['{name}']", pattern, f"scratch.{name}")
-            out.append({"name": name, "dtype": entry["dtype"], "shape": entry["shape"]})
+            kept = {"name": name, "dtype": entry["dtype"], "shape": entry["shape"]}
+            out.append({**kept, "zeroed": True} if entry.get("zeroed") else kept)
         return out
 
     # Kernels.

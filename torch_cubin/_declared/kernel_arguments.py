@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin._declared.c_struct import CStruct
 from torch_cubin._declared.expressions import (
     Traced,
     TracedDtype,
@@ -40,8 +41,13 @@ def struct(type: Any, **members: Any) -> Struct:
     struct is; `members` has a value for each of its fields: a tensor for a pointer, a number, a
     struct() for a struct, a sequence for an array.
 
+    A layout of torch_cubin.c_struct takes the fields that matter: others are zero, or what their
+    initialiser says; a dict stands for a struct in it.
+
     Raises InputError [input] for a field without a value, and for one that there is not.
     """
+    if isinstance(type, CStruct):
+        return _of_c(type, members)
     size, fields = _fields(type)
     label = f"torch_cubin.struct of '{getattr(type, '__name__', type)}'"
     for name in {**fields, **members}:
@@ -71,6 +77,59 @@ def struct(type: Any, **members: Any) -> Struct:
     return Struct(size, out)
 
 
+def _of_c(layout: CStruct, members: Mapping[str, Any]) -> Struct:
+    label = f"torch_cubin.struct of '{layout.name}'"
+    for name in members:
+        if name not in layout.fields:
+            raise errors.fault(
+                "input", label, f"has no field '{name}'",
+                expected=errors.nearest(name, list(layout.fields)), got=f"'{name}'",
+            )  # fmt: skip
+    out: list[tuple[int, Any]] = []
+    for name, field in layout.fields.items():
+        where = f"{label} field '{name}'"
+        if name not in members:
+            if field.default:
+                out.append((field.offset, _member(field.kind, field.default, where)))
+            continue
+        value = members[name]
+        if field.count is None:
+            out += _of_c_field(field.offset, field.kind, value, where)
+            continue
+        if isinstance(value, (int, float)) and value == 0:
+            continue
+        if not isinstance(value, Sequence) or len(value) != field.count:
+            got = f"{len(value)}" if isinstance(value, Sequence) else _shown(value)
+            expected = f"{field.count} values, or 0"
+            raise errors.fault("input", where, "is an array", expected=expected, got=got)
+        for index, item in enumerate(value):
+            at = field.offset + index * field.step
+            out += _of_c_field(at, field.kind, item, f"{where[:-1]}[{index}]'")
+    return Struct(layout.size, out)
+
+
+def _of_c_field(offset: int, kind: Any, value: Any, label: str) -> list[tuple[int, Any]]:
+    if isinstance(kind, CStruct):
+        if isinstance(value, Mapping):
+            value = _of_c(kind, value)
+        if not isinstance(value, Struct) or value.size != kind.size:
+            expected = f"torch_cubin.struct of '{kind.name}', or a dict of its fields"
+            raise errors.fault(
+                "input", label, "has a wrong value", expected=expected, got=_shown(value)
+            )
+        return [(offset + at, member) for at, member in value.members]
+    if kind == "bool" and type(value) is int and value in (0, 1):
+        value = bool(value)
+    if kind == "tensor_map":
+        if not isinstance(value, TracedTensorMap):
+            expected = "torch_cubin.TensorMap(...)"
+            raise errors.fault(
+                "input", label, "has a wrong value", expected=expected, got=_shown(value)
+            )
+        return [(offset, entry(value, label))]
+    return [(offset, _member(kind, value, label))]
+
+
 _CTYPES = {
     **dict.fromkeys("bhilq", "int"),
     **dict.fromkeys("BHILQ", "uint"),
@@ -78,6 +137,12 @@ _CTYPES = {
     "?": "bool",
     "P": "pointer",
     "z": "pointer",
+}
+_BITS = {
+    "bfloat16": ("uint16",),
+    "float16": ("uint16",),
+    "float32": ("uint32",),
+    "float64": ("uint64",),
 }
 _NUMPY = {"i": "int", "u": "uint", "f": "float", "b": "bool"}
 
@@ -162,11 +227,12 @@ def _member(kind: Any, value: Any, label: str) -> list:
         if value is None or isinstance(value, TracedTensor):
             return entry(value, label)
     elif isinstance(value, (Scalar, TracedScalar)):
-        if value.type_name in (kind, "bfloat16" if kind == "uint16" else kind):
+        # Bits of a float may stand in an unsigned field of their size.
+        if value.type_name == kind or kind in _BITS.get(value.type_name, ()):
             return entry(value, label)
     else:
         numbers: tuple[type, ...] = (bool,) if kind == "bool" else (int,)
-        if kind.startswith("float"):
+        if "float" in kind:
             numbers = (int, float)
         found = value.type if isinstance(value, Traced) else type(value)
         if found in numbers:

@@ -86,7 +86,14 @@ def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
     [input] for a manifest that is malformed or has an unknown field, and for an op that is there
     already with other content.
     """
-    path = os.path.abspath(_path("load_package", folder))
+    path = _path("load_package", folder)
+    try:
+        path = os.path.abspath(path)
+    except OSError as error:  # a relative path where the working directory is gone
+        reason = f"cannot be found ({error.strerror}: the working directory)"
+        raise errors.fault(
+            "file", f"package '{path}'", reason, advice="Give its full path."
+        ) from error
     if "\0" in path:  # C++ would read the name that ends there
         raise _refuse(Path(path), "has a NUL in its name", "a folder, or a library")
     return _op.load(path)

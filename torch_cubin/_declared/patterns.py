@@ -73,7 +73,7 @@ def like(tensor: Any, dtype: Any = None) -> Like:
     return Like(tensor, dtype)
 
 
-def parse(text: str, label: str) -> dict[str, Any]:
+def parse(text: str, label: str, *, scratch: bool = False) -> dict[str, Any]:
     """The entry of a pattern: dtype, shape (None: any), layout, align, may_overlap."""
 
     def refuse(problem: str, expected: str, got: str) -> errors.Error:
@@ -94,6 +94,8 @@ def parse(text: str, label: str) -> dict[str, Any]:
         name, _, value = option.partition("=")
         if name in LAYOUTS and not value:
             entry["layout"] = name
+        elif name == "zeroed" and not value and scratch:
+            entry["zeroed"] = True
         elif name == "align" and value.isdecimal():
             entry["align"] = int(value)
         elif option == "may_overlap":

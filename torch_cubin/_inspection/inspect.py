@@ -63,7 +63,7 @@ def _origin(path: str) -> str:
     return f"file '{shown(path, limit=4096)}'"
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, *, is_device_code: bool = True) -> bytes:
     """The bytes of a regular file. Opens without blocking: a FIFO would wait for a writer."""
 
     def refuse(problem: str, advice: str) -> errors.Error:
@@ -78,7 +78,21 @@ def _read(path: str) -> bytes:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
             kind = "a directory" if stat.S_ISDIR(facts.st_mode) else "a pipe, socket or device"
-            raise refuse(f"is {kind}, not a regular file", "Pass the file itself.")
+            advice = "Pass the file itself."
+            if stat.S_ISDIR(facts.st_mode):
+                advice = _advice_for_folder(path)
+            raise refuse(f"is {kind}, not a regular file", advice)
+        cubin = os.path.splitext(path)[0] + ".cubin"
+        if (
+            is_device_code
+            and path.endswith((".json", ".ttir", ".ttgir", ".llir"))
+            and os.path.isfile(cubin)
+        ):
+            raise refuse(
+                "is a compiler's note, no device code",
+                f"The cubin beside it is '{shown(os.path.basename(cubin))}'; where Triton compiled"
+                " it, torch_cubin.producers.triton.read takes both.",
+            )
         if facts.st_size > MAX_BYTES:
             raise errors.fault(
                 "image",
@@ -97,6 +111,21 @@ def _read(path: str) -> bytes:
         raise refuse(f"cannot be read ({reason})", "Copy it again.") from error
     finally:
         os.close(handle)
+
+
+def _advice_for_folder(path: str) -> str:
+    """What of a folder may be meant: the cubins in it."""
+    try:
+        cubins = sorted(name for name in os.listdir(path) if name.endswith(".cubin"))
+    except OSError:
+        cubins = []
+    if not cubins:
+        return "Pass the file itself."
+    listed = ", ".join(f"'{shown(name)}'" for name in cubins[:3])
+    more = f" and {len(cubins) - 3} more" if len(cubins) > 3 else ""
+    notes = any(os.path.isfile(os.path.join(path, name[:-6] + ".json")) for name in cubins)
+    triton = " Of Triton's cache: torch_cubin.producers.triton.read(folder)." if notes else ""
+    return f"It holds {listed}{more}: pass the file itself.{triton}"
 
 
 def _content(facts: dict[str, Any]) -> Image | Ptx | Container:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
+from torch_cubin._native import process
 
 PATH = Path(__file__).resolve().parents[1] / "_C.so"
 
@@ -32,6 +33,17 @@ def load() -> ctypes.CDLL:
             expected="the compiled half of torch_cubin",
             advice="Build it: `make build` in a checkout, or install the wheel "
             "(`pip install --no-build-isolation .`).",
+        )
+        raise ImportError(str(message), path=str(PATH))
+    other = process.other_library(PATH)
+    if other:
+        message = errors.fault(
+            "file",
+            f"library '{PATH}'",
+            "cannot be loaded beside another copy of itself",
+            expected="one torch_cubin in a process",
+            got=f"'{other}'",
+            advice="Remove one of them from the path.",
         )
         raise ImportError(str(message), path=str(PATH))
     try:

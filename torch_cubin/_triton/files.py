@@ -108,7 +108,7 @@ def _bytes(path: Path, most: int) -> bytes:
             expected=f"at most {most} bytes",
             got=str(size),
         )
-    return _read(str(path))
+    return _read(str(path), is_device_code=False)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

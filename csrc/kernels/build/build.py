@@ -402,8 +402,10 @@ def install(
 
 
 def choose_archs(text: str | None) -> tuple[str, ...]:
-    """From --archs, else TORCH_CUBIN_ARCHS, else the default."""
+    """From --archs, else TORCH_CUBIN_ARCHS, else the default, which is also what "all" means."""
     text = text or os.environ.get("TORCH_CUBIN_ARCHS", "")
+    if text.strip() == "all":
+        return DEFAULT_ARCHS
     archs = tuple(dict.fromkeys(re.split(r"[\s,;]+", text.strip()))) if text.strip() else ()
     for arch in archs:
         cubin_facts.limits_of(arch)

@@ -13,9 +13,9 @@ enum Activation {
 };
 
 // An activation but ReLU, for results that are rounded to 16 bits: x / (1 + exp2(x * P(t))) with
-// t = min(x * x, limit) and P(t) = c[0] + c[1] * t + ... + c[5] * t^5. Exact for SiLU and tanh's -2.3021474843e+00f, -1.0497950155e-01f, 1.9332104737e-04f, 1.3107785330e-04f, -7.6395720827e-06f, 1.5126349793e-07f. For
-// erf's it is fitted to log2(1 / Phi(x) - 1) / x: the error of x * Phi(x) is at most 1.2e-6, and 1.7e-4 of a
-// result above 1e-3 (tests/unit/test_activation_curve.py).
+// t = min(x * x, limit) and P(t) = c[0] + c[1] * t + ... + c[5] * t^5. Exact for SiLU and the GELU by
+// tanh. For the GELU by erf, P is fitted to log2(1 / Phi(x) - 1) / x: the error of x * Phi(x) is at
+// most 1.2e-6, and 1.7e-4 of a result above 1e-3 (tests/unit/test_activation_curve.py).
 struct ActivationCurve {
   float limit;
   float c[6];

@@ -137,6 +137,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   // The first warp frees a stage in this block, the second one in the other block.
   bool frees = threadIdx.x % 32 == 0 && (warp % 4 == 0 || (sharing && warp % 4 == 1));
   u32 target = cluster_rank() ^ (warp % 4);
+  bool finishes = p.flags & kSm90Finish;
   bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90NoSkew);
   u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
   u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
@@ -149,7 +150,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const Work& w = ring[number % C::kRing];
     int k_count = w.k_count;
     if (k_count == 0) break;
-    if (p.flags & kSm90Finish) request_bias<C>(p, bias, group, w.n0);
+    if (finishes) request_bias<C>(p, bias, group, w.n0);
     float sum[C::kBlocksM][C::kTileN / 2];
     int previous = stage;
     auto next_stage = [&] {
@@ -188,14 +189,18 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     if constexpr (C::kPairs) {
       if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
     }
-    if (p.flags & kSm90Finish) wait_for_bias(group);
+    int m = w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16;
+    if (finishes) {
+      wait_for_bias(group);
+      finish_and_store<C>(p, staging, bias, turn, m, w, sum);
+      continue;
+    }
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
-      int m = w.m0 + (group * C::kBlocksM + i) * 64 + warp % 4 * 16;
       if (p.flags & kSm90General) {
-        finish_rows<C>(p, staging, m, w, sum[i]);
+        finish_rows<C>(p, staging, m + 64 * i, w, sum[i]);
       } else {
-        store_rows<C>(p, staging, bias, turn, m, w, sum[i]);
+        store_rows<C>(p, staging, turn, m + 64 * i, w, sum[i]);
       }
     }
   }

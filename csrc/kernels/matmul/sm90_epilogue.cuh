@@ -1,5 +1,5 @@
-// From the sums of a tile to memory, warp by warp: finished in registers, rounded and stored by the TMA,
-// or, for outputs and addends of other types and strides, by way of shared memory.
+// From the sums of a tile to memory, warp by warp: finished in registers, rounded and stored by the
+// TMA, or, for outputs and addends of other types and strides, by way of shared memory.
 #pragma once
 
 #include "activation.cuh"
@@ -37,82 +37,6 @@ TC_DEVICE void wait_for_bias(int group) {
   named_sync(kGroupBarrier + group, 128);
 }
 
-// Adds beta times the addend, two columns at a time, to the sums of finish_panel.
-template <class C>
-TC_DEVICE void add_addend(const Sm90MatmulParams& p, const Work& w, int m, int n, float* sum) {
-  m += threadIdx.x % 32 / 4;
-  n += threadIdx.x % 4 * 2;
-  tc_int64 at = m * p.addend_stride_m + n + w.b0 * p.addend_batch_stride[0] +
-                w.b1 * p.addend_batch_stride[1] + w.b2 * p.addend_batch_stride[2];
-  auto from = static_cast<const u16*>(p.addend) + at;
-#pragma unroll
-  for (int half = 0; half < 2; ++half, m += 8, from += 8 * p.addend_stride_m) {
-    int columns = m < p.m ? p.n - n : 0;  // from here on
-#pragma unroll
-    for (int j = 0; j < C::kPanel / 8; ++j) {
-      u32 pair = 0;
-      if (8 * j < columns) pair = *reinterpret_cast<const u32*>(from + 8 * j);
-      float* s = sum + 4 * j + 2 * half;
-      s[0] = __fmaf_rn(p.beta, DTypeTraits<C::kType>::load(static_cast<u16>(pair)), s[0]);
-      s[1] = __fmaf_rn(p.beta, DTypeTraits<C::kType>::load(static_cast<u16>(pair >> 16)), s[1]);
-    }
-  }
-}
-
-// Eight sums at a time, so that what activations have in common is there once.
-TC_DEVICE void activate_some(const ActivationCurve& curve, int activation, float* x) {
-  float exponent[8];
-  if (activation == kActivationSilu) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) exponent[i] = curve_exponent<0>(x[i], curve);
-  } else if (activation == kActivationGeluTanh) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) exponent[i] = curve_exponent<1>(x[i], curve);
-  } else if (activation == kActivationGelu) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) exponent[i] = curve_exponent<5>(x[i], curve);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = x[i] < 0.0f ? 0.0f : x[i];
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = divide_by_exponential(x[i], exponent[i]);
-}
-
-// kSm90Finish for a panel of the sums from row m and column n, of which a lane holds the columns
-// 8j + 2 * (lane % 4) and the next one, of rows lane / 4 and that + 8. `bias` is where the panel's is.
-template <class C>
-TC_DEVICE void finish_panel(const Sm90MatmulParams& p, u32 bias, const Work& w, int m, int n,
-                            float* sum) {
-  int lane = threadIdx.x % 32;
-  u32 at = bias + lane % 4 * (2 * C::kElement);
-#pragma unroll
-  for (int j = 0; j < C::kPanel / 8; ++j) {
-    float low, high;
-    if constexpr (C::kElement == 4) {
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low), "=f"(high) : "r"(at + j * 32));
-    } else {
-      u32 pair;
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(at + j * 16));
-      low = DTypeTraits<C::kType>::load(static_cast<u16>(pair));
-      high = DTypeTraits<C::kType>::load(static_cast<u16>(pair >> 16));
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum[4 * j + i] = __fmaf_rn(p.alpha, sum[4 * j + i], i % 2 == 0 ? low : high);
-    }
-  }
-  if constexpr (C::kElement == 2) {
-    int activation = p.flags >> kSm90Activation & 7;
-    if (activation != kActivationNone) {
-#pragma unroll
-      for (int i = 0; i < C::kPanel / 2; i += 8) activate_some(p.curve, activation, sum + i);
-    }
-    if (p.addend != nullptr) add_addend<C>(p, w, m, n, sum);
-  }
-}
-
 // Which 16 bytes of a panel's row lie where: as the TMA reads them.
 template <class C>
 TC_DEVICE int panel_swizzle(int row) {
@@ -125,9 +49,9 @@ TC_DEVICE int panel_swizzle(int row) {
 // first one's last 16 bytes of row `lane`. Single elements are stored at the tile's ends alone.
 // `columns` of the panel exist, and `more` of the next one. (Element by element, 4097 x 4097 x 4097
 // took twice as long as with aligned rows.)
-template <class C, bool kFirst>
+template <class C>
 TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns,
-                                     int more, uint4& carry) {
+                                     int more, bool first, uint4& carry) {
   constexpr int kVectors = C::kPanel / 8;
   int lane;  // read anew for each panel: what follows from it would stay in registers between them
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -177,7 +101,7 @@ TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int r
                  : "r"(chunk(lane, number)));
     return x;
   };
-  if (kFirst || head > columns) {
+  if (first || head > columns) {
     store(lane, 0, min(head, columns));
   } else if (head > 0) {
     // Elements head to 7 of the carry, then the first ones of this panel.
@@ -203,81 +127,217 @@ TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int r
   }
 }
 
-// One warp's 16 rows from row m and all of the tile's columns, finished and rounded into panels, which the TMA stores while the next ones are written, or the warp itself where
-// the rows are not aligned.
-template <class C>
-TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, u32 bias, int& turn, int m,
-                          const Work& w, float (&sum)[C::kTileN / 2]) {
-  int lane = threadIdx.x % 32;
-  constexpr int kPanels = C::kTileN / C::kPanel;
+// Rounds columns of sums into a panel in shared memory, from `column` of it on. `x` is laid out as
+// the accumulators are: a lane holds columns 8j + 2 * (lane % 4) and the next one, of rows lane / 4
+// and that + 8.
+template <class C, int kColumns>
+TC_DEVICE void stage_columns(u32 panel, int column, const float* x) {
   constexpr int kRowBytes = C::kPanel * C::kElement;
+  int lane = threadIdx.x % 32, first = column * C::kElement / 16;  // 16 bytes of a row
+  if constexpr (C::kElement == 2) {
+    // Lanes 8j..8j+7 address the rows of matrix j: rows 0-7, 8-15 of 8 columns, then of the next 8.
+    int row = lane % 16;
+    int swizzle = panel_swizzle<C>(row);
+    u32 at = panel + row * kRowBytes;
+#pragma unroll
+    for (int j = 0; j < kColumns / 16; ++j) {
+      const float* s = x + 8 * j;
+      stmatrix(at + ((first + 2 * j + lane / 16) ^ swizzle) * 16,
+               DTypeTraits<C::kType>::pack(s[0], s[1]), DTypeTraits<C::kType>::pack(s[2], s[3]),
+               DTypeTraits<C::kType>::pack(s[4], s[5]), DTypeTraits<C::kType>::pack(s[6], s[7]));
+    }
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int row = lane / 4 + 8 * half;
+      int swizzle = panel_swizzle<C>(row);
+      u32 at = panel + row * kRowBytes + lane % 2 * 8;
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const float* s = x + 4 * j + 2 * half;
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                         at + ((first + 2 * j + lane % 4 / 2) ^ swizzle) * 16),
+                     "f"(s[0]), "f"(s[1])
+                     : "memory");
+      }
+    }
+  }
+}
+
+// The next of a warp's staging buffers, once the TMA has read it.
+template <class C>
+TC_DEVICE u32 next_buffer(u32 staging, int& turn) {
+  u32 buffer = staging + turn * 2048;
+  turn = turn + 1 == C::kBuffers ? 0 : turn + 1;
+  if (threadIdx.x % 32 == 0) tma_store_wait_read<C::kBuffers - 1>();
+  __syncwarp();
+  return buffer;
+}
+
+template <class C>
+TC_DEVICE void store_panel(const Sm90MatmulParams& p, u32 buffer, int m, int n, const Work& w) {
+  fence_async_proxy();
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  if (m < p.m && n < p.n) {
+    if (p.flags & kSm90Batched) {
+      tma_store(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, kEvictFirst);
+    } else {
+      tma_store(&p.out_map, buffer, n, m, kEvictFirst);
+    }
+  }
+  tma_store_commit();
+}
+
+// One panel of a warp, of rows that begin anywhere. `panel` is its number in its rows.
+template <class C>
+TC_DEVICE void store_unaligned(const Sm90MatmulParams& p, u32 buffer, int panel, int m, int n,
+                               const Work& w, uint4& carry) {
+  __syncwarp();
+  tc_int64 at = m * p.out_stride_m + n + w.b0 * p.out_batch_stride[0] +
+                w.b1 * p.out_batch_stride[1] + w.b2 * p.out_batch_stride[2];
+  int rows = min(16, p.m - m), columns = min(C::kPanel, p.n - n);
+  bool last = panel + 1 == C::kTileN / C::kPanel;
+  int more = last ? -1 : min(C::kPanel, p.n - n - C::kPanel);
+  store_panel_unaligned<C>(buffer, static_cast<u16*>(p.out) + at, p.out_stride_m, rows, columns,
+                           more, panel == 0, carry);
+}
+
+// One warp's 16 rows from row m and all of the tile's columns: rounded into panels, which the TMA
+// stores while the next ones are written, or the warp itself where the rows are not aligned. (In a
+// loop, as finish_and_store is, unaligned rows took a tenth longer.)
+template <class C>
+TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int m, const Work& w,
+                          const float (&sum)[C::kTileN / 2]) {
   uint4 carry = {};  // of store_panel_unaligned
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    if (p.flags & kSm90Finish) {
-      finish_panel<C>(p, bias + panel * (C::kPanel * C::kElement), w, m, w.n0 + panel * C::kPanel,
-                      sum + panel * (C::kPanel / 2));
-    }
-    u32 buffer = staging + turn * 2048;
-    turn = turn + 1 == C::kBuffers ? 0 : turn + 1;
-    if (lane == 0) tma_store_wait_read<C::kBuffers - 1>();
-    __syncwarp();
-    if constexpr (C::kElement == 2) {
-      // Lanes 8j..8j+7 address the rows of matrix j: rows 0-7, 8-15 of 8 columns, then of the next 8.
-      int row = lane % 16;
-      int swizzle = panel_swizzle<C>(row);
-      u32 at = buffer + row * kRowBytes;
-#pragma unroll
-      for (int j = 0; j < C::kPanel / 16; ++j) {
-        const float* s = sum + panel * (C::kPanel / 2) + 8 * j;
-        stmatrix(at + ((2 * j + lane / 16) ^ swizzle) * 16, DTypeTraits<C::kType>::pack(s[0], s[1]),
-                 DTypeTraits<C::kType>::pack(s[2], s[3]), DTypeTraits<C::kType>::pack(s[4], s[5]),
-                 DTypeTraits<C::kType>::pack(s[6], s[7]));
-      }
-    } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int row = lane / 4 + 8 * half;
-        int swizzle = panel_swizzle<C>(row);
-        u32 at = buffer + row * kRowBytes + lane % 2 * 8;
-#pragma unroll
-        for (int j = 0; j < C::kPanel / 8; ++j) {
-          const float* s = sum + panel * (C::kPanel / 2) + 4 * j + 2 * half;
-          asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                           at + ((2 * j + lane % 4 / 2) ^ swizzle) * 16),
-                       "f"(s[0]), "f"(s[1])
-                       : "memory");
-        }
-      }
-    }
-    int n = w.n0 + panel * C::kPanel;
+  for (int panel = 0; panel < C::kTileN / C::kPanel; ++panel) {
+    u32 buffer = next_buffer<C>(staging, turn);
+    stage_columns<C, C::kPanel>(buffer, 0, sum + panel * (C::kPanel / 2));
     if constexpr (C::kElement == 2) {
       if (p.flags & kSm90OutUnaligned) {
-        __syncwarp();
-        tc_int64 at = m * p.out_stride_m + n + w.b0 * p.out_batch_stride[0] +
-                      w.b1 * p.out_batch_stride[1] + w.b2 * p.out_batch_stride[2];
-        u16* out = static_cast<u16*>(p.out) + at;
-        int rows = min(16, p.m - m), columns = min(C::kPanel, p.n - n);
-        int more = panel + 1 == kPanels ? -1 : min(C::kPanel, p.n - n - C::kPanel);
-        if (panel == 0) {
-          store_panel_unaligned<C, true>(buffer, out, p.out_stride_m, rows, columns, more, carry);
-        } else {
-          store_panel_unaligned<C, false>(buffer, out, p.out_stride_m, rows, columns, more, carry);
-        }
+        store_unaligned<C>(p, buffer, panel, m, w.n0 + panel * C::kPanel, w, carry);
         continue;
       }
     }
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) {
-      if (m < p.m && n < p.n) {
-        if (p.flags & kSm90Batched) {
-          tma_store(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, kEvictFirst);
-        } else {
-          tma_store(&p.out_map, buffer, n, m, kEvictFirst);
-        }
-      }
-      tma_store_commit();
+    store_panel<C>(p, buffer, m, w.n0 + panel * C::kPanel, w);
+  }
+}
+
+// x = alpha * sum + x for that one of the steps kLow to kHigh - 1 that is `step`. By branches, so that
+// what follows is there once: code that runs once a tile mostly waits to be fetched.
+template <class C, int kColumns, int kLow, int kHigh>
+TC_DEVICE void take_sums(int step, float alpha, const float (&sum)[C::kBlocksM][C::kTileN / 2],
+                         float (&x)[kColumns / 2]) {
+  if constexpr (kHigh - kLow == 1) {
+    constexpr int kSteps = C::kTileN / kColumns;  // of a block of 64 rows
+    const float* s = sum[kLow / kSteps] + kLow % kSteps * (kColumns / 2);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(x[i]) : "f"(alpha), "f"(s[i]));
+    }
+  } else {
+    constexpr int kMiddle = (kLow + kHigh) / 2;
+    if (step < kMiddle) {
+      take_sums<C, kColumns, kLow, kMiddle>(step, alpha, sum, x);
+    } else {
+      take_sums<C, kColumns, kMiddle, kHigh>(step, alpha, sum, x);
+    }
+  }
+}
+
+// The bias of some columns, from `bias` in shared memory, as the accumulators are laid out.
+template <class C, int kColumns>
+TC_DEVICE void load_bias(u32 bias, float (&x)[kColumns / 2]) {
+  u32 at = bias + threadIdx.x % 4 * (2 * C::kElement);
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    float low, high;
+    if constexpr (C::kElement == 4) {
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low), "=f"(high) : "r"(at + j * 32));
+    } else {
+      u32 pair;
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(at + j * 16));
+      low = DTypeTraits<C::kType>::load(static_cast<u16>(pair));
+      high = DTypeTraits<C::kType>::load(static_cast<u16>(pair >> 16));
+    }
+    x[4 * j] = x[4 * j + 2] = low;
+    x[4 * j + 1] = x[4 * j + 3] = high;
+  }
+}
+
+template <int kCount>
+TC_DEVICE void activate_all(const ActivationCurve& curve, int activation, float (&x)[kCount]) {
+  auto follow = [&](auto exponent) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = divide_by_exponential(x[i], exponent(x[i]));
+  };
+  if (activation == kActivationSilu) {
+    follow([&](float value) { return curve_exponent<0>(value, curve); });
+  } else if (activation == kActivationGeluTanh) {
+    follow([&](float value) { return curve_exponent<1>(value, curve); });
+  } else if (activation == kActivationGelu) {
+    follow([&](float value) { return curve_exponent<5>(value, curve); });
+  } else if (activation == kActivationRelu) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = x[i] < 0.0f ? 0.0f : x[i];
+  }
+}
+
+// Adds beta times the addend from row m and column n on, two columns at a time.
+template <class C, int kColumns>
+TC_DEVICE void add_addend(const Sm90MatmulParams& p, const Work& w, int m, int n,
+                          float (&x)[kColumns / 2]) {
+  m += threadIdx.x % 32 / 4;
+  n += threadIdx.x % 4 * 2;
+  tc_int64 at = m * p.addend_stride_m + n + w.b0 * p.addend_batch_stride[0] +
+                w.b1 * p.addend_batch_stride[1] + w.b2 * p.addend_batch_stride[2];
+  auto from = static_cast<const u16*>(p.addend) + at;
+#pragma unroll
+  for (int half = 0; half < 2; ++half, m += 8, from += 8 * p.addend_stride_m) {
+    int columns = m < p.m ? p.n - n : 0;  // from here on
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      u32 pair = 0;
+      if (8 * j < columns) pair = *reinterpret_cast<const u32*>(from + 8 * j);
+      float* s = x + 4 * j + 2 * half;
+      s[0] = __fmaf_rn(p.beta, DTypeTraits<C::kType>::load(static_cast<u16>(pair)), s[0]);
+      s[1] = __fmaf_rn(p.beta, DTypeTraits<C::kType>::load(static_cast<u16>(pair >> 16)), s[1]);
+    }
+  }
+}
+
+// kSm90Finish: store_rows for all of a warp's rows, m0 the first, with bias, activation and addend, in
+// a loop over some columns at a time.
+template <class C>
+TC_DEVICE void finish_and_store(const Sm90MatmulParams& p, u32 staging, u32 bias, int& turn, int m0,
+                                const Work& w, const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+  // Half a panel where accumulators leave few registers.
+  constexpr int kColumns =
+      C::kBlocksM * C::kTileN > 256 && C::kPanel == 64 ? C::kPanel / 2 : C::kPanel;
+  constexpr int kSteps = C::kTileN / kColumns, kInPanel = C::kPanel / kColumns;
+  int activation = p.flags >> kSm90Activation & 7;
+  uint4 carry = {};  // of store_panel_unaligned
+  u32 buffer = 0;
+#pragma unroll 1
+  for (int step = 0; step < C::kBlocksM * kSteps; ++step) {
+    int block = C::kBlocksM == 1 ? 0 : step / kSteps;
+    int in_rows = step - block * kSteps, m = m0 + block * 64, column = in_rows * kColumns;
+    float x[kColumns / 2];
+    load_bias<C, kColumns>(bias + column * C::kElement, x);
+    take_sums<C, kColumns, 0, C::kBlocksM * kSteps>(step, p.alpha, sum, x);
+    if constexpr (C::kElement == 2) {
+      activate_all(p.curve, activation, x);
+      if (p.addend != nullptr) add_addend<C, kColumns>(p, w, m, w.n0 + column, x);
+    }
+    if (in_rows % kInPanel == 0) buffer = next_buffer<C>(staging, turn);
+    stage_columns<C, kColumns>(buffer, in_rows % kInPanel * kColumns, x);
+    if (in_rows % kInPanel != kInPanel - 1) continue;
+    int n = w.n0 + in_rows / kInPanel * C::kPanel;
+    if (C::kElement == 2 && (p.flags & kSm90OutUnaligned)) {
+      store_unaligned<C>(p, buffer, in_rows / kInPanel, m, n, w, carry);
+    } else {
+      store_panel<C>(p, buffer, m, n, w);
     }
   }
 }

@@ -28,6 +28,8 @@ constexpr int64_t kMostColumns = int64_t{1} << 31;  // of a row: the kernel's ar
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
 
+constexpr double kInnerBesideElements = 1.2;
+
 // An operand as rows along its unit dim.
 struct PaddedOperand {
   int64_t batch, rows, columns;
@@ -173,8 +175,12 @@ class PadKernels : public MatmulKernels {
     if (c.batch_invariant ? written > kMostChunkBytes : taken > kMostPadBytes) return plan;
     const MatmulPlan& inner = plan_matmul(device_, aligned);
     if (inner.kernels == nullptr) return plan;
+    // What kernels for Hopper tell is a share of their time (sm90.cpp), for comparison with kernels
+    // that read vectors; those that read by elements tell more of theirs.
+    const bool must = needs_copy(c.a) || needs_copy(c.b);
+    const double product = inner.microseconds * (must ? kInnerBesideElements : 1);
     const double cycles = (moved + written) / (device_.bytes_per_cycle * share_) + fixed_;
-    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.microseconds = product + cycles / device_.cycles_per_microsecond;
     plan.sum_order = inner.sum_order;
     plan.set(chosen);
     return plan;

@@ -25,6 +25,9 @@ constexpr int64_t kSkinnyLongBytes = int64_t{1} << 20;
 // most; fitted to timings on the H200.
 constexpr double kSkinnyMemoryShare = 0.9;
 constexpr double kSkinnyMultiprocessorRate = 20;
+// What these bounds leave out, fitted so that times compare with those of other kernels (sm90.cpp): us,
+// and for each split more, which joins the sums of 32 tokens.
+constexpr double kSkinnyShareToCompare = 0.855, kSkinnyMore = 0.6, kSkinnySplit = 0.175;
 
 // How K and the weights' rows are shared out: a function of them alone, so that the order in which K is
 // added up does not depend on the number of tokens. The rule is what sweeps on the H200 left of many
@@ -38,6 +41,9 @@ SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous, bo
   const int64_t k_blocks = may_split ? ceil_div(k, kSkinnyBlockK) : 1;
   if (rows_contiguous) {
     // Whole lines of 64 rows: others would be read twice. A cluster computes one tile.
+    // A short K gains less by a split, which costs the same.
+    constexpr double kLongK = 32;
+    const double long_k = std::min(1.0, static_cast<double>(ceil_div(k, kSkinnyBlockK)) / kLongK);
     SkinnyTiles best = {64, 1};
     double least = std::numeric_limits<double>::infinity();
     for (int32_t splits = 1; splits <= 4; ++splits) {
@@ -45,7 +51,8 @@ SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous, bo
         const int64_t blocks = ceil_div(rows_count, rows) * splits;
         if (splits > 1 && (blocks > multiprocessors || splits * 2 > k_blocks)) continue;
         const double cost =
-            static_cast<double>(ceil_div(blocks, multiprocessors)) * rows / splits + 6.0 * splits;
+            static_cast<double>(ceil_div(blocks, multiprocessors)) * rows / splits * long_k +
+            6.0 * splits;
         if (cost < least) {
           least = cost;
           best = {rows, splits};
@@ -255,7 +262,10 @@ class Sm90Skinny : public MatmulKernels {
     const double cycles = std::max(bytes / (device_.bytes_per_cycle * kSkinnyMemoryShare),
                                    of_one / kSkinnyMultiprocessorRate) +
                           row->fixed_cycles;
-    plan.microseconds = cycles / device_.cycles_per_microsecond;
+    plan.microseconds = kSkinnyShareToCompare * cycles / device_.cycles_per_microsecond +
+                        kSkinnyMore +
+                        kSkinnySplit * static_cast<double>(splits - 1) *
+                            (static_cast<double>(sides.tokens) / 32 + 0.5);
     plan.set(chosen);
     return plan;
   }

@@ -81,8 +81,9 @@ class TunedTables {
  private:
   static std::string checked_gpu(const json& table) {
     try {
-      if (table.at("version").get<int>() != kTunedVersion) {
-        throw std::runtime_error("version " + table.at("version").dump());
+      const json& version = table.at("version");
+      if (!version.is_number_integer() || version != kTunedVersion) {
+        throw std::runtime_error("version " + version.dump());
       }
       return table.at("gpu").get<std::string>();
     } catch (const std::exception& error) {
@@ -95,14 +96,23 @@ class TunedTables {
           printable(error.what()), "Tune again."});
   }
 
+  // NOTE: json::get of a float that is out of range is undefined.
+  static int64_t size_of(const json& line, const char* key) {
+    const json& size = line.at(key);
+    if (size.is_number_unsigned() && size.get<uint64_t>() <= uint64_t{INT64_MAX}) {
+      return size.get<int64_t>();
+    }
+    throw std::runtime_error(std::string(key) + " " + size.dump());
+  }
+
   static void read_lines(const json& table, Ways& ways) {
     try {
       for (const json& line : table.at("products")) {
         const TunedProduct product = {
-            line.at("m").get<int64_t>(),
-            line.at("n").get<int64_t>(),
-            line.at("k").get<int64_t>(),
-            line.at("batch").get<int64_t>(),
+            size_of(line, "m"),
+            size_of(line, "n"),
+            size_of(line, "k"),
+            size_of(line, "batch"),
             tuned_index(line.at("math").get<std::string>(), kTunedMathNames),
             tuned_index(line.at("a").get<std::string>(), kTunedAccessNames),
             tuned_index(line.at("b").get<std::string>(), kTunedAccessNames)};

@@ -1,0 +1,49 @@
+"""The C API given null: an error of the caller's, not the end of the process."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+
+import pytest
+
+from torch_cubin._native import library
+
+NULL = {
+    "inspect": (None, 5, None),
+    "module_open": (None, None, None, 1, None, 0),
+    "module_kernel": (None, b"x", 1),
+    "module_global": (None, 0, b"x", 1),
+    "module_preload": (None, 0),
+    "module_unload": (None, 0),
+    "kernel_preload": (None, 0),
+    "kernel_launch": (None, None),
+    "encode_tensor_map": (None, None),
+    "define_ops": (None, None, None, None, 0),
+    "check_schema": (None, False),
+    "load_package": (None,),
+    "preload_op": (None, 0),
+    "check_call": (None,),
+    "check_attention": (None,),
+    "check_product": (None,),
+    "add_tuned_table": (None,),
+}
+
+
+@pytest.mark.parametrize("name", NULL)
+def test_null_is_refused(name: str) -> None:
+    loaded = library.load()
+    address = getattr(loaded, f"torch_cubin_{name}")(*NULL[name])
+    answer = json.loads(ctypes.string_at(address))
+    loaded.torch_cubin_free(address)
+    assert answer["error"]["tag"] == "input"
+    assert answer["error"]["message"].startswith("torch_cubin [input]: the C API was given a null ")
+
+
+def test_null_may_be_dropped_and_is_no_tensor() -> None:
+    loaded = library.load()
+    loaded.torch_cubin_module_drop(None)
+    loaded.torch_cubin_free(None)
+    read = ctypes.CDLL(str(library.PATH)).torch_cubin_read_tensor
+    device, address = ctypes.c_int32(), ctypes.c_uint64()
+    assert read(None, ctypes.byref(device), ctypes.byref(address)) == 0

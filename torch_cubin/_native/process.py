@@ -1,0 +1,49 @@
+"""What a process must be for the import: its main interpreter, with one copy of the library.
+
+Imports no torch: in a subinterpreter that would fail half-way, and end the process with a crash.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+
+
+def require_main_interpreter() -> None:
+    """ImportError in a subinterpreter, where PyTorch cannot be imported."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13, and before
+        try:
+            interpreters = importlib.import_module(name)
+        except ImportError:
+            continue
+        if interpreters.get_current() != interpreters.get_main():
+            raise ImportError(
+                "torch_cubin [internal]: torch_cubin cannot be imported: expected the process's "
+                "main interpreter, got a subinterpreter. PyTorch works in the main one alone."
+            )
+        return
+
+
+def other_library(path: Path) -> str:
+    """The file of another copy of the library that this process has loaded; "" where there is none.
+
+    A second copy would register the ops again, which ends the process.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:  # no Linux; then it is not noticed
+        return ""
+    deleted = " (deleted)"  # it was replaced since: the process still has the old one
+    for file in {line.split(None, 5)[5] for line in lines if f"/{path.name}" in line}:
+        there = file.removesuffix(deleted)
+        if os.path.basename(os.path.dirname(there)) != path.parent.name:
+            continue
+        if os.path.basename(there) == path.name and not (
+            there == file and os.path.samefile(file, path)
+        ):
+            return file
+    return ""
+
+
+__all__ = ["other_library", "require_main_interpreter"]
