@@ -49,8 +49,8 @@ def add_op() -> torch_cubin.Op:
     )
 
 
-def integers(generator: random.Random, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randint(-3, 4, shape, device="cuda").to(dtype)
+def integers(generator: torch.Generator, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randint(-3, 4, shape, device="cuda", generator=generator).to(dtype)
 
 
 def same(out: torch.Tensor, expected: torch.Tensor) -> None:
@@ -63,6 +63,8 @@ class Worker:
 
     def __init__(self, seed: int, op: torch_cubin.Op) -> None:
         self.random = random.Random(seed)
+        # PyTorch's own generator refuses to work beside a thread that captures.
+        self.generator = torch.Generator("cuda").manual_seed(seed)
         self.op = op
         self.stream = torch.cuda.Stream()
         self.shared = torch_cubin.load(LAUNCH)
@@ -76,23 +78,23 @@ class Worker:
     def product(self) -> None:
         dtype = self.random.choice(DTYPES)
         m, n, k = self.size(), self.size(), self.size()
-        a = integers(self.random, m, k, dtype=dtype)
-        b = integers(self.random, n, k, dtype=dtype).t()
+        a = integers(self.generator, m, k, dtype=dtype)
+        b = integers(self.generator, n, k, dtype=dtype).t()
         same(torch.ops.cubin.matmul(a, b), a.double() @ b.double())
 
     def linear(self) -> None:
         dtype = self.random.choice(DTYPES)
-        x = integers(self.random, self.size(), 64, dtype=dtype)
-        w = integers(self.random, 96, 64, dtype=dtype)
-        bias = integers(self.random, 96, dtype=dtype)
+        x = integers(self.generator, self.size(), 64, dtype=dtype)
+        w = integers(self.generator, 96, 64, dtype=dtype)
+        bias = integers(self.generator, 96, dtype=dtype)
         same(torch.ops.cubin.linear(x, w, bias), F.linear(x.double(), w.double(), bias.double()))
 
     def attention(self) -> None:
         """Values that do not differ along the keys: any weights give them back."""
         dtype = self.random.choice(DTYPES[:2])
         length, heads, dim = self.size(), 2, self.random.choice((32, 64, 128))
-        q, k = (integers(self.random, 1, heads, length, dim, dtype=dtype) for _ in range(2))
-        v = integers(self.random, 1, heads, 1, dim, dtype=dtype).expand(-1, -1, length, -1)
+        q, k = (integers(self.generator, 1, heads, length, dim, dtype=dtype) for _ in range(2))
+        v = integers(self.generator, 1, heads, 1, dim, dtype=dtype).expand(-1, -1, length, -1)
         with torch.no_grad():
             out = torch.ops.cubin.scaled_dot_product_attention(
                 q, k, v, is_causal=self.random.random() < 0.5
@@ -100,20 +102,20 @@ class Worker:
         torch.testing.assert_close(out.float(), v.float(), rtol=1e-2, atol=1e-2)
 
     def declared(self) -> None:
-        x, y = (integers(self.random, self.size(10_000), dtype=torch.float32) for _ in range(2))
+        x, y = (integers(self.generator, self.size(10_000), dtype=torch.float32) for _ in range(2))
         n = min(x.numel(), y.numel())
         x, y = x[:n].contiguous(), y[:n].contiguous()
         same(self.op(x, y), x + y)
 
     def launch(self, module: torch_cubin.Module | None = None) -> None:
-        x, y = (integers(self.random, 3000, dtype=torch.float32) for _ in range(2))
+        x, y = (integers(self.generator, 3000, dtype=torch.float32) for _ in range(2))
         out = torch.empty_like(x)
         kernel = (module or self.shared)["vec_add"]
         kernel(x, y, out, 3000, grid=12, block=256)
         same(out, x + y)
         kernel = (module or self.shared)["reverse"]
         n = self.random.choice((1, 12_288, 20_000))
-        x = integers(self.random, n, dtype=torch.float32)
+        x = integers(self.generator, n, dtype=torch.float32)
         out = torch.empty_like(x)
         kernel(x, out, n, grid=1, block=256, shared_memory=4 * n)
         same(out, x.flip(0))
@@ -127,8 +129,8 @@ class Worker:
                 raise AssertionError("a module that no graph captured stayed loaded")
 
     def graph(self) -> None:
-        a = integers(self.random, 64, 64, dtype=torch.bfloat16)
-        x, y = (integers(self.random, 3000, dtype=torch.float32) for _ in range(2))
+        a = integers(self.generator, 64, 64, dtype=torch.bfloat16)
+        x, y = (integers(self.generator, 3000, dtype=torch.float32) for _ in range(2))
         out = torch.empty_like(x)
         torch.ops.cubin.matmul(a, a)
         graph = torch.cuda.CUDAGraph()
@@ -139,21 +141,25 @@ class Worker:
             self.shared["vec_add"](x, y, out, 3000, grid=12, block=256)
             graph.capture_end()
         for _ in range(3):
-            a.copy_(integers(self.random, 64, 64, dtype=torch.bfloat16))
-            x.copy_(integers(self.random, 3000, dtype=torch.float32))
+            a.copy_(integers(self.generator, 64, 64, dtype=torch.bfloat16))
+            x.copy_(integers(self.generator, 3000, dtype=torch.float32))
             graph.replay()
             same(product, a.double() @ a.double())
             same(out, x + y)
 
-    def run(self, until: float, errors: list[str]) -> None:
-        try:
-            with torch.cuda.stream(self.stream):
-                while time.monotonic() < until and not errors:
-                    action = self.random.choice(self.actions)
-                    action()
-                    self.done[action.__name__] += 1
-        except Exception:
-            errors.append(traceback.format_exc())
+    def run(self, ends: list[float], rest: threading.Barrier, errors: list[str]) -> None:
+        """One thread for all parts: what PyTorch keeps by thread, as cuBLAS's memory, stays."""
+        for end in ends:
+            try:
+                with torch.cuda.stream(self.stream):
+                    while time.monotonic() < end and not errors:
+                        action = self.random.choice(self.actions)
+                        action()
+                        self.done[action.__name__] += 1
+            except Exception:
+                errors.append(traceback.format_exc())
+            rest.wait()  # all are at rest
+            rest.wait()  # what they use was looked at
 
 
 alive: weakref.WeakSet = weakref.WeakSet()
@@ -186,14 +192,17 @@ def main() -> int:
     errors: list[str] = []
     workers = [Worker(options.seed * 1000 + i, op) for i in range(options.threads)]
     seen = []
-    for share in (0.2, 0.4, 0.4):
-        until = time.monotonic() + share * options.seconds
-        threads = [threading.Thread(target=w.run, args=(until, errors)) for w in workers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    ends = [time.monotonic() + share * options.seconds for share in (0.2, 0.6, 1.0)]
+    rest = threading.Barrier(options.threads + 1)
+    threads = [threading.Thread(target=w.run, args=(ends, rest, errors)) for w in workers]
+    for thread in threads:
+        thread.start()
+    for _ in ends:
+        rest.wait()
         seen.append(usage())
+        rest.wait()
+    for thread in threads:
+        thread.join()
     done = sum((worker.done for worker in workers), collections.Counter())
     limits = {"host MiB": 64, "device MiB": 8, "tensors MiB": 0.1, "files": 0, "modules": 0}
     grown = {
