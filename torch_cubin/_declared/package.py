@@ -50,23 +50,23 @@ def save_package(
         if any(contract["schema"] == op.contract["schema"] for contract in contracts):
             raise _refuse(path, "would hold an op twice", "each once", op.name)
         contracts.append(_renumbered(op, images, path))
-    manifest = {
-        "format": FORMAT,
-        "version": 1,
-        "images": [{"file": name, "sha256": digest} for digest, (_, name) in images.items()],
-        "ops": contracts,
-    }
-    text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
+    listed_ops = json.dumps(contracts, allow_nan=False)  # before anything is written
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / MANIFEST).exists() and not overwrite:
             raise _refuse(
                 path, "holds a package already", "an empty folder, or overwrite=True", MANIFEST
             )
-        for data, name in images.values():
-            if not os.path.lexists(path / name) or not _is_free(path / name, data):
-                write_file(path / name, data)
-        write_file(path / MANIFEST, text.encode())
+        manifest = {
+            "format": FORMAT,
+            "version": 1,
+            "images": [
+                {"file": _write_image(path, name, data, digest), "sha256": digest}
+                for digest, (data, name) in images.items()
+            ],
+            "ops": json.loads(listed_ops),
+        }
+        write_file(path / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     except OSError as error:
         if isinstance(error, errors.Error):
             raise
@@ -164,17 +164,44 @@ def _file_name(data: bytes, origin: str) -> str:
     return ".".join([stem, *([arch] if arch else []), suffix])
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """At once: a reader sees the old file or the new one."""
+def _write_image(folder: Path, name: str, data: bytes, digest: str) -> str:
+    """The name that the image has then: another process may have taken `name` in the meantime."""
+    if not _is_free(folder / name, data):
+        name = f"{digest}.{name.removeprefix(f'{digest}.')}"
+    if os.path.lexists(folder / name) and _is_free(folder / name, data):
+        return name
+    try:
+        write_file(folder / name, data, replace=name.startswith(digest))
+    except FileExistsError:
+        return _write_image(folder, name, data, digest)
+    return name
+
+
+def write_file(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """At once: a reader sees the old file or the new one. FileExistsError without `replace`."""
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
     try:
         with open(handle, "wb") as file:
             file.write(data)
-        os.replace(name, path)
+        if replace or not _linked(name, path):
+            os.replace(name, path)
+        else:
+            os.unlink(name)
     except BaseException:
         os.unlink(name)
         raise
+
+
+def _linked(name: Path, path: Path) -> bool:
+    """Gives the file a second name, which none may have yet; False where no file can have two."""
+    try:
+        os.link(name, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    return True
 
 
 def _refuse(path: Path, problem: str, expected: str, got: str = "") -> errors.Error:
