@@ -18,11 +18,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import triton
-import triton.language as tl
 
-import torch_cubin
-import torch_cubin.producers.triton as tct
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+OPTIONS = arguments()  # --help needs no Triton
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+import torch_cubin  # noqa: E402
+import torch_cubin.producers.triton as tct  # noqa: E402
 
 BATCH, ROUNDS = 200, 41
 
@@ -53,9 +63,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = OPTIONS
     n = 4096
     x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
     out = torch.empty_like(x)

@@ -24,7 +24,9 @@ It takes a C++ compiler, no nvcc and nothing of CUDA. docs/cpp.md is the guide.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -32,6 +34,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,6 +42,7 @@ from typing import Any
 
 from torch_cubin import embed as _embed
 from torch_cubin import errors
+from torch_cubin._compile import cache
 
 FilePath = str | os.PathLike
 Image = FilePath | bytes | bytearray | memoryview
@@ -146,12 +150,19 @@ def _extension_class() -> type:
     return Extension
 
 
+@functools.cache
+def _own_folder() -> Path:
+    """For what this process alone compiles; gone with it."""
+    folder = tempfile.mkdtemp(prefix="torch_cubin_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 def cache_path() -> Path:
-    """Where load_inline keeps what it compiled: TORCH_CUBIN_CACHE, else ~/.cache/torch_cubin."""
-    chosen = os.environ.get("TORCH_CUBIN_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_cubin"
+    """Where load_inline keeps what it compiled: TORCH_CUBIN_CACHE, else ~/.cache/torch_cubin; a
+    folder of this process where it is "0"."""
+    folder = cache.folder()
+    return _own_folder() if folder is None else folder.resolve()
 
 
 def load_inline(
@@ -172,8 +183,9 @@ def load_inline(
         std::tuple of these); or whole schemas ("scale_(Tensor(a!) x, float by) -> ()"), for names
         and defaults of arguments and for what a function changes. They are registered for CUDA.
 
-    What was compiled is kept (cache_path()), named by the hash of all that went into it: sources,
-    images, flags, the compiler, the versions of PyTorch and of torch_cubin. Ops live in
+    What was compiled is kept (cache_path()), named by the hash of what went into it: sources,
+    images, flags, the compiler, the versions of PyTorch and of torch_cubin; for this process alone
+    where the source includes "a header" of your own. Ops live in
     torch.ops.NAME_HASH; derivatives and fakes are added with torch.library, by the op's name, which
     is `ops.NAME._qualified_op_name`. Raises InputError [input] for bad arguments and for source
     that does not compile, with the compiler's text; FileError [file] without a compiler.
@@ -202,7 +214,9 @@ def load_inline(
             digest.update(f"{symbol}:{len(content)}:".encode() + content)
     key = digest.hexdigest()[:16]
     namespace = f"{name}_{key}"
-    folder = cache_path() / namespace
+    # A header of the user's own may change without the key: then nothing is taken from others.
+    shared = not re.search(r'^[ \t]*#[ \t]*include[ \t]*"', source, re.M)
+    folder = (cache_path() if shared else _own_folder()) / namespace
     library = folder / f"{name}.so"
     if not library.is_file():
         _build(

@@ -28,9 +28,11 @@ Arch parse_arch(const std::string& text) {
 
 // json::get would cut a number that does not fit, and a float that is out of range is undefined.
 uint32_t read_number(const json& value, const char* key) {
-  if (value.is_number_unsigned() && value.get<uint64_t>() <= UINT32_MAX) {
-    return value.get<uint32_t>();
-  }
+  const bool whole = value.is_number_unsigned()
+                         ? value.get<uint64_t>() <= UINT32_MAX
+                         : value.is_number_integer() && value.get<int64_t>() >= 0 &&
+                               value.get<int64_t>() <= UINT32_MAX;
+  if (whole) return value.get<uint32_t>();
   throw std::runtime_error(std::string(key) + " needs whole numbers of 32 bits, not " +
                            value.dump(-1, ' ', false, json::error_handler_t::replace));
 }

@@ -80,6 +80,7 @@ void Module::Use::refuse() {
 }
 
 Kernel& Module::kernel(const std::string& name) {
+  refuse_forked();
   const Use use(*this);
   std::lock_guard<std::mutex> lock(kernels_mutex_);
   auto found = kernels_.find(name);

@@ -44,6 +44,10 @@ void on_device(Tensor x, int64_t device, int64_t stream) {
   auto* named = reinterpret_cast<CUstream_st*>(stream);
   kernel(launch(grid(1), block(1)).device(int(device)).on(named), x, 1);
 }
+void on_device_alone(Tensor x, int64_t device) {
+  static auto kernel = embedded(several)["fill"];
+  kernel(launch(grid(1), block(1)).device(int(device)), x, 1);
+}
 Tensor product(Tensor a, Tensor b) { return ops::matmul(a, b); }
 Tensor layer(Tensor x, Tensor w, std::optional<Tensor> b, std::string activation) {
   return ops::linear(x, w, b, activation);
@@ -55,7 +59,8 @@ Tensor attention(Tensor q, bool is_causal) {
 }
 """
 FUNCTIONS = [
-    *("vec_add", "empties", "wrong_size", "on_device", "product", "layer", "attention"),
+    *("vec_add", "empties", "wrong_size", "on_device", "on_device_alone", "product", "layer"),
+    "attention",
     "fill(Tensor(a!) x, int value=7) -> ()",
 ]
 
@@ -93,6 +98,8 @@ def test_the_tensors_device_and_its_stream(driver, ops):
     assert (first["device"], first["stream"]) == (1, 0x5001)
     assert first["params"][1] == "00" * 8
     assert (second["device"], second["stream"]) == (1, 0x7000)  # the one that was named
+    ops.on_device_alone(tensors.empty(4, device=1), 1)
+    assert driver.launches()[2]["stream"] == 0x5001  # PyTorch's current one of that device
 
 
 def test_schemas_with_defaults_and_strided_tensors(driver, ops):
@@ -149,6 +156,25 @@ def test_what_was_compiled_is_found_again(ops, monkeypatch):
     assert again.vec_add is ops.vec_add
     with pytest.raises(AssertionError, match="compiled again"):
         cpp.load_inline("inline_test", SOURCE + "\n", **given)
+
+
+def test_headers_of_the_users_own_are_compiled_by_each_process(monkeypatch):
+    """Their content is in no key."""
+    folders = []
+
+    def build(folder, *arguments):
+        folders.append(folder)
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(cpp, "_build", build)
+    for source in ("#include <mine.h>\n", '  # include "mine.h"\n'):
+        with pytest.raises(AssertionError, match="compiled"):
+            cpp.load_inline("inline_header", source)
+    assert folders[0].parent == cpp.cache_path()
+    assert folders[1].parent != cpp.cache_path()
+    monkeypatch.setenv("TORCH_CUBIN_CACHE", "0")
+    assert cpp.cache_path() == folders[1].parent
+    assert cpp.cache_path().is_absolute()
 
 
 def test_bad_arguments_of_load_inline(tmp_path, monkeypatch):

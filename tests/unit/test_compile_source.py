@@ -256,3 +256,18 @@ def test_nvcc(folder: Path, tmp_path: Path) -> None:
     source.write_text("__global__ void f() { nothing; }\n")
     with pytest.raises(errors.InputError, match='line 1 does not compile .*"nothing"'):
         torch_cubin.compile(source, archs="sm_90a", compiler="nvcc")
+
+
+@pytest.mark.parametrize("option", ["-I/my/folder", "--include-path=/x", "-include", "@flags"])
+def test_files_that_options_bring_are_in_no_key(
+    option: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what is compiled with them is not kept: the files may change."""
+    monkeypatch.setattr(nvrtc, "compile", lambda *_: nvrtc.Compiled(b"cubin", {}, ""))
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
+    arguments = ("int x;", "x.cu", "source", [], "sm_90a", [])
+    for _ in range(2):
+        assert compiler._nvrtc(*arguments, [option], True) == (b"cubin", {})
+    assert entries(folder) == []
+    assert compiler._nvrtc(*arguments, ["-DX=1"], True) == (b"cubin", {})
+    assert len(entries(folder)) == 1

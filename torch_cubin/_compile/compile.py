@@ -146,7 +146,7 @@ def _nvrtc(
     flags += [*(f"--include-path={folder}" for folder in (*folders, *cuda)), *options]
     every = [*folders, *cuda]
     own = {n: t for n, t in headers.OWN.items() if not any((f / n).is_file() for f in every)}
-    included = headers.digest(text, every, cuda) if cache else None
+    included = headers.digest(text, every, cuda) if cache and not _brings_files(options) else None
     key = None
     if included is not None:
         key = _cache.key(
@@ -165,6 +165,18 @@ def _nvrtc(
     if key is not None:
         _cache.keep(key, {"symbols": made.symbols}, made.cubin)
     return made.cubin, made.symbols
+
+
+# What nvcc and its host compiler read beside their command.
+_ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH",
+                "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # fmt: skip
+
+
+def _brings_files(options: list[str]) -> bool:
+    """Whether files that no digest knows may be compiled: folders and headers of options."""
+    names = ("-I", "--include-path", "-isystem", "--system-include", "-include", "--pre-include",
+             "--options-file", "-optf", "@")  # fmt: skip
+    return any(option.startswith(names) for option in options)
 
 
 def _nvcc_path() -> str:
@@ -196,11 +208,12 @@ def _nvcc(
     cache: bool,
 ) -> tuple[bytes, dict[str, str]]:
     flags = [f"-arch={arch}", "-cubin", *(f"-I{folder}" for folder in folders), *options]
-    included = headers.digest(text, folders, ()) if cache else None
+    included = headers.digest(text, folders, ()) if cache and not _brings_files(options) else None
     key = None
     if included is not None:
         key = _cache.key({"source": text, "name": name, "options": flags, "included": included,
-                          "compiler": _nvcc_version()})  # fmt: skip
+                          "compiler": _nvcc_version(),
+                          "environment": {n: os.environ.get(n) for n in _ENVIRONMENT}})  # fmt: skip
         found = _cache.find(key)
         if found is not None:
             return found[1], {}

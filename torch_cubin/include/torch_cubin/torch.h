@@ -96,15 +96,15 @@ inline void* pack_tensor(AtenTensorHandle tensor, bool needs_contiguous, Packing
         type == aoti_torch_device_type_cpu() ? "one on the CPU" : "one on another kind of device",
         "Move it with .cuda().");
   }
-  if (packing.call.device == kCurrentDevice) {
-    packing.call.device = index;
-    if (!packing.has_stream) packing.call.stream = current_stream(index).handle();
-    packing.has_stream = true;
-  } else if (packing.call.device != index) {
+  if (packing.call.device == kCurrentDevice) packing.call.device = index;
+  if (packing.call.device != index) {
     throw make_error("input", "a tensor argument", "is on another device than the launch",
                      "cuda:" + std::to_string(packing.call.device),
                      "cuda:" + std::to_string(index));
   }
+  // A launch whose device is named goes to PyTorch's current stream of it, too.
+  if (!packing.has_stream) packing.call.stream = current_stream(index).handle();
+  packing.has_stream = true;
   bool contiguous = true;
   if (needs_contiguous) {
     check_torch(aoti_torch_is_contiguous(tensor, &contiguous), "tell a tensor's layout");
