@@ -2,7 +2,7 @@
 
 tests/unit/test_triton.py compiles them with the Triton that is there and defines the ops;
 tests/gpu/test_cuda_producers.py runs them and compares bits with Triton's own launches. Importing
-this needs Triton.
+this needs Triton. Longer than files should be: one table, and the kernels that its lines name.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Triton's kernels as ops, without a GPU: from the compiler where Triton can be imported, and from
 files that Triton 3.4, 3.6 and 3.9 made (tests/data/make_triton.py), which is tested everywhere.
+Longer than files should be: what becomes of a definition is the same whatever it was made from, and
+the helpers that define ops are shared by all sections.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import random
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import pytest
 import torch_cubin
 import torch_cubin.producers.triton as tct
 from torch_cubin import errors
-from torch_cubin._triton import files, kernel
+from torch_cubin._triton import files, kernel, live
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "triton"
@@ -422,6 +425,27 @@ def test_folded_arguments_are_asked_for_and_checked() -> None:
     assert len(contract_of(op)["requires"]) == 1
     with pytest.raises(errors.InputError, match="was None"):
         define_add(missing, args={**args, "bias": "x"})
+
+
+def test_what_heuristics_compute_is_asked_for_and_checked() -> None:
+    """@triton.heuristics({"EVEN": ...}): a constant of the kernel that depends on the call."""
+    even = parameter("EVEN", "constexpr", value=True, is_declared=True)
+    decorated = types.SimpleNamespace(
+        values={"EVEN": lambda given: given["n"] % 64 == 0},
+        fn=types.SimpleNamespace(
+            fn=types.SimpleNamespace(params=[])
+        ),  # autotuned, then the function
+    )
+    made = live.ask_for_heuristics([add_kernel(*POINTERS, N, even)], decorated)
+    with pytest.raises(errors.InputError, match="'EVEN' was True when the kernel was compiled"):
+        define_add(kernel=made)
+    args = {"x_ptr": "x", "y_ptr": "y", "out_ptr": "out", "EVEN": lambda n: n % 64 == 0}
+    entry = contract_of(define_add(kernel=made, args=args))
+    assert entry["requires"][-1] == {
+        "argument": "EVEN", "value": ["eq", ["mod", ["number", "n"], 64], 0], "equals": True
+    }  # fmt: skip
+    plain = live.ask_for_heuristics([add_kernel(*POINTERS, N, even)], decorated.fn)
+    define_add(kernel=plain)  # without heuristics it is what it is
 
 
 def test_kernels_that_take_the_same_calls_are_refused() -> None:

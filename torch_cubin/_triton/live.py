@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import types
@@ -50,6 +51,31 @@ def function_of(value: Any) -> Any:
     while not hasattr(value, "params"):
         value = value.fn
     return value
+
+
+def ask_for_heuristics(kernels: Iterable[TritonKernel], value: Any) -> list[TritonKernel]:
+    """The kernels of what @triton.jit and the decorators above it made.
+
+    What @triton.heuristics computes from a call's arguments, as whether K is a multiple of a block,
+    is a declared constant like any other in the kernel, and may be another at the next call: such
+    a name has to stand in `args`, and each call is checked against it.
+    """
+    names: set[str] = set()
+    while not hasattr(value, "params"):
+        names.update(getattr(value, "values", None) or ())
+        value = value.fn
+    if not names:
+        return list(kernels)
+    return [
+        dataclasses.replace(
+            kernel,
+            parameters=tuple(
+                dataclasses.replace(p, is_declared=p.is_declared and p.name not in names)
+                for p in kernel.parameters
+            ),
+        )
+        for kernel in kernels
+    ]
 
 
 def of_compiled(compiled: Any) -> TritonKernel:
@@ -151,7 +177,7 @@ def compile(
     package = triton()
     from triton.backends.compiler import GPUTarget
 
-    function = function_of(function)
+    given, function = function, function_of(function)
     label = f"Triton function '{function.__name__}'"
     types_, constants, attributes = _read_signature(function, signature, label)
     out = []
@@ -172,7 +198,7 @@ def compile(
                 "input", label, f"does not compile ({error})", expected=_OPTIONS
             ) from error
         out.append(of_compiled(compiled))
-    return out
+    return ask_for_heuristics(out, given)
 
 
 def named_signature(function: Any, signature: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,11 +336,13 @@ def _literal(text: str) -> Any:
     return _NO_LITERAL
 
 
-def compiled_of(function: Any) -> Iterable[Any]:
-    """The CompiledKernels that a @triton.jit function has in this process, of every device."""
+def kernels_of(function: Any) -> list[TritonKernel]:
+    """The kernels that a @triton.jit function has in this process, of every device."""
+    found = []
     for entry in getattr(function_of(function), "device_caches", {}).values():
         kernels = entry[0] if isinstance(entry, (tuple, list)) else entry
-        yield from (kernel for kernel in kernels.values() if is_compiled(kernel))
+        found += [of_compiled(kernel) for kernel in kernels.values() if is_compiled(kernel)]
+    return ask_for_heuristics(found, function)
 
 
 def is_imported() -> bool:

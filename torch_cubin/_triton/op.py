@@ -124,7 +124,7 @@ def _kernels(
         )
     if live.is_function(given):
         if signature is None:
-            found = [(live.of_compiled(kernel), None) for kernel in live.compiled_of(given)]
+            found = [(kernel, None) for kernel in live.kernels_of(given)]
             if found:
                 return found
             raise errors.fault(

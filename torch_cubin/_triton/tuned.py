@@ -282,9 +282,9 @@ def _kernels_of(
             raise errors.fault("input", f"{label}: archs", "is missing", expected="['sm_90a', ...]")
         types_ = live.named_signature(function, signature, config.kwargs)
         given = {**dict(options or {}), **config.options}
-        return [(k, None) for k in live.compile(function, types_, archs, **given)]
+        return [(k, None) for k in live.compile(kernel, types_, archs, **given)]
     if live.is_function(kernel) or live.is_autotuned(kernel):
-        known = [live.of_compiled(compiled) for compiled in live.compiled_of(kernel)]
+        known = live.kernels_of(kernel)
     else:
         listed = kernel if isinstance(kernel, (list, tuple)) else [kernel]
         known = []

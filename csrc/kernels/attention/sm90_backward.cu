@@ -17,7 +17,8 @@
 //
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while others
 // multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
-// wants 32 beside the accumulators.
+// wants 32 beside the accumulators. Longer than files should be: the roles meet in one step's barriers
+// and shared memory, and none can be followed without the others.
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
 #include "sm90_backward_dq.cuh"
