@@ -135,6 +135,7 @@ def fault_capture(mode: str) -> dict:
         first = error_of(lambda: module["set"](y, 4, grid=1, block=32))
     used.set()
     thread.join()
+    side.synchronize()  # the second launch writes the same memory from another stream
     second = error_of(lambda: module["set"](y, 5, grid=1, block=32))
     if not errors:
         graph.replay()
