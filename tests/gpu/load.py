@@ -1,6 +1,6 @@
 """Load: threads that call ops, launch, load and unload kernels and replay graphs, for minutes.
 
-    python tests/gpu/load.py [--threads 24] [--seconds 240] [--seed 0] [--json FILE]
+    python tests/gpu/load.py [--threads 24] [--seconds 240] [--seed 0] [--only graph] [--json FILE]
 
 Every result is compared with what it must be, bit by bit: operands are small integers. At the end
 host memory, device memory and open files must be what they were after the first fifth of the time,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import ctypes
 import gc
 import json
 import os
@@ -61,7 +62,7 @@ def same(out: torch.Tensor, expected: torch.Tensor) -> None:
 class Worker:
     """What a thread does, again and again, on a stream of its own."""
 
-    def __init__(self, seed: int, op: torch_cubin.Op) -> None:
+    def __init__(self, seed: int, op: torch_cubin.Op, only: list[str]) -> None:
         self.random = random.Random(seed)
         # PyTorch's own generator refuses to work beside a thread that captures.
         self.generator = torch.Generator("cuda").manual_seed(seed)
@@ -70,6 +71,8 @@ class Worker:
         self.shared = torch_cubin.load(LAUNCH)
         self.actions = [self.product, self.linear, self.attention, self.declared]
         self.actions += [self.launch, self.load_and_unload, self.graph]
+        if only:
+            self.actions = [action for action in self.actions if action.__name__ in only]
         self.done: collections.Counter[str] = collections.Counter()
 
     def size(self, most: int = 300) -> int:
@@ -165,6 +168,26 @@ class Worker:
 alive: weakref.WeakSet = weakref.WeakSet()
 
 
+class MallocUsage(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def allocated() -> float:
+    """MiB that malloc has given out and not got back, in all arenas and by mmap."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = MallocUsage
+    now = mallinfo2()
+    return (now.uordblks + now.hblkhd) / 2**20
+
+
 def usage() -> dict[str, float]:
     gc.collect()
     torch.cuda.synchronize()
@@ -174,6 +197,7 @@ def usage() -> dict[str, float]:
         pages = int(file.read().split()[1])
     return {
         "host MiB": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+        "allocated MiB": allocated(),
         "device MiB": (total - free) / 2**20,
         "tensors MiB": torch.cuda.memory_allocated() / 2**20,
         "files": len(os.listdir("/proc/self/fd")),
@@ -186,11 +210,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=[], metavar="ACTION")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     op = add_op()
     errors: list[str] = []
-    workers = [Worker(options.seed * 1000 + i, op) for i in range(options.threads)]
+    workers = [Worker(options.seed * 1000 + i, op, options.only) for i in range(options.threads)]
     seen = []
     ends = [time.monotonic() + share * options.seconds for share in (0.2, 0.6, 1.0)]
     rest = threading.Barrier(options.threads + 1)
@@ -204,7 +229,14 @@ def main() -> int:
     for thread in threads:
         thread.join()
     done = sum((worker.done for worker in workers), collections.Counter())
-    limits = {"host MiB": 64, "device MiB": 8, "tensors MiB": 0.1, "files": 0, "modules": 0}
+    limits = {
+        "host MiB": 64,
+        "allocated MiB": 32,
+        "device MiB": 8,
+        "tensors MiB": 0.1,
+        "files": 0,
+        "modules": 0,
+    }
     grown = {
         name: seen[-1][name] - seen[0][name]
         for name, limit in limits.items()
