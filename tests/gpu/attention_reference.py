@@ -261,16 +261,29 @@ def cubin(
 
 
 class Judges:
-    """One numerics.Judge for each result; cases of any magnitude share them."""
+    """One numerics.Judge for each result; cases of any magnitude share them.
+
+    Gradients get the weights again from the logsumexp, as the fused kernels of everybody do; it is
+    stored rounded, so that a weight near 1 may be off by an ulp of it. PyTorch's composition keeps
+    the weights.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.judges = {name: numerics.Judge(dtype) for name in ("out", "dq", "dk", "dv")}
 
     def add(self, label: str, ours: list[Tensor], own: list[Tensor], want: Reference) -> None:
         sizes = want.sizes()
+        stored = torch.double if self.dtype == torch.double else torch.float32
+        finite = want.logsumexp[want.logsumexp.isfinite()].abs()
+        rounding = numerics.ulp(stored, float(finite.max())) if finite.numel() else 0.0
         for name, mine, theirs in zip(self.judges, ours, own, strict=False):
             self.judges[name].add(
-                f"{name} of {label}", mine, theirs, getattr(want, name), scale=sizes[name]
+                f"{name} of {label}",
+                mine,
+                theirs,
+                getattr(want, name),
+                scale=sizes[name],
+                relative=0.0 if name == "out" else rounding,
             )
 
     def finish(self) -> None:
