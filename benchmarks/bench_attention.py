@@ -13,9 +13,9 @@ columns of all heads, as (batch, heads, rows, head_dim); a decode's inputs rotat
 exceed the L2 cache three times, in a CUDA graph. Sections kvcache and paged are
 flash_attention_with_kvcache with lengths on the device: beside the best of cuDNN and flash, which
 get keys and values of exactly that length, and pages of 16 and 64 beside our own contiguous cache;
-"copy" is the share of a copy's bandwidth, measured in the same process. Outputs are checked. Ratios above 1 mean that
-torch_cubin is faster; the floor is what the project promises on an H200, and --check makes a row
-under it the exit status.
+"copy" is the share of a copy's bandwidth, measured in the same process. Outputs are checked.
+Ratios above 1 mean that torch_cubin is faster; the floor is what the project promises on an H200,
+and --check makes a row under it the exit status.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def copy_rate() -> float:
 
 
 def cache_sets(batch: int, length: int, page_size: int) -> list[tuple[torch.Tensor, ...]]:
-    """q, k_cache, v_cache, lengths and block table, as often as exceeds the L2 cache three times."""
+    """q, k_cache, v_cache, lengths and block table, so many that they exceed the L2 cache thrice."""
     size = 2 * batch * length * 8 * 128 * 2
     sets = []
     for _ in range(max(2, math.ceil(3 * torch.cuda.get_device_properties(0).L2_cache_size / size))):
@@ -290,7 +290,7 @@ def cached(q, k, v, lengths, table) -> torch.Tensor:
 
 
 def peers_of_cache(q, k, v, lengths, table) -> dict[str, Callable[[], torch.Tensor]]:
-    """PyTorch's ways to the same, on whole sequences; heads lie before the rows, as it likes them."""
+    """PyTorch's ways to the same, on whole sequences whose heads lie before the rows."""
     batch, _, heads, head_dim = q.shape
     q = q.transpose(1, 2)
     rows = q.reshape(batch, k.shape[1], heads // k.shape[1], head_dim)
@@ -307,7 +307,7 @@ def peers_of_cache(q, k, v, lengths, table) -> dict[str, Callable[[], torch.Tens
 def measure_cache(
     section: str, batch: int, length: int, page_size: int, copies: float, budget_ms: float
 ) -> Row:
-    """32 heads of query, 8 of key and value, head_dim 128, bf16, one query, length on the device."""
+    """32 heads of query, 8 of key and value, head_dim 128, bf16, one query."""
     size = 2 * batch * length * 8 * 128 * 2
     sets = cache_sets(batch, length, page_size)
     order = [sets[i % len(sets)] for i in range(len(sets) * max(1, round(50 / len(sets))))]

@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   for (int first = 0; first < p.head_dim_v; first += kColumns) {
     float4 joined[2] = {};
     const float* part = p.partial_out + index * p.head_dim_v + first;
-#pragma unroll 8
+#pragma unroll 4
     for (int split = warp; split < splits; split += kWarps) {
       float weight = exp2_approx((logsumexps[split * rows] - maximum) * kLog2e) * factor;
 #pragma unroll

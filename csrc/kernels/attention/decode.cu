@@ -83,11 +83,26 @@ struct WarpCopy {
 };
 
 // Where the 16 rows lie that the warp copies next: lane l knows the page of row l % 16. It is asked for
-// two tiles ahead, because the answer comes from memory.
+// two tiles ahead, because the answer comes from memory; one ahead where registers are short.
 struct PagedRows {
-  u32 page, next;
+  static constexpr int kAhead = Config::kTileK > 128 ? 1 : 2;
+  u32 page[kAhead];
 
   static TC_DEVICE u32 at(int column) { return column + threadIdx.x % 16; }
+
+  TC_DEVICE PagedRows(const DecodeParams& p, int batch, int column, int columns) {
+    if (p.block_table == nullptr || !p.cache) return;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      page[i] = fetch(p, batch, column + i * Config::kTileN, columns);
+    }
+  }
+
+  // After the copy of the tile at `column`.
+  TC_DEVICE void step(const DecodeParams& p, int batch, int column, int columns) {
+    if (kAhead == 2) page[0] = page[1];
+    page[kAhead - 1] = fetch(p, batch, column + kAhead * Config::kTileN, columns);
+  }
 
   static TC_DEVICE u32 fetch(const DecodeParams& p, int batch, int column, int columns) {
     const int* table = p.block_table + batch * p.block_table_stride;
@@ -100,7 +115,7 @@ struct PagedRows {
 #pragma unroll
     for (int pass = 0; pass < 4; ++pass) {
       int lane = WarpCopy::row() + 4 * pass;
-      tc_int64 its_page = min(__shfl_sync(~0u, page, lane), p.pages - 1u);
+      tc_int64 its_page = min(__shfl_sync(~0u, page[0], lane), p.pages - 1u);
       tc_int64 its_row = __shfl_sync(~0u, row, lane);
       k.copy_row(stage, pass, columns - column,
                  its_page * (p.k_stride[0] * 2) + its_row * (p.k_stride[2] * 2));
@@ -286,11 +301,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
                   p.k_stride[2] * 2, p.head_dim * 2, paged);
   WarpCopy v_copy(static_cast<const Storage*>(p.v) + of_cache.k_offset(p, p.v_stride, first_column),
                   p.v_stride[2] * 2, p.head_dim_v * 2, paged);
-  PagedRows pages;
-  if (paged) {
-    pages.page = PagedRows::fetch(p, s.batch, column, s.columns);
-    pages.next = PagedRows::fetch(p, s.batch, column + Config::kTileN, s.columns);
-  }
+  PagedRows pages(p, s.batch, column, s.columns);
   u32 ring = shared_address(shared_memory) + warp * (Config::kStages * kStageBytes);
   u32 write = ring, read = ring;
   int copied = column;
@@ -298,8 +309,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     if (copied < end) {
       if (paged) {
         pages.copy(p, k_copy, v_copy, write, copied, s.columns);
-        pages.page = pages.next;
-        pages.next = PagedRows::fetch(p, s.batch, copied + 2 * Config::kTileN, s.columns);
+        pages.step(p, s.batch, copied, s.columns);
       } else {
         k_copy.copy_next(write, s.columns - copied);
         v_copy.copy_next(write + kTileBytes, s.columns - copied);
@@ -445,15 +455,16 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   {"name": "decode_attention_{d.short}_{t.name}", "kind": "decode", "layout": "general",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
    "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}",
+   "cost": "{t.cost}", "accepted_spill": "{t.spill}",
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "t": [
      {"name": "16x64x64", "tile": [16, 64, 64], "stages": 4, "threads": 128, "shared": 65536,
-      "blocks": 3, "cost": {"k_tile": 700, "fixed": 6000}},
+      "blocks": 3, "spill": {}, "cost": {"k_tile": 700, "fixed": 6000}},
      {"name": "16x32x128", "tile": [16, 32, 128], "stages": 3, "threads": 64, "shared": 49152,
-      "blocks": 4, "cost": {"k_tile": 900, "fixed": 7000}},
+      "blocks": 4, "spill": {}, "cost": {"k_tile": 900, "fixed": 7000}},
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
-      "blocks": 2, "cost": {"k_tile": 900, "fixed": 8000}}]},
+      "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16},
+      "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}}]}
 */

@@ -15,6 +15,8 @@ namespace {
 
 constexpr int64_t kMostParts = 128;
 constexpr int64_t kFewestCachedColumns = 128;  // of a part
+// Two blocks a multiprocessor saturate the memory of an H200, and parts cost time to join.
+constexpr int64_t kCacheBlocks = 2;
 // Under batch_invariant(): so many parts a sequence at most, whatever else there is.
 constexpr int64_t kInvariantParts = 32;
 
@@ -152,7 +154,7 @@ class PortableKvCache : public KvCacheKernels {
     p.page_size = static_cast<int>(shape.page_size);
 
     const int64_t tiles = ceil_div(shape.seqlen_q * shape.group(), decode.rows) * shape.kv_heads;
-    split(p, shape, tiles, decode.slots);
+    split(p, shape, tiles);
     const int64_t rows = shape.batch * shape.heads * shape.seqlen_q;
     Tensor partial;
     if (p.splits > 1) {
@@ -169,7 +171,7 @@ class PortableKvCache : public KvCacheKernels {
   }
 
   // How many blocks may share a sequence; how many do depends on its length, which the device knows.
-  void split(DecodeParams& p, const KvCacheShape& shape, int64_t tiles, int64_t slots) const {
+  void split(DecodeParams& p, const KvCacheShape& shape, int64_t tiles) const {
     // Of the band's columns, those that the rows of one call can see at all.
     int64_t seen = shape.capacity;
     if (p.first != -kNoBound) {
@@ -184,9 +186,9 @@ class PortableKvCache : public KvCacheKernels {
                                                     shape.capacity > 0 && p.sinks ? 2 : 1));
       return;
     }
+    const int64_t slots = kCacheBlocks * device_.multiprocessors;
     const int64_t of_all = slots / std::max<int64_t>(1, tiles * shape.batch);
-    // Twice what equal lengths take, so that a long sequence among short ones gets more.
-    p.splits = static_cast<int>(of_all < 2 ? 1 : std::min({2 * of_all, kMostParts, longest}));
+    p.splits = static_cast<int>(std::max<int64_t>(1, std::min({of_all, kMostParts, longest})));
     p.share = static_cast<float>(static_cast<double>(tiles) / static_cast<double>(slots));
   }
 
