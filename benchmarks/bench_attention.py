@@ -266,7 +266,7 @@ def copy_rate() -> float:
 
 
 def cache_sets(batch: int, length: int, page_size: int) -> list[tuple[torch.Tensor, ...]]:
-    """q, k_cache, v_cache, lengths and block table, so many that they exceed the L2 cache thrice."""
+    """q, k_cache, v_cache, lengths and block table, so many that L2 holds a third of them."""
     size = 2 * batch * length * 8 * 128 * 2
     sets = []
     for _ in range(max(2, math.ceil(3 * torch.cuda.get_device_properties(0).L2_cache_size / size))):

@@ -1,5 +1,6 @@
-"""flash_attention_with_kvcache on the GPU: long caches cut into parts, graphs whose lengths change, the
-same bits every time. What it means in small is in tests/ops/test_kv_cache.py, which runs here, too."""
+"""flash_attention_with_kvcache on the GPU: long caches cut into parts, graphs whose lengths change,
+the same bits every time. What it means in small is in tests/ops/test_kv_cache.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of flash_attention_with_kvcache, and what they must give: the formula in float64, step by step."""
+"""Calls of flash_attention_with_kvcache, and what they must give: the formula in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
-    """x (rows, heads, dim), rounded to its dtype; positions past the tables' end have their last row."""
+    """x (rows, heads, dim), rounded to its dtype; positions past the tables have their last row."""
     at = positions.clamp(max=cos.shape[0] - 1)
     c, s = (t[at].double()[:, None, :] for t in (cos, sin))
     half = cos.shape[1]

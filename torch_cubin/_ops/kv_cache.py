@@ -1,5 +1,6 @@
-"""What torch takes from Python for flash_attention_with_kvcache: a fake kernel, autocast's names, and
-plain errors where a transform cannot follow an op that writes to its caches."""
+"""What torch takes from Python for flash_attention_with_kvcache: a fake kernel, and errors where a
+transform cannot follow an op that writes to its caches.
+"""
 
 from __future__ import annotations
 

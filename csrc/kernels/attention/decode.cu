@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     }
     cp_async_commit();
   };
-#pragma unroll
+#pragma unroll 1  // half of the kernel's code would be copies otherwise
   for (int i = 0; i < Config::kStages - 1; ++i) copy_next();
 
   PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
