@@ -109,7 +109,8 @@ def taken(driver, op: Any, call: Call) -> int | str:
     try:
         op(*call)
     except RuntimeError as error:
-        assert "[input]" in str(error)
+        if "[input]" not in str(error):
+            raise
         return "none" if "has no kernel for these arguments" in str(error) else "error"
     (launch,) = driver.launches()
     return launch["block"][0] - 1
