@@ -144,6 +144,28 @@ def reference(
     return result
 
 
+def packed_reference(q, k, v, grad, q_at, k_at, options) -> Reference:
+    """Each packed sequence by itself; zeros, and -inf, for rows of none."""
+    operands = zip(NAMES, (grad, q, k, v), strict=True)
+    total = {name: torch.zeros_like(x, dtype=torch.double) for name, x in operands}
+    squares = {n: torch.zeros_like(x) for n, x in total.items()}
+    logsumexp = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.double, device=q.device)
+    for index in range(len(q_at) - 1):
+        rows = slice(q_at[index], q_at[index + 1])
+        columns = slice(k_at[index], k_at[index + 1])
+        if rows.start == rows.stop:
+            continue
+        q_one, k_one, v_one, grad_one = (
+            x.transpose(0, 1) for x in (q[rows], k[columns], v[columns], grad[rows])
+        )
+        one = reference(q_one, k_one, v_one, grad_one, enable_gqa=True, **options)
+        logsumexp[:, rows] = one.logsumexp
+        for name, place in zip(NAMES, (rows, rows, columns, columns), strict=True):
+            total[name][place] = getattr(one, name).transpose(0, 1)
+            squares[name][place] = one.squares[name].transpose(0, 1)
+    return Reference(total["out"], logsumexp, total["dq"], total["dk"], total["dv"], squares)
+
+
 # PyTorch's own results, the yardstick.
 
 
