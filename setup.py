@@ -326,7 +326,7 @@ def build_ext_class():
 
 
 def partial_build_number(manifest: Path) -> str | None:
-    """What the file name of a wheel says that has not the kernels of every architecture: "0sm90a"."""
+    """What a wheel without the kernels of every architecture says in its name: "0sm90a"."""
     if not manifest.is_file():
         return None
     kernels = json.loads(manifest.read_text())["kernels"]
