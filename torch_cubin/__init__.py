@@ -15,6 +15,7 @@ from torch_cubin._native import library as _library  # noqa: E402
 _library.load()  # first: the other modules refer to the ops that the library defines
 
 from torch_cubin import huggingface  # noqa: E402
+from torch_cubin._drop_in import flash_implementation as _flash_implementation  # noqa: E402
 from torch_cubin._drop_in.report import Report  # noqa: E402
 from torch_cubin._ops import register as _register  # noqa: E402
 from torch_cubin._ops.batch_invariant import batch_invariant  # noqa: E402
@@ -68,6 +69,7 @@ def __dir__() -> list[str]:
 
 
 _register.register()
+_flash_implementation.register()
 _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
 if _library.defined_ops():
     _import_module("torch_cubin._declared.op").adopt_all()
