@@ -86,7 +86,7 @@ def test_against_float64(name: str, head_dim: int, nan_memory) -> None:
     if head_dim <= 128:
         tile = {64: "96x128x64", 128: "48x128x128"}[head_dim]
         assert f"sm90_backward_attention_{short}_{tile}" in loaded
-        assert {"sm90_order_attention", "sm90_backward_order_attention"} <= loaded
+        assert {"sm90_order_attention_queries", "sm90_order_attention_keys"} <= loaded
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

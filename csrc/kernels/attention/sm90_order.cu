@@ -193,9 +193,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "{k.kind}_attention", "archs": ["sm_90a"],
-   "for": {"k": [{"kind": "sm90_order", "backward": 0},
-                 {"kind": "sm90_backward_order", "backward": 1}]},
+  {"name": "sm90_order_attention_{k.of}", "archs": ["sm_90a"],
+   "for": {"k": [{"of": "queries", "kind": "sm90_order", "backward": 0},
+                 {"of": "keys", "kind": "sm90_backward_order", "backward": 1}]},
    "defines": {"TC_BACKWARD": "{k.backward}"},
    "kind": "{k.kind}", "dtype": "any", "math": "any", "layout": "any",
    "alignment": 16, "tile": [1, 1, 1], "stages": 1, "block": [1024, 1, 1], "dynamic_shared": 0,
