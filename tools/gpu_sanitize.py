@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# They compile for most of their time, run sanitizers or lose contexts themselves, or want all memory.
+# They compile most of the time, run sanitizers or lose contexts themselves, or want all memory.
 LEFT_OUT = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
     *("sanitizer", "tuning", "tutorial"),
