@@ -464,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
      {"name": "16x32x128", "tile": [16, 32, 128], "stages": 3, "threads": 64, "shared": 49152,
       "blocks": 4, "spill": {}, "cost": {"k_tile": 900, "fixed": 7000}},
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
-      "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16},
+      "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 16},
       "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}}]}
 */

@@ -43,7 +43,7 @@ struct AttentionConfig {
   static constexpr int kTileFull = kVEmpty + 8 * kStages;
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   static constexpr int kSharedBytes = kTiles + kRing * static_cast<int>(sizeof(AttentionTile));
-  static_assert(sizeof(AttentionTile) == 32 && kN % 16 == 0 && kD % 64 == 0);
+  static_assert(kN % 16 == 0 && kD % 64 == 0);
 };
 
 template <int kStages>
@@ -66,15 +66,19 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile
   AttentionSchedule<C::kRows, C::kN> schedule(p);
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kQSlots> slot;
-  AttentionTile tile{};
+  TilePlace place{};
   wait_for_previous_grid();
   for (int number = 0;; ++number) {
-    bool any = schedule.next(tile);
-    if (!any) tile.blocks = 0;
+    bool any = schedule.next(place);
     if (elected) {
       // Consumers read a tile's entry until they have stored it; they are then at most three tiles
       // behind, as many as Q and K have slots for.
-      tiles[number % C::kRing] = tile;
+      AttentionTile& tile = tiles[number % C::kRing];
+      if (any) {
+        describe<C::kRows, C::kN>(tile, p, place);
+      } else {
+        tile.blocks = 0;
+      }
       barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g) {
@@ -88,8 +92,9 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile
         barrier_expect(full, C::kQBytes);
 #pragma unroll
         for (int panel = 0; panel < C::kPanels; ++panel) {
-          tma_load(to + panel * 8192, &p.q, full, 64 * panel, tile.row + 64 * g, tile.head,
-                   tile.batch);
+          const Sm90Sequence& s = tile.sequence;
+          tma_load(to + panel * 8192, &p.q, full, 64 * panel, s.q.place + tile.row + 64 * g,
+                   tile.head, s.q.batch, s.wrap);
         }
       }
     }
@@ -109,8 +114,11 @@ TC_DEVICE void produce_keys(const Sm90AttentionMap& map, u32 shared, u32 ring, u
     int entry = number % C::kRing;
     barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
     int blocks = tiles[entry].blocks, row = tiles[entry].last_block * C::kN;
-    int head = tiles[entry].kv_head, batch = tiles[entry].batch;
     if (blocks == 0) return;
+    int head = tiles[entry].kv_head;
+    MapPlace keys = tiles[entry].sequence.k;
+    int wrap = tiles[entry].sequence.wrap;
+    row += keys.place;
 #pragma unroll 1
     for (; blocks > 0; --blocks, row -= C::kN) {
       u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
@@ -118,7 +126,7 @@ TC_DEVICE void produce_keys(const Sm90AttentionMap& map, u32 shared, u32 ring, u
       barrier_expect(arrived, C::kKvBytes);
 #pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
-        tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, batch);
+        tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, keys.batch, wrap);
       }
       slot.next();
     }
@@ -170,8 +178,9 @@ struct Consumer {
     int row = first_row(tile);
     block = tile.last_block;
     last_to_score = tile.last_block - tile.blocks + 1;
-    open_last = (min(row + p.last, p.seqlen_k - 1) + 1) / C::kN - 1;
-    open_first = (max(row + 63 + p.first, 0) + C::kN - 1) / C::kN;
+    const Sm90Sequence& q = tile.sequence;
+    open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
+    open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
     return true;
   }
 
@@ -239,13 +248,15 @@ struct Consumer {
 
   TC_DEVICE void hide() {
     if (__builtin_expect(block >= open_first && block <= open_last, 1)) return;
-    int row = first_row(tiles[number % C::kRing]) + 16 * warp + lane / 4, low[2], high[2];
+    const AttentionTile& tile = tiles[number % C::kRing];
+    const Sm90Sequence& q = tile.sequence;
+    int row = first_row(tile) + 16 * warp + lane / 4, low[2], high[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      low[h] = row + 8 * h + p.first;
-      high[h] = min(row + 8 * h + p.last, p.seqlen_k - 1);
+      low[h] = row + 8 * h + q.first;
+      high[h] = min(row + 8 * h + q.last, q.columns - 1);
     }
-    hide_outside(s, block * C::kN + lane % 4 * 2, low, high, p.first > -(1 << 29));
+    hide_outside(s, block * C::kN + lane % 4 * 2, low, high, q.first > -(1 << 29));
   }
 
   TC_DEVICE void pack() {
@@ -268,24 +279,24 @@ struct Consumer {
 
   // Ends a tile's sums: writes logsumexp, and gives what the outputs are to be multiplied by.
   TC_DEVICE void finish_sums(const AttentionTile& tile, float (&inverse)[2]) {
-    tc_int64 head = static_cast<tc_int64>(tile.batch) * p.heads + tile.head;
+    auto out = p.logsumexp + tile.batch * p.logsumexp_stride[0] +
+               tile.head * p.logsumexp_stride[1] + tile.sequence.q_row;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
       float total = quad_sum(softmax.sum[h]);
       inverse[h] = total == 0.0f ? 0.0f : 1.0f / total;
-      if (p.logsumexp != nullptr && lane % 4 == 0 && i < p.seqlen_q) {
-        p.logsumexp[head * p.seqlen_q + i] =
-            total == 0.0f ? __int_as_float(0xff800000)
-                          : (softmax.reference[h] + log_of_two(total)) * 0.6931471805599453f;
+      if (p.logsumexp != nullptr && lane % 4 == 0 && i < tile.sequence.rows) {
+        out[i] = total == 0.0f ? __int_as_float(0xff800000)
+                               : (softmax.reference[h] + log_of_two(total)) * 0.6931471805599453f;
       }
     }
   }
 
   TC_DEVICE void store(const AttentionTile& tile, const float (&inverse)[2]) {
     int t = lane % 4;
-    auto out =
-        static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] + tile.head * p.out_stride[1];
+    auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
+               tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
@@ -311,7 +322,7 @@ struct Consumer {
           word[j] = t & 2 ? got : word[j];
           word[j + 2] = t & 2 ? word[j + 2] : got;
         }
-        if (i < p.seqlen_q && 32 * a + 8 * t < p.head_dim_v) {
+        if (i < tile.sequence.rows && 32 * a + 8 * t < p.head_dim_v) {
           *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
         }
       }
@@ -449,11 +460,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "threads": 512,
-      "shared": 115168, "spill": 64, "cost": {"k_tile": 2830, "fixed": 3030}},
+      "shared": 115456, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
      {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "threads": 384,
-      "shared": 98752, "spill": 0, "cost": {"k_tile": 2370, "fixed": 1930}},
+      "shared": 99040, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
-      "shared": 197056, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
+      "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "threads": 384,
-      "shared": 229792, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}}]}}]}
+      "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}}]}}]}
 */

@@ -80,6 +80,10 @@ class AttentionForwardKernels {
   // `operands` has kOut, too, with rows of whole vectors. `logsumexp`: null, or [batch, head, row].
   virtual void launch(const ForwardPlan& plan, const AttentionCase& problem,
                       const FusedOperands& operands, float* logsumexp) const = 0;
+
+  // Whether launch() writes zeros, and a logsumexp of -inf, where a row of packed tensors belongs to no
+  // sequence; else they are there before it.
+  virtual bool clears_rows_of_none() const { return false; }
 };
 
 class AttentionBackwardKernels {
@@ -90,6 +94,8 @@ class AttentionBackwardKernels {
   // `operands` has kOut, kGradOut and the gradients, too.
   virtual void launch(const BackwardPlan& plan, const AttentionCase& problem,
                       const FusedOperands& operands, const float* logsumexp) const = 0;
+
+  virtual bool clears_rows_of_none() const { return false; }  // of all gradients
 };
 
 class AttentionSeam : public KernelSeam {
