@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "decode_append_{d.short}", "kind": "append", "layout": "any", "alignment": 16,
+  {"name": "decode_append_attention_{d.short}", "kind": "append", "layout": "any", "alignment": 16,
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
    "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 1000}}]}

@@ -17,29 +17,31 @@ constexpr const char* kCacheOp = "flash_attention_with_kvcache";
 constexpr int64_t kCacheVector = 8;  // elements of 16 bits
 constexpr int64_t kMostHeadDim = 256;
 
-std::string argument(const char* name) {
+std::string cache_argument(const char* name) {
   return std::string(kCacheOp) + " argument '" + name + "'";
 }
 
-[[noreturn]] void fail_shape(const char* name, const std::string& expected, const TensorView& got) {
-  fail({"input", argument(name), "has a wrong shape", expected, got.shape_text(), ""});
+[[noreturn]] void fail_cache_shape(const char* name, const std::string& expected,
+                                   const TensorView& got) {
+  fail({"input", cache_argument(name), "has a wrong shape", expected, got.shape_text(), ""});
 }
 
-void check_shape(const char* name, const TensorView& view, std::initializer_list<int64_t> sizes,
-                 const std::string& names) {
+void check_cache_shape(const char* name, const TensorView& view,
+                       std::initializer_list<int64_t> sizes, const std::string& names) {
   const auto dim = static_cast<int64_t>(sizes.size());
   if (view.dim == dim && std::equal(sizes.begin(), sizes.end(), view.sizes)) return;
-  fail_shape(name, names + " = " + tuple_text(sizes.begin(), dim), view);
+  fail_cache_shape(name, names + " = " + tuple_text(sizes.begin(), dim), view);
 }
 
-void check_side(const char* name, const TensorView& view, const TensorView& q, ScalarType dtype) {
+void check_cache_side(const char* name, const TensorView& view, const TensorView& q,
+                      ScalarType dtype) {
   if (view.device_type != q.device_type || view.device_index != q.device_index) {
-    fail({"input", argument(name), "is on another device", q.device_text() + " like 'q'",
+    fail({"input", cache_argument(name), "is on another device", q.device_text() + " like 'q'",
           view.device_text(), "Move it with .to(device)."});
   }
   if (view.dtype != dtype) {
-    fail({"input", argument(name), "has a wrong dtype", dtype_name(dtype), dtype_name(view.dtype),
-          "Convert it with .to(dtype)."});
+    fail({"input", cache_argument(name), "has a wrong dtype", dtype_name(dtype),
+          dtype_name(view.dtype), "Convert it with .to(dtype)."});
   }
 }
 
@@ -50,21 +52,21 @@ void check_cache(const char* name, const TensorView& view, bool written) {
     if (view.sizes[i] <= 1) continue;
     fits = fits && view.strides[i] % kCacheVector == 0 && view.strides[i] >= 0;
     if (written && view.strides[i] == 0) {
-      fail({"input", argument(name), "shares memory between its elements, and is written to",
+      fail({"input", cache_argument(name), "shares memory between its elements, and is written to",
             "no expanded dimension", tuple_text(view.strides, view.dim) + " as strides", ""});
     }
   }
   const void* data = view.handle == nullptr ? nullptr : view.find_data();
   if (fits && reinterpret_cast<uintptr_t>(data) % 16 == 0) return;
-  fail({"input", argument(name), "cannot be read in vectors of 16 bytes",
+  fail({"input", cache_argument(name), "cannot be read in vectors of 16 bytes",
         "contiguous columns, and every other stride and the address a multiple of 16 bytes",
         tuple_text(view.strides, view.dim) + " as strides", ""});
 }
 
 void check_lengths(const char* name, const std::optional<TensorView>& given, const TensorView& q) {
   if (!given) return;
-  check_side(name, *given, q, ScalarType::Int);
-  check_shape(name, *given, {q.sizes[0]}, "(batch,)");
+  check_cache_side(name, *given, q, ScalarType::Int);
+  check_cache_shape(name, *given, {q.sizes[0]}, "(batch,)");
 }
 
 void check_rotary(const KvCacheViews& views, KvCacheShape& shape) {
@@ -74,20 +76,20 @@ void check_rotary(const KvCacheViews& views, KvCacheShape& shape) {
   }
   if (!views.rotary_cos) return;
   if (!views.k) {
-    fail({"input", argument("rotary_cos"), "is given without new keys",
+    fail({"input", cache_argument("rotary_cos"), "is given without new keys",
           "'k' and 'v', which are rotated by their positions", "none", ""});
   }
   const TensorView &cos = *views.rotary_cos, &sin = *views.rotary_sin;
-  check_side("rotary_cos", cos, views.q, views.q.dtype);
-  check_side("rotary_sin", sin, views.q, views.q.dtype);
+  check_cache_side("rotary_cos", cos, views.q, views.q.dtype);
+  check_cache_side("rotary_sin", sin, views.q, views.q.dtype);
   const char* wanted =
       "(positions, half of the columns that are rotated), at least one row, a multiple of 8 "
       "columns";
   if (cos.dim != 2 || cos.sizes[0] < 1 || cos.sizes[1] % kCacheVector != 0 || cos.sizes[1] < 1 ||
       2 * cos.sizes[1] > shape.head_dim) {
-    fail_shape("rotary_cos", wanted, cos);
+    fail_cache_shape("rotary_cos", wanted, cos);
   }
-  check_shape("rotary_sin", sin, {cos.sizes[0], cos.sizes[1]}, "the shape of 'rotary_cos'");
+  check_cache_shape("rotary_sin", sin, {cos.sizes[0], cos.sizes[1]}, "the shape of 'rotary_cos'");
   shape.positions = cos.sizes[0];
   shape.rotary_dim = 2 * cos.sizes[1];
 }
@@ -98,20 +100,20 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
   const TensorView &q = views.q, &k_cache = views.k_cache, &v_cache = views.v_cache;
   KvCacheShape shape{};
   if (q.dtype != ScalarType::Half && q.dtype != ScalarType::BFloat16) {
-    fail({"input", argument("q"), "has an unsupported dtype", "float16 or bfloat16",
+    fail({"input", cache_argument("q"), "has an unsupported dtype", "float16 or bfloat16",
           dtype_name(q.dtype), "Convert it with .to(dtype)."});
   }
-  if (q.dim != 4) fail_shape("q", "(batch, rows, heads, head_dim)", q);
+  if (q.dim != 4) fail_cache_shape("q", "(batch, rows, heads, head_dim)", q);
   const bool paged = views.block_table.has_value();
   const char* layout =
       paged ? "(pages, page_size, heads_k, head_dim)" : "(batch, rows, heads_k, head_dim)";
-  check_side("k_cache", k_cache, q, q.dtype);
-  check_side("v_cache", v_cache, q, q.dtype);
-  if (k_cache.dim != 4) fail_shape("k_cache", layout, k_cache);
+  check_cache_side("k_cache", k_cache, q, q.dtype);
+  check_cache_side("v_cache", v_cache, q, q.dtype);
+  if (k_cache.dim != 4) fail_cache_shape("k_cache", layout, k_cache);
   if (v_cache.dim != 4 || !std::equal(k_cache.sizes, k_cache.sizes + 3, v_cache.sizes)) {
-    fail_shape("v_cache",
-               std::string("the sizes of 'k_cache' but for the last, ") + k_cache.shape_text(),
-               v_cache);
+    fail_cache_shape(
+        "v_cache", std::string("the sizes of 'k_cache' but for the last, ") + k_cache.shape_text(),
+        v_cache);
   }
   shape.batch = q.sizes[0];
   shape.seqlen_q = q.sizes[1];
@@ -120,11 +122,12 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
   shape.kv_heads = k_cache.sizes[2];
   shape.head_dim_v = v_cache.sizes[3];
   if (k_cache.sizes[3] != shape.head_dim) {
-    fail({"input", argument("k_cache"), "has another head_dim (last size) than 'q'",
+    fail({"input", cache_argument("k_cache"), "has another head_dim (last size) than 'q'",
           std::to_string(shape.head_dim), std::to_string(k_cache.sizes[3]), ""});
   }
   if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0) {
-    fail({"input", argument("k_cache"), "has a number of heads that does not divide that of 'q'",
+    fail({"input", cache_argument("k_cache"),
+          "has a number of heads that does not divide that of 'q'",
           "a divisor of " + std::to_string(shape.heads), std::to_string(shape.kv_heads), ""});
   }
   for (const int64_t size : {shape.head_dim, shape.head_dim_v}) {
@@ -137,14 +140,14 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
 
   if (paged) {
     const TensorView& table = *views.block_table;
-    check_side("block_table", table, q, ScalarType::Int);
+    check_cache_side("block_table", table, q, ScalarType::Int);
     if (table.dim != 2 || table.sizes[0] != shape.batch) {
-      fail_shape("block_table",
-                 "(batch, pages of a sequence), batch " + std::to_string(shape.batch), table);
+      fail_cache_shape("block_table",
+                       "(batch, pages of a sequence), batch " + std::to_string(shape.batch), table);
     }
     if (views.cache_batch_idx) {
-      fail({"input", argument("cache_batch_idx"), "cannot go with a block table", "one of both",
-            "both", ""});
+      fail({"input", cache_argument("cache_batch_idx"), "cannot go with a block table",
+            "one of both", "both", ""});
     }
     shape.pages = k_cache.sizes[0];
     shape.page_size = k_cache.sizes[1];
@@ -153,10 +156,10 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
     shape.cache_batch = k_cache.sizes[0];
     shape.capacity = shape.cache_batch == 0 ? 0 : k_cache.sizes[1];
     if (!views.cache_batch_idx && shape.cache_batch != shape.batch) {
-      fail_shape("k_cache",
-                 "the batch of 'q', " + std::to_string(shape.batch) +
-                     ", where 'cache_batch_idx' is not given",
-                 k_cache);
+      fail_cache_shape("k_cache",
+                       "the batch of 'q', " + std::to_string(shape.batch) +
+                           ", where 'cache_batch_idx' is not given",
+                       k_cache);
     }
   }
   check_lengths("cache_seqlens", views.cache_seqlens, q);
@@ -167,17 +170,19 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
   }
   if (views.k) {
     if (!views.cache_seqlens) {
-      fail({"input", argument("k"), "is given without 'cache_seqlens'",
+      fail({"input", cache_argument("k"), "is given without 'cache_seqlens'",
             "the lengths behind which new keys are written", "none", ""});
     }
-    check_side("k", *views.k, q, q.dtype);
-    check_side("v", *views.v, q, q.dtype);
-    if (views.k->dim != 4) fail_shape("k", "(batch, new rows, heads_k, head_dim)", *views.k);
+    check_cache_side("k", *views.k, q, q.dtype);
+    check_cache_side("v", *views.v, q, q.dtype);
+    if (views.k->dim != 4) fail_cache_shape("k", "(batch, new rows, heads_k, head_dim)", *views.k);
     shape.new_columns = views.k->sizes[1];
-    check_shape("k", *views.k, {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim},
-                "(batch, new rows, heads_k, head_dim)");
-    check_shape("v", *views.v, {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim_v},
-                "(batch, new rows, heads_k, head_dim)");
+    check_cache_shape("k", *views.k,
+                      {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim},
+                      "(batch, new rows, heads_k, head_dim)");
+    check_cache_shape("v", *views.v,
+                      {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim_v},
+                      "(batch, new rows, heads_k, head_dim)");
   }
   check_rotary(views, shape);
 
