@@ -82,7 +82,8 @@ def test_tvm_ffis_symbols_are_emitted_and_linked(tmp_path: Path) -> None:
     embed.write_unit(tmp_path / "unit_of_embed.c", [CUBIN], name="mine", tvm_ffi=True)
     main = (
         "#include <stdio.h>\n"
-        "extern const char __tvm_ffi__cubin_mine[]; extern const char __tvm_ffi__cubin_mine_end[];\n"
+        "extern const char __tvm_ffi__cubin_mine[];\n"
+        "extern const char __tvm_ffi__cubin_mine_end[];\n"
         'int main() { printf("%d %d\\n", __tvm_ffi__cubin_mine[1],'
         " (int)(__tvm_ffi__cubin_mine_end - __tvm_ffi__cubin_mine)); return 0; }\n"
     )
