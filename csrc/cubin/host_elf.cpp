@@ -120,9 +120,9 @@ void list_host_elf(const Bytes& file, const std::string& origin, Container& cont
   if (container.entries.empty()) {
     fail({"image", origin,
           "is a host ELF file (" + container.machine + ") without device code in it",
-          "a section .nv_fatbin, __nv_relfatbin or .torch_cubin, or a symbol of an image in its data",
-          "",
-          "Compile the kernel with `nvcc -cubin -arch=sm_XY`."});
+          "a section .nv_fatbin, __nv_relfatbin or .torch_cubin, or a symbol of an image in its "
+          "data",
+          "", "Compile the kernel with `nvcc -cubin -arch=sm_XY`."});
   }
 }
 
