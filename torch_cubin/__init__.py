@@ -28,6 +28,7 @@ _LATER = {
     "_kernels.arguments": ("strided",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
+    "_declared.choices": ("choices",),
     "_declared.op": ("Op",),
     "_declared.define_op": ("KernelChoice", "define_op"),
     "_declared.expressions": (
@@ -89,6 +90,7 @@ __all__ = [
     "bfloat16",
     "c_struct",
     "cdiv",
+    "choices",
     "compile",
     "cpp",
     "define_op",

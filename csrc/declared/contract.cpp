@@ -185,8 +185,8 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     lookup_.emplace_back(conditions, argument_scope_, op_ + ": kernels");
   }
 
-  for (const char* operation :
-       {"size", "stride", "numel", "dim", "itemsize", "defined", "contiguous", "is_dtype"}) {
+  for (const char* operation : {"size", "stride", "numel", "dim", "itemsize", "defined",
+                                "contiguous", "is_dtype", "address"}) {
     reads_outputs_ |= mentions(kernels, operation, own);
   }
   reads_outputs_ |=

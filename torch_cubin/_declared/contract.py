@@ -134,6 +134,7 @@ class Builder:
             if argument.kind == "tensor" and argument.name in self.entries:
                 shape = self.entries[argument.name]["shape"] or ()
                 self.sizes |= {size for size in shape if isinstance(size, str) and size[0] != "*"}
+                self.sizes |= {found[0] for found in map(_patterns.shifted_name, shape) if found}
         self.sizes -= self.names.keys()
         for name in sorted(self.sizes & {*DEVICE_NAMES}):
             raise self.refuse(f"tensors, size '{name}'", "has a name of the device's",
@@ -209,6 +210,8 @@ class Builder:
         arguments = {**self._scope(device=True), **choice.constants}
         everything = {**own, **choice.constants}
         self.places[f"kernels[{index}]"] = f"kernel '{choice.kernel}'"
+        if "row" in choice.constants and "row" in own:
+            raise self.refuse("names", "has a name of choices()", "another name", "row")
 
         def traced(field: str, names: Mapping[str, Any]) -> Any:
             what = f"kernel '{choice.kernel}': {field}"

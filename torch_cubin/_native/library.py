@@ -165,6 +165,18 @@ def open_module(sources: list[tuple[bytes, str]], origin: str, jit: bool) -> dic
     return _answer(load().torch_cubin_module_open(*_sources(sources), _text(origin), bool(jit)))
 
 
+def images(data: bytes, origin: str) -> list[tuple[bytes, str, dict[str, Any]]]:
+    """Every cubin that a file's bytes hold: its bytes, name for errors, and facts."""
+    answer = open_module([(data, origin)], origin, False)
+    try:
+        return [
+            (ctypes.string_at(place["address"], place["bytes"]), place["origin"], facts)
+            for place, facts in zip(answer["places"], answer["images"], strict=True)
+        ]
+    finally:
+        module_drop(answer["handle"])
+
+
 def _sources(sources: list[tuple[bytes, str]]) -> tuple[Any, Any, Any, int]:
     """(bytes, name for errors) of each, as C takes them."""
     count = len(sources)

@@ -19,6 +19,7 @@ from torch_cubin._declared.expressions import (
     TracedOptional,
     TracedTensor,
     TracedText,
+    TracedView,
     Tree,
     tree_of,
 )
@@ -275,6 +276,11 @@ class Resolver:
             raise self.refuse(
                 self.of(parameter), f"is of type {parameter.type}", "a tensor of the op's",
                 _shown(value),
+            )  # fmt: skip
+        if isinstance(value, TracedView):
+            raise self.refuse(
+                self.of(parameter), f"is of type {parameter.type}", "a tensor of the op's",
+                f"a part of '{value._name}'", "Make the part an argument of the op.",
             )  # fmt: skip
         if value._name in self.scope.optional:
             self._require(parameter, value=value.defined.tree, equals=True)

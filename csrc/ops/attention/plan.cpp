@@ -21,6 +21,7 @@ AttentionKernels* make_attention_kernels(const Device& device) {
     if (auto backward = seam.backward(device, entries)) {
       made->backward.push_back(std::move(backward));
     }
+    if (auto cache = seam.kv_cache(device, entries)) made->kv_cache.push_back(std::move(cache));
   }
   return made.release();
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ops/attention/fused_operands.h"
+#include "ops/attention/kv_cache.h"
 #include "ops/common/seam.h"
 
 namespace torch_cubin {
@@ -114,12 +115,17 @@ class AttentionSeam : public KernelSeam {
       const Device& device, const std::vector<PackageKernel*>& kernels) const {
     return nullptr;
   }
+  virtual std::unique_ptr<KvCacheKernels> kv_cache(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const {
+    return nullptr;
+  }
 };
 
 // What all seams have for one device.
 struct AttentionKernels {
   std::vector<std::unique_ptr<AttentionForwardKernels>> forward;
   std::vector<std::unique_ptr<AttentionBackwardKernels>> backward;
+  std::vector<std::unique_ptr<KvCacheKernels>> kv_cache;
 };
 
 }  // namespace torch_cubin
