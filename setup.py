@@ -325,6 +325,17 @@ def build_ext_class():
     return BuildLibraryAndKernels.with_options(no_python_abi_suffix=True)
 
 
+def partial_build_number(manifest: Path) -> str | None:
+    """What a wheel without the kernels of every architecture says in its name: "0sm90a"."""
+    if not manifest.is_file():
+        return None
+    kernels = json.loads(manifest.read_text())["kernels"]
+    archs = sorted({kernel["file"].split("/")[0] for kernel in kernels})
+    if set(archs) >= set(kernel_build().DEFAULT_ARCHS):
+        return None
+    return "0" + "".join(archs).replace("_", "")
+
+
 def bdist_wheel_class():
     from setuptools.command.bdist_wheel import bdist_wheel
 
@@ -333,6 +344,12 @@ def bdist_wheel_class():
 
         def get_tag(self) -> tuple[str, str, str]:
             return "py3", "none", super().get_tag()[2]
+
+        @property
+        def wheel_dist_name(self) -> str:
+            if self.build_number is None:
+                self.build_number = partial_build_number(PACKAGE / "cubins" / "manifest.json")
+            return super().wheel_dist_name
 
     return Wheel
 

@@ -10,9 +10,12 @@ Sections: forward, backward (bf16, beside SDPBackend.FLASH_ATTENTION, and then b
 and fp32_backward (beside EFFICIENT_ATTENTION), decode (one query, beside cuDNN, in GB/s of keys and
 values), host (what a small call costs the CPU). Random normal data of 16,384 tokens and 2,048
 columns of all heads, as (batch, heads, rows, head_dim); a decode's inputs rotate over sets that
-exceed the L2 cache three times, in a CUDA graph. Outputs are checked. Ratios above 1 mean that
-torch_cubin is faster; the floor is what the project promises on an H200, and --check makes a row
-under it the exit status.
+exceed the L2 cache three times, in a CUDA graph. Sections kvcache and paged are
+flash_attention_with_kvcache with lengths on the device: beside the best of cuDNN and flash, which
+get keys and values of exactly that length, and pages of 16 and 64 beside our own contiguous cache;
+"copy" is the share of a copy's bandwidth, measured in the same process. Outputs are checked.
+Ratios above 1 mean that torch_cubin is faster; the floor is what the project promises on an H200,
+and --check makes a row under it the exit status.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ TOKENS, COLUMNS = 16384, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
 DECODES = [(1, 8192), (16, 8192), (64, 4096), (128, 2048)]  # batch, keys
-SECTIONS = ("forward", "backward", "fp32", "fp32_backward", "decode", "host")
+CACHES = [*DECODES, (32, 8192), (1, 32768), (1, 131072)]
+PAGED = [(16, 8192, 16), (16, 8192, 64), (64, 4096, 16), (64, 4096, 64), (1, 32768, 16)]
+SECTIONS = ("forward", "backward", "fp32", "fp32_backward", "decode", "kvcache", "paged", "host")
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
 HOST_FLOOR = 1 / 0.9  # at most 0.9 of what PyTorch's call costs
@@ -64,6 +69,7 @@ class Row:
     cudnn_rate: float | None
     cudnn_ratio: float | None  # ours over cuDNN's, where that is not the peer
     floor: float
+    copy: float | None = None  # share of the copy bandwidth
 
     @property
     def own_rate(self) -> float:
@@ -251,6 +257,112 @@ def measure_decode(batch: int, length: int, budget_ms: float) -> Row:
     )
 
 
+def copy_rate() -> float:
+    """GB/s of a copy, bytes read and written."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_()
+    to = torch.empty_like(source)
+    timed = common.alternate(lambda: to.copy_(source), lambda: to.copy_(source), 1, 100)
+    return 2 * source.numel() / min(timed.first_us, timed.second_us) / 1e3
+
+
+def cache_sets(batch: int, length: int, page_size: int) -> list[tuple[torch.Tensor, ...]]:
+    """q, k_cache, v_cache, lengths and block table, so many that L2 holds a third of them."""
+    size = 2 * batch * length * 8 * 128 * 2
+    sets = []
+    for _ in range(max(2, math.ceil(3 * torch.cuda.get_device_properties(0).L2_cache_size / size))):
+        q = torch.randn(batch, 1, 32, 128, device="cuda", dtype=torch.bfloat16)
+        shape = (batch, length, 8, 128)
+        table = None
+        if page_size:
+            pages = batch * length // page_size
+            shape = (pages, page_size, 8, 128)
+            table = torch.randperm(pages, device="cuda").int().view(batch, length // page_size)
+        k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        lengths = torch.full((batch,), length, device="cuda", dtype=torch.int32)
+        sets.append((q, k, v, lengths, table))
+    return sets
+
+
+def cached(q, k, v, lengths, table) -> torch.Tensor:
+    return torch.ops.cubin.flash_attention_with_kvcache(
+        q, k, v, cache_seqlens=lengths, block_table=table, causal=True
+    )
+
+
+def peers_of_cache(q, k, v, lengths, table) -> dict[str, Callable[[], torch.Tensor]]:
+    """PyTorch's ways to the same, on whole sequences whose heads lie before the rows."""
+    batch, _, heads, head_dim = q.shape
+    q = q.transpose(1, 2)
+    rows = q.reshape(batch, k.shape[1], heads // k.shape[1], head_dim)
+    ways = {}
+    for backend, name in ((CUDNN, "cudnn"), (FLASH, "flash")):
+        attend = stock(backend)
+        ways[name] = lambda attend=attend: attend(q, k, v, enable_gqa=True).transpose(1, 2)
+        ways[f"{name} rows"] = lambda attend=attend: attend(rows, k, v).view(
+            batch, 1, heads, head_dim
+        )
+    return ways
+
+
+def measure_cache(
+    section: str, batch: int, length: int, page_size: int, copies: float, budget_ms: float
+) -> Row:
+    """32 heads of query, 8 of key and value, head_dim 128, bf16, one query."""
+    size = 2 * batch * length * 8 * 128 * 2
+    sets = cache_sets(batch, length, page_size)
+    order = [sets[i % len(sets)] for i in range(len(sets) * max(1, round(50 / len(sets))))]
+    graph, out = common.graph_of([lambda s=s: cached(*s) for s in order])
+    candidates = {}
+    if page_size:
+        whole = [(q, *(x[t.long()].flatten(1, 2) for x in (k, v)), n, None)
+                 for q, k, v, n, t in sets]  # fmt: skip
+        order = [whole[i % len(whole)] for i in range(len(order))]
+        candidates["contiguous"] = common.graph_of([lambda s=s: cached(*s) for s in order])
+    else:
+        heads_first = [(s[0], *(x.transpose(1, 2).contiguous() for x in s[1:3]), *s[3:])
+                       for s in sets]  # fmt: skip
+        ways = [peers_of_cache(*s) for s in heads_first]
+        for name in ways[0]:
+            try:
+                calls = [ways[i % len(ways)][name] for i in range(len(order))]
+                candidates[name] = common.graph_of(calls)
+            except RuntimeError:  # refused: the other ways remain
+                torch.cuda.synchronize()
+    timed = {
+        name: common.alternate(g.replay, graph.replay, len(order), budget_ms)
+        for name, (g, _) in candidates.items()
+    }
+    best = min(timed, key=lambda name: timed[name].first_us)
+    result = timed[best]
+    graph.replay()
+    candidates[best][0].replay()
+    torch.cuda.synchronize()
+    difference = (out.double() - candidates[best][1].double()).abs().max().item()
+    if numerics.exceeds(difference, 2e-2):
+        raise AssertionError(f"{section} b{batch} s{length}: difference to {best} {difference:.2e}")
+    rate = size / result.second_us / 1e3
+    return Row(
+        section=section,
+        case=f"b{batch} s{length}" + (f" pages of {page_size}" if page_size else ""),
+        head_dim=128,
+        length=length,
+        causal=True,
+        peer=best,
+        peer_us=result.first_us,
+        cubin_us=result.second_us,
+        ratio=result.ratio,
+        low=result.low,
+        high=result.high,
+        unit="GB/s",
+        peer_rate=size / result.first_us / 1e3,
+        cubin_rate=rate,
+        cudnn_rate=None,
+        cudnn_ratio=None,
+        floor=0.9,
+        copy=rate / copies,
+    )
+
+
 def measure_host(rounds: int) -> list[Row]:
     """What a small call costs the CPU (bench_overhead.py), PyTorch's time over ours."""
     times = bench_overhead.measure(bench_overhead.attention_contenders(), rounds)
@@ -299,7 +411,7 @@ def plan(options: argparse.Namespace, section: str) -> list[tuple[int, int, bool
 
 
 HEADERS = ["section", "case", "mask", "peer", "peer us", "cubin us", "ratio", "spread", "floor",
-           "peer rate", "cubin rate", "cuDNN rate", "to cuDNN", "unit"]  # fmt: skip
+           "peer rate", "cubin rate", "cuDNN rate", "to cuDNN", "unit", "copy"]  # fmt: skip
 
 
 def cells(row: Row) -> list[str]:
@@ -311,6 +423,7 @@ def cells(row: Row) -> list[str]:
         row.section, row.case, mask, row.peer, f"{row.peer_us:.1f}", f"{row.cubin_us:.1f}",
         f"{row.ratio:.3f}", f"{row.low:.2f}-{row.high:.2f}", floor, f"{row.peer_rate:.0f}",
         f"{row.cubin_rate:.0f}", cudnn, to_cudnn, row.unit,
+        "" if row.copy is None else f"{row.copy:.3f}",
     ]  # fmt: skip
 
 
@@ -427,6 +540,14 @@ def run(options: argparse.Namespace, sections: list[str]) -> tuple[list[Row], li
                 attempt(
                     f"decode b{batch} s{length}",
                     lambda b=batch, s=length: [measure_decode(b, s, budget)],
+                )
+        elif section in ("kvcache", "paged"):
+            copies = copy_rate()
+            cases = PAGED if section == "paged" else [(*case, 0) for case in CACHES]
+            for case in cases:
+                attempt(
+                    f"{section} {case}",
+                    lambda s=section, c=case, r=copies: [measure_cache(s, *c, r, budget)],
                 )
         elif section == "host":
             attempt("host", lambda: measure_host(15 if options.quick else 40))

@@ -36,7 +36,8 @@ void check_build(const T& value) {
 
 }  // namespace
 
-// A module of one or more files' bytes: {"handle": ..., "images": [...]}. Never touches the driver.
+// A module of one or more files' bytes: {"handle": ..., "images": [...], "places": [where the bytes of
+// each are until the driver has them]}. Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const size_t* sizes,
                                               const char* const* origins, size_t count,
                                               const char* origin, int jit) {
@@ -51,11 +52,16 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
       }
     }
     auto module = std::make_unique<Module>(std::move(images), given(origin, "name"));
-    json out = {{"handle", handle_json(module.get())}, {"images", json::array()}};
+    json out = {{"handle", handle_json(module.get())},
+                {"images", json::array()},
+                {"places", json::array()}};
     for (const SourceImage& source : module->images()) {
       out["images"].push_back(source.is_ptx ? to_json(parse_ptx(source.bytes.data(),
                                                                 source.bytes.size(), source.origin))
                                             : to_json(source.image));
+      out["places"].push_back({{"address", reinterpret_cast<uintptr_t>(source.bytes.data())},
+                               {"bytes", source.bytes.size()},
+                               {"origin", source.origin}});
     }
     const std::string text = dump(out);
     module.release();

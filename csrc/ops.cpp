@@ -9,6 +9,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/composite.h"
 #include "ops/attention/flash_attention.h"
+#include "ops/attention/kv_cache.h"
 #include "ops/attention/softmax.h"
 #include "ops/matmul/composite.h"
 #include "ops/matmul/matmul.h"
@@ -70,6 +71,16 @@ STABLE_TORCH_LIBRARY(cubin, m) {
       "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
       "int max_seqlen_q=0, int max_seqlen_k=0, float dropout_p=0.0) -> Tensor");
 
+#define TC_KV_CACHE                                                                        \
+  "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k=None, Tensor? v=None, "    \
+  "Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? cache_seqlens=None, "         \
+  "Tensor? cache_batch_idx=None, Tensor? block_table=None, *, float? softmax_scale=None, " \
+  "bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0, "        \
+  "bool rotary_interleaved=True, Tensor? alibi_slopes=None, Tensor? sinks=None) -> Tensor"
+  m.def("flash_attention_with_kvcache" TC_KV_CACHE);
+  m.def("_flash_attention_with_kvcache" TC_KV_CACHE);
+  m.def("_flash_attention_with_kvcache_autograd" TC_KV_CACHE);
+
   m.def(
       "_attention_softmax(Tensor scores, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, "
       "float scale, float softcap, int first, int last, bool bottom_right) -> "
@@ -88,6 +99,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
   m.impl("attention_forward", &attention_forward_composite);
   m.impl("attention_backward", &attention_backward_composite);
   m.impl("flash_attention", TORCH_BOX(&flash_attention));
+  m.impl("flash_attention_with_kvcache", &flash_attention_with_kvcache_composite);
 }
 
 // torch.vmap does not decompose a composite op by itself: it would loop over the batch.
@@ -99,6 +111,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
   m.impl("attention_forward", &attention_forward_composite);
   m.impl("attention_backward", &attention_backward_composite);
   m.impl("flash_attention", TORCH_BOX(&flash_attention));
+  m.impl("flash_attention_with_kvcache", &flash_attention_with_kvcache_composite);
 }
 
 // Dropout draws a number that torch.vmap's randomness rules are about, though no argument may be
@@ -122,6 +135,8 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
   m.impl("_attention_forward_autograd", TORCH_BOX(&attention_forward_cpu));
   m.impl("_attention_backward", TORCH_BOX(&attention_backward_cpu));
   m.impl("_attention_backward_autograd", TORCH_BOX(&attention_backward_cpu));
+  m.impl("_flash_attention_with_kvcache", TORCH_BOX(&flash_attention_with_kvcache_cpu));
+  m.impl("_flash_attention_with_kvcache_autograd", TORCH_BOX(&flash_attention_with_kvcache_cpu));
   m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));
   m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward));
   m.impl("_attention_dropout", TORCH_BOX(&attention_dropout));
@@ -141,6 +156,8 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
   m.impl("_attention_forward_autograd", TORCH_BOX(&attention_forward_cuda));
   m.impl("_attention_backward", TORCH_BOX(&attention_backward_cuda));
   m.impl("_attention_backward_autograd", TORCH_BOX(&attention_backward_cuda));
+  m.impl("_flash_attention_with_kvcache", TORCH_BOX(&flash_attention_with_kvcache_cuda));
+  m.impl("_flash_attention_with_kvcache_autograd", TORCH_BOX(&flash_attention_with_kvcache_cuda));
   m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));
   m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward));
   m.impl("_attention_dropout", TORCH_BOX(&attention_dropout));

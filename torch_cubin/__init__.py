@@ -15,6 +15,7 @@ from torch_cubin._native import library as _library  # noqa: E402
 _library.load()  # first: the other modules refer to the ops that the library defines
 
 from torch_cubin import huggingface  # noqa: E402
+from torch_cubin._drop_in import flash_implementation as _flash_implementation  # noqa: E402
 from torch_cubin._drop_in.report import Report  # noqa: E402
 from torch_cubin._ops import register as _register  # noqa: E402
 from torch_cubin._ops.batch_invariant import batch_invariant  # noqa: E402
@@ -27,6 +28,7 @@ _LATER = {
     "_kernels.arguments": ("strided",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
+    "_declared.choices": ("choices",),
     "_declared.op": ("Op",),
     "_declared.define_op": ("KernelChoice", "define_op"),
     "_declared.expressions": (
@@ -68,6 +70,7 @@ def __dir__() -> list[str]:
 
 
 _register.register()
+_flash_implementation.register()
 _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
 if _library.defined_ops():
     _import_module("torch_cubin._declared.op").adopt_all()
@@ -87,6 +90,7 @@ __all__ = [
     "bfloat16",
     "c_struct",
     "cdiv",
+    "choices",
     "compile",
     "cpp",
     "define_op",

@@ -25,7 +25,7 @@ It takes a C++ compiler, no nvcc and nothing of CUDA. docs/cpp.md is the guide.
 from __future__ import annotations
 
 import atexit
-import fcntl
+import contextlib
 import functools
 import hashlib
 import os
@@ -218,11 +218,22 @@ def load_inline(
     shared = not re.search(r'^[ \t]*#[ \t]*include[ \t]*"', source, re.M)
     folder = (cache_path() if shared else _own_folder()) / namespace
     library = folder / f"{name}.so"
-    if not library.is_file():
-        _build(
-            folder, library, source, namespace, declared, images, compiler, flags, links, verbose
-        )
-    torch.ops.load_library(str(library))
+    for is_last in (False, False, True):
+        if not library.is_file():
+            _build(
+                folder, library, source, namespace, declared, images, compiler, flags, links,
+                verbose,
+            )  # fmt: skip
+        try:
+            torch.ops.load_library(str(library))
+            break
+        except OSError:
+            # Another process may have evicted it since: then it is built again.
+            if is_last or library.is_file():
+                raise
+    with contextlib.suppress(OSError):
+        os.utime(library)  # the time of its last use, by which the cache evicts
+    cache.evict()
     made = {function: getattr(getattr(torch.ops, namespace), function) for function, _ in declared}
     return types.SimpleNamespace(**made)
 
@@ -298,9 +309,7 @@ def _build(
     verbose: bool,
 ) -> None:
     """Compiles into `library`, which gets its name when it is whole; a second process waits."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with cache.locked_folder(folder):
         if library.is_file():
             return
         defs = "".join(

@@ -35,6 +35,7 @@ from typing import Any
 
 MAGIC = "TCBUNDLE"
 NAMED = "torch_cubin_embedded_"  # TORCH_CUBIN_EMBED in torch_cubin/cubin.h
+TVM_FFI = "__tvm_ffi__cubin_"  # TVM_FFI_EMBED_CUBIN in tvm/ffi/extra/cuda/cubin_launcher.h
 HEADER_BYTES, RECORD_BYTES, ALIGNMENT = 24, 64, 16
 FilePath = str | os.PathLike
 
@@ -45,10 +46,12 @@ def write_unit(
     package: FilePath | None = None,
     symbol: str | None = None,
     name: str | None = None,
+    tvm_ffi: bool = False,
 ) -> None:
     """Writes a C (and C++) source that embeds `files` by their names, or the folder `package`.
 
-    `name` is what TORCH_CUBIN_EMBED(name) of torch_cubin/cubin.h finds them by.
+    `name` is what TORCH_CUBIN_EMBED(name) of torch_cubin/cubin.h finds them by. With `tvm_ffi`,
+    which takes a name and one file, TVM-FFI's TVM_FFI_EMBED_CUBIN(name) finds it, too.
 
     The files are found from where the compiler runs: give absolute paths where that is elsewhere.
     `symbol` is the bundle's, for `-Wl,-u,SYMBOL` where a linker drops what nothing refers to; by
@@ -66,6 +69,11 @@ def write_unit(
                 expected="a name as C++ has them",
             )
         symbol = f"{NAMED}{name}"
+    if tvm_ffi and (name is None or len(files) != 1):
+        raise _fault(
+            "input", "torch_cubin.embed argument 'tvm_ffi'", "is for one file with a name",
+            expected="name= and one file", got=f"{len(files)} files",
+        )  # fmt: skip
     if (package is None) == (not files):
         raise _fault(
             "input", "torch_cubin.embed", "has nothing to do", expected="files, or a package"
@@ -83,7 +91,9 @@ def write_unit(
     symbol = symbol or f"{NAMED}{digest.hexdigest()[:16]}"
     body = "\n".join(
         f'    "{_escaped(line)}\\n"'
-        for line in _assembly(symbol, named, contents, name is not None)
+        for line in _assembly(
+            symbol, named, contents, name is not None, f"{TVM_FFI}{name}" if tvm_ffi else None
+        )
     )
     text = (
         "/* Made by torch_cubin.embed: files for the section .torch_cubin. */\n"
@@ -101,9 +111,14 @@ def write_unit(
 
 
 def _assembly(
-    symbol: str, named: dict[str, Path], contents: dict[str, bytes], hidden: bool
+    symbol: str,
+    named: dict[str, Path],
+    contents: dict[str, bytes],
+    hidden: bool,
+    image: str | None = None,
 ) -> list[str]:
-    """The bundle in numbers and .incbin: no labels to clash where LTO joins several units."""
+    """The bundle in numbers and .incbin: no labels to clash where LTO joins several units. `image`
+    is a symbol of the one file's bytes."""
 
     def aligned(size: int) -> int:
         return -(-size // ALIGNMENT) * ALIGNMENT
@@ -117,7 +132,13 @@ def _assembly(
         table.append(".byte " + ", ".join(map(str, hashlib.sha256(content).digest())))
         payload += [f".balign {ALIGNMENT}", ".byte " + ", ".join(map(str, raw))]
         # The bytes are counted, so that a file that grows meanwhile is cut, and fails its hash.
-        payload += [f".balign {ALIGNMENT}", f'.incbin "{_escaped(str(path))}", 0, {len(content)}']
+        payload.append(f".balign {ALIGNMENT}")
+        if image is not None:
+            payload += [f".globl {image}", f".hidden {image}", f".type {image}, @object",
+                        f".size {image}, {len(content)}", f"{image}:"]  # fmt: skip
+        payload.append(f'.incbin "{_escaped(str(path))}", 0, {len(content)}')
+        if image is not None:
+            payload += [f".globl {image}_end", f".hidden {image}_end", f"{image}_end:"]
         at = aligned(start + len(content))
     return [
         '.pushsection .torch_cubin, "a", @progbits',
@@ -170,6 +191,10 @@ def _package_files(folder: Path) -> dict[str, Path]:
             got=f"{type(error).__name__}: {error}",
         ) from error
     named = {"manifest.json": manifest}
+    # What save_package(key=) wrote.
+    signature = folder / f"manifest.{hashlib.sha256(_read(manifest)).hexdigest()}.sig"
+    if signature.is_file():
+        named[signature.name] = signature
     for name, promised in images:
         named[name] = folder / name
         found = hashlib.sha256(_read(named[name])).hexdigest()
@@ -267,9 +292,15 @@ def main() -> int:
     parser.add_argument("--package", help="a folder that torch_cubin.save_package made")
     parser.add_argument("--symbol", help="of the bundle")
     parser.add_argument("--name", help="for TORCH_CUBIN_EMBED(NAME) in C++")
+    parser.add_argument(
+        "--tvm-ffi", action="store_true", help="for TVM_FFI_EMBED_CUBIN(NAME), too: one file"
+    )
     parser.add_argument("files", nargs="*", metavar="FILE")
     options = parser.parse_args()
-    write_unit(options.output, options.files, options.package, options.symbol, options.name)
+    write_unit(
+        options.output, options.files, options.package, options.symbol, options.name,
+        options.tvm_ffi,
+    )  # fmt: skip
     os.utime(options.output)  # what a build looks at to see that this was run
     return 0
 

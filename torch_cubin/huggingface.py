@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_cubin._drop_in import report
+
 NAME = "cubin"
+_REPORTED = "transformers attention"
 
 
 def register() -> None:
@@ -22,7 +25,9 @@ def register() -> None:
 
     It takes what "sdpa" takes and masks are made as for "sdpa"; logits soft-capped (Gemma 2) and
     attention sinks (GPT-OSS), which "sdpa" lacks, are served too, and heads that share keys and
-    values are not repeated. Calling it again changes nothing.
+    values are not repeated. Prefill and cached generation, static caches and padded batches
+    included, run from cubins; :func:`torch_cubin.report` counts the calls, and says where the
+    weights were asked for, which no call gives. Calling it again changes nothing.
 
     Raises:
         ImportError: transformers is missing, or older than 4.53.
@@ -68,6 +73,8 @@ def attention(
             'attention "cubin" gives no attention weights: use "eager" where they are wanted',
             stacklevel=2,
         )
+        if not torch.compiler.is_compiling():
+            report.count_declined(f"{_REPORTED} weights", "output_attentions")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     # NOTE: this order, because under torch.compile with dynamic sizes the first is symbolic.
@@ -92,5 +99,9 @@ def attention(
             softcap=softcap or 0.0,
             sinks=None if s_aux is None else s_aux.float(),
         )
+    if torch.compiler.is_compiling():
+        report.count_traced(_REPORTED, out.dtype, "")
+    else:
+        report.count_served(_REPORTED, (query, key), out)
     # A view already: the output lies in memory as query does, whose heads models put last.
     return out.transpose(1, 2).contiguous(), None

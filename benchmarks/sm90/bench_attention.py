@@ -52,7 +52,7 @@ class Kernel:
         row = 2 * self.head_dim
         size = self.q_slots * self.groups * 64 * row + 2 * self.stages * self.tile_n * row
         size += 16 * self.q_slots * self.groups + 32 * self.stages + 64
-        return (size + 15) // 16 * 16 + 8 * 32
+        return (size + 15) // 16 * 16 + 8 * 68
 
 
 def kernels() -> list[Kernel]:
@@ -75,6 +75,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_TILE_K": kernel.head_dim,
         "TC_Q_SLOTS": kernel.q_slots,
         "TC_STAGES": kernel.stages,
+        "TC_GENERAL": 0,
         "TC_PING_PONG": int(kernel.ping_pong),
         "TC_THREADS": 128 * (kernel.groups + 1),
         "TC_DYNAMIC_SHARED": kernel.shared,
@@ -106,16 +107,43 @@ def setup() -> None:
     class Params(ctypes.Structure):  # Sm90AttentionParams
         _fields_ = [
             ("maps", driver.TensorMap * 3),
-            ("out", ctypes.c_void_p),
-            ("logsumexp", ctypes.c_void_p),
+            *[(n, ctypes.c_void_p) for n in ("out", "logsumexp", "order")],
             ("out_stride", ctypes.c_int64 * 3),
+            ("logsumexp_stride", ctypes.c_int64 * 2),
+            ("lengths", Lengths),
             *[(n, ctypes.c_int) for n in (
-                "batch", "heads", "group", "seqlen_q", "seqlen_k", "head_dim_v", "first", "last",
-                "tiles", "deal")],
+                "batch", "heads", "group", "head_dim_v", "tiles", "deal")],
             ("unit", ctypes.c_float),
+            ("score", ScoreRule),
         ]  # fmt: skip
 
     PARAMS = Params
+
+
+class ScoreRule(ctypes.Structure):  # Sm90ScoreRule, of `general` kernels: none here
+    _fields_ = [
+        *[(n, ctypes.c_void_p) for n in ("mask", "dropout_seed", "alibi_slopes", "sinks")],
+        ("mask_stride", ctypes.c_int64 * 3),
+        ("alibi_stride", ctypes.c_int64),
+        ("drop_below", ctypes.c_int),
+        *[(n, ctypes.c_float) for n in ("scale", "softcap", "keep_scale")],
+    ]
+
+
+class Lengths(ctypes.Structure):  # Sm90Lengths: no packed sequences here
+    _fields_ = [
+        *[(n, ctypes.c_void_p) for n in ("cu_seqlens_q", "cu_seqlens_k")],
+        *[(n, ctypes.c_int) for n in ("seqlen_q", "seqlen_k", "first", "last", "bottom_right")],
+    ]
+
+
+def aligned_copy(params):
+    """A kernel's parameter, with its tensor maps at multiples of 64 bytes."""
+    size = -(-ctypes.sizeof(params) // 64) * 64
+    storage = ctypes.create_string_buffer(size + 64)
+    aligned = (ctypes.c_char * size).from_buffer(storage, -ctypes.addressof(storage) % 64)
+    ctypes.memmove(aligned, ctypes.addressof(params), ctypes.sizeof(params))
+    return aligned
 
 
 def encode(tensor, box_rows: int):
@@ -126,10 +154,10 @@ def encode(tensor, box_rows: int):
     strides = [tensor.stride(2) * 2, tensor.stride(1) * 2, tensor.stride(0) * 2]
     strides = [s if n > 1 else 16 for s, n in zip(strides, (rows, heads, batch), strict=True)]
     code = driver.cuda.cuTensorMapEncodeTiled(
-        ctypes.c_void_p(address), {torch.float16: 6, torch.bfloat16: 9}[tensor.dtype], 4,
-        ctypes.c_void_p(tensor.data_ptr()), (ctypes.c_uint64 * 4)(columns, rows, heads, batch),
-        (ctypes.c_uint64 * 3)(*strides), (ctypes.c_uint32 * 4)(64, box_rows, 1, 1),
-        (ctypes.c_uint32 * 4)(1, 1, 1, 1), 0, 3, 3, 0,
+        ctypes.c_void_p(address), {torch.float16: 6, torch.bfloat16: 9}[tensor.dtype], 5,
+        ctypes.c_void_p(tensor.data_ptr()), (ctypes.c_uint64 * 5)(columns, rows, heads, batch, 1),
+        (ctypes.c_uint64 * 4)(*strides, 16), (ctypes.c_uint32 * 5)(64, box_rows, 1, 1, 1),
+        (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1), 0, 3, 3, 0,
     )  # fmt: skip
     driver.check(code, f"cuTensorMapEncodeTiled {tuple(tensor.shape)} {tensor.stride()}")
     return driver.TensorMap.from_buffer_copy((ctypes.c_char * 128).from_address(address))
@@ -151,16 +179,14 @@ class Forward:
         p.logsumexp = lse.data_ptr() if lse is not None else None
         p.out_stride = (ctypes.c_int64 * 3)(out.stride(0), out.stride(1), out.stride(2))
         p.batch, p.heads, p.group = batch, heads, heads // k.shape[1]
-        p.seqlen_q, p.seqlen_k, p.head_dim_v = seqlen_q, seqlen_k, v.shape[3]
-        p.first, p.last = first, last
+        p.logsumexp_stride = (ctypes.c_int64 * 2)(heads * seqlen_q, seqlen_q)
+        p.lengths = Lengths(None, None, seqlen_q, seqlen_k, first, last, 0)
+        p.head_dim_v = v.shape[3]
         p.tiles = -(-seqlen_q // (64 * kernel.groups))
         p.deal = deal
         p.unit = (1 / math.sqrt(head_dim) if scale is None else scale) * math.log2(math.e)
         blocks = min(blocks, p.tiles * batch * heads)
-        self.memory = ctypes.create_string_buffer(1024)
-        address = (ctypes.addressof(self.memory) + 63) // 64 * 64
-        ctypes.memmove(address, ctypes.addressof(p), ctypes.sizeof(p))
-        aligned = (ctypes.c_char * 512).from_address(address)
+        aligned = aligned_copy(p)
         self.keep = (q, k, v, out, lse, aligned)
         self.run = function.prepare(
             aligned, blocks, 128 * (kernel.groups + 1), kernel.shared

@@ -52,7 +52,7 @@ class Kernel:
         size += 2 * -(-self.rows // 64) * KEYS * 128 + 8 * self.rows * self.head_dim
         size += self.q_stages * (8 * self.rows + 4)
         size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels
-        return (size + 15) // 16 * 16
+        return (size + 15) // 16 * 16 + 80
 
 
 def kernels() -> list[Kernel]:
@@ -69,6 +69,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_TILE_K": kernel.head_dim,
         "TC_STAGES": kernel.q_stages,
         "TC_GRAD_STAGES": kernel.grad_stages,
+        "TC_GENERAL": 0,
         "TC_THREADS": 512,
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
@@ -116,14 +117,17 @@ def setup() -> None:
         _fields_ = [
             ("maps", driver.TensorMap * 4),
             *[(n, ctypes.c_void_p) for n in (
-                "sums", "dq_sum", "turns", "out", "grad_out", "logsumexp", "dq", "dk", "dv")],
+                "sums", "dq_sum", "turns", "out", "grad_out", "logsumexp", "order", "dq", "dk",
+                "dv")],
             *[(n, ctypes.c_int64 * 3) for n in (
                 "out_stride", "grad_out_stride", "dq_stride", "dk_stride", "dv_stride")],
+            ("logsumexp_stride", ctypes.c_int64 * 2),
+            ("lengths", bench_attention.Lengths),
             *[(n, ctypes.c_int) for n in (
-                "batch", "heads", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-                "first", "last", "tile_rows", "tile_columns", "tiles", "key_tiles", "together")],
-            ("scale", ctypes.c_float),
-            ("unit", ctypes.c_float),
+                "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_columns",
+                "tiles", "key_tiles", "together")],
+            *[(n, ctypes.c_float) for n in ("scale", "unit", "logsumexp_unit")],
+            ("score", bench_attention.ScoreRule),
         ]  # fmt: skip
 
     PARAMS = Params
@@ -136,7 +140,9 @@ class Backward:
         self, kernel, functions, q, k, v, out, lse, grad, dq, dk, dv, first=-NO_BOUND,
         last=NO_BOUND, together=8, scale=None,
     ) -> None:  # fmt: skip
-        from bench_attention import encode
+        import bench_attention
+
+        encode = bench_attention.encode
 
         batch, heads, seqlen_q, head_dim = q.shape
         kv_heads, seqlen_k = k.shape[1:3]
@@ -159,15 +165,14 @@ class Backward:
                 p, f"{name}_stride", (ctypes.c_int64 * 3)(x.stride(0), x.stride(1), x.stride(2))
             )
         p.batch, p.heads, p.group = batch, heads, heads // kv_heads
-        p.seqlen_q, p.seqlen_k, p.head_dim, p.head_dim_v = seqlen_q, seqlen_k, head_dim, v.shape[3]
-        p.first, p.last = first, last
+        p.logsumexp_stride = (ctypes.c_int64 * 2)(heads * seqlen_q, seqlen_q)
+        p.lengths = bench_attention.Lengths(None, None, seqlen_q, seqlen_k, first, last, 0)
+        p.head_dim, p.head_dim_v = head_dim, v.shape[3]
         p.together = min(together, batch * kv_heads)
         p.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         p.unit = p.scale * math.log2(math.e)
-        self.memory = ctypes.create_string_buffer(1024)
-        address = (ctypes.addressof(self.memory) + 63) // 64 * 64
-        ctypes.memmove(address, ctypes.addressof(p), ctypes.sizeof(p))
-        aligned = (ctypes.c_char * 768).from_address(address)
+        p.logsumexp_unit = math.log2(math.e)
+        aligned = bench_attention.aligned_copy(p)
         self.keep = (q, k, v, out, lse, grad, dq, dk, dv, sums, dq_sum, turns, aligned)
         delta, main, convert = functions
         warps = tiles * (kernel.rows // 8) * (kernel.head_dim // 64)

@@ -1,5 +1,6 @@
 // The C ABI of errors, and what every other function needs of it.
 #include "abi/handles.h"
+#include "abi/structs.h"
 #include "driver/dl.h"
 
 namespace torch_cubin {

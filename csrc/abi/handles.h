@@ -57,9 +57,6 @@ torch_cubin_v1_error* guarded(Work work) {
   }
 }
 
-// Throws [internal] for a struct of a caller that is older than version 1.
-void check_struct(uint64_t size, uint64_t least, const char* name);
-
 // The device that a caller means.
 inline const Device& device_of(int32_t index) {
   return device(index == TORCH_CUBIN_V1_CURRENT_DEVICE ? current_device() : index);

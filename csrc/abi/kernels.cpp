@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "abi/handles.h"
+#include "abi/structs.h"
 #include "runtime/kernel_facts.h"
 
 using namespace torch_cubin;
@@ -95,7 +96,7 @@ const torch_cubin_launch_call& call_of(const torch_cubin_v1_launch_call& launch)
 }
 
 void check_launch_struct(const torch_cubin_v1_launch_call& launch) {
-  check_struct(launch.size, sizeof(launch), "torch_cubin_v1_launch_call");
+  check_struct(launch);
   if ((launch.flags & ~kLaunchFlags) == 0) return;
   fail({"internal", "the flags of a launch", "are not all known to this library",
         "those of its own abi.h", std::to_string(launch.flags), "Use a newer libtorch_cubin."});
@@ -105,33 +106,37 @@ void check_launch_struct(const torch_cubin_v1_launch_call& launch) {
 
 void torch_cubin_v1_kernel_info(const torch_cubin_v1_kernel* kernel,
                                 struct torch_cubin_v1_facts* out) {
+  if (out->size < FirstVersion<struct torch_cubin_v1_facts>::kSize) return;  // it can say no error
   const KernelInfo& info = kernel->kernel->info();
-  out->name = info.name.c_str();
-  out->params = kernel->params.data();
-  out->param_count = kernel->params.size();
-  out->registers = info.registers;
-  out->static_shared = info.static_shared;
-  out->uses_dynamic_shared = info.uses_dynamic_shared ? 1 : 0;
+  struct torch_cubin_v1_facts made{};
+  made.name = info.name.c_str();
+  made.params = kernel->params.data();
+  made.param_count = kernel->params.size();
+  made.registers = info.registers;
+  made.static_shared = info.static_shared;
+  made.uses_dynamic_shared = info.uses_dynamic_shared ? 1 : 0;
   for (int i = 0; i < 3; ++i) {
-    out->required_block[i] = info.required_block[i];
-    out->max_block[i] = info.max_block[i];
-    out->cluster[i] = info.cluster[i];
+    made.required_block[i] = info.required_block[i];
+    made.max_block[i] = info.max_block[i];
+    made.cluster[i] = info.cluster[i];
   }
+  to_caller(made, out);
 }
 
 torch_cubin_v1_error* torch_cubin_v1_kernel_attributes(torch_cubin_v1_kernel* kernel, int32_t index,
                                                        torch_cubin_v1_attributes* out) {
   return guarded([&] {
-    check_struct(out->size, sizeof(*out), "torch_cubin_v1_attributes");
     const KernelAttributes found = attributes_of(*kernel->kernel, device_of(index));
-    out->max_threads = found.max_threads;
-    out->registers = found.registers;
-    out->static_shared = found.static_shared;
-    out->max_dynamic_shared = found.max_dynamic_shared;
-    out->local_bytes = found.local_bytes;
-    out->constant_bytes = found.constant_bytes;
-    out->binary_version = found.binary_version;
-    out->ptx_version = found.ptx_version;
+    struct torch_cubin_v1_attributes made{};
+    made.max_threads = found.max_threads;
+    made.registers = found.registers;
+    made.static_shared = found.static_shared;
+    made.max_dynamic_shared = found.max_dynamic_shared;
+    made.local_bytes = found.local_bytes;
+    made.constant_bytes = found.constant_bytes;
+    made.binary_version = found.binary_version;
+    made.ptx_version = found.ptx_version;
+    to_caller(made, out);
   });
 }
 
@@ -150,14 +155,15 @@ torch_cubin_v1_error* torch_cubin_v1_kernel_check(const torch_cubin_v1_kernel* k
 [[gnu::hot]] torch_cubin_v1_error* torch_cubin_v1_launch(
     torch_cubin_v1_kernel* kernel, const struct torch_cubin_v1_launch_call* launch) {
   try {
-    if (launch->size < sizeof(*launch) || (launch->flags & ~kLaunchFlags) != 0) {
+    if (launch->size < FirstVersion<struct torch_cubin_v1_launch_call>::kSize ||
+        (launch->flags & ~kLaunchFlags) != 0) {
       check_launch_struct(*launch);
     }
     if (!all_fit(*kernel, launch->arguments, launch->argument_count)) {
       fail_arguments(*kernel, launch->arguments, launch->argument_count);
     }
     if (launch->block[0] == 0) {
-      struct torch_cubin_v1_launch_call filled = *launch;
+      struct torch_cubin_v1_launch_call filled = from_caller(launch);
       fill_block(*kernel->kernel, launch->device, filled);
       torch_cubin::launch(*kernel->kernel, call_of(filled), nullptr);
     } else {
@@ -173,7 +179,7 @@ torch_cubin_v1_error* torch_cubin_v1_kernel_occupancy(
     torch_cubin_v1_kernel* kernel, const struct torch_cubin_v1_launch_call* launch, int64_t* out) {
   return guarded([&] {
     check_launch_struct(*launch);
-    struct torch_cubin_v1_launch_call filled = *launch;
+    struct torch_cubin_v1_launch_call filled = from_caller(launch);
     const Device& device = device_of(launch->device);
     fill_block(*kernel->kernel, device.index, filled);
     *out = occupancy_of(*kernel->kernel, call_of(filled), device);

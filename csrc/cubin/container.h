@@ -49,7 +49,8 @@ struct Container {
   std::vector<Entry> entries;
 };
 
-// The entries of a fatbin, of a host ELF (its fatbins, then what torch_cubin.embed put there) or of
+// The entries of a fatbin, of a host ELF (its fatbins, what torch_cubin.embed put there, then images
+// in its data that symbols name) or of
 // C source (its arrays); for a cubin or PTX one entry that is all of it. The bytes must outlive the result. Throws [image] for a damaged
 // container and for anything else, saying what it is.
 Container list_entries(const uint8_t* data, size_t size, const std::string& origin);
@@ -73,6 +74,8 @@ class Unpacker {
 void list_fatbin(const Bytes& file, uint64_t offset, const std::string& origin,
                  std::vector<Entry>& entries);
 void list_host_elf(const Bytes& file, const std::string& origin, Container& container);
+// Adds what symbols of its data name; the file's header and section headers have been checked.
+void list_symbol_images(const Bytes& file, const std::string& origin, std::vector<Entry>& entries);
 void list_arrays(const Bytes& file, const std::string& origin, std::vector<Entry>& entries);
 
 // A fatbin's whole length, its header included; throws [image] where it is none or is cut short.

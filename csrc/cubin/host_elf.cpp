@@ -115,12 +115,14 @@ void list_host_elf(const Bytes& file, const std::string& origin, Container& cont
     }
   });
   list_files(bundles, container.entries);
+  list_symbol_images(file, origin, container.entries);
   container.machine = machine_name(file.u16(18));
   if (container.entries.empty()) {
     fail({"image", origin,
           "is a host ELF file (" + container.machine + ") without device code in it",
-          "a section .nv_fatbin, __nv_relfatbin or .torch_cubin", "",
-          "Compile the kernel with `nvcc -cubin -arch=sm_XY`."});
+          "a section .nv_fatbin, __nv_relfatbin or .torch_cubin, or a symbol of an image in its "
+          "data",
+          "", "Compile the kernel with `nvcc -cubin -arch=sm_XY`."});
   }
 }
 

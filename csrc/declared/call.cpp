@@ -257,6 +257,17 @@ class Contract::Call {
   }
 
   const Launch& choose() const {
+    if (!contract_.lookup_.empty()) {
+      const Launch* found = nullptr;
+      const bool looked_up = contract_.lookup_[0].find(state_, [&](size_t i) {
+        const Launch& launch = contract_.launches_[i];
+        if (!launch.runs_on(state_.device) || !launch.takes(state_)) return false;
+        found = &launch;
+        return true;
+      });
+      if (found != nullptr) return *found;
+      if (looked_up) refuse_choice();
+    }
     if (contract_.tuned_.empty()) {
       for (const Launch& launch : contract_.launches_) {
         if (launch.runs_on(state_.device) && launch.takes(state_)) return launch;
@@ -273,25 +284,39 @@ class Contract::Call {
     refuse_choice();
   }
 
-  // Says of each kernel that runs on the device what it wants and does not get; of many, of the first
-  // few.
+  // Says of each kernel that runs on the device what it wants and does not get; of many, of those
+  // that lack least.
   [[noreturn]] void refuse_choice() const {
-    constexpr size_t kMost = 4;
+    constexpr size_t kMost = 4, kNearest = 3;
     std::vector<std::string> expected, got;
     const auto add = [](std::vector<std::string>& list, const std::string& text) {
       if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(text);
     };
     const Launch* elsewhere = nullptr;  // a kernel for other GPUs
+    std::vector<const Launch*> here;
     for (const Launch& launch : contract_.launches_) {
-      if (!launch.runs_on(state_.device)) {
+      if (launch.runs_on(state_.device)) {
+        here.push_back(&launch);
+      } else {
         elsewhere = &launch;
+      }
+    }
+    const bool many = here.size() > kMost;
+    if (many) here = nearest(here, kNearest);
+    for (const Launch* launch : here) {
+      if (many) {
+        const KernelLookup::Difference lacks = difference(*launch);
+        if (lacks.parts > 0) {
+          add(expected, lacks.expected + " for kernel '" + launch->kernel->name() + "'");
+          for (const std::string& value : lacks.got) add(got, value);
+          continue;
+        }
+      } else if (!launch->when.empty() &&
+                 launch->when[0].evaluate(state_.arguments()).integer == 0) {
+        add(expected, launch->when[0].text());
         continue;
       }
-      if (!launch.when.empty() && launch.when[0].evaluate(state_.arguments()).integer == 0) {
-        add(expected, launch.when[0].text());
-        continue;
-      }
-      for (const Requirement& requirement : launch.requirements) {
+      for (const Requirement& requirement : launch->requirements) {
         if (requirement.holds(state_)) continue;
         add(expected, requirement.expected());
         add(got, requirement.got(state_));
@@ -309,8 +334,37 @@ class Contract::Call {
       }
       return list.size() > kMost ? text + " and others" : text;
     };
-    fail({"input", contract_.op_, "has no kernel for these arguments", joined(expected, " or "),
+    std::string all = joined(expected, " or ");
+    if (many) all += ", the nearest of " + std::to_string(contract_.launches_.size()) + " kernels";
+    fail({"input", contract_.op_, "has no kernel for these arguments", all,
           got.empty() ? "none of them" : joined(got, ", "), ""});
+  }
+
+  KernelLookup::Difference difference(const Launch& launch) const {
+    const auto at = std::find_if(contract_.launches_.begin(), contract_.launches_.end(),
+                                 [&](const Launch& other) { return &other == &launch; });
+    const auto number = static_cast<size_t>(at - contract_.launches_.begin());
+    const json& kernel = contract_.definition_["kernels"][number];
+    if (launch.when.empty()) return {};
+    return KernelLookup::difference(kernel["when"], contract_.argument_scope_, state_);
+  }
+
+  // Those whose conditions and requirements lack least, in their order.
+  std::vector<const Launch*> nearest(const std::vector<const Launch*>& launches,
+                                     size_t count) const {
+    std::vector<std::pair<size_t, const Launch*>> ranked;
+    for (const Launch* launch : launches) {
+      size_t lacks = difference(*launch).parts;
+      for (const Requirement& requirement : launch->requirements) {
+        if (lacks == 0 && !requirement.holds(state_)) lacks = 1;
+      }
+      ranked.emplace_back(lacks, launch);
+    }
+    std::stable_sort(ranked.begin(), ranked.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<const Launch*> out;
+    for (size_t i = 0; i < std::min(count, ranked.size()); ++i) out.push_back(ranked[i].second);
+    return out;
   }
 
   // Allocates an output or scratch; true if it has no elements.

@@ -174,9 +174,19 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   }
 
   read_tuned(tuned, names);
+  argument_scope_ = names.scope();
+  if (tuned == nullptr && launches_.size() >= KernelLookup::kLeast) {
+    std::vector<const json*> conditions;
+    for (const json& kernel : definition_["kernels"]) {
+      const auto when = kernel.find("when");
+      const bool given = when != kernel.end() && !when->is_null();
+      conditions.push_back(given ? &*when : nullptr);
+    }
+    lookup_.emplace_back(conditions, argument_scope_, op_ + ": kernels");
+  }
 
-  for (const char* operation :
-       {"size", "stride", "numel", "dim", "itemsize", "defined", "contiguous", "is_dtype"}) {
+  for (const char* operation : {"size", "stride", "numel", "dim", "itemsize", "defined",
+                                "contiguous", "is_dtype", "address"}) {
     reads_outputs_ |= mentions(kernels, operation, own);
   }
   reads_outputs_ |=

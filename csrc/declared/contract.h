@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "declared/kernel_lookup.h"
 #include "declared/packing.h"
 #include "declared/pattern.h"
 #include "declared/requirement.h"
@@ -135,6 +136,8 @@ class Contract {
   std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
   std::deque<Launch> launches_;
   std::vector<TunedTable> tuned_;            // none or one
+  std::vector<KernelLookup> lookup_;         // none or one; only without a tuned table
+  Scope argument_scope_;                     // of `when`, for errors
   std::vector<std::vector<size_t>> groups_;  // of launches_, by their places in the tuned table
   size_t variables_ = 0;                     // of dtypes
   bool reads_outputs_ = false;               // expressions may read what is allocated

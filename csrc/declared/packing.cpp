@@ -120,6 +120,7 @@ uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool par
   piece.at = at;
   piece.label = label;
   if (kind == "pointer") return add_pointer(argument, std::move(piece), places);
+  if (kind == "address") return add_address(argument, std::move(piece), places);
   if (kind == "struct") return add_struct(argument, at, label, places);
   if (kind == "bytes") return add_bytes(argument, at, label);
   if (kind == "workspace") return add_workspace(argument, at, label, places);
@@ -158,6 +159,25 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
   return sizeof(void*);
 }
 
+uint32_t Packing::add_address(const json& argument, Piece piece, const ArgumentPlaces& places) {
+  piece.size = sizeof(void*);
+  piece.kind = Kind::kAddress;
+  piece.tensor = argument.size() == 3 && argument[1].is_string()
+                     ? find_named(places.scope.tensors, argument[1].get<std::string>())
+                     : -1;
+  if (piece.tensor < 0) {
+    refuse_json(piece.label, "[\"address\", a tensor of the op, an element]", argument);
+  }
+  piece.index = static_cast<int32_t>(expressions_.size());
+  expressions_.emplace_back(argument[2], places.scope, piece.label);
+  if (expressions_.back().type() != ValueType::kInt) {
+    refuse_json(piece.label, "an integer, the element's place in memory", argument[2]);
+  }
+  reserve(piece.at, piece.size, piece.label);
+  pieces_.push_back(std::move(piece));
+  return sizeof(void*);
+}
+
 uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, bool param,
                              const ArgumentPlaces& places) {
   const std::string kind = argument[0].get<std::string>();
@@ -165,10 +185,10 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
                                   [&](const ScalarKind& scalar) { return kind == scalar.name; });
   const bool own_size = kind == "number";
   if ((known == std::end(kScalars) && !own_size) || argument.size() != 2) {
-    refuse_json(
-        piece.label,
-        "pointer, number, int32, float32, ..., bool, struct, tensor_map, workspace or bytes",
-        argument);
+    refuse_json(piece.label,
+                "pointer, address, number, int32, float32, ..., bool, struct, tensor_map, "
+                "workspace or bytes",
+                argument);
   }
   if (own_size && !param) refuse_json(piece.label, "a scalar with a size, as int32", argument);
   Expression expression(argument[1], places.scope, piece.label);
@@ -365,6 +385,23 @@ void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const 
   }
 }
 
+const void* Packing::address(const Piece& piece, const CallState& state) const {
+  const auto tensor = static_cast<size_t>(piece.tensor);
+  const auto* const begin = static_cast<const uint8_t*>(state.addresses[tensor]);
+  if (begin == nullptr) return nullptr;
+  const TensorFacts& facts = state.facts[tensor];
+  int64_t last = 0;  // of the elements, in memory
+  for (int64_t i = 0; i < facts.dim; ++i) last += (facts.sizes[i] - 1) * facts.strides[i];
+  const auto index = static_cast<size_t>(piece.index);
+  const int64_t at = expressions_[index].evaluate(state.arguments()).integer;
+  if (at < 0 || at > last) {
+    fail({"input", piece.label, "points outside of its tensor",
+          "an element from 0 to " + std::to_string(last), std::to_string(at),
+          "The definition does not allow for these arguments."});
+  }
+  return begin + at * facts.itemsize;
+}
+
 void Packing::pack(const CallState& state, uint8_t* out, void** params) const {
   std::memcpy(out, constant_.data(), constant_.size());
   for (size_t i = 0; i < starts_.size(); ++i) params[i] = out + starts_[i];
@@ -382,6 +419,11 @@ void Packing::pack(const CallState& state, uint8_t* out, void** params) const {
         }
         std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
         break;
+      case Kind::kAddress: {
+        const void* const at = address(piece, state);
+        std::memcpy(out + piece.at, &at, sizeof(void*));
+        break;
+      }
       case Kind::kTensorMap:
         maps_[index].encode(state, out + piece.at);
         break;

@@ -51,7 +51,8 @@ class Packing {
  private:
   enum class Kind : uint8_t {
     kPointer,
-    kItem,  // a pointer to an item of a list, which a call must have
+    kItem,     // a pointer to an item of a list, which a call must have
+    kAddress,  // of an element of a tensor, which an expression says
     kInteger,
     kAnyInteger,  // signed or unsigned, as the value fits
     kFloat16,
@@ -67,7 +68,8 @@ class Packing {
     bool is_signed = false;
     uint32_t size = 0;  // bytes
     uint32_t at = 0;
-    int32_t index = 0;  // of a tensor, an expression or a tensor map
+    int32_t index = 0;   // of a tensor, an expression or a tensor map
+    int32_t tensor = 0;  // of kAddress, whose index is the expression's
     std::string label;
   };
 
@@ -76,6 +78,7 @@ class Packing {
   uint32_t add(const nlohmann::json& argument, uint32_t at, uint32_t room, bool param,
                const std::string& label, const ArgumentPlaces& places);
   uint32_t add_pointer(const nlohmann::json& argument, Piece piece, const ArgumentPlaces& places);
+  uint32_t add_address(const nlohmann::json& argument, Piece piece, const ArgumentPlaces& places);
   uint32_t add_number(const nlohmann::json& argument, Piece piece, uint32_t room, bool param,
                       const ArgumentPlaces& places);
   uint32_t add_struct(const nlohmann::json& argument, uint32_t at, const std::string& label,
@@ -85,6 +88,8 @@ class Packing {
   uint32_t add_bytes(const nlohmann::json& argument, uint32_t at, const std::string& label);
   void reserve(uint32_t at, uint32_t size, const std::string& label);
   void write(const Piece& piece, const Value& value, uint8_t* out) const;
+  // The address of the element, null where the tensor has none. Throws [input] for one outside.
+  const void* address(const Piece& piece, const CallState& state) const;
 
   std::vector<uint8_t> constant_;
   std::vector<uint32_t> starts_;  // of each parameter

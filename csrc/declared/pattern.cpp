@@ -1,6 +1,7 @@
 #include "declared/pattern.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
@@ -149,6 +150,10 @@ void Pattern::read_size(const json& size, size_t dim, Names& names) {
     read.kind = Size::kConstant;
     read.value = size.get<int64_t>();
     shape_text_.push_back(std::to_string(read.value));
+  } else if (argument && bind_shifted(size, read, names)) {
+    const std::string name = names.scope().numbers[static_cast<size_t>(read.index)].first;
+    shape_text_.push_back("(" + name + (read.value < 0 ? " - " : " + ") +
+                          std::to_string(std::abs(read.value)) + ")");
   } else if (size.is_array()) {
     read.kind = Size::kExpression;
     read.index = static_cast<int32_t>(unread_.size());
@@ -158,6 +163,31 @@ void Pattern::read_size(const json& size, size_t dim, Names& names) {
     refuse_json(label, "a name, an int or an expression", size);
   }
   sizes_.push_back(read);
+}
+
+// ["add", ["number", "n"], 1], ["add", 1, ["number", "n"]] or ["sub", ["number", "n"], 1] of a name
+// that nothing before it has bound.
+bool Pattern::bind_shifted(const json& tree, Size& size, Names& names) {
+  constexpr int64_t kMostShift = int64_t{1} << 30;
+  const bool adds = tree.is_array() && tree.size() == 3 && tree[0] == "add";
+  const bool subtracts = tree.is_array() && tree.size() == 3 && tree[0] == "sub";
+  if (!adds && !subtracts) return false;
+  const bool swapped = adds && tree[1].is_number_integer();
+  const json& leaf = tree[swapped ? 2 : 1];
+  const json& shift = tree[swapped ? 1 : 2];
+  const bool right = leaf.is_array() && leaf.size() == 2 && leaf[0] == "number" &&
+                     leaf[1].is_string() && shift.is_number_integer() && shift <= kMostShift &&
+                     shift >= -kMostShift;
+  if (!right) return false;
+  const std::string name = leaf[1].get<std::string>();
+  if (!is_identifier(name) || names.is_argument(name) || names.find_size(name) >= 0 ||
+      names.find_group(name) >= 0) {
+    return false;
+  }
+  size.kind = Size::kBindShifted;
+  size.index = names.add_size(name);
+  size.value = subtracts ? -shift.get<int64_t>() : shift.get<int64_t>();
+  return true;
 }
 
 void Pattern::read_expressions(const Names& names) {

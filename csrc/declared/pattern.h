@@ -118,15 +118,24 @@ class Pattern {
 
  private:
   struct Size {
-    enum Kind : uint8_t { kBind, kSame, kConstant, kExpression, kBindGroup, kSameGroup };
+    enum Kind : uint8_t {
+      kBind,
+      kBindShifted,  // "n + 1": n is one less than the size
+      kSame,
+      kConstant,
+      kExpression,
+      kBindGroup,
+      kSameGroup
+    };
     Kind kind;
     int32_t index = 0;  // of the number, group or expression
-    int64_t value = 0;  // of a constant
+    int64_t value = 0;  // of a constant; what is added to a name
   };
 
   void read_dtype(const std::string& text, Names& names);
   void read_shape(const nlohmann::json& shape, Names& names);
   void read_size(const nlohmann::json& size, size_t dim, Names& names);
+  bool bind_shifted(const nlohmann::json& tree, Size& size, Names& names);
   void check_dtype(ScalarType found, int item, CallState& state) const;
   void check_layout(const TensorView& view, int item) const;
   [[noreturn]] void refuse(int item, const std::string& problem, const std::string& expected,

@@ -168,6 +168,14 @@ bool Pattern::match(const TensorView& view, size_t place, int item, CallState& s
       case Size::kBind:
         state.numbers[index] = Value::of(view.sizes[dim]);
         continue;
+      case Size::kBindShifted:
+        if (view.sizes[dim] >= size.value) {
+          state.numbers[index] = Value::of(view.sizes[dim] - size.value);
+          continue;
+        }
+        refuse(item, "has a wrong size in dim " + std::to_string(dim),
+               std::to_string(size.value) + " or more in shape " + expected_shape(),
+               std::to_string(view.sizes[dim]) + ", shape " + view.shape_text());
       case Size::kExpression:
         continue;
       case Size::kBindGroup:

@@ -19,12 +19,13 @@ struct Known {
   ArgumentType type;
 };
 constexpr Known kTypes[] = {
-    {"Tensor", ArgumentType::kTensor},       {"Tensor?", ArgumentType::kOptionalTensor},
-    {"Tensor[]", ArgumentType::kTensorList}, {"int", ArgumentType::kInt},
-    {"SymInt", ArgumentType::kInt},          {"int?", ArgumentType::kOptionalInt},
-    {"float", ArgumentType::kFloat},         {"float?", ArgumentType::kOptionalFloat},
-    {"bool", ArgumentType::kBool},           {"bool?", ArgumentType::kOptionalBool},
-    {"str", ArgumentType::kString},          {"ScalarType", ArgumentType::kDtype},
+    {"Tensor", ArgumentType::kTensor},        {"Tensor?", ArgumentType::kOptionalTensor},
+    {"Tensor[]", ArgumentType::kTensorList},  {"int", ArgumentType::kInt},
+    {"SymInt", ArgumentType::kInt},           {"int?", ArgumentType::kOptionalInt},
+    {"SymInt?", ArgumentType::kOptionalInt},  {"float", ArgumentType::kFloat},
+    {"float?", ArgumentType::kOptionalFloat}, {"bool", ArgumentType::kBool},
+    {"bool?", ArgumentType::kOptionalBool},   {"str", ArgumentType::kString},
+    {"ScalarType", ArgumentType::kDtype},
 };
 
 bool is_letter(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }

@@ -16,8 +16,8 @@ enum class ArgumentType : uint8_t {
   kTensor,
   kOptionalTensor,
   kTensorList,
-  kInt,  // int and SymInt
-  kOptionalInt,
+  kInt,          // int and SymInt
+  kOptionalInt,  // int? and SymInt?
   kFloat,
   kOptionalFloat,
   kBool,

@@ -190,8 +190,7 @@ void check(CUresult result, const char* tag, const std::string& action) {
           "a live context", got,
           "If something reset the device, restart the process: what it held is lost."});
   }
-  if (result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
-      result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {
+  if (is_capture_error(result)) {
     fail({"capture", action, "is not allowed in this CUDA graph capture", "success", got,
           "Make one call before the capture begins."});
   }

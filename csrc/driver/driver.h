@@ -31,6 +31,12 @@ bool driver_forked();
 // was forked stays locked in the child, in libcuda as here, so a child that waited would hang.
 void refuse_forked();
 
+// Whether a call was refused because of a CUDA graph that is being captured.
+inline bool is_capture_error(CUresult result) {
+  return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+         result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
 // Throws unless `result` is success. `action` says what failed ("cuLaunchKernelEx of 'name'").
 // The tag follows the code: [oom], [fault] for errors that poison the context, [fork] in a forked
 // child, [closed] after the context was destroyed, otherwise `tag`.

@@ -274,7 +274,10 @@ bool Module::unload(bool keep, CurrentStream current_stream) {
   for (int i = 0; i < kMaxDevices; ++i) {
     if (!used_[i]) continue;
     const ContextGuard guard(device(i));
-    check(driver().cuCtxSynchronize(), "driver",
+    const CUresult result = driver().cuCtxSynchronize();
+    // A capture in another thread: the module stays open, as where the capture was seen above.
+    if (is_capture_error(result)) closed_.store(false);
+    check(result, "driver",
           "cuCtxSynchronize of cuda:" + std::to_string(i) + ", to unload " + origin_);
   }
   std::lock_guard<std::mutex> kernels_lock(kernels_mutex_);

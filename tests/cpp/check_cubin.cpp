@@ -400,6 +400,56 @@ void without_exceptions() {
   CHECK(module.try_unload().value());
 }
 
+// A caller that was compiled with a later header, whose structs have grown, and with one before the
+// first: more bytes than the library knows, and too few.
+void callers_of_other_versions() {
+  Module module = several();
+  struct {
+    torch_cubin_v1_attributes known;
+    char later[16];
+  } grown{};
+  std::memset(grown.later, 0x55, sizeof(grown.later));
+  torch_cubin_v1_kernel* kernel = nullptr;
+  torch_cubin_v1_module* handle = nullptr;
+  const std::string path = g_folder + "/several.sm_90a.cuda130.cubin";
+  const char* const paths[] = {path.c_str()};
+  CHECK(torch_cubin_v1_module_open_files(paths, 1, 0, &handle) == nullptr);
+  CHECK(torch_cubin_v1_module_kernel(handle, "vec_add", 7, &kernel) == nullptr);
+  grown.known.size = sizeof(grown);
+  CHECK(torch_cubin_v1_kernel_attributes(kernel, 0, &grown.known) == nullptr);
+  CHECK(grown.known.size == sizeof(grown) && grown.known.max_threads > 0);
+  for (const char byte : grown.later) CHECK(byte == 0x55);
+  torch_cubin_v1_facts facts{};
+  facts.size = sizeof(facts) - 8;  // no version ever had so few
+  torch_cubin_v1_kernel_info(kernel, &facts);
+  CHECK(facts.name == nullptr);
+  torch_cubin_v1_device device{};
+  device.size = 8;
+  torch_cubin_v1_error* error = torch_cubin_v1_device_info(0, &device);
+  CHECK(error != nullptr);
+  const std::string text = torch_cubin_v1_error_part(error, TORCH_CUBIN_V1_MESSAGE);
+  CHECK(text.find("torch_cubin_v1_device") != std::string::npos);
+  torch_cubin_v1_error_free(error);
+  torch_cubin_v1_module_release(handle);
+}
+
+int g_released = 0;
+
+// What a caching allocator keeps is asked for once, and the driver once more.
+void out_of_memory() {
+  set_release_cache([](int32_t device) { g_released += 1 + device; });
+  float* a = nullptr;
+  Module module = several();
+  fake<int(const char*, long, long, int)>("fake_fail")("cuLibraryLoadData", 0, 1, 2);
+  module["vec_add"](grid(1), block(1), nullptr, a, a, a, 1);
+  CHECK(g_released == 1);
+  Module again = several();
+  fake<int(const char*, long, long, int)>("fake_fail")("cuLibraryLoadData", 0, 2, 2);
+  REFUSED("oom", "CUDA out of memory", again["vec_add"](grid(1), block(1), nullptr, a, a, a, 1));
+  CHECK(g_released == 2);
+  set_release_cache(nullptr);
+}
+
 void lifetimes() {
   // A module that stays loaded keeps its kernels; a kernel keeps its module.
   Kernel kernel;
@@ -426,7 +476,12 @@ void lifetimes() {
   again["vec_add"](grid(1), block(1), nullptr, a, a, a, 1);
   fake<int(const char*, long, long, int)>("fake_fail")("cuLaunchKernelEx", 0, 1, 700);
   REFUSED("fault", "restart", again["vec_add"](grid(1), block(1), nullptr, a, a, a, 1));
+  // Another thread captures a graph: the module is as it was before, and unloads afterwards.
+  fake<int(const char*, long, long, int)>("fake_fail")("cuCtxSynchronize", 0, 1, 900);
+  REFUSED("capture", "cuCtxSynchronize", again.unload());
+  again["vec_add"](grid(1), block(1), nullptr, a, a, a, 1);
   CHECK(again.unload());
+  REFUSED("closed", "", again["vec_add"]);
 }
 
 }  // namespace
@@ -442,6 +497,8 @@ int main(int count, char** arguments) {
     bad_images();
     memory_images();
     without_exceptions();
+    callers_of_other_versions();
+    out_of_memory();
     lifetimes();
   } catch (const std::exception& error) {
     std::printf("unexpected: %s\n", error.what());

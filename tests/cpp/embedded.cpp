@@ -13,8 +13,11 @@ TORCH_CUBIN_EMBED(by_embed);                     // torch_cubin.embed --name
 TORCH_CUBIN_INCBIN(by_incbin, "several.cubin");  // .incbin
 TORCH_CUBIN_BINARY(by_binary, several_cubin);    // ld -r -b binary
 static const unsigned char by_list[] = {
-// C23's #embed gives such a list
-#include "list.h"
+#ifdef __has_embed
+#embed "several.cubin"
+#else
+#include "list.h"  // such a list as #embed gives
+#endif
 };
 extern "C" const unsigned char other_cubin[];   // an array of another file: no size is known
 extern "C" const unsigned int other_cubin_len;  // TensorRT-LLM's own way to say it
@@ -31,7 +34,11 @@ int main() {
         {"TORCH_CUBIN_BINARY", embedded("by_binary")},
         {"xxd -i", Module::from_memory(several_cubin, several_cubin_len)},
         {"bin2c", Module::from_memory(words)},
+#ifdef __has_embed
         {"#embed", Module::from_memory(by_list)},
+#else
+        {"a list of bytes", Module::from_memory(by_list)},
+#endif
         {"pointer and length", Module::from_memory(other_cubin, other_cubin_len)},
         {"pointer alone", Module::from_memory(static_cast<const void*>(other_cubin))},
         {"source file", Module::from_file("xxd.h")},

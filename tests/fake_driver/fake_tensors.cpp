@@ -1,12 +1,13 @@
 // Tensors that PyTorch takes for CUDA's, in a CPU build of PyTorch: their memory is the host's.
 //
 // torch.ops.fake_cuda.make gives one, and empty_strided on a "cuda" device works too, which is how
-// the library allocates. Nothing else does: no arithmetic, no copies, no printing.
+// the library allocates, and zero_ of what it allocates. Nothing else does: no arithmetic, no copies, no printing.
 #include <ATen/ATen.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <cstdlib>
+#include <cstring>
 
 namespace {
 
@@ -45,6 +46,12 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
   return make(sizes, strides, dtype.value_or(at::kFloat), device ? device->index() : 0, 0);
 }
 
+// Scratch that is zeroed; it is contiguous.
+at::Tensor& zero_(at::Tensor& tensor) {
+  if (tensor.nbytes() > 0) std::memset(tensor.data_ptr(), 0, tensor.nbytes());
+  return tensor;
+}
+
 }  // namespace
 
 // Autograd asks for one where such a tensor requires grad.
@@ -57,4 +64,7 @@ TORCH_LIBRARY(fake_cuda, m) {
   m.def("part(Tensor base, int[] size, int[] stride, int offset) -> Tensor", &part);
 }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) { m.impl("empty_strided", &empty_strided); }
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty_strided", &empty_strided);
+  m.impl("zero_", &zero_);
+}

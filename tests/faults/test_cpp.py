@@ -87,7 +87,10 @@ def test_cubin_h(way: str, checks: Path, folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("ld") is None, reason="needs ld (binutils)")
-def test_every_way_to_embed_an_image(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("compiler", ["g++", "clang++-19"])  # the latter knows C23's #embed
+def test_every_way_to_embed_an_image(compiler: str, tmp_path: Path, monkeypatch) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler}")
     monkeypatch.chdir(tmp_path)
     content = (DATA / "several.sm_90a.cuda130.cubin").read_bytes()
     Path("several.cubin").write_bytes(content)
@@ -108,13 +111,15 @@ def test_every_way_to_embed_an_image(tmp_path: Path, monkeypatch) -> None:
     )
     torch_cubin.embed.write_unit("embed.cpp", ["several.cubin"], name="by_embed")
     subprocess.run(["ld", "-r", "-b", "binary", "several.cubin", "-o", "binary.o"], check=True)
-    command = ["g++", "-O1", *cpp.compile_flags(torch=False), "-I."]
+    command = [compiler, "-O1", *cpp.compile_flags(torch=False), "-I.", "--embed-dir=."]
+    command = [flag for flag in command if compiler != "g++" or "embed-dir" not in flag]
     command += [str(ROOT / "tests" / "cpp" / "embedded.cpp"), "embed.cpp", "other.cpp", "binary.o"]
     # The object of ld -r asks for nothing of the stack, which newer linkers warn of.
     command += ["-Wl,-z,noexecstack", "-o", "embedded", *cpp.link_flags(torch=False)]
     subprocess.run(command, check=True)
     done = subprocess.run(["./embedded"], capture_output=True, text=True)
     assert done.stdout.count(": right\n") == 10, done.stdout
+    assert ("#embed" in done.stdout) == (compiler != "g++")
     assert "WRONG" not in done.stdout
     assert done.returncode == 0
 

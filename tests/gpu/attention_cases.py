@@ -97,7 +97,7 @@ def _layout(
     )
 
 
-def _length(r: random.Random) -> int:
+def random_length(r: random.Random) -> int:
     return 0 if r.random() < 0.02 else r.choice(LENGTHS)
 
 
@@ -126,7 +126,7 @@ def random_case(r: random.Random, backward: bool) -> Case:
                 own = 1
             return _leading(r, batch, own, broadcast)
 
-        rows, columns = _length(r), _length(r)
+        rows, columns = random_length(r), random_length(r)
         head_dim = r.choice(HEAD_DIMS)
         head_dim_v = head_dim if r.random() < 0.7 else r.choice(HEAD_DIMS)
         shared = kv_heads if enable_gqa else heads

@@ -82,6 +82,7 @@ def _driver_version() -> str:
 def write(root: Path, counts: dict[str, int], fault_cases: dict[int, int] | None = None) -> Path:
     """Writes the record of a run on this machine's GPU.
 
+    A run on one GPU after one of the same sources on several is added to that one's record.
     `fault_cases`: of each case of faults/cases.py, how many tests passed that show it.
     """
     import torch
@@ -100,6 +101,11 @@ def write(root: Path, counts: dict[str, int], fault_cases: dict[int, int] | None
         "fault_cases": {str(case): count for case, count in sorted((fault_cases or {}).items())},
     }
     path = root / RECORD
+    if content["gpus"] == 1 and path.is_file():
+        before = json.loads(path.read_text())
+        if before.get("gpus", 1) > 1 and before.get("sources") == content["sources"]:
+            one = {name: content[name] for name in ("date", "passed", "failed", "skipped")}
+            content = {**before, "on_one_gpu": one}
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
 
@@ -112,6 +118,10 @@ def describe(root: Path) -> str:
             f"{content['passed']} passed, {content['failed']} failed, {content['skipped']} skipped "
             f"on {content['gpu']}, torch {content['torch']}, {content['date']}"
         )
+        if content.get("gpus", 1) > 1:
+            result += f", {content['gpus']} GPUs"
+        if one := content.get("on_one_gpu"):
+            result += f"; {one['passed']} passed, {one['failed']} failed on one of them"
         current = content["sources"] == source_hash(root)
     except FileNotFoundError:
         return f"GPU record: none ({RECORD}): run the tests on a machine with a GPU"

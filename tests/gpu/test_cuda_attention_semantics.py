@@ -139,7 +139,7 @@ def test_packed_sequences(name: str, lengths: str, nan_memory) -> None:
         if number % 2:
             named |= {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths)}
         ours, logsumexp = ar.both(q, k, v, grad, **options, **named)
-        want = _packed_reference(q, k, v, grad, q_at.tolist(), k_at.tolist(), options)
+        want = ar.packed_reference(q, k, v, grad, q_at.tolist(), k_at.tolist(), options)
         label = f"{name} {lengths} {raw}"
         ar.check(name, label, ours, want)
         ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
@@ -157,27 +157,6 @@ def test_packed_sequences_of_sinks_alone(name: str, nan_memory) -> None:
     )
     assert bool((out == 0).all())
     assert torch.allclose(logsumexp, sinks[:, None].expand(2, 5), atol=1e-6)
-
-
-def _packed_reference(q, k, v, grad, q_at, k_at, options) -> ar.Reference:
-    """Each sequence by itself; zeros, and -inf, for rows of none."""
-    total = {n: torch.zeros_like(x, dtype=torch.double) for n, x in zip(ar.NAMES, (q, q, k, v))}
-    squares = {n: torch.zeros_like(x) for n, x in total.items()}
-    logsumexp = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.double, device=q.device)
-    for index in range(len(q_at) - 1):
-        rows = slice(q_at[index], q_at[index + 1])
-        columns = slice(k_at[index], k_at[index + 1])
-        if rows.start == rows.stop:
-            continue
-        q_one, k_one, v_one, grad_one = (
-            x.transpose(0, 1) for x in (q[rows], k[columns], v[columns], grad[rows])
-        )
-        one = ar.reference(q_one, k_one, v_one, grad_one, enable_gqa=True, **options)
-        logsumexp[:, rows] = one.logsumexp
-        for name, place in zip(ar.NAMES, (rows, rows, columns, columns), strict=True):
-            total[name][place] = getattr(one, name).transpose(0, 1)
-            squares[name][place] = one.squares[name].transpose(0, 1)
-    return ar.Reference(total["out"], logsumexp, total["dq"], total["dk"], total["dv"], squares)
 
 
 @pytest.mark.parametrize("name", ac.DTYPES)

@@ -21,6 +21,11 @@ SAYS = {
     "tensor_map": ["launched directly", "as an op", "of a slice"],
     "cooperative": ["10000019 floats", "is cooperative and does not fit"],
     "cluster": ["40 rows of 250000", "torch.softmax"],
+    "fmha_library": [
+        "fmha::packed: 24 kernels",
+        "paged KV, float16 head_size 128 sliding",
+        "the nearest of 24 kernels, got ",
+    ],
     "embedded/run": ["built mine-1.0-py3-none-linux", "mine.vec_add on"],
 }
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from ops.test_autograd import Calls
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_cubin
 
@@ -104,6 +105,20 @@ def test_training_with_dropout_runs(device):
     first.backward()
 
 
+class Softmaxes(TorchDispatchMode):
+    """PyTorch's own attention, however it is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        if name.startswith("aten") and ("softmax" in name or "scaled_dot_product" in name):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
 def test_greedy_generation_gives_the_same_tokens(cache, padding, device):
@@ -113,10 +128,18 @@ def test_greedy_generation_gives_the_same_tokens(cache, padding, device):
         given = padded(given)
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache}
     tokens = []
+    torch_cubin.report(reset=True)
     for name in ("cubin", "sdpa"):
         model.set_attn_implementation(name)
-        with torch.no_grad():
+        with torch.no_grad(), Softmaxes() as others:
             tokens.append(model.generate(**given, **options, disable_compile=True))
+        assert bool(others.seen) == (name == "sdpa")
+        if name == "cubin":  # the prefill and each further token
+            served = torch_cubin.report(reset=True)
+            assert {row.function: row.calls for row in served.served} == {
+                "transformers attention": 8 * LAYERS
+            }
+            assert served.declined == ()
     assert tokens[0].shape == (2, 17)
     assert torch.equal(*tokens)
 
@@ -173,8 +196,11 @@ def test_position_bias(device):
 def test_asking_for_attention_weights_warns(device):
     query = torch.randn(2, 4, 5, 8, device=device)
     layer = torch.nn.Module()
+    torch_cubin.report(reset=True)
     with pytest.warns(UserWarning, match="eager"):
         torch_cubin.huggingface.attention(layer, query, query, query, None, output_attentions=True)
+    (row,) = torch_cubin.report(reset=True).declined
+    assert (row.function, row.reason) == ("transformers attention weights", "output_attentions")
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import subprocess
@@ -154,6 +155,28 @@ def test_files_and_their_headers(library, folder: Path, tmp_path: Path) -> None:
         torch_cubin.compile(tmp_path / "none.cu", archs="sm_90a")
 
 
+def test_headers_come_from_no_working_folder(
+    library, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which folder a process runs in decides nothing, and no cached kernel hides that."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "here.h").write_text("#define VALUE 1\n")
+    (tmp_path / "sub" / "far.h").write_text('#include "near.h"\n')
+    (tmp_path / "sub" / "near.h").write_text("#define VALUE 2\n")
+    monkeypatch.chdir(tmp_path)
+    body = 'extern "C" __global__ void f(int* y) { *y = VALUE; }\n'
+    for _ in range(2):
+        with pytest.raises(errors.InputError, match='source.cu line 1 .*"here.h"') as caught:
+            torch_cubin.compile(f'#include "here.h"\n{body}', archs="sm_90a")
+        assert "/dev/null" not in str(caught.value)
+    # A header still finds its neighbours.
+    source = f'#include "far.h"\n{body}'
+    assert "f" in torch_cubin.compile(source, archs="sm_90a", include=[tmp_path / "sub"])
+    name = 'extern "C" __device__ const char* g() { return __FILE__; }\n' + body
+    cubin = torch_cubin.compile(f"#define VALUE g()[0]\n{name}", archs="sm_90a")._sources[0][0]
+    assert b"/dev/null" not in cubin
+
+
 def test_the_cache_is_by_content(library, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     compiled = nvrtc.compile
@@ -202,6 +225,62 @@ def test_the_cache_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for damaged in (b"", b"\n", b"{}\nx", b"[1]\nx", b'{"sha256": 5}\nx'):
         (folder / "99.compiled").write_bytes(damaged)
         assert cache.find("99") is None
+
+
+def build_folder(folder: Path, name: str, used: int) -> Path:
+    made = folder / name
+    made.mkdir(parents=True)
+    for file in ("lock", "mine.so"):
+        (made / file).write_bytes(b"x" * 100)
+        os.utime(made / file, (used, used))
+    return made
+
+
+def test_builds_and_what_was_left_unfinished_are_evicted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of load_inline count as entries do; temporary files of dead processes go."""
+    monkeypatch.setattr(cache, "MOST_FILES", 4)
+    builds = [build_folder(folder, f"mine_{n:016x}", used=n) for n in range(4)]
+    (folder / "mine_of_a_user").mkdir()
+    kept = build_folder(folder, "no_hash", used=0)
+    temporaries = [
+        folder / f".{'0' * 64}.compiled.{'1' * 16}", folder / f".{'0' * 64}.compiled.{'2' * 16}",
+        folder / ".mine",
+    ]  # fmt: skip
+    for path in temporaries:
+        path.write_bytes(b"x")
+    os.utime(temporaries[0], (0, 0))
+    os.utime(temporaries[2], (0, 0))
+    with (builds[0] / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # built in now
+        cache.keep("a", {}, b"new")
+    assert [path.is_dir() for path in builds] == [True, False, False, True]
+    assert kept.is_dir()
+    assert (folder / "mine_of_a_user").is_dir()
+    assert [path.exists() for path in temporaries] == [False, True, True]
+    assert not list(folder.glob(".evicted*"))
+    # One that waits for a folder's lock while it is evicted gets the folder that stands then.
+    cache._evict_folder(builds[0])
+    with cache.locked_folder(builds[0]) as lock:
+        assert os.path.samestat(os.fstat(lock.fileno()), (builds[0] / "lock").stat())
+
+
+def test_a_lock_of_an_evicted_folder_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = build_folder(folder, "mine_0123456789abcdef", used=0)
+    flock, calls = fcntl.flock, []
+
+    def evicted_meanwhile(lock, how: int) -> None:
+        calls.append(how)
+        flock(lock, how)
+        if len(calls) == 1:
+            flock(lock, fcntl.LOCK_UN)
+            cache._evict_folder(build)
+
+    monkeypatch.setattr(fcntl, "flock", evicted_meanwhile)
+    with cache.locked_folder(build) as lock:
+        assert os.path.samestat(os.fstat(lock.fileno()), (build / "lock").stat())
+    assert [path.name for path in build.iterdir()] == ["lock"]
 
 
 def test_many_processes_share_the_cache(folder: Path) -> None:

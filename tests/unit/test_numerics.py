@@ -108,6 +108,21 @@ def test_judge_ignores_empty_results_and_scales() -> None:
     judge.finish()
 
 
+def test_judge_allows_what_an_algorithm_loses_and_no_more() -> None:
+    for error, relative, passes in ((1e-4, 2e-4, True), (1e-4, 5e-5, False), (1e-4, 0.0, False)):
+        judge = numerics.Judge(torch.float32)
+        _, own, reference = _case()
+        out = own.clone()
+        out[0, 0] += error * float(reference.abs().max())
+        judge.add("case", out, own, reference, relative=relative)
+        judge.rows[0][1] = 0  # the RMS of one element is another matter
+        if passes:
+            judge.finish()
+        else:
+            with pytest.raises(AssertionError, match="max error"):
+                judge.finish()
+
+
 def test_check_exact_names_the_first_difference() -> None:
     expected = torch.arange(6.0).reshape(2, 3)
     numerics.check_exact(expected.half(), expected)

@@ -138,6 +138,20 @@ def test_wheel_leaves_stale_cubins_behind(tmp_path):
     assert files == {"manifest.json", "sm_80/new.cubin"}
 
 
+def test_a_wheel_for_some_architectures_says_which(tmp_path):
+    setup, manifest = load_file("setup.py"), tmp_path / "manifest.json"
+    assert setup.partial_build_number(manifest) is None
+    every = setup.kernel_build().DEFAULT_ARCHS
+    for archs, says in (
+        (("sm_90a",), "0sm90a"),
+        (("sm_90a", "sm_80"), "0sm80sm90a"),
+        (every, None),
+    ):
+        kernels = [{"file": f"{arch}/matmul.cubin"} for arch in archs]
+        manifest.write_text(json.dumps({"kernels": kernels}))
+        assert setup.partial_build_number(manifest) == says
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """A wheel of this tree, with the kernels that lie there, from the objects of `make`."""
@@ -156,7 +170,8 @@ def wheel(tmp_path_factory) -> Path:
 
 @built_here
 def test_wheel_is_for_every_python(wheel):
-    assert re.fullmatch(r"torch_cubin-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
+    # With some architectures alone, the name says which.
+    assert re.fullmatch(r"torch_cubin-[\d.]+(-0sm\w+)?-py3-none-linux_\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
         info = email.message_from_bytes(archive.read(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,12 @@ from torch_cubin._compile import nvrtc
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "producers.md").read_text()
 # The heading of each example's section, and the modules that it needs.
-NEEDS = {"Triton": ["triton"], "CUDA C++": ["NVRTC"]}
+NEEDS = {
+    "Triton": ["triton"],
+    "cuTile": ["cuda.tile"],
+    "CUDA C++": ["NVRTC"],
+    "Libraries of cubins": ["nvcc"],
+}
 
 
 def examples() -> dict[str, str]:
@@ -32,8 +38,13 @@ def examples() -> dict[str, str]:
 
 
 def is_installed(name: str) -> bool:
+    if name == "nvcc":
+        return shutil.which(name) is not None
     if name != "NVRTC":
-        return importlib.util.find_spec(name) is not None
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # its parent
+            return False
     try:
         return nvrtc.load() is not None
     except errors.FileError:
@@ -44,6 +55,18 @@ def test_every_section_with_code_is_run() -> None:
     assert examples().keys() == NEEDS.keys()
 
 
+def make_library(folder: Path) -> None:
+    """What the section's example finds in its folder: a vendor's files."""
+    code = (
+        "import shutil, sys; from pathlib import Path\n"
+        f"sys.path.append({str(ROOT / 'examples')!r}); import fmha_library as example\n"
+        "example.LIBRARY = Path('cubins'); example.make_library(('fp16',), (64,), ('sm_90a',))\n"
+        "shutil.move('cubins/fmha_table.h', 'fmha_table.h')\n"
+        "shutil.copy(example.SOURCES / 'fmha_params.h', 'fmha_params.h')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+
+
 @pytest.mark.parametrize("title", NEEDS)
 def test_the_example_runs(title: str, tmp_path: Path) -> None:
     for name in NEEDS[title]:
@@ -51,6 +74,8 @@ def test_the_example_runs(title: str, tmp_path: Path) -> None:
             pytest.skip(f"{name} is not installed")
     script = tmp_path / "example.py"
     script.write_text(examples()[title])
+    if title == "Libraries of cubins":
+        make_library(tmp_path)
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": ":".join([str(ROOT), *sys.path])},

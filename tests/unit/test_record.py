@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from gpu import record
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -64,6 +66,22 @@ def test_record_that_cannot_be_read_says_so(tree: Path, content: str) -> None:
     assert "cannot be read" in record.describe(tree)
     (tree / record.RECORD).unlink()
     assert "none" in record.describe(tree)
+
+
+def test_a_run_on_one_gpu_is_added_to_that_on_several(tree: Path, monkeypatch) -> None:
+    gpus = 2
+    properties = SimpleNamespace(name="G", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    record.write(tree, {"passed": 9})
+    gpus = 1
+    record.write(tree, {"passed": 7, "skipped": 2})
+    assert "of these sources: 9 passed" in record.describe(tree)
+    assert "2 GPUs; 7 passed, 0 failed on one of them" in record.describe(tree)
+    (tree / "csrc" / "part" / "file.txt").write_text("changed")
+    record.write(tree, {"passed": 6})
+    assert "of these sources: 6 passed" in record.describe(tree)
+    assert "on one of them" not in record.describe(tree)
 
 
 def test_record_hashes_what_git_would_track() -> None:

@@ -34,6 +34,7 @@ DEFAULTS = {
     "int": ["0", "-7", "123456789012"],
     "SymInt": ["3"],
     "int?": ["None", "2"],
+    "SymInt?": ["None", "5"],
     "float": ["1.5", "-2", "1e-5", ".5", "3."],
     "float?": ["None", "0.25"],
     "bool": ["True", "False"],

@@ -169,6 +169,31 @@ def test_what_a_cache_folder_does_not_tell_is_asked_for() -> None:
     assert "requires" in contract_of(op)  # n % 16
 
 
+def test_what_was_folded_is_checked_at_calls_where_the_op_names_it() -> None:
+    """A cache folder's kernel for stride 1 must not quietly serve a call with stride 2."""
+    (found,) = [k for k in tct.read(DATA / "cache_3.9.0_sm_90a") if k.name == "add"]
+
+    def define(extra: str, kernel: Any = found, **more: Any) -> dict[str, Any]:
+        op = tct.define_op(
+            f"{namespace()}::add(Tensor x, Tensor y, {extra}) -> Tensor",
+            kernel=kernel,
+            tensors={"x": "float32[n]", "y": "float32[n]", "out": "float32[n]", "bias": "float32"}
+            if "bias" in extra else {"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"},
+            args={"x_ptr": "x", "y_ptr": "y", "out_ptr": "out"}, grid=lambda n: n, **more,
+        )  # fmt: skip
+        return contract_of(op)
+
+    requires = define("int stride", folded={"stride": 1})["requires"]
+    assert {"argument": "stride", "value": ["number", "stride"], "equals": 1} in requires
+    requires = define("Tensor? bias", folded={"bias": None})["requires"]
+    assert {"argument": "bias", "value": ["defined", "bias"], "equals": False} in requires
+    for extra in ("int stride", "float? scale", "bool causal", "str mode", "Tensor? bias"):
+        with pytest.raises(errors.InputError, match=r"reaches no argument of the kernel's"):
+            define(extra)
+    when = torch_cubin.KernelChoice(found, when=lambda stride: stride == 1)
+    assert define("int stride", kernel=when)["when"] == ["eq", ["number", "stride"], 1]
+
+
 def copied(tmp_path: Path, folder: str = "cache_3.6.0_sm_90a") -> Path:
     shutil.copytree(DATA / folder, tmp_path / folder)
     return tmp_path / folder

@@ -1,24 +1,34 @@
 """What was compiled before, on disk, by content.
 
 One file an entry, written at once under a name of its own: any number of processes may read, write
-and evict side by side. An entry that is damaged counts as absent. The folder is bounded: what was
-used longest ago goes first.
+and evict side by side. An entry that is damaged counts as absent. Beside them lie the folders that
+torch_cubin.cpp.load_inline builds in, NAME_HASH with a file "lock". The whole is bounded: what was
+used longest ago goes first, and so do temporary files of processes that ended while they wrote.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
+import shutil
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from torch_cubin._declared.package import write_file
 
 MOST_BYTES = 512 << 20
 MOST_FILES = 4096
 _SUFFIX = ".compiled"
+_BUILD_FOLDER = re.compile(r"\w+_[0-9a-f]{16}")
+# What write_file and evict_folder give a name while they work; none of it takes long.
+_TEMPORARY = re.compile(rf"\.(?:[0-9a-f]+{re.escape(_SUFFIX)}|evicted)\.[0-9a-f]{{16}}")
+_TEMPORARY_SECONDS = 3600
 
 
 def folder() -> Path | None:
@@ -70,21 +80,85 @@ def keep(name: str, facts: dict[str, Any], body: bytes) -> None:
         return
 
 
+def locked_folder(path: Path) -> IO[str]:
+    """Makes a folder that one process at a time builds in, and gives its lock, to be closed.
+
+    Another process may evict the folder while this one waits, so what the lock was taken in is
+    compared with what then stands under the path.
+    """
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = (path / "lock").open("w")
+        except FileNotFoundError:  # evicted since
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(path / "lock")):
+                return lock
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            lock.close()
+            raise
+        lock.close()
+
+
+def evict() -> None:
+    """Brings the cache below its bounds. Says nothing of what cannot be removed."""
+    root = folder()
+    if root is not None:
+        with contextlib.suppress(OSError):
+            _evict(root)
+
+
 def _evict(root: Path) -> None:
     entries = []
     with os.scandir(root) as found:
         for entry in found:
-            if entry.name.endswith(_SUFFIX):
-                with contextlib.suppress(OSError):  # another process evicts, too
-                    facts = entry.stat()
+            with contextlib.suppress(OSError):  # another process evicts, too
+                facts = entry.stat(follow_symlinks=False)
+                if _TEMPORARY.fullmatch(entry.name):
+                    if time.time() - facts.st_mtime > _TEMPORARY_SECONDS:
+                        _remove(Path(entry.path))
+                elif entry.name.endswith(_SUFFIX):
                     entries.append((facts.st_mtime_ns, facts.st_size, entry.path))
+                elif _is_build_folder(entry):
+                    files = [file.stat() for file in os.scandir(entry.path)]
+                    used = max(file.st_mtime_ns for file in files)
+                    entries.append((used, sum(file.st_size for file in files), entry.path))
     total = sum(size for _, size, _ in entries)
     count = len(entries)
     if count <= MOST_FILES and total <= MOST_BYTES:
         return
     for _, size, path in sorted(entries):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        try:
+            _remove(Path(path)) if path.endswith(_SUFFIX) else _evict_folder(Path(path))
+        except FileNotFoundError:
+            pass  # another process was first
+        except OSError:
+            continue  # in use, or not ours
         count, total = count - 1, total - size
         if count <= MOST_FILES * 3 // 4 and total <= MOST_BYTES * 3 // 4:
             return
+
+
+def _is_build_folder(entry: os.DirEntry[str]) -> bool:
+    is_named = _BUILD_FOLDER.fullmatch(entry.name) is not None
+    return is_named and entry.is_dir(follow_symlinks=False) and Path(entry.path, "lock").is_file()
+
+
+def _evict_folder(path: Path) -> None:
+    """Unless a process builds in it. It goes at once, so that none meets a part of it."""
+    with (path / "lock").open("r") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        gone = path.with_name(f".evicted.{secrets.token_hex(8)}")
+        path.rename(gone)
+        _remove(gone)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()

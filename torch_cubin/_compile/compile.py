@@ -150,8 +150,8 @@ def _nvrtc(
     key = None
     if included is not None:
         key = _cache.key(
-            {"source": text, "name": name, "names": expressions, "options": flags, "own": own,
-             "included": included, "compiler": f"NVRTC {nvrtc.version()}"}
+            {"version": 2, "source": text, "name": name, "names": expressions, "options": flags,
+             "own": own, "included": included, "compiler": f"NVRTC {nvrtc.version()}"}
         )  # fmt: skip
         found = _cache.find(key)
         if found is not None and isinstance(found[0].get("symbols"), dict):

@@ -113,14 +113,23 @@ def compile(
     options: Sequence[str],
     headers: dict[str, str],
 ) -> Compiled:
-    """Compiles one program for one architecture. Raises CompileFailed for errors in the source."""
+    """Compiles one program for one architecture. Raises CompileFailed for errors in the source.
+
+    `name` is what errors and __FILE__ call the source. NVRTC searches the folder of the program's
+    name for headers in quotes, and that of a bare name is the working folder, which no include path
+    names and no cache's key knows: so the program's own name is in a place that holds no file.
+    (--no-source-include would also keep headers from including their neighbours.)
+    """
     library = load()
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    source = f'#line 1 "{quoted}"\n{source}'
+    placed = f"/dev/null/{Path(name).name}"
     program = ctypes.c_void_p()
     contents = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
     names = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers))
     _check(
         library.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), name.encode(), len(headers), contents, names
+            ctypes.byref(program), source.encode(), placed.encode(), len(headers), contents, names
         ),
         "nvrtcCreateProgram",
     )
@@ -130,7 +139,7 @@ def compile(
             _check(result, f"nvrtcAddNameExpression of '{expression}'")
         flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         result = library.nvrtcCompileProgram(program, len(options), flags)
-        log = _text(library, program)
+        log = _text(library, program).replace(placed, name)
         if result:
             said = library.nvrtcGetErrorString(result).decode("utf-8", "replace")
             raise CompileFailed(log if result == _COMPILATION or log else said)

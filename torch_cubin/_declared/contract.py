@@ -74,6 +74,8 @@ class Scope:
     dtypes: Mapping[str, list[str]]  # variables
     optional: frozenset[str]  # tensor arguments that a call may leave out
     arguments: frozenset[str]  # tensor arguments
+    varying: tuple[str, ...] = ()  # arguments that are no required tensors
+    when: Tree = None  # the kernel's condition
 
 
 class Builder:
@@ -132,6 +134,7 @@ class Builder:
             if argument.kind == "tensor" and argument.name in self.entries:
                 shape = self.entries[argument.name]["shape"] or ()
                 self.sizes |= {size for size in shape if isinstance(size, str) and size[0] != "*"}
+                self.sizes |= {found[0] for found in map(_patterns.shifted_name, shape) if found}
         self.sizes -= self.names.keys()
         for name in sorted(self.sizes & {*DEVICE_NAMES}):
             raise self.refuse(f"tensors, size '{name}'", "has a name of the device's",
@@ -177,6 +180,7 @@ class Builder:
         part: str,
         made: Sequence[dict] = (),
         constants: Mapping[str, Any] | None = None,
+        when: Tree = None,
     ) -> Scope:
         """The names of the op for a Produced; functions may also name `constants`."""
         traced = {**names, **(constants or {})}
@@ -189,6 +193,10 @@ class Builder:
             dtypes=self.dtypes,
             optional=frozenset(name for name, kind in kinds.items() if kind == "tensor?"),
             arguments=frozenset(a.name for a in self.signature.arguments if a.is_tensor),
+            varying=tuple(
+                name for name, kind in kinds.items() if kind not in ("tensor", "tensors")
+            ),
+            when=when,
         )
 
     def tuned(self, tuned: Produced) -> Any:
@@ -202,6 +210,8 @@ class Builder:
         arguments = {**self._scope(device=True), **choice.constants}
         everything = {**own, **choice.constants}
         self.places[f"kernels[{index}]"] = f"kernel '{choice.kernel}'"
+        if "row" in choice.constants and "row" in own:
+            raise self.refuse("names", "has a name of choices()", "another name", "row")
 
         def traced(field: str, names: Mapping[str, Any]) -> Any:
             what = f"kernel '{choice.kernel}': {field}"
@@ -216,11 +226,12 @@ class Builder:
             trees = [tree_of(value) for value in values]
             return trees + [1] * (3 - len(trees)) if trees else trees
 
+        when = None if choice.when is None else tree_of(traced("when", arguments))
         requires: list[dict] = []
         if isinstance(choice.args, Produced):
             part = f"kernels[{index}].args"
             what = f"kernel '{choice.kernel}'"
-            of_op = self.scope_of(own, what, part, scratch, choice.constants)
+            of_op = self.scope_of(own, what, part, scratch, choice.constants, when)
             args, requires = choice.args.resolve(of_op)
         else:
             args = traced("args", everything)
@@ -231,7 +242,7 @@ class Builder:
         if len(grid) == 3:
             grid = [_times(tree, n) for tree, n in zip(grid, choice.grid_factors, strict=True)]
         entry = {
-            "when": None if choice.when is None else tree_of(traced("when", arguments)),
+            "when": when,
             "images": list(choice.images),
             "kernel": choice.kernel,
             "args": args,

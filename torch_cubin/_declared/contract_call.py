@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_cubin import errors
 from torch_cubin._declared.evaluate import evaluate
+from torch_cubin._declared.patterns import shifted_name
 from torch_cubin._declared.signature import Argument, Signature
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._ops import checks
@@ -134,6 +135,8 @@ class _Symbolic:
                 self._unify(found, self.numbers.setdefault(size, found))
             elif isinstance(size, int):
                 self._unify(found, size)
+            elif (shifted := shifted_name(size)) is not None and shifted[0] not in self.numbers:
+                self.numbers[shifted[0]] = found - shifted[1]
             else:
                 later.append((found, size, f"op '{self.signature.name}': tensors.{name}.shape"))
         return later

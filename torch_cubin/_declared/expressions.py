@@ -201,6 +201,37 @@ class TracedTensor:
         """Whether an optional tensor is given."""
         return _leaf("defined", bool, self._name)
 
+    def select(self, dim: int, index: Any) -> TracedView:
+        """Without the dim, at that place of it: an argument for the address of its first element.
+
+        `dim` is counted from the front, `index` from 0; a call checks that it is in the tensor."""
+        self._check_view("select", dim, index)
+        return TracedView(self, dim, index, None)
+
+    def narrow(self, dim: int, start: Any, length: Any) -> TracedView:
+        """`length` places of the dim from `start` on, as select() has them."""
+        self._check_view("narrow", dim, start, length)
+        return TracedView(self, dim, start, length)
+
+    def _check_view(self, what: str, dim: Any, *places: Any) -> None:
+        if type(dim) is not int or dim < 0:
+            untraceable(f"asks for {what}() of what is no dim", "Count dims from the front: 0, 1.")
+        for place in places:
+            found = place.type if isinstance(place, Traced) else type(place)
+            if found is not int or (type(place) is int and place < 0):
+                untraceable(f"asks for {what}() at what is no place", "Write ints, 0 or more.")
+
+    def _no_arithmetic(self, *_: object) -> NoReturn:
+        untraceable(
+            f"calculates with the address or the elements of the tensor '{self._name}'",
+            f"Write {self._name}.select(dim, i) or {self._name}.narrow(dim, start, length) for a"
+            " place in it.",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __getitem__ = _no_arithmetic
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _no_arithmetic
+    __neg__ = __lt__ = __le__ = __gt__ = __ge__ = __iter__ = __len__ = _no_arithmetic
+
     def __bool__(self) -> NoReturn:
         untraceable(
             f"branches on the tensor '{self._name}'",
@@ -214,6 +245,54 @@ class TracedTensor:
             f"asks the tensor '{self._name}' for '{name}'",
             "It knows shape, size, stride, numel, dim, dtype, itemsize, is_contiguous, defined.",
         )
+
+
+class TracedView(TracedTensor):
+    """A part of a tensor that begins at another element: select() and narrow() of one.
+
+    A kernel gets the address of its first element; sizes and strides are what the view's are."""
+
+    def __init__(self, base: TracedTensor, dim: int, place: Any, length: Any) -> None:
+        super().__init__(base._name)
+        self._base, self._dim, self._length = base, dim, length
+        step = place * base.stride(dim)
+        before = base._element if isinstance(base, TracedView) else 0
+        self._element = before + step
+
+    def _of_base(self, i: int) -> int:
+        if type(i) is not int or i < 0:
+            untraceable("asks a part of a tensor for what is no dim", "Count dims from the front.")
+        return i + 1 if self._length is None and i >= self._dim else i
+
+    @property
+    def shape(self) -> Any:
+        return _ViewSizes(self)
+
+    def stride(self, i: int) -> Traced:
+        return self._base.stride(self._of_base(i))
+
+    def dim(self) -> Any:
+        return self._base.dim() - (1 if self._length is None else 0)
+
+    ndim = property(dim)
+
+    def numel(self) -> NoReturn:
+        untraceable("asks a part of a tensor for numel()", "Multiply its sizes.")
+
+    def is_contiguous(self) -> NoReturn:
+        untraceable("asks a part of a tensor for is_contiguous()", "Compare its strides.")
+
+
+class _ViewSizes(_TracedSizes):
+    def __init__(self, view: TracedView) -> None:
+        super().__init__("size", view._name)
+        self.view = view
+
+    def __getitem__(self, i: int) -> Any:
+        view = self.view
+        if view._length is not None and i == view._dim:
+            return view._length
+        return view._base.shape[view._of_base(i)]
 
 
 class TracedList:

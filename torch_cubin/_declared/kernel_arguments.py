@@ -16,6 +16,7 @@ from torch_cubin._declared.expressions import (
     TracedList,
     TracedTensor,
     TracedText,
+    TracedView,
     tree_of,
 )
 from torch_cubin._kernels.scalars import Scalar, TracedScalar
@@ -243,6 +244,8 @@ def _member(kind: Any, value: Any, label: str) -> list:
 
 def entry(value: Any, label: str) -> list:
     """The contract's entry for one argument of a kernel."""
+    if isinstance(value, TracedView):
+        return ["address", value._name, tree_of(value._element)]
     if isinstance(value, TracedTensor):
         return pointer(value._name)
     if isinstance(value, (Traced, bool, int, float)):

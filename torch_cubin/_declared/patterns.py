@@ -22,6 +22,7 @@ from torch_cubin._declared.expressions import (
     Traced,
     TracedDtype,
     TracedTensor,
+    TracedView,
     Tree,
     tree_of,
 )
@@ -125,6 +126,18 @@ def _shape(text: str, refuse: Any) -> list[Tree]:
     return shape
 
 
+def shifted_name(tree: Tree) -> tuple[str, int] | None:
+    """("n", 1) of "n + 1": such a size binds a name that nothing before it has bound."""
+    if not isinstance(tree, list) or len(tree) != 3 or tree[0] not in ("add", "sub"):
+        return None
+    operation, leaf, shift = tree
+    if operation == "add" and type(leaf) is int:
+        leaf, shift = shift, leaf
+    if isinstance(leaf, list) and leaf[:1] == ["number"] and type(shift) is int:
+        return leaf[1], -shift if operation == "sub" else shift
+    return None
+
+
 def _tree(node: ast.expr, refuse: Any) -> Tree:
     if isinstance(node, ast.Constant) and type(node.value) is int and node.value < 2**63:
         return node.value
@@ -153,6 +166,11 @@ def made(value: Empty | Like, tensors: Mapping[str, Any], label: str) -> dict[st
     entry: dict[str, Any] = {"layout": "contiguous", "align": ALIGN}
     if isinstance(value, Like):
         tensor = value.tensor
+        if isinstance(tensor, TracedView):
+            raise errors.fault(
+                "input", label, "is like a part of a tensor",
+                expected="torch_cubin.like(x), or torch_cubin.empty(shape, dtype)",
+            )  # fmt: skip
         name = tensor._name if isinstance(tensor, TracedTensor) else str(tensor)
         dtype = TracedDtype(name) if value.dtype is None else value.dtype
         return {**entry, "dtype": _dtype_text(dtype, tensors, label), "shape": None, "like": name}

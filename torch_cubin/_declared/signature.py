@@ -22,6 +22,7 @@ KINDS = {
     "float": "float",
     "bool": "bool",
     "Optional[int]": "int?",
+    "Optional[SymInt]": "int?",
     "Optional[float]": "float?",
     "Optional[bool]": "bool?",
     "str": "str",

@@ -139,6 +139,9 @@ def clear() -> None:
 def report(*, reset: bool = False) -> Report:
     """What drop_in() served and what it left to PyTorch, since the outermost one was entered.
 
+    So do calls of PyTorch's flash attention while
+    ``torch.nn.attention.activate_flash_attention_impl("cubin")`` holds, compiled ones included.
+
     "Outermost" is over all threads: while any drop_in() is entered, the counts of all threads add
     up, and they stay readable afterwards. Under torch.compile a call is counted once, when it is
     traced (``traced``), and not each time the compiled graph runs.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._declared.expressions import Traced, TracedTensor
+from torch_cubin._declared.expressions import Traced, TracedTensor, TracedView, untraceable
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._native import library
 
@@ -75,6 +75,11 @@ class TensorMap(_MapArguments):
     """
 
     def __new__(cls, tensor: torch.Tensor, *args: Any, **keywords: Any) -> Any:
+        if isinstance(tensor, TracedView):
+            untraceable(
+                "makes a TensorMap of a part of a tensor",
+                "Give the whole tensor, and begin the box elsewhere in the kernel.",
+            )
         if isinstance(tensor, TracedTensor):
             return TracedTensorMap(tensor, *args, **keywords)
         return super().__new__(cls)

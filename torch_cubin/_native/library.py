@@ -100,7 +100,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "pointer_device": [ctypes.c_uint64],
     "define_ops": [_TEXT, _TEXTS, _SIZES, _TEXTS, _SIZE],
     "check_schema": [_TEXT, ctypes.c_bool],
-    "load_package": [_TEXT],
+    "load_package": [_TEXT, _TEXT],
     "ops": [],
     "packages_error": [],
     "preload_op": [_TEXT, _INT],
@@ -165,6 +165,18 @@ def open_module(sources: list[tuple[bytes, str]], origin: str, jit: bool) -> dic
     return _answer(load().torch_cubin_module_open(*_sources(sources), _text(origin), bool(jit)))
 
 
+def images(data: bytes, origin: str) -> list[tuple[bytes, str, dict[str, Any]]]:
+    """Every cubin that a file's bytes hold: its bytes, name for errors, and facts."""
+    answer = open_module([(data, origin)], origin, False)
+    try:
+        return [
+            (ctypes.string_at(place["address"], place["bytes"]), place["origin"], facts)
+            for place, facts in zip(answer["places"], answer["images"], strict=True)
+        ]
+    finally:
+        module_drop(answer["handle"])
+
+
 def _sources(sources: list[tuple[bytes, str]]) -> tuple[Any, Any, Any, int]:
     """(bytes, name for errors) of each, as C takes them."""
     count = len(sources)
@@ -192,10 +204,11 @@ def check_schema(schema: str, *, differentiable: bool = False) -> None:
     _answer(load().torch_cubin_check_schema(_text(schema), differentiable))
 
 
-def load_package(folder: str) -> list[dict[str, Any]]:
+def load_package(folder: str, trusted: list[str] | None = None) -> list[dict[str, Any]]:
     """Defines a package's ops, all or none; each also with its "contract", "package"
-    and "images"."""
-    return _answer(load().torch_cubin_load_package(os.fsencode(folder)))["ops"]
+    and "images". `trusted`: public keys, in hex digits, one of which must have signed it."""
+    keys = None if trusted is None else json.dumps(trusted).encode()
+    return _answer(load().torch_cubin_load_package(os.fsencode(folder), keys))["ops"]
 
 
 def defined_ops() -> list[dict[str, Any]]:

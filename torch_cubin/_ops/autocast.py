@@ -30,6 +30,8 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
 
 # Floating point whatever the dtype of query is, and read as such.
 _KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks"))
+# Written to: a copy of another dtype would take what is written.
+_KEPT |= {"k_cache", "v_cache"}
 
 
 def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
@@ -59,6 +61,8 @@ _NAMES = [
 ]
 _NAMES += ["_linear_activation", "_linear_activation_autograd"]
 _NAMES += ["scaled_dot_product_attention", "_scaled_dot_product_attention"]
+_NAMES += ["flash_attention_with_kvcache", "_flash_attention_with_kvcache"]
+_NAMES += ["_flash_attention_with_kvcache_autograd"]
 
 
 def register(library: torch.library.Library) -> None:

@@ -46,11 +46,6 @@ def fail(object: str, problem: str, expected: str, got: str, advice: str = "") -
     raise fault(object, problem, expected, got, advice)
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    """(2, 3), without the torch.Size around it."""
-    return "(" + ", ".join(map(str, shape)) + (",)" if len(shape) == 1 else ")")
-
-
 def dtype_name(tensor: torch.Tensor) -> str:
     """bfloat16, without the torch. before it."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -14,6 +14,7 @@ from torch_cubin._ops import (
     batch_invariant,
     fake,
     flops,
+    kv_cache,
     layouts,
     no_derivatives,
     vmap,
@@ -35,6 +36,7 @@ def register() -> torch.library.Library:
     attention_compose.register(library)
     autocast.register(library)
     vmap.register(library)
+    kv_cache.register(library)
     layouts.register(library)
     flops.register()
     # What runs below an op is no part of a graph, whatever frame torch.compile gave up on.

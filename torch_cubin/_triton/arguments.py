@@ -7,7 +7,7 @@ compiler took for granted becomes requirements of the contract, which each call 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch_cubin._declared.expressions import (
     TracedOptional,
     TracedTensor,
     TracedText,
+    TracedView,
     Tree,
     tree_of,
 )
@@ -112,6 +113,8 @@ class Resolver:
         for name, value in self.folded.items():  # what a cache folder does not tell
             if not any(p.name == name for p in kernel.parameters):
                 self._fold(Parameter(name, FOLDED, value, is_declared=True))
+        if not self.kernel.knows_folded:
+            self._check_reach()
         self.entries += self._hidden()
         unique: dict[str, dict] = {}
         for requirement in self.requires:
@@ -135,6 +138,19 @@ class Resolver:
                 f"args '{name}'", "is none of the kernel's arguments",
                 errors.nearest(str(name), sorted(known)), f"'{name}'",
             )  # fmt: skip
+
+    def _check_reach(self) -> None:
+        """An argument of the op's that a cache folder's kernel does not take may be one that was
+        folded into it: then its value would quietly be the one of the compilation."""
+        used = set(_texts([self.entries, self.requires, self.scope.when]))
+        for name in self.scope.varying:
+            if name not in used and f"{name}?" not in used:
+                raise self.refuse(
+                    f"argument '{name}'", "reaches no argument of the kernel's",
+                    f"folded=dict({name}=VALUE), where it was folded, which each call is then"
+                    " checked against", "a cache folder, which does not tell what was folded",
+                    "Give the live kernel, or a KernelChoice whose `when` says what it may be.",
+                )  # fmt: skip
 
     # Values.
 
@@ -160,8 +176,7 @@ class Resolver:
                     )  # fmt: skip
                 value = value[int(index)]
             return self._traced(value, name)
-        if name in self.folded and parameter.type == FOLDED:
-            return self.MISSING
+        # A name that the op has, too, is the op's: what was folded, each call is checked against.
         names = self.scope.names
         return names.get(name, self.MISSING)
 
@@ -261,6 +276,11 @@ class Resolver:
             raise self.refuse(
                 self.of(parameter), f"is of type {parameter.type}", "a tensor of the op's",
                 _shown(value),
+            )  # fmt: skip
+        if isinstance(value, TracedView):
+            raise self.refuse(
+                self.of(parameter), f"is of type {parameter.type}", "a tensor of the op's",
+                f"a part of '{value._name}'", "Make the part an argument of the op.",
             )  # fmt: skip
         if value._name in self.scope.optional:
             self._require(parameter, value=value.defined.tree, equals=True)
@@ -427,6 +447,17 @@ class Resolver:
     def _require(self, parameter: Parameter, **what: Any) -> None:
         name = parameter.name or str(len(self.entries))
         self.requires.append({"argument": name, **what})
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """Every string in lists and objects."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _texts(item)
+    elif isinstance(tree, dict):
+        yield from _texts(list(tree.values()))
 
 
 def _shown(value: Any) -> str:

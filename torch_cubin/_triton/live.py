@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -343,8 +342,3 @@ def kernels_of(function: Any) -> list[TritonKernel]:
         kernels = entry[0] if isinstance(entry, (tuple, list)) else entry
         found += [of_compiled(kernel) for kernel in kernels.values() if is_compiled(kernel)]
     return ask_for_heuristics(found, function)
-
-
-def is_imported() -> bool:
-    """Whether Triton is in this process already."""
-    return "triton" in sys.modules

@@ -57,9 +57,13 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 
   const float* logsumexps = p.partial_logsumexp + index;
   float maximum = p.sinks != nullptr ? p.sinks[s.head] : -kInfinity;
+  int used = 0;  // splits: those behind saw nothing, and may have written nothing else
   for (int split = lane; split < splits; split += 32) {
-    maximum = fmaxf(maximum, logsumexps[split * rows]);
+    float logsumexp = logsumexps[split * rows];
+    if (logsumexp != -kInfinity) used = split + 1;
+    maximum = fmaxf(maximum, logsumexp);
   }
+  splits = __reduce_max_sync(~0u, used);
   maximum = fmaxf(warp_max(maximum), kLowest);
   float sum = 0.0f;
   for (int split = lane; split < splits; split += 32) {
@@ -117,6 +121,6 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   {"name": "combine_attention_{d.short}", "kind": "combine", "layout": "any", "alignment": 16,
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
                  {"short": "f32", "dtype": "float32"}]},
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [2, 1, 1], "stages": 1, "block": [256, 1, 1],
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 1], "stages": 1, "block": [256, 1, 1],
    "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 2000}}]}
 */

@@ -5,10 +5,14 @@
 // them once: tile row r of KV head h is query row r / group of head h * group + r % group. grid.x =
 // ceil(seqlen_q * group / 16) * (heads / group) * batch, and grid.y splits the columns.
 //
+// Keys and values may be a cache (decode_params.h): its lengths and pages are read on the device, and
+// each sequence is cut by its own length; blocks past its parts say that they saw nothing, and leave.
+//
 // All warps of a block have the same 16 rows and take 16 columns of a tile each, in rings of their
 // own: they wait for nobody until they join their results at the end, in the order of the warps.
 // Every feature of AttentionParams is here; what is not used costs a branch.
 #include "common/dropout.cuh"
+#include "decode_params.h"
 #include "epilogue.cuh"
 #include "score.cuh"
 
@@ -49,30 +53,96 @@ struct PackedRow {
 
 // This warp's 16 columns of tiles of k or v.
 struct WarpCopy {
-  const char* global;  // this lane's vector of the first row
+  const char* global;  // this lane's vector of the first row; of the pool, where it lies in pages
   tc_int64 row_bytes;
   int bytes_left;
 
-  TC_DEVICE WarpCopy(const void* first_row, tc_int64 row_bytes_, int column_bytes)
+  TC_DEVICE WarpCopy(const void* first_row, tc_int64 row_bytes_, int column_bytes, bool paged)
       : row_bytes(row_bytes_) {
     int lane = threadIdx.x % 8;
-    global = static_cast<const char*>(first_row) + row() * row_bytes + lane * 16;
+    global = static_cast<const char*>(first_row) + (paged ? 0 : row() * row_bytes) + lane * 16;
     bytes_left = column_bytes - lane * 16;
   }
   static TC_DEVICE int row() { return threadIdx.x % 32 / 8; }
 
-  TC_DEVICE void copy(u32 stage, int rows_left) {
+  // This lane's row of a pass, which begins `offset` bytes behind `global`.
+  TC_DEVICE void copy_row(u32 stage, int pass, int rows_left, tc_int64 offset) const {
 #pragma unroll
-    for (int pass = 0; pass < 4; ++pass)
+    for (int v = 0; v < kRowBytes / 128; ++v) {
+      u32 to = Swizzle<kRowBytes, true>::offset(row() + 4 * pass, threadIdx.x % 8) + v * 128;
+      cp_async<16>(stage + to, global + offset + v * 128,
+                   row() + 4 * pass < rows_left && v * 128 < bytes_left);
+    }
+  }
+
+  TC_DEVICE void copy_next(u32 stage, int rows_left) {
 #pragma unroll
-      for (int v = 0; v < kRowBytes / 128; ++v) {
-        u32 to = Swizzle<kRowBytes, true>::offset(row() + 4 * pass, threadIdx.x % 8) + v * 128;
-        cp_async<16>(stage + to, global + 4 * pass * row_bytes + v * 128,
-                     row() + 4 * pass < rows_left && v * 128 < bytes_left);
-      }
+    for (int pass = 0; pass < 4; ++pass) copy_row(stage, pass, rows_left, 4 * pass * row_bytes);
     global += Config::kTileN * row_bytes;
   }
 };
+
+// Where the 16 rows lie that the warp copies next: lane l knows the page of row l % 16. It is asked for
+// two tiles ahead, because the answer comes from memory; one ahead where registers are short.
+struct PagedRows {
+  static constexpr int kAhead = Config::kTileK > 128 ? 1 : 2;
+  u32 page[kAhead];
+
+  static TC_DEVICE u32 at(int column) { return column + threadIdx.x % 16; }
+
+  TC_DEVICE PagedRows(const DecodeParams& p, int batch, int column, int columns) {
+    if (p.block_table == nullptr || !p.cache) return;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      page[i] = fetch(p, batch, column + i * Config::kTileN, columns);
+    }
+  }
+
+  // After the copy of the tile at `column`.
+  TC_DEVICE void step(const DecodeParams& p, int batch, int column, int columns) {
+    if (kAhead == 2) page[0] = page[1];
+    page[kAhead - 1] = fetch(p, batch, column + kAhead * Config::kTileN, columns);
+  }
+
+  static TC_DEVICE u32 fetch(const DecodeParams& p, int batch, int column, int columns) {
+    const int* table = p.block_table + batch * p.block_table_stride;
+    return at(column) < static_cast<u32>(columns) ? __ldg(table + at(column) / p.page_size) : 0;
+  }
+
+  TC_DEVICE void copy(const DecodeParams& p, const WarpCopy& k, const WarpCopy& v, u32 stage,
+                      int column, int columns) const {
+    u32 row = at(column) % p.page_size;
+#pragma unroll
+    for (int pass = 0; pass < 4; ++pass) {
+      int lane = WarpCopy::row() + 4 * pass;
+      tc_int64 its_page = min(__shfl_sync(~0u, page[0], lane), p.pages - 1u);
+      tc_int64 its_row = __shfl_sync(~0u, row, lane);
+      k.copy_row(stage, pass, columns - column,
+                 its_page * (p.k_stride[0] * 2) + its_row * (p.k_stride[2] * 2));
+      v.copy_row(stage + kTileBytes, pass, columns - column,
+                 its_page * (p.v_stride[0] * 2) + its_row * (p.v_stride[2] * 2));
+    }
+  }
+};
+
+// Columns of a cache's sequence.
+TC_DEVICE int cached_columns(const DecodeParams& p, int batch) {
+  if (p.cache_seqlens == nullptr) return p.seqlen_k;
+  return min(min(max(p.cache_seqlens[batch], 0), p.seqlen_k) + p.new_columns, p.seqlen_k);
+}
+
+// Into how many parts a sequence's `columns` are cut. A whole warp must ask together.
+TC_DEVICE int parts_of(const DecodeParams& p, int columns) {
+  float size = p.fewest_columns;
+  if (p.share > 0.0f) {
+    u32 total = 0;  // in units of 16 columns, so that it fits
+    for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) {
+      total += min(cached_columns(p, batch), p.seen_columns) / 16u;
+    }
+    size = fmaxf(size, p.share * 16.0f * __reduce_add_sync(~0u, total));
+  }
+  return max(1, min(p.splits, static_cast<int>(__fdividef(static_cast<float>(columns), size))));
+}
 
 struct Decode {
   u32 q[kSteps][4];
@@ -172,7 +242,7 @@ struct Decode {
 };
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    TC_KERNEL(const __grid_constant__ AttentionParams p) {
+    TC_KERNEL(const __grid_constant__ DecodeParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ float2 statistics[kWarps][16];  // reference and sum
@@ -182,12 +252,39 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   u32 kv_head = blockIdx.x / tiles, tile = blockIdx.x - kv_head * tiles;
   u32 batch = kv_head / kv_heads;
   Sequence s(p, uniform(batch), uniform(kv_head - batch * kv_heads) * p.group);
+  Sequence of_cache = s;  // as the cache has it
+  if (p.cache) {
+    s.columns = uniform(cached_columns(p, s.batch));
+    int shift = p.flags & kAttendBottomRight ? s.columns - s.rows : 0;
+    s.first = p.first == -kNoBound ? -kNoBound : p.first + shift;
+    s.last = p.last == kNoBound ? kNoBound : p.last + shift;
+    if (p.block_table != nullptr) {
+      of_cache.batch = 0;
+    } else if (p.cache_batch_idx != nullptr) {
+      of_cache.batch = uniform(min(max(p.cache_batch_idx[s.batch], 0), p.cache_batch - 1));
+    }
+  }
   int packed = uniform(tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
   if (last_packed < packed) return;
   int first_row = packed / p.group, last_row = last_packed / p.group;
 
   int begin = max(0, first_row + s.first), end = min(s.columns, last_row + s.last + 1);
-  if (p.splits > 1) {
+  if (p.splits > 1 && p.cache) {
+    begin = begin / Config::kTileN * Config::kTileN;
+    int parts = parts_of(p, end - begin), part = blockIdx.y;
+    if (part >= parts) {
+      PackedRow row(p, s, packed + threadIdx.x);
+      if (threadIdx.x < 16 && row.exists) {
+        Sequence of_head = s;
+        of_head.head = row.head;
+        *RowOutput<kDType>(p, of_head, row.row).logsumexp = -kInfinity;
+      }
+      return;
+    }
+    int per_part = ((end - begin + parts - 1) / parts + Config::kTileN - 1) / Config::kTileN;
+    begin += part * per_part * Config::kTileN;
+    end = min(end, begin + per_part * Config::kTileN);
+  } else if (p.splits > 1) {
     int from = blockIdx.y * p.columns_per_split;
     begin = max(begin, from);
     end = min(end, from + p.columns_per_split);
@@ -198,24 +295,32 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 
   int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   int column = begin + 16 * warp;
-  WarpCopy k_copy(static_cast<const Storage*>(p.k) + s.k_offset(p, p.k_stride, column),
-                  p.k_stride[2] * 2, p.head_dim * 2);
-  WarpCopy v_copy(static_cast<const Storage*>(p.v) + s.k_offset(p, p.v_stride, column),
-                  p.v_stride[2] * 2, p.head_dim_v * 2);
+  bool paged = p.cache && p.block_table != nullptr;
+  int first_column = paged ? 0 : column;
+  WarpCopy k_copy(static_cast<const Storage*>(p.k) + of_cache.k_offset(p, p.k_stride, first_column),
+                  p.k_stride[2] * 2, p.head_dim * 2, paged);
+  WarpCopy v_copy(static_cast<const Storage*>(p.v) + of_cache.k_offset(p, p.v_stride, first_column),
+                  p.v_stride[2] * 2, p.head_dim_v * 2, paged);
+  PagedRows pages(p, s.batch, column, s.columns);
   u32 ring = shared_address(shared_memory) + warp * (Config::kStages * kStageBytes);
   u32 write = ring, read = ring;
   int copied = column;
   auto copy_next = [&]() {
     if (copied < end) {
-      k_copy.copy(write, s.columns - copied);
-      v_copy.copy(write + kTileBytes, s.columns - copied);
+      if (paged) {
+        pages.copy(p, k_copy, v_copy, write, copied, s.columns);
+        pages.step(p, s.batch, copied, s.columns);
+      } else {
+        k_copy.copy_next(write, s.columns - copied);
+        v_copy.copy_next(write + kTileBytes, s.columns - copied);
+      }
       copied += Config::kTileN;
       write += kStageBytes;
       if (write == ring + Config::kStages * kStageBytes) write = ring;
     }
     cp_async_commit();
   };
-#pragma unroll
+#pragma unroll 1  // half of the kernel's code would be copies otherwise
   for (int i = 0; i < Config::kStages - 1; ++i) copy_next();
 
   PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
@@ -350,15 +455,16 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   {"name": "decode_attention_{d.short}_{t.name}", "kind": "decode", "layout": "general",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
    "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}",
+   "cost": "{t.cost}", "accepted_spill": "{t.spill}",
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "t": [
      {"name": "16x64x64", "tile": [16, 64, 64], "stages": 4, "threads": 128, "shared": 65536,
-      "blocks": 3, "cost": {"k_tile": 700, "fixed": 6000}},
+      "blocks": 3, "spill": {}, "cost": {"k_tile": 700, "fixed": 6000}},
      {"name": "16x32x128", "tile": [16, 32, 128], "stages": 3, "threads": 64, "shared": 49152,
-      "blocks": 4, "cost": {"k_tile": 900, "fixed": 7000}},
+      "blocks": 4, "spill": {}, "cost": {"k_tile": 900, "fixed": 7000}},
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
-      "blocks": 2, "cost": {"k_tile": 900, "fixed": 8000}}]},
+      "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 16},
+      "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}}]}
 */

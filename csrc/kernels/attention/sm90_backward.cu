@@ -19,18 +19,60 @@
 // multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
 // wants 32 beside the accumulators. Longer than files should be: the roles meet in one step's barriers
 // and shared memory, and none can be followed without the others.
+#include "common/dropout.cuh"
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
 #include "sm90_backward_dq.cuh"
+#include "sm90_rule.cuh"
 #include "tile.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_>
+// What a block does, as one thread tells the others through shared memory.
+struct KeyBlock {
+  Sm90Sequence sequence;
+  int key_tile;     // negative: nothing
+  int head, batch;  // head: of the keys
+  int first_tile;   // the number of the first tile of queries of the group's first head
+  int begin, end;   // tiles of queries that see the keys
+
+  // Neighbouring blocks have the same keys' place in `together` heads; then come the next keys.
+  TC_DEVICE KeyBlock(const Sm90BackwardParams& p, int rows) {
+    int kv_heads = p.heads / p.group;
+    bool packed = p.order != nullptr;
+    u32 pairs = static_cast<u32>(packed ? 1 : p.batch) * kv_heads;
+    u32 each = static_cast<u32>(p.together) * p.key_tiles;
+    u32 set = blockIdx.x / each, rest = blockIdx.x % each;
+    u32 here = min(static_cast<u32>(p.together), pairs - set * p.together);
+    u32 pair = set * p.together + rest % here;
+    key_tile = static_cast<int>(rest / here);
+    batch = static_cast<int>(pair / kv_heads);
+    head = static_cast<int>(pair % kv_heads);
+    if (packed) {
+      if (key_tile >= p.order->count) {
+        key_tile = -1;
+        return;
+      }
+      Sm90OrderPlace place = p.order->places[key_tile];
+      key_tile = place.tile;
+      batch = place.sequence;
+    }
+    sequence = Sm90Sequence(p.lengths, batch);
+    SeenTiles seen(sequence, key_tile, rows);
+    begin = seen.begin;
+    end = seen.end;
+    first_tile =
+        packed ? head * p.group * p.tiles + first_query_tile(p.lengths.cu_seqlens_q, batch, rows)
+               : (batch * p.heads + head * p.group) * p.tiles;
+  }
+};
+
+template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, bool kGeneral_>
 struct BackwardConfig {
   static constexpr DType kDType = kDType_;
+  static constexpr bool kGeneral = kGeneral_;
   static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
   static constexpr int kQStages = kQStages_, kGradStages = kGradStages_, kScoreStages = 2,
                        kDqStages = 2;
@@ -56,50 +98,30 @@ struct BackwardConfig {
   static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
   static constexpr int kDqFull = kScoreEmpty + 8 * kScoreStages,
                        kDqEmpty = kDqFull + 8 * kDqStages * kPanels;
-  static constexpr int kFirstRow =
-      kDqEmpty + 8 * kDqStages * kPanels;  // of the queries in each slot of q
-  static constexpr int kSharedBytes = (kFirstRow + 4 * kQStages + 15) / 16 * 16;
+  // For each slot of q 4 times the first row, and a bit for each warpgroup of keys that must hide some;
+  // and the head, for `general` kernels.
+  static constexpr int kFirstRow = kDqEmpty + 8 * kDqStages * kPanels;
+  static constexpr int kHead = kFirstRow + 4 * kQStages;
+  static constexpr int kWork = (kHead + 4 * kQStages + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kWork + (static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static_assert(kPanels <= 2 && kGroups == 2 && kRows % 16 == 0);
 };
 
-// The steps of a block: tiles of queries, the last one first, of one head after the other.
+// The steps of a block: tiles of queries, the last one first, of one head of the group after the other.
 struct Steps {
-  int begin, end;  // tiles
-  int count;       // of all heads of the group
+  int begin, end;
+  int count;  // of all heads
   int tile, head;
 
-  TC_DEVICE Steps(const Sm90BackwardParams& p, int key_tile, int first_head, int rows) {
-    SeenTiles seen(p, key_tile, rows);
-    begin = seen.begin;
-    end = seen.end;
+  TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work)
+      : begin(work.begin), end(work.end), tile(work.end - 1), head(0) {
     count = max(0, end - begin) * p.group;
-    tile = end - 1;
-    head = first_head;
   }
   TC_DEVICE void next() {
     if (--tile < begin) {
       tile = end - 1;
       ++head;
     }
-  }
-};
-
-struct Work {
-  int batch, head, key_tile;  // head: of the keys
-
-  // Neighbouring blocks have the same keys' place in `together` heads; then come the next keys.
-  TC_DEVICE explicit Work(const Sm90BackwardParams& p) {
-    int kv_heads = p.heads / p.group;
-    u32 pairs = static_cast<u32>(p.batch) * kv_heads;
-    u32 each = static_cast<u32>(p.together) * p.key_tiles;
-    u32 block;  // volatile: ptxas would calculate it once and keep it in registers through the loops
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    u32 set = block / each, rest = block % each;
-    u32 here = min(static_cast<u32>(p.together), pairs - set * p.together);
-    u32 pair = set * p.together + rest % here;
-    key_tile = static_cast<int>(rest / here);
-    batch = static_cast<int>(pair / kv_heads);
-    head = static_cast<int>(pair % kv_heads);
   }
 };
 
@@ -118,40 +140,51 @@ TC_DEVICE u32 phase(u32 step) {
 
 template <class C>
 TC_DEVICE void load_panels(u32 to, int panel_bytes, const Sm90AttentionMap& map, u32 barrier,
-                           int row, int head, int batch) {
+                           MapPlace at, int row, int head, int wrap) {
 #pragma unroll
   for (int panel = 0; panel < C::kPanels; ++panel) {
-    tma_load(to + panel * panel_bytes, &map, barrier, 64 * panel, row, head, batch);
+    tma_load(to + panel * panel_bytes, &map, barrier, 64 * panel, at.place + row, head, at.batch,
+             wrap);
   }
 }
 
+// Whether the warpgroup whose first key is `key` must hide some of a step's scores.
 template <class C>
-TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const Work& work) {
-  Steps step(p, work.key_tile, work.head * p.group, C::kRows);
+TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
+  return key + 63 >= s.columns || row + C::kRows > s.rows || row + s.last < key + 63 ||
+         row + C::kRows - 1 + s.first > key;
+}
+
+template <class C>
+TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work) {
+  Steps step(p, work);
   if (step.count == 0) return;
+  const Sm90Sequence& s = work.sequence;
   u32 keys = shared + C::kKeysFull;
   barrier_expect(keys, 2 * C::kKeyBytes);
   int key = work.key_tile * C::kKeys;
-  load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, keys, key, work.head, work.batch);
-  load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, keys, key, work.head, work.batch);
+  load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, keys, s.k, key, work.head, s.wrap);
+  load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, keys, s.k, key, work.head, s.wrap);
 #pragma unroll 1
   for (int i = 0; i < step.count; ++i, step.next()) {
-    int row = step.tile * C::kRows;
+    int row = step.tile * C::kRows, head = work.head * p.group + step.head;
     u32 q = slot<C::kQStages>(i), grad = slot<C::kGradStages>(i);
     u32 full = shared + C::kQFull + 8 * q;
+    u32 hidden = 4 * row + hides<C>(s, key, row) + 2 * hides<C>(s, key + 64, row);
     barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(i) ^ 1);
-    store_shared(shared + C::kFirstRow + 4 * q, static_cast<u32>(row));
+    store_shared(shared + C::kFirstRow + 4 * q, hidden);
+    if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
     barrier_expect(full, C::kQBytes + C::kSumBytes);
-    load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, row, step.head,
-                   work.batch);
-    tc_int64 tile = (static_cast<tc_int64>(work.batch) * p.heads + step.head) * p.tiles + step.tile;
+    load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, s.q, row, head,
+                   s.wrap);
+    tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
     bulk_load(shared + C::kSums + q * C::kSumBytes, p.sums + tile * (2 * C::kRows), C::kSumBytes,
               full);
     full = shared + C::kGradFull + 8 * grad;
     barrier_sleep(shared + C::kGradEmpty + 8 * grad, phase<C::kGradStages>(i) ^ 1);
     barrier_expect(full, C::kQBytes);
-    load_panels<C>(shared + C::kGrad + grad * C::kQBytes, C::kRows * 128, p.grad_out, full, row,
-                   step.head, work.batch);
+    load_panels<C>(shared + C::kGrad + grad * C::kQBytes, C::kRows * 128, p.grad_out, full, s.q,
+                   row, head, s.wrap);
   }
 }
 
@@ -183,16 +216,16 @@ TC_DEVICE void wait_for_turn(const int* at, int rank) {
 // Adds the dq of every kDqStages-th step to dq_sum, each tile of queries when it is this block's turn. A
 // thread each stage: from an addition's begin to the next block's turn some 2 us pass, more than a step.
 template <class C>
-TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const Work& work, int stage) {
-  Steps step(p, work.key_tile, work.head * p.group, C::kRows);
+TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, int stage) {
+  Steps step(p, work);
   u32 full = shared + C::kDqFull + 8 * C::kPanels * stage;
   u32 empty = shared + C::kDqEmpty + 8 * C::kPanels * stage;
   u32 from = shared + C::kDq + stage * C::kDqBytes;
 #pragma unroll 1
   for (int i = 0; i < step.count; ++i, step.next()) {
     if (i % C::kDqStages != stage) continue;
-    tc_int64 tile = (static_cast<tc_int64>(work.batch) * p.heads + step.head) * p.tiles + step.tile;
-    int rank = work.key_tile - first_key_tile(p, step.tile, C::kRows);
+    tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
+    int rank = work.key_tile - first_key_tile(work.sequence, step.tile, C::kRows);
     float* to = p.dq_sum + tile * (C::kRows * C::kD);
     if (rank > 0) {
       wait_for_turn(p.turns + tile, rank);
@@ -287,13 +320,18 @@ template <class C>
 struct Keys {
   const Sm90BackwardParams& p;
   u32 shared;
+  const KeyBlock& work;
   int group, key;        // key: the warpgroup's first
   u32 step = 0;          // of all heads
   u32 sums, store_base;  // this thread's
   float dk[C::kD / 2], dv[C::kD / 2], s[C::kRows / 2], dp[C::kRows / 2];
 
-  TC_DEVICE Keys(const Sm90BackwardParams& params, u32 memory, int key_tile, int number)
-      : p(params), shared(memory), group(number), key(key_tile * C::kKeys + 64 * number) {
+  TC_DEVICE Keys(const Sm90BackwardParams& params, u32 memory, const KeyBlock& block, int number)
+      : p(params),
+        shared(memory),
+        work(block),
+        group(number),
+        key(block.key_tile * C::kKeys + 64 * number) {
     sums = shared + C::kSums + lane() % 4 * 8;
     store_base = shared + C::kScore + (64 * group + 16 * warp() + lane() % 16) * 128;
 #pragma unroll
@@ -375,20 +413,88 @@ struct Keys {
     }
   }
 
+  // The same two steps of `general` kernels, where dP's sums are complete.
+  TC_DEVICE void differentiate_general() {
+    u32 first_row, head_word;
+    load_shared(first_row, shared + C::kFirstRow + 4 * q());
+    load_shared(head_word, shared + C::kHead + 4 * q());
+    int head = static_cast<int>(head_word);
+    int query = static_cast<int>(first_row / 4) + lane() % 4 * 2;
+    int own = key + 16 * warp() + lane() / 4;
+    bool drops = p.score.drop_below > 0;
+    u64 kept = ~u64(0);  // a bit for each element
+    if (drops) {
+      kept = 0;
+      int right = own % 32 / 8 & 2, odd = own % 2;
+#pragma unroll
+      for (int i = 0; i < C::kRows / 4; ++i) {
+        int at = i / 2 * 8 + i % 2;
+        DropoutBits bits(*p.score.dropout_seed, work.batch * p.heads + head, query + at, own / 32,
+                         own % 8 / 2);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          u32 word = right != 0 ? bits.words[2 + h] : bits.words[h];
+          int number = static_cast<int>(odd != 0 ? word >> 16 : word & 0xFFFF);
+          int element = i / 2 * 4 + 2 * h + i % 2;
+          if (number >= p.score.drop_below) {
+            kept |= u64(1) << element;
+            dp[element] *= p.score.keep_scale;
+          } else {
+            dp[element] = 0.0f;
+          }
+        }
+      }
+    }
+    u32 from = sums + q() * C::kSumBytes;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float delta[2];
+      load_pair(delta, from + C::kRows * 4 + j * 32);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) dp[4 * j + r] -= delta[r % 2];
+    }
+    float slope = 0.0f;
+    if (p.score.alibi_slopes != nullptr) {
+      slope = __ldg(p.score.alibi_slopes + work.batch * p.score.alibi_stride + head);
+    }
+    TileRule<true> rule(p.score, work.sequence, query, own, slope);
+    auto each = [&](auto&& function) {
+#pragma unroll
+      for (int i = 0; i < C::kRows / 2; ++i) {
+        function(s[i], dp[i], i / 2 % 2, i / 4 * 8 + i % 2, i);
+      }
+    };
+    torch_cubin::apply_rule(rule, each, each);
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float lse[2];
+      load_pair(lse, from + j * 32);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        int i = 4 * j + r;
+        s[i] = exp2_approx((s[i] - lse[r % 2]) * 1.4426950408889634f);
+        dp[i] *= s[i];
+      }
+    }
+    if (!drops) return;
+#pragma unroll
+    for (int i = 0; i < C::kRows / 2; ++i) {
+      if ((kept >> i & 1) == 0) s[i] = 0.0f;
+    }
+  }
+
   // P and dS of what is hidden become 0, whatever is in q, k, v and grad_out there.
   TC_DEVICE void hide() {
     u32 first_row;
     load_shared(first_row, shared + C::kFirstRow + 4 * q());
-    int row = static_cast<int>(first_row);
-    bool edge = key + 63 >= p.seqlen_k || row + C::kRows > p.seqlen_q || row + p.last < key + 63 ||
-                row + C::kRows - 1 + p.first > key;
-    if (!edge) return;
-    int low[2], high[2], column = row + lane() % 4 * 2;
+    if ((first_row >> group & 1) == 0) return;
+    const Sm90Sequence& of = work.sequence;
+    int low[2], high[2], column = static_cast<int>(first_row / 4) + lane() % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int own = key + 16 * warp() + lane() / 4 + 8 * h;
-      low[h] = own < p.seqlen_k ? own - p.last - column : 1 << 30;
-      high[h] = min(own - p.first, p.seqlen_q - 1) - column;
+      low[h] = own < of.columns ? own - of.last - column : 1 << 30;
+      high[h] = min(own - of.first, of.rows - 1) - column;
     }
 #pragma unroll
     for (int i = 0; i < C::kRows / 2; ++i) {
@@ -434,13 +540,17 @@ struct Keys {
       for (;;) {
         wgmma_wait<1>();
         keep_in_place(s);
-        exponentiate();
+        if (!C::kGeneral) exponentiate();
         keep_in_place(s);
         // It is complete. ptxas would otherwise wait for dP before the exponentials.
         wait_for_grad();
         wgmma_wait<0>();
         keep_in_place(dp);
-        differentiate();
+        if constexpr (C::kGeneral) {
+          differentiate_general();
+        } else {
+          differentiate();
+        }
         hide();
         u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4];
         pack(weights, ds);
@@ -468,15 +578,15 @@ struct Keys {
       keep_in_place(dk);
       keep_in_place(dv);
     }
-    Work work(p);
-    store(work, dk, p.scale, p.dk, p.dk_stride, p.head_dim);
-    store(work, dv, 1.0f, p.dv, p.dv_stride, p.head_dim_v);
+    store(dk, p.scale, p.dk, p.dk_stride, p.head_dim);
+    store(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride, p.head_dim_v);
   }
 
-  TC_DEVICE void store(const Work& work, const float (&sum)[C::kD / 2], float factor, void* out,
+  TC_DEVICE void store(const float (&sum)[C::kD / 2], float factor, void* out,
                        const tc_int64 (&stride)[3], int width) const {
     int t = lane() % 4;
-    auto base = static_cast<u16*>(out) + work.batch * stride[0] + work.head * stride[1];
+    auto base = static_cast<u16*>(out) + work.batch * stride[0] + work.head * stride[1] +
+                work.sequence.k_row * stride[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int row = key + 16 * warp() + lane() / 4 + 8 * h;
@@ -490,7 +600,7 @@ struct Keys {
           word[j] = DTypeTraits<C::kDType>::pack(sum[at] * factor, sum[at + 1] * factor);
         }
         quad_transpose(word);
-        if (row < p.seqlen_k && 32 * a + 8 * t < width) {
+        if (row < work.sequence.columns && 32 * a + 8 * t < width) {
           *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
         }
       }
@@ -529,11 +639,12 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     }
     fence_barrier_init();
   }
-  __syncthreads();
-
   wait_for_previous_grid();
   launch_next_grid();
-  Work work(p);
+  auto& work = *reinterpret_cast<KeyBlock*>(memory + C::kWork);
+  if (threadIdx.x == 32) work = KeyBlock(p, C::kRows);
+  __syncthreads();
+  if (work.key_tile < 0) return;
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) load<C>(p, shared, work);
@@ -542,10 +653,10 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     }
     __syncwarp();
   } else {
-    int steps = Steps(p, work.key_tile, 0, C::kRows).count;
+    int steps = Steps(p, work).count;
     if (warp < 12) {
       more_registers<C::kKeyRegisters>();
-      Keys<C>(p, shared, work.key_tile, warp / 4 - 1).run(steps);
+      Keys<C>(p, shared, work, warp / 4 - 1).run(steps);
     } else {
       fewer_registers<C::kQueryRegisters>();
       Queries<C>{p, shared}.run(steps);
@@ -555,7 +666,8 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
-  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES>;
+  using C =
+      BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, TC_GENERAL>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kKeys == TC_TILE_N);
   run<C>(p);
@@ -565,16 +677,19 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{t.name}", "kind": "sm90_backward",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "{g.kind}",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{g.layout}",
    "alignment": 16, "tile": "{t.tile}", "stages": 3, "block": [512, 1, 1],
-   "dynamic_shared": "{t.shared}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": 16},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2},
+   "dynamic_shared": "{t.shared}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{g.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 16},
+          {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
+           "spill": 320}],
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 211376,
+     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 211456,
       "cost": {"k_tile": 2900, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 210256,
+     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 210336,
       "cost": {"k_tile": 3000, "fixed": 7000}}]}}]}
 */

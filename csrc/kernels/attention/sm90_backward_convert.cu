@@ -21,11 +21,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   u32 index = blockIdx.x * (TC_THREADS / 32) + threadIdx.x / 32;
   u32 tile = index / here;
   int piece = static_cast<int>(index % here) / octets, octet = static_cast<int>(index % octets);
-  int pair = static_cast<int>(tile / p.tiles), row_tile = static_cast<int>(tile % p.tiles);
-  int first = row_tile * p.tile_rows + octet * 8;
-  if (pair >= p.batch * p.heads || first >= p.seqlen_q || piece * 64 >= p.head_dim) return;
-  int batch = pair / p.heads, head = pair % p.heads, lane = threadIdx.x % 32;
-  bool any = sees_any_key(p, row_tile, p.tile_rows);
+  if (tile >= static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1)) return;
+  QueryTile place(p, tile);
+  Sm90Sequence sequence(p.lengths, place.batch);
+  int first = place.tile * p.tile_rows + octet * 8, lane = threadIdx.x % 32;
+  if (place.tile < 0 || first >= sequence.rows || piece * 64 >= p.head_dim) return;
+  bool any = sees_any_key(sequence, place.tile, p.tile_rows);
   auto from = reinterpret_cast<const float4*>(
       p.dq_sum + (static_cast<tc_int64>(tile) * panels + piece) * (64 * p.tile_rows) + octet * 128 +
       lane * 4);
@@ -35,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
     sum[w] = any ? __ldcs(from + w * 4 * p.tile_rows) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
   int row = first + lane / 4, column = piece * 64 + lane % 4 * 8;
-  auto to = static_cast<u16*>(p.dq) + batch * p.dq_stride[0] + head * p.dq_stride[1] +
-            row * p.dq_stride[2] + column;
+  auto to = static_cast<u16*>(p.dq) + place.batch * p.dq_stride[0] + place.head * p.dq_stride[1] +
+            static_cast<tc_int64>(sequence.q_row + row) * p.dq_stride[2] + column;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     u32 word[4];
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
       word[n] = transpose_8x8(two);
     }
     quad_transpose(word);
-    if (row < p.seqlen_q && column + 32 * half < p.head_dim) {
+    if (row < sequence.rows && column + 32 * half < p.head_dim) {
       *reinterpret_cast<uint4*>(to + 32 * half) = make_uint4(word[0], word[1], word[2], word[3]);
     }
   }

@@ -1,6 +1,6 @@
 // What attention's backward on Hopper (sm90_backward.cu) needs of each query before it begins:
 //
-//   logsumexp * log2(e), and delta = sum over the columns of grad_out * out
+//   logsumexp (for `full` kernels times log2(e)), and delta = sum over the columns of grad_out * out
 //
 // in tiles of tile_rows queries, of which those past the end have weights of 0: the other kernel brings
 // a tile to shared memory at once. A query that sees nothing has weights of 0, too. It also sets the
@@ -8,7 +8,7 @@
 //
 // Eight lanes a row, so that they read 128 neighbouring bytes; a block has kTileM rows of one tile.
 #include "common/dtype.cuh"
-#include "sm90_backward_params.h"
+#include "sm90_backward_dq.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -17,6 +17,7 @@ struct Config {
   static constexpr int kTileM = TC_TILE_M, kThreads = TC_THREADS;
 };
 
+using namespace sm90;
 using Traits = DTypeTraits<Config::kDType>;
 constexpr int kLanes = 8;
 constexpr float kInfinity = __builtin_huge_valf();
@@ -40,27 +41,33 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   int blocks = p.tile_rows / Config::kTileM;  // of a tile
   u32 index = blockIdx.x / blocks;
   int within = blockIdx.x % blocks * Config::kTileM + threadIdx.x / kLanes;
-  int pair = static_cast<int>(index / p.tiles), row = index % p.tiles * p.tile_rows + within;
-  int batch = pair / p.heads, head = pair % p.heads, lane = threadIdx.x % kLanes;
+  QueryTile tile(p, index);
+  Sm90Sequence sequence(p.lengths, tile.batch);
+  int row = tile.tile * p.tile_rows + within, lane = threadIdx.x % kLanes;
+  if (tile.tile < 0 || tile.tile * p.tile_rows >= sequence.rows) return;
   if (threadIdx.x == 0 && within == 0) p.turns[index] = 0;
   float sum = 0.0f, logsumexp = kInfinity;
-  if (row < p.seqlen_q) {
+  if (row < sequence.rows) {
+    tc_int64 at = sequence.q_row + row;
+    int batch = tile.batch, head = tile.head;
     auto out = static_cast<const u16*>(p.out) + batch * p.out_stride[0] + head * p.out_stride[1] +
-               row * p.out_stride[2];
+               at * p.out_stride[2];
     auto grad = static_cast<const u16*>(p.grad_out_rows) + batch * p.grad_out_stride[0] +
-                head * p.grad_out_stride[1] + row * p.grad_out_stride[2];
+                head * p.grad_out_stride[1] + at * p.grad_out_stride[2];
 #pragma unroll 2
     for (int column = 8 * lane; column < p.head_dim_v; column += 8 * kLanes) {
       sum = dot(__ldg(reinterpret_cast<const uint4*>(out + column)),
                 __ldg(reinterpret_cast<const uint4*>(grad + column)), sum);
     }
-    if (lane == 0) logsumexp = p.logsumexp[static_cast<tc_int64>(pair) * p.seqlen_q + row];
+    if (lane == 0) {
+      logsumexp = p.logsumexp[batch * p.logsumexp_stride[0] + head * p.logsumexp_stride[1] + at];
+    }
   }
 #pragma unroll
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (lane == 0) {
     float* to = p.sums + static_cast<tc_int64>(index) * (2 * p.tile_rows) + within;
-    to[0] = logsumexp == -kInfinity ? kInfinity : logsumexp * 1.4426950408889634f;
+    to[0] = logsumexp == -kInfinity ? kInfinity : logsumexp * p.logsumexp_unit;
     to[p.tile_rows] = sum;
   }
 }

@@ -10,8 +10,8 @@
 // run or have run, whatever else runs on the device.
 #pragma once
 
-#include "common/hopper.cuh"
 #include "sm90_backward_params.h"
+#include "sm90_sequence.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
@@ -21,23 +21,60 @@ namespace sm90 {
 struct SeenTiles {
   int begin, end;
 
-  TC_DEVICE SeenTiles(const Sm90BackwardParams& p, int key_tile, int rows) {
+  TC_DEVICE SeenTiles(const Sm90Sequence& s, int key_tile, int rows) {
     int key = key_tile * kSm90BackwardKeys;
-    begin = max(0, key - p.last) / rows;
-    int last_row = key + kSm90BackwardKeys - 1 - p.first;
-    end = last_row < 0 ? 0 : min(p.tiles, last_row / rows + 1);
+    begin = max(0, key - s.last) / rows;
+    int last_row = min(key + kSm90BackwardKeys - 1 - s.first, s.rows - 1);
+    end = last_row < 0 ? 0 : last_row / rows + 1;
   }
 };
 
 // The first block of keys of which a tile of queries sees something, if it sees anything.
-TC_DEVICE int first_key_tile(const Sm90BackwardParams& p, int tile, int rows) {
-  return max(0, tile * rows + p.first) / kSm90BackwardKeys;
+TC_DEVICE int first_key_tile(const Sm90Sequence& s, int tile, int rows) {
+  return max(0, tile * rows + s.first) / kSm90BackwardKeys;
 }
 
-TC_DEVICE bool sees_any_key(const Sm90BackwardParams& p, int tile, int rows) {
-  int first = first_key_tile(p, tile, rows);
-  return first < p.key_tiles && first * kSm90BackwardKeys <= tile * rows + rows - 1 + p.last;
+TC_DEVICE bool sees_any_key(const Sm90Sequence& s, int tile, int rows) {
+  int first_key = first_key_tile(s, tile, rows) * kSm90BackwardKeys;
+  return first_key < s.columns && first_key <= tile * rows + rows - 1 + s.last;
 }
+
+// Where the numbers of a packed sequence's tiles of queries begin: each sequence has one more than its
+// rows fill, or they would share tiles.
+TC_DEVICE int first_query_tile(const int* cu_seqlens_q, int sequence, int rows) {
+  return __ldg(cu_seqlens_q + sequence) / rows + sequence;
+}
+
+// A tile of queries by its number.
+struct QueryTile {
+  int batch, head,
+      tile;  // tile: of the sequence; negative, or past its end, where the number is none's
+
+  // By a whole warp.
+  TC_DEVICE QueryTile(const Sm90BackwardParams& p, u32 number) {
+    u32 of_heads = number / p.tiles;
+    tile = static_cast<int>(number - of_heads * p.tiles);
+    if (p.lengths.cu_seqlens_q == nullptr) {
+      batch = static_cast<int>(of_heads / p.heads);
+      head = static_cast<int>(of_heads - batch * p.heads);
+      return;
+    }
+    head = static_cast<int>(of_heads);
+    // The last sequence that begins at or before the tile; 32 places are looked at together.
+    int lane = threadIdx.x % 32, left = p.batch;
+    batch = 0;
+    while (left > 1) {
+      int step = (left + 31) / 32;
+      bool before =
+          lane * step < left &&
+          first_query_tile(p.lengths.cu_seqlens_q, batch + lane * step, p.tile_rows) <= tile;
+      int found = max(__popc(__ballot_sync(~0u, before)) - 1, 0) * step;
+      batch += found;
+      left = min(step, left - found);
+    }
+    tile -= first_query_tile(p.lengths.cu_seqlens_q, batch, p.tile_rows);
+  }
+};
 
 }  // namespace sm90
 }  // namespace torch_cubin

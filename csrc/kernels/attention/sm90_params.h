@@ -1,14 +1,21 @@
-// The one parameter of the kernels of sm90.cu, shared by host and device code.
+// The one parameter of the kernels of sm90.cu, shared by host and device code, and what it shares with
+// those of the backward.
 //
 //   out[b, h, i, :] = sum_j P[i, j] v[b, h / group, j, :],   P = softmax_j(scale * q_i . k_j)
 //
 // where row i attends to column j if  i + first <= j <= i + last  and j < seqlen_k. A row that
 // attends to nothing gives zeros, and logsumexp -inf.
 //
-// q, k and v are described by tensor maps of 4 dims, {head_dim, rows, heads, batch}, 128-byte
+// q, k and v are described by tensor maps of 5 dims, {head_dim, rows, heads, batch, 1}, 128-byte
 // swizzle; columns and rows that do not exist are read as zeros. Boxes:
-//   q:       {64, 64, 1, 1}
-//   k and v: {64, tile N, 1, 1}
+//   q:       {64, 64, 1, 1, 1}
+//   k and v: {64, tile N, 1, 1, 1}
+//
+// Maps of packed sequences (cu_seqlens) have the dims {head_dim, rows, heads, rows, wrap}, so that rows
+// past the end of a sequence, which belong to the next one, are read as zeros, too. Row r of n, which
+// begin at row b of the tensor, is element (kRaggedRows - n + r, b + n, kRaggedRows) of the dims rows, rows
+// and wrap: out of bounds where r >= n. A step of wrap is 2^35 bytes less a row, so that kRaggedRows of
+// them and as many rows are 2^65 bytes, nothing in 64-bit addresses.
 #pragma once
 
 namespace torch_cubin {
@@ -30,19 +37,59 @@ enum Sm90AttentionDeal {
   // an average tile must take much longer than 15 us.
 };
 
+constexpr int kRaggedRows = 1 << 30;  // of a packed map's dim of rows
+
+constexpr int kOpenSide = 1 << 30;  // first = -kOpenSide, last = kOpenSide: no band
+
+// How long sequences are, and the band.
+struct Sm90Lengths {
+  const int* cu_seqlens_q;  // null: all are equally long. Else batch + 1 rows at which they begin
+  const int* cu_seqlens_k;  // null where cu_seqlens_q is
+  int seqlen_q, seqlen_k;   // at least 1; with offsets: the most rows of a sequence that count
+  int first, last;
+  int bottom_right;  // with offsets: the band is shifted by columns - rows of a sequence
+};
+
+// The tiles of packed sequences, longest first, which only the device knows: sm90_order.cu makes it.
+struct Sm90OrderPlace {
+  int sequence, tile;
+};
+
+struct Sm90Order {
+  int next;   // the tiles that have been taken, of all heads
+  int count;  // places, of one head
+  int unused[2];
+  Sm90OrderPlace places[1];  // and more
+};
+
+// What the `general` kernels do to scores, and to weights: the fields of AttentionParams of these names.
+struct Sm90ScoreRule {
+  // Null, or a bit for each key (sm90_mask.cu), 0 where it is hidden; strides in words of 32 keys.
+  const unsigned* mask;
+  const tc_int64* dropout_seed;
+  const float* alibi_slopes;
+  const float* sinks;
+  tc_int64 mask_stride[3];  // batch, head, row
+  tc_int64 alibi_stride;
+  int drop_below;  // 0: no dropout
+  float scale, softcap, keep_scale;
+};
+
 struct Sm90AttentionParams {
   Sm90AttentionMap q, k, v;
-  void* out;               // rows of 16-byte vectors
-  float* logsumexp;        // null, or [batch][head][row]
-  tc_int64 out_stride[3];  // batch, head, row; in elements
+  void* out;                     // rows of 16-byte vectors
+  float* logsumexp;              // null, or a float a row
+  Sm90Order* order;              // of packed sequences, else null
+  tc_int64 out_stride[3];        // batch, head, row; in elements; packed sequences have 0 for batch
+  tc_int64 logsumexp_stride[2];  // batch, head
+  Sm90Lengths lengths;
   int batch, heads, group;
-  int seqlen_q, seqlen_k;  // at least 1
-  int head_dim_v;          // columns of out, a multiple of 8
-  int first, last;
-  int tiles;  // along the queries
+  int head_dim_v;  // columns of out, a multiple of 8
+  int tiles;       // along the queries, where all sequences are equally long
   // kInTurn, kInPairs, or a positive number of heads; at most 160 blocks.
   int deal;
-  float unit;  // scale * log2(e), a positive normal number
+  float unit;  // scale * log2(e), a positive normal number; of no meaning in `general` kernels
+  Sm90ScoreRule score;  // of `general` kernels
 };
 
 }  // namespace torch_cubin

@@ -1,37 +1,53 @@
 // Which tiles of attention's output a block computes, and which keys each of them needs.
 #pragma once
 
-#include "common/hopper.cuh"
-#include "sm90_params.h"
+#include "sm90_sequence.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
 
 // A block's tile, as the scheduling warp tells the others through shared memory.
 struct AttentionTile {
-  int row;  // the block's first
-  int head, kv_head, batch;
+  int row;  // the block's first, of its sequence
+  int head, kv_head;
+  int batch;       // or the number of a packed sequence
   int last_block;  // blocks of keys run from here down
   int blocks;      // at least 1; 0: there are no more tiles
-  int unused[2];
+  Sm90Sequence sequence;
+};
+
+// What the schedule gives: the number of a tile among those of its sequence's queries.
+struct TilePlace {
+  int query, head, batch;
 };
 
 // The keys that some of rows `row` to `row + rows - 1` see, in blocks of kTileN. Rows that see
 // nothing get one block, in which the mask then hides everything.
 template <int kTileN>
-TC_DEVICE void key_blocks(const Sm90AttentionParams& p, int row, int rows, int& last_block,
-                          int& blocks) {
-  int last_row = min(row + rows, p.seqlen_q) - 1;
-  int last = min(p.seqlen_k - 1, last_row + p.last);
-  int first = max(0, row + p.first);
+TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_block, int& blocks) {
+  int last_row = min(row + rows, s.rows) - 1;
+  int last = min(s.columns - 1, last_row + s.last);
+  int first = max(0, row + s.first);
   last_block = last < first ? 0 : last / kTileN;
   blocks = last < first ? 1 : last_block - first / kTileN + 1;
 }
 
-// Run by one whole warp. Every block makes the same list, and takes its own part of it.
+template <int kRows, int kTileN>
+TC_DEVICE void describe(AttentionTile& tile, const Sm90AttentionParams& p, const TilePlace& place) {
+  tile.row = place.query * kRows;
+  tile.sequence = Sm90Sequence(p.lengths, place.batch);
+  key_blocks<kTileN>(tile.sequence, tile.row, kRows, tile.last_block, tile.blocks);
+  tile.batch = place.batch;
+  tile.head = place.head;
+  tile.kv_head = place.head / p.group;
+}
+
+// Run by one whole warp. Every block makes the same list, and takes its own part of it. Of packed
+// sequences sm90_order.cu has made the list, and each block takes the next tile when it needs one.
 template <int kRows, int kTileN>
 class AttentionSchedule {
  public:
+  // Reads nothing of global memory.
   TC_DEVICE AttentionSchedule(const Sm90AttentionParams& p)
       : p_(p), block_(blockIdx.x), blocks_(gridDim.x) {
     total_ = p.batch * p.heads * p.tiles;
@@ -50,7 +66,8 @@ class AttentionSchedule {
   }
 
   // False where there is no more.
-  TC_DEVICE bool next(AttentionTile& tile) {
+  TC_DEVICE bool next(TilePlace& tile) {
+    if (p_.order != nullptr) return take(tile);
     if (p_.deal == kInTurn) {
       if (next_ >= total_) return false;
       int head = next_ / p_.tiles;
@@ -109,21 +126,34 @@ class AttentionSchedule {
 
   TC_DEVICE unsigned cost(int query) const {
     int last_block, blocks;
-    key_blocks<kTileN>(p_, query * kRows, kRows, last_block, blocks);
+    Sm90Sequence sequence = Sm90Sequence::of_equals(p_.lengths, 0);
+    key_blocks<kTileN>(sequence, query * kRows, kRows, last_block, blocks);
     return blocks * kBlockCost + kTileCost;
   }
 
-  TC_DEVICE void set(AttentionTile& tile, int query, int head_of_all) {
-    int row = query * kRows;
-    key_blocks<kTileN>(p_, row, kRows, tile.last_block, tile.blocks);
-    tile.row = row;
-    tile.batch = head_of_all / p_.heads;
-    tile.head = head_of_all - tile.batch * p_.heads;
-    tile.kv_head = tile.head / p_.group;
+  TC_DEVICE void set(TilePlace& tile, int query, int head_of_all) {
+    int batch = head_of_all / p_.heads;
+    tile = {query, head_of_all - batch * p_.heads, batch};
+  }
+
+  // All places of some heads, then of the next ones: what these read stays in the L2 cache.
+  TC_DEVICE bool take(TilePlace& tile) {
+    constexpr int kTilesTogether = 256;
+    int index = 0, count = p_.order->count;
+    if (threadIdx.x % 32 == 0) index = atomicAdd(&p_.order->next, 1);
+    index = __shfl_sync(~0u, index, 0);
+    if (index >= count * p_.heads) return false;
+    int together = max(1, kTilesTogether / (count * p_.group)) * p_.group;
+    int first_head = index / (count * together) * together;
+    int here = min(together, p_.heads - first_head);
+    index -= first_head * count;
+    Sm90OrderPlace place = p_.order->places[index / here];
+    tile = {place.tile, first_head + index % here, place.sequence};
+    return true;
   }
 
   // Deals until a tile is this block's: each goes to the block with the least to do.
-  TC_DEVICE bool deal(AttentionTile& tile) {
+  TC_DEVICE bool deal(TilePlace& tile) {
     while (dealt_ < total_) {
       ++dealt_;
       int query = place_.query, head = place_.first_head + place_.head;

@@ -58,7 +58,9 @@ def read_params(cubin: bytes, kernel: str) -> list[dict[str, int]]:
 
 def size_probe(header: pathlib.Path) -> str:
     """Source whose PTX tells the size of the one struct that a header declares."""
-    names = re.findall(r"^struct (?:alignas\([^()]*\) )?(\w+Params) \{", header.read_text(), re.M)
+    names = re.findall(
+        r"^struct (?:alignas\([^()]*\) )?(\w+Params)(?: : \w+)? \{", header.read_text(), re.M
+    )
     if len(names) != 1:
         raise BuildError(
             "params",

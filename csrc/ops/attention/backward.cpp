@@ -67,10 +67,6 @@ Gradients run_fused_backward(const AttentionCall& call, const AttentionKernels& 
   Gradient dq(call, TensorView(query), shape.heads, one_launch);
   Gradient dk(call, TensorView(key), shape.kv_heads, one_launch);
   Gradient dv(call, TensorView(value), shape.kv_heads, one_launch);
-  // Rows of no sequence, and columns of padding, would keep what the memory held.
-  if (shape.packed) {
-    for (Gradient* each : {&dq, &dk, &dv}) torch::stable::zero_(each->written);
-  }
   operands.problem.add(kGradOut, TensorView(aligned_grad));
   operands.problem.add(kOut, TensorView(aligned_out));
   operands.problem.add(kGradQuery, TensorView(dq.written));
@@ -80,6 +76,10 @@ Gradients run_fused_backward(const AttentionCall& call, const AttentionKernels& 
 
   problem.batch = operands.problem.batch();
   const BackwardPlan plan = plan_backward(kernels, problem);
+  // Rows of no sequence would keep what the memory held.
+  if (shape.packed && !plan.kernels->clears_rows_of_none()) {
+    for (Gradient* each : {&dq, &dk, &dv}) torch::stable::zero_(each->written);
+  }
   plan.kernels->launch(plan, problem, operands, static_cast<const float*>(lse.data_ptr()));
   return {dq.finish(call), dk.finish(call), dv.finish(call)};
 }

@@ -2,12 +2,14 @@
 #include <nlohmann/json.hpp>
 
 #include "ops/attention/checks.h"
+#include "ops/attention/kv_cache.h"
 #include "pytorch/described_tensor.h"
 
 namespace torch_cubin {
 
 void check_described_attention(const nlohmann::json& call) {
   const auto op = call.at("op").get<std::string>();
+  if (op == "flash_attention_with_kvcache") return check_described_kv_cache(call);
   const nlohmann::json& given = call.at("options");
   AttentionOptions options;
   options.dropout_p = described_float(given.at("dropout_p"));

@@ -38,7 +38,6 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
     Shape sizes = shape.out;
     sizes.sizes[sizes.dim - 1] = problem.head_dim_v;
     wide_out = empty_cuda(sizes.sizes, sizes.dim, call.dtype, call.device_index);
-    if (shape.packed) torch::stable::zero_(wide_out);  // rows of no sequence
   }
   operands.problem.add(kOut, TensorView(wide_out));
   operands.problem.merge();
@@ -48,6 +47,8 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   AttentionCase planned = problem;
   if (batch_invariant()) planned.batch = 1;
   const ForwardPlan plan = plan_forward(kernels, planned);
+  // Rows of no sequence would keep what the memory held.
+  if (shape.packed && !plan.kernels->clears_rows_of_none()) fill_empty(wide_out, logsumexp);
   float* sums = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
   plan.kernels->launch(plan, problem, operands, sums);
   if (beside) {
@@ -68,10 +69,11 @@ Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& k
   }
   const bool wanted = logsumexp != nullptr && shape.logsumexp.numel() > 0;
   if (shape.out.numel() == 0 && !wanted) return out;
-  // Rows of no sequence would keep what the memory held.
   const bool no_keys = shape.seqlen_k == 0 || shape.kv_heads == 0;
-  if (shape.packed || (no_keys && !call.options.sinks)) fill_empty(out, logsumexp);
-  if (no_keys && !call.options.sinks) return out;
+  if (no_keys && !call.options.sinks) {
+    fill_empty(out, logsumexp);
+    return out;
+  }
   // Packed sequences never compose; the kernels read the sinks where there are no keys, too.
   const bool fusable = shape.out.numel() > 0 && (!no_keys || shape.packed);
   if (fusable && run_fused(call, query, key, value, out, logsumexp)) {

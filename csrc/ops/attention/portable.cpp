@@ -1,7 +1,6 @@
 #include "ops/attention/portable.h"
 
 #include "cubin/error.h"
-#include "ops/common/launch.h"
 
 namespace torch_cubin {
 namespace {
@@ -39,8 +38,9 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   cost_fixed = cost.number("fixed", 0);
 }
 
-void check_portable(const PackageKernel& kernel, bool has_variants) {
-  check_params(kernel.entry(), "attention", sizeof(AttentionParams));
+void check_portable(const PackageKernel& kernel, bool has_variants, const char* header,
+                    size_t bytes) {
+  check_params(kernel.entry(), header, bytes);
   const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
   if (has_variants && row.variant == kAttentionVariants) {
     KernelFields(kernel).refuse("layout", "full or general");
@@ -55,15 +55,13 @@ const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim) {
   return best;
 }
 
-void launch_attention(PackageKernel& kernel, const AttentionParams& params, int64_t blocks,
-                      int splits, const Device& device) {
-  if (blocks == 0) return;  // cu_seqlens of no sequence
+bool check_blocks(int64_t blocks) {
   if (blocks > kMaxGrid[0]) {
     fail({"input", "this attention", "is too large for one launch",
           "at most " + std::to_string(kMaxGrid[0]) + " tiles of output", std::to_string(blocks),
           "Compute it in parts."});
   }
-  launch(kernel, {blocks, splits}, device, params);
+  return blocks > 0;
 }
 
 }  // namespace torch_cubin

@@ -7,6 +7,7 @@
 
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/seam.h"
+#include "ops/common/launch.h"
 
 namespace torch_cubin {
 
@@ -29,15 +30,23 @@ struct AttentionRow {
 
 using AttentionRows = std::vector<AttentionRow>;
 
-// check() of the portable seams; a kernel of a kind that has variants must say which it is.
-void check_portable(const PackageKernel& kernel, bool has_variants);
+// check() of the portable seams, for kernels with the parameters of that header; a kernel of a kind that
+// has variants must say which it is.
+void check_portable(const PackageKernel& kernel, bool has_variants,
+                    const char* header = "attention", size_t bytes = sizeof(AttentionParams));
 
 // The kernel with the narrowest head_dim that suffices, the first of those; null: none.
 const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim);
 
-// Runs a kernel, unless there are no blocks. Throws [input] where the grid is larger than a launch
+// False for no blocks: cu_seqlens of no sequence. Throws [input] where the grid is larger than a launch
 // can be.
-void launch_attention(PackageKernel& kernel, const AttentionParams& params, int64_t blocks,
-                      int splits, const Device& device);
+bool check_blocks(int64_t blocks);
+
+// Runs a kernel, unless there are no blocks.
+template <class Params>
+void launch_attention(PackageKernel& kernel, const Params& params, int64_t blocks, int splits,
+                      const Device& device) {
+  if (check_blocks(blocks)) launch(kernel, {blocks, splits}, device, params);
+}
 
 }  // namespace torch_cubin

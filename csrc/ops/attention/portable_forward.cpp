@@ -3,7 +3,10 @@
 // of keys that were split.
 #include <algorithm>
 
+#include "kernels/attention/decode_append_params.h"
+#include "kernels/attention/decode_params.h"
 #include "ops/attention/portable.h"
+#include "ops/attention/portable_kv_cache.h"
 
 namespace torch_cubin {
 namespace {
@@ -14,6 +17,8 @@ constexpr int64_t kFewestColumns = 256;  // of a split
 constexpr int64_t kDecodeBlocks = 2;
 constexpr int64_t kDecodeQueries = 16;
 constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
+// A mask is read element by element: measured on the H200 a call then takes 4 to 9 times as long.
+constexpr double kMaskedTime = 4;
 
 struct PortableForwardPlan {
   PackageKernel* kernel = nullptr;
@@ -21,6 +26,7 @@ struct PortableForwardPlan {
   int64_t blocks = 0;                     // for one batch
   int64_t columns_per_split = 0;
   int32_t splits = 1;
+  bool decodes = false;  // by the kernel for few queries
 };
 
 // Cycles until the last of `blocks` is done.
@@ -37,6 +43,7 @@ class PortableForward : public AttentionForwardKernels {
     for (PackageKernel* kernel : kernels) {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
+      if (kind == "append") continue;
       AttentionRows& rows = kind == "combine"  ? combine_[row.dtype]
                             : kind == "decode" ? decode_[row.dtype][row.variant]
                                                : forward_[row.dtype][row.variant];
@@ -54,6 +61,7 @@ class PortableForward : public AttentionForwardKernels {
     if (fits == nullptr) return plan;
     PortableForwardPlan details;
     const AttentionRow* chosen = decode_row(dtype, problem, head_dim);
+    details.decodes = chosen != nullptr;
     if (chosen != nullptr) {
       details.blocks =
           ceil_div(problem.seqlen_q * problem.group(), chosen->rows) * problem.kv_heads;
@@ -75,6 +83,7 @@ class PortableForward : public AttentionForwardKernels {
     plan.microseconds = cycles_of(*chosen, details.blocks * problem.batch * details.splits,
                                   details.columns_per_split) /
                         device_.cycles_per_microsecond;
+    if (problem.mask != kNoMask && !details.decodes) plan.microseconds *= kMaskedTime;
     plan.set(details);
     return plan;
   }
@@ -97,8 +106,14 @@ class PortableForward : public AttentionForwardKernels {
     for (int64_t part = 0; part < parts; ++part) {
       operands.fill(params, part);
       params.logsumexp = logsumexp == nullptr ? nullptr : logsumexp + part * rows;
-      launch_attention(*chosen.kernel, params, chosen.blocks * problem.batch, chosen.splits,
-                       device_);
+      const int64_t blocks = chosen.blocks * problem.batch;
+      if (chosen.decodes) {
+        DecodeParams decode{};
+        static_cast<AttentionParams&>(decode) = params;
+        launch_attention(*chosen.kernel, decode, blocks, chosen.splits, device_);
+      } else {
+        launch_attention(*chosen.kernel, params, blocks, chosen.splits, device_);
+      }
       if (chosen.splits > 1) {
         launch_attention(*chosen.combine->kernel, params, ceil_div(rows, chosen.combine->rows), 1,
                          device_);
@@ -144,14 +159,26 @@ class PortableForward : public AttentionForwardKernels {
 class PortableForwardSeam : public AttentionSeam {
  public:
   bool owns(const KernelEntry& entry) const override {
-    return entry.kind == "mma" || entry.kind == "decode" || entry.kind == "combine";
+    return entry.kind == "mma" || entry.kind == "decode" || entry.kind == "combine" ||
+           entry.kind == "append";
   }
   void check(const PackageKernel& kernel) const override {
-    check_portable(kernel, kernel.entry().kind != "combine");
+    const std::string& kind = kernel.entry().kind;
+    if (kind == "decode") {
+      check_portable(kernel, true, "attention/decode", sizeof(DecodeParams));
+    } else if (kind == "append") {
+      check_portable(kernel, false, "attention/decode_append", sizeof(DecodeAppendParams));
+    } else {
+      check_portable(kernel, kind != "combine");
+    }
   }
   std::unique_ptr<AttentionForwardKernels> forward(
       const Device& device, const std::vector<PackageKernel*>& kernels) const override {
     return std::make_unique<PortableForward>(device, kernels);
+  }
+  std::unique_ptr<KvCacheKernels> kv_cache(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return make_portable_kv_cache(device, kernels);
   }
 };
 

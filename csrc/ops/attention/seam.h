@@ -14,12 +14,15 @@
 #include <vector>
 
 #include "ops/attention/fused_operands.h"
+#include "ops/attention/kv_cache.h"
 #include "ops/common/seam.h"
 
 namespace torch_cubin {
 
 // kFull: lengths and the band alone, and a positive scale. kGeneral: everything in AttentionParams.
 enum AttentionVariant { kFull, kGeneral, kAttentionVariants };
+
+enum AttentionMask { kNoMask, kBoolMask, kAddedMask };
 
 AttentionVariant attention_variant(const AttentionSettings& settings,
                                    const AttentionOptions& options);
@@ -28,6 +31,7 @@ AttentionVariant attention_variant(const AttentionSettings& settings,
 struct AttentionCase {
   ScalarType dtype;
   AttentionVariant variant;
+  AttentionMask mask;
   bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds
   int64_t heads, kv_heads;
   int64_t seqlen_q, seqlen_k;
@@ -79,6 +83,10 @@ class AttentionForwardKernels {
   // `operands` has kOut, too, with rows of whole vectors. `logsumexp`: null, or [batch, head, row].
   virtual void launch(const ForwardPlan& plan, const AttentionCase& problem,
                       const FusedOperands& operands, float* logsumexp) const = 0;
+
+  // Whether launch() writes zeros, and a logsumexp of -inf, where a row of packed tensors belongs to no
+  // sequence; else they are there before it.
+  virtual bool clears_rows_of_none() const { return false; }
 };
 
 class AttentionBackwardKernels {
@@ -89,6 +97,8 @@ class AttentionBackwardKernels {
   // `operands` has kOut, kGradOut and the gradients, too.
   virtual void launch(const BackwardPlan& plan, const AttentionCase& problem,
                       const FusedOperands& operands, const float* logsumexp) const = 0;
+
+  virtual bool clears_rows_of_none() const { return false; }  // of all gradients
 };
 
 class AttentionSeam : public KernelSeam {
@@ -105,12 +115,17 @@ class AttentionSeam : public KernelSeam {
       const Device& device, const std::vector<PackageKernel*>& kernels) const {
     return nullptr;
   }
+  virtual std::unique_ptr<KvCacheKernels> kv_cache(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const {
+    return nullptr;
+  }
 };
 
 // What all seams have for one device.
 struct AttentionKernels {
   std::vector<std::unique_ptr<AttentionForwardKernels>> forward;
   std::vector<std::unique_ptr<AttentionBackwardKernels>> backward;
+  std::vector<std::unique_ptr<KvCacheKernels>> kv_cache;
 };
 
 }  // namespace torch_cubin

@@ -1,7 +1,8 @@
-// The seam of the backward for Hopper, of 16-bit types, with nothing but lengths and a band between
-// queries and keys, and heads of up to 128 columns. Three kernels in a row: sm90_backward_delta.cu,
-// sm90_backward.cu, sm90_backward_convert.cu, with one parameter. What these do not take is the portable kernels'.
+// The seam of the backward for Hopper, of 16-bit types and heads of up to 128 columns, without masks. Three kernels in a
+// row: sm90_backward_delta.cu, sm90_backward.cu, sm90_backward_convert.cu, with one parameter; packed
+// sequences take sm90_order.cu before them. What these do not take is the portable kernels'.
 #include <algorithm>
+#include <optional>
 
 #include "cubin/error.h"
 #include "kernels/attention/sm90_backward_params.h"
@@ -26,6 +27,15 @@ int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bo
   return std::max(kLeastTogether, more * kBytesTogether / std::max<int64_t>(each, 1));
 }
 
+// Of packed sequences: so many queries, of so many heads, are about as much.
+int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int64_t heads) {
+  const int64_t each = row.head_dim * 8 * problem.group() * heads;
+  return std::clamp<int64_t>(kBytesTogether / each, 1, int64_t{1} << 30);
+}
+
+constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
+constexpr const char* kBackwardOrderKind = "sm90_backward_order";
+
 struct Sm90BackwardPlan {
   const AttentionRow* delta;
   const AttentionRow* backward;
@@ -36,11 +46,15 @@ class Sm90Backward : public AttentionBackwardKernels {
  public:
   Sm90Backward(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
     for (PackageKernel* kernel : kernels) {
-      const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
+      if (kind == kBackwardOrderKind) {
+        order_ = kernel;
+        continue;
+      }
+      const AttentionRow row(*kernel, device);
       AttentionRows& rows = kind == "sm90_backward_delta"     ? delta_[row.dtype]
                             : kind == "sm90_backward_convert" ? convert_[row.dtype]
-                                                              : backward_[row.dtype];
+                                                              : backward_[row.dtype][row.variant];
       rows.push_back(row);
     }
   }
@@ -48,13 +62,14 @@ class Sm90Backward : public AttentionBackwardKernels {
   BackwardPlan plan(const AttentionCase& problem) const override {
     BackwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
-    if (dtype == kAttendDtypes || problem.variant != kFull || problem.packed ||
-        problem.seqlen_q == 0 || problem.seqlen_k == 0 || problem.head_dim == 0 ||
-        problem.head_dim_v == 0 || delta_[dtype].empty() || convert_[dtype].empty()) {
+    if (dtype == kAttendDtypes || problem.mask != kNoMask ||
+        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
+        problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
+        convert_[dtype].empty()) {
       return plan;
     }
-    const AttentionRow* row =
-        narrowest(backward_[dtype], std::max(problem.head_dim, problem.head_dim_v));
+    const AttentionRow* row = narrowest(backward_[dtype][problem.variant],
+                                        std::max(problem.head_dim, problem.head_dim_v));
     if (row == nullptr) return plan;
     // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker.
     const int64_t tiles = ceil_div(problem.seqlen_q, row->rows) * problem.heads;
@@ -70,10 +85,16 @@ class Sm90Backward : public AttentionBackwardKernels {
               const float* logsumexp) const override {
     const auto chosen = plan.get<Sm90BackwardPlan>();
     const AttentionRow& row = *chosen.backward;
-    const int64_t tiles = ceil_div(problem.seqlen_q, row.rows);
-    const int64_t key_tiles = ceil_div(problem.seqlen_k, row.columns);
-    const int64_t heads = problem.batch * problem.heads;
-    const int64_t kv_heads = problem.batch * problem.kv_heads;
+    const bool packed = problem.packed;
+    const int64_t rows_q = packed ? TensorView(operands.query).sizes[0] : problem.seqlen_q;
+    const int64_t rows_k = packed ? TensorView(operands.key).sizes[0] : problem.seqlen_k;
+    // Of a head. Packed sequences have at most so many: each may end with a part of one.
+    const int64_t sequences = std::max<int64_t>(problem.batch, 1);
+    const int64_t tiles = packed ? rows_q / row.rows + sequences : ceil_div(rows_q, row.rows);
+    const int64_t key_tiles =
+        packed ? rows_k / row.columns + sequences : ceil_div(rows_k, row.columns);
+    const int64_t heads = (packed ? 1 : problem.batch) * problem.heads;
+    const int64_t kv_heads = (packed ? 1 : problem.batch) * problem.kv_heads;
     const int64_t octets = heads * tiles * (row.rows / 8) * (row.head_dim / 64);
     const int64_t delta_blocks = heads * tiles * (row.rows / chosen.delta->rows);
     const int64_t convert_blocks = ceil_div(octets, chosen.convert->kernel->entry().block[0] / 32);
@@ -101,10 +122,18 @@ class Sm90Backward : public AttentionBackwardKernels {
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     const bool has_band = all.first != -kNoBound || all.last != kNoBound;
     params.together = static_cast<int>(std::min(kv_heads, heads_together(problem, row, has_band)));
+    std::optional<Sm90TileOrder> order;
+    if (packed) {
+      operands.fill(all, 0);
+      order.emplace(device_, key_tiles);
+      order_tiles(*order, problem, operands, row, params.together, all);
+      params.order = order->data();
+      if (problem.batch == 0) return;
+    }
     const int64_t parts = operands.problem.parts();
     for (int64_t part = 0; part < parts; ++part) {
       operands.fill(all, part);
-      fill(params, row, all);
+      fill(params, row, all, packed);
       params.logsumexp = logsumexp + part * heads * problem.seqlen_q;
       torch_cubin::launch(*chosen.delta->kernel, {delta_blocks}, device_, params);
       torch_cubin::launch(*row.kernel, {kv_heads * key_tiles}, device_, params);
@@ -112,17 +141,42 @@ class Sm90Backward : public AttentionBackwardKernels {
     }
   }
 
+  bool clears_rows_of_none() const override { return true; }
+
  private:
-  void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all) const {
+  void order_tiles(const Sm90TileOrder& order, const AttentionCase& problem,
+                   const FusedOperands& operands, const AttentionRow& row, int64_t together,
+                   const AttentionParams& all) const {
+    Sm90OrderParams params{};
+    params.tile_rows = static_cast<int>(row.rows);
+    params.tile_columns = static_cast<int>(row.columns);
+    params.rows_together = static_cast<int>(rows_together(problem, row, together));
     const int64_t kv_heads = all.heads / all.group;
-    encode_sm90_map(params.q, row, all.q, all.q_stride, all.head_dim, all.seqlen_q, all.heads,
-                    all.batch, row.rows, device_);
-    encode_sm90_map(params.k, row, all.k, all.k_stride, all.head_dim, all.seqlen_k, kv_heads,
-                    all.batch, row.columns, device_);
-    encode_sm90_map(params.v, row, all.v, all.v_stride, all.head_dim_v, all.seqlen_k, kv_heads,
-                    all.batch, row.columns, device_);
-    encode_sm90_map(params.grad_out, row, all.grad_out, all.grad_out_stride, all.head_dim_v,
-                    all.seqlen_q, all.heads, all.batch, row.rows, device_);
+    params.rows_of_none[0] =
+        sm90_rows_of_none(all.dq, all.dq_stride, all.heads, all.head_dim, false);
+    params.rows_of_none[1] = sm90_rows_of_none(all.dk, all.dk_stride, kv_heads, all.head_dim, true);
+    params.rows_of_none[2] =
+        sm90_rows_of_none(all.dv, all.dv_stride, kv_heads, all.head_dim_v, true);
+    order.make(*order_, device_, all, operands, params);
+  }
+
+  void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
+            bool packed) const {
+    const int64_t kv_heads = all.heads / all.group;
+    encode_sm90_map(params.q, row,
+                    {all.q, all.q_stride, all.head_dim, all.seqlen_q, all.heads, all.batch, packed},
+                    row.rows, device_);
+    encode_sm90_map(params.k, row,
+                    {all.k, all.k_stride, all.head_dim, all.seqlen_k, kv_heads, all.batch, packed},
+                    row.columns, device_);
+    encode_sm90_map(
+        params.v, row,
+        {all.v, all.v_stride, all.head_dim_v, all.seqlen_k, kv_heads, all.batch, packed},
+        row.columns, device_);
+    encode_sm90_map(params.grad_out, row,
+                    {all.grad_out, all.grad_out_stride, all.head_dim_v, all.seqlen_q, all.heads,
+                     all.batch, packed},
+                    row.rows, device_);
     params.out = all.out;
     params.grad_out_rows = all.grad_out;
     params.dq = all.dq;
@@ -133,40 +187,56 @@ class Sm90Backward : public AttentionBackwardKernels {
     std::copy_n(all.dq_stride, 3, params.dq_stride);
     std::copy_n(all.dk_stride, 3, params.dk_stride);
     std::copy_n(all.dv_stride, 3, params.dv_stride);
+    if (packed) {
+      for (tc_int64* stride : {params.out_stride, params.grad_out_stride, params.dq_stride,
+                               params.dk_stride, params.dv_stride}) {
+        stride[0] = 0;
+      }
+    }
+    sm90_logsumexp_strides(all, params.logsumexp_stride);
+    params.lengths = sm90_lengths(all);
     params.batch = all.batch;
     params.heads = all.heads;
     params.group = all.group;
-    params.seqlen_q = all.seqlen_q;
-    params.seqlen_k = all.seqlen_k;
     params.head_dim = all.head_dim;
     params.head_dim_v = all.head_dim_v;
-    // An open side stays what it is: far outside.
-    const int shift = all.flags & kAttendBottomRight ? all.seqlen_k - all.seqlen_q : 0;
-    params.first = all.first == -kNoBound ? all.first : all.first + shift;
-    params.last = all.last == kNoBound ? all.last : all.last + shift;
     params.scale = all.scale;
     params.unit = static_cast<float>(all.scale * 1.4426950408889634);
+    params.logsumexp_unit = row.variant == kGeneral ? 1.0f : 1.4426950408889634f;
+    params.score = sm90_score_params(all);
   }
 
   const Device& device_;
-  AttentionRows delta_[kAttendDtypes], backward_[kAttendDtypes], convert_[kAttendDtypes];
+  AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
+  AttentionRows backward_[kAttendDtypes][kAttentionVariants];
+  PackageKernel* order_ = nullptr;
 };
 
 class Sm90BackwardSeam : public AttentionSeam {
  public:
   bool owns(const KernelEntry& entry) const override {
-    for (const char* kind : {"sm90_backward_delta", "sm90_backward", "sm90_backward_convert"}) {
+    for (const char* kind : {"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
+                             "sm90_backward_convert", kBackwardOrderKind}) {
       if (entry.kind == kind) return true;
     }
     return false;
   }
 
   void check(const PackageKernel& kernel) const override {
+    if (kernel.entry().kind == kBackwardOrderKind) {
+      check_params(kernel.entry(), "attention/sm90_order", sizeof(Sm90OrderParams));
+      return;
+    }
     check_params(kernel.entry(), "attention/sm90_backward", sizeof(Sm90BackwardParams));
     const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
     if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
-    if (kernel.entry().kind == "sm90_backward" && row.columns != kSm90BackwardKeys) {
+    const bool general = kernel.entry().kind == kBackwardGeneralKind;
+    if (!general && kernel.entry().kind != "sm90_backward") return;
+    if (row.columns != kSm90BackwardKeys) {
       KernelFields(kernel).refuse("tile", std::to_string(kSm90BackwardKeys) + " keys");
+    }
+    if (row.variant != (general ? kGeneral : kFull)) {
+      KernelFields(kernel).refuse("layout", general ? "general" : "full");
     }
   }
 

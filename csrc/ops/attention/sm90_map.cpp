@@ -6,22 +6,92 @@ namespace torch_cubin {
 namespace {
 
 constexpr uint32_t kPanel = 64;  // columns of a box: 128 bytes, the swizzle's
+constexpr int64_t kAnyRow = 0x7fff0000;
+constexpr int64_t kClearingBlocks = 32;
+
+static_assert(kOpenSide == kNoBound, "one way to say that a band has no end");
 
 }  // namespace
 
-void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const void* data,
-                     const tc_int64 (&stride)[3], int64_t columns, int64_t rows, int64_t heads,
-                     int64_t batch, int64_t box_rows, const Device& device) {
+void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const Sm90MapRows& rows,
+                     int64_t box_rows, const Device& device) {
   const MapType type = kernel.dtype == kAttendFloat16 ? MapType::kFloat16 : MapType::kBFloat16;
   const auto dim = [](int64_t size, int64_t stride, int64_t box) {
     // The stride of a single index is any.
     return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(size == 1 ? 16 : stride * 2),
                   static_cast<uint32_t>(box)};
   };
-  encode_tiled_map(&out, data, type, MapSwizzle::k128Bytes,
-                   {dim(columns, 1, kPanel), dim(rows, stride[2], box_rows),
-                    dim(heads, stride[1], 1), dim(batch, stride[0], 1)},
+  const int64_t row = rows.stride[2];
+  const MapDim columns = dim(rows.columns, 1, kPanel), heads = dim(rows.heads, rows.stride[1], 1);
+  if (rows.packed) {
+    constexpr int64_t kWrap = int64_t{1} << 34;  // elements: sm90_params.h says why
+    encode_tiled_map(&out, rows.data, type, MapSwizzle::k128Bytes,
+                     {columns, dim(kRaggedRows, row, box_rows), heads, dim(kAnyRow, row, 1),
+                      dim(kAnyRow, kWrap - row, 1)},
+                     device.index);
+    return;
+  }
+  encode_tiled_map(&out, rows.data, type, MapSwizzle::k128Bytes,
+                   {columns, dim(rows.rows, row, box_rows), heads,
+                    dim(rows.batch, rows.stride[0], 1), dim(1, 0, 1)},
                    device.index);
+}
+
+Sm90Lengths sm90_lengths(const AttentionParams& all) {
+  Sm90Lengths lengths{};
+  lengths.cu_seqlens_q = all.cu_seqlens_q;
+  lengths.cu_seqlens_k = all.cu_seqlens_k;
+  lengths.seqlen_q = all.seqlen_q;
+  lengths.seqlen_k = all.seqlen_k;
+  lengths.first = all.first;
+  lengths.last = all.last;
+  lengths.bottom_right = (all.flags & kAttendBottomRight) != 0;
+  if (all.cu_seqlens_q != nullptr || !lengths.bottom_right) return lengths;
+  // An open side stays what it is: far outside.
+  const int shift = all.seqlen_k - all.seqlen_q;
+  if (lengths.first != -kNoBound) lengths.first += shift;
+  if (lengths.last != kNoBound) lengths.last += shift;
+  return lengths;
+}
+
+void sm90_logsumexp_strides(const AttentionParams& all, tc_int64 (&stride)[2]) {
+  const bool packed = all.cu_seqlens_q != nullptr;
+  stride[0] = packed ? 0 : tc_int64{all.heads} * all.seqlen_q;
+  stride[1] = packed ? all.sums_stride : all.seqlen_q;
+}
+
+Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
+  Sm90ScoreRule score{};
+  score.dropout_seed = all.dropout_seed;
+  score.alibi_slopes = all.alibi_slopes;
+  score.sinks = all.sinks;
+  score.alibi_stride = all.alibi_stride;
+  score.drop_below = all.drop_below;
+  score.scale = all.scale;
+  score.softcap = all.softcap;
+  score.keep_scale = all.keep_scale;
+  return score;
+}
+
+Sm90RowsOfNone sm90_rows_of_none(void* data, const tc_int64 (&stride)[3], int64_t heads,
+                                 int64_t columns, bool of_keys) {
+  return {data,
+          {stride[1], stride[2]},
+          static_cast<int>(heads),
+          static_cast<int>(columns / 8),
+          of_keys ? 1 : 0};
+}
+
+void Sm90TileOrder::make(PackageKernel& kernel, const Device& device, const AttentionParams& all,
+                         const FusedOperands& operands, Sm90OrderParams& params) const {
+  params.lengths = sm90_lengths(all);
+  params.order = data();
+  params.batch = all.batch;
+  params.heads = all.heads;
+  params.total_q = static_cast<int>(TensorView(operands.query).sizes[0]);
+  params.total_k = static_cast<int>(TensorView(operands.key).sizes[0]);
+  params.capacity = static_cast<int>(capacity_);
+  launch(kernel, {1 + kClearingBlocks}, device, params);
 }
 
 }  // namespace torch_cubin

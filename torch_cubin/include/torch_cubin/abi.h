@@ -24,7 +24,7 @@ typedef struct torch_cubin_v1_module torch_cubin_v1_module;
 typedef struct torch_cubin_v1_kernel torch_cubin_v1_kernel;
 
 /* What was added to version 1 so far, as a number that grows: TORCH_CUBIN_V1_LEVEL of the library. */
-#define TORCH_CUBIN_V1_LEVEL 1u
+#define TORCH_CUBIN_V1_LEVEL 2u /* 2: torch_cubin_v1_set_release_cache */
 TORCH_CUBIN_V1 uint32_t torch_cubin_v1_level(void);
 
 /* The file that holds the library, "" where it is linked into a program that has no name. */
@@ -231,6 +231,11 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_device_info(int32_t device,
                                                                 struct torch_cubin_v1_device* out);
 /* Makes the device's primary context the thread's current one, as cudaSetDevice does. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_set_device(int32_t device);
+
+/* Where the driver has no memory for a kernel's code, `release` is called, and the driver asked once
+ * more: a caching allocator gives its free memory back there. One for the process; null: none. It
+ * may be called in any thread, and calls nothing of this library. */
+TORCH_CUBIN_V1 void torch_cubin_v1_set_release_cache(void (*release)(int32_t device));
 
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_allocate(int32_t device, uint64_t bytes,
                                                              void** out);

@@ -525,6 +525,13 @@ inline void copy(void* to, const void* from, uint64_t bytes, Stream stream = nul
                  int device = kCurrentDevice) {
   detail::check(torch_cubin_v1_copy(device, to, from, bytes, stream.handle()));
 }
+// Where the driver has no memory for a kernel's code, `release` is called and the driver asked again: a
+// caching allocator gives its free memory back there. One for the process, in any thread; torch.h
+// gives PyTorch's. It calls nothing of torch_cubin.
+inline void set_release_cache(void (*release)(int32_t device)) {
+  torch_cubin_v1_set_release_cache(release);
+}
+
 inline int device_count() {
   int32_t count = 0;
   detail::check(torch_cubin_v1_device_count(&count));

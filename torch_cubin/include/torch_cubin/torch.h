@@ -48,6 +48,19 @@ inline void check_torch(AOTITorchError code, const char* what) {
   throw make_error("internal", "PyTorch", std::string("could not ") + what);
 }
 
+// The allocator empties its cache before it says that there is no memory: so it is asked for more
+// than any GPU has. The stable ABI has no torch.cuda.empty_cache().
+inline void release_pytorch_cache(int32_t device) {
+  const int64_t more_than_any_gpu = int64_t{1} << 44, stride = 1;  // bytes: 16 TiB
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(1, &more_than_any_gpu, &stride, aoti_torch_dtype_uint8(),
+                               aoti_torch_device_type_cuda(), device, &handle) == 0) {
+    aoti_torch_delete_tensor_object(handle);
+  }
+}
+[[maybe_unused]] inline const bool release_cache_is_set =
+    (set_release_cache(&release_pytorch_cache), true);
+
 using StreamGetter = AOTITorchError (*)(int32_t device, void** stream);
 
 // Looked up, not linked: one binary serves CPU-only builds of PyTorch too.

@@ -1,0 +1,187 @@
+#include "declared/kernel_lookup.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cubin/error.h"
+
+namespace torch_cubin {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMostParts = 16;  // of a key
+
+// One part of a condition that says "this expression has that value".
+struct Equality {
+  json part;   // as a TunedTable has it
+  json value;  // a number, a bool or a string
+};
+
+bool is_operation(const json& tree, const char* name, size_t size) {
+  return tree.is_array() && tree.size() == size && tree[0] == name;
+}
+
+void flatten(const json& tree, std::vector<const json*>& parts) {
+  if (is_operation(tree, "and", 3)) {
+    flatten(tree[1], parts);
+    flatten(tree[2], parts);
+  } else {
+    parts.push_back(&tree);
+  }
+}
+
+bool is_truth_leaf(const json& tree) {
+  return is_operation(tree, "number", 2) || is_operation(tree, "defined", 2) ||
+         is_operation(tree, "contiguous", 2);
+}
+
+bool as_equality(const json& tree, const Scope& scope, const std::string& label, Equality& out) {
+  if (is_operation(tree, "is", 3)) {
+    out = {{"text", tree[1]}, tree[2]};
+    return true;
+  }
+  if (is_operation(tree, "is_dtype", 3)) {
+    out = {{"dtype", tree[1]}, tree[2]};
+    return true;
+  }
+  if (is_truth_leaf(tree)) {
+    out = {tree, true};
+    return true;
+  }
+  if (is_operation(tree, "not", 2) && is_truth_leaf(tree[1])) {
+    out = {tree[1], false};
+    return true;
+  }
+  if (!is_operation(tree, "eq", 3)) return false;
+  const bool swapped = tree[1].is_number_integer();
+  const json& value = tree[swapped ? 1 : 2];
+  const json& part = tree[swapped ? 2 : 1];
+  if (!value.is_number_integer() || !part.is_array()) return false;
+  if (Expression(part, scope, label).type() != ValueType::kInt) return false;
+  out = {part, value};
+  return true;
+}
+
+// What the part of a condition that does not hold reads: "head_dim = 96".
+std::string read_value(const json& tree, const Scope& scope, const CallState& state) {
+  if (is_operation(tree, "is", 3) || is_operation(tree, "is_dtype", 3)) {
+    const bool is_text = tree[0] == "is";
+    const auto& names = is_text ? scope.texts : scope.tensors;
+    const auto found = std::find(names.begin(), names.end(), tree[1].get<std::string>());
+    const auto index = static_cast<size_t>(found - names.begin());
+    const std::string name = tree[1].get<std::string>();
+    if (is_text) return name + " = '" + std::string(state.texts[index]) + "'";
+    const TensorFacts& tensor = state.facts[index];
+    return tensor.defined ? name + ".dtype = " + tensor.dtype : name + " = None";
+  }
+  const json* part = &tree;
+  bool compares = false;
+  for (const char* operation : {"eq", "ne", "lt", "le"}) {
+    compares |= is_operation(tree, operation, 3);
+  }
+  if (compares) part = &tree[tree[1].is_array() ? 1 : 2];
+  if (is_operation(tree, "not", 2)) part = &tree[1];
+  const Expression expression(*part, scope, "a condition");
+  const Value value = expression.evaluate(state.arguments());
+  std::string text = json(value.number).dump();
+  if (value.type == ValueType::kInt) text = std::to_string(value.integer);
+  if (value.type == ValueType::kBool) text = value.integer != 0 ? "True" : "False";
+  return expression.text() + " = " + text;
+}
+
+}  // namespace
+
+KernelLookup::KernelLookup(const std::vector<const json*>& conditions, const Scope& scope,
+                           const std::string& label) {
+  // By what is compared: for each value of it, the kernels.
+  std::map<json, std::map<json, std::vector<int32_t>>> found;
+  for (size_t i = 0; i < conditions.size(); ++i) {
+    std::map<json, json> values;  // the first of two for one part; the second is asked at the call
+    if (conditions[i] != nullptr) {
+      std::vector<const json*> parts;
+      flatten(*conditions[i], parts);
+      for (const json* part : parts) {
+        Equality equality;
+        if (values.size() < kMostParts && as_equality(*part, scope, label, equality)) {
+          values.emplace(std::move(equality.part), std::move(equality.value));
+        }
+      }
+    }
+    json key = json::array(), value = json::array();
+    for (auto& entry : values) {
+      key.push_back(entry.first);
+      value.push_back(std::move(entry.second));
+    }
+    found[key][value].push_back(static_cast<int32_t>(i));
+  }
+  // The tables that leave out most; the others' kernels are asked one by one.
+  std::vector<std::pair<size_t, const json*>> order;
+  for (const auto& entry : found) {
+    size_t count = 0;
+    for (const auto& list : entry.second) count += list.second.size();
+    order.emplace_back(entry.first.empty() ? 0 : count, &entry.first);
+  }
+  std::sort(order.begin(), order.end(),
+            [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (size_t i = 0; i < order.size(); ++i) {
+    const json& key = *order[i].second;
+    auto& values = found[key];
+    if (i >= kMostTables || key.empty()) {
+      for (const auto& entry : values) {
+        others_.insert(others_.end(), entry.second.begin(), entry.second.end());
+      }
+      continue;
+    }
+    Table table;
+    json entries = json::array();
+    for (auto& entry : values) {
+      entries.push_back({entry.first, table.kernels.size()});
+      table.kernels.push_back(std::move(entry.second));
+    }
+    const json object = {
+        {"key", key}, {"entries", std::move(entries)}, {"otherwise", table.kernels.size()}};
+    table.kernels.emplace_back();  // of values that no kernel has
+    table.keys.emplace_back(object, scope, static_cast<int64_t>(table.kernels.size()), label);
+    tables_.push_back(std::move(table));
+  }
+  std::sort(others_.begin(), others_.end());
+}
+
+bool KernelLookup::look_up(const CallState& state, const std::vector<int32_t>** lists,
+                           size_t* count) const {
+  // A part of a key may have no value, as the size of a dim that a tensor does not have, where the
+  // conditions ask something else first.
+  try {
+    for (const Table& table : tables_) {
+      lists[(*count)++] = &table.kernels[static_cast<size_t>(table.keys[0].find(state))];
+    }
+  } catch (const Error&) {
+    return false;
+  }
+  lists[(*count)++] = &others_;
+  return true;
+}
+
+KernelLookup::Difference KernelLookup::difference(const json& condition, const Scope& scope,
+                                                  const CallState& state) {
+  Difference out;
+  std::vector<const json*> parts;
+  flatten(condition, parts);
+  for (const json* part : parts) {
+    const Expression expression(*part, scope, "a condition");
+    try {
+      if (expression.evaluate(state.arguments()).integer != 0) continue;
+      const std::string got = read_value(*part, scope, state);
+      if (std::find(out.got.begin(), out.got.end(), got) == out.got.end()) out.got.push_back(got);
+    } catch (const Error&) {
+      // It has no value for these arguments, and so does not hold.
+    }
+    ++out.parts;
+    out.expected += (out.expected.empty() ? "" : " and ") + expression.text();
+  }
+  return out;
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,68 @@
+// flash_attention_with_kvcache on CUDA: check -> launch; and the public op.
+#include "ops/attention/kv_cache.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include "cubin/error.h"
+#include "kernels/attention/attention_params.h"
+#include "ops/attention/kv_cache_arguments.h"
+#include "ops/attention/operands.h"
+#include "ops/attention/plan.h"
+#include "ops/attention/problem.h"
+#include "ops/common/dispatch.h"
+#include "pytorch/autograd_state.h"
+
+namespace torch_cubin {
+namespace {
+
+// Rows that are whole vectors already, by the checks; a copy where they are not where they must be.
+Tensor readable(const Tensor& tensor) {
+  if (has_vector_rows(TensorView(tensor))) return tensor;
+  return torch::stable::contiguous(tensor);
+}
+
+OptionalTensor readable(const OptionalTensor& tensor) {
+  if (!tensor) return std::nullopt;
+  return readable(*tensor);
+}
+
+}  // namespace
+
+Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
+  KvCacheCall call = kv_cache_call(TC_KV_CACHE_CALL);
+  const KvCacheShape& shape = call.shape;
+  const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v};
+  call.out = empty_cuda(sizes, 4, call.dtype, call.device_index);
+  if (call.k) {
+    bump_version(k_cache.get());
+    bump_version(v_cache.get());
+  }
+  if (shape.batch == 0 || shape.heads == 0 || (shape.seqlen_q == 0 && shape.new_columns == 0)) {
+    return call.out;
+  }
+  call.q = readable(q);
+  call.k = readable(k);
+  call.v = readable(v);
+  call.rotary_cos = contiguous(rotary_cos);
+  call.rotary_sin = contiguous(rotary_sin);
+  call.cache_seqlens = contiguous(cache_seqlens);
+  call.cache_batch_idx = contiguous(cache_batch_idx);
+  call.block_table = contiguous(block_table);
+  call.alibi_slopes = contiguous(alibi_slopes);
+  call.sinks = contiguous(sinks);
+  for (const auto& kernels : attention_kernels(device(call.device_index)).kv_cache) {
+    if (kernels->run(call)) return call.out;
+  }
+  fail({"no_kernel", "flash_attention_with_kvcache", "has no kernel for these tensors",
+        "kernels of the kind decode for " + dtype_name(call.dtype),
+        "none for head_dim " + std::to_string(shape.head_dim) + " and " +
+            std::to_string(shape.head_dim_v),
+        "Build the kernels with the library."});
+}
+
+void flash_attention_with_kvcache_composite(StableIValue* stack, uint64_t, uint64_t) {
+  call_by_grad_mode("cubin::_flash_attention_with_kvcache",
+                    "cubin::_flash_attention_with_kvcache_autograd", stack);
+}
+
+}  // namespace torch_cubin

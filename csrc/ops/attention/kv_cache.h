@@ -1,0 +1,84 @@
+// flash_attention_with_kvcache: attention of a few queries over a cache of keys and values, to which it
+// adds new ones in the same call. The checked arguments of one call, and what a seam gives for it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <vector>
+
+#include "ops/attention/attention.h"
+#include "ops/attention/checks.h"
+
+namespace torch_cubin {
+
+// The options of the schema in ops.cpp that are no tensors.
+struct KvCacheOptions {
+  std::optional<double> softmax_scale;
+  bool causal = false;
+  int64_t window_left = -1, window_right = -1;
+  double softcap = 0;
+  bool rotary_interleaved = true;
+};
+
+// The tensors of a call: as they came, or described.
+struct KvCacheViews {
+  TensorView q, k_cache, v_cache;
+  std::optional<TensorView> k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+      block_table, alibi_slopes, sinks;
+};
+
+struct KvCacheShape {
+  int64_t batch, heads, kv_heads, head_dim, head_dim_v;
+  int64_t seqlen_q, new_columns;
+  int64_t capacity;     // columns that a sequence can have
+  int64_t cache_batch;  // sequences of the cache; with pages: 0
+  int64_t pages, page_size;
+  int64_t rotary_dim, positions;
+  AttentionSettings settings;
+
+  int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
+  // Whether the query's rows stand at positions of their own; else all at the first new one.
+  bool rotates_by_row(const KvCacheOptions& options) const {
+    return options.causal || options.window_left >= 0 || options.window_right >= 0;
+  }
+};
+
+// Throws [input].
+KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& options);
+void check_described_kv_cache(const nlohmann::json& call);
+
+// The tensors as kernels read them; those of the cache are where they were.
+struct KvCacheCall {
+  KvCacheShape shape;
+  KvCacheOptions options;
+  ScalarType dtype;
+  int32_t device_index;
+  Tensor q, k_cache, v_cache, out;  // out: contiguous
+  OptionalTensor k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, block_table,
+      alibi_slopes, sinks;
+};
+
+// A seam's kernels for it on one device.
+class KvCacheKernels {
+ public:
+  virtual ~KvCacheKernels() = default;
+  // False, having done nothing, where it has no kernel for the dtype and head dims.
+  virtual bool run(const KvCacheCall& call) const = 0;
+};
+
+#define TC_KV_CACHE_ARGUMENTS                                                                      \
+  const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const OptionalTensor &k,          \
+      const OptionalTensor &v, const OptionalTensor &rotary_cos, const OptionalTensor &rotary_sin, \
+      const OptionalTensor &cache_seqlens, const OptionalTensor &cache_batch_idx,                  \
+      const OptionalTensor &block_table, std::optional<double> softmax_scale, bool causal,         \
+      int64_t window_left, int64_t window_right, double softcap, bool rotary_interleaved,          \
+      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks
+
+Tensor flash_attention_with_kvcache_cpu(TC_KV_CACHE_ARGUMENTS);
+Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS);
+
+// Public op: forwards as ops/common/dispatch.h says.
+void flash_attention_with_kvcache_composite(StableIValue* stack, uint64_t, uint64_t);
+
+}  // namespace torch_cubin

@@ -1,0 +1,231 @@
+// What flash_attention_with_kvcache requires of its arguments, checked alike on every device and for
+// calls that are only described.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cubin/error.h"
+#include "kernels/attention/attention_params.h"
+#include "ops/attention/kv_cache.h"
+#include "ops/attention/problem.h"
+#include "pytorch/described_tensor.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr const char* kCacheOp = "flash_attention_with_kvcache";
+constexpr int64_t kCacheVector = 8;  // elements of 16 bits
+constexpr int64_t kMostHeadDim = 256;
+
+std::string cache_argument(const char* name) {
+  return std::string(kCacheOp) + " argument '" + name + "'";
+}
+
+[[noreturn]] void fail_cache_shape(const char* name, const std::string& expected,
+                                   const TensorView& got) {
+  fail({"input", cache_argument(name), "has a wrong shape", expected, got.shape_text(), ""});
+}
+
+void check_cache_shape(const char* name, const TensorView& view,
+                       std::initializer_list<int64_t> sizes, const std::string& names) {
+  const auto dim = static_cast<int64_t>(sizes.size());
+  if (view.dim == dim && std::equal(sizes.begin(), sizes.end(), view.sizes)) return;
+  fail_cache_shape(name, names + " = " + tuple_text(sizes.begin(), dim), view);
+}
+
+void check_cache_side(const char* name, const TensorView& view, const TensorView& q,
+                      ScalarType dtype) {
+  if (view.device_type != q.device_type || view.device_index != q.device_index) {
+    fail({"input", cache_argument(name), "is on another device", q.device_text() + " like 'q'",
+          view.device_text(), "Move it with .to(device)."});
+  }
+  if (view.dtype != dtype) {
+    fail({"input", cache_argument(name), "has a wrong dtype", dtype_name(dtype),
+          dtype_name(view.dtype), "Convert it with .to(dtype)."});
+  }
+}
+
+// A cache cannot be copied where kernels could not read it: it is written to.
+void check_cache(const char* name, const TensorView& view, bool written) {
+  bool fits = view.sizes[3] <= 1 || view.strides[3] == 1;
+  for (int64_t i = 0; i < 3; ++i) {
+    if (view.sizes[i] <= 1) continue;
+    fits = fits && view.strides[i] % kCacheVector == 0 && view.strides[i] >= 0;
+    if (written && view.strides[i] == 0) {
+      fail({"input", cache_argument(name), "shares memory between its elements, and is written to",
+            "no expanded dimension", tuple_text(view.strides, view.dim) + " as strides", ""});
+    }
+  }
+  const void* data = view.handle == nullptr ? nullptr : view.find_data();
+  if (fits && reinterpret_cast<uintptr_t>(data) % 16 == 0) return;
+  fail({"input", cache_argument(name), "cannot be read in vectors of 16 bytes",
+        "contiguous columns, and every other stride and the address a multiple of 16 bytes",
+        tuple_text(view.strides, view.dim) + " as strides", ""});
+}
+
+void check_lengths(const char* name, const std::optional<TensorView>& given, const TensorView& q) {
+  if (!given) return;
+  check_cache_side(name, *given, q, ScalarType::Int);
+  check_cache_shape(name, *given, {q.sizes[0]}, "(batch,)");
+}
+
+void check_rotary(const KvCacheViews& views, KvCacheShape& shape) {
+  if (views.rotary_cos.has_value() != views.rotary_sin.has_value()) {
+    fail({"input", kCacheOp, "has one of 'rotary_cos' and 'rotary_sin' alone", "both or none",
+          "one", ""});
+  }
+  if (!views.rotary_cos) return;
+  if (!views.k) {
+    fail({"input", cache_argument("rotary_cos"), "is given without new keys",
+          "'k' and 'v', which are rotated by their positions", "none", ""});
+  }
+  const TensorView &cos = *views.rotary_cos, &sin = *views.rotary_sin;
+  check_cache_side("rotary_cos", cos, views.q, views.q.dtype);
+  check_cache_side("rotary_sin", sin, views.q, views.q.dtype);
+  const char* wanted =
+      "(positions, half of the columns that are rotated), at least one row, a multiple of 8 "
+      "columns";
+  if (cos.dim != 2 || cos.sizes[0] < 1 || cos.sizes[1] % kCacheVector != 0 || cos.sizes[1] < 1 ||
+      2 * cos.sizes[1] > shape.head_dim) {
+    fail_cache_shape("rotary_cos", wanted, cos);
+  }
+  check_cache_shape("rotary_sin", sin, {cos.sizes[0], cos.sizes[1]}, "the shape of 'rotary_cos'");
+  shape.positions = cos.sizes[0];
+  shape.rotary_dim = 2 * cos.sizes[1];
+}
+
+}  // namespace
+
+KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& options) {
+  const TensorView &q = views.q, &k_cache = views.k_cache, &v_cache = views.v_cache;
+  KvCacheShape shape{};
+  if (q.dtype != ScalarType::Half && q.dtype != ScalarType::BFloat16) {
+    fail({"input", cache_argument("q"), "has an unsupported dtype", "float16 or bfloat16",
+          dtype_name(q.dtype), "Convert it with .to(dtype)."});
+  }
+  if (q.dim != 4) fail_cache_shape("q", "(batch, rows, heads, head_dim)", q);
+  const bool paged = views.block_table.has_value();
+  const char* layout =
+      paged ? "(pages, page_size, heads_k, head_dim)" : "(batch, rows, heads_k, head_dim)";
+  check_cache_side("k_cache", k_cache, q, q.dtype);
+  check_cache_side("v_cache", v_cache, q, q.dtype);
+  if (k_cache.dim != 4) fail_cache_shape("k_cache", layout, k_cache);
+  if (v_cache.dim != 4 || !std::equal(k_cache.sizes, k_cache.sizes + 3, v_cache.sizes)) {
+    fail_cache_shape(
+        "v_cache", std::string("the sizes of 'k_cache' but for the last, ") + k_cache.shape_text(),
+        v_cache);
+  }
+  shape.batch = q.sizes[0];
+  shape.seqlen_q = q.sizes[1];
+  shape.heads = q.sizes[2];
+  shape.head_dim = q.sizes[3];
+  shape.kv_heads = k_cache.sizes[2];
+  shape.head_dim_v = v_cache.sizes[3];
+  if (k_cache.sizes[3] != shape.head_dim) {
+    fail({"input", cache_argument("k_cache"), "has another head_dim (last size) than 'q'",
+          std::to_string(shape.head_dim), std::to_string(k_cache.sizes[3]), ""});
+  }
+  if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0) {
+    fail({"input", cache_argument("k_cache"),
+          "has a number of heads that does not divide that of 'q'",
+          "a divisor of " + std::to_string(shape.heads), std::to_string(shape.kv_heads), ""});
+  }
+  for (const int64_t size : {shape.head_dim, shape.head_dim_v}) {
+    if (size % kCacheVector == 0 && size >= kCacheVector && size <= kMostHeadDim) continue;
+    fail({"input", kCacheOp, "has no kernel for this head_dim", "a multiple of 8 up to 256",
+          std::to_string(size), ""});
+  }
+  check_cache("k_cache", k_cache, views.k.has_value());
+  check_cache("v_cache", v_cache, views.k.has_value());
+
+  if (paged) {
+    const TensorView& table = *views.block_table;
+    check_cache_side("block_table", table, q, ScalarType::Int);
+    if (table.dim != 2 || table.sizes[0] != shape.batch) {
+      fail_cache_shape("block_table",
+                       "(batch, pages of a sequence), batch " + std::to_string(shape.batch), table);
+    }
+    if (views.cache_batch_idx) {
+      fail({"input", cache_argument("cache_batch_idx"), "cannot go with a block table",
+            "one of both", "both", ""});
+    }
+    shape.pages = k_cache.sizes[0];
+    shape.page_size = k_cache.sizes[1];
+    shape.capacity = shape.pages == 0 ? 0 : table.sizes[1] * shape.page_size;
+  } else {
+    shape.cache_batch = k_cache.sizes[0];
+    shape.capacity = shape.cache_batch == 0 ? 0 : k_cache.sizes[1];
+    if (!views.cache_batch_idx && shape.cache_batch != shape.batch) {
+      fail_cache_shape("k_cache",
+                       "the batch of 'q', " + std::to_string(shape.batch) +
+                           ", where 'cache_batch_idx' is not given",
+                       k_cache);
+    }
+  }
+  check_lengths("cache_seqlens", views.cache_seqlens, q);
+  check_lengths("cache_batch_idx", views.cache_batch_idx, q);
+
+  if (views.k.has_value() != views.v.has_value()) {
+    fail({"input", kCacheOp, "has one of 'k' and 'v' alone", "both or none", "one", ""});
+  }
+  if (views.k) {
+    if (!views.cache_seqlens) {
+      fail({"input", cache_argument("k"), "is given without 'cache_seqlens'",
+            "the lengths behind which new keys are written", "none", ""});
+    }
+    check_cache_side("k", *views.k, q, q.dtype);
+    check_cache_side("v", *views.v, q, q.dtype);
+    if (views.k->dim != 4) fail_cache_shape("k", "(batch, new rows, heads_k, head_dim)", *views.k);
+    shape.new_columns = views.k->sizes[1];
+    check_cache_shape("k", *views.k,
+                      {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim},
+                      "(batch, new rows, heads_k, head_dim)");
+    check_cache_shape("v", *views.v,
+                      {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim_v},
+                      "(batch, new rows, heads_k, head_dim)");
+  }
+  check_rotary(views, shape);
+
+  // The rest is as for every attention: keys and values as (batch, heads, rows, head_dim).
+  const int64_t sizes[3][4] = {{shape.batch, shape.heads, shape.seqlen_q, shape.head_dim},
+                               {shape.batch, shape.kv_heads, shape.capacity, shape.head_dim},
+                               {shape.batch, shape.kv_heads, shape.capacity, shape.head_dim_v}};
+  const int64_t strides[4] = {0, 0, 0, 1};
+  const auto described = [&](int i) {
+    return TensorView(sizes[i], strides, 4, q.dtype, q.device_type, q.device_index);
+  };
+  AttentionOptions same;
+  same.is_causal = options.causal;
+  same.scale = options.softmax_scale;
+  same.enable_gqa = true;
+  same.window_left = options.window_left;
+  same.window_right = options.window_right;
+  same.bottom_right = true;
+  same.softcap = options.softcap;
+  AttentionViews sides;
+  sides.alibi_slopes = views.alibi_slopes;
+  sides.sinks = views.sinks;
+  const AttentionShape as_attention =
+      check_attention(kCacheOp, described(0), described(1), described(2), same, sides);
+  shape.settings = attention_settings(kCacheOp, as_attention, same, sides);
+  return shape;
+}
+
+void check_described_kv_cache(const nlohmann::json& call) {
+  const nlohmann::json &given = call.at("options"), &named = call.at("tensors");
+  KvCacheOptions options;
+  options.causal = given.at("causal").get<bool>();
+  options.window_left = given.at("window_left").get<int64_t>();
+  options.window_right = given.at("window_right").get<int64_t>();
+  options.softcap = described_float(given.at("softcap"));
+  DescribedTensors tensors;
+  const auto find = [&](const char* name) { return tensors.find(named, name); };
+  const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
+  check_kv_cache(
+      {get("q"), get("k_cache"), get("v_cache"), find("k"), find("v"), find("rotary_cos"),
+       find("rotary_sin"), find("cache_seqlens"), find("cache_batch_idx"), find("block_table"),
+       find("alibi_slopes"), find("sinks")},
+      options);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,206 @@
+// The portable kernels behind flash_attention_with_kvcache: decode_append.cu writes and rotates what is
+// new, decode.cu reads the cache, combine.cu joins the parts of sequences that were cut.
+#include "ops/attention/portable_kv_cache.h"
+
+#include <algorithm>
+#include <climits>
+
+#include "kernels/attention/decode_append_params.h"
+#include "kernels/attention/decode_params.h"
+#include "ops/common/batch_invariant.h"
+#include "ops/common/launch.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMostParts = 128;
+constexpr int64_t kFewestCachedColumns = 128;  // of a part
+// Two blocks a multiprocessor saturate the memory of an H200, and parts cost time to join.
+constexpr int64_t kCacheBlocks = 2;
+// Under batch_invariant(): so many parts a sequence at most, whatever else there is.
+constexpr int64_t kInvariantParts = 32;
+
+const void* data(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
+
+const int* ints(const OptionalTensor& tensor) { return static_cast<const int*>(data(tensor)); }
+
+const float* floats_of(const OptionalTensor& tensor) {
+  return static_cast<const float*>(data(tensor));
+}
+
+void strides_of(const TensorView& view, std::initializer_list<int> dims, tc_int64* out) {
+  for (const int dim : dims) *out++ = view.sizes[dim] > 1 ? view.strides[dim] : 0;
+}
+
+class PortableKvCache : public KvCacheKernels {
+ public:
+  PortableKvCache(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const AttentionRow row(*kernel, device);
+      const std::string& kind = kernel->entry().kind;
+      if (kind == "decode" && row.variant == kGeneral) decode_[row.dtype].push_back(row);
+      if (kind == "combine") combine_[row.dtype].push_back(row);
+      if (kind == "append") append_[row.dtype].push_back(row);
+    }
+  }
+
+  bool run(const KvCacheCall& call) const override {
+    const KvCacheShape& shape = call.shape;
+    const AttentionDtype dtype = attention_dtype(call.dtype);
+    if (dtype == kAttendDtypes || combine_[dtype].empty() || append_[dtype].empty()) return false;
+    const AttentionRow* decode =
+        narrowest(decode_[dtype], std::max(shape.head_dim, shape.head_dim_v));
+    if (decode == nullptr) return false;
+    Tensor q = call.q;
+    if (call.k) append(call, *append_[dtype][0].kernel, q);
+    if (shape.seqlen_q > 0)
+      attend(call, *decode, *combine_[dtype][0].kernel, combine_[dtype][0].rows, q);
+    return true;
+  }
+
+ private:
+  // Writes what is new; `q` becomes the rotated query where it is to be rotated.
+  void append(const KvCacheCall& call, PackageKernel& kernel, Tensor& q) const {
+    const KvCacheShape& shape = call.shape;
+    DecodeAppendParams p{};
+    const bool rotates = shape.rotary_dim > 0 && shape.seqlen_q > 0;
+    if (rotates) {
+      const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim};
+      p.q = q.data_ptr();
+      strides_of(TensorView(q), {0, 1, 2}, p.q_stride);
+      Tensor rotated = empty_cuda(sizes, 4, call.dtype, device_.index);
+      p.q_out = rotated.mutable_data_ptr();
+      q = rotated;
+    }
+    p.k = call.k->data_ptr();
+    p.v = call.v->data_ptr();
+    p.k_cache = call.k_cache.mutable_data_ptr();
+    p.v_cache = call.v_cache.mutable_data_ptr();
+    p.cos = data(call.rotary_cos);
+    p.sin = data(call.rotary_sin);
+    p.cos_stride = p.sin_stride = shape.rotary_dim / 2;
+    p.cache_seqlens = ints(call.cache_seqlens);
+    p.cache_batch_idx = ints(call.cache_batch_idx);
+    p.block_table = ints(call.block_table);
+    if (call.block_table) p.block_table_stride = TensorView(*call.block_table).sizes[1];
+    strides_of(TensorView(*call.k), {0, 1, 2}, p.k_stride);
+    strides_of(TensorView(*call.v), {0, 1, 2}, p.v_stride);
+    strides_of(TensorView(call.k_cache), {0, 1, 2}, p.k_cache_stride);
+    strides_of(TensorView(call.v_cache), {0, 1, 2}, p.v_cache_stride);
+    p.batch = static_cast<int>(shape.batch);
+    p.heads = static_cast<int>(shape.heads);
+    p.kv_heads = static_cast<int>(shape.kv_heads);
+    p.seqlen_q = static_cast<int>(shape.seqlen_q);
+    p.new_columns = static_cast<int>(shape.new_columns);
+    p.capacity = static_cast<int>(shape.capacity);
+    p.head_dim = static_cast<int>(shape.head_dim);
+    p.head_dim_v = static_cast<int>(shape.head_dim_v);
+    p.cache_batch = static_cast<int>(shape.cache_batch);
+    p.pages = static_cast<int>(shape.pages);
+    p.page_size = static_cast<int>(shape.page_size);
+    p.rotary_dim = static_cast<int>(shape.rotary_dim);
+    p.positions = static_cast<int>(std::min<int64_t>(shape.positions, INT_MAX));
+    p.interleaved = call.options.rotary_interleaved;
+    p.q_one_position = !shape.rotates_by_row(call.options);
+    const int64_t new_rows = shape.batch * shape.new_columns * shape.kv_heads;
+    const int64_t q_rows = rotates ? shape.batch * shape.seqlen_q * shape.heads : 0;
+    const int64_t vectors =
+        (new_rows * (shape.head_dim + shape.head_dim_v) + q_rows * shape.head_dim) / 8;
+    if (vectors == 0) return;
+    if (vectors > INT_MAX) {
+      fail({"input", "flash_attention_with_kvcache", "has too many new rows for one launch",
+            "less than 2^34 new elements", std::to_string(vectors) + " vectors of 8", ""});
+    }
+    launch(kernel, {ceil_div(vectors, 256)}, device_, p);
+  }
+
+  void attend(const KvCacheCall& call, const AttentionRow& decode, PackageKernel& combine,
+              int64_t combine_rows, const Tensor& q) const {
+    const KvCacheShape& shape = call.shape;
+    const AttentionSettings& s = shape.settings;
+    DecodeParams p{};
+    p.q = q.data_ptr();
+    p.k = call.k_cache.data_ptr();
+    p.v = call.v_cache.data_ptr();
+    p.out = call.out.mutable_data_ptr();
+    p.alibi_slopes = floats_of(call.alibi_slopes);
+    if (call.alibi_slopes && TensorView(*call.alibi_slopes).dim == 2) p.alibi_stride = shape.heads;
+    p.sinks = floats_of(call.sinks);
+    strides_of(TensorView(q), {0, 2, 1}, p.q_stride);
+    strides_of(TensorView(call.k_cache), {0, 2, 1}, p.k_stride);
+    strides_of(TensorView(call.v_cache), {0, 2, 1}, p.v_stride);
+    strides_of(TensorView(call.out), {0, 2, 1}, p.out_stride);
+    p.batch = static_cast<int>(shape.batch);
+    p.heads = static_cast<int>(shape.heads);
+    p.group = static_cast<int>(shape.group());
+    p.seqlen_q = static_cast<int>(shape.seqlen_q);
+    p.seqlen_k = static_cast<int>(shape.capacity);
+    p.head_dim = static_cast<int>(shape.head_dim);
+    p.head_dim_v = static_cast<int>(shape.head_dim_v);
+    p.first = s.first;
+    p.last = s.last;
+    p.flags = kAttendBottomRight;
+    p.scale = static_cast<float>(s.scale);
+    p.softcap = static_cast<float>(s.softcap);
+    p.cache = 1;
+    p.cache_seqlens = ints(call.cache_seqlens);
+    p.cache_batch_idx = ints(call.cache_batch_idx);
+    p.block_table = ints(call.block_table);
+    if (call.block_table) p.block_table_stride = TensorView(*call.block_table).sizes[1];
+    p.new_columns = static_cast<int>(shape.new_columns);
+    p.cache_batch = static_cast<int>(shape.cache_batch);
+    p.pages = static_cast<int>(shape.pages);
+    p.page_size = static_cast<int>(shape.page_size);
+
+    const int64_t tiles = ceil_div(shape.seqlen_q * shape.group(), decode.rows) * shape.kv_heads;
+    split(p, shape, tiles);
+    const int64_t rows = shape.batch * shape.heads * shape.seqlen_q;
+    Tensor partial;
+    if (p.splits > 1) {
+      const int64_t floats = p.splits * rows * (shape.head_dim_v + 1);
+      partial = empty_cuda(&floats, 1, ScalarType::Float, device_.index);
+      p.partial_out = static_cast<float*>(partial.mutable_data_ptr());
+      p.partial_logsumexp = p.partial_out + p.splits * rows * shape.head_dim_v;
+    }
+    launch_attention(*decode.kernel, p, tiles * shape.batch, p.splits, device_);
+    if (p.splits > 1) {
+      launch_attention(combine, static_cast<const AttentionParams&>(p),
+                       ceil_div(rows, combine_rows), 1, device_);
+    }
+  }
+
+  // How many blocks may share a sequence; how many do depends on its length, which the device knows.
+  void split(DecodeParams& p, const KvCacheShape& shape, int64_t tiles) const {
+    // Of the band's columns, those that the rows of one call can see at all.
+    int64_t seen = shape.capacity;
+    if (p.first != -kNoBound) {
+      seen = std::min<int64_t>(seen, shape.seqlen_q + 16 - static_cast<int64_t>(p.first));
+    }
+    p.seen_columns = static_cast<int>(seen);
+    p.fewest_columns = static_cast<float>(kFewestCachedColumns);
+    const int64_t longest = std::max<int64_t>(1, seen / kFewestCachedColumns);
+    if (batch_invariant()) {
+      // Sinks join where parts do, or where there are none: always the former, whatever the capacity.
+      p.splits = static_cast<int>(std::max<int64_t>(std::min(kInvariantParts, longest),
+                                                    shape.capacity > 0 && p.sinks ? 2 : 1));
+      return;
+    }
+    const int64_t slots = kCacheBlocks * device_.multiprocessors;
+    const int64_t of_all = slots / std::max<int64_t>(1, tiles * shape.batch);
+    p.splits = static_cast<int>(std::max<int64_t>(1, std::min({of_all, kMostParts, longest})));
+    p.share = static_cast<float>(static_cast<double>(tiles) / static_cast<double>(slots));
+  }
+
+  const Device& device_;
+  AttentionRows decode_[kAttendDtypes], combine_[kAttendDtypes], append_[kAttendDtypes];
+};
+
+}  // namespace
+
+std::unique_ptr<KvCacheKernels> make_portable_kv_cache(const Device& device,
+                                                       const std::vector<PackageKernel*>& kernels) {
+  return std::make_unique<PortableKvCache>(device, kernels);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,134 @@
+"""What define_op says of parts of tensors, sizes that bind names by sums, and SymInt?."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contract_calls import declare, integer, pointer, refused
+from contracts import SEVERAL, new_name
+from fake_driver import tensors
+
+import torch_cubin
+from torch_cubin import errors
+
+
+@pytest.fixture(autouse=True)
+def declared(driver, clean):
+    declare(driver)
+
+
+def define(schema: str, patterns: dict, args, **more):
+    return torch_cubin.define_op(
+        new_name() + schema, kernel=f"{SEVERAL}:vec_add", tensors=patterns, args=args,
+        **{"grid": 1, "block": 32, **more},
+    )  # fmt: skip
+
+
+def test_parts_of_tensors(driver):
+    """Packed qkv of (batch, seqlen, 3, heads, head_dim): the kernel takes three pointers."""
+    op = define(
+        "(Tensor qkv, SymInt first) -> Tensor",
+        {"qkv": "float32[b, s, 3, h, d]", "out": "float32[b, s, h, d]"},
+        lambda qkv, out, first: (
+            qkv.select(2, 1), qkv.narrow(1, first, 2).select(2, 2),
+            out.select(0, 1).select(0, 1),
+            qkv.narrow(1, first, 2).select(2, 2).shape[1] * 100
+            + qkv.select(2, 0).shape[3] * 10 + qkv.select(2, 0).dim(),
+        ),
+    )  # fmt: skip
+    qkv = tensors.empty(2, 3, 3, 4, 8)
+    out = op(qkv, 1)
+    (launch,) = driver.launches()
+    begin = qkv.data_ptr()
+    assert pointer(launch, 0) == begin + 4 * 32
+    assert pointer(launch, 1) == begin + 4 * (96 + 64)
+    assert pointer(launch, 2) == out.data_ptr() + 4 * (96 + 32)
+    assert integer(launch, 3) == 200 + 80 + 4
+    refused(op, qkv, 100, match="points outside of its tensor: expected an element from 0 to 575")
+    refused(op, qkv, -1, match="points outside of its tensor")
+
+
+def test_a_part_of_nothing_is_null(driver):
+    op = define(
+        "(Tensor(a!) x, Tensor? y) -> ()", {"x": "float32[n]", "y": "float32[m] strided"},
+        lambda x, y: (x, y.select(0, 3), None, 0),
+    )  # fmt: skip
+    op(tensors.empty(4), None)
+    op(tensors.empty(4), tensors.empty(0))
+    op(tensors.empty(4), y := tensors.strided((4,), (5,)))
+    assert [pointer(launch, 1) for launch in driver.launches()] == [0, 0, y.data_ptr() + 60]
+    refused(op, tensors.empty(4), tensors.empty(3), match="points outside of its tensor")
+
+
+WRONG = {
+    "a sum": lambda x: x + 1,
+    "a difference": lambda x: 1 - x,
+    "an item": lambda x: x[0],
+    "a slice": lambda x: x[1:, None],
+    "a product": lambda x: x * 2,
+    "a comparison": lambda x: x > 0,
+    "a negative dim": lambda x: x.select(-1, 0),
+    "a negative place": lambda x: x.select(0, -1),
+    "a float": lambda x: x.narrow(0, 0.5, 1),
+    "a part's elements": lambda x: x.select(0, 1).numel(),
+    "a map of a part": lambda x: torch_cubin.TensorMap(x.select(0, 1), box=(4,)),
+    "another attribute": lambda x: x.select(0, 1).data_ptr(),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_asked_of_a_tensor(case: str, driver):
+    with pytest.raises(errors.InputError) as caught:
+        define("(Tensor x) -> Tensor", {"x": "float32[n, m]", "out": "float32[n]"},
+               lambda x: (WRONG[case](x), None, None, 0))  # fmt: skip
+    assert "fake_views.py" in str(caught.value)
+    with pytest.raises(errors.InputError, match="like a part"):
+        define("(Tensor x) -> Tensor",
+               {"x": "float32[n, m]", "out": lambda x: torch_cubin.like(x.select(0, 1))},
+               ("x", "x", "x", 0))  # fmt: skip
+
+
+def test_a_sum_binds_its_name(driver):
+    """cu_seqlens of b + 1 entries, before anything else says b."""
+    op = define(
+        "(Tensor starts, Tensor last, SymInt? limit) -> Tensor",
+        {"starts": "int32[b + 1]", "last": "int32[b]", "out": "float32[2 * b]"},
+        lambda starts, last, out, b, limit: (
+            starts, last, out, b + torch_cubin.select(limit.defined, limit, 0)
+        ),
+    )  # fmt: skip
+    starts, last = tensors.empty(4, dtype=torch.int32), tensors.empty(3, dtype=torch.int32)
+    assert op(starts, last, None).shape == (6,)
+    op(starts, last, 100)
+    assert [integer(launch, 3) for launch in driver.launches()] == [3, 103]
+    two = tensors.empty(2, dtype=torch.int32)
+    refused(op, starts, two, None, match="has a wrong size in dim 0: expected 3 (b)")
+    refused(op, tensors.empty(0, dtype=torch.int32), two, None,
+            match="has a wrong size in dim 0: expected 1 or more in shape ((b + 1),)")  # fmt: skip
+    for pattern, size, bound in (("k - 2", 3, 5), ("3 + k", 5, 2), ("k + 0", 4, 4)):
+        op = define("(Tensor x) -> Tensor", {"x": f"float32[{pattern}]", "out": "float32[k]"},
+                    lambda x, out, k: (x, x, out, k))  # fmt: skip
+        assert op(tensors.empty(size)).shape == (bound,)
+
+
+def test_a_sum_binds_its_name_for_symbols():
+    op = torch_cubin.define_op(
+        f"{new_name()}(Tensor starts, SymInt? limit) -> Tensor",
+        kernel=f"{SEVERAL}:vec_add", grid=1, block=32, args=("starts", "starts", "out", 0),
+        tensors={"starts": "int32[b + 1]", "out": "float32[2 * b]"},
+        cpu=lambda starts, limit: torch.zeros(2 * starts.shape[0] - 2),
+    )  # fmt: skip
+    exported = torch.export.export(
+        _Module(op), (torch.zeros(4, dtype=torch.int32),),
+        dynamic_shapes=({0: torch.export.Dim("n", min=3, max=64)},),
+    )  # fmt: skip
+    assert exported.module()(torch.zeros(7, dtype=torch.int32)).shape == (12,)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, op) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.op(x, x.shape[0])

@@ -1,0 +1,151 @@
+"""flash_attention_with_kvcache on the GPU: long caches cut into parts, graphs whose lengths change,
+the same bits every time. What it means in small is in tests/ops/test_kv_cache.py.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numerics
+import pytest
+import torch
+from ops import kv_cache_cases
+from ops.kv_cache_cases import expected, make
+
+import torch_cubin
+
+DEVICE = "cuda"
+attend = torch.ops.cubin.flash_attention_with_kvcache
+
+# Sequences of one call: long and short ones together, of any number of parts.
+LONG = {
+    "one": {"batch": 1, "heads": 32, "shared": 8, "dim": 128, "capacity": 20000},
+    "one in pages": {
+        "batch": 1, "heads": 32, "shared": 8, "dim": 128, "capacity": 20000, "page_size": 16,
+    },
+    "long and short": {
+        "batch": 4, "heads": 8, "shared": 2, "dim": 64, "capacity": 30000,
+        "lengths": [29999, 1, 0, 4097], "page_size": 64, "new": 1,
+    },
+    "many queries": {
+        "batch": 2, "heads": 16, "shared": 2, "dim": 128, "capacity": 5000, "rows": 16,
+        "lengths": [4900, 3000], "new": 16, "causal": True, "sinks": True,
+    },
+    "wide": {"batch": 2, "heads": 4, "shared": 1, "dim": 256, "capacity": 9000, "softcap": 5.0},
+    "window": {
+        "batch": 2, "heads": 8, "shared": 4, "dim": 96, "capacity": 9000, "window_left": 3000,
+        "causal": True, "lengths": [8999, 2000], "page_size": 1,
+    },
+    "large batch": {
+        "batch": 70, "heads": 16, "shared": 4, "dim": 128, "capacity": 700, "page_size": 16,
+        "lengths": [10 * i for i in range(70)], "new": 1, "rotary_dim": 128, "causal": True,
+    },
+}  # fmt: skip
+
+
+def compare(args, label):
+    wanted, k_cache, v_cache = expected(**args)
+    out = attend(**args).double()
+    scale = max(wanted.square().mean().sqrt().item(), 1e-3)
+    error = (out - wanted).square().mean().sqrt().item() / scale
+    assert not numerics.exceeds(error, 6e-3), (label, error)
+    worst = (out - wanted).abs().max().item()
+    assert not numerics.exceeds(worst, 2e-2 * max(1.0, wanted.abs().max().item())), (label, worst)
+    torch.testing.assert_close(args["k_cache"], k_cache, rtol=1e-2, atol=1e-3)
+    assert torch.equal(args["v_cache"], v_cache)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("name", LONG)
+def test_long(name, invariant):
+    torch.manual_seed(0)
+    with torch_cubin.batch_invariant(invariant):
+        compare(make(DEVICE, **LONG[name]), name)
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_random_calls(first):
+    for seed in range(first, first + 50):
+        torch.manual_seed(seed)
+        compare(kv_cache_cases.random_case(random.Random(seed), DEVICE), f"seed {seed}")
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_a_captured_step_follows_lengths_that_change(page_size):
+    """A graph of one step writes, reads and advances the lengths; each replay is the next token."""
+    torch.manual_seed(0)
+    options = {"batch": 3, "heads": 8, "shared": 2, "dim": 128, "capacity": 2048, "new": 1}
+    args = make(DEVICE, **options, lengths=[0, 100, 2040], page_size=page_size, causal=True)
+    own = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in args.items()}
+    attend(**{n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in args.items()})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(**args)
+        args["cache_seqlens"] += 1
+    for step in range(12):
+        for name in ("q", "k", "v"):
+            args[name].copy_(torch.randn_like(args[name]))
+            own[name].copy_(args[name])
+        graph.replay()
+        assert torch.equal(out, attend(**own)), step
+        own["cache_seqlens"] += 1
+        assert torch.equal(args["k_cache"], own["k_cache"])
+    wanted, _, _ = expected(**(own | {"cache_seqlens": own["cache_seqlens"] - 1}))
+    torch.testing.assert_close(out.double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_no_call_synchronises():
+    args = make(DEVICE, lengths=[3, 40, 90], new=1, page_size=16, rotary_dim=64)
+    attend(**args)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        attend(**args)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["one", "long and short", "many queries"])
+def test_a_thousand_calls_have_the_same_bits(name):
+    torch.manual_seed(0)
+    args = make(DEVICE, **LONG[name])
+    matrix = torch.randn(1024, 1024, device=DEVICE, dtype=torch.bfloat16)
+    other = torch.cuda.Stream()
+    first = attend(**args)
+    changed = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for repeat in range(1000):
+        if repeat % 8 == 0:
+            with torch.cuda.stream(other):
+                torch.mm(matrix, matrix)
+        changed += (numerics.bits(attend(**args)) != numerics.bits(first)).any()
+    assert int(changed) == 0
+
+
+def test_batch_invariance_of_long_sequences():
+    torch.manual_seed(0)
+    lengths = [12000, 300, 1, 4097, 256, 511, 512]
+    options = {"batch": len(lengths), "heads": 16, "shared": 4, "dim": 128, "capacity": 12288}
+    args = make(DEVICE, **options, lengths=lengths, page_size=16, sinks=True)
+    with torch_cubin.batch_invariant():
+        together = attend(**args)
+        for b, length in enumerate(lengths):
+            pages = -(-length // 16)
+            alone = args | {
+                "q": args["q"][b : b + 1],
+                "block_table": args["block_table"][b : b + 1, :pages].contiguous(),
+                "cache_seqlens": args["cache_seqlens"][b : b + 1],
+            }
+            assert torch.equal(attend(**alone), together[b : b + 1]), length
+
+
+def test_memory_of_keys_that_are_not_seen_may_hold_anything():
+    """What lies behind a sequence's length is NaN: pages in use by others, or fresh memory."""
+    torch.manual_seed(0)
+    args = make(DEVICE, capacity=4096, lengths=[3, 1000, 4000], page_size=16)
+    wanted = attend(**args)
+    for b, length in enumerate([3, 1000, 4000]):
+        for column in range(length, 4096):
+            if column % 16 == 0 or column == length:
+                page = int(args["block_table"][b, column // 16])
+                args["k_cache"][page, column % 16 :] = torch.nan
+                args["v_cache"][page, column % 16 :] = torch.nan
+    assert torch.equal(attend(**args), wanted)

@@ -1,0 +1,267 @@
+"""flash_attention_with_kvcache: what it gives, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+
+import numerics
+import pytest
+import torch
+from ops import kv_cache_cases
+from ops.kv_cache_cases import CASES, expected, make
+
+import torch_cubin
+
+attend = torch.ops.cubin.flash_attention_with_kvcache
+
+
+def check(args, label=""):
+    """A call against the formula, and what it leaves in the caches."""
+    wanted, k_cache, v_cache = expected(**args)
+    out = attend(**args)
+    assert out.shape == wanted.shape
+    assert out.is_contiguous()
+    assert out.dtype == args["q"].dtype
+    error = (out.double() - wanted).abs().max().item() if out.numel() else 0
+    limit = 2e-2 * max(1.0, wanted.abs().max().item() if wanted.numel() else 1.0)
+    assert not numerics.exceeds(error, limit), (label, error)
+    # A rotation is rounded once: an ulp, where float32 and float64 round apart.
+    torch.testing.assert_close(args["k_cache"], k_cache, rtol=1e-2, atol=1e-3)
+    assert torch.equal(args["v_cache"], v_cache)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name, device):
+    check(make(device, **CASES[name]), name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random(seed, device):
+    torch.manual_seed(seed)
+    check(kv_cache_cases.random_case(random.Random(seed), device), f"seed {seed}")
+
+
+def test_rows_of_other_sequences_stay(device):
+    """Nothing is written but the new rows."""
+    args = make(device, page_size=16, lengths=[3, 40, 90], new=2)
+    before = args["k_cache"].clone()
+    attend(**args)
+    changed = (args["k_cache"] != before).any(-1).any(-1)
+    assert int(changed.sum()) == 6
+
+
+def test_indices_out_of_range_write_nothing_and_read_inside(device):
+    args = make(device, page_size=16, lengths=[3, 40, 90], new=1)
+    pages = args["k_cache"].shape[0]
+    args["block_table"].fill_(pages)
+    args["block_table"][1].fill_(-1)
+    args["block_table"][2].fill_(2**31 - 1)
+    before = args["k_cache"].clone()
+    out = attend(**args)
+    assert out.isfinite().all()
+    assert torch.equal(args["k_cache"], before)
+    args = make(device, cache_batch=5, lengths=[3, 40, 90], new=1)
+    args["cache_batch_idx"].copy_(torch.tensor([-1, 5, 2**31 - 1]))
+    before = args["k_cache"].clone()
+    assert attend(**args).isfinite().all()
+    assert torch.equal(args["k_cache"], before)
+
+
+def test_indices_of_pages_that_no_length_reaches_are_not_read(device):
+    args = make(device, page_size=16, lengths=[3, 17, 32])
+    wanted = attend(**args)
+    args["block_table"][0, 1:] = -1
+    args["block_table"][1, 2:] = 10**6
+    args["block_table"][2, 2:] = -7
+    assert torch.equal(attend(**args), wanted)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ({"batch": 0}, (0, 1, 4, 64)),
+        ({"rows": 0}, (3, 0, 4, 64)),
+        ({"capacity": 0}, (3, 1, 4, 64)),
+        ({"heads": 0, "shared": 1}, (3, 1, 0, 64)),
+    ],
+)
+def test_empty(sizes, shape, device):
+    out = attend(**make(device, **sizes))
+    assert out.shape == shape
+    assert not out.any()
+
+
+def test_rows_that_are_written_without_a_query(device):
+    args = make(device, rows=0, lengths=[3, 40, 90], new=1)
+    _, k_cache, v_cache = expected(**args)
+    attend(**args)
+    assert torch.equal(args["k_cache"], k_cache)
+    assert torch.equal(args["v_cache"], v_cache)
+
+
+def test_a_cache_of_any_strides(device):
+    args = make(device, capacity=64, lengths=[3, 40, 60], new=2, rows=2)
+    for name in ("k_cache", "v_cache"):
+        own = args[name].permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
+        args[name] = own
+    both = torch.randn(3, 64, 2, 2, 64, device=device, dtype=torch.bfloat16)
+    check(args)
+    args["k_cache"], args["v_cache"] = both.unbind(2)
+    check(args)
+
+
+def test_the_caches_versions_tell_of_the_write(device):
+    args = make(device, lengths=[3, 40, 60], new=1)
+    attend(**args)
+    assert (args["k_cache"]._version, args["v_cache"]._version) == (1, 1)
+    del args["k"], args["v"]
+    attend(**args)
+    assert args["k_cache"]._version == 1
+
+
+def test_batch_invariance(device):
+    """A sequence has the bits that it has alone, in any batch and in a cache of any capacity."""
+    lengths = [2000, 300, 1, 777]
+    args = make(device, batch=4, capacity=2048, lengths=lengths, sinks=True, page_size=16)
+    with torch_cubin.batch_invariant():
+        together = attend(**args)
+        for b, length in enumerate(lengths):
+            pages = -(-length // 16)
+            alone = args | {
+                "q": args["q"][b : b + 1],
+                "block_table": args["block_table"][b : b + 1, :pages].contiguous(),
+                "cache_seqlens": args["cache_seqlens"][b : b + 1],
+            }
+            assert torch.equal(attend(**alone), together[b : b + 1])
+
+
+def test_autocast_lowers_the_query_and_leaves_the_caches(device):
+    args = make(device, lengths=[3, 40, 60], new=1)
+    wide = args | {name: args[name].float() for name in ("q", "k", "v")}
+    wanted = attend(**args | {"k_cache": args["k_cache"].clone()})
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(attend(**wide), wanted)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "k_cache"])
+def test_derivatives_are_refused(name, device):
+    args = make(device, lengths=[3, 40, 60], new=1)
+    args[name].requires_grad_()
+    with pytest.raises(RuntimeError, match=r"\[input\]: flash_attention_with_kvcache .*derivat"):
+        attend(**args)
+    with torch.no_grad():
+        assert not attend(**args).requires_grad
+
+
+def test_vmap_is_refused(device):
+    args = make(device)
+    with pytest.raises(RuntimeError, match=r"\[input\]: flash_attention_with_kvcache .*vmap"):
+        torch.vmap(lambda q: attend(q, args["k_cache"], args["v_cache"]))(args["q"][None])
+
+
+@pytest.mark.parametrize("name", ["lengths", "new", "pages of 16", "rotary"])
+def test_opcheck(name, device):
+    args = make(device, **CASES[name])
+    named = ("softmax_scale", "causal", "window_left", "rotary_interleaved")
+    kwargs = {key: args.pop(key) for key in named if key in args}
+    with torch.no_grad():
+        torch.library.opcheck(
+            torch.ops.cubin._flash_attention_with_kvcache.default,
+            (),
+            args | kwargs,
+            test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+        )
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_compiled(backend, grad, device):
+    args = make(device, lengths=[3, 40, 60], new=1, causal=True, page_size=16)
+
+    def step(q, k_cache, v_cache, k, v, lengths, table):
+        out = attend(
+            q * 2, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table, causal=True
+        )
+        return out + 1, k_cache.sum()
+
+    def operands():
+        names = ("q", "k_cache", "v_cache", "k", "v", "cache_seqlens", "block_table")
+        return [args[name].clone() for name in names]
+
+    own, compiled = operands(), operands()
+    with torch.set_grad_enabled(grad):
+        wanted = step(*own)
+        got = torch.compile(step, backend=backend, fullgraph=True)(*compiled)
+    torch.testing.assert_close(got[0], wanted[0])
+    torch.testing.assert_close(got[1], wanted[1], rtol=2e-2, atol=2e-1)
+    assert torch.equal(compiled[1], own[1])
+    assert torch.equal(compiled[2], own[2])
+
+
+def bfloat16(*shape):
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def int32(*shape):
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+WRONG = {
+    "dtype": ({"q": torch.zeros(2, 1, 4, 64)}, "unsupported dtype"),
+    "dtype of a cache": ({"k_cache": torch.zeros(2, 32, 2, 64)}, "wrong dtype"),
+    "rank": ({"q": bfloat16(2, 4, 64)}, "wrong shape"),
+    "batch": ({"k_cache": bfloat16(3, 32, 2, 64), "v_cache": bfloat16(3, 32, 2, 64)}, "batch of"),
+    "values": ({"v_cache": bfloat16(2, 31, 2, 64)}, "v_cache"),
+    "head_dim": ({"k_cache": bfloat16(2, 32, 2, 32)}, "another head_dim"),
+    "heads": ({"q": bfloat16(2, 1, 3, 64)}, "does not divide"),
+    "odd head_dim": (
+        {name: bfloat16(2, 32, 2, 60) for name in ("q", "k_cache", "v_cache")},
+        "multiple of 8",
+    ),
+    "columns": ({"k_cache": bfloat16(2, 32, 64, 2).mT}, "vectors"),
+    "lengths": ({"cache_seqlens": int32(3)}, r"\(batch,\) = \(2,\)"),
+    "dtype of lengths": ({"cache_seqlens": torch.zeros(2, dtype=torch.int64)}, "wrong dtype"),
+    "k alone": ({"k": bfloat16(2, 1, 2, 64), "cache_seqlens": int32(2)}, "'k' and 'v' alone"),
+    "no lengths": ({"k": bfloat16(2, 1, 2, 64), "v": bfloat16(2, 1, 2, 64)}, "cache_seqlens"),
+    "table": ({"block_table": int32(3, 2)}, "block_table"),
+    "table and indices": (
+        {"block_table": int32(2, 2), "cache_batch_idx": int32(2)},
+        "cannot go with a block table",
+    ),
+    "rotary without keys": (
+        {"rotary_cos": bfloat16(9, 16), "rotary_sin": bfloat16(9, 16)},
+        "without new keys",
+    ),
+    "window": ({"window_left": -2}, "window"),
+    "softcap": ({"softcap": -1.0}, "softcap"),
+    "sinks": ({"sinks": torch.zeros(3)}, "sinks"),
+    "an expanded cache": (
+        {
+            "k_cache": bfloat16(1, 32, 2, 64).expand(2, -1, -1, -1),
+            "k": bfloat16(2, 1, 2, 64),
+            "v": bfloat16(2, 1, 2, 64),
+            "cache_seqlens": int32(2),
+        },
+        "shares memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("fake", [False, True], ids=["real", "fake"])
+@pytest.mark.parametrize("case", WRONG)
+def test_refused(case, fake):
+    changed, text = WRONG[case]
+    right = {
+        "q": bfloat16(2, 1, 4, 64),
+        "k_cache": bfloat16(2, 32, 2, 64),
+        "v_cache": bfloat16(2, 32, 2, 64),
+    }
+    args = right | changed
+    if fake:
+        mode = torch._subclasses.FakeTensorMode()
+        args = {
+            name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
+            for name, x in args.items()
+        }
+    with torch.no_grad(), pytest.raises(RuntimeError, match=rf"\[input\]: .*{text}"):
+        attend(**args)

@@ -1,0 +1,143 @@
+"""Runs GPU tests under compute-sanitizer and counts what it finds in the kernels of this project.
+
+    python tools/gpu_sanitize.py {initcheck,memcheck,synccheck} [--processes 12] [--seconds 240]
+                                 [--json FILE] [tests ...]
+
+Without tests: all files of tests/gpu but those that are listed below, whose time is a compiler's or
+whose memory is all of the GPU's. PyTorch's caching allocator is off, so that each tensor is an
+allocation of its own that ends with its last element and begins uninitialised; tests that need it
+(CUDA graphs) fail, which does not count here: reports do. Reports in PyTorch's kernels are counted
+beside ours. Exit status 1 where one of ours was found, or no test ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# They compile most of the time, run sanitizers or lose contexts themselves, or want all memory.
+LEFT_OUT = (
+    *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
+    *("sanitizer", "tuning", "tutorial"),
+)
+REPORT = re.compile(r"^=+ +((?:Invalid|Uninitialized|Misaligned|Barrier|Race|Potential)\b.*)$")
+PLACE = re.compile(r"^=+ +at (.+?)\+0x[0-9a-f]+")
+
+
+def reports(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(what was found, the kernel) of each report in the tool's output; "?" where it names none."""
+    found = None
+    for line in lines:
+        if place := PLACE.match(line):
+            if found:
+                yield found, place.group(1)
+            found = None
+        elif report := REPORT.match(line):
+            if found:
+                yield found, "?"
+            found = report.group(1)
+    if found:
+        yield found, "?"
+
+
+def own_kernels() -> set[str]:
+    """The names of the package's kernels, and of those that tests and examples bring along."""
+    manifest = json.loads((ROOT / "torch_cubin" / "cubins" / "manifest.json").read_text())
+    names = {kernel["symbol"] for kernel in manifest["kernels"]}
+    sys.path.insert(0, str(ROOT))
+    import torch_cubin
+
+    for folder in ("tests/data", "examples"):
+        for path in (ROOT / folder).rglob("*.cubin"):
+            names.update(kernel.name for kernel in torch_cubin.inspect(path).kernels)
+    return names
+
+
+def default_tests() -> list[str]:
+    files = sorted((ROOT / "tests" / "gpu").glob("test_cuda_*.py"))
+    return [str(file) for file in files if file.stem.removeprefix("test_cuda_") not in LEFT_OUT]
+
+
+def run(tool: str, tests: list[str], processes: int, seconds: float, logs: Path) -> str:
+    """The output of pytest, ended after `seconds`; the tool's own goes to files in `logs`."""
+    command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all"]
+    command += ["--report-api-errors", "no", "--print-limit", "1000"]
+    command += ["--log-file", str(logs / "%p.log")]
+    command += [sys.executable, "-m", "pytest", *tests, "-p", "no:cacheprovider", "-v"]
+    if processes > 1:
+        command += ["-n", str(processes)]
+    environment = {
+        **os.environ,
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        "TORCH_CUBIN_REQUIRE_GPU": "1",
+        "TORCH_CUBIN_TEST_FILL": "0",
+        "TORCH_CUBIN_TEST_LIMIT": str(int(seconds)),
+    }
+    output = logs / "pytest.txt"
+    with output.open("w") as file:
+        pytest = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            pytest.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(pytest.pid, 9)
+            pytest.wait()
+    return output.read_text()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("tool", choices=("initcheck", "memcheck", "synccheck"))
+    parser.add_argument("tests", nargs="*")
+    parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    tests = options.tests or default_tests()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        logs = Path(folder)
+        output = run(options.tool, tests, options.processes, options.seconds, logs)
+        files = sorted(logs.glob("*.log"))
+        found = [
+            report
+            for file in files
+            for report in reports(file.read_text(errors="replace").splitlines())
+        ]
+    names = own_kernels()
+    done = collections.Counter(re.findall(r" (PASSED|FAILED|ERROR|SKIPPED) ", output))
+    ours = collections.Counter(
+        f"{kernel}: {what}" for what, kernel in found if kernel.split("(")[0] in names
+    )
+    result = {
+        "tool": options.tool,
+        "seconds": round(time.monotonic() - began),
+        "processes under the tool": len(files),
+        "tests": dict(done),
+        "reports in kernels of this project": dict(ours),
+        "reports in other kernels": len(found) - sum(ours.values()),
+        "other kernels": collections.Counter(
+            kernel[:80] for what, kernel in found if kernel.split("(")[0] not in names
+        ).most_common(10),
+    }
+    print(output[-1500:])
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if ours or not done["PASSED"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""choices(): the kernels of a library of cubins, each with what a table or its name says of it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin._declared import kernel_table
+from torch_cubin._declared.define_op import KernelChoice
+from torch_cubin._kernels.module import Loaded, _read
+from torch_cubin._native import library
+
+_MOST_CHOICES = 4096  # kernels of one op, as csrc/declared has it
+
+
+class Row:
+    """What is known of one kernel of a library: functions of an op may name it `row`.
+
+    `row.kernel` is its symbol, `row.arch` "sm_90a" and `row.sm` 90, of the image; the rest are the
+    groups of the name's expression and the fields of the table's row.
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts = dict(facts)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._facts:
+            raise errors.fault(
+                "input", f"row of kernel '{self._facts['kernel']}'", f"has no field '{name}'",
+                expected=errors.nearest(name, sorted(self._facts)),
+            )  # fmt: skip
+        return self._facts[name]
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{key}={value!r}' for key, value in self._facts.items())})"
+
+
+def choices(
+    files: Any,
+    *,
+    name: str | None = None,
+    table: Any = None,
+    where: Callable[[Row], bool] | None = None,
+    when: Callable[..., Any] | None = None,
+    **launch: Any,
+) -> list[KernelChoice]:
+    """The kernels of a library of cubins, for `define_op(kernels=...)`: one op of hundreds of them.
+
+        kernels=torch_cubin.choices("kernels/*.cubin", name=r"fmha_d(?P<d>\\d+)_(?P<mask>\\w+)",
+                                    when=lambda q, mask, row: (q.shape[3] == row.d) &
+                                    (mask == row.mask), block=lambda row: row.threads)
+
+    - `files`: a path with `*`, a path, bytes, or a list of these. What torch_cubin.load opens is
+      opened, C++ with arrays too; packages keep the cubins found in it, not the text.
+    - `name`: a regular expression that a whole symbol must match. Its named groups become fields of
+      the row, as numbers where they are digits; other kernels are left out.
+    - `table`: rows of fields, one or more a kernel: a list of dicts, a dict by symbol, or a file
+      (JSON of either, or C with an array of structs) or its text. A row belongs to the kernel whose
+      symbol is one of its values. Kernels without a row are left out.
+    - `where`: of a row, whether its kernel is taken.
+    - `when`, and KernelChoice's other arguments: as there; functions may name `row`, as those of
+      define_op may. Comparisons with constants, joined by &, cost the same for any number of
+      kernels (docs/declared_ops.md).
+
+    A device takes the newest architecture that runs there first. Raises FileError [file] where no
+    file is found, InputError [input] where no kernel is.
+    """
+    pattern = _pattern(name)
+    rows = None if table is None else kernel_table.read(table)
+    found: list[tuple[tuple[int, bool], KernelChoice]] = []
+    seen: list[str] = []
+    matched = 0
+    for data, origin, image in _images(files):
+        for kernel in image["kernels"]:
+            symbol = kernel["name"]
+            seen.append(symbol)
+            match = None if pattern is None else pattern.fullmatch(symbol)
+            if pattern is not None and match is None:
+                continue
+            matched += 1
+            facts = {
+                **({} if match is None else _groups(match)),
+                "kernel": symbol, "arch": image["arch"], "sm": _sm(image["arch"]),
+            }  # fmt: skip
+            of_table = [{}] if rows is None else rows.get(symbol, [])
+            for entry in of_table:
+                row = Row({**entry, **facts})
+                if where is not None and not where(row):
+                    continue
+                choice = KernelChoice(([Loaded(data, origin)], symbol), when=when, **launch)
+                choice.produced = {"constants": {"row": row}}
+                rank = (-facts["sm"], not image["arch"].endswith("a"))
+                found.append((rank, choice))
+    if not found:
+        raise _none_found(name, seen, matched, rows)
+    if len(found) > _MOST_CHOICES:
+        raise errors.fault(
+            "input", "torch_cubin.choices", "finds too many kernels",
+            expected=f"at most {_MOST_CHOICES}", got=str(len(found)),
+            advice="Say `name` or `where`.",
+        )  # fmt: skip
+    return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
+
+
+def _none_found(
+    name: str | None, seen: list[str], matched: int, rows: Mapping[str, Any] | None
+) -> errors.Error:
+    shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
+    if not matched:
+        expected = f"kernels whose names match '{name}'" if name else "kernels"
+    elif rows is not None and not any(symbol in rows for symbol in seen):
+        expected = "symbols that stand in the table: " + ", ".join(list(rows)[:3])
+    else:
+        expected = "kernels for which `where` is true"
+    return errors.fault(
+        "input", "torch_cubin.choices", "finds no kernel", expected=expected,
+        got=f"{errors.counted(len(seen), 'kernel')} ({shown})" if seen else "no kernels",
+    )  # fmt: skip
+
+
+def _pattern(name: Any) -> re.Pattern[str] | None:
+    if name is None:
+        return None
+    try:
+        return re.compile(name)
+    except (re.error, TypeError) as error:
+        raise errors.fault(
+            "input", "torch_cubin.choices argument 'name'", f"is no regular expression ({error})",
+            got=repr(name)[:80],
+        ) from None  # fmt: skip
+
+
+def _groups(match: re.Match[str]) -> dict[str, Any]:
+    return {
+        key: int(value) if value is not None and value.isdecimal() else value
+        for key, value in match.groupdict().items()
+    }
+
+
+def _sm(arch: str) -> int:
+    return int("".join(c for c in arch if c.isdigit()))
+
+
+def _images(files: Any) -> Iterator[tuple[bytes, str, dict[str, Any]]]:
+    """Bytes, name for errors, and facts of every cubin in the files, each once."""
+    known: set[bytes] = set()
+    for source in files if isinstance(files, (list, tuple)) else [files]:
+        sources = [source]
+        if isinstance(source, (str, os.PathLike)) and glob.has_magic(os.fspath(source)):
+            sources = sorted(glob.glob(os.fspath(source), recursive=True))
+            if not sources:
+                raise errors.fault(
+                    "file", f"'{source}'", "matches no file", expected="cubins, or files of them"
+                )
+        for one in sources:
+            data, origin = _read(one, "the buffer given")
+            for content, name, facts in library.images(data, origin):
+                if content not in known:
+                    known.add(content)
+                    yield content, name, facts
+
+
+__all__ = ["Row", "choices"]
