@@ -18,7 +18,12 @@ from torch_cubin._compile import nvrtc
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "producers.md").read_text()
 # The heading of each example's section, and the modules that it needs.
-NEEDS = {"Triton": ["triton"], "CUDA C++": ["NVRTC"], "Libraries of cubins": ["nvcc"]}
+NEEDS = {
+    "Triton": ["triton"],
+    "cuTile": ["cuda.tile"],
+    "CUDA C++": ["NVRTC"],
+    "Libraries of cubins": ["nvcc"],
+}
 
 
 def examples() -> dict[str, str]:
@@ -36,7 +41,10 @@ def is_installed(name: str) -> bool:
     if name == "nvcc":
         return shutil.which(name) is not None
     if name != "NVRTC":
-        return importlib.util.find_spec(name) is not None
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # its parent
+            return False
     try:
         return nvrtc.load() is not None
     except errors.FileError:

@@ -1,0 +1,1 @@
+"""cuTile's kernels as ops: what torch_cubin.producers.tile is made of."""
