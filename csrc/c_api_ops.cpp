@@ -56,8 +56,15 @@ TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text, bool differenti
 
 // The same of a package, whose path without links is each op's "package", and whose files are its
 // "images": [{"file", "sha256"}], null for those in a library. It swaps nothing.
-TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder) {
-  return answer([&] { return ops_json(load_package(given(folder, "path"))); });
+// `trusted`: null, or a JSON list of the public keys by which it must be signed (package/signature.h).
+TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder, const char* trusted) {
+  return answer([&] {
+    Trust trust;
+    if (trusted != nullptr) {
+      trust.keys = json::parse(trusted).get<std::vector<std::string>>();
+    }
+    return ops_json(load_package(given(folder, "path"), trust));
+  });
 }
 
 // {"ops": [{"name", "schema", "contract", "package", "images"}]}: all declared ops of this process.

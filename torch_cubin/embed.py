@@ -191,6 +191,10 @@ def _package_files(folder: Path) -> dict[str, Path]:
             got=f"{type(error).__name__}: {error}",
         ) from error
     named = {"manifest.json": manifest}
+    # What save_package(key=) wrote.
+    signature = folder / f"manifest.{hashlib.sha256(_read(manifest)).hexdigest()}.sig"
+    if signature.is_file():
+        named[signature.name] = signature
     for name, promised in images:
         named[name] = folder / name
         found = hashlib.sha256(_read(named[name])).hexdigest()

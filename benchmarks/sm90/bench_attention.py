@@ -75,6 +75,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_TILE_K": kernel.head_dim,
         "TC_Q_SLOTS": kernel.q_slots,
         "TC_STAGES": kernel.stages,
+        "TC_GENERAL": 0,
         "TC_PING_PONG": int(kernel.ping_pong),
         "TC_THREADS": 128 * (kernel.groups + 1),
         "TC_DYNAMIC_SHARED": kernel.shared,
@@ -113,9 +114,20 @@ def setup() -> None:
             *[(n, ctypes.c_int) for n in (
                 "batch", "heads", "group", "head_dim_v", "tiles", "deal")],
             ("unit", ctypes.c_float),
+            ("score", ScoreRule),
         ]  # fmt: skip
 
     PARAMS = Params
+
+
+class ScoreRule(ctypes.Structure):  # Sm90ScoreRule, of `general` kernels: none here
+    _fields_ = [
+        *[(n, ctypes.c_void_p) for n in ("mask", "dropout_seed", "alibi_slopes", "sinks")],
+        ("mask_stride", ctypes.c_int64 * 3),
+        ("alibi_stride", ctypes.c_int64),
+        ("drop_below", ctypes.c_int),
+        *[(n, ctypes.c_float) for n in ("scale", "softcap", "keep_scale")],
+    ]
 
 
 class Lengths(ctypes.Structure):  # Sm90Lengths: no packed sequences here

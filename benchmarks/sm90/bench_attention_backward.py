@@ -69,6 +69,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_TILE_K": kernel.head_dim,
         "TC_STAGES": kernel.q_stages,
         "TC_GRAD_STAGES": kernel.grad_stages,
+        "TC_GENERAL": 0,
         "TC_THREADS": 512,
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
@@ -125,8 +126,8 @@ def setup() -> None:
             *[(n, ctypes.c_int) for n in (
                 "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_columns",
                 "tiles", "key_tiles", "together")],
-            ("scale", ctypes.c_float),
-            ("unit", ctypes.c_float),
+            *[(n, ctypes.c_float) for n in ("scale", "unit", "logsumexp_unit")],
+            ("score", bench_attention.ScoreRule),
         ]  # fmt: skip
 
     PARAMS = Params
@@ -170,6 +171,7 @@ class Backward:
         p.together = min(together, batch * kv_heads)
         p.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         p.unit = p.scale * math.log2(math.e)
+        p.logsumexp_unit = math.log2(math.e)
         aligned = bench_attention.aligned_copy(p)
         self.keep = (q, k, v, out, lse, grad, dq, dk, dv, sums, dq_sum, turns, aligned)
         delta, main, convert = functions

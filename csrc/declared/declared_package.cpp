@@ -66,8 +66,8 @@ void add_image(const json& image, const Package& package, const std::string& fol
 
 // `path` names the package in errors and answers; `folder` is the same, or "" in a library.
 void read_package(std::unique_ptr<PackageFiles> files, const std::string& path,
-                  const std::string& folder, Contracts& contracts) {
-  const Package package(std::move(files), "package '" + printable(path, PATH_MAX) + "'");
+                  const std::string& folder, const Trust& trust, Contracts& contracts) {
+  const Package package(std::move(files), "package '" + printable(path, PATH_MAX) + "'", trust);
   const std::string& label = package.label();
   const json& manifest = package.manifest();
   Fields fields(manifest, label);
@@ -93,7 +93,7 @@ void read_package(std::unique_ptr<PackageFiles> files, const std::string& path,
   read_contracts(ops, images, path, contracts);
 }
 
-void read_packages_in_library(const std::string& path, Contracts& contracts) {
+void read_packages_in_library(const std::string& path, const Trust& trust, Contracts& contracts) {
   const std::string origin = "file '" + printable(path, PATH_MAX) + "'";
   const std::vector<uint8_t> bytes = read_file(path, kMaxImageBytes);
   bool found = false;
@@ -102,7 +102,7 @@ void read_packages_in_library(const std::string& path, Contracts& contracts) {
         std::any_of(bundle.begin(), bundle.end(),
                     [](const EmbeddedFile& file) { return file.name == "manifest.json"; });
     if (!has_manifest) continue;  // cubins, for torch_cubin.load()
-    read_package(files_in_library(origin, std::move(bundle)), path, "", contracts);
+    read_package(files_in_library(origin, std::move(bundle)), path, "", trust, contracts);
     found = true;
   }
   if (!found) {
@@ -124,7 +124,7 @@ json define_ops(const std::string& text, ContractImages& images) {
   return define_contracts(std::move(contracts));
 }
 
-json load_package(const std::string& path) {
+json load_package(const std::string& path, const Trust& trust) {
   const std::string root = without_links(path);
   if (root.empty()) {
     fail({"file", "package '" + printable(path, PATH_MAX) + "'", "does not exist",
@@ -132,9 +132,9 @@ json load_package(const std::string& path) {
   }
   Contracts contracts;
   if (is_regular_file(root)) {
-    read_packages_in_library(root, contracts);
+    read_packages_in_library(root, trust, contracts);
   } else {
-    read_package(files_in_folder(root, Links::kInside), root, root, contracts);
+    read_package(files_in_folder(root, Links::kInside), root, root, trust, contracts);
   }
   return define_contracts(std::move(contracts));
 }

@@ -30,7 +30,7 @@ void append(std::vector<SourceImage> from, std::vector<SourceImage>& to) {
 // Every image that the manifest lists: of declared ops ("images") or of kernels ("kernels").
 std::vector<SourceImage> images_of_package(std::unique_ptr<PackageFiles> files,
                                            const std::string& path, bool jit) {
-  const Package package(std::move(files), "package '" + printable(path, PATH_MAX) + "'");
+  const Package package(std::move(files), "package '" + printable(path, PATH_MAX) + "'", Trust());
   const json& manifest = package.manifest();
   const char* list = manifest.contains("images") ? "images" : "kernels";
   std::vector<SourceImage> images;

@@ -57,8 +57,10 @@ class JsonChecker : public nlohmann::json_sax<json> {
   std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
 };
 
-json read_manifest(const PackageFiles& files, const std::string& label) {
+// `trust` is null for what comes with the library.
+json read_manifest(const PackageFiles& files, const std::string& label, const Trust* trust) {
   const std::vector<uint8_t> bytes = files.read("manifest.json", kMaxManifestBytes);
+  if (trust != nullptr) check_signature(*trust, files, bytes, label);
   return parse_json(std::string(bytes.begin(), bytes.end()), label + ": manifest.json");
 }
 
@@ -80,7 +82,12 @@ json parse_json(const std::string& text, const std::string& origin) {
 Package::Package(std::shared_ptr<const PackageFiles> files, std::string label)
     : files_(std::move(files)),
       label_(std::move(label)),
-      manifest_(std::make_unique<const json>(read_manifest(*files_, label_))) {}
+      manifest_(std::make_unique<const json>(read_manifest(*files_, label_, nullptr))) {}
+
+Package::Package(std::shared_ptr<const PackageFiles> files, std::string label, const Trust& trust)
+    : files_(std::move(files)),
+      label_(std::move(label)),
+      manifest_(std::make_unique<const json>(read_manifest(*files_, label_, &trust))) {}
 
 Package::~Package() = default;
 

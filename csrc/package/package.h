@@ -12,6 +12,7 @@
 
 #include "package/package_files.h"
 #include "package/package_kernel.h"
+#include "package/signature.h"
 
 namespace torch_cubin {
 
@@ -19,6 +20,8 @@ class Package {
  public:
   // Reads the manifest. `label` names the package in errors: "package '/x'". Throws [file].
   Package(std::shared_ptr<const PackageFiles> files, std::string label);
+  // The same for packages that are not this library's own; throws [hash] as check_signature() says.
+  Package(std::shared_ptr<const PackageFiles> files, std::string label, const Trust& trust);
   ~Package();
   Package(const Package&) = delete;
   Package& operator=(const Package&) = delete;

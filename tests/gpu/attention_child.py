@@ -289,6 +289,29 @@ def attention_tile(kind: str, tile: str) -> dict:
     return {"wrong": wrong, "calls": calls, "kernels": len(kernels), "unused": unused}
 
 
+def attention_options(name: str, seed: str) -> dict:
+    """Random calls with every option (test_cuda_attention_options.py), by the kernels for Hopper
+    wherever they take a call: how quick they are does not count here."""
+    from gpu import attention_cases as ac
+    from gpu import test_cuda_attention_options as options
+
+    import torch_cubin  # noqa: F401
+    from torch_cubin._native import library
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # with NaN
+    r, g = random.Random(f"Hopper's options {name} {seed}"), ac.generator(int(seed))
+    wrong = []
+    for index in range(2 * options.CASES):
+        case = options.random_case(r)
+        try:
+            options.run(case, name, g, r.getrandbits(62))
+        except Exception as error:
+            wrong.append(f"seed {seed}, {name}, case {index}: {case}: {error}")
+    loaded = sorted(entry["name"] for entry in library.catalog()["loaded"])
+    return {"wrong": wrong, "loaded": loaded}
+
+
 if __name__ == "__main__":
     scenario = globals()[sys.argv[1]]
     print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)

@@ -269,6 +269,7 @@ class Judges:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self.judges = {name: numerics.Judge(dtype) for name in ("out", "dq", "dk", "dv")}
 
     def add(self, label: str, ours: list[Tensor], own: list[Tensor], want: Reference) -> None:

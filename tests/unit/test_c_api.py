@@ -21,7 +21,7 @@ NULL = {
     "encode_tensor_map": (None, None),
     "define_ops": (None, None, None, None, 0),
     "check_schema": (None, False),
-    "load_package": (None,),
+    "load_package": (None, None),
     "preload_op": (None, 0),
     "check_call": (None,),
     "check_attention": (None,),

@@ -183,6 +183,15 @@ def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(tmp_path: Path) 
 
 
 @pytest.mark.fault_case(18)
+def test_every_kernel_of_the_package_has_a_seam() -> None:
+    """What the build made is what this library knows: no entry is refused."""
+    manifest = ROOT / "torch_cubin" / "cubins" / "manifest.json"
+    if not manifest.is_file():
+        pytest.skip("no kernels are built")
+    (answer,) = read(str(manifest.parent))
+    assert answer["refused"] == []
+
+
 def test_a_kernel_of_other_parameters_is_refused(tmp_path: Path) -> None:
     entries = [
         changed(name="own"),

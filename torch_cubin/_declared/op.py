@@ -288,10 +288,10 @@ def _with_place(message: str, op: str, places: Mapping[str, str]) -> str:
     return message
 
 
-def load(package: str) -> dict[str, Op]:
+def load(package: str, trusted: list[str] | None = None) -> dict[str, Op]:
     """Defines a package's ops, all or none, here and in C++."""
     with _lock:
-        return _adopt(_library.load_package(package))
+        return _adopt(_library.load_package(package, trusted))
 
 
 def adopt_all() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_cubin import errors
 from torch_cubin._declared import op as _op
+from torch_cubin._declared import signing
 from torch_cubin._declared.op import Op
 from torch_cubin._declared.package_images import MANIFEST
 from torch_cubin._native import library
@@ -21,7 +22,11 @@ FORMAT = "torch_cubin package"
 
 
 def save_package(
-    folder: str | os.PathLike[str], ops: Sequence[Op | str], *, overwrite: bool = False
+    folder: str | os.PathLike[str],
+    ops: Sequence[Op | str],
+    *,
+    overwrite: bool = False,
+    key: Any = None,
 ) -> Path:
     """Writes ops with their kernels into a folder, for load_package and TORCH_CUBIN_PACKAGES.
 
@@ -29,6 +34,10 @@ def save_package(
     replaced but the manifest, last and at once: a reader sees the old package or the new one, and
     an image whose name another file has gets one by its sha256. What is Python stays out: `cpu=`
     and register_autograd; `backward="ns::op"` goes along, its op only if it is listed.
+
+    `key` signs the manifest, and with it the images' hashes: an Ed25519 private key, as the file of
+    an unencrypted PEM (`openssl genpkey -algorithm ed25519`) or as an object of the package
+    cryptography, which signing needs. Who loads it asks for its public key: load_package(trusted=).
 
     Raises InputError [input] for what is no declared op, for a folder that holds a package already,
     unless `overwrite`, and for an op from a package that is not there now as it was loaded;
@@ -41,6 +50,7 @@ def save_package(
     listed = [ops] if isinstance(ops, (Op, str)) else list(ops)
     if not listed:
         raise _refuse(path, "would have no op", "ops=[...]")
+    signer = None if key is None else signing.private_key(key)
     images: dict[str, tuple[bytes, str]] = {}  # by sha256: bytes, file
     contracts = []
     for one in listed:
@@ -66,7 +76,15 @@ def save_package(
             ],
             "ops": json.loads(listed_ops),
         }
-        write_file(path / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        text = (json.dumps(manifest, indent=2) + "\n").encode()
+        # The signature comes first, and is of this manifest by its name: both change at once.
+        signature = signing.file_name(text)
+        if signer is not None:
+            write_file(path / signature, signing.signature(signer, text))
+        write_file(path / MANIFEST, text)
+        for old in path.glob("manifest.*.sig"):
+            if signer is None or old.name != signature:
+                old.unlink(missing_ok=True)
     except OSError as error:
         if isinstance(error, errors.Error):
             raise
@@ -75,14 +93,22 @@ def save_package(
     return path
 
 
-def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
+def load_package(
+    folder: str | os.PathLike[str], *, trusted: Iterable[Any] | None = None
+) -> dict[str, Op]:
     """Registers a package's ops, all or none, and returns them by name.
 
     `folder` is what save_package wrote, or a shared library with packages embedded in it. Needs no
     GPU, no source and no compiler. Loading the same content again does nothing.
 
+    `trusted`: public keys, one of which must have signed it (save_package's `key`); each is 64 hex
+    digits, the file of a PEM, or an object of the package cryptography. TORCH_CUBIN_TRUSTED, hex
+    digits with commas between them, asks the same of every package of the process, in C++ too.
+    Without either nothing is asked.
+
     Raises FileError [file] for a missing manifest or image, an unknown format or version, and a
-    path that leads out of the folder, HashError [hash] for an image with other bytes, InputError
+    path that leads out of the folder, HashError [hash] for an image with other bytes and for a
+    package that no trusted key has signed, InputError
     [input] for a manifest that is malformed or has an unknown field, and for an op that is there
     already with other content.
     """
@@ -96,7 +122,7 @@ def load_package(folder: str | os.PathLike[str]) -> dict[str, Op]:
         ) from error
     if "\0" in path:  # C++ would read the name that ends there
         raise _refuse(Path(path), "has a NUL in its name", "a folder, or a library")
-    return _op.load(path)
+    return _op.load(path, None if trusted is None else signing.public_keys(trusted))
 
 
 def _path(function: str, folder: Any) -> str:

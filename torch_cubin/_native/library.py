@@ -100,7 +100,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "pointer_device": [ctypes.c_uint64],
     "define_ops": [_TEXT, _TEXTS, _SIZES, _TEXTS, _SIZE],
     "check_schema": [_TEXT, ctypes.c_bool],
-    "load_package": [_TEXT],
+    "load_package": [_TEXT, _TEXT],
     "ops": [],
     "packages_error": [],
     "preload_op": [_TEXT, _INT],
@@ -204,10 +204,11 @@ def check_schema(schema: str, *, differentiable: bool = False) -> None:
     _answer(load().torch_cubin_check_schema(_text(schema), differentiable))
 
 
-def load_package(folder: str) -> list[dict[str, Any]]:
+def load_package(folder: str, trusted: list[str] | None = None) -> list[dict[str, Any]]:
     """Defines a package's ops, all or none; each also with its "contract", "package"
-    and "images"."""
-    return _answer(load().torch_cubin_load_package(os.fsencode(folder)))["ops"]
+    and "images". `trusted`: public keys, in hex digits, one of which must have signed it."""
+    keys = None if trusted is None else json.dumps(trusted).encode()
+    return _answer(load().torch_cubin_load_package(os.fsencode(folder), keys))["ops"]
 
 
 def defined_ops() -> list[dict[str, Any]]:

@@ -11,8 +11,14 @@
 // with V, and makes weights of the scores while that product runs. It does so across tiles: the next
 // tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
 // wgmma to the operand registers of the other without a shuffle.
+//
+// `general` kernels (TC_GENERAL) change scores on their way to the softmax by sm90_rule.cuh, and drop weights.
+#include <type_traits>
+
+#include "common/dropout.cuh"
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
+#include "sm90_rule.cuh"
 #include "sm90_schedule.cuh"
 #include "sm90_softmax.cuh"
 
@@ -21,9 +27,10 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_,
-          bool kPingPong_>
+          bool kPingPong_, bool kGeneral_>
 struct AttentionConfig {
   static constexpr DType kDType = kDType_;
+  static constexpr bool kGeneral = kGeneral_;
   static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
   static constexpr int kStages = kStages_;
   // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
@@ -144,7 +151,10 @@ struct Consumer {
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
   u32 w[C::kN / 16][4];
-  RunningSoftmax softmax;
+  std::conditional_t<C::kGeneral, GeneralSoftmax, RunningSoftmax> softmax;
+  float slope = 0.0f;  // of ALiBi
+  static constexpr int kWords = (C::kN + 31) / 32;
+  u32 mask[2][C::kGeneral ? kWords : 1];
   u32 number = 0;             // of the tile whose scores are being made
   u32 step = 0;               // blocks of keys scored so far, of all tiles
   int block, last_to_score;   // of keys: the next one to score, and this tile's last one
@@ -181,6 +191,9 @@ struct Consumer {
     const Sm90Sequence& q = tile.sequence;
     open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
     open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
+    if (C::kGeneral && p.score.alibi_slopes != nullptr) {
+      slope = p.score.alibi_slopes[tile.batch * p.score.alibi_stride + tile.head];
+    }
     return true;
   }
 
@@ -246,6 +259,85 @@ struct Consumer {
     hide();
   }
 
+  // Scores to logits.
+  TC_DEVICE void change() {
+    if constexpr (C::kGeneral) {
+      const AttentionTile& tile = tiles[number % C::kRing];
+      int query = first_row(tile) + 16 * warp + lane / 4, key = block * C::kN + lane % 4 * 2;
+      TileRule<false> rule(p.score, tile.sequence, query, key, slope);
+      auto each = [&](auto&& function) {
+#pragma unroll
+        for (int i = 0; i < C::kN / 2; ++i) {
+          float no_grad = 0.0f;
+          function(s[i], no_grad, i / 2 % 2, i / 4 * 8 + i % 2, i);
+        }
+      };
+      torch_cubin::apply_rule(rule, each, each);
+      if (p.score.mask == nullptr) return;
+#pragma unroll
+      for (int i = 0; i < C::kN / 2; ++i) {
+        bool seen = mask[i / 2 % 2][i / 4 * 8 / 32] >> (i / 4 * 8 % 32 + i % 2) & 1;
+        if (!seen) s[i] = -__builtin_huge_valf();
+      }
+    }
+  }
+
+  // The bits of this thread's keys, long before they are needed: bit 0 is that of its first one.
+  TC_DEVICE void load_mask() {
+    if constexpr (C::kGeneral) {
+      if (p.score.mask == nullptr) return;
+      const AttentionTile& tile = tiles[number % C::kRing];
+      int row = first_row(tile) + 16 * warp + lane / 4, column = block * C::kN;
+      auto from = p.score.mask + tile.batch * p.score.mask_stride[0] +
+                  tile.head * p.score.mask_stride[1] + column / 32;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        auto words = from + min(row + 8 * h, tile.sequence.rows - 1) * p.score.mask_stride[2];
+        if constexpr (kWords == 4) {
+          uint4 all = __ldg(reinterpret_cast<const uint4*>(words));
+          mask[h][0] = all.x, mask[h][1] = all.y, mask[h][2] = all.z, mask[h][3] = all.w;
+        } else {
+#pragma unroll
+          for (int i = 0; i < kWords; ++i) mask[h][i] = __ldg(words + i);
+          if (column % 32 != 0) {  // 16 bits: a block is no multiple of 32 keys
+#pragma unroll
+            for (int i = 0; i < kWords; ++i) {
+              mask[h][i] = __funnelshift_r(mask[h][i], i + 1 < kWords ? mask[h][i + 1] : 0, 16);
+            }
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) mask[h][i] >>= lane % 4 * 2;
+      }
+    }
+  }
+
+  // Weights that dropout drops become 0; their sums are complete.
+  TC_DEVICE void drop(u32 of_number, int of_block) {
+    if constexpr (C::kGeneral) {
+      if (p.score.drop_below == 0) return;
+      const AttentionTile& tile = tiles[of_number % C::kRing];
+      constexpr int kColumns = C::kN % 32 == 0 ? 32 : 16;
+      int row = first_row(tile) + 16 * warp + lane / 4, head = tile.batch * p.heads + tile.head;
+#pragma unroll
+      for (int c = 0; c < C::kN / kColumns; ++c) {
+        int column = of_block * C::kN + c * kColumns;
+        bool right = kColumns == 16 && column % 32 != 0;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          DropoutBits bits(*p.score.dropout_seed, head, row + 8 * h, column / 32, lane % 4);
+#pragma unroll
+          for (int i = 0; i < kColumns / 4; ++i) {
+            int j = i / 2, e = i % 2;
+            bool kept = bits.kept(j, e, p.score.drop_below);
+            if (kColumns == 16 && right) kept = bits.kept(j + 2, e, p.score.drop_below);
+            if (!kept) s[c * (kColumns / 2) + 4 * j + 2 * h + e] = 0.0f;
+          }
+        }
+      }
+    }
+  }
+
   TC_DEVICE void hide() {
     if (__builtin_expect(block >= open_first && block <= open_last, 1)) return;
     const AttentionTile& tile = tiles[number % C::kRing];
@@ -281,13 +373,21 @@ struct Consumer {
   TC_DEVICE void finish_sums(const AttentionTile& tile, float (&inverse)[2]) {
     auto out = p.logsumexp + tile.batch * p.logsumexp_stride[0] +
                tile.head * p.logsumexp_stride[1] + tile.sequence.q_row;
+    float totals[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])};
+    float factor[2] = {1.0f, 1.0f};
+    if constexpr (C::kGeneral) {
+      if (p.score.sinks != nullptr) softmax.join(p.score.sinks[tile.head], totals, factor);
+      factor[0] *= p.score.keep_scale;
+      factor[1] *= p.score.keep_scale;
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
-      float total = quad_sum(softmax.sum[h]);
-      inverse[h] = total == 0.0f ? 0.0f : 1.0f / total;
+      float total = totals[h];
+      inverse[h] = total == 0.0f ? 0.0f : factor[h] / total;
       if (p.logsumexp != nullptr && lane % 4 == 0 && i < tile.sequence.rows) {
         out[i] = total == 0.0f ? __int_as_float(0xff800000)
+                 : C::kGeneral ? softmax.reference[h] + log_of_two(total) * 0.6931471805599453f
                                : (softmax.reference[h] + log_of_two(total)) * 0.6931471805599453f;
       }
     }
@@ -341,11 +441,14 @@ struct Consumer {
     if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 256);
     if (begin()) {
       score();
+      load_mask();
       wgmma_wait<0>();
       keep_in_place(s);
+      change();
       hide();
       softmax.reset();
       softmax.weigh_first(s, p.unit);
+      drop(number, block);
       end_step();
       pack();
       int add = 0;
@@ -366,10 +469,13 @@ struct Consumer {
         multiply_v(add);
         if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
         add = !fresh;
+        load_mask();
         wgmma_wait<1>();
         keep_in_place(s);
+        change();
         hide();
         bool moves = softmax.weigh(s, p.unit, factor, [&] { score_again(); });
+        drop(number, block);
         end_step();
         wgmma_wait<0>();
         keep_in_place(o);
@@ -442,7 +548,7 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90AttentionParams p) {
   using C = AttentionConfig<DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS,
-                            TC_STAGES, TC_PING_PONG>;
+                            TC_STAGES, TC_PING_PONG, TC_GENERAL>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   run<C>(p);
 }
@@ -450,12 +556,14 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
+ "defaults": {"archs": ["sm_90a"], "alignment": 16, "stages": 2},
  "kernels": [
-  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "sm90", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full", "alignment": 16,
-   "tile": "{t.tile}", "stages": 2, "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "sm90",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
+   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
+               "TC_GENERAL": 0},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
@@ -466,5 +574,20 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
       "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "threads": 384,
-      "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}}]}}]}
+      "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}}]}},
+  {"name": "sm90_attention_{d.short}_general_{t.name}", "kind": "sm90_general",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
+   "tile": "{t.tile}", "block": [384, 1, 1], "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
+               "TC_GENERAL": 1},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2,
+      "shared": 99040, "spill": 16, "cost": {"k_tile": 3500, "fixed": 2500}},
+     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2,
+      "shared": 197344, "spill": 320, "cost": {"k_tile": 4200, "fixed": 4500}},
+     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1,
+      "shared": 230080, "spill": 800, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
 */

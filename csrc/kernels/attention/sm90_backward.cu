@@ -4,8 +4,8 @@
 //   S = scale q k^T      P = exp(S - logsumexp)      dP = grad_out v^T     dS = P (dP - delta)
 //   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
 //
-// A block owns 128 keys of one head of keys; it walks through the tiles of queries that see them, of all
-// heads of the group, last queries first. Its warpgroups:
+// A block owns 128 keys of one head of keys; it walks through the tiles of queries that see them, last
+// queries first, each of all heads of the group. Its warpgroups:
 //
 //   producer   one thread loads k and v, then a step's q, grad_out and sums; two threads, for one step in
 //              two each, add dq, as it lies in shared memory, to dq_sum
@@ -19,9 +19,11 @@
 // multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
 // wants 32 beside the accumulators. Longer than files should be: the roles meet in one step's barriers
 // and shared memory, and none can be followed without the others.
+#include "common/dropout.cuh"
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
 #include "sm90_backward_dq.cuh"
+#include "sm90_rule.cuh"
 #include "tile.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -67,9 +69,10 @@ struct KeyBlock {
   }
 };
 
-template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_>
+template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, bool kGeneral_>
 struct BackwardConfig {
   static constexpr DType kDType = kDType_;
+  static constexpr bool kGeneral = kGeneral_;
   static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
   static constexpr int kQStages = kQStages_, kGradStages = kGradStages_, kScoreStages = 2,
                        kDqStages = 2;
@@ -95,27 +98,28 @@ struct BackwardConfig {
   static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
   static constexpr int kDqFull = kScoreEmpty + 8 * kScoreStages,
                        kDqEmpty = kDqFull + 8 * kDqStages * kPanels;
-  // For each slot of q 4 times the first row, and a bit for each warpgroup of keys that must hide some.
+  // For each slot of q 4 times the first row, and a bit for each warpgroup of keys that must hide some;
+  // and the head, for `general` kernels.
   static constexpr int kFirstRow = kDqEmpty + 8 * kDqStages * kPanels;
-  static constexpr int kWork = (kFirstRow + 4 * kQStages + 15) / 16 * 16;
+  static constexpr int kHead = kFirstRow + 4 * kQStages;
+  static constexpr int kWork = (kHead + 4 * kQStages + 15) / 16 * 16;
   static constexpr int kSharedBytes = kWork + (static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static_assert(kPanels <= 2 && kGroups == 2 && kRows % 16 == 0);
 };
 
-// The steps of a block: tiles of queries, the last one first, of one head of the group after the other.
+// The steps of a block: tiles of queries, the last one first, each of all heads of the group. One head
+// after the other would let blocks of keys that few queries see wait, for the next head's turns, for
+// those that many see.
 struct Steps {
-  int begin, end;
-  int count;  // of all heads
-  int tile, head;
+  int group, count;  // count: of all heads
+  int tile, head = 0;
 
   TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work)
-      : begin(work.begin), end(work.end), tile(work.end - 1), head(0) {
-    count = max(0, end - begin) * p.group;
-  }
+      : group(p.group), count(max(0, work.end - work.begin) * p.group), tile(work.end - 1) {}
   TC_DEVICE void next() {
-    if (--tile < begin) {
-      tile = end - 1;
-      ++head;
+    if (++head == group) {
+      head = 0;
+      --tile;
     }
   }
 };
@@ -168,6 +172,7 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& wor
     u32 hidden = 4 * row + hides<C>(s, key, row) + 2 * hides<C>(s, key + 64, row);
     barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(i) ^ 1);
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
+    if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
     barrier_expect(full, C::kQBytes + C::kSumBytes);
     load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, s.q, row, head,
                    s.wrap);
@@ -407,6 +412,76 @@ struct Keys {
     }
   }
 
+  // The same two steps of `general` kernels, where dP's sums are complete.
+  TC_DEVICE void differentiate_general() {
+    u32 first_row, head_word;
+    load_shared(first_row, shared + C::kFirstRow + 4 * q());
+    load_shared(head_word, shared + C::kHead + 4 * q());
+    int head = static_cast<int>(head_word);
+    int query = static_cast<int>(first_row / 4) + lane() % 4 * 2;
+    int own = key + 16 * warp() + lane() / 4;
+    bool drops = p.score.drop_below > 0;
+    u64 kept = ~u64(0);  // a bit for each element
+    if (drops) {
+      kept = 0;
+      int right = own % 32 / 8 & 2, odd = own % 2;
+#pragma unroll
+      for (int i = 0; i < C::kRows / 4; ++i) {
+        int at = i / 2 * 8 + i % 2;
+        DropoutBits bits(*p.score.dropout_seed, work.batch * p.heads + head, query + at, own / 32,
+                         own % 8 / 2);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          u32 word = right != 0 ? bits.words[2 + h] : bits.words[h];
+          int number = static_cast<int>(odd != 0 ? word >> 16 : word & 0xFFFF);
+          int element = i / 2 * 4 + 2 * h + i % 2;
+          if (number >= p.score.drop_below) {
+            kept |= u64(1) << element;
+            dp[element] *= p.score.keep_scale;
+          } else {
+            dp[element] = 0.0f;
+          }
+        }
+      }
+    }
+    u32 from = sums + q() * C::kSumBytes;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float delta[2];
+      load_pair(delta, from + C::kRows * 4 + j * 32);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) dp[4 * j + r] -= delta[r % 2];
+    }
+    float slope = 0.0f;
+    if (p.score.alibi_slopes != nullptr) {
+      slope = __ldg(p.score.alibi_slopes + work.batch * p.score.alibi_stride + head);
+    }
+    TileRule<true> rule(p.score, work.sequence, query, own, slope);
+    auto each = [&](auto&& function) {
+#pragma unroll
+      for (int i = 0; i < C::kRows / 2; ++i) {
+        function(s[i], dp[i], i / 2 % 2, i / 4 * 8 + i % 2, i);
+      }
+    };
+    torch_cubin::apply_rule(rule, each, each);
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float lse[2];
+      load_pair(lse, from + j * 32);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        int i = 4 * j + r;
+        s[i] = exp2_approx((s[i] - lse[r % 2]) * 1.4426950408889634f);
+        dp[i] *= s[i];
+      }
+    }
+    if (!drops) return;
+#pragma unroll
+    for (int i = 0; i < C::kRows / 2; ++i) {
+      if ((kept >> i & 1) == 0) s[i] = 0.0f;
+    }
+  }
+
   // P and dS of what is hidden become 0, whatever is in q, k, v and grad_out there.
   TC_DEVICE void hide() {
     u32 first_row;
@@ -464,13 +539,17 @@ struct Keys {
       for (;;) {
         wgmma_wait<1>();
         keep_in_place(s);
-        exponentiate();
+        if (!C::kGeneral) exponentiate();
         keep_in_place(s);
         // It is complete. ptxas would otherwise wait for dP before the exponentials.
         wait_for_grad();
         wgmma_wait<0>();
         keep_in_place(dp);
-        differentiate();
+        if constexpr (C::kGeneral) {
+          differentiate_general();
+        } else {
+          differentiate();
+        }
         hide();
         u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4];
         pack(weights, ds);
@@ -499,7 +578,7 @@ struct Keys {
       keep_in_place(dv);
     }
     store(dk, p.scale, p.dk, p.dk_stride, p.head_dim);
-    store(dv, 1.0f, p.dv, p.dv_stride, p.head_dim_v);
+    store(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride, p.head_dim_v);
   }
 
   TC_DEVICE void store(const float (&sum)[C::kD / 2], float factor, void* out,
@@ -586,7 +665,8 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
-  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES>;
+  using C =
+      BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, TC_GENERAL>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kKeys == TC_TILE_N);
   run<C>(p);
@@ -596,13 +676,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{t.name}", "kind": "sm90_backward",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "{g.kind}",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{g.layout}",
    "alignment": 16, "tile": "{t.tile}", "stages": 3, "block": [512, 1, 1],
-   "dynamic_shared": "{t.shared}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": 16},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2},
+   "dynamic_shared": "{t.shared}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{g.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 16},
+          {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
+           "spill": 320}],
     "t": [
      {"name": "96x128x64", "tile": [96, 128, 64], "shared": 211456,
       "cost": {"k_tile": 2900, "fixed": 6000}},

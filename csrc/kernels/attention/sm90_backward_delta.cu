@@ -1,6 +1,6 @@
 // What attention's backward on Hopper (sm90_backward.cu) needs of each query before it begins:
 //
-//   logsumexp * log2(e), and delta = sum over the columns of grad_out * out
+//   logsumexp (for `full` kernels times log2(e)), and delta = sum over the columns of grad_out * out
 //
 // in tiles of tile_rows queries, of which those past the end have weights of 0: the other kernel brings
 // a tile to shared memory at once. A query that sees nothing has weights of 0, too. It also sets the
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (lane == 0) {
     float* to = p.sums + static_cast<tc_int64>(index) * (2 * p.tile_rows) + within;
-    to[0] = logsumexp == -kInfinity ? kInfinity : logsumexp * 1.4426950408889634f;
+    to[0] = logsumexp == -kInfinity ? kInfinity : logsumexp * p.logsumexp_unit;
     to[p.tile_rows] = sum;
   }
 }

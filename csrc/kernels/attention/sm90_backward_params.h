@@ -21,7 +21,7 @@ struct Sm90BackwardParams {
   Sm90AttentionMap q, k, v, grad_out;
 
   // Between the kernels, for each tile of tile_rows queries:
-  float* sums;    // [2][tile_rows]: logsumexp * log2(e), and delta
+  float* sums;    // [2][tile_rows]: logsumexp * log2(e) (general: logsumexp), and delta
   float* dq_sum;  // [tile_columns * tile_rows], in the order of sm90_backward_dq.cuh
   int* turns;     // how many blocks have added to dq_sum
 
@@ -41,7 +41,9 @@ struct Sm90BackwardParams {
   int tile_rows, tile_columns;  // of a step of sm90_backward.cu: queries, and its head_dim
   int tiles, key_tiles;  // along the queries and the keys; packed: the most that there can be
   int together;          // heads of keys whose blocks run beside each other
-  float scale, unit;     // unit: scale * log2(e), a positive normal number
+  float scale, unit;     // unit: scale * log2(e), a positive normal number; general: none
+  float logsumexp_unit;  // log2(e); general: 1
+  Sm90ScoreRule score;   // of `general` kernels
 };
 
 }  // namespace torch_cubin

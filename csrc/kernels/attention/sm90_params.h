@@ -62,6 +62,19 @@ struct Sm90Order {
   Sm90OrderPlace places[1];  // and more
 };
 
+// What the `general` kernels do to scores, and to weights: the fields of AttentionParams of these names.
+struct Sm90ScoreRule {
+  // Null, or a bit for each key (sm90_mask.cu), 0 where it is hidden; strides in words of 32 keys.
+  const unsigned* mask;
+  const tc_int64* dropout_seed;
+  const float* alibi_slopes;
+  const float* sinks;
+  tc_int64 mask_stride[3];  // batch, head, row
+  tc_int64 alibi_stride;
+  int drop_below;  // 0: no dropout
+  float scale, softcap, keep_scale;
+};
+
 struct Sm90AttentionParams {
   Sm90AttentionMap q, k, v;
   void* out;                     // rows of 16-byte vectors
@@ -75,7 +88,8 @@ struct Sm90AttentionParams {
   int tiles;       // along the queries, where all sequences are equally long
   // kInTurn, kInPairs, or a positive number of heads; at most 160 blocks.
   int deal;
-  float unit;  // scale * log2(e), a positive normal number
+  float unit;  // scale * log2(e), a positive normal number; of no meaning in `general` kernels
+  Sm90ScoreRule score;  // of `general` kernels
 };
 
 }  // namespace torch_cubin

@@ -156,6 +156,85 @@ struct RunningSoftmax {
   }
 };
 
+// The same for logits of any size and sign (`general` kernels): masks make them so large, or -FLT_MAX, that
+// nothing may be multiplied before the reference is subtracted. The reference is a maximum in natural
+// units, and every block's maximum is looked at: it moves where a logit exceeds it by more than kSlack.
+struct GeneralSoftmax {
+  static constexpr float kLog2e = 1.4426950408889634f;
+  static constexpr float kSlack = 5.5f;  // weights up to 2^8
+  static constexpr float kNone = -__builtin_huge_valf();
+
+  float reference[2];  // kNone until a block with logits has been seen
+  float sum[2];        // this thread's part
+
+  TC_DEVICE void reset() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = kNone;
+      sum[h] = 0.0f;
+    }
+  }
+
+  template <int kCount>
+  TC_DEVICE void weigh_first(float (&s)[kCount], float unit) {
+    float factor[2];
+    weigh(s, unit, factor, [] {});
+  }
+
+  template <int kCount, class Again>
+  TC_DEVICE bool weigh(float (&s)[kCount], float, float (&factor)[2], Again&&) {
+    float top[2];
+    bool exceeds = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      top[h] = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+      for (int i = 4; i < kCount; i += 4) {
+        top[h] = fmaxf(top[h], fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+      }
+      exceeds |= top[h] > reference[h] + kSlack;
+    }
+    exceeds = __any_sync(~0u, exceeds);
+    if (__builtin_expect(exceeds, 0)) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float moved = fmaxf(reference[h], quad_maximum(top[h]));
+        float step = exp2_approx((reference[h] - moved) * kLog2e);
+        if (reference[h] != kNone) {
+          factor[h] = step;
+          sum[h] *= step;
+        }
+        reference[h] = moved;
+      }
+    }
+    float part[2][2] = {};
+    float base[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) base[h] = reference[h] == kNone ? 0.0f : reference[h];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      int h = i / 2 % 2;
+      s[i] = exp2_approx((s[i] - base[h]) * kLog2e);
+      part[h][i / 4 % 2] += s[i];
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += part[h][0] + part[h][1];
+    return exceeds;
+  }
+
+  // Adds a logit that has no value, the same for both rows.
+  TC_DEVICE void join(float logit, float (&total)[2], float (&factor)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float moved = fmaxf(reference[h], logit);
+      if (moved == kNone) continue;
+      factor[h] = exp2_approx((reference[h] - moved) * kLog2e);
+      total[h] = total[h] * factor[h] + exp2_approx((logit - moved) * kLog2e);
+      reference[h] = moved;
+    }
+  }
+};
+
 // Scores of columns outside of low to high become -inf; `column` is that of s[0].
 template <int kCount>
 TC_DEVICE void hide_outside(float (&s)[kCount], int column, const int (&low)[2],

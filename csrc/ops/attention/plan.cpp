@@ -60,6 +60,9 @@ AttentionCase attention_case(const AttentionCall& call) {
   AttentionCase c;
   c.dtype = call.dtype;
   c.variant = attention_variant(call.settings, call.options);
+  c.mask = !call.options.attn_mask                                         ? kNoMask
+           : TensorView(*call.options.attn_mask).dtype == ScalarType::Bool ? kBoolMask
+                                                                           : kAddedMask;
   c.packed = shape.packed;
   c.heads = shape.heads;
   c.kv_heads = shape.kv_heads;

@@ -22,6 +22,8 @@ namespace torch_cubin {
 // kFull: lengths and the band alone, and a positive scale. kGeneral: everything in AttentionParams.
 enum AttentionVariant { kFull, kGeneral, kAttentionVariants };
 
+enum AttentionMask { kNoMask, kBoolMask, kAddedMask };
+
 AttentionVariant attention_variant(const AttentionSettings& settings,
                                    const AttentionOptions& options);
 
@@ -29,6 +31,7 @@ AttentionVariant attention_variant(const AttentionSettings& settings,
 struct AttentionCase {
   ScalarType dtype;
   AttentionVariant variant;
+  AttentionMask mask;
   bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds
   int64_t heads, kv_heads;
   int64_t seqlen_q, seqlen_k;

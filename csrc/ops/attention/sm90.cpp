@@ -1,9 +1,11 @@
-// The seam of csrc/kernels/attention/sm90.cu: attention forward on Hopper, of 16-bit types, with nothing
-// but lengths and a band between queries and keys. Masks and other changes of the scores, and few
-// queries with many keys are the portable kernels'. Packed sequences take sm90_order.cu before it.
+// The seam of csrc/kernels/attention/sm90.cu: attention forward on Hopper, of 16-bit types. Masks that are
+// added, and few queries with many keys, are the portable kernels'. Packed sequences take sm90_order.cu
+// before it, boolean masks sm90_mask.cu.
 #include <algorithm>
+#include <optional>
 
 #include "cubin/error.h"
+#include "kernels/attention/sm90_mask_params.h"
 #include "ops/attention/sm90_map.h"
 #include "ops/common/launch.h"
 
@@ -21,7 +23,9 @@ constexpr double kWorthBalancing = 104000;
 constexpr int64_t kTilesTogether = 256;
 // Of packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
 constexpr int kPackedRowsTogether = 32768;
+constexpr const char* kGeneralKind = "sm90_general";
 constexpr const char* kOrderKind = "sm90_order";
+constexpr const char* kMaskKind = "sm90_mask";
 
 // The band of one launch, and how many blocks of keys a tile of queries sees of it.
 struct Band {
@@ -53,20 +57,21 @@ class Sm90Forward : public AttentionForwardKernels {
   Sm90Forward(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device), blocks_(std::min<int64_t>(device.multiprocessors, kMostBlocks)) {
     for (PackageKernel* kernel : kernels) {
-      if (kernel->entry().kind == kOrderKind) {
-        order_ = kernel;
+      const std::string& kind = kernel->entry().kind;
+      if (kind == kOrderKind || kind == kMaskKind) {
+        (kind == kMaskKind ? mask_ : order_) = kernel;
         continue;
       }
       const AttentionRow row(*kernel, device);
-      rows_[row.dtype].push_back(row);
+      rows_[row.dtype][row.variant].push_back(row);
     }
   }
 
   ForwardPlan plan(const AttentionCase& problem) const override {
     ForwardPlan plan;
-    if (problem.variant != kFull || (problem.packed && order_ == nullptr) ||
-        problem.seqlen_q == 0 || problem.seqlen_k == 0 || problem.head_dim == 0 ||
-        problem.head_dim_v == 0) {
+    if (problem.mask == kAddedMask || (problem.mask == kBoolMask && mask_ == nullptr) ||
+        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
+        problem.head_dim == 0 || problem.head_dim_v == 0) {
       return plan;
     }
     const Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
@@ -94,11 +99,11 @@ class Sm90Forward : public AttentionForwardKernels {
     *time = std::numeric_limits<double>::infinity();
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return nullptr;
-    const AttentionRow* fits =
-        narrowest(rows_[dtype], std::max(problem.head_dim, problem.head_dim_v));
+    const AttentionRows& rows = rows_[dtype][problem.variant];
+    const AttentionRow* fits = narrowest(rows, std::max(problem.head_dim, problem.head_dim_v));
     if (fits == nullptr) return nullptr;
     const AttentionRow* best = nullptr;
-    for (const AttentionRow& row : rows_[dtype]) {
+    for (const AttentionRow& row : rows) {
       if (row.head_dim != fits->head_dim) continue;
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
       const double own = static_cast<double>(ceil_div(tiles, blocks_)) * tile_cycles(row, band) /
@@ -150,6 +155,9 @@ class Sm90Forward : public AttentionForwardKernels {
     params.head_dim_v = all.head_dim_v;
     params.tiles = static_cast<int>(tiles);
     params.unit = static_cast<float>(all.scale * 1.4426950408889634);
+    params.score = sm90_score_params(all);
+    std::optional<Workspace> mask;
+    if (all.mask != nullptr) mask_bits(all, params.score, mask);
     if (!packed) {
       params.deal = deal(row, band, tiles, heads);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
@@ -170,6 +178,35 @@ class Sm90Forward : public AttentionForwardKernels {
     torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
   }
 
+  // Launches the kernel that makes bits of a boolean mask, for as many batches, heads and rows as it has.
+  void mask_bits(const AttentionParams& all, Sm90ScoreRule& score,
+                 std::optional<Workspace>& memory) const {
+    const auto size = [&](int dim, int64_t all_of) {
+      return all.mask_stride[dim] == 0 ? int64_t{1} : all_of;
+    };
+    const int64_t batch = size(0, all.batch), heads = size(1, all.heads);
+    const int64_t rows = size(2, all.seqlen_q);
+    // Kernels read whole blocks of keys, of at most 128.
+    const int64_t words = ceil_div(all.seqlen_k, 128) * 4 + 4;
+    const int64_t lines = batch * heads * rows;
+    memory.emplace(device_, lines * words * 4);
+    Sm90MaskParams params{};
+    params.mask = static_cast<const unsigned char*>(all.mask);
+    params.words = reinterpret_cast<unsigned*>(memory->data());
+    std::copy_n(all.mask_stride, 4, params.stride);
+    params.heads = static_cast<int>(heads);
+    params.rows = static_cast<int>(rows);
+    params.columns = all.seqlen_k;
+    params.words_of_row = static_cast<int>(words);
+    params.all_rows = lines;
+    torch_cubin::launch(*mask_, {ceil_div(lines * words, mask_->entry().block[0])}, device_,
+                        params);
+    score.mask = params.words;
+    score.mask_stride[0] = batch == 1 ? 0 : heads * rows * words;
+    score.mask_stride[1] = heads == 1 ? 0 : rows * words;
+    score.mask_stride[2] = rows == 1 ? 0 : words;
+  }
+
   int deal(const AttentionRow& row, const Band& band, int64_t tiles, int64_t heads) const {
     const bool alike = band.key_blocks(row, 0) == band.key_blocks(row, tiles - 1);
     if (alike || tiles * heads <= blocks_) return kInTurn;
@@ -179,14 +216,16 @@ class Sm90Forward : public AttentionForwardKernels {
 
   const Device& device_;
   int64_t blocks_;
-  AttentionRows rows_[kAttendDtypes];
+  AttentionRows rows_[kAttendDtypes][kAttentionVariants];
   PackageKernel* order_ = nullptr;
+  PackageKernel* mask_ = nullptr;
 };
 
 class Sm90AttentionSeam : public AttentionSeam {
  public:
   bool owns(const KernelEntry& entry) const override {
-    return entry.kind == "sm90" || entry.kind == kOrderKind;
+    return entry.kind == "sm90" || entry.kind == kGeneralKind || entry.kind == kOrderKind ||
+           entry.kind == kMaskKind;
   }
 
   void check(const PackageKernel& kernel) const override {
@@ -194,9 +233,16 @@ class Sm90AttentionSeam : public AttentionSeam {
       check_params(kernel.entry(), "attention/sm90_order", sizeof(Sm90OrderParams));
       return;
     }
+    if (kernel.entry().kind == kMaskKind) {
+      check_params(kernel.entry(), "attention/sm90_mask", sizeof(Sm90MaskParams));
+      return;
+    }
     check_params(kernel.entry(), "attention/sm90", sizeof(Sm90AttentionParams));
     const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
-    if (row.variant != kFull) KernelFields(kernel).refuse("layout", "full");
+    const bool general = kernel.entry().kind == kGeneralKind;
+    if (row.variant != (general ? kGeneral : kFull)) {
+      KernelFields(kernel).refuse("layout", general ? "general" : "full");
+    }
     if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
   }
 

@@ -1,7 +1,6 @@
-// The seam of the backward for Hopper, of 16-bit types, with nothing but lengths and a band between
-// queries and keys, and heads of up to 128 columns. Three kernels in a row: sm90_backward_delta.cu,
-// sm90_backward.cu, sm90_backward_convert.cu, with one parameter; packed sequences take sm90_order.cu
-// before them. What these do not take is the portable kernels'.
+// The seam of the backward for Hopper, of 16-bit types and heads of up to 128 columns, without masks. Three kernels in a
+// row: sm90_backward_delta.cu, sm90_backward.cu, sm90_backward_convert.cu, with one parameter; packed
+// sequences take sm90_order.cu before them. What these do not take is the portable kernels'.
 #include <algorithm>
 #include <optional>
 
@@ -34,6 +33,7 @@ int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int
   return std::clamp<int64_t>(kBytesTogether / each, 1, int64_t{1} << 30);
 }
 
+constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
 constexpr const char* kBackwardOrderKind = "sm90_backward_order";
 
 struct Sm90BackwardPlan {
@@ -54,7 +54,7 @@ class Sm90Backward : public AttentionBackwardKernels {
       const AttentionRow row(*kernel, device);
       AttentionRows& rows = kind == "sm90_backward_delta"     ? delta_[row.dtype]
                             : kind == "sm90_backward_convert" ? convert_[row.dtype]
-                                                              : backward_[row.dtype];
+                                                              : backward_[row.dtype][row.variant];
       rows.push_back(row);
     }
   }
@@ -62,14 +62,14 @@ class Sm90Backward : public AttentionBackwardKernels {
   BackwardPlan plan(const AttentionCase& problem) const override {
     BackwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
-    if (dtype == kAttendDtypes || problem.variant != kFull ||
+    if (dtype == kAttendDtypes || problem.mask != kNoMask ||
         (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
         problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
         convert_[dtype].empty()) {
       return plan;
     }
-    const AttentionRow* row =
-        narrowest(backward_[dtype], std::max(problem.head_dim, problem.head_dim_v));
+    const AttentionRow* row = narrowest(backward_[dtype][problem.variant],
+                                        std::max(problem.head_dim, problem.head_dim_v));
     if (row == nullptr) return plan;
     // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker.
     const int64_t tiles = ceil_div(problem.seqlen_q, row->rows) * problem.heads;
@@ -202,18 +202,21 @@ class Sm90Backward : public AttentionBackwardKernels {
     params.head_dim_v = all.head_dim_v;
     params.scale = all.scale;
     params.unit = static_cast<float>(all.scale * 1.4426950408889634);
+    params.logsumexp_unit = row.variant == kGeneral ? 1.0f : 1.4426950408889634f;
+    params.score = sm90_score_params(all);
   }
 
   const Device& device_;
-  AttentionRows delta_[kAttendDtypes], backward_[kAttendDtypes], convert_[kAttendDtypes];
+  AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
+  AttentionRows backward_[kAttendDtypes][kAttentionVariants];
   PackageKernel* order_ = nullptr;
 };
 
 class Sm90BackwardSeam : public AttentionSeam {
  public:
   bool owns(const KernelEntry& entry) const override {
-    for (const char* kind :
-         {"sm90_backward_delta", "sm90_backward", "sm90_backward_convert", kBackwardOrderKind}) {
+    for (const char* kind : {"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
+                             "sm90_backward_convert", kBackwardOrderKind}) {
       if (entry.kind == kind) return true;
     }
     return false;
@@ -227,8 +230,13 @@ class Sm90BackwardSeam : public AttentionSeam {
     check_params(kernel.entry(), "attention/sm90_backward", sizeof(Sm90BackwardParams));
     const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
     if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
-    if (kernel.entry().kind == "sm90_backward" && row.columns != kSm90BackwardKeys) {
+    const bool general = kernel.entry().kind == kBackwardGeneralKind;
+    if (!general && kernel.entry().kind != "sm90_backward") return;
+    if (row.columns != kSm90BackwardKeys) {
       KernelFields(kernel).refuse("tile", std::to_string(kSm90BackwardKeys) + " keys");
+    }
+    if (row.variant != (general ? kGeneral : kFull)) {
+      KernelFields(kernel).refuse("layout", general ? "general" : "full");
     }
   }
 

@@ -60,6 +60,19 @@ void sm90_logsumexp_strides(const AttentionParams& all, tc_int64 (&stride)[2]) {
   stride[1] = packed ? all.sums_stride : all.seqlen_q;
 }
 
+Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
+  Sm90ScoreRule score{};
+  score.dropout_seed = all.dropout_seed;
+  score.alibi_slopes = all.alibi_slopes;
+  score.sinks = all.sinks;
+  score.alibi_stride = all.alibi_stride;
+  score.drop_below = all.drop_below;
+  score.scale = all.scale;
+  score.softcap = all.softcap;
+  score.keep_scale = all.keep_scale;
+  return score;
+}
+
 Sm90RowsOfNone sm90_rows_of_none(void* data, const tc_int64 (&stride)[3], int64_t heads,
                                  int64_t columns, bool of_keys) {
   return {data,

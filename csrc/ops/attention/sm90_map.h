@@ -31,6 +31,9 @@ Sm90Lengths sm90_lengths(const AttentionParams& all);
 // Strides of logsumexp: batch and head.
 void sm90_logsumexp_strides(const AttentionParams& all, tc_int64 (&stride)[2]);
 
+// What `general` kernels do to the scores, but for the mask.
+Sm90ScoreRule sm90_score_params(const AttentionParams& all);
+
 // The order of packed sequences' tiles (sm90_order.cu), which a kernel before the others makes. It also
 // clears the rows of no sequence that `params` names.
 class Sm90TileOrder {

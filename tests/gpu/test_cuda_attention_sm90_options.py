@@ -1,0 +1,121 @@
+"""Options that change scores or weights in the kernels for Hopper: softcap, ALiBi, sinks, any
+scale, dropout, boolean masks."""
+
+import math
+
+import numerics
+import pytest
+import torch
+from gpu import attention_cases as ac
+from gpu import attention_reference as ar
+
+from torch_cubin._native import library
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
+    reason="sm90 kernels run on Hopper alone",
+)
+
+SHORT = {"float16": "f16", "bfloat16": "bf16"}
+RANDOM = [(name, seed) for name in ac.HALVES for seed in ("11", "12")]
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [pytest.param(*x, marks=pytest.mark.child("attention_options", *x)) for x in RANDOM],
+)
+def test_random_options(name: str, seed: str, child) -> None:
+    """120 random calls a process, in which these kernels compute whatever they can."""
+    answer = child.check()
+    assert answer["wrong"] == []
+    loaded = {x for x in answer["loaded"] if SHORT[name] in x.split("_")}
+    for tile in ("128x128x64", "128x128x128", "128x80x256"):
+        assert f"sm90_attention_{SHORT[name]}_general_{tile}" in loaded
+    for tile in ("96x128x64", "48x128x128"):
+        assert f"sm90_backward_attention_{SHORT[name]}_general_{tile}" in loaded
+    assert "sm90_mask_attention" in answer["loaded"]
+
+
+def options_of(kind: str, heads: int, g: torch.Generator) -> dict:
+    numbers = torch.rand(heads, generator=g, device=ac.DEVICE)
+    return {
+        "softcap": {"softcap": 20.0},
+        "alibi": {"alibi_slopes": numbers / 10},
+        "sinks": {"sinks": numbers * 4},
+        "scale": {"scale": -0.1},
+        "all": {"softcap": 5.0, "alibi_slopes": numbers / 10, "sinks": numbers, "scale": 0.3},
+    }[kind]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("kind", ["softcap", "alibi", "sinks", "scale", "all", "dropout"])
+def test_each_option(kind: str, head_dim: int, nan_memory) -> None:
+    """Sizes at which the library takes these kernels by itself; causal, shared heads."""
+    g = ac.generator(f"{kind} {head_dim}")
+    q, grad = (ac.draw((2, 8, 1100, head_dim), torch.bfloat16, g) for _ in range(2))
+    k, v = (ac.draw((2, 4, 1100, head_dim), torch.bfloat16, g) for _ in range(2))
+    options = {"enable_gqa": True, "is_causal": True}
+    named, kept = {}, None
+    if kind == "dropout":
+        named = {"dropout_p": 0.3, "dropout_seed": torch.tensor([77], device=ac.DEVICE)}
+        kept = ar.dropout_kept(77, 2, 8, 1100, 1100, 0.3)
+    else:
+        options |= options_of(kind, 8, g)
+    ours, logsumexp = ar.both(q, k, v, grad, **options, **named)
+    want = ar.reference(q, k, v, grad, None, kept, **options)
+    ar.check("bfloat16", f"{kind} {head_dim}", ours, want)
+    ar.check_logsumexp("bfloat16", f"{kind} {head_dim}", logsumexp, want.logsumexp)
+    again, _ = ar.both(q, k, v, grad, **options, **named)
+    for x, y in zip(ours, again, strict=True):
+        numerics.check_bits(x, y)
+    loaded = {entry["name"] for entry in library.catalog()["loaded"]}
+    tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
+    assert f"sm90_attention_bf16_general_{tile}" in loaded
+    if head_dim <= 128:
+        tile = {64: "96x128x64", 128: "48x128x128"}[head_dim]
+        assert f"sm90_backward_attention_bf16_general_{tile}" in loaded
+
+
+# Sizes of the mask's dims that are 1, and the step of its last one.
+@pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2), (3,)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_boolean_masks(broadcast: tuple, head_dim: int, nan_memory) -> None:
+    """Of any broadcast and stride; rows, and whole blocks of keys, that see nothing."""
+    g = ac.generator(f"{broadcast} {head_dim}")
+    for columns, step, begin in ((1000, 1, 0), (1023, 1, 1), (777, 2, 0)):
+        q = ac.draw((2, 4, 900, head_dim), torch.float16, g)
+        k, v = (ac.draw((2, 2, columns, head_dim), torch.float16, g) for _ in range(2))
+        sizes = [2, 4, 900, columns * step + begin]
+        for dim in broadcast:
+            sizes[dim] = 1
+        mask = torch.rand(sizes, generator=g, device=ac.DEVICE) > 0.4
+        if sizes[2] > 1:
+            mask[:, :, 100:170] = False
+        if sizes[3] > 1:
+            mask[..., 300:500] = False
+            mask = mask[..., begin::step]
+        out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, mask, enable_gqa=True)
+        want = ar.reference(q, k, v, None, mask, enable_gqa=True)
+        ar.check("float16", f"{broadcast} {head_dim} {columns}", [out], want)
+        ar.check_logsumexp(
+            "float16", f"{broadcast} {head_dim} {columns}", logsumexp, want.logsumexp
+        )
+    names = {entry["name"] for entry in library.catalog()["loaded"]}
+    assert "sm90_mask_attention" in names
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_what_is_not_finite_stays_in_its_rows(head_dim: int, nan_memory) -> None:
+    g = ac.generator(head_dim)
+    q, k, v = (ac.draw((1, 4, 700, head_dim), torch.bfloat16, g) for _ in range(3))
+    sinks = torch.zeros(4, device=ac.DEVICE)
+    q[0, 0, 17, 3] = math.nan
+    k[0, 1, 300, 5] = math.nan
+    k[0, 2, 690, 5] = math.inf
+    out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, is_causal=True, sinks=sinks)
+    want = torch.zeros(1, 4, 700, dtype=torch.bool, device=ac.DEVICE)
+    want[0, 0, 17] = True
+    want[0, 1, 300:] = True
+    want[0, 2, 690:] = q[0, 2, 690:, 5] > 0  # a score of +inf; one of -inf is no weight
+    assert torch.equal(out.isnan().any(-1), want)
+    assert torch.equal(~logsumexp.isfinite(), want)
