@@ -126,7 +126,8 @@ class PortableForward : public AttentionForwardKernels {
   // group, and has one variant, the general one.
   const AttentionRow* decode_row(AttentionDtype dtype, const AttentionCase& problem,
                                  int64_t head_dim) const {
-    if (problem.seqlen_q > kDecodeQueries || problem.seqlen_q * problem.group() > kDecodeRows) {
+    if ((problem.packed && problem.batch_invariant) || problem.seqlen_q > kDecodeQueries ||
+        problem.seqlen_q * problem.group() > kDecodeRows) {
       return nullptr;
     }
     return narrowest(decode_[dtype][kGeneral], head_dim);
