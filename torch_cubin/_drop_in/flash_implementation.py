@@ -142,7 +142,9 @@ class Implementation:
             kernel = None
         self._kernels[name] = kernel
         assert self._library is not None
-        self._library.impl(name, function, self._dispatch_key, with_keyset=True)
+        self._library.impl(
+            name, function, self._dispatch_key, with_keyset=True, allow_override=True
+        )
 
     def remove(self) -> None:
         """Gives PyTorch its kernels back."""
