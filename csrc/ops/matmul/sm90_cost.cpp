@@ -37,8 +37,8 @@ constexpr double kOutside = 1.13;
 constexpr int64_t kFoursOf = 11, kFoursFound = 10;
 constexpr double kFourCycles = 1.06, kFourFixed = 0.25;  // us
 // What stores of a tile take where products are too short to hide them and rows of the output begin
-// anywhere: bytes a cycle.
-constexpr double kStoreAnywhereBytes = 10;
+// anywhere: bytes a cycle, of panels of 64 columns and of narrower ones.
+constexpr double kStoreAnywhereBytes = 10, kStoreNarrowBytes = 7;
 // A stage whose operands are read by threads: its latency, and cycles for 128 bytes.
 constexpr double kReadFixed = 1400, kReadLine = 8;
 // Sums of a split, written and read: bytes a microsecond, of the L2 cache; bytes a cycle of one block,
@@ -181,7 +181,8 @@ class Chooser {
     const double extra = kStreamFixed + static_cast<double>(plan.row->tile_m * plan.row->tile_n) *
                                             4 * share / kStreamBytesPerCycle /
                                             kCyclesPerMicrosecond;
-    keep(plan, (static_cast<double>(whole) + 1 / share) * k_blocks * k_block, waves, extra);
+    keep(plan, (static_cast<double>(whole) + 1 / share) * k_blocks * k_block, waves,
+         extra + stores(*plan.row, k_blocks * k_block, waves));
   }
 
   // Parts of K, each of whose sums are a matrix of their own.
@@ -210,15 +211,16 @@ class Chooser {
     }
   }
 
-  // What a block waits for stores of tiles before its last one. A tile's products are half done when one
-  // warpgroup of two begins to store.
+  // What a block waits for stores. A tile's products are half done when one warpgroup of two begins to
+  // store the tile before.
   double stores(const Sm90Row& row, double tile_cycles, double waves) const {
     if (c_.n * element_size(c_.output) % kVectorBytes == 0) return 0;
     const double bytes =
         static_cast<double>(row.tile_m * row.tile_n) * static_cast<double>(element_size(c_.output));
     const double hidden = row.one_warpgroup ? 0 : tile_cycles / 2;
-    return (waves - 1) * std::max(0.0, bytes / kStoreAnywhereBytes - hidden) /
-           kCyclesPerMicrosecond;
+    const double stored = bytes / (row.tile_n % 64 == 0 ? kStoreAnywhereBytes : kStoreNarrowBytes);
+    const double last = std::max(0.0, stored - tile_cycles);
+    return ((waves - 1) * std::max(0.0, stored - hidden) + last) / kCyclesPerMicrosecond;
   }
 
   void keep(const Sm90Plan& plan, double cycles, double waves, double extra) {
