@@ -2,6 +2,7 @@
 #include "package/user_images.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "cubin/container.h"
@@ -64,6 +65,7 @@ class Opener {
  private:
   void container(const uint8_t* data, size_t size, const std::string& origin) {
     const Container found = list_entries(data, size, origin);
+    std::exception_ptr damage;
     for (size_t i = 0; i < found.entries.size(); ++i) {
       const Entry& entry = found.entries[i];
       if (entry.format == Format::kPtx && !jit_) {
@@ -75,15 +77,27 @@ class Opener {
         continue;
       }
       const std::string name = "entry " + std::to_string(i) + " of " + origin;
-      Buffer unpacked;
-      const Bytes bytes = unpacker_.open(entry, name, unpacked);
-      if (entry.format == Format::kFatbin) {
-        container(bytes.data(), bytes.size(), name);
-      } else if (entry.format == Format::kPtx) {
-        add_ptx(bytes.data(), bytes.size(), name);
-      } else if (sniff(bytes.data(), bytes.size(), name).format != Format::kRelocatableCubin) {
-        add_cubin(bytes.data(), bytes.size(), name);
+      try {
+        add(entry, name);
+      } catch (const Error&) {
+        // A program may hold damaged images among its data, as those of its tests. Its good ones
+        // load nevertheless.
+        if (!entry.is_guess) throw;
+        if (damage == nullptr) damage = std::current_exception();
       }
+    }
+    if (images_.empty() && damage != nullptr) std::rethrow_exception(damage);
+  }
+
+  void add(const Entry& entry, const std::string& name) {
+    Buffer unpacked;
+    const Bytes bytes = unpacker_.open(entry, name, unpacked);
+    if (entry.format == Format::kFatbin) {
+      container(bytes.data(), bytes.size(), name);
+    } else if (entry.format == Format::kPtx) {
+      add_ptx(bytes.data(), bytes.size(), name);
+    } else if (sniff(bytes.data(), bytes.size(), name).format != Format::kRelocatableCubin) {
+      add_cubin(bytes.data(), bytes.size(), name);
     }
   }
 

@@ -147,7 +147,12 @@ WRONG = [
     ("kernels/0/args/0", ["address", "x"], "input", "an element"),
     ("kernels/0/args/0", ["address", "z", 0], "input", "an element"),
     ("kernels/0/args/0", ["address", "x", 1.5], "input", "the element's place in memory"),
-    ("kernels/0/args/0", ["address", "x", 0, 1], "input", "an element, [[first, count, size], ...]"),
+    (
+        "kernels/0/args/0",
+        ["address", "x", 0, 1],
+        "input",
+        "an element, [[first, count, size], ...]",
+    ),
     ("kernels/0/args/0", ["address", "x", 0, [], []], "input", "an element, [[first, count"),
     ("kernels/0/args/0", ["address", "x", 0, [[0, 1]]], "input", "[first, count, size]"),
     ("kernels/0/args/0", ["address", "x", 0, [[0, 1, 1.5]]], "input", "its dim's size"),
