@@ -34,6 +34,10 @@ try:
 except ImportError:
     table = None
 needs_triton = pytest.mark.skipif(table is None, reason="Triton is not installed")
+needs_later = pytest.mark.skipif(
+    table is None or table.triton.__version__ < "3.4",
+    reason="Triton 3.3 makes no autotuner without a GPU, and tells no listener what it compiles",
+)
 
 
 def namespace() -> str:
@@ -192,6 +196,40 @@ def test_what_was_folded_is_checked_at_calls_where_the_op_names_it() -> None:
             define(extra)
     when = torch_cubin.KernelChoice(found, when=lambda stride: stride == 1)
     assert define("int stride", kernel=when)["when"] == ["eq", ["number", "stride"], 1]
+
+
+@pytest.mark.parametrize(
+    ("extra", "given"),
+    [
+        ("int stride", {"n": lambda x: x.stride(0) * x.shape[0]}),
+        ("int size", {"n": lambda x: x.shape[0]}),
+        ("int numel", {"n": lambda x: x.numel()}),
+        ("bool number", {}),
+        ("float pointer", {}),
+        ("int add", {"n": lambda n: n + 1}),
+        ("int n_ptr", {}),
+    ],
+)
+def test_an_argument_with_the_name_of_an_operation_does_not_reach_the_kernel_by_it(
+    extra: str, given: dict[str, Any]
+) -> None:
+    """What was folded of it would be the compilation's value at every call."""
+    (found,) = [k for k in tct.read(DATA / "cache_3.9.0_sm_90a") if k.name == "add"]
+    name = extra.split()[1]
+
+    def define(**more: Any) -> dict[str, Any]:
+        op = tct.define_op(
+            f"{namespace()}::add(Tensor x, Tensor y, {extra}) -> Tensor", kernel=found,
+            tensors={"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"},
+            args={"x_ptr": "x", "y_ptr": "y", "out_ptr": "out", **given}, grid=lambda n: n,
+            **more,
+        )  # fmt: skip
+        return contract_of(op)
+
+    with pytest.raises(errors.InputError, match=rf"'{name}' reaches no argument"):
+        define()
+    (wanted,) = [r for r in define(folded={name: 1})["requires"] if r["argument"] == name]
+    assert wanted["value"] == ["number", name]
 
 
 def copied(tmp_path: Path, folder: str = "cache_3.6.0_sm_90a") -> Path:
@@ -588,7 +626,7 @@ def define_tuned(kernel_: Any, **more: Any) -> torch_cubin.Op:
     )
 
 
-@needs_triton
+@needs_later
 def test_autotuned_kernels_are_found_by_their_key() -> None:
     results = {(1024,): (256, 4), (2048,): (512, 8), (4096,): (512, 8)}
     op = define_tuned(autotuned(results))
@@ -603,7 +641,7 @@ def test_autotuned_kernels_are_found_by_their_key() -> None:
     assert op.contract["kernels"][0]["grid"][0][1][2] in (256, 512)
 
 
-@needs_triton
+@needs_later
 def test_an_autotuners_files(tmp_path: Path) -> None:
     def timing(block: int, warps: int, time: float) -> list:
         fields = {"kwargs": {"BLOCK": block}, "num_warps": warps, "num_ctas": 1, "num_stages": 3}
@@ -633,7 +671,7 @@ def test_an_autotuners_files(tmp_path: Path) -> None:
             define_tuned(autotuned({}), tuned=tmp_path / "wrong.json")
 
 
-@needs_triton
+@needs_later
 def test_autotuners_that_cannot_be_followed() -> None:
     with pytest.raises(errors.InputError, match="has no results"):
         define_tuned(autotuned({}))
@@ -651,7 +689,7 @@ def test_autotuners_that_cannot_be_followed() -> None:
         define_tuned(autotuned({(1,): (256, 4)}), signature=None, archs=None)
 
 
-@needs_triton
+@needs_later
 def test_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     with tct.record() as seen:
