@@ -408,8 +408,8 @@ void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const 
 
 void Packing::require_item(const Piece& piece, const TensorFacts& item) {
   if (item.defined) return;
-  fail({"input", piece.label, "wants an item that its list does not have", "a longer list", "",
-        ""});
+  fail(
+      {"input", piece.label, "wants an item that its list does not have", "a longer list", "", ""});
 }
 
 const void* Packing::address(const Piece& piece, const CallState& state) const {
