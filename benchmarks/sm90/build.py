@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels"
-SPILL_BYTES = 128  # a few words outside of the loops
+SPILL_BYTES = 160  # a few words outside of the loops
 LAYOUTS = {"nt": (0, 0), "nn": (0, 1), "tn": (1, 1), "tt": (1, 0)}  # A, B: MN-major?
 # tile M, tile N, stages, consumer warpgroups, streams tiles, splits K in pairs
 TILES = [
@@ -37,7 +37,8 @@ def describe(
     limit = 232448
     while stages >= 2:
         operands = stages * (m + b_rows) * 128
-        control = 16 * stages + 16 + 64 * (8 if stages < 8 else 16)
+        bias = consumers * n * (4 if kind == "tf32" else 2)
+        control = 16 * stages + 16 + 64 * (8 if stages < 8 else 16) + bias
         panels = min(4, (limit - control - operands) // (4 * consumers) // 2048)
         if panels >= 1:
             break
@@ -73,6 +74,7 @@ def compile_one(kernel: dict, out: Path, extra: list[str]) -> str:
         "TC_CONSUMERS": kernel["consumers"],
         "TC_STREAMS": kernel["streams"],
         "TC_PAIRS": kernel["pairs"],
+        "TC_READS": 0,
         "TC_THREADS": kernel["threads"],
         "TC_DYNAMIC_SHARED": kernel["shared"],
     }

@@ -14,11 +14,26 @@ import torch
 CUDA = ctypes.CDLL("libcuda.so.1")
 (BATCHED, SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL, BIAS_ROW, OUT_FLOAT,
  OUT_VECTOR, ADD_VECTOR, NO_SKEW) = (1 << i for i in range(12))  # fmt: skip
+FOUR = 1 << 17
+# Blocks of a cluster along M and along N.
+CLUSTERS = {
+    "": (1, 1),
+    "k": (1, 1),
+    "m": (2, 1),
+    "n": (1, 2),
+    "mn": (2, 2),
+    "m4": (4, 1),
+    "n4": (1, 4),
+}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu_erf": 2, "gelu_tanh": 3, "silu": 4}
 
 
 class Map(ctypes.Structure):
     _fields_ = [("words", ctypes.c_uint64 * 16)]
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [("words", ctypes.c_int64 * 4)]
 
 
 class Params(ctypes.Structure):
@@ -36,7 +51,8 @@ class Params(ctypes.Structure):
         ("group", ctypes.c_int), ("whole_tiles", ctypes.c_int), ("stream_tiles", ctypes.c_int),
         ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
         ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
-        ("curve", ctypes.c_float * 7),
+        ("curve", ctypes.c_float * 7), ("a_rows", Rows), ("b_rows", Rows),
+        ("k", ctypes.c_int), ("split_blocks", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -123,7 +139,7 @@ def cdiv(a: int, b: int) -> int:
 class How:
     """How to run a kernel on a problem."""
 
-    cluster: str = ""  # "m", "n" (where the two blocks' tiles lie), "k" (they halve K), or none
+    cluster: str = ""  # of CLUSTERS: how its blocks' tiles lie; "k": two blocks halve K
     blocks: int = 132
     stream: bool = False
     group: int = 8
@@ -191,8 +207,8 @@ class Launch:
         batch = [*sizes[::-1], 1, 1, 1][:3]
         batched = math.prod(sizes) > 1
         tile_k = 128 // size
-        cm, cn = (2 if how.cluster == "m" else 1), (2 if how.cluster == "n" else 1)
-        per_cluster = 2 if how.cluster else 1
+        cm, cn = CLUSTERS[how.cluster]
+        per_cluster = 2 if how.cluster == "k" else cm * cn
         p = self.params = Params()
         p.m, p.n, p.k_blocks = m, n, cdiv(k, tile_k)
         p.tiles_m, p.tiles_n = cdiv(cdiv(m, bm), cm), cdiv(cdiv(n, bn), cn)
@@ -217,28 +233,29 @@ class Launch:
             workspace.need(2 * clusters * per_cluster * bm * bn)
             p.partial, p.counters = workspace.partial.data_ptr(), workspace.counters.data_ptr()
             assert p.stream_tiles * per_cluster * facts["consumers"] <= 4096
-        flags = {"m": SHARE_B, "n": SHARE_A, "k": SPLIT_PAIR}.get(how.cluster, 0)
+        flags = SHARE_A * (cn > 1) | SHARE_B * (cm > 1) | FOUR * (4 in (cm, cn))
+        flags |= SPLIT_PAIR * (how.cluster == "k")
         flags |= BATCHED * batched | GROUP_N * how.group_n | SERPENTINE * how.serpentine
         flags |= NO_SKEW * (not how.skew)
 
-        def operand(map_: Map, t: torch.Tensor, mn_major: bool, rows: int, mn: int, share: bool):
+        def operand(map_: Map, t: torch.Tensor, mn_major: bool, rows: int, mn: int, parts: int):
             batch_strides = batch_dims(t, sizes)
             stride_mn, stride_k = (t.stride(-2), t.stride(-1)) if t is a else (
                 t.stride(-1), t.stride(-2))  # fmt: skip
             if mn_major:
                 assert stride_mn == 1, (stride_mn, stride_k)
-                dims, strides, box = [mn, k], [stride_k], [64, tile_k // 2 if share else tile_k]
+                dims, strides, box = [mn, k], [stride_k], [64, tile_k // parts]
             else:
                 assert stride_k == 1, (stride_mn, stride_k)
-                dims, strides, box = [k, mn], [stride_mn], [tile_k, rows // 2 if share else rows]
+                dims, strides, box = [k, mn], [stride_mn], [tile_k, rows // parts]
             if batched:
                 dims += batch
                 strides += batch_strides
                 box += [1, 1, 1]
             encode(map_, code, size, t.data_ptr(), dims, strides, box, 3)
 
-        operand(p.a, a, bool(facts["a_mn"]), bm, m, how.cluster == "n")
-        operand(p.b, b, bool(facts["b_mn"]), bn, n, how.cluster == "m")
+        operand(p.a, a, bool(facts["a_mn"]), bm, m, cn)
+        operand(p.b, b, bool(facts["b_mn"]), bn, n, cm)
         e = epilogue or Epilogue()
         unaligned = out.stride(-2) * size % 16 != 0 or n * size % 16 != 0
         general = epilogue is not None or unaligned or out.dtype != dtype
@@ -295,7 +312,7 @@ class Launch:
         count = 0
         if how.cluster:
             self.attributes[0].id = 4
-            self.attributes[0].value[0:3] = [2, 1, 1]
+            self.attributes[0].value[0:3] = [per_cluster, 1, 1]
             count = 1
         if how.pdl:
             self.attributes[count].id = 6

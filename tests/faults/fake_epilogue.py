@@ -28,7 +28,7 @@ class Finish(ctypes.Structure):
         ("addend_stride_m", ctypes.c_int64), ("addend_stride_n", ctypes.c_int64),
         ("batch_size", ctypes.c_int64 * 4), ("addend_batch_stride", ctypes.c_int64 * 4),
         ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
-        ("activation", ctypes.c_int), ("vectors", ctypes.c_int),
+        ("activation", ctypes.c_int), ("splits", ctypes.c_int), ("vectors", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -160,6 +160,7 @@ def test_other_kernels_leave_their_sums_to_a_second_one(driver, catalog, dtype) 
         assert (params.alpha, params.beta, params.activation) == (3, 2, 0)
         assert (params.addend_stride_m, params.addend_stride_n) == (n, 1)
         assert params.vectors == (n % 4 == 0)
+        assert params.splits == 1
         assert params.addend != 0
         assert params.bias == 0
         last, data = records[i - 1]

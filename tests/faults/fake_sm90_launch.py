@@ -12,9 +12,11 @@ from faults import catalogs
 from faults.forked import forked
 
 import torch_cubin
+from torch_cubin._native import library
 
-SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL = 2, 4, 8, 16, 64
-OUT_UNALIGNED, FINISH = 1 << 15, 1 << 16
+BATCHED, SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL = 1, 2, 4, 8, 16, 64
+OUT_FLOAT, OUT_UNALIGNED, FINISH, FOUR = 1 << 8, 1 << 15, 1 << 16, 1 << 17
+SPLIT_K, READ_A, READ_B = 1 << 18, 1 << 19, 1 << 20
 
 
 class Params(ctypes.Structure):
@@ -31,6 +33,8 @@ class Params(ctypes.Structure):
         ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
         ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
         ("curve", ctypes.c_float * 7),
+        ("a_rows", ctypes.c_int64 * 4), ("b_rows", ctypes.c_int64 * 4),  # from, stride, low, high
+        ("k", ctypes.c_int), ("split_blocks", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -71,7 +75,7 @@ def launches_of(driver, calls) -> list[tuple[dict, Params]]:
 
 SHAPES = [
     (4096, 4096, 4096), (128, 4096, 4096), (512, 1024, 1000), (64, 512, 520), (8, 8, 8),
-    (3000, 2056, 136),
+    (3000, 2056, 136), (504, 4744, 2856), (2912, 176, 5944), (6384, 376, 4184),
 ]  # fmt: skip
 
 
@@ -97,25 +101,25 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
     kernel = next(x for x in sm90 if x["name"] == launch["kernel"])
     assert kernel["layout"] == layout
     tile = kernel["tile"]
-    for index, (own, mn_major, size, shared) in enumerate(
-        [
-            (tile[0], layout[0] == "t", m, params.flags & SHARE_A),
-            (tile[1], layout[1] == "n", n, params.flags & SHARE_B),
-        ]
+    many = 4 if params.flags & FOUR else 2
+    per_m = many if params.flags & SHARE_B else 1
+    per_n = many if params.flags & SHARE_A else 1
+    assert per_m * per_n <= 4
+    for index, (own, mn_major, size, parts) in enumerate(
+        [(tile[0], layout[0] == "t", m, per_n), (tile[1], layout[1] == "n", n, per_m)]
     ):
         found = read_map(params.maps[index])
         assert found["swizzle"] == 3  # 128 bytes
         rows = 64 if mn_major else own
-        assert found["box"] == [64, rows // 2 if shared else rows]
+        assert rows % (8 * parts) == 0
+        assert found["box"] == [64, rows // parts]
         assert found["dims"] == ([size, k] if mn_major else [k, size])
-    clusters = launch["grid"][0]
-    if params.flags & (SHARE_A | SHARE_B | SPLIT_PAIR):
-        assert launch["attributes"]["4"] == [2, 1, 1]
-        assert launch["grid"][0] % 2 == 0
-        clusters //= 2
+    size = 2 if params.flags & SPLIT_PAIR else per_m * per_n
+    if size > 1:
+        assert launch["attributes"]["4"] == [size, 1, 1]
+        assert launch["grid"][0] % size == 0
+    clusters = launch["grid"][0] // size
     assert launch["grid"][0] <= 132
-    per_m = 2 if params.flags & SHARE_B else 1
-    per_n = 2 if params.flags & SHARE_A else 1
     assert params.tiles_m == -(-m // (tile[0] * per_m))
     assert params.tiles_n == -(-n // (tile[1] * per_n))
     assert params.whole_tiles + params.stream_tiles == params.tiles_m * params.tiles_n
@@ -125,6 +129,65 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
         assert params.k_blocks >= 2
     assert not params.flags & GENERAL
     assert read_map(params.maps[2])["dims"] == [n, m]
+
+
+def test_clusters_of_four_share_one_operand_or_both(driver, sm90) -> None:
+    """For these products they are what the model chooses."""
+
+    def multiply(m: int, n: int, k: int, along_k: bool) -> None:
+        a = tensors.empty(m, k, dtype=torch.bfloat16)
+        b = tensors.strided((k, n), (1, k) if along_k else (n, 1), torch.bfloat16)
+        torch.ops.cubin._matmul(a, b)
+
+    calls = [(504, 4744, 2856, False), (6112, 48, 6136, False), (536, 6136, 6992, False)]
+    found = launches_of(driver, [partial(multiply, *call) for call in calls])
+    both, four = SHARE_A | SHARE_B, FOUR
+    shared = [params.flags & (both | four) for _, params in found]
+    assert shared == [both, SHARE_B | four, SHARE_A | four]
+    for (launch, params), (m, n, k, along_k) in zip(found, calls, strict=True):
+        check_launch(sm90, "nt" if along_k else "nn", (m, n, k), launch, params)
+        assert launch["attributes"]["4"] == [4, 1, 1]
+
+
+def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:
+    """Where they lie, and that nothing beside the operand is read; what is aligned has a map."""
+    places = []
+
+    def multiply(a_pitch: int, b_pitch: int, layout: str) -> None:
+        a = tensors.strided((300, 61), (a_pitch, 1), torch.bfloat16, offset=3)
+        b = tensors.strided(
+            (61, 203), (1, b_pitch) if layout == "nt" else (b_pitch, 1), torch.bfloat16
+        )
+        places.append((a.data_ptr(), b.data_ptr()))
+        torch.ops.cubin._matmul(a, b)
+
+    def run() -> list:
+        calls = [(61, 64, "nt"), (61, 63, "nt"), (67, 203, "nn")]
+        for call in calls:
+            multiply(*call)
+        return [
+            (call, place, x)
+            for call, place, x in zip(calls, places, driver.launches(), strict=True)
+        ]
+
+    expected = [READ_A, READ_A | READ_B, READ_A | READ_B]
+    for flags, ((a_pitch, b_pitch, layout), place, launch) in zip(
+        expected, forked(run), strict=True
+    ):
+        params = Params.from_buffer_copy(bytes.fromhex(launch["params"][0]))
+        assert "64x64_read" in launch["kernel"]
+        assert params.flags & (READ_A | READ_B | SHARE_A | SHARE_B | SPLIT_PAIR) == flags
+        assert params.k == 61
+        b_rows, b_columns = (203, 61) if layout == "nt" else (61, 203)
+        for rows, address, pitch, count, columns in (
+            (params.a_rows, place[0], a_pitch, 300, 61),
+            (params.b_rows, place[1], b_pitch, b_rows, b_columns),
+        ):
+            if flags == READ_A and rows is not params.a_rows and columns == 61 and count == 203:
+                assert list(rows) == [0, 0, 0, 0]
+                continue
+            end = address + ((count - 1) * pitch + columns) * 2
+            assert list(rows) == [address, pitch, address, end]
 
 
 def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:
@@ -200,3 +263,37 @@ def test_a_bias_of_tf32_rows_that_have_no_map(driver, sm90, n: int, flag: int) -
     assert launch["kernel"].startswith("sm90_matmul_tf32_nt_")
     assert params.flags & (GENERAL | FINISH) == flag
     assert any(params.maps[2]) == (flag == FINISH)
+
+
+def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -> None:
+    """Whole blocks of K, of which no split is empty; the second kernel adds them all up."""
+    kinds = ("sm90", "finish")
+    kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] in kinds)
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+
+    # The stand-in's clocks make every second kernel slow, so a table names the way.
+    product = {"m": 128, "n": 136, "k": 16320, "batch": 1, "math": "16_bit", "way": "split"}
+    kinds = ("k_lines", "k_vectors")
+    table = {"version": 1, "gpu": "Fake GPU"}
+    table["products"] = [{**product, "a": a, "b": b} for a in kinds for b in kinds]
+
+    def run() -> list:
+        library.add_tuned_table(table)
+        a = tensors.empty(128, 16320, dtype=torch.bfloat16)
+        b = tensors.strided((16320, 136), (1, 16320), torch.bfloat16)
+        torch.ops.cubin._matmul(a, b)
+        return driver.launches()
+
+    product, finish = forked(run)
+    assert product["kernel"].startswith("sm90_matmul_bf16_nt_")
+    assert finish["kernel"] == "finish_matmul_bf16"
+    params = Params.from_buffer_copy(bytes.fromhex(product["params"][0]))
+    assert params.flags & (SPLIT_K | GENERAL | OUT_FLOAT) == SPLIT_K | GENERAL | OUT_FLOAT
+    assert not params.flags & (BATCHED | SPLIT_PAIR)
+    splits = params.batch[0]
+    assert splits > 2
+    assert params.k_blocks == 255
+    assert (splits - 1) * params.split_blocks < 255 <= splits * params.split_blocks
+    assert params.whole_tiles == splits * params.tiles_m * params.tiles_n
+    assert params.strides[0] == 136  # of out's rows
+    assert params.strides[1] == 128 * 136  # from split to split

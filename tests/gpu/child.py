@@ -418,6 +418,15 @@ def tile(kind: str, name: str) -> dict:
                         busy @ busy
                 for _ in range(20):
                     compare(f"{label} again", torch.ops.cubin.matmul(a, b), first)
+        # Rows that begin anywhere.
+        for m, n, k in [(bm + 3, 2 * bn + 5, 61), (9 * bm, 35 * bn + 1, 127)] * kernel.get(
+            "reads", 0
+        ):
+            a = torch.randint(-3, 4, (m, k), device="cuda").to(dtype)
+            b = torch.randint(-3, 4, (k, n) if layout == "nn" else (n, k), device="cuda").to(dtype)
+            b = b if layout == "nn" else b.mT
+            label = f"{kernel['name']} {(m, n, k)}"
+            compare(label, torch.ops.cubin.matmul(a, b), a.double() @ b.double())
         for a_batch, b_batch in (((3,), (1,)), ((2, 1), (2, 3)), ((4, 1, 2), (3, 1)), ((5,), ())):
             a = operand(a_batch, bm + 8, 200, layout[0] == "t", dtype)
             b = operand(b_batch, 200, bn + 16, layout[1] == "t", dtype)

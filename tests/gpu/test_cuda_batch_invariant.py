@@ -163,6 +163,28 @@ def test_attention_of_a_sequence_among_others(
             numerics.check_bits(attention(*part, enable_gqa=True), full[first:last])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_packed_sequence_among_others(head_dim: int, generator: torch.Generator) -> None:
+    """The longest sequence's length, which is all that the host knows, decides nothing."""
+    lengths = [1, 700, 40, 2000, 9]
+    at = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    query = cases.draw((at[-1], 8, head_dim), torch.bfloat16, False, generator)
+    key, value = (cases.draw((at[-1], 2, head_dim), torch.bfloat16, False, generator) for _ in "kv")
+
+    def attend(rows: slice, offsets: list[int], longest: int) -> torch.Tensor:
+        cu = torch.tensor(offsets, dtype=torch.int32, device="cuda")
+        return torch.ops.cubin.flash_attention(
+            query[rows], key[rows], value[rows], is_causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu,
+            max_seqlen_q=longest, max_seqlen_k=longest,
+        )  # fmt: skip
+
+    with torch.no_grad(), torch_cubin.batch_invariant():
+        full = attend(slice(0, at[-1]), at, max(lengths))
+        for begin, length in zip(at, lengths, strict=False):
+            rows = slice(begin, begin + length)
+            numerics.check_bits(attend(rows, [0, length], length), full[rows])
+
+
 def test_drop_in_obeys(generator: torch.Generator) -> None:
     a, b = operands(4096, 4096, "nt", torch.bfloat16, generator)
     with torch.no_grad(), torch_cubin.batch_invariant(), torch_cubin.drop_in():

@@ -1,4 +1,4 @@
-"""Ops of cuTile's kernels on a GPU (tests/data/tile, made by tests/data/make_tile.py)."""
+"""Ops of the kernels of cuTile (tests/data/make_tile.py) and CuTe DSL on a GPU."""
 
 from __future__ import annotations
 
@@ -69,3 +69,19 @@ def test_strides_and_scalars() -> None:
     with pytest.raises(errors.InputError, match="a multiple of 4"):
         op(torch.randn(8, 71, device="cuda"), 0.5)
     torch.library.opcheck(op.overload, (base, 2.0))
+
+
+@pytest.mark.parametrize("n", [1, 255, 5000])
+def test_cute_dsl(n: int) -> None:
+    """CuTe DSL's kernel of docs/producers.md, whose tensors are structs by value."""
+    array = torch_cubin.c_struct("struct Array { float* data; int32_t size; };", "Array")
+    op = torch_cubin.define_op(
+        f"cuda_tile::cute{next(names)}(Tensor x, Tensor y) -> Tensor",
+        kernels=torch_cubin.choices(DATA / "cute_add.sm_90a.cubin"), tensors=VECTORS,
+        args=lambda x, y, out, n: [
+            torch_cubin.struct(array, data=tensor, size=n) for tensor in (x, y, out)
+        ],
+        grid=lambda n: torch_cubin.cdiv(n, 256),
+    )  # fmt: skip
+    x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
+    assert torch.equal(op(x, y), x + y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numerics
 import pytest
 import torch
 from gpu import cases
@@ -70,6 +71,73 @@ def test_every_way_is_exact_on_small_integers(mode: str, generator: torch.Genera
                             wrong.append(f"{mode} {(m, n, k)} {a_order} {b_order} {name}")
     assert wrong == []
     assert count > 3 * len(SHAPES)
+
+
+# Every remainder of 8, K that ends within a vector of 16 bytes or is shorter than one,
+# sizes below and above a tile, and K long enough to be split.
+ANYWHERE = [
+    *((64, 64, 63), (97, 156, 66), (130, 70, 33), (1, 129, 129), (65, 3, 200), (257, 200, 5)),
+    *((300, 333, 777), (129, 127, 1), (201, 517, 132), (70, 140, 2053), (300, 1000, 5201)),
+]
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 3), (7, 2), (5, 0), (0, 6)])
+def test_every_way_with_rows_that_begin_anywhere(
+    layout: str, offsets: tuple[int, int], generator: torch.Generator
+) -> None:
+    """Aligned operands beside unaligned ones; what lies around them in memory is NaN."""
+    wrong, seen = [], set()
+    dtype = torch.bfloat16
+    for m, n, k in ANYWHERE:
+        for pad in (0, 1, 8 - k % 8):
+            a = cases.place(
+                cases.draw((m, k), dtype, True, generator),
+                cases.Layout(offset=offsets[0], pad=pad),
+            )
+            order = (1, 0) if layout == "nt" else (0, 1)
+            b = cases.place(
+                cases.draw((k, n), dtype, True, generator),
+                cases.Layout(order=order, offset=offsets[1], pad=pad),
+            )
+            bias = cases.draw((n,), dtype, True, generator)
+            product = a.double() @ b.double()
+            with measure.watching():
+                torch.ops.cubin.matmul(a, b)
+                plans = library.watched_plans()
+                # Those of the product, and of what follows a copy of its operands.
+                for name in sorted({way["name"] for plan in plans for way in plan["ways"]}):
+                    seen.add(name)
+                    library.force_way(name)
+                    cases.poison(m * n, dtype)
+                    if not torch.equal(torch.ops.cubin.matmul(a, b), product.to(dtype)):
+                        wrong.append(f"{(m, n, k)} {layout} {offsets} {pad} {name}")
+                    with_bias = torch.ops.cubin.linear(a, b.mT, bias)
+                    if not torch.equal(with_bias, (product + bias.double()).to(dtype)):
+                        wrong.append(f"{(m, n, k)} {layout} {offsets} {pad} {name}, bias")
+    assert wrong == []
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert {"split", "pad ab", "sm90 64x64 read", "sm90 128x128 share_both"} <= seen
+
+
+def test_split_sums_replay_in_a_graph(generator: torch.Generator) -> None:
+    """K in parts, whose sums a second kernel adds: the same bits in eager calls and replays."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("sm90 kernels run on Hopper alone")
+    a = cases.draw((136, 8008), torch.bfloat16, False, generator)
+    b = cases.draw((200, 8008), torch.bfloat16, False, generator).mT
+    with measure.watching():
+        library.force_way("split")
+        graph = torch.cuda.CUDAGraph()
+        torch.ops.cubin.matmul(a, b)
+        assert "split" in {plan["chosen"] for plan in library.watched_plans()}
+        with torch.cuda.graph(graph):
+            out = torch.ops.cubin.matmul(a, b)
+        for _ in range(20):
+            a.normal_(generator=generator)
+            graph.replay()
+            assert torch.equal(out, torch.ops.cubin.matmul(a, b))
+    numerics.check_close(out, a @ b, a.double() @ b.double(), "split")
 
 
 def test_tune_measures_what_a_callable_multiplies(tmp_path: Path) -> None:

@@ -510,8 +510,10 @@ void run(PackageKernel& kernel, const AttentionParams& p, int64_t blocks, int sp
 
 #define device(index) host_check::a_device(index)
 #define attention_kernels(device) host_check::the_seams()
-#define launch_attention(kernel, params, blocks, splits, device) \
+#define launch_attention(kernel, params, blocks, splits, ...) \
   host_check::run(kernel, params, blocks, splits)
+#define launch_combine(combine, params, count, one_order, device) \
+  host_check::run(*(combine).kernel, params, ceil_div(count, (combine).rows), 1)
 #define empty_cuda(sizes, dim, dtype, device) host_check::empty(sizes, dim, dtype)
 #define empty_cuda_strided(sizes, strides, dim, dtype, device) \
   host_check::empty_strided(sizes, strides, dim, dtype)

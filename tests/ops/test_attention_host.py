@@ -92,7 +92,8 @@ def host(tmp_path_factory):
     """torch.ops.cubin_host, built once for its sources, under build/unit/."""
     torch_include = [Path(path) for path in cpp_extension.include_paths()]
     json = Path(importlib.util.find_spec("nlohmann_json").origin).parent / "include"
-    include = [CSRC, ROOT / "build" / "generated", cuda_include(), json, *torch_include]
+    own = (CSRC, ROOT / "torch_cubin" / "include", ROOT / "build" / "generated")
+    include = [*own, cuda_include(), json, *torch_include]
     command = [os.environ.get("CXX", "g++"), "-O1", "-fPIC", "-shared", "-std=c++17"]
     command += ["-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
     command += [f"-I{path}" for path in include]

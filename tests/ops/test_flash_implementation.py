@@ -361,6 +361,9 @@ REFUSED = {
         *(q, k, v, None, None, 4, 4, 0.0, False, False),
         seqused_k=torch.ones(2, dtype=torch.int32),
     ),
+    "padded sums": lambda q, k, v: aten._scaled_dot_product_flash_attention_backward(
+        *(q, q, k, v, q, torch.zeros(2, 5, 128), None, None, 5, 5, 0.0, False, q, q)
+    ),
     "one offset": lambda q, k, v: aten._flash_attention_forward(
         *(q[0], k[0], v[0], torch.zeros(2, dtype=torch.int32), None, 4, 4, 0.0, False, False)
     ),

@@ -21,6 +21,7 @@ PAGE = (ROOT / "docs" / "producers.md").read_text()
 NEEDS = {
     "Triton": ["triton"],
     "cuTile": ["cuda.tile"],
+    "CuTe DSL": ["cutlass"],
     "CUDA C++": ["NVRTC"],
     "Libraries of cubins": ["nvcc"],
 }

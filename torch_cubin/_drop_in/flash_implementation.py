@@ -60,6 +60,13 @@ def _why_not(
     return ""
 
 
+def _why_not_sums(logsumexp: Tensor, query: Tensor) -> str:
+    """For a query whose heads come before its rows."""
+    if logsumexp.shape == query.shape[:-1] and logsumexp.dtype == torch.float32:
+        return ""
+    return "a logsumexp of another layout"
+
+
 def _window(size: int | None) -> int:
     return -1 if size is None or size < 0 else size
 
@@ -142,7 +149,9 @@ class Implementation:
             kernel = None
         self._kernels[name] = kernel
         assert self._library is not None
-        self._library.impl(name, function, self._dispatch_key, with_keyset=True)
+        self._library.impl(
+            name, function, self._dispatch_key, with_keyset=True, allow_override=True
+        )
 
     def remove(self) -> None:
         """Gives PyTorch its kernels back."""
@@ -312,13 +321,14 @@ class Implementation:
     def _why_not_backward(
         self, args: tuple[Any, ...], dropout_p: float, options: dict[str, Any]
     ) -> str:
-        _, query, key, value, _, _, cum_seq_q, cum_seq_k, _, _ = args
+        _, query, key, value, _, logsumexp, cum_seq_q, cum_seq_k, _, _ = args
         if self._pytorch_calls():
             return "a call of PyTorch's own kernel"
         for name, option in options.items():
             if name not in _OPTIONS and option is not None:
                 return name
-        return _why_not(query, key, value, dropout_p, (cum_seq_q, cum_seq_k))
+        reason = _why_not(query, key, value, dropout_p, (cum_seq_q, cum_seq_k))
+        return reason or _why_not_sums(logsumexp, query.transpose(-3, -2))
 
     def sdpa(
         self,
@@ -368,6 +378,7 @@ class Implementation:
         offsets, longest = (cum_seq_q, cum_seq_k), (max_q, max_k)
         reason = "packed sequences" if offsets != (None, None) else ""
         reason = reason or _why_not(*_swap_ranked(query, key, value), dropout_p, (None, None))
+        reason = reason or _why_not_sums(logsumexp, query)
         if reason:
             args = (grad_out, query, key, value, out, logsumexp, *offsets, *longest)
             rest = (dropout_p, is_causal, philox_seed, philox_offset)

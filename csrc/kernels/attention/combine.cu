@@ -1,21 +1,22 @@
 // Joins the partial results of an attention forward whose columns were split: in the splits' order,
 // so that the same inputs give the same bits. Sinks join here, since each counts once a row.
 //
-// A block computes kTileM rows of one head each, kWarps warps a row, which add every kWarps-th
-// split: grid.x = ceil(batch * heads * seqlen_q / kTileM).
+// A block's warps share its rows, warps_per_row of them each: grid.x = ceil(batch * heads * seqlen_q /
+// rows of a block).
+#include "combine_params.h"
 #include "epilogue.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
-  static constexpr int kTileM = TC_TILE_M, kThreads = TC_THREADS;
+  static constexpr int kThreads = TC_THREADS;
 };
 
 constexpr DType kDType = Config::kDType;
 using Storage = DTypeTraits<kDType>::Storage;
-constexpr int kWarps = Config::kThreads / 32 / Config::kTileM;  // of a row
-constexpr int kColumns = 256;                                   // of a pass
+constexpr int kWarps = Config::kThreads / 32;
+constexpr int kColumns = 256;  // of a pass
 
 TC_DEVICE float warp_max(float x) {
 #pragma unroll
@@ -40,12 +41,13 @@ TC_DEVICE void store4(To* to, float4 x) {
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads)
-    TC_KERNEL(const __grid_constant__ AttentionParams p) {
+    TC_KERNEL(const __grid_constant__ CombineParams p) {
   wait_for_previous_kernel();
-  __shared__ float4 sums[Config::kTileM][kWarps][2][32];
-  int warp = threadIdx.x / 32 % kWarps, slot = threadIdx.x / 32 / kWarps, lane = threadIdx.x % 32;
+  __shared__ float4 sums[kWarps][2][32];
+  int of_row = p.warps_per_row, lane = threadIdx.x % 32;
+  int slot = threadIdx.x / 32 / of_row, warp = threadIdx.x / 32 - slot * of_row;
   tc_int64 rows = static_cast<tc_int64>(p.batch) * p.heads * p.seqlen_q;
-  tc_int64 index = static_cast<tc_int64>(blockIdx.x) * Config::kTileM + slot;
+  tc_int64 index = static_cast<tc_int64>(blockIdx.x) * (kWarps / of_row) + slot;
   bool exists = index < rows;
   if (!exists) index = 0;
   u32 head_index = static_cast<u32>(index / p.seqlen_q);
@@ -81,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     float4 joined[2] = {};
     const float* part = p.partial_out + index * p.head_dim_v + first;
 #pragma unroll 4
-    for (int split = warp; split < splits; split += kWarps) {
+    for (int split = warp; split < splits; split += of_row) {
       float weight = exp2_approx((logsumexps[split * rows] - maximum) * kLog2e) * factor;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -95,14 +97,16 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
         }
       }
     }
-    sums[slot][warp][0][lane] = joined[0];
-    sums[slot][warp][1][lane] = joined[1];
-    __syncthreads();
-    for (int half = warp; half < 2; half += kWarps) {
-      float4 total = sums[slot][0][half][lane];
-#pragma unroll
-      for (int w = 1; w < kWarps; ++w) {
-        float4 x = sums[slot][w][half][lane];
+    if (of_row > 1) {
+      sums[threadIdx.x / 32][0][lane] = joined[0];
+      sums[threadIdx.x / 32][1][lane] = joined[1];
+      __syncthreads();
+    }
+    for (int half = warp; half < 2; half += of_row) {
+      float4 total = half == 0 ? joined[0] : joined[1];
+      if (of_row > 1) total = sums[slot * of_row][half][lane];
+      for (int w = 1; w < of_row; ++w) {
+        float4 x = sums[slot * of_row + w][half][lane];
         total.x += x.x;
         total.y += x.y;
         total.z += x.z;
@@ -121,6 +125,6 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   {"name": "combine_attention_{d.short}", "kind": "combine", "layout": "any", "alignment": 16,
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
                  {"short": "f32", "dtype": "float32"}]},
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 1], "stages": 1, "block": [256, 1, 1],
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [8, 1, 1], "stages": 1, "block": [256, 1, 1],
    "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 2000}}]}
 */

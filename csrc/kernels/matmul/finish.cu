@@ -1,6 +1,6 @@
 // What an epilogue adds to a product, for products of kernels that cannot add it themselves: they leave
 // their sums unrounded in memory, and this kernel scales them, adds bias and addend, applies the
-// activation and rounds, once. Bound by memory, which small products leave in the L2 cache.
+// activation and rounds, once. Where K was split it first adds up the splits' sums, in order. Bound by memory, which small products leave in the L2 cache.
 //
 // Roles: all threads are alike; each takes four neighbouring columns of a row at a time.
 #include "activation.cuh"
@@ -46,11 +46,22 @@ TC_DEVICE void finish(const FinishParams& p, tc_int64 row, tc_int64 column) {
   auto addend = static_cast<const Storage*>(p.addend);
   if (addend != nullptr) addend += addend_offset(p, row) + column * p.addend_stride_n;
   Vector<Accumulator> x;
-  if (p.vectors) {
-    x = *reinterpret_cast<const Vector<Accumulator>*>(sums);
-  } else {
+  auto load = [&](Vector<Accumulator>& to, const Accumulator* from) {
+    if (p.vectors) {
+      to = *reinterpret_cast<const Vector<Accumulator>*>(from);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) x.values[i] = i < count ? sums[i] : Accumulator(0);
+      for (int i = 0; i < kColumns; ++i) to.values[i] = i < count ? from[i] : Accumulator(0);
+    }
+  };
+  load(x, sums);
+#pragma unroll 4
+  for (int split = 1; split < p.splits; ++split) {
+    sums += p.rows * p.n;
+    Vector<Accumulator> more;
+    load(more, sums);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) x.values[i] += more.values[i];
   }
   Vector<Storage> out;
 #pragma unroll

@@ -2,7 +2,7 @@
 //
 // out[b, m, n] = round(activation(alpha * sums[b, m, n] + bias[n]) + beta * addend[b, m, n])
 //
-// `sums` (float32; float64 for float64) and `out` are contiguous. Strides are in elements.
+// where sums are those of all splits, added in order. `sums` (float32; float64 for float64) and `out` are contiguous. Strides are in elements.
 #pragma once
 
 #include "activation_params.h"
@@ -24,6 +24,7 @@ struct FinishParams {
   tc_int64 addend_batch_stride[4];
   double alpha, beta;
   int activation;
+  int splits;             // matrices of sums, one after the other
   int vectors;            // whether out and sums can be reached four elements at a time
   ActivationCurve curve;  // of the activation
 };

@@ -392,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "t": [
      {"name": "128x128x32", "tile": [128, 128, 32], "wm": 64, "wn": 32, "fragments": 1, "stages": 2,
       "shared": 32768, "threads": 256, "blocks": 1,
-      "cost": {"k_tile": 2000, "fixed": 7000}},
+      "cost": {"k_tile": 2300, "fixed": 14000}},
      {"name": "64x64x64", "tile": [64, 64, 64], "wm": 32, "wn": 16, "fragments": 1, "stages": 2,
       "shared": 32768, "threads": 256, "blocks": 1,
       "cost": {"k_tile": 1900, "fixed": 6000}}]}},

@@ -1,12 +1,14 @@
 // Matrix product on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
 //
 // A block is one producer thread, which keeps kStages tiles of A and B on their way from memory, and
-// one or two consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two blocks share
-// A's or B's tile: each loads half and multicasts it (they then stay within kStages of one another).
+// one or two consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two or four blocks
+// share A's tile, B's, or both: each loads a part and multicasts it (they then stay within kStages of
+// one another). Where an operand's rows begin anywhere, which the TMA cannot read, and a copy of it
+// would cost more, the producer's warpgroup reads them (sm90_read.cuh).
 //
 //   shared memory:  kStages x (A tile, B tile) | a staging buffer a warp | full, empty barriers
-//   full[s]:   the producer's arrival and all bytes of the stage
-//   empty[s]:  one arrival a consumer warpgroup, of both blocks where a cluster shares an operand
+//   full[s]:   the producer's arrivals and all bytes of the stage
+//   empty[s]:  one arrival a consumer warpgroup, of all blocks that get some of this block's loads
 //
 // What was measured on an H200, in shares of the speed (README.md has the table): one wgmma group
 // stays in flight while the next is issued (without 0.985); the second warpgroup starts one k block
@@ -19,6 +21,7 @@
 // blocks of a launch do not all run at the same time, whichever part comes last finishes the tile.
 #include "common/wgmma.cuh"
 #include "sm90_epilogue.cuh"
+#include "sm90_read.cuh"
 #include "sm90_split.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -27,13 +30,19 @@ using namespace sm90;
 
 // ---- producer -----------------------------------------------------------------------------------
 
-TC_DEVICE void load_box(const Sm90TensorMap& map, u32 to, u32 full, bool multicast, bool batched,
-                        int x, int y, const Work& w) {
-  if (multicast) {
+// What a block loads of an operand's tile: one of 2^log_parts equal parts, for all blocks of `mask`.
+struct Share {
+  int log_parts, part;
+  u16 mask;
+};
+
+TC_DEVICE void load_box(const Sm90TensorMap& map, u32 to, u32 full, const Share& share,
+                        bool batched, int x, int y, const Work& w) {
+  if (share.log_parts != 0) {
     if (batched) {
-      tma_multicast(to, &map, full, 3, x, y, w.b0, w.b1, w.b2);
+      tma_multicast(to, &map, full, share.mask, x, y, w.b0, w.b1, w.b2);
     } else {
-      tma_multicast(to, &map, full, 3, x, y);
+      tma_multicast(to, &map, full, share.mask, x, y);
     }
   } else if (batched) {
     tma_load(to, &map, full, x, y, w.b0, w.b1, w.b2);
@@ -42,19 +51,19 @@ TC_DEVICE void load_box(const Sm90TensorMap& map, u32 to, u32 full, bool multica
   }
 }
 
-// One operand's tile, or this block's half of it.
+// One operand's tile, or this block's part of it.
 template <bool kMnMajor, int kRows, int kTileK>
-TC_DEVICE void load_operand(const Sm90TensorMap& map, u32 to, u32 full, bool share, int rank,
+TC_DEVICE void load_operand(const Sm90TensorMap& map, u32 to, u32 full, const Share& share,
                             bool batched, int mn, int k, const Work& w) {
   if constexpr (kMnMajor) {
-    int skipped = share ? rank * (kTileK / 2) : 0;
+    int skipped = share.part * (kTileK >> share.log_parts);
 #pragma unroll
     for (int panel = 0; panel < (kRows + 63) / 64; ++panel) {
       load_box(map, to + panel * 8192 + skipped * 128, full, share, batched, mn + 64 * panel,
                k + skipped, w);
     }
   } else {
-    int skipped = share ? rank * (kRows / 2) : 0;
+    int skipped = share.part * (kRows >> share.log_parts);
     load_box(map, to + skipped * 128, full, share, batched, k, mn + skipped, w);
   }
 }
@@ -64,7 +73,11 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   Schedule<C> schedule(p);
   int stage = 0, number = 0;
   u32 phase = 0;
-  bool share_a = p.flags & kSm90ShareA, share_b = p.flags & kSm90ShareB;
+  const ClusterShape& cluster = schedule.shape;
+  const Share share_a = {cluster.along_n, cluster.place_along_n(schedule.rank),
+                         cluster.same_rows(schedule.rank)};
+  const Share share_b = {cluster.along_m, cluster.place_along_m(schedule.rank),
+                         cluster.same_columns(schedule.rank)};
   bool batched = p.flags & kSm90Batched;
   bool backwards = false;
   Work w;
@@ -81,10 +94,10 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       u32 arrived = full + 8 * stage;
       u32 to = shared + stage * C::kStageBytes;
       barrier_expect(arrived, C::kStageBytes);
-      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, schedule.rank,
-                                                       batched, w.m0, k, w);
+      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, batched, w.m0, k,
+                                                       w);
       load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
-                                                       schedule.rank, batched, w.n0, k, w);
+                                                       batched, w.n0, k, w);
       if (++stage == C::kStages) {
         stage = 0;
         phase ^= 1;
@@ -104,6 +117,69 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
   }
 #endif
+}
+
+// The same where the producer's threads read one operand, or both.
+template <class C>
+TC_DEVICE void produce_by_reading(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty,
+                                  Work* ring) {
+  Schedule<C> schedule(p);
+  const Share alone = {0, 0, 1};
+  const bool read_a = p.flags & kSm90ReadA, read_b = p.flags & kSm90ReadB;
+  const u32 by_tma = (read_a ? 0 : C::kABytes) + (read_b ? 0 : C::kBBytes);
+  const bool asks = threadIdx.x == 0;
+  int stage = 0, number = 0;
+  u32 phase = 0;
+  auto next_stage = [&] {
+    if (++stage == C::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  };
+  Work w;
+  bool any = schedule.get(w);
+  wait_for_previous_grid();
+  for (; any; any = schedule.get(w)) {
+#pragma unroll 1
+    for (int i = 0; i < w.k_count; ++i) {
+      int k = (schedule.k_begin + i) * C::kTileK;
+      u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
+      // NOTE: a wait stands between all requests and what is made of them. Without a branch between them
+      // ptxas makes use of each vector before it asks for the next one, to save registers.
+      Reader<C::kAMnMajor, C::kTileM, C::kTileK> a;
+      Reader<C::kBMnMajor, C::kTileN, C::kTileK> b;
+      if (read_a) a.request(p.a_rows, w.m0, p.m, k, p.k);
+      if (read_b) b.request(p.b_rows, w.n0, p.n, k, p.k);
+      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+      if (asks) {
+        if (i == 0) ring[number % C::kRing] = w;
+        barrier_expect(arrived, by_tma);
+        if (!read_a) {
+          load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, false, w.m0, k,
+                                                           w);
+        }
+        if (!read_b) {
+          load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
+                                                           false, w.n0, k, w);
+        }
+      }
+      __syncwarp();
+      if (read_a) a.store(p.a_rows, to, w.m0, p.m, k, p.k);
+      if (read_b) b.store(p.b_rows, to + C::kABytes, w.n0, p.n, k, p.k);
+      fence_async_proxy();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(arrived);
+      next_stage();
+    }
+    ++number;
+  }
+  barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  if (asks) {
+    ring[number % C::kRing].k_count = 0;
+    barrier_arrive(full + 8 * stage);
+  }
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(full + 8 * stage);
 }
 
 // ---- consumers ----------------------------------------------------------------------------------
@@ -133,9 +209,9 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int stage = 0, number = 0, turn = 0;
   u32 phase = 0;
   int group = warp / 4;
-  bool sharing = p.flags & (kSm90ShareA | kSm90ShareB);
-  // The first warp frees a stage in this block, the second one in the other block.
-  bool frees = threadIdx.x % 32 == 0 && (warp % 4 == 0 || (sharing && warp % 4 == 1));
+  // The first warp frees a stage in this block, the others in the blocks that share something with it:
+  // ranks that differ in one bit or, of four in a row, in any.
+  bool frees = threadIdx.x % 32 == 0 && warp % 4 < ClusterShape(p.flags).sources();
   u32 target = cluster_rank() ^ (warp % 4);
   bool finishes = p.flags & kSm90Finish;
   bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90NoSkew);
@@ -217,21 +293,21 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
   auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  bool sharing = p.flags & (kSm90ShareA | kSm90ShareB);
-  bool paired = sharing || (p.flags & kSm90SplitPair);
+  bool together = p.flags & (kSm90ShareA | kSm90ShareB | kSm90SplitPair);
+  bool reads = C::kReads && (p.flags & (kSm90ReadA | kSm90ReadB));
 
   if (threadIdx.x == 0) {
     if (shared % 1024 != 0) asm volatile("trap;");
-    prefetch_tensor_map(&p.a);
-    prefetch_tensor_map(&p.b);
+    if (!(p.flags & kSm90ReadA)) prefetch_tensor_map(&p.a);
+    if (!(p.flags & kSm90ReadB)) prefetch_tensor_map(&p.b);
     if (!(p.flags & (kSm90General | kSm90OutUnaligned))) prefetch_tensor_map(&p.out_map);
     for (int s = 0; s < C::kStages; ++s) {
-      barrier_init(full + 8 * s, 1);
-      barrier_init(empty + 8 * s, C::kConsumers * (sharing ? 2 : 1));
+      barrier_init(full + 8 * s, reads ? kReadArrivals : 1);
+      barrier_init(empty + 8 * s, C::kConsumers * ClusterShape(p.flags).sources());
     }
     fence_barrier_init();
   }
-  if (paired) {
+  if (together) {
     __syncwarp();
     cluster_meet();
   } else {
@@ -242,7 +318,9 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   launch_next_grid();
   if (warp < 4) {
     if constexpr (C::kConsumers == 2) fewer_registers<C::kProducerRegisters>();
-    if (threadIdx.x == 0) {
+    if (reads) {
+      if constexpr (C::kReads) produce_by_reading<C>(p, shared, full, empty, ring);
+    } else if (threadIdx.x == 0) {
       produce<C>(p, shared, full, empty, ring);
     } else {
       wait_for_previous_grid();
@@ -261,13 +339,13 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     consume<C>(p, shared, full, empty, word, ring, warp - 4);
   }
   // No block leaves while another of its cluster may still write to its memory.
-  if (paired) cluster_meet();
+  if (together) cluster_meet();
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
   using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS,
-                   TC_STREAMS, TC_PAIRS>;
+                   TC_STREAMS, TC_PAIRS, TC_READS>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
   run<C>(p);
@@ -280,9 +358,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
  "defaults": {
   "kind": "sm90", "archs": ["sm_90a"], "alignment": 16, "cost": {},
   "block": ["{t.threads}", 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
-  "dynamic_shared": "{t.shared}", "streams": "{t.streams}", "pairs": "{t.pairs}",
+  "dynamic_shared": "{t.shared}", "streams": "{t.streams}", "pairs": "{t.pairs}", "reads": "{t.reads}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
-              "TC_CONSUMERS": "{t.consumers}", "TC_STREAMS": "{t.streams}", "TC_PAIRS": "{t.pairs}"}},
+              "TC_CONSUMERS": "{t.consumers}", "TC_STREAMS": "{t.streams}", "TC_PAIRS": "{t.pairs}",
+              "TC_READS": "{t.reads}"}},
  "kernels": [
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
@@ -292,33 +371,35 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "spill": 128},
+      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 128},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 226496, "streams": 0, "pairs": 0, "spill": 128},
+      "shared": 226496, "streams": 0, "pairs": 0, "reads": 0, "spill": 128},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x224", "tile": [128, 224, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230864, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230864, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222560, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 222560, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 218336, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 218336, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 7, "consumers": 2, "threads": 384,
-      "shared": 218112, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 218112, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x80", "tile": [128, 80, 64], "stages": 7, "consumers": 2, "threads": 384,
-      "shared": 220096, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 220096, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
-      "shared": 230800, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "64x96", "tile": [64, 96, 64], "stages": 9, "consumers": 1, "threads": 256,
-      "shared": 218464, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 218464, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "spill": 0}]}},
+      "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+     {"name": "64x64_read", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
+      "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "accepted_spill": {"sm_90a": "{t.spill}"},
@@ -327,27 +408,29 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "spill": 128},
+      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 160},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222400, "streams": 0, "pairs": 0, "spill": 128},
+      "shared": 222400, "streams": 0, "pairs": 0, "reads": 0, "spill": 160},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222560, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 222560, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222432, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 222432, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230384, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230384, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
-      "shared": 230800, "streams": 0, "pairs": 1, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "spill": 0}]}},
+      "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+     {"name": "64x64_read", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
+      "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "for": {
@@ -355,11 +438,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}, {"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1},
+      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0}]}},
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0}]}},
   {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
@@ -367,9 +450,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 232016, "streams": 0, "pairs": 0},
+      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0},
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 231024, "streams": 0, "pairs": 1},
+      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0},
      {"name": "64x128", "tile": [64, 128, 32], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 231056, "streams": 0, "pairs": 0}]}}]}
+      "shared": 231056, "streams": 0, "pairs": 0, "reads": 0}]}}]}
 */

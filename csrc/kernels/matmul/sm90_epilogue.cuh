@@ -44,86 +44,59 @@ TC_DEVICE int panel_swizzle(int row) {
   return kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
 }
 
-// One warp's panel of 16-bit elements, from shared memory to rows that begin anywhere, as aligned
-// vectors of 16 bytes. A vector that lies in two panels is stored with the second one: `carry` is the
-// first one's last 16 bytes of row `lane`. Single elements are stored at the tile's ends alone.
-// `columns` of the panel exist, and `more` of the next one. (Element by element, 4097 x 4097 x 4097
-// took twice as long as with aligned rows.)
+// Stores that are predicated, so that several are on their way at a time.
+TC_DEVICE void store_pair_if(bool does, u16* to, u32 pair) {
+  asm volatile(
+      "{ .reg .pred does; setp.ne.s32 does, %2, 0; @does st.global.b32 [%0], %1; }" ::"l"(to),
+      "r"(pair), "r"(static_cast<int>(does))
+      : "memory");
+}
+
+TC_DEVICE void store_element_if(bool does, u16* to, u32 low) {
+  asm volatile(
+      "{ .reg .pred does; setp.ne.s32 does, %2, 0; @does st.global.b16 [%0], %1; }" ::"l"(to),
+      "h"(static_cast<u16>(low)), "r"(static_cast<int>(does))
+      : "memory");
+}
+
+// One warp's panel of 16-bit elements, from shared memory to rows that begin anywhere: 32 lanes take a row
+// (rows, of narrow panels), two neighbours a lane, shifted by one where the row begins at an odd element,
+// and single elements at the row's ends alone. Without branches, eight rows at a time: one after the
+// other, a panel of 16 rows took 3,300 cycles, most of them waiting.
 template <class C>
-TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns,
-                                     int more, bool first, uint4& carry) {
-  constexpr int kVectors = C::kPanel / 8;
+TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns) {
+  constexpr int kPairs = C::kPanel / 2;    // of a row
+  constexpr int kTogether = 32 / kPairs;   // rows
+  constexpr int kPasses = 16 / kTogether;  // of a panel
+  constexpr int kUnrolled = kPasses < 8 ? kPasses : 8;
+  static_assert(kPairs == 32 || kPairs == 16 || kPairs == 8);
   int lane;  // read anew for each panel: what follows from it would stay in registers between them
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  auto chunk = [&](int row, int number) {
-    return panel + row * (C::kPanel * 2) + ((number ^ panel_swizzle<C>(row)) * 16);
-  };
-  // Elements of a row before its first aligned vector.
-  auto head_of = [&](int row) {
-    auto begin = reinterpret_cast<unsigned long long>(out + row * stride);
-    return static_cast<int>(-(begin >> 1) & 7);
-  };
-  auto store = [&](int row, int from, int to) {
+  const int at = lane % kPairs, first_row = lane / kPairs;
+  out += first_row * stride;
 #pragma unroll 1
-    for (int e = from; e < to; ++e) {
-      u16 value;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(chunk(row, e / 8) + e % 8 * 2));
-      out[row * stride + e] = value;
-    }
-  };
-#pragma unroll 1
-  for (int row = lane / kVectors; row < rows; row += 32 / kVectors) {
-    int e = head_of(row) + lane % kVectors * 8;
-    if (e + 8 > columns) continue;
-    u32 word[5];
+  for (int pass = 0; pass < kPasses; pass += kUnrolled) {
+    u32 own[kUnrolled], next[kUnrolled];
 #pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      word[i] = 0;
-      if (i < 4 || e % 2 != 0) {
-        int at = e / 2 + i;
-        asm volatile("ld.shared.u32 %0, [%1];"
-                     : "=r"(word[i])
-                     : "r"(chunk(row, at / 4) + at % 4 * 4));
-      }
+    for (int i = 0; i < kUnrolled; ++i) {
+      int row = (pass + i) * kTogether + first_row;
+      asm volatile("ld.shared.u32 %0, [%1];"
+                   : "=r"(own[i])
+                   : "r"(panel + row * (C::kPanel * 2) +
+                         ((at / 4 ^ panel_swizzle<C>(row)) * 16 + at % 4 * 4)));
     }
-    u32 shift = e % 2 * 16;
-    *reinterpret_cast<uint4*>(out + row * stride + e) = make_uint4(
-        __funnelshift_r(word[0], word[1], shift), __funnelshift_r(word[1], word[2], shift),
-        __funnelshift_r(word[2], word[3], shift), __funnelshift_r(word[3], word[4], shift));
-  }
-  if (lane >= rows) return;
-  // One lane a row: the vector, or the elements, before those; then what lies behind them.
-  int head = head_of(lane);
-  auto read = [&](int number) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(chunk(lane, number)));
-    return x;
-  };
-  if (first || head > columns) {
-    store(lane, 0, min(head, columns));
-  } else if (head > 0) {
-    // Elements head to 7 of the carry, then the first ones of this panel.
-    uint4 next = read(0);
-    u32 w[8] = {carry.x, carry.y, carry.z, carry.w, next.x, next.y, next.z, next.w};
-    if (head & 4) {
 #pragma unroll
-      for (int i = 0; i < 6; ++i) w[i] = w[i + 2];
-    }
-    if (head & 2) {
+    for (int i = 0; i < kUnrolled; ++i) next[i] = __shfl_down_sync(0xffffffff, own[i], 1);
 #pragma unroll
-      for (int i = 0; i < 5; ++i) w[i] = w[i + 1];
+    for (int i = 0; i < kUnrolled; ++i, out += kTogether * stride) {
+      bool exists = (pass + i) * kTogether + first_row < rows;
+      int odd = static_cast<int>(reinterpret_cast<unsigned long long>(out) >> 1) & 1;
+      int column = 2 * at + odd;
+      u32 pair = __funnelshift_r(own[i], next[i], odd * 16);
+      store_pair_if(exists && column + 1 < columns, out + column, pair);
+      store_element_if(exists && column + 1 == columns, out + column, pair);
+      store_element_if(exists && odd && at == 0, out, own[i]);
     }
-    u32 shift = (head & 1) * 16;
-    *reinterpret_cast<uint4*>(out + lane * stride + head - 8) =
-        make_uint4(__funnelshift_r(w[0], w[1], shift), __funnelshift_r(w[1], w[2], shift),
-                   __funnelshift_r(w[2], w[3], shift), __funnelshift_r(w[3], w[4], shift));
-  }
-  if (columns == C::kPanel && more >= head) {
-    carry = read(kVectors - 1);
-  } else {
-    store(lane, columns > head ? columns - (columns - head) % 8 : columns, columns);
   }
 }
 
@@ -189,18 +162,15 @@ TC_DEVICE void store_panel(const Sm90MatmulParams& p, u32 buffer, int m, int n, 
   tma_store_commit();
 }
 
-// One panel of a warp, of rows that begin anywhere. `panel` is its number in its rows.
+// One panel of a warp, of rows that begin anywhere.
 template <class C>
-TC_DEVICE void store_unaligned(const Sm90MatmulParams& p, u32 buffer, int panel, int m, int n,
-                               const Work& w, uint4& carry) {
+TC_DEVICE void store_unaligned(const Sm90MatmulParams& p, u32 buffer, int m, int n, const Work& w) {
   __syncwarp();
+  int rows = min(16, p.m - m), columns = min(C::kPanel, p.n - n);
+  if (rows <= 0 || columns <= 0) return;
   tc_int64 at = m * p.out_stride_m + n + w.b0 * p.out_batch_stride[0] +
                 w.b1 * p.out_batch_stride[1] + w.b2 * p.out_batch_stride[2];
-  int rows = min(16, p.m - m), columns = min(C::kPanel, p.n - n);
-  bool last = panel + 1 == C::kTileN / C::kPanel;
-  int more = last ? -1 : min(C::kPanel, p.n - n - C::kPanel);
-  store_panel_unaligned<C>(buffer, static_cast<u16*>(p.out) + at, p.out_stride_m, rows, columns,
-                           more, panel == 0, carry);
+  store_panel_unaligned<C>(buffer, static_cast<u16*>(p.out) + at, p.out_stride_m, rows, columns);
 }
 
 // One warp's 16 rows from row m and all of the tile's columns: rounded into panels, which the TMA
@@ -209,14 +179,13 @@ TC_DEVICE void store_unaligned(const Sm90MatmulParams& p, u32 buffer, int panel,
 template <class C>
 TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int m, const Work& w,
                           const float (&sum)[C::kTileN / 2]) {
-  uint4 carry = {};  // of store_panel_unaligned
 #pragma unroll
   for (int panel = 0; panel < C::kTileN / C::kPanel; ++panel) {
     u32 buffer = next_buffer<C>(staging, turn);
     stage_columns<C, C::kPanel>(buffer, 0, sum + panel * (C::kPanel / 2));
     if constexpr (C::kElement == 2) {
       if (p.flags & kSm90OutUnaligned) {
-        store_unaligned<C>(p, buffer, panel, m, w.n0 + panel * C::kPanel, w, carry);
+        store_unaligned<C>(p, buffer, m, w.n0 + panel * C::kPanel, w);
         continue;
       }
     }
@@ -317,7 +286,6 @@ TC_DEVICE void finish_and_store(const Sm90MatmulParams& p, u32 staging, u32 bias
       C::kBlocksM * C::kTileN > 256 && C::kPanel == 64 ? C::kPanel / 2 : C::kPanel;
   constexpr int kSteps = C::kTileN / kColumns, kInPanel = C::kPanel / kColumns;
   int activation = p.flags >> kSm90Activation & 7;
-  uint4 carry = {};  // of store_panel_unaligned
   u32 buffer = 0;
 #pragma unroll 1
   for (int step = 0; step < C::kBlocksM * kSteps; ++step) {
@@ -335,7 +303,7 @@ TC_DEVICE void finish_and_store(const Sm90MatmulParams& p, u32 staging, u32 bias
     if (in_rows % kInPanel != kInPanel - 1) continue;
     int n = w.n0 + in_rows / kInPanel * C::kPanel;
     if (C::kElement == 2 && (p.flags & kSm90OutUnaligned)) {
-      store_unaligned<C>(p, buffer, in_rows / kInPanel, m, n, w, carry);
+      store_unaligned<C>(p, buffer, m, n, w);
     } else {
       store_panel<C>(p, buffer, m, n, w);
     }

@@ -5,8 +5,8 @@
 // A, B and, where it can, out are described by tensor maps of 2 dims, or of 5 (columns or rows, and
 // three batch dims) with kBatched: any sizes, broadcast batches by stride 0. Their boxes depend on
 // the tile and on the cluster:
-//   K-major operand of R rows a tile:   {128 bytes of K, R}, or R / 2 where a cluster shares it
-//   MN-major operand:                   {128 bytes of M or N, 64 of K}, or 32 where it is shared
+//   K-major operand of R rows a tile:   {128 bytes of K, R}, or R / s where s blocks share it
+//   MN-major operand:                   {128 bytes of M or N, 64 of K}, or 64 / s
 //   out (16-bit, or float of TF32):     {panel columns, 16}, swizzled by the panel's bytes
 // NOTE: the TMA clips stores in steps of 16 bytes, so rows of out that are no multiple of that (in
 // length, not only in stride) are kSm90OutUnaligned, or take the general epilogue.
@@ -23,10 +23,10 @@ struct alignas(64) Sm90TensorMap {
 };
 
 enum Sm90Flags {
-  kSm90Batched = 1,      // tensor maps have 5 dims
-  kSm90ShareA = 2,       // cluster of 2 along N: each block loads half of A's tile for both
-  kSm90ShareB = 4,       // cluster of 2 along M: the same for B
-  kSm90SplitPair = 8,    // cluster of 2, one tile, half of K each; at most one tile a cluster
+  kSm90Batched = 1,    // tensor maps have 5 dims
+  kSm90ShareA = 2,     // cluster of 2 along N: each block loads half of A's tile for both
+  kSm90ShareB = 4,     // cluster of 2 along M: the same for B; both flags: 2 x 2 blocks share both
+  kSm90SplitPair = 8,  // cluster of 2, one tile, half of K each; at most one tile a cluster
   kSm90Serpentine = 16,  // K backwards in every other tile: what is in the L2 cache is used again
   kSm90GroupN = 32,      // the groups of the tile order run along N instead of M
   kSm90General = 64,     // the epilogue by way of shared memory, for what kSm90Finish does not take
@@ -40,6 +40,20 @@ enum Sm90Flags {
   // (not general) Bias, alpha and, in 16 bits, activation and addend are applied to the accumulators.
   // Bias and addend are then contiguous along columns and aligned to pairs; with an addend n is even.
   kSm90Finish = 1 << 16,
+  kSm90Four = 1 << 17,  // with one of ShareA and ShareB: cluster of 4, each block loads a quarter
+  // (general) The outermost dim of the tiles' order is a split of K: each split's sums go to a matrix
+  // of out of its own, out_batch_stride[0] apart.
+  kSm90SplitK = 1 << 18,
+  kSm90ReadA =
+      1 << 19,  // no tensor map: the producer's threads read A's rows, which begin anywhere
+  kSm90ReadB = 1 << 20,  // the same for B
+};
+
+// An operand of 16-bit elements that the producer's threads read: rows along its contiguous dim.
+struct Sm90Rows {
+  const void* from;
+  tc_int64 stride;     // elements
+  tc_int64 low, high;  // the addresses of the operand's bytes: no vector outside is read
 };
 
 struct Sm90MatmulParams {
@@ -54,11 +68,11 @@ struct Sm90MatmulParams {
   tc_int64 bias_stride;
   float alpha, beta;
   int m, n;
-  int k_blocks;  // 128-byte blocks of K, at least 1
-  int batch[3];  // innermost first, 1 where unused
-  int tiles_m;   // in tiles of a cluster (a block's tile, twice as long along M with kSm90ShareB)
-  int tiles_n;   // (and along N with kSm90ShareA)
-  int group;     // tile rows (columns) whose tiles follow one another
+  int k_blocks;         // 128-byte blocks of K, at least 1
+  int batch[3];         // innermost first, 1 where unused
+  int tiles_m;          // in tiles of a cluster (as many blocks' tiles along M as share B)
+  int tiles_n;          // (and along N as share A)
+  int group;            // tile rows (columns) whose tiles follow one another
   int whole_tiles;      // tiles that one cluster computes alone; the rest is streamed:
   int stream_tiles;     // tiles whose k blocks are dealt out evenly (0: none)
   int stream_clusters;  // over the first so many clusters: at least stream_tiles, at most all k blocks
@@ -69,7 +83,10 @@ struct Sm90MatmulParams {
   int polls;
   float* partial;
   int* counters;
-  ActivationCurve curve;  // of the activation
+  ActivationCurve curve;    // of the activation
+  Sm90Rows a_rows, b_rows;  // kSm90ReadA, kSm90ReadB
+  int k;                    // elements of K; the same
+  int split_blocks;         // kSm90SplitK: k blocks of a split; the last one may have fewer
 };
 
 }  // namespace torch_cubin

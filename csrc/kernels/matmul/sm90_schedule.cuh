@@ -13,14 +13,15 @@ constexpr int kMaxShared = 232448;  // of a block, on sm_90
 
 template <DType kTypeValue, bool kAMnMajorValue, bool kBMnMajorValue, int kTileMValue,
           int kTileNValue, int kStagesValue, int kConsumersValue, bool kStreamsValue,
-          bool kPairsValue>
+          bool kPairsValue, bool kReadsValue>
 struct Config {
   static constexpr DType kType = kTypeValue;  // float32: TF32 products
   static constexpr bool kAMnMajor = kAMnMajorValue, kBMnMajor = kBMnMajorValue;
   static constexpr int kTileM = kTileMValue, kTileN = kTileNValue, kStages = kStagesValue;
   static constexpr int kConsumers = kConsumersValue;
-  // What the kernel can do besides: stream tiles, split K between the blocks of a cluster.
-  static constexpr bool kStreams = kStreamsValue, kPairs = kPairsValue;
+  // What the kernel can do besides: stream tiles, split K between the blocks of a cluster, read rows
+  // that begin anywhere.
+  static constexpr bool kStreams = kStreamsValue, kPairs = kPairsValue, kReads = kReadsValue;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 of one warpgroup
   static constexpr int kElement = kType == DType::float32 ? 4 : 2;
@@ -53,6 +54,34 @@ struct Config {
   // setmaxnreg deals out the 3 x 168 registers that three warpgroups have at launch.
   static constexpr int kProducerRegisters = kBlocksM * kTileN > 256 ? 40 : 56;
   static constexpr int kConsumerRegisters = kBlocksM * kTileN > 256 ? 232 : 224;
+  // Readers need 128 registers and more for what is on its way.
+  static_assert(!kReads || (kElement == 2 && kConsumers == 1 && kTileN % 64 == 0));
+};
+
+// How the blocks of a cluster lie beside one another: 2^along_m x 2^along_n, those along N first.
+struct ClusterShape {
+  int along_m, along_n;
+
+  TC_DEVICE explicit ClusterShape(int flags) {
+    bool shares_a = flags & kSm90ShareA, shares_b = flags & kSm90ShareB, four = flags & kSm90Four;
+    along_n = shares_a ? (four ? 2 : 1) : 0;
+    along_m = shares_b ? (four ? 2 : 1) : 0;
+  }
+
+  TC_DEVICE int log_size() const { return along_m + along_n; }
+  TC_DEVICE int place_along_n(int rank) const { return rank & ((1 << along_n) - 1); }
+  TC_DEVICE int place_along_m(int rank) const { return rank >> along_n & ((1 << along_m) - 1); }
+  // The ranks, one bit each, that share A with this one, and those that share B.
+  TC_DEVICE u16 same_rows(int rank) const {
+    int in_row = (1 << (1 << along_n)) - 1;
+    return static_cast<u16>(in_row << (place_along_m(rank) << along_n));
+  }
+  TC_DEVICE u16 same_columns(int rank) const {
+    int in_column = along_m == 0 ? 1 : along_m == 1 ? 1 | 1 << (1 << along_n) : 15;
+    return static_cast<u16>(in_column << place_along_n(rank));
+  }
+  // Blocks that load something for a block: itself, those that share A with it, those that share B.
+  TC_DEVICE int sources() const { return (1 << along_m) + (1 << along_n) - 1; }
 };
 
 // A stretch of K of one tile: what the producer tells the consumers, in shared memory. It is written
@@ -74,16 +103,18 @@ struct alignas(16) Work {
 template <class C>
 struct Schedule {
   const Sm90MatmulParams& p;
+  ClusterShape shape;
   int rank, size, cluster, clusters;
   int next;         // tile, until whole_tiles
   u32 unit, units;  // stream work left, in k blocks of all streamed tiles
   int k_begin;      // of the work
 
-  TC_DEVICE Schedule(const Sm90MatmulParams& params) : p(params) {
-    size = p.flags & (kSm90ShareA | kSm90ShareB | kSm90SplitPair) ? 2 : 1;
-    rank = size == 2 ? blockIdx.x & 1 : 0;
-    cluster = size == 2 ? blockIdx.x >> 1 : blockIdx.x;
-    clusters = size == 2 ? gridDim.x >> 1 : gridDim.x;
+  TC_DEVICE Schedule(const Sm90MatmulParams& params) : p(params), shape(params.flags) {
+    int log_size = p.flags & kSm90SplitPair ? 1 : shape.log_size();
+    size = 1 << log_size;
+    rank = blockIdx.x & (size - 1);
+    cluster = blockIdx.x >> log_size;
+    clusters = gridDim.x >> log_size;
     next = cluster;
     unit = first_unit(cluster);
     units = first_unit(cluster + 1);
@@ -133,6 +164,10 @@ struct Schedule {
       return false;
     }
     place(tile, work);
+    if (p.flags & kSm90SplitK) {
+      k_begin = work.b0 * p.split_blocks;
+      work.k_count = min(p.split_blocks, p.k_blocks - k_begin);
+    }
     return true;
   }
 
@@ -143,7 +178,7 @@ struct Schedule {
   // Tiles of `group` rows follow one another, column by column; the next group comes back.
   TC_DEVICE void place(int tile, Work& work) const {
     work.b0 = work.b1 = work.b2 = 0;
-    if (p.flags & kSm90Batched) {
+    if (p.flags & (kSm90Batched | kSm90SplitK)) {
       int one = p.tiles_m * p.tiles_n;
       int batch = tile / one;
       tile -= batch * one;
@@ -161,8 +196,8 @@ struct Schedule {
     int row = group * p.group + inside - column * height;
     if (group & 1) column = columns - 1 - column;
     int m = along_n ? column : row, n = along_n ? row : column;
-    if (p.flags & kSm90ShareB) m = 2 * m + rank;
-    if (p.flags & kSm90ShareA) n = 2 * n + rank;
+    m = (m << shape.along_m) + shape.place_along_m(rank);
+    n = (n << shape.along_n) + shape.place_along_n(rank);
     work.m0 = m * C::kTileM;
     work.n0 = n * C::kTileN;
   }

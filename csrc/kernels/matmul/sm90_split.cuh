@@ -86,7 +86,7 @@ TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 wor
     }
   }
   if (thread == 0) *counter = 0;  // for the next launch
-  int step = p.flags & (kSm90ShareA | kSm90ShareB) ? 4 : 2;
+  int step = 2 << ClusterShape(p.flags).log_size();
 #pragma unroll 1
   for (int number = 0; number < w.parts - 1; ++number) {
     move_part<C, Move::add>(parts + static_cast<tc_int64>(w.first_part + number * step) * kVectors,

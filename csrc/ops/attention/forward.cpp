@@ -45,7 +45,8 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   problem.batch = operands.problem.batch();
   // How the keys are shared out may depend on one sequence's lengths, and not on how many there are.
   AttentionCase planned = problem;
-  if (batch_invariant()) planned.batch = 1;
+  planned.batch_invariant = batch_invariant();
+  if (planned.batch_invariant) planned.batch = 1;
   const ForwardPlan plan = plan_forward(kernels, planned);
   // Rows of no sequence would keep what the memory held.
   if (shape.packed && !plan.kernels->clears_rows_of_none()) fill_empty(wide_out, logsumexp);

@@ -1,6 +1,9 @@
 #include "ops/attention/portable.h"
 
+#include <algorithm>
+
 #include "cubin/error.h"
+#include "kernels/attention/combine_params.h"
 
 namespace torch_cubin {
 namespace {
@@ -33,6 +36,7 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   columns = tile[1];
   head_dim = tile[2];
   slots = device.multiprocessors * fields.integer("blocks_per_multiprocessor", 1);
+  dynamic_shared = entry.entry().dynamic_shared;
   const KernelFields cost = fields.object("cost");
   cost_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
@@ -45,6 +49,45 @@ void check_portable(const PackageKernel& kernel, bool has_variants, const char* 
   if (has_variants && row.variant == kAttentionVariants) {
     KernelFields(kernel).refuse("layout", "full or general");
   }
+}
+
+void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
+                    bool one_order, const Device& device) {
+  CombineParams p{};
+  static_cast<AttentionParams&>(p) = params;
+  p.warps_per_row = one_order || params.splits > 16 ? 8 : params.splits > 4 ? 4 : 1;
+  launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row), 1, device);
+}
+
+DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most, bool paged,
+                         const Device& device) {
+  DecodeSplit best;
+  const int64_t multiprocessors = device.multiprocessors;
+  // Two blocks a multiprocessor saturate the memory of an H200, all in one wave; parts cost time to join.
+  int64_t fewest = std::max<int64_t>(1, ceil_div(9 * 2 * multiprocessors, 10 * blocks));
+  // Twice as many where joining them is still cheap.
+  if (paged && fewest <= 4 && 2 * fewest * blocks <= decode.slots) fewest *= 2;
+  double best_score = -1;
+  for (int64_t parts = fewest; parts <= std::min(2 * fewest, most); ++parts) {
+    const int64_t all = blocks * parts;
+    if (all > decode.slots) break;
+    const int64_t full = ceil_div(all, multiprocessors) * multiprocessors;
+    const double score = static_cast<double>(all) / static_cast<double>(full) -
+                         0.01 * static_cast<double>(parts - fewest);
+    if (score <= best_score) continue;
+    best_score = score;
+    best.parts = parts;
+  }
+  if (best_score < 0 && blocks < decode.slots) {
+    best.parts = std::max<int64_t>(1, std::min({fewest, most, decode.slots / blocks}));
+  }
+  // Blocks of the kernel before may still hold some multiprocessors when these are dealt out, and the
+  // others would get more than their share.
+  const int64_t each = ceil_div(blocks * best.parts, multiprocessors);
+  const double share = each == 2 ? 0.375 : each == 3 ? 0.29 : 0;
+  const auto shared = static_cast<int64_t>(share * device.shared_optin) / 1024 * 1024;
+  if (shared > decode.dynamic_shared) best.dynamic_shared = shared;
+  return best;
 }
 
 const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim) {

@@ -25,6 +25,7 @@ struct AttentionRow {
   int variant;                      // kAttentionVariants for a kind that has none
   int64_t rows, columns, head_dim;  // of a tile; head_dim: the largest that it takes
   int64_t slots;                    // blocks that the device runs at a time
+  int64_t dynamic_shared;           // bytes of a block
   double cost_tile, cost_fixed;     // cycles of a block: a tile of columns, the rest
 };
 
@@ -42,11 +43,28 @@ const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim);
 // can be.
 bool check_blocks(int64_t blocks);
 
-// Runs a kernel, unless there are no blocks.
+// Runs a kernel, unless there are no blocks. `dynamic_shared` as in Grid.
 template <class Params>
 void launch_attention(PackageKernel& kernel, const Params& params, int64_t blocks, int splits,
-                      const Device& device) {
-  if (check_blocks(blocks)) launch(kernel, {blocks, splits}, device, params);
+                      const Device& device, int64_t dynamic_shared = -1) {
+  if (check_blocks(blocks)) launch(kernel, {blocks, splits, 1, 0, dynamic_shared}, device, params);
 }
+
+// Joins the parts of `rows` rows. With `one_order` parts are added in an order that does not depend on
+// how many there are.
+void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
+                    bool one_order, const Device& device);
+
+// How a decode's blocks share out the columns: into how many parts, and the shared memory that puts
+// equally many blocks on each multiprocessor.
+struct DecodeSplit {
+  int64_t parts = 1;
+  int64_t dynamic_shared = -1;
+};
+
+// `blocks`: without a split; `most`: parts that the columns allow. `paged`: the table of pages is one more
+// latency to hide.
+DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most, bool paged,
+                         const Device& device);
 
 }  // namespace torch_cubin

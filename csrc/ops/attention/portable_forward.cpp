@@ -3,6 +3,7 @@
 // of keys that were split.
 #include <algorithm>
 
+#include "kernels/attention/combine_params.h"
 #include "kernels/attention/decode_append_params.h"
 #include "kernels/attention/decode_params.h"
 #include "ops/attention/portable.h"
@@ -13,8 +14,6 @@ namespace {
 
 constexpr int64_t kMostSplits = 128;
 constexpr int64_t kFewestColumns = 256;  // of a split
-// Decoding, measured on the H200: two blocks a multiprocessor saturate the memory.
-constexpr int64_t kDecodeBlocks = 2;
 constexpr int64_t kDecodeQueries = 16;
 constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
 // A mask is read element by element: measured on the H200 a call then takes 4 to 9 times as long.
@@ -26,7 +25,8 @@ struct PortableForwardPlan {
   int64_t blocks = 0;                     // for one batch
   int64_t columns_per_split = 0;
   int32_t splits = 1;
-  bool decodes = false;  // by the kernel for few queries
+  bool decodes = false;         // by the kernel for few queries
+  int64_t dynamic_shared = -1;  // of a block, where it is not the kernel's own
 };
 
 // Cycles until the last of `blocks` is done.
@@ -65,7 +65,11 @@ class PortableForward : public AttentionForwardKernels {
     if (chosen != nullptr) {
       details.blocks =
           ceil_div(problem.seqlen_q * problem.group(), chosen->rows) * problem.kv_heads;
-      split(details, dtype, *chosen, problem, kDecodeBlocks * device_.multiprocessors);
+      const DecodeSplit wanted =
+          split_decode(*chosen, std::max<int64_t>(1, details.blocks * problem.batch), kMostSplits,
+                       false, device_);
+      split(details, dtype, *chosen, problem, wanted.parts);
+      details.dynamic_shared = wanted.dynamic_shared;
     } else {
       double best = 0;
       for (const AttentionRow& row : rows) {
@@ -77,7 +81,8 @@ class PortableForward : public AttentionForwardKernels {
         chosen = &row;
         details.blocks = blocks;
       }
-      split(details, dtype, *chosen, problem, chosen->slots);
+      split(details, dtype, *chosen, problem,
+            chosen->slots / std::max<int64_t>(1, details.blocks * problem.batch));
     }
     details.kernel = chosen->kernel;
     plan.microseconds = cycles_of(*chosen, details.blocks * problem.batch * details.splits,
@@ -110,13 +115,13 @@ class PortableForward : public AttentionForwardKernels {
       if (chosen.decodes) {
         DecodeParams decode{};
         static_cast<AttentionParams&>(decode) = params;
-        launch_attention(*chosen.kernel, decode, blocks, chosen.splits, device_);
+        launch_attention(*chosen.kernel, decode, blocks, chosen.splits, device_,
+                         chosen.dynamic_shared);
       } else {
         launch_attention(*chosen.kernel, params, blocks, chosen.splits, device_);
       }
       if (chosen.splits > 1) {
-        launch_attention(*chosen.combine->kernel, params, ceil_div(rows, chosen.combine->rows), 1,
-                         device_);
+        launch_combine(*chosen.combine, params, rows, false, device_);
       }
     }
   }
@@ -126,23 +131,23 @@ class PortableForward : public AttentionForwardKernels {
   // group, and has one variant, the general one.
   const AttentionRow* decode_row(AttentionDtype dtype, const AttentionCase& problem,
                                  int64_t head_dim) const {
-    if (problem.seqlen_q > kDecodeQueries || problem.seqlen_q * problem.group() > kDecodeRows) {
+    if ((problem.packed && problem.batch_invariant) || problem.seqlen_q > kDecodeQueries ||
+        problem.seqlen_q * problem.group() > kDecodeRows) {
       return nullptr;
     }
     return narrowest(decode_[dtype][kGeneral], head_dim);
   }
 
-  // Splits the columns so that the plan's blocks of all batches fill the device's `slots` once, but
-  // no finer than is worth a second kernel.
+  // Splits the columns into so many parts, but no finer than is worth a second kernel.
   void split(PortableForwardPlan& plan, AttentionDtype dtype, const AttentionRow& row,
-             const AttentionCase& problem, int64_t slots) const {
+             const AttentionCase& problem, int64_t parts) const {
     const int64_t blocks = plan.blocks * problem.batch;
     plan.columns_per_split = problem.seqlen_k;
     // The lengths of packed sequences are not known here.
     if (combine_[dtype].empty() || blocks == 0 || problem.packed) return;
     const int64_t tiles = ceil_div(problem.seqlen_k, row.columns);
     const int64_t fewest = std::max<int64_t>(1, kFewestColumns / row.columns);
-    const int64_t wanted = std::min({slots / blocks, tiles / fewest, kMostSplits});
+    const int64_t wanted = std::min({parts, tiles / fewest, kMostSplits});
     if (wanted <= 1) return;
     const int64_t tiles_per_split = ceil_div(tiles, wanted);
     plan.columns_per_split = tiles_per_split * row.columns;
@@ -166,10 +171,12 @@ class PortableForwardSeam : public AttentionSeam {
     const std::string& kind = kernel.entry().kind;
     if (kind == "decode") {
       check_portable(kernel, true, "attention/decode", sizeof(DecodeParams));
+    } else if (kind == "combine") {
+      check_portable(kernel, false, "attention/combine", sizeof(CombineParams));
     } else if (kind == "append") {
       check_portable(kernel, false, "attention/decode_append", sizeof(DecodeAppendParams));
     } else {
-      check_portable(kernel, kind != "combine");
+      check_portable(kernel, true);
     }
   }
   std::unique_ptr<AttentionForwardKernels> forward(

@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kMostParts = 128;
 constexpr int64_t kFewestCachedColumns = 128;  // of a part
-// Two blocks a multiprocessor saturate the memory of an H200, and parts cost time to join.
-constexpr int64_t kCacheBlocks = 2;
 // Under batch_invariant(): so many parts a sequence at most, whatever else there is.
 constexpr int64_t kInvariantParts = 32;
 
@@ -54,8 +52,7 @@ class PortableKvCache : public KvCacheKernels {
     if (decode == nullptr) return false;
     Tensor q = call.q;
     if (call.k) append(call, *append_[dtype][0].kernel, q);
-    if (shape.seqlen_q > 0)
-      attend(call, *decode, *combine_[dtype][0].kernel, combine_[dtype][0].rows, q);
+    if (shape.seqlen_q > 0) attend(call, *decode, combine_[dtype][0], q);
     return true;
   }
 
@@ -115,8 +112,8 @@ class PortableKvCache : public KvCacheKernels {
     launch(kernel, {ceil_div(vectors, 256)}, device_, p);
   }
 
-  void attend(const KvCacheCall& call, const AttentionRow& decode, PackageKernel& combine,
-              int64_t combine_rows, const Tensor& q) const {
+  void attend(const KvCacheCall& call, const AttentionRow& decode, const AttentionRow& combine,
+              const Tensor& q) const {
     const KvCacheShape& shape = call.shape;
     const AttentionSettings& s = shape.settings;
     DecodeParams p{};
@@ -154,7 +151,7 @@ class PortableKvCache : public KvCacheKernels {
     p.page_size = static_cast<int>(shape.page_size);
 
     const int64_t tiles = ceil_div(shape.seqlen_q * shape.group(), decode.rows) * shape.kv_heads;
-    split(p, shape, tiles);
+    const int64_t dynamic_shared = split(p, shape, decode, tiles);
     const int64_t rows = shape.batch * shape.heads * shape.seqlen_q;
     Tensor partial;
     if (p.splits > 1) {
@@ -163,15 +160,14 @@ class PortableKvCache : public KvCacheKernels {
       p.partial_out = static_cast<float*>(partial.mutable_data_ptr());
       p.partial_logsumexp = p.partial_out + p.splits * rows * shape.head_dim_v;
     }
-    launch_attention(*decode.kernel, p, tiles * shape.batch, p.splits, device_);
-    if (p.splits > 1) {
-      launch_attention(combine, static_cast<const AttentionParams&>(p),
-                       ceil_div(rows, combine_rows), 1, device_);
-    }
+    launch_attention(*decode.kernel, p, tiles * shape.batch, p.splits, device_, dynamic_shared);
+    if (p.splits > 1) launch_combine(combine, p, rows, batch_invariant(), device_);
   }
 
   // How many blocks may share a sequence; how many do depends on its length, which the device knows.
-  void split(DecodeParams& p, const KvCacheShape& shape, int64_t tiles) const {
+  // Returns the shared memory of a block.
+  int64_t split(DecodeParams& p, const KvCacheShape& shape, const AttentionRow& decode,
+                int64_t tiles) const {
     // Of the band's columns, those that the rows of one call can see at all.
     int64_t seen = shape.capacity;
     if (p.first != -kNoBound) {
@@ -184,12 +180,15 @@ class PortableKvCache : public KvCacheKernels {
       // Sinks join where parts do, or where there are none: always the former, whatever the capacity.
       p.splits = static_cast<int>(std::max<int64_t>(std::min(kInvariantParts, longest),
                                                     shape.capacity > 0 && p.sinks ? 2 : 1));
-      return;
+      return -1;
     }
-    const int64_t slots = kCacheBlocks * device_.multiprocessors;
-    const int64_t of_all = slots / std::max<int64_t>(1, tiles * shape.batch);
-    p.splits = static_cast<int>(std::max<int64_t>(1, std::min({of_all, kMostParts, longest})));
-    p.share = static_cast<float>(static_cast<double>(tiles) / static_cast<double>(slots));
+    const DecodeSplit wanted =
+        split_decode(decode, std::max<int64_t>(1, tiles * shape.batch),
+                     std::min(kMostParts, longest), shape.page_size > 0, device_);
+    p.splits = static_cast<int>(wanted.parts);
+    // A little less than equal lengths need, so that rounding gives them all of the parts.
+    p.share = static_cast<float>(0.999 / static_cast<double>(wanted.parts * shape.batch));
+    return wanted.dynamic_shared;
   }
 
   const Device& device_;

@@ -39,6 +39,9 @@ struct AttentionCase {
   // Of one launch; 1 where it is not known yet, and for a plan that is to be batch-invariant: launch()
   // is then given another batch than plan() was.
   int64_t batch;
+  // Nothing may depend on the other sequences. Packed ones are known by the longest's length alone, so
+  // that one kernel has to serve all lengths.
+  bool batch_invariant = false;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
 };

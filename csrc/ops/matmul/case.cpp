@@ -100,6 +100,7 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.scaled = p.alpha != 1;
   c.has_addend = operands.addend != nullptr;
   c.batch_invariant = p.batch_invariant;
+  c.split_sums = p.split_sums;
   return c;
 }
 

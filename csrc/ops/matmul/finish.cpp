@@ -33,41 +33,38 @@ class FinishKernels : public MatmulKernels {
   static constexpr const char* kFinishDtypes[] = {"float16", "bfloat16", "float32", "float64"};
 
   MatmulPlan plan(const MatmulCase& c) const override {
-    MatmulPlan plan;
-    if (c.only_bias() || c.output != c.input || kernel_for(c.input) == nullptr) return plan;
+    MatmulPlan best;
+    if (c.output != c.input || c.split_sums || kernel_for(c.input) == nullptr) return best;
     MatmulCase sums = c;
     sums.activation = kActivationNone;
     sums.scaled = sums.has_addend = sums.has_bias = false;
     sums.output = sums_dtype(c.input);
-    const MatmulPlan& inner = plan_matmul(device_, sums);
-    plan.too_large = inner.too_large;
-    if (inner.kernels == nullptr) return plan;
-    const double outputs =
-        static_cast<double>(c.batch) * static_cast<double>(c.m) * static_cast<double>(c.n);
-    const double bytes =
-        outputs * static_cast<double>(element_size(sums.output) +
-                                      (c.has_addend ? 2 : 1) * element_size(c.output));
-    const double cycles = bytes / (device_.bytes_per_cycle * share_) + fixed_;
-    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
-    plan.sum_order = inner.sum_order;
-    return plan;
+    if (!c.only_bias()) best = plan_with(c, sums, {false});
+    const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
+    if (!short_types || c.batch_dims > 0 || c.batch_invariant) return best;
+    sums.split_sums = true;
+    const MatmulPlan split = plan_with(c, sums, {true});
+    return split.microseconds < best.microseconds ? split : best;
   }
 
   // What the product itself runs on is chosen by itself.
-  std::string name(const MatmulPlan&) const override { return "finish"; }
+  std::string name(const MatmulPlan& plan) const override {
+    return plan.get<FinishPlan>().split ? "split" : "finish";
+  }
 
-  void launch(const MatmulPlan&, const MatmulProblem& p,
+  void launch(const MatmulPlan& plan, const MatmulProblem& p,
               const MatmulOperands& operands) const override {
     const int64_t rows = p.batch() * p.m;
     MatmulProblem product = p;
     product.output = sums_dtype(p.input);
     product.activation = kActivationNone;
     product.alpha = 1;
+    product.split_sums = plan.get<FinishPlan>().split;
     MatmulOperands own = operands;
     own.bias = own.addend = nullptr;
-    const Workspace sums(device_, rows * p.n * element_size(product.output));
-    own.c = sums.data();
     const MatmulPlan inner = plan_matmul(device_, matmul_case(product, own));
+    const Workspace sums(device_, inner.splits * rows * p.n * element_size(product.output));
+    own.c = sums.data();
     inner.kernels->launch(inner, product, own);
 
     FinishParams params{};
@@ -89,6 +86,7 @@ class FinishKernels : public MatmulKernels {
     params.alpha = p.alpha;
     params.beta = p.beta;
     params.activation = p.activation;
+    params.splits = inner.splits;
     params.curve = kActivationCurves[p.activation];
     const int64_t vector = std::min(kVectorBytes, kFinishColumns * element_size(p.output));
     params.vectors =
@@ -101,6 +99,27 @@ class FinishKernels : public MatmulKernels {
   }
 
  private:
+  struct FinishPlan {
+    bool split;  // K
+  };
+
+  MatmulPlan plan_with(const MatmulCase& c, const MatmulCase& sums, FinishPlan chosen) const {
+    MatmulPlan plan;
+    const MatmulPlan& inner = plan_matmul(device_, sums);
+    plan.too_large = inner.too_large && !chosen.split;
+    if (inner.kernels == nullptr) return plan;
+    const double outputs =
+        static_cast<double>(c.batch) * static_cast<double>(c.m) * static_cast<double>(c.n);
+    const double bytes =
+        outputs * static_cast<double>(element_size(sums.output) +
+                                      (c.has_addend ? 2 : 1) * element_size(c.output));
+    const double cycles = bytes / (device_.bytes_per_cycle * share_) + fixed_;
+    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.sum_order = inner.sum_order;
+    plan.set(chosen);
+    return plan;
+  }
+
   PackageKernel* kernel_for(ScalarType dtype) const {
     switch (dtype) {
       case ScalarType::Half:

@@ -135,7 +135,7 @@ class PadKernels : public MatmulKernels {
   template <class Visit>
   void for_each_way(const MatmulCase& c, Visit visit) const {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
-    if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 ||
+    if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 || c.split_sums ||
         (work < kLeastPaddedWork && !c.batch_invariant)) {
       return;
     }

@@ -171,7 +171,9 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
     // Which may use the slot for another.
     const MatmulPlan plan =
         watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
-    if (plan.kernels == nullptr && !plan.too_large) table.family.fail_no_kernel("this product");
+    // Split sums are a way to run other cases, and nobody's need.
+    const bool needed = !plan.too_large && !problem.split_sums;
+    if (plan.kernels == nullptr && needed) table.family.fail_no_kernel("this product");
     slot.plan = plan;
     slot.problem = problem;
     slot.table = watched ? nullptr : &table;  // a forced way is nothing to remember

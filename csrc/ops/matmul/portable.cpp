@@ -101,7 +101,7 @@ class PortableMatmul : public MatmulKernels {
   static bool takes(const MatmulCase& problem) {
     const bool sums = problem.output == ScalarType::Float && !problem.has_bias;
     return (problem.input == problem.output || sums) && problem.a_scales == Scales::kNone &&
-           problem.b_scales == Scales::kNone && problem.only_bias();
+           problem.b_scales == Scales::kNone && problem.only_bias() && !problem.split_sums;
   }
 
   MatmulPlan plan_of(const PortableWay& way, const MatmulCase& problem) const {

@@ -72,6 +72,9 @@ struct MatmulCase {
   // Each row of C must have the same bits whatever M and the batch are. So K is added up from its
   // beginning to its end, in one chain of the tensor cores' instructions: not split, nor backwards.
   bool batch_invariant;
+  // K is to be split: a plan says into how many parts, and each part's sums go to a matrix of their own,
+  // one after the other. (finish.cpp asks, and adds them up.)
+  bool split_sums;
 
   // No epilogue but a bias. A seam whose kernels can do no other must refuse the rest.
   bool only_bias() const { return activation == kActivationNone && !scaled && !has_addend; }
@@ -90,8 +93,9 @@ struct MatmulCase {
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     packed = packed << 3 | static_cast<uint64_t>(activation);
-    for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
-                            b_broadcast, has_bias, scaled, has_addend, batch_invariant}) {
+    for (const bool fact :
+         {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast, b_broadcast,
+          has_bias, scaled, has_addend, batch_invariant, split_sums}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
@@ -121,6 +125,7 @@ struct MatmulPlan {
   // For a batch-invariant case: plans of the same number give the same bits, and the lowest number is
   // taken before time is compared. So a seam's number may not depend on M or on the batch.
   int sum_order = 0;
+  int splits = 1;  // of K, for a case of split sums
 
   // What the seam wants to remember for the launch: a plain struct of its own.
   template <class Details>

@@ -26,6 +26,9 @@ constexpr int64_t kFewRows = 64;
 // of sm90_skinny.cpp, to 4,030 timings of 308 products: what is chosen of all kernels then takes 6% longer
 // than the best on average for random sizes, 3% for the others.
 constexpr double kShareToCompare = 0.66, kShareOfFewRows = 0.74;
+// Of rows that are read by threads, beside kernels that read by elements and copies.
+constexpr double kShareOfReads = 0.8;
+constexpr int64_t kMostReadK = 128;  // where K is longer a copy is quicker
 
 // A tensor of up to 5 dims, innermost first, as the TMA sees it.
 struct Mapped {
@@ -93,7 +96,7 @@ class Sm90Matmul : public MatmulKernels {
     const auto chosen = plan.get<Sm90Plan>();
     Sm90MatmulParams params{};
     fill(params, chosen, p, operands);
-    const int64_t size = chosen.cluster == Sm90Cluster::kNone ? 1 : 2;
+    const int64_t size = cluster_size(chosen.cluster);
     const Grid grid = {chosen.clusters * size, 1, 1, size};
     if (chosen.stream_tiles == 0) {
       torch_cubin::launch(*chosen.row->kernel, grid, device_, params);
@@ -114,25 +117,35 @@ class Sm90Matmul : public MatmulKernels {
     const bool types =
         c.output == c.input || (c.output == ScalarType::Float && !c.has_bias && c.only_bias());
     const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
-    return maths && types && unscaled && c.a_mappable && c.b_mappable &&
-           c.batch_dims <= kSm90BatchDims;
+    const bool mappable = c.a_mappable && c.b_mappable && c.batch_dims <= kSm90BatchDims;
+    return maths && types && unscaled && (mappable || is_readable(c)) &&
+           (!c.split_sums || (c.batch_dims == 0 && c.math != kMathTF32));
+  }
+
+  // Whether what no tensor map describes can be read by threads: rows of neighbours, of 16 bits. Not where
+  // bits may not depend on M: then a copy makes all products alike.
+  static bool is_readable(const MatmulCase& c) {
+    return c.math != kMathTF32 && c.batch_dims == 0 && !c.batch_invariant && c.k <= kMostReadK &&
+           (c.a_mappable || (!is_vectors(c.a) && c.a_unit)) &&
+           (c.b_mappable || (!is_vectors(c.b) && c.b_unit));
   }
 
   static MatmulPlan plan_of(const Sm90Way& way, const MatmulCase& c) {
     MatmulPlan plan;
     if (way.plan.row == nullptr) return plan;
     plan.set(way.plan);
+    plan.splits = way.plan.splits;
     plan.microseconds = way.microseconds;
     const bool many = c.m > kFewRows && c.n > kFewRows;
-    plan.microseconds *= many ? kShareToCompare : kShareOfFewRows;
+    const bool reads = way.plan.reads_a || way.plan.reads_b;
+    plan.microseconds *= reads ? kShareOfReads : many ? kShareToCompare : kShareOfFewRows;
     return plan;
   }
 
   void fill(Sm90MatmulParams& out, const Sm90Plan& plan, const MatmulProblem& p,
             const MatmulOperands& operands) const {
     const Sm90Row& row = *plan.row;
-    const bool shares_a = plan.cluster == Sm90Cluster::kShareA;
-    const bool shares_b = plan.cluster == Sm90Cluster::kShareB;
+    const int64_t of_a = sharers_of_a(plan.cluster), of_b = sharers_of_b(plan.cluster);
     const bool batched = p.batch_dims > 0;
     const int64_t bytes = element_size(p.input);
     const MapType type = p.math == kMathTF32      ? MapType::kTFloat32
@@ -140,7 +153,7 @@ class Sm90Matmul : public MatmulKernels {
                                                   : MapType::kBFloat16;
     const auto operand = [&](const char* data, bool mn_major, int64_t size, int64_t own_stride,
                              int64_t k_stride, const int64_t* batch_stride, int64_t tile,
-                             bool shared, Sm90TensorMap& map) {
+                             int64_t sharers, Sm90TensorMap& map) {
       Mapped x{
           data, type, bytes, {}, 0, batched ? batch_stride : nullptr, {}, MapSwizzle::k128Bytes};
       const auto in_row = static_cast<uint32_t>(kRowBytes / bytes);
@@ -149,13 +162,33 @@ class Sm90Matmul : public MatmulKernels {
       x.dims[1] = mn_major ? p.k : size;
       x.stride = mn_major ? k_stride : own_stride;
       x.box[0] = in_row;
-      x.box[1] = static_cast<uint32_t>(shared ? rows / 2 : rows);
+      x.box[1] = static_cast<uint32_t>(rows / sharers);
       encode(x, p, device_, map);
     };
-    operand(operands.a, row.a_mn_major, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride,
-            row.tile_m, shares_a, out.a);
-    operand(operands.b, row.b_mn_major, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride,
-            row.tile_n, shares_b, out.b);
+    const auto to_read = [&](const char* data, bool mn_major, int64_t size, int64_t own_stride,
+                             int64_t k_stride, Sm90Rows& rows) {
+      rows.from = data;
+      rows.stride = mn_major ? k_stride : own_stride;
+      const int64_t last = ((mn_major ? p.k : size) - 1) * rows.stride * bytes;
+      rows.low = reinterpret_cast<tc_int64>(data) + std::min<int64_t>(last, 0);
+      rows.high = reinterpret_cast<tc_int64>(data) + std::max<int64_t>(last, 0) +
+                  (mn_major ? size : p.k) * bytes;
+    };
+    if (plan.reads_a) {
+      to_read(operands.a, row.a_mn_major, p.m, p.a_stride_m, p.a_stride_k, out.a_rows);
+      out.flags |= kSm90ReadA;
+    } else {
+      operand(operands.a, row.a_mn_major, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride,
+              row.tile_m, of_a, out.a);
+    }
+    if (plan.reads_b) {
+      to_read(operands.b, row.b_mn_major, p.n, p.b_stride_n, p.b_stride_k, out.b_rows);
+      out.flags |= kSm90ReadB;
+    } else {
+      operand(operands.b, row.b_mn_major, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride,
+              row.tile_n, of_b, out.b);
+    }
+    out.k = static_cast<int>(p.k);
 
     int64_t c_batch_stride[kSm90BatchDims] = {};
     int64_t inner = p.m * p.n;
@@ -182,6 +215,7 @@ class Sm90Matmul : public MatmulKernels {
     out.alpha = static_cast<float>(p.alpha);
     out.flags |= p.activation << kSm90Activation;
     if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
+
     if (to_finish && (stored_by_tma || (in_registers && out_bytes == 2))) out.flags |= kSm90Finish;
     if (stored_by_tma) {
       const int64_t in_row = row.tile_n * out_bytes;
@@ -211,8 +245,15 @@ class Sm90Matmul : public MatmulKernels {
     }
     out.bias = operands.bias;
     if (batched) out.flags |= kSm90Batched;
-    if (shares_a) out.flags |= kSm90ShareA;
-    if (shares_b) out.flags |= kSm90ShareB;
+    if (of_a > 1) out.flags |= kSm90ShareA;
+    if (of_b > 1) out.flags |= kSm90ShareB;
+    if (of_a > 2 || of_b > 2) out.flags |= kSm90Four;
+    if (plan.splits > 1) {
+      out.flags |= kSm90SplitK;
+      out.split_blocks = plan.split_blocks;
+      out.batch[0] = plan.splits;
+      out.out_batch_stride[0] = p.m * p.n;
+    }
     if (plan.cluster == Sm90Cluster::kSplitK) out.flags |= kSm90SplitPair;
     if (!p.batch_invariant) out.flags |= kSm90Serpentine;
     out.m = static_cast<int>(p.m);

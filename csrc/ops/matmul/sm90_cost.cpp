@@ -32,6 +32,22 @@ constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
 // Rows and columns of a tile outside the matrices, which the TMA fills with zeros, cost more than
 // others: 64 x 4096 x 4096 with tiles of 128 x 64 took 19 us, 128 x 4096 x 4096 took 12.
 constexpr double kOutside = 1.13;
+// Clusters of four find room for fewer blocks than there are multiprocessors, since these come in groups of
+// 16 or 18: 30 of 33 on an H200. And more blocks wait for one another.
+constexpr int64_t kFoursOf = 11, kFoursFound = 10;
+constexpr double kFourCycles = 1.06, kFourFixed = 0.25;  // us
+// What stores of a tile take where products are too short to hide them and rows of the output begin
+// anywhere: bytes a cycle, of panels of 64 columns and of narrower ones.
+constexpr double kStoreAnywhereBytes = 10, kStoreNarrowBytes = 7;
+// A stage whose operands are read by threads: its latency, and cycles for 128 bytes.
+constexpr double kReadFixed = 1400, kReadLine = 8;
+// Sums of a split, written and read: bytes a microsecond, of the L2 cache; bytes a cycle of one block,
+// which writes them by way of shared memory, four columns at a time or single ones; us.
+constexpr double kSplitBytesPerMicrosecond = 4e6, kSplitFixed = 0.7;
+constexpr double kSumsBytesPerCycle = 8, kSingleSumsBytesPerCycle = 3;
+constexpr int64_t kMostSumsBytes = 64 << 20;
+constexpr int64_t kLeastSplitBlocks = 4;  // k blocks
+constexpr int32_t kMostSplits = 16;
 // Blocks of one computing warpgroup are slower than their bounds.
 constexpr double kOneWarpgroup = 1.085;
 constexpr int64_t kLeastStreamBlocks = 8;  // k blocks of a part of a streamed tile
@@ -57,15 +73,19 @@ double shared_cycles(const Sm90Row& row) {
 }
 
 // Cycles of one block for 128 bytes of K: the tensor cores, shared memory, and what the L2 cache
-// delivers.
-double k_block_cycles(const Sm90Row& row, Sm90Cluster cluster, const MatmulCase& c) {
-  const bool shares_a = cluster == Sm90Cluster::kShareA, shares_b = cluster == Sm90Cluster::kShareB;
+// delivers, or what the producer's threads read.
+double k_block_cycles(const Sm90Row& row, const Sm90Plan& plan, const MatmulCase& c) {
+  const int64_t of_a = sharers_of_a(plan.cluster), of_b = sharers_of_b(plan.cluster);
   const double a = loaded_size(row.tile_m, row.a_mn_major) * (c.a_lines ? 1 : kSplitLines);
   const double b = loaded_size(row.tile_n, row.b_mn_major) * (c.b_lines ? 1 : kSplitLines);
-  const double loaded = (shares_a ? a / 2 : a) + (shares_b ? b / 2 : b);
+  double loaded = 0, read = 0;
+  (plan.reads_a ? read : loaded) += a / static_cast<double>(of_a);
+  (plan.reads_b ? read : loaded) += b / static_cast<double>(of_b);
   const double multiplied = static_cast<double>(row.tile_m * row.tile_n) / 32;
-  return (row.one_warpgroup ? kOneWarpgroup : 1) * (shares_a || shares_b ? kShareCycles : 1) *
-         smooth_max(multiplied, shared_cycles(row), loaded * 128 / kL2BytesPerCycle);
+  const double waits = of_a * of_b > 2 ? kFourCycles : of_a * of_b > 1 ? kShareCycles : 1;
+  const double cycles = (row.one_warpgroup ? kOneWarpgroup : 1) * waits *
+                        smooth_max(multiplied, shared_cycles(row), loaded * 128 / kL2BytesPerCycle);
+  return read > 0 ? std::max(cycles, kReadFixed + kReadLine * read / kSplitLines) : cycles;
 }
 
 class Chooser {
@@ -94,40 +114,49 @@ class Chooser {
       return;
     }
     const int64_t tiles = tiles_m * tiles_n * c_.batch;
-    for (const Sm90Cluster cluster :
-         {Sm90Cluster::kNone, Sm90Cluster::kShareA, Sm90Cluster::kShareB, Sm90Cluster::kSplitK}) {
-      const bool shares_a = cluster == Sm90Cluster::kShareA;
-      const bool shares_b = cluster == Sm90Cluster::kShareB;
-      if ((shares_a && tiles_n == 1) || (shares_b && tiles_m == 1)) continue;
-      const int64_t size = cluster == Sm90Cluster::kNone ? 1 : 2;
-      const int64_t slots = multiprocessors_ / size;  // clusters that run at a time
+    const bool reads_a = !is_vectors(c_.a), reads_b = !is_vectors(c_.b);
+    for (const Sm90Cluster cluster : kSm90Clusters) {
+      const int64_t of_a = sharers_of_a(cluster), of_b = sharers_of_b(cluster);
+      const int64_t size = cluster_size(cluster);
+      if ((of_a > 1 && tiles_n < of_a) || (of_b > 1 && tiles_m < of_b)) continue;
+      // Each block loads whole groups of 8 rows.
+      if (row.tile_m % (8 * of_a) != 0 || row.tile_n % (8 * of_b) != 0) continue;
+      if (size > 1 && (reads_a || reads_b)) continue;
+      const int64_t slots =  // clusters that run at a time
+          size == 4 ? multiprocessors_ * kFoursFound / kFoursOf / size : multiprocessors_ / size;
       if (slots == 0) continue;
       Sm90Plan plan;
       plan.row = &row;
       plan.cluster = cluster;
-      plan.tiles_m = static_cast<int32_t>(shares_b ? ceil_div(tiles_m, 2) : tiles_m);
-      plan.tiles_n = static_cast<int32_t>(shares_a ? ceil_div(tiles_n, 2) : tiles_n);
+      plan.reads_a = reads_a;
+      plan.reads_b = reads_b;
+      plan.tiles_m = static_cast<int32_t>(ceil_div(tiles_m, of_b));
+      plan.tiles_n = static_cast<int32_t>(ceil_div(tiles_n, of_a));
       const int64_t cluster_tiles = c_.batch * plan.tiles_m * plan.tiles_n;
       plan.whole_tiles = static_cast<int32_t>(cluster_tiles);
       plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
       const double inside = static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
                             static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
-      const double k_block = k_block_cycles(row, cluster, c_) * (1 + kOutside * (1 - inside));
+      const double k_block = k_block_cycles(row, plan, c_) * (1 + kOutside * (1 - inside));
+      const double extra = size == 4 ? kFourFixed : size == 2 ? kShareFixed : 0;
+      if (c_.split_sums) {
+        if (cluster != Sm90Cluster::kSplitK) split(plan, slots, k_blocks, k_block, extra);
+        continue;
+      }
       const double waves = std::max(1.0, static_cast<double>(cluster_tiles) / slots);
       if (cluster == Sm90Cluster::kSplitK) {
         if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
         if (c_.batch_invariant) continue;
-        const double extra = static_cast<double>(row.tile_m * row.tile_n * 4) /
-                                 kExchangeBytesPerCycle / kCyclesPerMicrosecond +
-                             kExchangeFixed;
-        keep(plan, ceil_div(k_blocks, 2) * k_block, waves, extra);
+        const double exchange = static_cast<double>(row.tile_m * row.tile_n * 4) /
+                                    kExchangeBytesPerCycle / kCyclesPerMicrosecond +
+                                kExchangeFixed;
+        keep(plan, ceil_div(k_blocks, 2) * k_block, waves, exchange);
         continue;
       }
-      const double extra = shares_a || shares_b ? kShareFixed : 0;
-      keep(plan, ceil_div(cluster_tiles, slots) * k_blocks * k_block, waves, extra);
-      if (row.streams && tiles >= 2 * multiprocessors_ && !c_.batch_invariant) {
-        stream(plan, slots, k_blocks, k_block, waves);
-      }
+      const double tile = k_blocks * k_block;
+      keep(plan, ceil_div(cluster_tiles, slots) * tile, waves, extra + stores(row, tile, waves));
+      const bool streams = row.streams && size <= 2 && tiles >= 2 * multiprocessors_;
+      if (streams && !c_.batch_invariant) stream(plan, slots, k_blocks, k_block, waves);
     }
   }
 
@@ -152,7 +181,46 @@ class Chooser {
     const double extra = kStreamFixed + static_cast<double>(plan.row->tile_m * plan.row->tile_n) *
                                             4 * share / kStreamBytesPerCycle /
                                             kCyclesPerMicrosecond;
-    keep(plan, (static_cast<double>(whole) + 1 / share) * k_blocks * k_block, waves, extra);
+    keep(plan, (static_cast<double>(whole) + 1 / share) * k_blocks * k_block, waves,
+         extra + stores(*plan.row, k_blocks * k_block, waves));
+  }
+
+  // Parts of K, each of whose sums are a matrix of their own.
+  void split(Sm90Plan plan, int64_t slots, int64_t k_blocks, double k_block, double extra) {
+    const double outputs = static_cast<double>(c_.m) * static_cast<double>(c_.n);
+    const int64_t tiles = plan.whole_tiles;
+    int32_t last = 1;
+    for (int32_t wanted = 2; wanted <= kMostSplits; ++wanted) {
+      const int64_t blocks = ceil_div(k_blocks, int64_t{wanted});
+      const auto splits = static_cast<int32_t>(ceil_div(k_blocks, blocks));  // none is empty
+      const double bytes = outputs * 4 * splits;
+      if (blocks < kLeastSplitBlocks || bytes > kMostSumsBytes || tiles * (splits - 1) >= 2 * slots)
+        break;
+      if (splits == last) continue;
+      last = splits;
+      plan.splits = splits;
+      plan.split_blocks = static_cast<int32_t>(blocks);
+      plan.whole_tiles = static_cast<int32_t>(tiles * splits);
+      plan.clusters = static_cast<int32_t>(std::min(slots, tiles * splits));
+      const double waves = std::max(1.0, static_cast<double>(tiles * splits) / slots);
+      const auto turns = static_cast<double>(ceil_div(tiles * splits, slots));
+      const double stored = turns * static_cast<double>(plan.row->tile_m * plan.row->tile_n * 4) /
+                            (c_.n % 4 == 0 ? kSumsBytesPerCycle : kSingleSumsBytesPerCycle);
+      keep(plan, turns * blocks * k_block + stored, waves,
+           extra + kSplitFixed + 2 * bytes / kSplitBytesPerMicrosecond);
+    }
+  }
+
+  // What a block waits for stores. A tile's products are half done when one warpgroup of two begins to
+  // store the tile before.
+  double stores(const Sm90Row& row, double tile_cycles, double waves) const {
+    if (c_.n * element_size(c_.output) % kVectorBytes == 0) return 0;
+    const double bytes =
+        static_cast<double>(row.tile_m * row.tile_n) * static_cast<double>(element_size(c_.output));
+    const double hidden = row.one_warpgroup ? 0 : tile_cycles / 2;
+    const double stored = bytes / (row.tile_n % 64 == 0 ? kStoreAnywhereBytes : kStoreNarrowBytes);
+    const double last = std::max(0.0, stored - tile_cycles);
+    return ((waves - 1) * std::max(0.0, stored - hidden) + last) / kCyclesPerMicrosecond;
   }
 
   void keep(const Sm90Plan& plan, double cycles, double waves, double extra) {
@@ -173,8 +241,13 @@ class Chooser {
 };
 
 void consider_rows(Chooser& chooser, const std::vector<Sm90Row>& rows, const MatmulCase& problem) {
-  const bool a_mn_major = problem.a == kOwnVectors, b_mn_major = problem.b == kOwnVectors;
+  const auto along_own = [](Access access) {
+    return access == kOwnVectors || access == kOwnElements;
+  };
+  const bool a_mn_major = along_own(problem.a), b_mn_major = along_own(problem.b);
+  const bool reads = !is_vectors(problem.a) || !is_vectors(problem.b);
   for (const Sm90Row& row : rows) {
+    if (reads != row.reads) continue;
     if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
       chooser.consider(row);
     }
@@ -197,6 +270,7 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
   one_warpgroup = entry.entry().block[0] == 256;
   streams = fields.integer("streams", 0, 1) != 0;
   pairs = fields.integer("pairs", 0, 1) != 0;
+  reads = fields.integer("reads", 0, 1) != 0;
 }
 
 Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
@@ -216,9 +290,13 @@ std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCas
 }
 
 std::string sm90_name(const Sm90Plan& plan) {
-  constexpr const char* kClusters[] = {"", " share_a", " share_b", " split_k"};
+  constexpr const char* kClusters[] = {"",        " share_a", " share_b", " split_k", " share_both",
+                                       " four_a", " four_b"};
+  const bool reads = plan.reads_a || plan.reads_b;
   return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
-         kClusters[static_cast<int>(plan.cluster)] + (plan.stream_tiles != 0 ? " streamed" : "");
+         kClusters[static_cast<int>(plan.cluster)] + (reads ? " read" : "") +
+         (plan.splits > 1 ? " " + std::to_string(plan.splits) + " splits" : "") +
+         (plan.stream_tiles != 0 ? " streamed" : "");
 }
 
 }  // namespace torch_cubin

@@ -22,10 +22,28 @@ struct Sm90Row {
   bool one_warpgroup;  // computes; else two
   bool streams;        // can deal the last tiles' K out over all clusters
   bool pairs;          // can split K between the two blocks of a cluster
+  bool reads;          // for operands whose rows begin anywhere, and no others
 };
 
-// What the two blocks of a cluster have in common.
-enum class Sm90Cluster : uint8_t { kNone, kShareA, kShareB, kSplitK };
+// What the blocks of a cluster have in common: two share an operand, or split K; four share both, each with
+// one other block, or all one.
+enum class Sm90Cluster : uint8_t { kNone, kShareA, kShareB, kSplitK, kShareBoth, kFourA, kFourB };
+constexpr Sm90Cluster kSm90Clusters[] = {
+    Sm90Cluster::kNone,      Sm90Cluster::kShareA, Sm90Cluster::kShareB, Sm90Cluster::kSplitK,
+    Sm90Cluster::kShareBoth, Sm90Cluster::kFourA,  Sm90Cluster::kFourB};
+
+// How many blocks of a cluster share a tile of A (they lie along N), and one of B.
+inline int64_t sharers_of_a(Sm90Cluster cluster) {
+  const bool two = cluster == Sm90Cluster::kShareA || cluster == Sm90Cluster::kShareBoth;
+  return cluster == Sm90Cluster::kFourA ? 4 : two ? 2 : 1;
+}
+inline int64_t sharers_of_b(Sm90Cluster cluster) {
+  const bool two = cluster == Sm90Cluster::kShareB || cluster == Sm90Cluster::kShareBoth;
+  return cluster == Sm90Cluster::kFourB ? 4 : two ? 2 : 1;
+}
+inline int64_t cluster_size(Sm90Cluster cluster) {
+  return cluster == Sm90Cluster::kSplitK ? 2 : sharers_of_a(cluster) * sharers_of_b(cluster);
+}
 
 struct Sm90Plan {
   const Sm90Row* row = nullptr;  // null: none takes the problem
@@ -33,6 +51,8 @@ struct Sm90Plan {
   int32_t tiles_m = 0, tiles_n = 0;  // of a cluster
   int32_t clusters = 0;
   int32_t whole_tiles = 0, stream_tiles = 0, stream_clusters = 0;
+  int32_t splits = 1, split_blocks = 0;   // of K, and k blocks of each, for a case of split sums
+  bool reads_a = false, reads_b = false;  // without a tensor map
 };
 
 struct Sm90Way {
@@ -48,7 +68,7 @@ std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCas
 Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
                   int64_t multiprocessors);
 
-// "256x192 share_a streamed"
+// "256x192 share_a streamed", "64x64 read 4 splits"
 std::string sm90_name(const Sm90Plan& plan);
 
 }  // namespace torch_cubin

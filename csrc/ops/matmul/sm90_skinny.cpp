@@ -27,7 +27,8 @@ constexpr double kSkinnyMemoryShare = 0.9;
 constexpr double kSkinnyMultiprocessorRate = 20;
 // What these bounds leave out, fitted so that times compare with those of other kernels (sm90.cpp): us,
 // and for each split more, which joins the sums of 32 tokens.
-constexpr double kSkinnyShareToCompare = 0.855, kSkinnyMore = 0.6, kSkinnySplit = 0.175;
+constexpr double kSkinnyShareToCompare = 0.855, kSkinnyMore = 0.6, kSkinnyAlone = 1.5,
+                 kSkinnySplit = 0.1;
 
 // How K and the weights' rows are shared out: a function of them alone, so that the order in which K is
 // added up does not depend on the number of tokens. The rule is what sweeps on the H200 left of many
@@ -227,9 +228,9 @@ class Sm90Skinny : public MatmulKernels {
     // Coordinates of tensor maps are 32-bit, and so are the kernels' rows.
     constexpr int64_t kMost = (int64_t{1} << 31) - 512;
     const SkinnySides sides(c);
-    return c.input == c.output && c.a_scales == Scales::kNone && c.b_scales == Scales::kNone &&
-           c.batch_dims == 0 && c.only_bias() && c.a_mappable && c.b_mappable &&
-           (sides.swapped ? c.b : c.a) == kKVectors && sides.tokens <= 64 &&
+    return !c.split_sums && c.input == c.output && c.a_scales == Scales::kNone &&
+           c.b_scales == Scales::kNone && c.batch_dims == 0 && c.only_bias() && c.a_mappable &&
+           c.b_mappable && (sides.swapped ? c.b : c.a) == kKVectors && sides.tokens <= 64 &&
            sides.rows_count <= kMost && c.k >= kSkinnyBlockK && c.k <= kMost;
   }
 
@@ -263,7 +264,7 @@ class Sm90Skinny : public MatmulKernels {
                                    of_one / kSkinnyMultiprocessorRate) +
                           row->fixed_cycles;
     plan.microseconds = kSkinnyShareToCompare * cycles / device_.cycles_per_microsecond +
-                        kSkinnyMore +
+                        (splits > 1 ? kSkinnyMore : kSkinnyAlone) +
                         kSkinnySplit * static_cast<double>(splits - 1) *
                             (static_cast<double>(sides.tokens) / 32 + 0.5);
     plan.set(chosen);

@@ -45,7 +45,7 @@ class TransposeKernels : public MatmulKernels {
     const TransposePlan chosen = {is_along_own(c.a), is_along_own(c.b)};
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     // Which kernels follow could depend on the number of rows: not for batch-invariant products.
-    if (c.math != kMathTF32 || c.batch_invariant || c.batch_dims > 1 ||
+    if (c.math != kMathTF32 || c.split_sums || c.batch_invariant || c.batch_dims > 1 ||
         work < kLeastTransposedWork || (!chosen.a && !chosen.b)) {
       return plan;
     }
