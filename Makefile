@@ -19,13 +19,14 @@ HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
 FORMATTED := $(shell find csrc tests examples/cpp torch_cubin/include -name "*.cubin.cpp" -prune -o \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
-.PHONY: help demo test thread-test gpu-test lint format bench build wheel clean environment
+.PHONY: help demo test thread-test triton-test gpu-test lint format bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
 	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
 	@echo 'make gpu-test  the tests that need a GPU, side by side, and their record'
 	@echo 'make thread-test  first uses by 32 threads under ThreadSanitizer'
+	@echo 'make triton-test  the tests of Triton kernels with every version of Triton from 3.3 on (every night)'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
 	@echo 'make bench   speed against torch.matmul (needs a GPU)'
@@ -70,6 +71,9 @@ test: built-test
 
 thread-test: | $(READY)
 	@$(PY) tests/threads/run.py
+
+triton-test: $(LIBRARY) | $(READY)
+	@$(PY) tools/triton_versions.py
 
 gpu-test: built-demo
 	@$(PY) tools/gpu_tests.py $(PYTEST)

@@ -203,6 +203,18 @@ def test_a_bound_that_is_too_small_cuts_sequences_short(head_dim: int, nan_memor
         assert bool((lse[:, begin + 500 : begin + length] == -math.inf).all())
 
 
+@pytest.mark.parametrize("rows", [(1, 1), (1, 900), (900, 1)], ids=str)
+def test_a_tensor_of_one_row(rows: tuple[int, int], nan_memory) -> None:
+    """Whose stride from row to row is any."""
+    g = ac.generator(str(rows))
+    q, k, v, grad = draw(torch.bfloat16, g, *rows, 4, 2, 64, 64)
+    named = {"cu_seqlens_q": offsets(rows[:1]), "cu_seqlens_k": offsets(rows[1:])}
+    ours, lse = ar.both(q, k, v, grad, enable_gqa=True, **named)
+    want = ar.packed_reference(q, k, v, grad, [0, rows[0]], [0, rows[1]], {})
+    ar.check("bfloat16", str(rows), ours, want)
+    ar.check_logsumexp("bfloat16", str(rows), lse, want.logsumexp)
+
+
 def test_no_sequence_at_all(nan_memory) -> None:
     g = ac.generator("none")
     q, k, v, grad = draw(torch.bfloat16, g, 700, 900, 2, 2, 64, 64)

@@ -198,6 +198,12 @@ def test_compiled(backend, grad, device):
     assert torch.equal(compiled[2], own[2])
 
 
+def test_a_sparse_cache_is_refused():
+    args = make("cpu")
+    with pytest.raises(RuntimeError, match=r"\[input\]: flash_attention_with_kvcache .*k_cache.*"):
+        attend(args["q"], args["k_cache"].to_sparse(), args["v_cache"])
+
+
 def bfloat16(*shape):
     return torch.zeros(shape, dtype=torch.bfloat16)
 

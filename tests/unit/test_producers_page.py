@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -73,6 +74,8 @@ def test_the_example_runs(title: str, tmp_path: Path) -> None:
     for name in NEEDS[title]:
         if not is_installed(name):
             pytest.skip(f"{name} is not installed")
+    if title == "Triton" and importlib.metadata.version("triton") < "3.4":
+        pytest.skip("Triton 3.3 makes no autotuner without a GPU")
     script = tmp_path / "example.py"
     script.write_text(examples()[title])
     if title == "Libraries of cubins":

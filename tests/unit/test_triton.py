@@ -34,6 +34,10 @@ try:
 except ImportError:
     table = None
 needs_triton = pytest.mark.skipif(table is None, reason="Triton is not installed")
+needs_later = pytest.mark.skipif(
+    table is None or table.triton.__version__ < "3.4",
+    reason="Triton 3.3 makes no autotuner without a GPU, and tells no listener what it compiles",
+)
 
 
 def namespace() -> str:
@@ -588,7 +592,7 @@ def define_tuned(kernel_: Any, **more: Any) -> torch_cubin.Op:
     )
 
 
-@needs_triton
+@needs_later
 def test_autotuned_kernels_are_found_by_their_key() -> None:
     results = {(1024,): (256, 4), (2048,): (512, 8), (4096,): (512, 8)}
     op = define_tuned(autotuned(results))
@@ -603,7 +607,7 @@ def test_autotuned_kernels_are_found_by_their_key() -> None:
     assert op.contract["kernels"][0]["grid"][0][1][2] in (256, 512)
 
 
-@needs_triton
+@needs_later
 def test_an_autotuners_files(tmp_path: Path) -> None:
     def timing(block: int, warps: int, time: float) -> list:
         fields = {"kwargs": {"BLOCK": block}, "num_warps": warps, "num_ctas": 1, "num_stages": 3}
@@ -633,7 +637,7 @@ def test_an_autotuners_files(tmp_path: Path) -> None:
             define_tuned(autotuned({}), tuned=tmp_path / "wrong.json")
 
 
-@needs_triton
+@needs_later
 def test_autotuners_that_cannot_be_followed() -> None:
     with pytest.raises(errors.InputError, match="has no results"):
         define_tuned(autotuned({}))
@@ -651,7 +655,7 @@ def test_autotuners_that_cannot_be_followed() -> None:
         define_tuned(autotuned({(1,): (256, 4)}), signature=None, archs=None)
 
 
-@needs_triton
+@needs_later
 def test_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     with tct.record() as seen:

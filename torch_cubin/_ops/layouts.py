@@ -41,6 +41,7 @@ def register(library: torch.library.Library) -> None:
         *("_linear_activation", "_linear_activation_autograd", "_addmm", "_addmm_autograd"),
         *("_scaled_dot_product_attention", "_attention_forward", "_attention_forward_autograd"),
         *("_attention_backward", "_attention_backward_autograd"),
+        *("_flash_attention_with_kvcache", "_flash_attention_with_kvcache_autograd"),
     ):
         refuse = _refusal(name)
         for key in _KEYS:

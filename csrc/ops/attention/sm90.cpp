@@ -125,6 +125,7 @@ class Sm90Forward : public AttentionForwardKernels {
     const AttentionRow& row = *choose(problem, band, &time);
     const bool packed = problem.packed;
     const int64_t rows_q = packed ? TensorView(operands.query).sizes[0] : all.seqlen_q;
+    const int64_t rows_k = packed ? TensorView(operands.key).sizes[0] : all.seqlen_k;
     // Of a head. Packed sequences have at most so many: each may end with a part of one.
     const int64_t tiles =
         packed ? rows_q / row.rows + std::max(all.batch, 1) : ceil_div(rows_q, row.rows);
@@ -137,15 +138,14 @@ class Sm90Forward : public AttentionForwardKernels {
     }
     const int64_t kv_heads = all.heads / all.group;
     encode_sm90_map(params.q, row,
-                    {all.q, all.q_stride, all.head_dim, all.seqlen_q, all.heads, all.batch, packed},
+                    {all.q, all.q_stride, all.head_dim, rows_q, all.heads, all.batch, packed},
                     kQueryRows, device_);
     encode_sm90_map(params.k, row,
-                    {all.k, all.k_stride, all.head_dim, all.seqlen_k, kv_heads, all.batch, packed},
+                    {all.k, all.k_stride, all.head_dim, rows_k, kv_heads, all.batch, packed},
                     row.columns, device_);
-    encode_sm90_map(
-        params.v, row,
-        {all.v, all.v_stride, all.head_dim_v, all.seqlen_k, kv_heads, all.batch, packed},
-        row.columns, device_);
+    encode_sm90_map(params.v, row,
+                    {all.v, all.v_stride, all.head_dim_v, rows_k, kv_heads, all.batch, packed},
+                    row.columns, device_);
     params.out = all.out;
     params.logsumexp = all.logsumexp;
     sm90_logsumexp_strides(all, params.logsumexp_stride);

@@ -133,7 +133,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t parts = operands.problem.parts();
     for (int64_t part = 0; part < parts; ++part) {
       operands.fill(all, part);
-      fill(params, row, all, packed);
+      fill(params, row, all, packed, rows_q, rows_k);
       params.logsumexp = logsumexp + part * heads * problem.seqlen_q;
       torch_cubin::launch(*chosen.delta->kernel, {delta_blocks}, device_, params);
       torch_cubin::launch(*row.kernel, {kv_heads * key_tiles}, device_, params);
@@ -161,22 +161,21 @@ class Sm90Backward : public AttentionBackwardKernels {
   }
 
   void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
-            bool packed) const {
+            bool packed, int64_t rows_q, int64_t rows_k) const {
     const int64_t kv_heads = all.heads / all.group;
     encode_sm90_map(params.q, row,
-                    {all.q, all.q_stride, all.head_dim, all.seqlen_q, all.heads, all.batch, packed},
+                    {all.q, all.q_stride, all.head_dim, rows_q, all.heads, all.batch, packed},
                     row.rows, device_);
     encode_sm90_map(params.k, row,
-                    {all.k, all.k_stride, all.head_dim, all.seqlen_k, kv_heads, all.batch, packed},
+                    {all.k, all.k_stride, all.head_dim, rows_k, kv_heads, all.batch, packed},
+                    row.columns, device_);
+    encode_sm90_map(params.v, row,
+                    {all.v, all.v_stride, all.head_dim_v, rows_k, kv_heads, all.batch, packed},
                     row.columns, device_);
     encode_sm90_map(
-        params.v, row,
-        {all.v, all.v_stride, all.head_dim_v, all.seqlen_k, kv_heads, all.batch, packed},
-        row.columns, device_);
-    encode_sm90_map(params.grad_out, row,
-                    {all.grad_out, all.grad_out_stride, all.head_dim_v, all.seqlen_q, all.heads,
-                     all.batch, packed},
-                    row.rows, device_);
+        params.grad_out, row,
+        {all.grad_out, all.grad_out_stride, all.head_dim_v, rows_q, all.heads, all.batch, packed},
+        row.rows, device_);
     params.out = all.out;
     params.grad_out_rows = all.grad_out;
     params.dq = all.dq;

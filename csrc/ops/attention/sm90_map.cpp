@@ -21,7 +21,7 @@ void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const Sm
     return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(size == 1 ? 16 : stride * 2),
                   static_cast<uint32_t>(box)};
   };
-  const int64_t row = rows.stride[2];
+  const int64_t row = rows.rows == 1 ? 8 : rows.stride[2];  // as above
   const MapDim columns = dim(rows.columns, 1, kPanel), heads = dim(rows.heads, rows.stride[1], 1);
   if (rows.packed) {
     constexpr int64_t kWrap = int64_t{1} << 34;  // elements: sm90_params.h says why

@@ -14,7 +14,7 @@
 namespace torch_cubin {
 
 // `stride`: batch, head, row; in elements, whole 16 bytes each. `packed`: rows of sequences one behind
-// the other, so that `batch` is of no meaning.
+// the other; then `rows` counts those of all, and `batch` is of no meaning.
 struct Sm90MapRows {
   const void* data;
   const tc_int64 (&stride)[3];
