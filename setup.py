@@ -343,13 +343,10 @@ def bdist_wheel_class():
         """py3-none-<platform>: the library uses none of Python's C API, so any Python 3 will do."""
 
         def get_tag(self) -> tuple[str, str, str]:
-            return "py3", "none", super().get_tag()[2]
-
-        @property
-        def wheel_dist_name(self) -> str:
+            # Asked for after the build, so that the kernels are those that the wheel holds.
             if self.build_number is None:
                 self.build_number = partial_build_number(PACKAGE / "cubins" / "manifest.json")
-            return super().wheel_dist_name
+            return "py3", "none", super().get_tag()[2]
 
     return Wheel
 

@@ -40,6 +40,9 @@ struct Entry {
   uint64_t flags = 0;                   // fatbin
   std::string options;                  // fatbin: the compiler's options, where it left them
   std::shared_ptr<const Buffer> owned;  // the bytes of an array in C source
+  // A symbol of a host file's data names it: it may be any array that begins as an image does.
+  bool is_guess = false;
+  bool in_package = false;  // an embedded file that stands beside a manifest.json
 };
 
 struct Container {

@@ -77,6 +77,13 @@ Bundle read_bundle(const Bytes& whole, uint64_t at, const std::string& origin) {
 
 }  // namespace
 
+bool is_package(const Bundle& bundle) {
+  for (const EmbeddedFile& file : bundle) {
+    if (file.name == "manifest.json") return true;
+  }
+  return false;
+}
+
 void list_bundles(const Bytes& library, uint64_t begin, uint64_t end, const std::string& origin,
                   std::vector<Bundle>& bundles) {
   for (uint64_t at = begin; at < end;) {

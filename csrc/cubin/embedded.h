@@ -29,6 +29,9 @@ struct EmbeddedFile {
 
 using Bundle = std::vector<EmbeddedFile>;
 
+// Whether it is a package: it has a manifest.json.
+bool is_package(const Bundle& bundle);
+
 constexpr std::string_view kEmbeddedSection = ".torch_cubin";
 
 // Adds the bundles in the bytes [begin, end) of `library`. Throws [image] for a table that

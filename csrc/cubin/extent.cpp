@@ -96,6 +96,15 @@ size_t extent_of(const uint8_t* data, size_t limit, const std::string& origin) {
         "bytes of another kind", "Give its size."});
 }
 
+uint64_t table_bytes_of(const uint8_t* data, size_t limit) {
+  if (!is_elf(data, limit)) return 0;
+  const Bytes file(data, limit);
+  const uint64_t segments = kSegmentHeaderBytes * file.u16(56);
+  const uint64_t sections = kSectionHeaderBytes * file.u16(60);
+  return (file.contains(file.u64(32), segments) ? segments : 0) +
+         (file.contains(file.u64(40), sections) ? sections : 0);
+}
+
 size_t without_padding(const uint8_t* data, size_t size) {
   if (!is_elf(data, size)) return size;
   const char* outside = nullptr;

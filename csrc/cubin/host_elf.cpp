@@ -52,6 +52,7 @@ void list_section(const Bytes& file, uint64_t offset, uint64_t size, std::string
 // Of a file that an embedded bundle names: only device code is an entry, a manifest is not.
 void list_files(const std::vector<Bundle>& bundles, std::vector<Entry>& entries) {
   for (const Bundle& bundle : bundles) {
+    const bool in_package = is_package(bundle);
     for (const EmbeddedFile& file : bundle) {
       const Format format = sniff(file.bytes.data(), file.bytes.size(), file.name).format;
       if (format == Format::kText) continue;
@@ -61,6 +62,7 @@ void list_files(const std::vector<Bundle>& bundles, std::vector<Entry>& entries)
       entry.offset = file.offset;
       entry.stored = file.bytes;
       entry.size = file.bytes.size();
+      entry.in_package = in_package;
       entries.push_back(entry);
     }
   }

@@ -8,6 +8,8 @@
 // A symbol tells where an image may begin, and the image itself how long it is. Bytes that only look
 // like one are passed over: a program may hold the signatures that it looks for.
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -49,13 +51,50 @@ std::string host_symbol_name(const Bytes& file, const HostSection& names, uint32
   return std::string(rest.substr(0, rest.find('\0')));
 }
 
+// Bytes of a file that are known to be images'. Ranges that touch are one.
+class Ranges {
+ public:
+  void add(uint64_t begin, uint64_t end) {
+    auto next = ends_.upper_bound(begin);
+    if (next != ends_.begin() && std::prev(next)->second >= begin) {
+      --next;
+      begin = next->first;
+    }
+    while (next != ends_.end() && next->first <= end) {
+      end = std::max(end, next->second);
+      next = ends_.erase(next);
+    }
+    ends_[begin] = end;
+  }
+
+  bool hold(uint64_t offset) const {
+    const auto next = ends_.upper_bound(offset);
+    return next != ends_.begin() && offset < std::prev(next)->second;
+  }
+
+ private:
+  std::map<uint64_t, uint64_t> ends_;  // by begin
+};
+
 }  // namespace
 
 void list_symbol_images(const Bytes& file, const std::string& origin, std::vector<Entry>& entries) {
   const uint64_t table = file.u64(40), count = file.u16(60);
   const bool relocatable = file.u16(16) == kHostRelocatable;
-  std::set<uint64_t> known;  // offsets
-  uint64_t total = 0;
+  // Symbols may be many more than images: each place is looked at once, what the tables of images
+  // hold is read once, and no list is gone through for each symbol.
+  std::set<uint64_t> looked_at;  // offsets
+  Ranges listed;                 // what sections of device code hold, too
+  for (const Entry& entry : entries) {
+    listed.add(entry.offset, entry.offset + entry.stored.size());
+  }
+  size_t found = 0;
+  uint64_t total = 0, tables = 0;
+  const auto refuse_overlaps = [&](bool overlap) {
+    if (!overlap) return;
+    fail({"image", origin, "is a damaged host ELF file: images that symbols name overlap", "", "",
+          "Build or copy the file again."});
+  };
   const auto add = [&](const HostSection& names, uint64_t at) {
     const unsigned type = file.u8(at + 4) & 15;
     const uint64_t index = file.u16(at + 6);
@@ -70,10 +109,10 @@ void list_symbol_images(const Bytes& file, const std::string& origin, std::vecto
     const uint64_t offset = home.offset + (value - base);
     const auto limit = static_cast<size_t>(home.offset + home.size - offset);
     const Bytes rest(file.data() + offset, limit);
-    if (!begins_as_image(rest) || known.count(offset) != 0) return;
-    for (const Entry& entry : entries) {  // what a section of device code holds is listed already
-      if (offset >= entry.offset && offset < entry.offset + entry.stored.size()) return;
-    }
+    if (!begins_as_image(rest) || listed.hold(offset)) return;
+    if (!looked_at.insert(offset).second) return;
+    tables += table_bytes_of(rest.data(), rest.size());
+    refuse_overlaps(tables > file.size());
     uint64_t size = file.u64(at + 16);
     try {
       size = extent_of(rest.data(), rest.size(), origin);
@@ -82,17 +121,16 @@ void list_symbol_images(const Bytes& file, const std::string& origin, std::vecto
       if (size == 0 || size > limit || rest.u32(0) != 0x464c457f) return;
     }
     total += size;
-    if (total > file.size() || known.size() == kMaxEntries) {
-      fail({"image", origin, "is a damaged host ELF file: images that symbols name overlap", "", "",
-            "Build or copy the file again."});
-    }
-    known.insert(offset);
+    refuse_overlaps(total > file.size() || found == kMaxEntries);
+    ++found;
+    listed.add(offset, offset + size);
     Entry entry;
     entry.format = rest.u32(0) == 0x464c457f ? Format::kCubin : Format::kFatbin;
     entry.name = host_symbol_name(file, names, file.u32(at));
     entry.offset = offset;
     entry.stored = Bytes(rest.data(), static_cast<size_t>(size));
     entry.size = size;
+    entry.is_guess = true;
     entries.push_back(std::move(entry));
   };
   uint64_t symbols = 0;

@@ -162,20 +162,41 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
 uint32_t Packing::add_address(const json& argument, Piece piece, const ArgumentPlaces& places) {
   piece.size = sizeof(void*);
   piece.kind = Kind::kAddress;
-  piece.tensor = argument.size() == 3 && argument[1].is_string()
+  const bool has_parts = argument.size() == 4 && argument[3].is_array();
+  piece.tensor = (argument.size() == 3 || has_parts) && argument[1].is_string()
                      ? find_named(places.scope.tensors, argument[1].get<std::string>())
                      : -1;
   if (piece.tensor < 0) {
-    refuse_json(piece.label, "[\"address\", a tensor of the op, an element]", argument);
+    refuse_json(piece.label,
+                "[\"address\", a tensor of the op, an element, [[first, count, size], ...]]",
+                argument);
   }
+  piece.is_item = argument[1].get<std::string>().find('[') != std::string::npos;
   piece.index = static_cast<int32_t>(expressions_.size());
   expressions_.emplace_back(argument[2], places.scope, piece.label);
   if (expressions_.back().type() != ValueType::kInt) {
     refuse_json(piece.label, "an integer, the element's place in memory", argument[2]);
   }
+  if (has_parts) {
+    for (const json& part : argument[3]) add_part(part, &piece, places);
+  }
   reserve(piece.at, piece.size, piece.label);
   pieces_.push_back(std::move(piece));
   return sizeof(void*);
+}
+
+void Packing::add_part(const json& part, Piece* piece, const ArgumentPlaces& places) {
+  if (!part.is_array() || part.size() != 3) {
+    refuse_json(piece->label, "a part's [first, count, size]", part);
+  }
+  for (const json& number : part) {
+    expressions_.emplace_back(number, places.scope, piece->label);
+    if (expressions_.back().type() != ValueType::kInt) {
+      refuse_json(piece->label, "integers: a part's first place, its places, its dim's size",
+                  number);
+    }
+  }
+  ++piece->parts;
 }
 
 uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, bool param,
@@ -385,15 +406,39 @@ void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const 
   }
 }
 
+void Packing::require_item(const Piece& piece, const TensorFacts& item) {
+  if (item.defined) return;
+  fail(
+      {"input", piece.label, "wants an item that its list does not have", "a longer list", "", ""});
+}
+
 const void* Packing::address(const Piece& piece, const CallState& state) const {
   const auto tensor = static_cast<size_t>(piece.tensor);
-  const auto* const begin = static_cast<const uint8_t*>(state.addresses[tensor]);
-  if (begin == nullptr) return nullptr;
   const TensorFacts& facts = state.facts[tensor];
+  if (piece.is_item) require_item(piece, facts);
+  if (!facts.defined) return nullptr;
+  const Arguments arguments = state.arguments();
+  const auto index = static_cast<size_t>(piece.index);
+  bool is_empty = false;
+  for (size_t i = 0; i < piece.parts; ++i) {
+    const Expression* const part = &expressions_[index + 1 + 3 * i];
+    const int64_t first = part[0].evaluate(arguments).integer;
+    const int64_t count = part[1].evaluate(arguments).integer;
+    const int64_t size = part[2].evaluate(arguments).integer;
+    // Not the sum of both, which may overflow.
+    if (first < 0 || count < 0 || first > size || count > size - first) {
+      fail({"input", piece.label, "takes a part that its tensor does not have",
+            "places of a dim of " + std::to_string(size),
+            std::to_string(count) + " from " + std::to_string(first) + " on",
+            "The definition does not allow for these arguments."});
+    }
+    is_empty |= count == 0;
+  }
+  const auto* const begin = static_cast<const uint8_t*>(state.addresses[tensor]);
+  if (begin == nullptr || is_empty) return nullptr;
   int64_t last = 0;  // of the elements, in memory
   for (int64_t i = 0; i < facts.dim; ++i) last += (facts.sizes[i] - 1) * facts.strides[i];
-  const auto index = static_cast<size_t>(piece.index);
-  const int64_t at = expressions_[index].evaluate(state.arguments()).integer;
+  const int64_t at = expressions_[index].evaluate(arguments).integer;
   if (at < 0 || at > last) {
     fail({"input", piece.label, "points outside of its tensor",
           "an element from 0 to " + std::to_string(last), std::to_string(at),
@@ -413,10 +458,7 @@ void Packing::pack(const CallState& state, uint8_t* out, void** params) const {
         std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
         break;
       case Kind::kItem:
-        if (!state.facts[index].defined) {
-          fail({"input", piece.label, "wants an item that its list does not have", "a longer list",
-                "", ""});
-        }
+        require_item(piece, state.facts[index]);
         std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
         break;
       case Kind::kAddress: {

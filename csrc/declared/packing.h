@@ -70,6 +70,9 @@ class Packing {
     uint32_t at = 0;
     int32_t index = 0;   // of a tensor, an expression or a tensor map
     int32_t tensor = 0;  // of kAddress, whose index is the expression's
+    // Of kAddress: so many parts, whose three expressions each follow the element's.
+    uint32_t parts = 0;
+    bool is_item = false;  // of kAddress: the tensor is an item of a list, which a call must have
     std::string label;
   };
 
@@ -79,6 +82,7 @@ class Packing {
                const std::string& label, const ArgumentPlaces& places);
   uint32_t add_pointer(const nlohmann::json& argument, Piece piece, const ArgumentPlaces& places);
   uint32_t add_address(const nlohmann::json& argument, Piece piece, const ArgumentPlaces& places);
+  void add_part(const nlohmann::json& part, Piece* piece, const ArgumentPlaces& places);
   uint32_t add_number(const nlohmann::json& argument, Piece piece, uint32_t room, bool param,
                       const ArgumentPlaces& places);
   uint32_t add_struct(const nlohmann::json& argument, uint32_t at, const std::string& label,
@@ -88,7 +92,10 @@ class Packing {
   uint32_t add_bytes(const nlohmann::json& argument, uint32_t at, const std::string& label);
   void reserve(uint32_t at, uint32_t size, const std::string& label);
   void write(const Piece& piece, const Value& value, uint8_t* out) const;
-  // The address of the element, null where the tensor has none. Throws [input] for one outside.
+  // Throws [input] for an item that the call's list does not have.
+  static void require_item(const Piece& piece, const TensorFacts& item);
+  // The address of the element, null where the tensor or the part has none. Throws [input] for one
+  // outside.
   const void* address(const Piece& piece, const CallState& state) const;
 
   std::vector<uint8_t> constant_;

@@ -3,23 +3,18 @@
 #include <climits>
 #include <cstring>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "cubin/embedded.h"
 #include "cubin/error.h"
 #include "cubin/extent.h"
 #include "cubin/sniff.h"
-#include "package/fields.h"
 #include "package/files.h"
-#include "package/package.h"
+#include "package/package_images.h"
 #include "package/user_images.h"
 
 namespace torch_cubin {
 namespace {
-
-using nlohmann::json;
 
 constexpr char kManifest[] = "manifest.json";
 
@@ -27,38 +22,12 @@ void append(std::vector<SourceImage> from, std::vector<SourceImage>& to) {
   for (SourceImage& image : from) to.push_back(std::move(image));
 }
 
-// Every image that the manifest lists: of declared ops ("images") or of kernels ("kernels").
-std::vector<SourceImage> images_of_package(std::unique_ptr<PackageFiles> files,
-                                           const std::string& path, bool jit) {
-  const Package package(std::move(files), "package '" + printable(path, PATH_MAX) + "'", Trust());
-  const json& manifest = package.manifest();
-  const char* list = manifest.contains("images") ? "images" : "kernels";
-  std::vector<SourceImage> images;
-  std::set<std::string> seen;
-  Fields fields(manifest, package.label());
-  for (const json& entry : fields.list(list)) {
-    Fields image(entry, package.label() + ": " + list);
-    const std::string name = image.text("file");
-    if (!is_inside_package(name)) {
-      fail({"file", package.label(), "names a file outside of the package",
-            "a relative path without '..'", "'" + printable(name) + "'", ""});
-    }
-    if (!seen.insert(name).second) continue;
-    const std::vector<uint8_t> bytes = read_hashed(*package.files(), name, image.text("sha256"),
-                                                   kMaxImageBytes, "Copy the package again.");
-    append(images_of(bytes.data(), bytes.size(), package.files()->origin(name), jit), images);
-  }
-  return images;
-}
-
 std::vector<SourceImage> images_of_bundle(const Bytes& bytes, const std::string& origin, bool jit) {
   std::vector<Bundle> bundles;
   list_bundles(bytes, 0, bytes.size(), origin, bundles);
   std::vector<SourceImage> images;
   for (Bundle& bundle : bundles) {
-    bool is_package = false;
-    for (const EmbeddedFile& file : bundle) is_package |= file.name == kManifest;
-    if (is_package) {
+    if (is_package(bundle)) {
       append(images_of_package(files_in_library(origin, std::move(bundle)), origin, jit), images);
       continue;
     }

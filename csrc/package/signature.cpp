@@ -101,11 +101,14 @@ class Verifier {
   int (*verify_)(void*, const unsigned char*, size_t, const unsigned char*, size_t) = nullptr;
 };
 
-[[noreturn]] void refuse(const std::string& label, const std::string& got) {
+[[noreturn]] void refuse(const std::string& label, const std::string& got,
+                         const std::string& advice) {
   fail({"hash", label, "is not signed by a trusted key",
-        "a signature of this manifest by one of the keys in trusted= and in TORCH_CUBIN_TRUSTED",
-        got, "Sign it: save_package(folder, ops, key=...)."});
+        "a signature by a key of trusted= and of TORCH_CUBIN_TRUSTED, where they are given", got,
+        advice});
 }
+
+constexpr char kForged[] = "Get the package from its author again.";
 
 }  // namespace
 
@@ -126,7 +129,8 @@ void check_signature(const Trust& trust, const PackageFiles& files,
   try {
     content = files.read(name, kMaxSignatureBytes);
   } catch (const Error& error) {
-    refuse(label, "no signature (" + name + ")");
+    refuse(label, "no signature (" + name + ")",
+           "save_package(folder, ops, key=...) signs; what was changed after that is not signed.");
   }
   const std::string at = label + ": " + name;
   const nlohmann::json json = parse_json(std::string(content.begin(), content.end()), at);
@@ -136,15 +140,16 @@ void check_signature(const Trust& trust, const PackageFiles& files,
   const std::vector<uint8_t> signature = bytes_of_hex(fields.text("signature"), kSignatureBytes);
   fields.finish();
   if (algorithm != "ed25519" || key.empty() || signature.empty()) {
-    refuse(label, "a signature of another kind, " + printable(algorithm));
+    refuse(label, "a signature of another kind, " + printable(algorithm), kForged);
   }
   for (const std::vector<Key>& keys : lists) {
     if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
-      refuse(label, "one by key " + printable(fields.text("public_key")));
+      refuse(label, "one by key " + printable(fields.text("public_key")),
+             "Where you trust that key, name it there.");
     }
   }
   if (!Verifier(label).verify(key, signature, manifest)) {
-    refuse(label, "a signature of other bytes");
+    refuse(label, "a signature of other bytes", kForged);
   }
 }
 

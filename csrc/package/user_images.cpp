@@ -2,12 +2,15 @@
 #include "package/user_images.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "cubin/container.h"
+#include "cubin/embedded.h"
 #include "cubin/error.h"
 #include "cubin/ptx.h"
 #include "cubin/sniff.h"
+#include "package/package_images.h"
 
 namespace torch_cubin {
 namespace {
@@ -49,6 +52,7 @@ class Opener {
             "-o FILE.cubin`."});
     }
     if (format == Format::kFatbin || format == Format::kHostElf || format == Format::kText) {
+      if (format == Format::kHostElf) packages(Bytes(data, size), origin);
       container(data, size, origin);
       if (!images_.empty()) return;
       fail({"image", origin, "holds nothing that the driver can load", "a cubin",
@@ -62,10 +66,23 @@ class Opener {
   std::vector<SourceImage> take() { return std::move(images_); }
 
  private:
+  // An embedded package is what its manifest lists, and must be signed where that is asked for.
+  void packages(const Bytes& library, const std::string& origin) {
+    for (Bundle& bundle : embedded_bundles(library, origin)) {
+      if (!is_package(bundle)) continue;
+      for (SourceImage& image :
+           images_of_package(files_in_library(origin, std::move(bundle)), origin, jit_)) {
+        images_.push_back(std::move(image));
+      }
+    }
+  }
+
   void container(const uint8_t* data, size_t size, const std::string& origin) {
     const Container found = list_entries(data, size, origin);
+    std::exception_ptr damage;
     for (size_t i = 0; i < found.entries.size(); ++i) {
       const Entry& entry = found.entries[i];
+      if (entry.in_package) continue;
       if (entry.format == Format::kPtx && !jit_) {
         skipped_ptx_ = true;
         continue;
@@ -75,15 +92,27 @@ class Opener {
         continue;
       }
       const std::string name = "entry " + std::to_string(i) + " of " + origin;
-      Buffer unpacked;
-      const Bytes bytes = unpacker_.open(entry, name, unpacked);
-      if (entry.format == Format::kFatbin) {
-        container(bytes.data(), bytes.size(), name);
-      } else if (entry.format == Format::kPtx) {
-        add_ptx(bytes.data(), bytes.size(), name);
-      } else if (sniff(bytes.data(), bytes.size(), name).format != Format::kRelocatableCubin) {
-        add_cubin(bytes.data(), bytes.size(), name);
+      try {
+        add(entry, name);
+      } catch (const Error&) {
+        // A program may hold damaged images among its data, as those of its tests. Its good ones
+        // load nevertheless.
+        if (!entry.is_guess) throw;
+        if (damage == nullptr) damage = std::current_exception();
       }
+    }
+    if (images_.empty() && damage != nullptr) std::rethrow_exception(damage);
+  }
+
+  void add(const Entry& entry, const std::string& name) {
+    Buffer unpacked;
+    const Bytes bytes = unpacker_.open(entry, name, unpacked);
+    if (entry.format == Format::kFatbin) {
+      container(bytes.data(), bytes.size(), name);
+    } else if (entry.format == Format::kPtx) {
+      add_ptx(bytes.data(), bytes.size(), name);
+    } else if (sniff(bytes.data(), bytes.size(), name).format != Format::kRelocatableCubin) {
+      add_cubin(bytes.data(), bytes.size(), name);
     }
   }
 

@@ -44,8 +44,9 @@ def test_parts_of_tensors(driver):
     assert pointer(launch, 1) == begin + 4 * (96 + 64)
     assert pointer(launch, 2) == out.data_ptr() + 4 * (96 + 32)
     assert integer(launch, 3) == 200 + 80 + 4
-    refused(op, qkv, 100, match="points outside of its tensor: expected an element from 0 to 575")
-    refused(op, qkv, -1, match="points outside of its tensor")
+    refused(op, qkv, 2, match="takes a part that its tensor does not have: expected places of a "
+            "dim of 3, got 2 from 2 on")  # fmt: skip
+    refused(op, qkv, -1, match="does not have: expected places of a dim of 3, got 2 from -1 on")
 
 
 def test_a_part_of_nothing_is_null(driver):
@@ -54,10 +55,69 @@ def test_a_part_of_nothing_is_null(driver):
         lambda x, y: (x, y.select(0, 3), None, 0),
     )  # fmt: skip
     op(tensors.empty(4), None)
-    op(tensors.empty(4), tensors.empty(0))
     op(tensors.empty(4), y := tensors.strided((4,), (5,)))
-    assert [pointer(launch, 1) for launch in driver.launches()] == [0, 0, y.data_ptr() + 60]
-    refused(op, tensors.empty(4), tensors.empty(3), match="points outside of its tensor")
+    assert [pointer(launch, 1) for launch in driver.launches()] == [0, y.data_ptr() + 60]
+    for size in (0, 3):
+        refused(op, tensors.empty(4), tensors.empty(size), match=f"places of a dim of {size}, got")
+    op = define("(Tensor(a!) x, Tensor y) -> ()", {"x": "float32[n]", "y": "float32[m, k]"},
+                lambda x, y: (x, y.select(1, 2), None, 0))  # fmt: skip
+    driver.reset()
+    declare(driver)
+    op(tensors.empty(4), tensors.empty(0, 3))
+    assert pointer(driver.launches()[0], 1) == 0
+
+
+# By call: of a (4, 8) tensor, and of one with a stride of 0 in its first dim.
+PARTS = {
+    "a column": (lambda x, i, n: x.select(1, i), [(0, 0), (7, 0)], [(8, 0), (-1, 0), (2**62, 0)]),
+    "rows": (
+        lambda x, i, n: x.narrow(0, i, n), [(0, 4), (3, 1)],
+        [(0, 5), (3, 4), (0, 100), (2, -5), (-1, 2), (5, 0), (2**62, 2**62), (1, 2**63 - 1)],
+    ),
+    "rows of rows": (lambda x, i, n: x.narrow(0, 1, 2).narrow(0, i, n), [(1, 1)], [(1, 2), (2, 1)]),
+    "a row of rows": (lambda x, i, n: x.narrow(0, 1, n).select(0, i), [(1, 2)], [(2, 2), (0, 4)]),
+    "a column of a row": (lambda x, i, n: x.select(0, n).select(0, i), [(7, 3)], [(8, 3), (0, 4)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PARTS)
+@pytest.mark.parametrize("strides", [(8, 1), (0, 1)])
+def test_a_part_lies_in_its_dim(case: str, strides: tuple, driver):
+    """Where the first element lies in the tensor's memory is not enough: column 9 of 8 is row 1."""
+    part, right, wrong = PARTS[case]
+    op = define("(Tensor x, SymInt i, SymInt n) -> Tensor",
+                {"x": "float32[h, w] strided", "out": "float32[h]"},
+                lambda x, out, i, n: (part(x, i, n), x, out, 0))  # fmt: skip
+    x = tensors.strided((4, 8), strides)
+    torch_x = torch.empty_strided((4, 8), strides)
+    for i, n in right:
+        op(x, i, n)
+        begin = part(torch_x, i, n).storage_offset()
+        assert pointer(driver.launches()[-1], 0) == x.data_ptr() + 4 * begin
+    for i, n in wrong:
+        refused(op, x, i, n, match="takes a part that its tensor does not have")
+    assert len(driver.launches()) == len(right)
+
+
+def test_an_empty_part_is_null(driver):
+    op = define("(Tensor x, SymInt i) -> Tensor", {"x": "float32[n]", "out": "float32[n]"},
+                lambda x, out, i: (x.narrow(0, i, 0), x, out, 0))  # fmt: skip
+    op(tensors.empty(4), 4)
+    op(tensors.empty(4), 0)
+    assert [pointer(launch, 0) for launch in driver.launches()] == [0, 0]
+    refused(op, tensors.empty(4), 5, match="places of a dim of 4, got 0 from 5 on")
+
+
+def test_a_part_of_an_item(driver):
+    """An item that the list does not have gives no null pointer, as the item itself gives none."""
+    op = define("(Tensor(a!) x, Tensor[] xs) -> ()", {"x": "float32[n]", "xs": "float32[k]"},
+                lambda x, xs: (x, xs[1].select(0, 3), None, 0))  # fmt: skip
+    op(tensors.empty(4), [tensors.empty(4), y := tensors.empty(5)])
+    assert pointer(driver.launches()[0], 1) == y.data_ptr() + 12
+    for items in ([], [tensors.empty(4)]):
+        refused(op, tensors.empty(4), items, match="wants an item that its list does not have")
+    refused(op, tensors.empty(4), [y, tensors.empty(3)], match="places of a dim of 3, got 1 from 3")
+    assert len(driver.launches()) == 1
 
 
 WRONG = {

@@ -283,6 +283,26 @@ def test_a_lock_of_an_evicted_folder_is_none(folder: Path, monkeypatch: pytest.M
     assert [path.name for path in build.iterdir()] == ["lock"]
 
 
+def test_a_folder_that_another_process_empties_does_not_fail_the_eviction(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at its lock and the look at its files."""
+    build = build_folder(folder, "mine_0123456789abcdef", used=0)
+    is_build_folder = cache._is_build_folder
+
+    def emptied_meanwhile(entry: os.DirEntry[str]) -> bool:
+        found = is_build_folder(entry)
+        if found:
+            for file in build.iterdir():
+                file.unlink()
+        return found
+
+    monkeypatch.setattr(cache, "_is_build_folder", emptied_meanwhile)
+    cache.keep("a", {}, b"new")
+    assert cache.find("a")[1] == b"new"
+    assert list(build.iterdir()) == []  # it was looked at
+
+
 def test_many_processes_share_the_cache(folder: Path) -> None:
     code = (
         "import sys\nfrom torch_cubin._compile import cache\ncache.MOST_FILES = 20\n"

@@ -6,6 +6,7 @@ import random
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,47 @@ def test_symbols_are_checked() -> None:
     assert entry["error"]["tag"] == "image"
     with pytest.raises(errors.ImageError, match="without device code"):
         names(symbol(1, 0, 0), data=image[:500])
+
+
+def test_a_damaged_array_leaves_the_others_loadable() -> None:
+    """A program's data may hold what its tests want damaged; inspect() shows it with its error."""
+    image = CUBIN.read_bytes()
+    beside = symbol(1, 0, len(image)) + symbol(5, len(image), 1000)
+    file = bytes(host(image + image[:1000] + bytes(64), beside, b"\0one\0two"))
+    assert "vec_add" in torch_cubin.load(file)
+    one, two = opened(file)["entries"]
+    assert one.get("error") is None
+    assert "is truncated" in str(two["error"])
+    with pytest.raises(errors.ImageError, match="is truncated"):
+        torch_cubin.load(bytes(host(image[:1000], symbol(1, 0, 1000), b"\0one\0")))
+
+
+@pytest.mark.parametrize("apart", [0, 64], ids=["one place", "many places"])
+def test_many_symbols_of_costly_tables(apart: int) -> None:
+    """The work is bound by the file's size, not by its symbols times its headers."""
+    count, sections = 20000, 7000
+    data = bytearray(64 * count)
+    for at in range(0, len(data), 64):  # headers of cubins, which share one table
+        struct.pack_into("<4sBB12xH20xQ", data, at, b"\x7fELF", 2, 1, 190, len(data) - at)
+        struct.pack_into("<HH", data, at + 58, 64, sections)
+    table = struct.pack("<II56x", 0, 1) * (sections - 1)
+    data += table + struct.pack("<II16xQ32x", 0, 1, 1 << 40)  # its last section lies outside
+    file = host(bytes(data), b"".join(symbol(0, i * apart, 0) for i in range(count)), b"\0")
+    begin = time.process_time()
+    with pytest.raises(errors.ImageError, match="overlap" if apart else "without device code"):
+        opened(file)
+    assert time.process_time() - begin < 1
+
+
+def test_many_symbols_of_many_fatbins() -> None:
+    """What .nv_fatbin holds is not gone through for each symbol that names a place in it."""
+    fatbin = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 8) + bytes(8)
+    count = 20000
+    file = host(fatbin * count, symbol(0, len(fatbin) * (count - 1), 0) * (5 * count), b"\0")
+    file = file.replace(b"\0.rodata\0.symtab\0.strtab\0", b"\0.nv_fatbin\0mtab\0.strtab\0")
+    begin = time.process_time()
+    assert len(opened(file)["entries"]) == count
+    assert time.process_time() - begin < 3
 
 
 def test_damaged_files_are_refused_or_read() -> None:

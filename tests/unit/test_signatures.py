@@ -157,7 +157,7 @@ def test_saving_again_leaves_one_signature(tmp_path: Path, key) -> None:
     assert not list(path.glob("manifest.*.sig"))
 
 
-def test_a_library_keeps_the_signature(tmp_path: Path, key, python) -> None:
+def test_a_library_keeps_the_signature(tmp_path: Path, key, python, monkeypatch) -> None:
     op = vec_add()
     path = torch_cubin.save_package(tmp_path / "package", [op], key=key)
     unit, library = tmp_path / "unit.cpp", tmp_path / "library.so"
@@ -165,11 +165,29 @@ def test_a_library_keeps_the_signature(tmp_path: Path, key, python) -> None:
     subprocess.run(["c++", "-shared", "-fPIC", str(unit), "-o", str(library)], check=True)
     assert load_elsewhere(python, library, [public(key)]).stdout.strip() == op.name
     assert "not signed" in load_elsewhere(python, library, ["00" * 32]).stderr
-    code = f"torch_cubin.load({str(library)!r})"
-    assert "not signed" not in load_elsewhere(python, library, None, code).stderr
-    other = load_elsewhere(python, library, None, code, TORCH_CUBIN_TRUSTED="00" * 32)
-    assert "not signed" in other.stderr
-    assert "in load" in other.stderr
+    # Kernels that are taken out of a library's packages are theirs, too.
+    code = f"import torch_cubin; images = torch_cubin.load({str(library)!r}).images; "
+    code += "print(*(kernel.name for image in images for kernel in image.kernels))"
+
+    def load(trusted: str) -> tuple[str, str]:
+        done = python.run(code, env={**os.environ, "TORCH_CUBIN_TRUSTED": trusted})
+        return done.stdout, done.stderr
+
+    assert "vec_add" in load(public(key))[0]
+    out, error = load("00" * 32)
+    assert out == ""
+    assert "not signed" in error
+    # An image that was exchanged with its entry in the bundle, but not in the manifest.
+    (image,) = path.glob("*.cubin")
+    image.write_bytes(image.read_bytes() + bytes(8))
+    monkeypatch.setattr(torch_cubin.embed, "_package_files", lambda folder: {
+        file.name: file for file in sorted(path.iterdir())
+    })  # fmt: skip
+    torch_cubin.embed.write_unit(unit, package=path, name="signed")
+    subprocess.run(["c++", "-shared", "-fPIC", str(unit), "-o", str(library)], check=True)
+    out, error = load(public(key))
+    assert out == ""
+    assert "sha256" in error
 
 
 def test_what_is_no_key(tmp_path: Path, key) -> None:

@@ -198,6 +198,40 @@ def test_what_was_folded_is_checked_at_calls_where_the_op_names_it() -> None:
     assert define("int stride", kernel=when)["when"] == ["eq", ["number", "stride"], 1]
 
 
+@pytest.mark.parametrize(
+    ("extra", "given"),
+    [
+        ("int stride", {"n": lambda x: x.stride(0) * x.shape[0]}),
+        ("int size", {"n": lambda x: x.shape[0]}),
+        ("int numel", {"n": lambda x: x.numel()}),
+        ("bool number", {}),
+        ("float pointer", {}),
+        ("int add", {"n": lambda n: n + 1}),
+        ("int n_ptr", {}),
+    ],
+)
+def test_an_argument_with_the_name_of_an_operation_does_not_reach_the_kernel_by_it(
+    extra: str, given: dict[str, Any]
+) -> None:
+    """What was folded of it would be the compilation's value at every call."""
+    (found,) = [k for k in tct.read(DATA / "cache_3.9.0_sm_90a") if k.name == "add"]
+    name = extra.split()[1]
+
+    def define(**more: Any) -> dict[str, Any]:
+        op = tct.define_op(
+            f"{namespace()}::add(Tensor x, Tensor y, {extra}) -> Tensor", kernel=found,
+            tensors={"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"},
+            args={"x_ptr": "x", "y_ptr": "y", "out_ptr": "out", **given}, grid=lambda n: n,
+            **more,
+        )  # fmt: skip
+        return contract_of(op)
+
+    with pytest.raises(errors.InputError, match=rf"'{name}' reaches no argument"):
+        define()
+    (wanted,) = [r for r in define(folded={name: 1})["requires"] if r["argument"] == name]
+    assert wanted["value"] == ["number", name]
+
+
 def copied(tmp_path: Path, folder: str = "cache_3.6.0_sm_90a") -> Path:
     shutil.copytree(DATA / folder, tmp_path / folder)
     return tmp_path / folder

@@ -124,8 +124,10 @@ def _evict(root: Path) -> None:
                 elif entry.name.endswith(_SUFFIX):
                     entries.append((facts.st_mtime_ns, facts.st_size, entry.path))
                 elif _is_build_folder(entry):
+                    # Another process may have emptied the folder since: then it counts as what
+                    # was used when the folder was.
                     files = [file.stat() for file in os.scandir(entry.path)]
-                    used = max(file.st_mtime_ns for file in files)
+                    used = max((file.st_mtime_ns for file in files), default=facts.st_mtime_ns)
                     entries.append((used, sum(file.st_size for file in files), entry.path))
     total = sum(size for _, size, _ in entries)
     count = len(entries)

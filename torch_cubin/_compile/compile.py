@@ -76,7 +76,8 @@ def compile(
         version = f"NVRTC {nvrtc.version()}"
     elif compiler == "nvcc":
         if expressions:
-            raise _refuse("names", "is for NVRTC", "instantiated templates, by their symbols",
+            raise _refuse("names", "is for NVRTC alone",
+                          "none: nvcc keeps what the source instantiates or declares extern \"C\"",
                           ", ".join(expressions)[:80])  # fmt: skip
         compiled = [_nvcc(text, name, label, arch, folders, flags, cache) for arch in wanted]
         version = _nvcc_version()

@@ -89,8 +89,8 @@ def load() -> ctypes.CDLL:
         "NVRTC",
         "is not here",
         expected="libnvrtc.so of PyTorch's wheels or of a CUDA toolkit",
-        got=", ".join(tried)[:300],
-        advice='Install it (pip install "nvidia-cuda-nvrtc"), set CUDA_HOME, or compile with nvcc.',
+        got=f"none of {', '.join(tried)}"[:300],
+        advice="Run pip install nvidia-cuda-nvrtc, set CUDA_HOME, or pass compiler='nvcc'.",
     )
 
 

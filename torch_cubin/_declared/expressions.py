@@ -204,7 +204,9 @@ class TracedTensor:
     def select(self, dim: int, index: Any) -> TracedView:
         """Without the dim, at that place of it: an argument for the address of its first element.
 
-        `dim` is counted from the front, `index` from 0; a call checks that it is in the tensor."""
+        `dim` is counted from the front, `index` from 0; a call checks that the dim has that place.
+        A part's address may be a multiple of its element's size alone, whatever the pattern says of
+        the whole tensor's."""
         self._check_view("select", dim, index)
         return TracedView(self, dim, index, None)
 
@@ -258,6 +260,10 @@ class TracedView(TracedTensor):
         step = place * base.stride(dim)
         before = base._element if isinstance(base, TracedView) else 0
         self._element = before + step
+        # What a call checks, as the contract has it: first place, number of places, size.
+        steps = base._parts if isinstance(base, TracedView) else []
+        taken = (place, 1 if length is None else length, base.shape[dim])
+        self._parts: list[list[Tree]] = [*steps, [*map(tree_of, taken)]]
 
     def _of_base(self, i: int) -> int:
         if type(i) is not int or i < 0:

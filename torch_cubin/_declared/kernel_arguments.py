@@ -245,7 +245,7 @@ def _member(kind: Any, value: Any, label: str) -> list:
 def entry(value: Any, label: str) -> list:
     """The contract's entry for one argument of a kernel."""
     if isinstance(value, TracedView):
-        return ["address", value._name, tree_of(value._element)]
+        return ["address", value._name, tree_of(value._element), value._parts]
     if isinstance(value, TracedTensor):
         return pointer(value._name)
     if isinstance(value, (Traced, bool, int, float)):

@@ -142,7 +142,10 @@ class Resolver:
     def _check_reach(self) -> None:
         """An argument of the op's that a cache folder's kernel does not take may be one that was
         folded into it: then its value would quietly be the one of the compilation."""
-        used = set(_texts([self.entries, self.requires, self.scope.when]))
+        read = [self.entries, self.scope.when]
+        read += [requirement.get("value") for requirement in self.requires]
+        used = set(_names_read(read))
+        used |= {requirement.get("address_of") for requirement in self.requires}
         for name in self.scope.varying:
             if name not in used and f"{name}?" not in used:
                 raise self.refuse(
@@ -449,15 +452,25 @@ class Resolver:
         self.requires.append({"argument": name, **what})
 
 
-def _texts(tree: Any) -> Iterator[str]:
-    """Every string in lists and objects."""
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _texts(item)
-    elif isinstance(tree, dict):
-        yield from _texts(list(tree.values()))
+# What an expression and a kernel's arguments begin with where a name of the op's follows.
+_READS = {
+    *("number", "is", "size", "stride", "numel", "dim", "itemsize", "defined", "contiguous"),
+    *("is_dtype", "pointer"),
+}
+
+
+def _names_read(tree: Any) -> Iterator[str]:
+    """The op's names that a kernel's arguments, or an expression, read. An operation's own name is
+    none of them: an argument may be called `stride`, too."""
+    if isinstance(tree, dict):  # of a tensor map; a workspace names no tensor
+        if "tensor" in tree:
+            yield tree["tensor"]
+    elif isinstance(tree, list):
+        if len(tree) > 1 and isinstance(tree[1], str) and tree[0] in _READS:
+            yield tree[1]
+        else:
+            for item in tree:
+                yield from _names_read(item)
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,18 @@
+// The images of a package, as a module takes them: signature and hashes are checked first.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "package/package_files.h"
+#include "runtime/module.h"
+
+namespace torch_cubin {
+
+// Every image that the manifest lists. `path` names the package in errors. Throws [file], [hash],
+// [image].
+std::vector<SourceImage> images_of_package(std::unique_ptr<PackageFiles> files,
+                                           const std::string& path, bool jit);
+
+}  // namespace torch_cubin
