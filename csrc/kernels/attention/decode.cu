@@ -90,19 +90,8 @@ struct PagedRows {
 
   static TC_DEVICE u32 at(int column) { return column + threadIdx.x % 16; }
 
-  // Of the warp's columns, which begin at `column`, of the block's, which end at `end`.
-  TC_DEVICE PagedRows(const DecodeParams& p, int batch, int column, int end, int columns) {
+  TC_DEVICE PagedRows(const DecodeParams& p, int batch, int column, int columns) {
     if (p.block_table == nullptr || !p.cache) return;
-    // All that the block will ask of the table: its lines would come one by one from memory, each when
-    // the copies wait for it.
-    const int* table = p.block_table + batch * p.block_table_stride;
-    int last = min(end, columns) - 1;
-    if (column <= last) {
-      last /= p.page_size;
-      for (int at = column / p.page_size + threadIdx.x % 32 * 32; at <= last; at += 1024) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(table + at));
-      }
-    }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       page[i] = fetch(p, batch, column + i * Config::kTileN, columns);
@@ -312,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
                   p.k_stride[2] * 2, p.head_dim * 2, paged);
   WarpCopy v_copy(static_cast<const Storage*>(p.v) + of_cache.k_offset(p, p.v_stride, first_column),
                   p.v_stride[2] * 2, p.head_dim_v * 2, paged);
-  PagedRows pages(p, s.batch, column, end, s.columns);
+  PagedRows pages(p, s.batch, column, s.columns);
   u32 ring = shared_address(shared_memory) + warp * (Config::kStages * kStageBytes);
   u32 write = ring, read = ring;
   int copied = column;

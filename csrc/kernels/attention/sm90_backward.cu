@@ -4,8 +4,8 @@
 //   S = scale q k^T      P = exp(S - logsumexp)      dP = grad_out v^T     dS = P (dP - delta)
 //   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
 //
-// A block owns 128 keys of one head of keys; it walks through the tiles of queries that see them, last
-// queries first, each of all heads of the group. Its warpgroups:
+// A block owns 128 keys of one head of keys; it walks through the tiles of queries that see them, of all
+// heads of the group, last queries first. Its warpgroups:
 //
 //   producer   one thread loads k and v, then a step's q, grad_out and sums; two threads, for one step in
 //              two each, add dq, as it lies in shared memory, to dq_sum
@@ -107,19 +107,20 @@ struct BackwardConfig {
   static_assert(kPanels <= 2 && kGroups == 2 && kRows % 16 == 0);
 };
 
-// The steps of a block: tiles of queries, the last one first, each of all heads of the group. One head
-// after the other would let blocks of keys that few queries see wait, for the next head's turns, for
-// those that many see.
+// The steps of a block: tiles of queries, the last one first, of one head of the group after the other.
 struct Steps {
-  int group, count;  // count: of all heads
-  int tile, head = 0;
+  int begin, end;
+  int count;  // of all heads
+  int tile, head;
 
   TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work)
-      : group(p.group), count(max(0, work.end - work.begin) * p.group), tile(work.end - 1) {}
+      : begin(work.begin), end(work.end), tile(work.end - 1), head(0) {
+    count = max(0, end - begin) * p.group;
+  }
   TC_DEVICE void next() {
-    if (++head == group) {
-      head = 0;
-      --tile;
+    if (--tile < begin) {
+      tile = end - 1;
+      ++head;
     }
   }
 };

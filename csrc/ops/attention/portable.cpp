@@ -59,14 +59,12 @@ void launch_combine(const AttentionRow& combine, const AttentionParams& params, 
   launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row), 1, device);
 }
 
-DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most, bool paged,
+DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,
                          const Device& device) {
   DecodeSplit best;
   const int64_t multiprocessors = device.multiprocessors;
   // Two blocks a multiprocessor saturate the memory of an H200, all in one wave; parts cost time to join.
-  int64_t fewest = std::max<int64_t>(1, ceil_div(9 * 2 * multiprocessors, 10 * blocks));
-  // Twice as many where joining them is still cheap.
-  if (paged && fewest <= 4 && 2 * fewest * blocks <= decode.slots) fewest *= 2;
+  const int64_t fewest = std::max<int64_t>(1, ceil_div(9 * 2 * multiprocessors, 10 * blocks));
   double best_score = -1;
   for (int64_t parts = fewest; parts <= std::min(2 * fewest, most); ++parts) {
     const int64_t all = blocks * parts;

@@ -62,9 +62,8 @@ struct DecodeSplit {
   int64_t dynamic_shared = -1;
 };
 
-// `blocks`: without a split; `most`: parts that the columns allow. `paged`: the table of pages is one more
-// latency to hide.
-DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most, bool paged,
+// `blocks`: without a split; `most`: parts that the columns allow.
+DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,
                          const Device& device);
 
 }  // namespace torch_cubin

@@ -182,9 +182,8 @@ class PortableKvCache : public KvCacheKernels {
                                                     shape.capacity > 0 && p.sinks ? 2 : 1));
       return -1;
     }
-    const DecodeSplit wanted =
-        split_decode(decode, std::max<int64_t>(1, tiles * shape.batch),
-                     std::min(kMostParts, longest), shape.page_size > 0, device_);
+    const DecodeSplit wanted = split_decode(decode, std::max<int64_t>(1, tiles * shape.batch),
+                                            std::min(kMostParts, longest), device_);
     p.splits = static_cast<int>(wanted.parts);
     // A little less than equal lengths need, so that rounding gives them all of the parts.
     p.share = static_cast<float>(0.999 / static_cast<double>(wanted.parts * shape.batch));
