@@ -5,6 +5,7 @@ What it means, case by case, is in tests/ops/test_flash_implementation.py.
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import numerics
@@ -175,3 +176,34 @@ def test_jagged_nested_tensors_forward_and_backward() -> None:
             if lengths[i] > 1:
                 near(own[i], theirs[0].transpose(0, 1), f"gradient of sequence {i}")
     assert served() == {"_flash_attention_forward": 1, "_flash_attention_backward": 1}
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.usefixtures("active")
+def test_a_packed_sequence_among_others_with_one_split(head_dim: int) -> None:
+    """num_splits=1 is PyTorch's switch of batch invariance."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    if "num_splits" not in inspect.signature(varlen.varlen_attn).parameters:
+        pytest.skip("this PyTorch has no num_splits")
+    torch.manual_seed(0)
+    lengths = [1, 700, 40, 2000, 9]
+    at = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    q = torch.randn(at[-1], 8, head_dim, **options)
+    k, v = (torch.randn(at[-1], 2, head_dim, **options) for _ in "kv")
+
+    def attend(rows: slice, offsets: list[int], longest: int) -> torch.Tensor:
+        cu = torch.tensor(offsets, dtype=torch.int32, device="cuda")
+        return varlen.varlen_attn(
+            *(q[rows], k[rows], v[rows], cu, cu, longest, longest),
+            window_size=(-1, 0),
+            enable_gqa=True,
+            num_splits=1,
+        )
+
+    full = attend(slice(0, at[-1]), at, max(lengths))
+    for begin, length in zip(at, lengths, strict=False):
+        rows = slice(begin, begin + length)
+        numerics.check_bits(attend(rows, [0, length], length), full[rows])
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert served() == {"_flash_attention_forward": 6}

@@ -8,6 +8,7 @@ PyTorch goes to a stand-in. On a GPU it is activated as a user does it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn import attention
 
 import torch_cubin
 from torch_cubin._drop_in import flash_implementation
+from torch_cubin._ops import batch_invariant
 
 pytestmark = pytest.mark.skipif(
     not hasattr(attention, "register_flash_attention_impl"), reason="this PyTorch has no registry"
@@ -289,6 +291,89 @@ def test_one_split_is_batch_invariant(active, device):
 
     alone = call(*(x[1:].contiguous() for x in (q, k, v)))
     assert torch.equal(call(q, k, v)[1:], alone)
+
+
+def test_one_split_of_packed_sequences_is_batch_invariant(active, device, monkeypatch):
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    if "num_splits" not in inspect.signature(varlen.varlen_attn).parameters:
+        pytest.skip("this PyTorch has no num_splits")
+    if not flash_implementation._has_one_packed_kernel(torch.device(device)):
+        pytest.skip("PyTorch's kernel serves this here")
+    tensors, offsets = packed(device, shared=4)
+    state = []
+    forward = flash_implementation._forward
+
+    def spy(*args, **kwargs):
+        state.append(batch_invariant.is_batch_invariant())
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(flash_implementation, "_forward", spy)
+    for splits in (None, 1, 2):
+        out = varlen.varlen_attn(*tensors, *offsets, 5, 6, num_splits=splits)
+        near(out, formula_of_packed(tensors)[0])
+    assert state == [False, True, False]
+    assert active().declined == ()
+
+
+def test_one_split_of_packed_sequences_goes_to_pytorch_where_kernels_differ(monkeypatch):
+    if "num_splits" not in str(aten._flash_attention_forward.default._schema):
+        pytest.skip("this PyTorch has no num_splits")
+    torch_cubin.report(reset=True)
+    monkeypatch.setattr(flash_implementation, "_has_one_packed_kernel", lambda device: False)
+    tensors, offsets = packed("cpu")
+    q, k, v = (x.transpose(1, 2) for x in heads_first("cpu"))
+    with stand_in(VARLEN) as seen:
+        implementation = flash_implementation.Implementation("CPU")
+        try:
+            aten._flash_attention_forward(*tensors, *offsets, 5, 6, 0.0, False, False, num_splits=1)
+            aten._flash_attention_forward(*tensors, *offsets, 5, 6, 0.0, False, False)
+            aten._flash_attention_forward(
+                *(q, k, v, None, None, 5, 5, 0.0, False, False), num_splits=1
+            )
+        finally:
+            implementation.remove()
+    (call,) = seen
+    assert call[2]["num_splits"] == 1
+    report = torch_cubin.report(reset=True)
+    assert calls(report.served) == {VARLEN: 2}
+    (row,) = report.declined
+    assert (row.function, row.calls) == (VARLEN, 1)
+    assert row.reason.startswith("num_splits=1")
+
+
+AUTOCAST_CALLS = {
+    "sdpa": lambda q, k, v, cu: aten._scaled_dot_product_flash_attention(
+        *(x[None].transpose(1, 2) for x in (q, k, v)), 0.0, True
+    )[0],
+    "rows first": lambda q, k, v, cu: aten._flash_attention_forward(
+        *(x[None] for x in (q, k, v)), None, None, 10, 10, 0.0, True, False
+    )[0],
+    "packed": lambda q, k, v, cu: aten._flash_attention_forward(
+        q, k, v, cu, cu, 6, 6, 0.0, True, False
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", AUTOCAST_CALLS)
+@pytest.mark.usefixtures("active")
+def test_autocast_casts_nothing(name, device):
+    """As in PyTorch's kernels of these operators, compiled or not; float16 would overflow here."""
+    call = AUTOCAST_CALLS[name]
+    options = {"device": device, "dtype": torch.bfloat16}
+    tensors = [(torch.randn(10, 4, 16, **options) * 1e5).requires_grad_() for _ in "qkv"]
+    offsets = torch.tensor([0, 4, 10], dtype=torch.int32, device=device)
+    results = []
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for enabled, attend in ((False, call), (True, call), (True, compiled)):
+        with torch.autocast(device, dtype=torch.float16, enabled=enabled):
+            out = attend(*tensors, offsets)
+            gradients = torch.autograd.grad(out, tensors, torch.ones_like(out))
+        results.append((out.detach(), *gradients))
+    for without, eager, from_graph in zip(*results, strict=True):
+        assert without.isfinite().all()
+        for result in (eager, from_graph):
+            assert result.dtype == torch.bfloat16
+            assert torch.equal(result, without)
 
 
 @contextlib.contextmanager

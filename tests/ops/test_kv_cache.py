@@ -91,11 +91,14 @@ def test_empty(sizes, shape, device):
     assert not out.any()
 
 
-def test_rows_that_are_written_without_a_query(device):
-    args = make(device, rows=0, lengths=[3, 40, 90], new=1)
+@pytest.mark.parametrize("none", [{"rows": 0}, {"heads": 0, "shared": 2}], ids=["rows", "heads"])
+@pytest.mark.parametrize("rotary_dim", [0, 64])
+def test_rows_that_are_written_without_a_query(none, rotary_dim, device):
+    args = make(device, lengths=[3, 40, 90], new=1, rotary_dim=rotary_dim, **none)
     _, k_cache, v_cache = expected(**args)
-    attend(**args)
-    assert torch.equal(args["k_cache"], k_cache)
+    assert not torch.equal(args["k_cache"], k_cache)
+    assert not attend(**args).numel()
+    torch.testing.assert_close(args["k_cache"], k_cache, rtol=1e-2, atol=1e-3)
     assert torch.equal(args["v_cache"], v_cache)
 
 
@@ -135,12 +138,21 @@ def test_batch_invariance(device):
             assert torch.equal(attend(**alone), together[b : b + 1])
 
 
-def test_autocast_lowers_the_query_and_leaves_the_caches(device):
-    args = make(device, lengths=[3, 40, 60], new=1)
-    wide = args | {name: args[name].float() for name in ("q", "k", "v")}
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float32], ids=str)
+def test_autocast_casts_to_the_dtype_of_the_caches(given, dtype, device):
+    """Whatever its own dtype is, because they are written to."""
+    args = make(device, lengths=[3, 40, 60], new=1, rotary_dim=64)
+    wide = args | {
+        name: args[name].to(given) for name in ("q", "k", "v", "rotary_cos", "rotary_sin")
+    }
     wanted = attend(**args | {"k_cache": args["k_cache"].clone()})
-    with torch.autocast(device, dtype=torch.bfloat16):
-        assert torch.equal(attend(**wide), wanted)
+    with torch.autocast(device, dtype=dtype):
+        out = attend(**wide)
+        by_position = [wide.pop(name) for name in ("q", "k_cache", "v_cache")]
+        assert torch.equal(attend(*by_position, **wide), wanted)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, wanted)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "k_cache"])

@@ -37,7 +37,7 @@ static const struct Meta
 #endif
 { .mDataType = DATA_TYPE_BF16, .mFuncName = "scale" },
 };
-Meta const more[1] = {{DATA_TYPE_FP16, 7}};
+Meta const more[1] = {{DATA_TYPE_FP16, 7, 1, false, cubin_a, "last", {}}, {}};
 int other[] = {1, 2};
 """
 
@@ -123,7 +123,7 @@ def test_what_finds_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_tables_of_c_and_json(tmp_path: Path) -> None:
-    rows = kernel_table.read(TABLE)
+    rows = kernel_table.read(TABLE).by_symbol(["vec_add", "fill", "scale", "last", "cubin_a"])
     assert rows["vec_add"] == [{
         "mDataType": "DATA_TYPE_FP16", "mS": 0, "mD": 64, "mTiled": True, "mCubin": "cubin_a",
         "mFuncName": "vec_add", "mScale": [1.5, -2],
@@ -132,11 +132,127 @@ def test_tables_of_c_and_json(tmp_path: Path) -> None:
     assert (fill["mDataType"], fill["mS"], fill["mD"]) == ("DATA_TYPE_BF16", 16, "( 1 < < 4 )")
     assert fill["mCubin"] is None
     assert rows["scale"] == [{"mDataType": "DATA_TYPE_BF16", "mFuncName": "scale"}]
-    assert len(rows["DATA_TYPE_FP16"]) == 2  # the row of `more`, too
+    assert (rows["last"][0]["mS"], rows["last"][0]["mScale"]) == (7, [])
+    assert "cubin_a" not in rows  # another field has more of the symbols
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"vec_add": {"d": 1}}))
-    assert kernel_table.read(path) == {"vec_add": [{"symbol": "vec_add", "d": 1}]}
-    assert kernel_table.read(str(path)) == kernel_table.read([{"symbol": "vec_add", "d": 1}])
+    found = kernel_table.read(path).by_symbol(["vec_add"])
+    assert found == {"vec_add": [{"symbol": "vec_add", "d": 1}]}
+    assert kernel_table.read(str(path)).rows == [{"symbol": "vec_add", "d": 1}]
+    for twice in ('{"vec_add": {"d": 1}, "vec_add": {"d": 2}}\n', '[{"d": 1, "d": 2}]\n'):
+        with pytest.raises(errors.InputError, match="has a key twice"):
+            kernel_table.read(twice)
+
+
+PLAIN = "int tile; const char* name; int more = 0;"
+
+
+@pytest.mark.parametrize(
+    ("fields", "row"),
+    [
+        (f"std::array<int, 3> b; {PLAIN}", '{1, 2, 3}, 64, "k"'),
+        (f"int area(int) const; {PLAIN}", '64, "k"'),
+        (f"bool operator=(const K&) = default; {PLAIN}", '64, "k"'),
+        (f"void (*run)(int, int); {PLAIN}", 'f, 64, "k"'),
+        (f"\n#ifdef X\nint extra;\n#endif\n{PLAIN}", '64, "k"'),
+        (f"int flag : 3; {PLAIN}", '1, 64, "k"'),
+        (f"struct {{ int a, b; }}; {PLAIN}", '1, 2, 64, "k"'),
+        (f"{PLAIN} int name;", '64, "k"'),
+        (f"int a; {PLAIN}", '.a = 8, 64, "k"'),  # positions after a name
+        (PLAIN, ".name.x = 5"),
+        ("int a; int tile; const char* name;", '64, "k"'),  # a short row
+        (f"int b[2]; {PLAIN}", '1, 2, 64, "k"'),  # C++ takes an array without its braces
+        (f"dim3 block; {PLAIN}", '1, 2, 64, "k"'),
+        (f"struct Two {{ int a, b; }} two; {PLAIN}", '1, 2, 64, "k"'),
+        (f"int a; {PLAIN}", 'size<1, 2>, "k"'),
+        (f"int a; {PLAIN}", 'TWO, "k"'),  # a macro
+        (f"int a; {PLAIN}", '\n#ifdef X\n1,\n#endif\n64, "k"'),
+    ],
+)
+def test_a_table_whose_values_cannot_be_counted_is_refused(fields: str, row: str) -> None:
+    """A row may be shorter than its struct: then nothing else would tell that fields have moved."""
+    before = "\n#define TWO 1, 64\n"
+    for text in (
+        f"struct K {{ {fields} }} t[] = {{ {{ {row} }} }};\n",
+        f"struct K {{ {fields} }};\nstatic const K t[] {{ {{ {row} }}, }};\n",
+    ):
+        with pytest.raises(errors.InputError, match=r"no plain field|a row|a value|twice"):
+            kernel_table.read(before + text)
+
+
+def test_a_struct_that_no_table_is_made_of_may_be_any() -> None:
+    text = """
+#ifndef GUARD_H
+#define GUARD_H
+template <class T> struct Helper : Base<T> { int area(int) const { return 1; } };
+struct B { int q; };
+struct D : B { int z; };
+struct K {
+    enum Kind kind; static constexpr int M = 1; constexpr static int N{2}; alignas(16) int *p, n[2];
+    [[maybe_unused]] struct Pair { int a, b; } pair; char text[8]; const char* name; int more = {1};
+};
+K rows[] = {{A, nullptr, {1, 2}, {.a = 3, .b = 4}, "x//y", "k"}, {0}};
+#endif
+"""
+    assert kernel_table.read(text).rows == [{
+        "kind": "A", "p": None, "n": [1, 2], "pair": {"a": 3, "b": 4}, "text": "x//y", "name": "k",
+    }]  # fmt: skip
+    for struct in ("D", "B"):
+        made = text.replace("#endif", f'{struct} t[] = {{{{1, 2, "k"}}}};\n#endif')
+        with pytest.raises(errors.InputError, match="with a base|does not fit"):
+            kernel_table.read(made)
+    again = text.replace(
+        "K rows", "#ifdef X\nstruct K { int a; const char* name; };\n#endif\nK rows"
+    )
+    with pytest.raises(errors.InputError, match="has two structs 'K'"):
+        kernel_table.read(again)
+
+
+def test_rows_under_an_if() -> None:
+    def rows(text: str) -> list[tuple[str, int]]:
+        table = f"struct K {{ const char* name; int d; }} t[] = {{\n{text}\n}};\n"
+        found = kernel_table.read(table).by_symbol(["a", "b"])
+        return [(symbol, row["d"]) for symbol in sorted(found) for row in found[symbol]]
+
+    one, two, other = '{"a", 1},', '{"a", 2},', '{"b", 3},'
+    assert rows(f"#if 0\n{one}\n#else\n{two}\n#endif") == [("a", 2)]
+    assert rows(f"#if 1\n{one}\n#elif X\n{two}\n#endif") == [("a", 1)]
+    assert rows(f"#if 0\n#ifdef X\n{one}\n#endif\n#elif 1\n{two}\n#endif") == [("a", 2)]
+    assert rows(f"#ifndef NO_80\n{one}\n#endif\n{other}") == [("a", 1), ("b", 3)]
+    assert rows(f"#if SM > 80\n{one}\n#else\n{other}\n#endif") == [("a", 1), ("b", 3)]
+    for text in (f"#ifdef X\n{one}\n#else\n{two}\n#endif", f"#ifdef X\n{one}\n#endif\n{two}"):
+        with pytest.raises(errors.InputError, match="rows of kernel 'a' under an #if"):
+            rows(text)
+    for text in (f"#if X\n{one}", f"{one}\n#endif", f"#else\n{one}"):
+        with pytest.raises(errors.InputError, match="#if"):
+            rows(text)
+
+
+def test_one_field_says_which_kernel_a_row_is_of() -> None:
+    """Another field may name a kernel, too: one to reduce with, or to fall back on."""
+    table = [{"name": "vec_add", "d": 64, "reduce": "small"}, {"name": "small", "d": 1}]
+    cubin = DATA / "several.sm_90a.cuda130.cubin"
+    for given in (table, {row["name"]: row for row in table}):
+        rows = [c.produced["constants"]["row"] for c in torch_cubin.choices(cubin, table=given)]
+        assert sorted((row.kernel, row.d) for row in rows) == [("small", 1), ("vec_add", 64)]
+    with pytest.raises(errors.InputError, match="symbols in several fields.*'name', 'reduce'"):
+        torch_cubin.choices(cubin, table=table[:1])
+    same = [{"array": "vec_add", "name": "vec_add", "d": 1}]
+    assert len(torch_cubin.choices(cubin, table=same)) == 1
+
+
+@pytest.mark.parametrize(
+    "row", [{"sm": 100}, {"arch": 90}, {"kernel": "other"}, {"what": "vector"}]
+)
+def test_a_field_has_one_value(row: dict[str, Any]) -> None:
+    cubin = DATA / "several.sm_90a.cuda130.cubin"
+    (field,) = row
+    with pytest.raises(errors.InputError, match=f"has a field '{field}' with another value"):
+        torch_cubin.choices(cubin, name="(?P<what>vec)_add", table=[{"name": "vec_add", **row}])
+    same = {"sm": 90, "arch": "sm_90a", "kernel": "vec_add", "what": "vec"}
+    assert len(torch_cubin.choices(cubin, name="(?P<what>vec)_add", table=[same])) == 1
+    with pytest.raises(errors.InputError, match="with another symbol"):
+        torch_cubin.choices(cubin, table={"vec_add": {"symbol": "small"}})
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -146,7 +262,9 @@ def test_damaged_tables_are_refused_or_read(seed: int) -> None:
         text: list[Any] = list(TABLE)
         for _ in range(random_.randrange(1, 8)):
             at = random_.randrange(len(text))
-            change = random_.choice(["", "{", "}", "[", ",", "=", '"', ";", "struct", "\x00"])
+            change = random_.choice(
+                ["", "{", "}", "[", ",", "=", '"', ";", "struct", "\x00", "#", "<"]
+            )
             text[at] = change
         with contextlib.suppress(errors.InputError):
-            kernel_table.read("".join(text) + "\n")
+            kernel_table.read("".join(text) + "\n").by_symbol(["vec_add"])

@@ -61,8 +61,8 @@ def choices(
     - `name`: a regular expression that a whole symbol must match. Its named groups become fields of
       the row, as numbers where they are digits; other kernels are left out.
     - `table`: rows of fields, one or more a kernel: a list of dicts, a dict by symbol, or a file
-      (JSON of either, or C with an array of structs) or its text. A row belongs to the kernel whose
-      symbol is one of its values. Kernels without a row are left out.
+      (JSON of either, or C with an array of plain structs) or its text. The field that holds most
+      of the files' symbols says which kernel a row is of. Kernels without a row are left out.
     - `where`: of a row, whether its kernel is taken.
     - `when`, and KernelChoice's other arguments: as there; functions may name `row`, as those of
       define_op may. Comparisons with constants, joined by &, cost the same for any number of
@@ -72,11 +72,15 @@ def choices(
     file is found, InputError [input] where no kernel is.
     """
     pattern = _pattern(name)
-    rows = None if table is None else kernel_table.read(table)
+    given = None if table is None else kernel_table.read(table)
+    images = list(_images(files))
+    rows: Mapping[str, list[dict[str, Any]]] | None = None
+    if given is not None:
+        rows = given.by_symbol({k["name"] for _, _, image in images for k in image["kernels"]})
     found: list[tuple[tuple[int, bool], KernelChoice]] = []
     seen: list[str] = []
     matched = 0
-    for data, origin, image in _images(files):
+    for data, origin, image in images:
         for kernel in image["kernels"]:
             symbol = kernel["name"]
             seen.append(symbol)
@@ -90,7 +94,7 @@ def choices(
             }  # fmt: skip
             of_table = [{}] if rows is None else rows.get(symbol, [])
             for entry in of_table:
-                row = Row({**entry, **facts})
+                row = _row(entry, facts)
                 if where is not None and not where(row):
                     continue
                 choice = KernelChoice(([Loaded(data, origin)], symbol), when=when, **launch)
@@ -98,7 +102,8 @@ def choices(
                 rank = (-facts["sm"], not image["arch"].endswith("a"))
                 found.append((rank, choice))
     if not found:
-        raise _none_found(name, seen, matched, rows)
+        texts = None if given is None or rows else given.texts()
+        raise _none_found(name, seen, matched, texts)
     if len(found) > _MOST_CHOICES:
         raise errors.fault(
             "input", "torch_cubin.choices", "finds too many kernels",
@@ -108,14 +113,28 @@ def choices(
     return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
 
+def _row(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> Row:
+    """What the table and the image say of a kernel: a field that both have has one value."""
+    for field in sorted(entry.keys() & facts.keys()):
+        if entry[field] != facts[field]:
+            raise errors.fault(
+                "input", f"row of kernel '{facts['kernel']}'",
+                f"has a field '{field}' with another value than the kernel",
+                expected=repr(facts[field])[:80], got=repr(entry[field])[:80],
+                advice="Give it another name in the table, or in `name`.",
+            )  # fmt: skip
+    return Row({**entry, **facts})
+
+
 def _none_found(
-    name: str | None, seen: list[str], matched: int, rows: Mapping[str, Any] | None
+    name: str | None, seen: list[str], matched: int, texts: list[str] | None
 ) -> errors.Error:
+    """`texts`: those of a table that has no row of any kernel."""
     shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
     if not matched:
         expected = f"kernels whose names match '{name}'" if name else "kernels"
-    elif rows is not None and not any(symbol in rows for symbol in seen):
-        expected = "symbols that stand in the table: " + ", ".join(list(rows)[:3])
+    elif texts is not None:
+        expected = "symbols that stand in the table: " + ", ".join(dict.fromkeys(texts[:3]))
     else:
         expected = "kernels for which `where` is true"
     return errors.fault(

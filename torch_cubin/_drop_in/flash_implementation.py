@@ -24,6 +24,7 @@ from torch import Tensor
 from torch_cubin import errors
 from torch_cubin._drop_in import report
 from torch_cubin._ops.batch_invariant import batch_invariant
+from torch_cubin._pytorch import dispatch_keys
 
 NAME = "cubin"
 
@@ -67,6 +68,14 @@ def _why_not_sums(logsumexp: Tensor, query: Tensor) -> str:
     return "a logsumexp of another layout"
 
 
+_SEVERAL_KERNELS = "num_splits=1 with packed sequences, which have several kernels on this device"
+
+
+def _has_one_packed_kernel(device: torch.device) -> bool:
+    """Whether batch_invariant() covers packed sequences there: the CPU's reference, and Hopper."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def _window(size: int | None) -> int:
     return -1 if size is None or size < 0 else size
 
@@ -94,18 +103,20 @@ def _attend(
     if offsets[0] is not None:
         options = {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
         options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1]}
-    out, logsumexp = _forward(
-        query,
-        key,
-        value,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=True,
-        window_left=window[0],
-        window_right=window[1],
-        bottom_right=True,
-        **options,
-    )
+    # The operators of aten have no rule of autocast: they compute in the dtype that they are given.
+    with dispatch_keys.without_autocast():
+        out, logsumexp = _forward(
+            query,
+            key,
+            value,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=True,
+            window_left=window[0],
+            window_right=window[1],
+            bottom_right=True,
+            **options,
+        )
     # PyTorch's kernels write inf for rows that see no key, ours -inf.
     beyond = 0 if is_causal else window[1]
     rows, columns = query.shape[-2], key.shape[-2]
@@ -242,7 +253,10 @@ class Implementation:
         for name, option in options.items():
             if name not in _OPTIONS and option is not None:
                 return name
-        return _why_not(query, key, value, dropout_p, (cum_seq_q, cum_seq_k))
+        reason = _why_not(query, key, value, dropout_p, (cum_seq_q, cum_seq_k))
+        if not reason and options.get("num_splits") == 1 and cum_seq_q is not None:
+            return "" if _has_one_packed_kernel(query.device) else _SEVERAL_KERNELS
+        return reason
 
     def _rows_first(
         self,
@@ -263,10 +277,11 @@ class Implementation:
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
         """For (batch, rows, heads, head_dim), or packed rows."""
-        if num_splits == 1 and cum_seq_q is None:  # packed rows are never split
+        if num_splits == 1:
             with batch_invariant():
                 return self._rows_first(
-                    *(query, key, value, None, None, max_q, max_k, dropout_p, is_causal),
+                    *(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k),
+                    *(dropout_p, is_causal),
                     scale=scale,
                     window_size_left=window_size_left,
                     window_size_right=window_size_right,
@@ -425,21 +440,22 @@ def _differentiate(
     if offsets[0] is not None:
         options = {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
         options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1]}
-    return _backward(
-        grad_out,
-        query,
-        key,
-        value,
-        out,
-        logsumexp,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=True,
-        window_left=_window(window_size_left),
-        window_right=_window(window_size_right),
-        bottom_right=True,
-        **options,
-    )
+    with dispatch_keys.without_autocast():
+        return _backward(
+            grad_out,
+            query,
+            key,
+            value,
+            out,
+            logsumexp,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=True,
+            window_left=_window(window_size_left),
+            window_right=_window(window_size_right),
+            bottom_right=True,
+            **options,
+        )
 
 
 def register() -> None:

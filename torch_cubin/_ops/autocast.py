@@ -1,5 +1,6 @@
 """Autocast: under torch.autocast the ops take their arguments in its dtype, as torch.matmul does.
 
+Beside a cache of keys and values they take them in the cache's dtype, since it is written to.
 Kernels on the Autocast keys of all ops, because torch.library.register_autocast fixes one dtype at
 registration and fails on keyword arguments. float64 is left alone, as torch leaves it.
 """
@@ -34,12 +35,20 @@ _KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks"))
 _KEPT |= {"k_cache", "v_cache"}
 
 
+def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
+    """Autocast's own, but beside a cache that of the cache, which cannot be cast."""
+    cache = arguments.get("k_cache")
+    if isinstance(cache, torch.Tensor) and cache.dtype in (torch.float16, torch.bfloat16):
+        return cache.dtype
+    return torch.get_autocast_dtype(device_type)
+
+
 def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key(key)
     names = operators.argument_names(op)
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device_type)
+        dtype = _dtype_of(dict(zip(names, args, strict=False)) | kwargs, device_type)
 
         def cast(name: str, value: Any) -> Any:
             kept = name in _KEPT or dispatch_keys.autocast_is_off()

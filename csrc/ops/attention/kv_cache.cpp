@@ -37,9 +37,7 @@ Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
     bump_version(k_cache.get());
     bump_version(v_cache.get());
   }
-  if (shape.batch == 0 || shape.heads == 0 || (shape.seqlen_q == 0 && shape.new_columns == 0)) {
-    return call.out;
-  }
+  if (shape.batch == 0 || (!shape.has_queries() && shape.new_columns == 0)) return call.out;
   call.q = readable(q);
   call.k = readable(k);
   call.v = readable(v);

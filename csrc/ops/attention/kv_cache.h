@@ -38,6 +38,8 @@ struct KvCacheShape {
   AttentionSettings settings;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
+  // Without any, a call may still write new keys.
+  bool has_queries() const { return seqlen_q > 0 && heads > 0; }
   // Whether the query's rows stand at positions of their own; else all at the first new one.
   bool rotates_by_row(const KvCacheOptions& options) const {
     return options.causal || options.window_left >= 0 || options.window_right >= 0;

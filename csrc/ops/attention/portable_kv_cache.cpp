@@ -52,7 +52,7 @@ class PortableKvCache : public KvCacheKernels {
     if (decode == nullptr) return false;
     Tensor q = call.q;
     if (call.k) append(call, *append_[dtype][0].kernel, q);
-    if (shape.seqlen_q > 0) attend(call, *decode, combine_[dtype][0], q);
+    if (shape.has_queries()) attend(call, *decode, combine_[dtype][0], q);
     return true;
   }
 
@@ -61,7 +61,7 @@ class PortableKvCache : public KvCacheKernels {
   void append(const KvCacheCall& call, PackageKernel& kernel, Tensor& q) const {
     const KvCacheShape& shape = call.shape;
     DecodeAppendParams p{};
-    const bool rotates = shape.rotary_dim > 0 && shape.seqlen_q > 0;
+    const bool rotates = shape.rotary_dim > 0 && shape.has_queries();
     if (rotates) {
       const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim};
       p.q = q.data_ptr();
