@@ -51,6 +51,7 @@ TunedTable::TunedTable(const json& object, const Scope& scope, int64_t groups,
   }
   for (size_t i = 0; i < key.size(); ++i) {
     read_part(key[i], scope, fields.at("key") + "[" + std::to_string(i) + "]");
+    find_optional(key, key[i], scope, &parts_.back());
   }
   size_t slots = 2;
   while (slots < 2 * entries.size()) slots *= 2;
@@ -99,6 +100,25 @@ void TunedTable::read_part(const json& json_part, const Scope& scope, const std:
   }
   part.index = static_cast<int32_t>(found - names.begin());
   parts_.push_back(std::move(part));
+}
+
+void TunedTable::find_optional(const json& key, const json& json_part, const Scope& scope,
+                               Part* part) {
+  if (!json_part.is_array() || json_part.size() < 2 || !json_part[1].is_string()) return;
+  const std::string name = json_part[1].get<std::string>();
+  const auto asked = [&](const json& whether) {
+    return std::find(key.begin(), key.end(), whether) != key.end();
+  };
+  if (json_part[0] == "number" && asked({"number", name + "?"})) {
+    const auto found = std::find_if(scope.numbers.begin(), scope.numbers.end(),
+                                    [&](const auto& number) { return number.first == name; });
+    part->optional_number = static_cast<int32_t>(found - scope.numbers.begin());
+  }
+  for (const char* fact : {"size", "stride", "numel", "dim", "itemsize", "contiguous"}) {
+    if (json_part[0] != fact || !asked({"defined", name})) continue;
+    const auto found = std::find(scope.tensors.begin(), scope.tensors.end(), name);
+    part->optional_tensor = static_cast<int32_t>(found - scope.tensors.begin());
+  }
 }
 
 int64_t TunedTable::read_value(Part& part, const json& value, const std::string& label) {
@@ -150,7 +170,16 @@ size_t TunedTable::slot(const int64_t* key) const {
 
 int32_t TunedTable::find(const CallState& state) const {
   int64_t key[kMaxParts];
-  for (size_t i = 0; i < parts_.size(); ++i) key[i] = value(parts_[i], state);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    const bool absent =
+        (part.optional_number >= 0 &&
+         state.numbers[static_cast<size_t>(part.optional_number)].type == ValueType::kNone) ||
+        (part.optional_tensor >= 0 &&
+         !state.facts[static_cast<size_t>(part.optional_tensor)].defined);
+    if (absent) return otherwise_;
+    key[i] = value(part, state);
+  }
   const int32_t found = slots_[slot(key)];
   return found < 0 ? otherwise_ : group_[static_cast<size_t>(found)];
 }

@@ -28,11 +28,17 @@ class TunedTable {
   struct Part {
     enum class Kind : uint8_t { kValue, kDtype, kText };
     Kind kind;
-    int32_t index = 0;               // of the expression, the tensor or the text
+    int32_t index = 0;  // of the expression, the tensor or the text
+    // Of a number or a fact of a tensor, where the key asks whether that is given, too: its place.
+    // Without it the part has no value, and so no entry the key.
+    int32_t optional_number = -1, optional_tensor = -1;
     std::vector<std::string> words;  // of the table, which stand in keys by their places
   };
 
   void read_part(const nlohmann::json& part, const Scope& scope, const std::string& label);
+  // Finds what the part reads, where the key asks whether it is given.
+  static void find_optional(const nlohmann::json& key, const nlohmann::json& json_part,
+                            const Scope& scope, Part* part);
   // A value of the table's as a key has it.
   int64_t read_value(Part& part, const nlohmann::json& value, const std::string& label);
   int64_t value(const Part& part, const CallState& state) const;

@@ -23,10 +23,10 @@ def declared(driver, clean):
     declare(driver)
 
 
-def op_with(conditions: list[Any]) -> Any:
+def op_with(conditions: list[Any], schema: str = SCHEMA) -> Any:
     """One kernel a condition, with blocks of 1, 2, 3, ... threads."""
     contract = contracts.vec_add()
-    contract["schema"] = new_name() + SCHEMA
+    contract["schema"] = new_name() + schema
     contract["tensors"] = {
         "x": {"dtype": "float32", "shape": None, "align": 4},
         "y": {"dtype": "float32", "shape": None, "align": 4},
@@ -70,6 +70,8 @@ def part(random_: random.Random) -> Part:
         (["not", ["number", "causal"]], lambda call: not call[4]),
         (["defined", "y"], lambda call: call[1] is not None),
         (["not", ["defined", "y"]], lambda call: call[1] is None),
+        (["eq", ["size", "y", 0], n],
+         lambda call: None if call[1] is None else call[1].shape[0] == n),
         (["is_dtype", "x", "float32"], lambda call: True),
         (["is_dtype", "x", "float16"], lambda call: False),
         (["eq", ["dim", "x"], n], lambda call: call[0].dim() == n),
@@ -170,6 +172,47 @@ def test_many_kernels_cost_what_few_cost(driver):
         if max(costs.values()) < 1.25 * min(costs.values()):
             return
     raise AssertionError(costs)
+
+
+OPTIONAL = "(Tensor x, Tensor? y, int? window, int head) -> Tensor"
+
+
+def test_an_absent_argument_costs_what_a_given_one_costs(driver):
+    """Its number has no value: raising that for the key took more than asking all kernels."""
+
+    def both(a: Any, b: Any) -> list:
+        return ["and", a, b]
+
+    def of_window(i: int) -> list:
+        return both(["number", "window?"], ["eq", ["number", "window"], i])
+
+    def of_y(i: int) -> list:
+        return both(["defined", "y"], ["eq", ["size", "y", 0], i])
+
+    x, most = tensors.empty(2), 700
+    for given, absent, of in (
+        ((None, 5), (None, None), of_window),
+        ((tensors.empty(5), None), (None, None), of_y),
+    ):
+        conditions = [both(of(i), ["eq", ["number", "head"], i]) for i in range(most)]
+        op = op_with([*conditions, ["eq", ["number", "head"], 5]], OPTIONAL)
+        assert taken(driver, op, (x, *given, 5)) == 5
+        assert taken(driver, op, (x, *absent, 5)) == most
+        for _ in range(20):  # until the machine was quiet for both
+            quick, slow = microseconds(op, x, *given, 5), microseconds(op, x, *absent, 5)
+            driver.reset()
+            if slow < 2 * quick:
+                break
+        else:
+            raise AssertionError((quick, slow))
+
+
+def test_a_key_without_its_question_has_no_value(driver):
+    """Nothing asks whether the window is given: what reads it says so."""
+    rows_ = [["eq", ["number", "window"], i] for i in range(20)]
+    op = op_with(rows_, OPTIONAL)
+    assert taken(driver, op, (tensors.empty(2), None, 7, 0)) == 7
+    assert taken(driver, op, (tensors.empty(2), None, None, 0)) == "error"
 
 
 def test_the_nearest_kernels_are_named(driver):
