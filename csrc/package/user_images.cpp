@@ -2,7 +2,7 @@
 #include "package/user_images.h"
 
 #include <algorithm>
-#include <exception>
+#include <optional>
 #include <utility>
 
 #include "cubin/container.h"
@@ -79,7 +79,7 @@ class Opener {
 
   void container(const uint8_t* data, size_t size, const std::string& origin) {
     const Container found = list_entries(data, size, origin);
-    std::exception_ptr damage;
+    std::optional<Error> damage;  // not an exception_ptr, whose copies need a newer libstdc++
     for (size_t i = 0; i < found.entries.size(); ++i) {
       const Entry& entry = found.entries[i];
       if (entry.in_package) continue;
@@ -94,14 +94,14 @@ class Opener {
       const std::string name = "entry " + std::to_string(i) + " of " + origin;
       try {
         add(entry, name);
-      } catch (const Error&) {
+      } catch (const Error& error) {
         // A program may hold damaged images among its data, as those of its tests. Its good ones
         // load nevertheless.
         if (!entry.is_guess) throw;
-        if (damage == nullptr) damage = std::current_exception();
+        if (!damage) damage = error;
       }
     }
-    if (images_.empty() && damage != nullptr) std::rethrow_exception(damage);
+    if (images_.empty() && damage) throw *damage;
   }
 
   void add(const Entry& entry, const std::string& name) {

@@ -18,17 +18,38 @@ NO_BOUND = 1 << 30
 IN_TURN, IN_PAIRS = 0, -1
 
 
+class Lengths(ctypes.Structure):
+    """Sm90Lengths of csrc/kernels/attention/sm90_params.h."""
+
+    _fields_ = [
+        ("cu_seqlens_q", ctypes.c_uint64), ("cu_seqlens_k", ctypes.c_uint64),
+        *[(name, ctypes.c_int) for name in (
+            "seqlen_q", "seqlen_k", "first", "last", "bottom_right")],
+    ]  # fmt: skip
+
+
+class ScoreRule(ctypes.Structure):
+    """Sm90ScoreRule, there."""
+
+    _fields_ = [
+        *[(name, ctypes.c_uint64) for name in ("mask", "dropout_seed", "alibi_slopes", "sinks")],
+        ("mask_stride", ctypes.c_int64 * 3), ("alibi_stride", ctypes.c_int64),
+        ("drop_below", ctypes.c_int),
+        *[(name, ctypes.c_float) for name in ("scale", "softcap", "keep_scale")],
+    ]  # fmt: skip
+
+
 class Params(ctypes.Structure):
     """Sm90AttentionParams of csrc/kernels/attention/sm90_params.h; the stand-in fills the maps."""
 
     _fields_ = [
         ("maps", ctypes.c_uint64 * 16 * 3),
-        ("out", ctypes.c_uint64), ("logsumexp", ctypes.c_uint64),
-        ("out_stride", ctypes.c_int64 * 3),
+        ("out", ctypes.c_uint64), ("logsumexp", ctypes.c_uint64), ("order", ctypes.c_uint64),
+        ("out_stride", ctypes.c_int64 * 3), ("logsumexp_stride", ctypes.c_int64 * 2),
+        ("lengths", Lengths),
         *[(name, ctypes.c_int) for name in (
-            "batch", "heads", "group", "seqlen_q", "seqlen_k", "head_dim_v", "first", "last",
-            "tiles", "deal")],
-        ("unit", ctypes.c_float),
+            "batch", "heads", "group", "head_dim_v", "tiles", "deal")],
+        ("unit", ctypes.c_float), ("score", ScoreRule),
     ]  # fmt: skip
 
 
@@ -105,8 +126,8 @@ def test_what_a_launch_holds(driver, catalog, order: str, dtype: torch.dtype) ->
         ):
             found = read_map(params.maps[index])
             assert found["swizzle"] == 3  # 128 bytes
-            assert found["dims"] == [d, length, heads, b]
-            assert found["box"] == [64, box, 1, 1]
+            assert found["dims"] == [d, length, heads, b, 1]
+            assert found["box"] == [64, box, 1, 1, 1]
             row, head = (d, length * d) if order == "bhsd" else (heads * d, d)
             want = [2 * row, 2 * head, 2 * heads * length * d]
             for size, stride, expected in zip(found["dims"][1:], found["strides"], want):
@@ -114,10 +135,11 @@ def test_what_a_launch_holds(driver, catalog, order: str, dtype: torch.dtype) ->
         shift = keys - s if options.get("bottom_right") else 0
         last = 0 if options.get("is_causal") else options.get("window_right", NO_BOUND)
         first = -options["window_left"] if "window_left" in options else -NO_BOUND
-        assert params.first == (first + shift if first > -NO_BOUND else first)
-        assert params.last == (last + shift if last < NO_BOUND else last)
+        assert params.lengths.first == (first + shift if first > -NO_BOUND else first)
+        assert params.lengths.last == (last + shift if last < NO_BOUND else last)
         assert (params.batch, params.heads, params.group) == (b, h, h // kv_heads)
-        assert (params.seqlen_q, params.seqlen_k, params.head_dim_v) == (s, keys, d)
+        assert (params.lengths.seqlen_q, params.lengths.seqlen_k, params.head_dim_v) == (s, keys, d)
+        assert (params.lengths.cu_seqlens_q, params.order) == (0, 0)
         scale = options.get("scale", 1 / math.sqrt(d))
         assert math.isclose(params.unit, scale * math.log2(math.e), rel_tol=1e-6)
         assert params.tiles == -(-s // rows)
@@ -160,24 +182,36 @@ def test_batch_dims_that_do_not_merge_take_a_launch_each(driver, catalog) -> Non
     assert {params_of(x).batch for x in launches} == {batch}
 
 
-@pytest.mark.parametrize("what", ["mask", "decode", "float32", "softcap", "scale"])
-def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
-    def call() -> None:
-        rows = 1 if what == "decode" else 300
+def kernels_of_a_call(driver, what: str, general: dict) -> list[str]:
+    def run() -> list:
+        rows = 1 if what == "decode" else 4096  # few rows go to kernels that split the keys
         dtype = torch.float32 if what == "float32" else torch.bfloat16
         q = made((2, 4, rows, 128), "bshd", dtype)
         k, v = (made((2, 4, 4096, 128), "bshd", dtype) for _ in range(2))
-        if what == "mask":
-            mask = tensors.empty(300, 4096, dtype=torch.bool)
+        masks = {"boolean mask": torch.bool, "added mask": dtype}
+        if what in masks:
+            mask = tensors.empty(rows, 4096, dtype=masks[what])
             torch.ops.cubin.scaled_dot_product_attention(q, k, v, mask)
         else:
-            options = {"softcap": {"softcap": 30.0}, "scale": {"scale": -1.0}}.get(what, {})
-            torch.ops.cubin.attention_forward(q, k, v, **options)
-
-    def run() -> list:
-        call()
+            torch.ops.cubin.attention_forward(q, k, v, **general.get(what, {}))
         return driver.launches()
 
     kernels = [x["kernel"] for x in forked(run)]
     assert kernels
+    return kernels
+
+
+@pytest.mark.parametrize("what", ["added mask", "decode", "float32"])
+def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
+    kernels = kernels_of_a_call(driver, what, {})
     assert not any(name.startswith("sm90_") for name in kernels), kernels
+
+
+GENERAL = {"softcap": {"softcap": 30.0}, "scale": {"scale": -1.0}}
+
+
+@pytest.mark.parametrize("what", ["boolean mask", *GENERAL])
+def test_options_have_kernels_of_their_own(driver, catalog, what: str) -> None:
+    *before, kernel = kernels_of_a_call(driver, what, GENERAL)
+    assert kernel.startswith("sm90_attention_bf16_general_")
+    assert [name.startswith("sm90_mask") for name in before] == [True] * (what == "boolean mask")

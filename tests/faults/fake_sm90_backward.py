@@ -9,11 +9,14 @@ import pytest
 import torch
 from fake_driver import tensors
 from faults import catalogs
+from faults.fake_sm90_attention import Lengths, ScoreRule
 from faults.fake_sm90_launch import read_map
 from faults.forked import forked
 
 NO_BOUND = 1 << 30
-NAMES = ("sums", "dq_sum", "turns", "out", "grad_out_rows", "logsumexp", "dq", "dk", "dv")
+NAMES = (
+    *("sums", "dq_sum", "turns", "out", "grad_out_rows", "logsumexp", "order", "dq", "dk", "dv"),
+)
 
 
 class Params(ctypes.Structure):
@@ -24,10 +27,12 @@ class Params(ctypes.Structure):
         *[(name, ctypes.c_uint64) for name in NAMES],
         *[(name, ctypes.c_int64 * 3) for name in (
             "out_stride", "grad_out_stride", "dq_stride", "dk_stride", "dv_stride")],
+        ("logsumexp_stride", ctypes.c_int64 * 2), ("lengths", Lengths),
         *[(name, ctypes.c_int) for name in (
-            "batch", "heads", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "first",
-            "last", "tile_rows", "tile_columns", "tiles", "key_tiles", "together")],
-        ("scale", ctypes.c_float), ("unit", ctypes.c_float),
+            "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_columns",
+            "tiles", "key_tiles", "together")],
+        *[(name, ctypes.c_float) for name in ("scale", "unit", "logsumexp_unit")],
+        ("score", ScoreRule),
     ]  # fmt: skip
 
 
@@ -89,18 +94,18 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     ):
         found = read_map(params.maps[index])
         assert found["swizzle"] == 3  # 128 bytes
-        assert found["dims"] == [d, length, heads, b]
-        assert found["box"] == [64, box, 1, 1]
-        want = [2 * heads * d, 2 * d, 2 * heads * length * d]
+        assert found["dims"] == [d, length, heads, b, 1]
+        assert found["box"] == [64, box, 1, 1, 1]
+        want = [2 * heads * d, 2 * d, 2 * heads * length * d, 0]
         for size, stride, expected in zip(found["dims"][1:], found["strides"], want, strict=True):
             assert stride == expected or size == 1, (call, found)
     shift = keys - s if options.get("bottom_right") else 0
     last = 0 if options.get("is_causal") else options.get("window_right", NO_BOUND)
     first = -options["window_left"] if "window_left" in options else -NO_BOUND
-    assert params.first == (first + shift if first > -NO_BOUND else first)
-    assert params.last == (last + shift if last < NO_BOUND else last)
+    assert params.lengths.first == (first + shift if first > -NO_BOUND else first)
+    assert params.lengths.last == (last + shift if last < NO_BOUND else last)
     assert (params.batch, params.heads, params.group) == (b, h, h // kv_heads)
-    assert (params.seqlen_q, params.seqlen_k) == (s, keys)
+    assert (params.lengths.seqlen_q, params.lengths.seqlen_k) == (s, keys)
     assert (params.head_dim, params.head_dim_v) == (d, d)
     assert params.together == together
     scale = options.get("scale", 1 / math.sqrt(d))
@@ -121,14 +126,21 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     assert list(params.dq_stride)[1:] == [d, h * d]
 
 
-@pytest.mark.parametrize("what", ["head_dim", "softcap", "mask", "float32", "scale"])
+@pytest.mark.parametrize("what", ["head_dim", "mask", "float32"])
 def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
     d = 136 if what == "head_dim" else 128
     dtype = torch.float32 if what == "float32" else torch.bfloat16
     q, k, v = (made(2, 4, 300, d, dtype) for _ in range(3))
-    options: dict = {"softcap": {"softcap": 30.0}, "scale": {"scale": -1.0}}.get(what, {})
+    options: dict = {}
     if what == "mask":
         options["attn_mask"] = tensors.empty(300, 300, dtype=torch.bool)
     kernels = [x["kernel"] for x in launches_of(driver, q, k, v, **options)]
     assert kernels
     assert not any(name.startswith("sm90_") for name in kernels), kernels
+
+
+@pytest.mark.parametrize("options", [{"softcap": 30.0}, {"scale": -1.0}], ids=str)
+def test_options_have_kernels_of_their_own(driver, catalog, options: dict) -> None:
+    q, k, v = (made(2, 4, 300, 128) for _ in range(3))
+    kernels = [x["kernel"] for x in launches_of(driver, q, k, v, **options)]
+    assert any(name.startswith("sm90_backward_attention_bf16_general_") for name in kernels)
