@@ -3,6 +3,7 @@
 PyTorch has no flash attention of these operators on the CPU, so there the implementation is put
 behind the CPU's dispatch key, where it serves the same calls by the reference; what it leaves to
 PyTorch goes to a stand-in. On a GPU it is activated as a user does it.
+Longer than files should be: every section needs the stand-in and the layouts at its top.
 """
 
 from __future__ import annotations

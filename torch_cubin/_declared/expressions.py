@@ -6,6 +6,8 @@ with them. The result is a tree of plain data: it goes into a package's manifest
 on every call (csrc/declared/expression_evaluate.cpp), and evaluate.py does the same for sizes that
 are symbols, so that the fake implementation follows from the one definition.
 
+Longer than files should be: an operation's stand-in and its tree are read side by side.
+
 A tree is a number, a bool, or a list [operation, operand, ...]:
 
     ["number", name]                   a number of the op, or a size that a pattern has bound;

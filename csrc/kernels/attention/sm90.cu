@@ -13,6 +13,8 @@
 // wgmma to the operand registers of the other without a shuffle.
 //
 // `general` kernels (TC_GENERAL) change scores on their way to the softmax by sm90_rule.cuh, and drop weights.
+// Longer than files should be: producer and consumers meet in one set of barriers and one shared memory, and
+// neither can be followed without the other.
 #include <type_traits>
 
 #include "common/dropout.cuh"
