@@ -69,7 +69,7 @@ class Sm90Forward : public AttentionForwardKernels {
 
   ForwardPlan plan(const AttentionCase& problem) const override {
     ForwardPlan plan;
-    if (problem.mask == kAddedMask || (problem.mask == kBoolMask && mask_ == nullptr) ||
+    if (problem.mask == kAddedMask || problem.large_softcap || (problem.mask == kBoolMask && mask_ == nullptr) ||
         (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
         problem.head_dim == 0 || problem.head_dim_v == 0) {
       return plan;
