@@ -355,7 +355,7 @@ def check(name: str, label: str, ours: list[Tensor], want: Reference) -> None:
         assert mine.shape == expected.shape, f"{label}: {result} {tuple(mine.shape)}"
         if mine.numel() == 0:
             continue
-        # ALiBi and sinks can make all weights so small that float16 has only a few steps left: gradients
+        # ALiBi and sinks can make all weights so small that float16 has few steps left: gradients
         # are sums of such weights.
         step = torch.finfo(mine.dtype).smallest_normal * torch.finfo(mine.dtype).eps
         if result != "out":
