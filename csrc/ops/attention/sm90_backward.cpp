@@ -72,9 +72,9 @@ class Sm90Backward : public AttentionBackwardKernels {
     BackwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes || (problem.mask == kBoolMask && mask_ == nullptr) ||
-        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
-        problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
-        convert_[dtype].empty()) {
+        problem.large_softcap || (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 ||
+        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0 ||
+        delta_[dtype].empty() || convert_[dtype].empty()) {
       return plan;
     }
     const AttentionRow* row = narrowest(backward_[dtype][problem.variant],
