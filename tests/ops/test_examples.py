@@ -113,6 +113,7 @@ def test_generation_says_both_speeds(device, capsys) -> None:
     text = capsys.readouterr().out
     assert "2 prompts of 24 tokens" in text
     assert "left to PyTorch: nothing" in text
+    assert "errors of the logits" in text
     assert {"sdpa", "cubin", "ratio"} <= {line.split(" ")[0] for line in text.splitlines()}
 
 
