@@ -138,8 +138,8 @@ class Sm90Skinny : public MatmulKernels {
     const SkinnySides sides(c);
     const int64_t multiprocessors = device_.multiprocessors;
     const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
-    std::vector<SkinnyTiles> tiles = {skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous,
-                                                   may_split(c), multiprocessors)};
+    std::vector<SkinnyTiles> tiles = {
+        skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, may_split(c), multiprocessors)};
     if (!may_split(c)) {
       out.push_back(plan_with(c, sides, tiles[0]));
       return;
