@@ -29,7 +29,7 @@ def test_the_image_is_found_by_its_symbol() -> None:
 
 
 def test_an_op_of_it_by_the_header_beside_it() -> None:
-    array = torch_cubin.c_struct((CUTE / "add.h").read_text(), "addp_Tensor_x_t")
+    array = torch_cubin.c_struct((CUTE / "add.h.txt").read_text(), "addp_Tensor_x_t")
     assert (array.size, list(array.fields)) == (16, ["data", "dynamic_shapes"])
     op = torch_cubin.define_op(
         f"{contracts.new_name('cute_add')}(Tensor x, Tensor y) -> Tensor",
