@@ -100,7 +100,8 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "pointer_device": [ctypes.c_uint64],
     "define_ops": [_TEXT, _TEXTS, _SIZES, _TEXTS, _SIZE],
     "check_schema": [_TEXT, ctypes.c_bool],
-    "load_package": [_TEXT, _TEXT],
+    "load_package": [_TEXT],
+    "load_signed_package": [_TEXT, _TEXT],
     "ops": [],
     "packages_error": [],
     "preload_op": [_TEXT, _INT],
@@ -207,8 +208,10 @@ def check_schema(schema: str, *, differentiable: bool = False) -> None:
 def load_package(folder: str, trusted: list[str] | None = None) -> list[dict[str, Any]]:
     """Defines a package's ops, all or none; each also with its "contract", "package"
     and "images". `trusted`: public keys, in hex digits, one of which must have signed it."""
-    keys = None if trusted is None else json.dumps(trusted).encode()
-    return _answer(load().torch_cubin_load_package(os.fsencode(folder), keys))["ops"]
+    path = os.fsencode(folder)
+    if trusted is None:
+        return _answer(load().torch_cubin_load_package(path))["ops"]
+    return _answer(load().torch_cubin_load_signed_package(path, _text(json.dumps(trusted))))["ops"]
 
 
 def defined_ops() -> list[dict[str, Any]]:

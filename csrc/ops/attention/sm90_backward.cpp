@@ -62,7 +62,7 @@ class Sm90Backward : public AttentionBackwardKernels {
   BackwardPlan plan(const AttentionCase& problem) const override {
     BackwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
-    if (dtype == kAttendDtypes || problem.mask != kNoMask ||
+    if (dtype == kAttendDtypes || problem.mask != kNoMask || problem.large_softcap ||
         (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
         problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
         convert_[dtype].empty()) {
