@@ -56,13 +56,16 @@ TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text, bool differenti
 
 // The same of a package, whose path without links is each op's "package", and whose files are its
 // "images": [{"file", "sha256"}], null for those in a library. It swaps nothing.
-// `trusted`: null, or a JSON list of the public keys by which it must be signed (package/signature.h).
-TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder, const char* trusted) {
+// Programs without Python call it (examples/aoti_runner), so that it keeps its one argument.
+TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder) {
+  return answer([&] { return ops_json(load_package(given(folder, "path"))); });
+}
+
+// The same of one that must be signed by one of the public keys of a JSON list (package/signature.h).
+TORCH_CUBIN_API char* torch_cubin_load_signed_package(const char* folder, const char* trusted) {
   return answer([&] {
     Trust trust;
-    if (trusted != nullptr) {
-      trust.keys = json::parse(trusted).get<std::vector<std::string>>();
-    }
+    trust.keys = json::parse(given(trusted, "keys")).get<std::vector<std::string>>();
     return ops_json(load_package(given(folder, "path"), trust));
   });
 }

@@ -3,9 +3,15 @@
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
+#include "cubin/error.h"
+#include "cubin/json_facts.h"
+#include "declared/contract.h"
+#include "declared/slots.h"
+#include "declared/tuned_calls.h"
 #include "ops/matmul/plan.h"
 #include "ops/matmul/tuned.h"
 #include "package/package.h"
+#include "runtime/device.h"
 
 using namespace torch_cubin;
 
@@ -30,10 +36,48 @@ TORCH_CUBIN_API char* torch_cubin_force_way(const char* name) {
   });
 }
 
-// Adds a tuned table, given as JSON (ops/matmul/tuned.h), to this process.
-TORCH_CUBIN_API char* torch_cubin_add_tuned_table(const char* table) {
+// Adds a tuned table, given as JSON, to this process: of products (ops/matmul/tuned.h), of calls of
+// declared ops (declared/tuned_calls.h), or of both.
+TORCH_CUBIN_API char* torch_cubin_add_tuned_table(const char* text) {
   return answer([&] {
-    add_tuned_table(parse_json(given(table, "table"), "a tuned table"));
+    const nlohmann::json table = parse_json(given(text, "table"), "a tuned table");
+    const bool has_ops = table.is_object() && table.contains("ops");
+    if (has_ops) add_tuned_calls(table);
+    if (!has_ops || table.contains("products")) add_tuned_table(table);
     return std::string("{}");
   });
+}
+
+// Writes down this thread's calls of a declared op from now on, and of no other op; null ends it.
+TORCH_CUBIN_API char* torch_cubin_watch_op(const char* name) {
+  return answer([&] {
+    watch_op(name == nullptr ? nullptr : &find_contract(name));
+    return std::string("{}");
+  });
+}
+
+// {"calls": [...]} of the op that is watched (CallWatch in declared/tuned_calls.h).
+TORCH_CUBIN_API char* torch_cubin_watched_calls() {
+  return answer([] { return dump(nlohmann::json{{"calls", call_watch().calls}}); });
+}
+
+// Makes the watched op's calls take the kernel of that number; -1: the one that they take by themselves.
+TORCH_CUBIN_API char* torch_cubin_force_kernel(int number) {
+  return answer([&] {
+    CallWatch& watch = call_watch();
+    const bool none = watch.contract == nullptr || number < -1 ||
+                      number >= static_cast<int>(watch.contract->kernels());
+    if (none) {
+      fail({"input", "a kernel's number", "is none of an op that is watched", "-1, or a kernel's",
+            std::to_string(number), ""});
+    }
+    watch.forced = number;
+    return std::string("{}");
+  });
+}
+
+// tuned_file() of declared/tuned_calls.h.
+TORCH_CUBIN_API char* torch_cubin_tuned_file(const char* name, int index) {
+  return answer(
+      [&] { return dump(tuned_file(find_contract(given(name, "name")), device(index).index)); });
 }

@@ -54,7 +54,7 @@ def define_text(text: str, files: Sequence[Path | bytes] = (SEVERAL,)) -> list[d
 
 
 def load_package(folder: Path) -> list[dict]:
-    return _answer(_library.torch_cubin_load_package(bytes(folder), None))["ops"]
+    return _answer(_library.torch_cubin_load_package(bytes(folder)))["ops"]
 
 
 def ops() -> dict[str, dict]:

@@ -1,4 +1,4 @@
-"""Attention backward on an H200: csrc/kernels/attention/sm90_backward.cu beside cuDNN.
+"""Attention backward on an H200: sm90_backward.cu and sm90_backward_wide.cu beside cuDNN.
 
     python benchmarks/sm90/bench_attention_backward.py --build OUT [--bound]   # nvcc, no GPU
     python benchmarks/sm90/bench_attention_backward.py OUT [--json FILE]       # checks, then times
@@ -28,7 +28,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TOKENS, WIDTH = 16384, 2048  # b * s, h * d
 NO_BOUND = 1 << 30
-KEYS = 128
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,28 @@ class Kernel:
         return f"{kind}_{self.head_dim}_{self.rows}_q{self.q_stages}g{self.grad_stages}"
 
     @property
+    def wide(self) -> bool:
+        return self.head_dim > 128
+
+    @property
+    def keys(self) -> int:
+        return 64 if self.wide else 128
+
+    @property
     def shared(self) -> int:
         row = 2 * self.head_dim
         panels = self.head_dim // 64
-        size = 2 * KEYS * row + (self.q_stages + self.grad_stages) * self.rows * row
-        size += 2 * -(-self.rows // 64) * KEYS * 128 + 8 * self.rows * self.head_dim
-        size += self.q_stages * (8 * self.rows + 4)
-        size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels
+        size = 2 * self.keys * row + (self.q_stages + self.grad_stages) * self.rows * row
+        size += 2 * -(-self.rows // 64) * self.keys * 128
+        size += 256 * self.rows * (2 + 1 if self.wide else 2 * panels)  # dq, and P of wide ones
+        size += self.q_stages * (8 * self.rows + 4 + 4)
+        size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels + 16 * self.wide
         return (size + 15) // 16 * 16 + 80
 
 
 def kernels() -> list[Kernel]:
-    tiles = ((128, 48), (64, 96))
-    return [Kernel(t, d, rows, 3, 2) for t in ("bfloat16", "float16") for d, rows in tiles]
+    tiles = ((128, 48, 3, 2), (64, 96, 3, 2), (256, 64, 2, 1))
+    return [Kernel(t, *tile) for t in ("bfloat16", "float16") for tile in tiles]
 
 
 def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
@@ -65,7 +73,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_KERNEL": kernel.name,
         "TC_DTYPE": kernel.dtype,
         "TC_TILE_M": kernel.rows,
-        "TC_TILE_N": KEYS,
+        "TC_TILE_N": kernel.keys,
         "TC_TILE_K": kernel.head_dim,
         "TC_STAGES": kernel.q_stages,
         "TC_GRAD_STAGES": kernel.grad_stages,
@@ -73,7 +81,9 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_THREADS": 512,
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
-    text = compile_one("sm90_backward", kernel.name, defines, extra, out)
+    text = compile_one(
+        "sm90_backward_wide" if kernel.wide else "sm90_backward", kernel.name, defines, extra, out
+    )
     bad = [s for s in text.splitlines() if "C75" in s or "error" in s or "warning" in s]
     bad += [s for s in text.splitlines() if "spill" in s and "0 bytes spill stores" not in s]
     return "\n  ".join([kernel.name, *bad])
@@ -117,17 +127,19 @@ def setup() -> None:
         _fields_ = [
             ("maps", driver.TensorMap * 4),
             *[(n, ctypes.c_void_p) for n in (
-                "sums", "dq_sum", "turns", "out", "grad_out", "logsumexp", "order", "dq", "dk",
-                "dv")],
+                "sums", "dq_sum", "turns", "ticket", "out", "grad_out", "logsumexp", "order", "dq",
+                "dk", "dv")],
             *[(n, ctypes.c_int64 * 3) for n in (
                 "out_stride", "grad_out_stride", "dq_stride", "dk_stride", "dv_stride")],
             ("logsumexp_stride", ctypes.c_int64 * 2),
             ("lengths", bench_attention.Lengths),
             *[(n, ctypes.c_int) for n in (
-                "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_columns",
-                "tiles", "key_tiles", "together")],
+                "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_keys",
+                "tile_columns", "tiles", "key_tiles", "together")],
             *[(n, ctypes.c_float) for n in ("scale", "unit", "logsumexp_unit")],
             ("score", bench_attention.ScoreRule),
+            ("mask", ctypes.c_int64 * 5), ("mask_words", ctypes.c_int64 * 4),
+            ("mask_sizes", ctypes.c_int * 3),
         ]  # fmt: skip
 
     PARAMS = Params
@@ -147,17 +159,20 @@ class Backward:
         batch, heads, seqlen_q, head_dim = q.shape
         kv_heads, seqlen_k = k.shape[1:3]
         p = PARAMS()
-        p.maps[0], p.maps[1] = encode(q, kernel.rows), encode(k, KEYS)
-        p.maps[2], p.maps[3] = encode(v, KEYS), encode(grad, kernel.rows)
-        p.tile_rows, p.tile_columns = kernel.rows, kernel.head_dim
-        p.tiles, p.key_tiles = -(-seqlen_q // kernel.rows), -(-seqlen_k // KEYS)
+        p.maps[0], p.maps[1] = encode(q, kernel.rows), encode(k, kernel.keys)
+        p.maps[2], p.maps[3] = encode(v, kernel.keys), encode(grad, kernel.rows)
+        p.tile_rows, p.tile_keys = kernel.rows, kernel.keys
+        p.tile_columns = kernel.head_dim
+        p.tiles, p.key_tiles = -(-seqlen_q // kernel.rows), -(-seqlen_k // kernel.keys)
         tiles = batch * heads * p.tiles
         sums = torch.full((tiles, 2, kernel.rows), math.nan, device="cuda")
         dq_sum = torch.full((tiles, kernel.rows * kernel.head_dim), math.nan, device="cuda")
-        turns = torch.full((tiles,), 7, device="cuda", dtype=torch.int32)
+        turns = torch.full((tiles + 1,), 7, device="cuda", dtype=torch.int32)
+        ticket = turns[tiles:]
         for name, tensor in (
-            ("sums", sums), ("dq_sum", dq_sum), ("turns", turns), ("out", out), ("grad_out", grad),
-            ("logsumexp", lse), ("dq", dq), ("dk", dk), ("dv", dv),
+            ("sums", sums), ("dq_sum", dq_sum), ("turns", turns), ("ticket", ticket),
+            ("out", out), ("grad_out", grad), ("logsumexp", lse), ("dq", dq),
+            ("dk", dk), ("dv", dv),
         ):  # fmt: skip
             setattr(p, name, tensor.data_ptr())
         for name, x in (("out", out), ("grad_out", grad), ("dq", dq), ("dk", dk), ("dv", dv)):
@@ -410,7 +425,7 @@ def main() -> None:
         print(f"checked after {time.time() - start:.1f} s", flush=True)
     lines = []
     for d, s, causal in itertools.product(
-        (128, 64), map(int, filter(None, arguments.lengths.split(","))), (False, True)
+        (256, 128, 64), map(int, filter(None, arguments.lengths.split(","))), (False, True)
     ):
         here = [x for x in chosen if x.head_dim == d and x.dtype == "bfloat16"]
         if not here:

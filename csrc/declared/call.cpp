@@ -12,6 +12,7 @@
 #include "declared/contract.h"
 #include "declared/described_arguments.h"
 #include "declared/overlap.h"
+#include "declared/tuned_calls.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/stream.h"
@@ -257,6 +258,55 @@ class Contract::Call {
   }
 
   const Launch& choose() const {
+    if (contract_.watched_.load(std::memory_order_relaxed) != 0) return watched_choice();
+    const TunedCalls& tuned = contract_.tuned_calls(state_.device);
+    if (!tuned.empty()) {
+      const int32_t i = tuned.find(state_, contract_.call_key_);
+      if (i >= 0) {
+        const Launch& launch = contract_.launches_[static_cast<size_t>(i)];
+        if (launch.runs_on(state_.device) && launch.takes(state_)) return launch;
+      }
+    }
+    return first_choice();
+  }
+
+  // While torch_cubin.tune measures: its thread's calls take the kernel that it says, or are written
+  // down. No table is asked.
+  const Launch& watched_choice() const {
+    CallWatch& watch = call_watch();
+    if (watch.contract != &contract_) return first_choice();
+    const auto fits = [&](const Launch& launch) {
+      try {
+        return launch.runs_on(state_.device) && launch.takes(state_);
+      } catch (const Error&) {
+        return false;  // its condition reads what this call does not have
+      }
+    };
+    if (watch.forced >= 0) {
+      const Launch& launch = contract_.launches_.at(static_cast<size_t>(watch.forced));
+      if (!fits(launch)) refuse_choice();
+      return launch;
+    }
+    const Launch& chosen = first_choice();
+    const json& kernels = contract_.definition_["kernels"];
+    const auto condition = [&](size_t i) { return kernels[i].value("when", json()); };
+    size_t own = 0;
+    while (&contract_.launches_[own] != &chosen) ++own;
+    json fitting = json::array(), same = json::array();
+    for (size_t i = 0; i < contract_.launches_.size(); ++i) {
+      if (!fits(contract_.launches_[i])) continue;
+      fitting.push_back(i);
+      if (condition(i) == condition(own)) same.push_back(i);
+    }
+    watch.calls.push_back({{"device", state_.device},
+                           {"key", contract_.call_key_.shown(state_)},
+                           {"chosen", own},
+                           {"fits", std::move(fitting)},
+                           {"same", std::move(same)}});
+    return chosen;
+  }
+
+  const Launch& first_choice() const {
     if (!contract_.lookup_.empty()) {
       const Launch* found = nullptr;
       const bool looked_up = contract_.lookup_[0].find(state_, [&](size_t i) {

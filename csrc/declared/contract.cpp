@@ -2,6 +2,7 @@
 #include "declared/contract.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "cubin/error.h"
 #include "cubin/sha256.h"
@@ -175,6 +176,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
 
   read_tuned(tuned, names);
   argument_scope_ = names.scope();
+  if (launches_.size() > 1) make_call_key();
   if (tuned == nullptr && launches_.size() >= KernelLookup::kLeast) {
     std::vector<const json*> conditions;
     for (const json& kernel : definition_["kernels"]) {
@@ -215,6 +217,63 @@ void Contract::read_tuned(const json* tuned, const Names& names) {
   }
   if (tuned == nullptr) return;
   tuned_.emplace_back(*tuned, names.scope(), static_cast<int64_t>(groups_.size()), op_ + ": tuned");
+}
+
+void Contract::make_call_key() {
+  json conditions = json::array();
+  for (const json& kernel : definition_["kernels"]) {
+    if (kernel.contains("when")) conditions.push_back(kernel["when"]);
+  }
+  const Scope& scope = argument_scope_;
+  for (const auto* places : {&required_, &optional_}) {
+    for (const size_t i : *places) call_key_.add_tensor(i, schema_.arguments[i].name);
+  }
+  for (const Names::Item& item : items_) {
+    call_key_.add_tensor(item.place, scope.tensors[item.place]);
+  }
+  for (const size_t i : lists_) {
+    const auto place = static_cast<size_t>(extras_[i]);
+    call_key_.add_number(place, "len(" + schema_.arguments[i].name + ")");
+  }
+  for (const size_t i : numbers_) {
+    const SchemaArgument& argument = schema_.arguments[i];
+    const bool is_float =
+        argument.type == ArgumentType::kFloat || argument.type == ArgumentType::kOptionalFloat;
+    if (is_float && !mentions(conditions, "number", {argument.name, argument.name + "?"})) continue;
+    call_key_.add_number(i, argument.name);
+  }
+  for (const size_t i : texts_) call_key_.add_text(i, schema_.arguments[i].name);
+  for (const char* operation : {"stride", "contiguous"}) {
+    if (mentions(conditions, operation, scope.tensors)) call_key_.add_strides();
+  }
+}
+
+namespace {
+
+std::mutex g_tuned_calls_mutex;  // guards the making of tables, not their use
+
+}  // namespace
+
+TunedCalls Contract::tuned_table(const json& calls) const {
+  return {calls, call_key_, launches_.size(), op_ + ": tuned calls"};
+}
+
+const TunedCalls& Contract::first_tuned_calls(int32_t device) const {
+  std::lock_guard<std::mutex> lock(g_tuned_calls_mutex);
+  auto& place = tuned_calls_[device % kMaxDevices];
+  if (place.load() == nullptr) {
+    place.store(new TunedCalls(read_tuned_file(*this, device)), std::memory_order_release);
+  }
+  return *place.load();
+}
+
+void Contract::add_tuned(int32_t device, const json& calls) const {
+  tuned_calls(device);  // what its file holds comes first
+  std::lock_guard<std::mutex> lock(g_tuned_calls_mutex);
+  auto& place = tuned_calls_[device % kMaxDevices];
+  json all = place.load()->calls();
+  all.insert(all.end(), calls.begin(), calls.end());
+  place.store(new TunedCalls(tuned_table(all)), std::memory_order_release);
 }
 
 void Contract::read_tensors(const json& tensors, const json& outputs, const json* scratch,

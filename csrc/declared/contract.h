@@ -18,7 +18,9 @@
 #include "declared/pattern.h"
 #include "declared/requirement.h"
 #include "declared/schema.h"
+#include "declared/tuned_calls.h"
 #include "declared/tuned_table.h"
+#include "runtime/device.h"
 #include "runtime/launch.h"
 #include "runtime/module.h"
 
@@ -88,6 +90,13 @@ class Contract {
   // Loads the kernels that run on that device. Throws [arch] where none does.
   void preload(const Device& device) const;
 
+  // For torch_cubin.tune (tuned_calls.h). `calls` as TunedCalls reads them; throws [input].
+  TunedCalls tuned_table(const nlohmann::json& calls) const;
+  void add_tuned(int32_t device, const nlohmann::json& calls) const;
+  // From now on calls ask call_watch(), until as many -1 as 1 were given.
+  void watch(int change) const { watched_ += change; }
+  size_t kernels() const { return launches_.size(); }
+
  private:
   struct Launch {
     Launch(const nlohmann::json& definition, const std::string& label, const Schema& schema,
@@ -117,6 +126,14 @@ class Contract {
   class Call;
 
   void read_tuned(const nlohmann::json* tuned, const Names& names);
+  void make_call_key();
+  // What tune() found for calls on that device; read from its file at the first of them.
+  const TunedCalls& tuned_calls(int32_t device) const {
+    const TunedCalls* const known =
+        tuned_calls_[device % kMaxDevices].load(std::memory_order_acquire);
+    return known != nullptr ? *known : first_tuned_calls(device);
+  }
+  const TunedCalls& first_tuned_calls(int32_t device) const;
   void read_tensors(const nlohmann::json& tensors, const nlohmann::json& outputs,
                     const nlohmann::json* scratch, Names& names);
 
@@ -135,8 +152,12 @@ class Contract {
   std::vector<Pattern> outputs_, scratch_;
   std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
   std::deque<Launch> launches_;
-  std::vector<TunedTable> tuned_;            // none or one
-  std::vector<KernelLookup> lookup_;         // none or one; only without a tuned table
+  std::vector<TunedTable> tuned_;     // none or one
+  std::vector<KernelLookup> lookup_;  // none or one; only without a tuned table
+  CallKey call_key_;                  // of what tune() found
+  // By device. Leaked when another takes its place: a thread may be in the middle of a call.
+  mutable std::atomic<const TunedCalls*> tuned_calls_[kMaxDevices]{};
+  mutable std::atomic<int> watched_{0};      // by how many threads
   Scope argument_scope_;                     // of `when`, for errors
   std::vector<std::vector<size_t>> groups_;  // of launches_, by their places in the tuned table
   size_t variables_ = 0;                     // of dtypes

@@ -178,7 +178,7 @@ void check(CUresult result, const char* tag, const std::string& action) {
     fail_out_of_memory(action + " failed: " + got);
   }
   if (poisons_context(result)) {
-    const char* kernel = last_kernel.load(std::memory_order_relaxed);
+    const char* kernel = launches.last_kernel.load(std::memory_order_relaxed);
     fail({"fault", action, "found the GPU's context broken by an earlier fault", "success",
           got + (kernel == nullptr ? "" : ", after kernel '" + printable(kernel) + "'"),
           "This process cannot use the GPU any more: restart it."});

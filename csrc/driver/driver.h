@@ -48,9 +48,13 @@ inline void check(CUresult result, const char* tag, const char* action) {
 // "13.0"
 std::string driver_version_text();
 
-// What this process launched last: a fault of a kernel shows at a later call, which can then name it.
-// The names are never freed.
-inline std::atomic<const char*> last_kernel{nullptr};
+// What this process launched, written by every launch, so together in one line of the cache.
+struct alignas(64) Launches {
+  std::atomic<int64_t> count{0};
+  // A fault of a kernel shows at a later call, which can then name it. The names are never freed.
+  std::atomic<const char*> last_kernel{nullptr};
+};
+inline Launches launches;
 
 // "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
 std::string describe(CUresult result);

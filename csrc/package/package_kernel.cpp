@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cubin/error.h"
+#include "runtime/kernel_facts.h"
 
 namespace torch_cubin {
 namespace {
@@ -138,6 +139,20 @@ Kernel& PackageKernel::load() {
   module.release();
   kernel_.store(kernel, std::memory_order_release);
   return *kernel;
+}
+
+bool PackageKernel::has_room_for_cluster(int64_t blocks, const Device& device,
+                                         int64_t dynamic_shared) {
+  torch_cubin_launch_call call{};
+  call.size = sizeof(call);
+  call.flags = TORCH_CUBIN_CLUSTER;
+  for (int i = 0; i < 3; ++i) {
+    call.block[i] = entry_.block[i];
+    call.cluster[i] = 1;
+  }
+  call.cluster[0] = blocks;
+  call.shared_memory = dynamic_shared >= 0 ? dynamic_shared : entry_.dynamic_shared;
+  return occupancy_of(kernel(), call, device) > 0;
 }
 
 void PackageKernel::launch(const Grid& grid, const Device& device, const void* params,

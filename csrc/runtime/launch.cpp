@@ -12,11 +12,9 @@ namespace {
 
 constexpr int64_t kPortableCluster = 8;
 
-std::atomic<int64_t> g_launches{0};
-
 void note_launch(const Kernel& kernel) {
-  g_launches.fetch_add(1, std::memory_order_relaxed);
-  last_kernel.store(kernel.lasting_name(), std::memory_order_relaxed);
+  launches.count.fetch_add(1, std::memory_order_relaxed);
+  launches.last_kernel.store(kernel.lasting_name(), std::memory_order_relaxed);
 }
 
 template <class T>
@@ -419,7 +417,7 @@ void launch_checked(Kernel& kernel, const torch_cubin_launch_call& call,
 
 }  // namespace
 
-int64_t launch_count() { return g_launches.load(std::memory_order_relaxed); }
+int64_t launch_count() { return launches.count.load(std::memory_order_relaxed); }
 
 [[gnu::hot]] void launch(Kernel& kernel, const torch_cubin_launch_call& call,
                          CurrentStream current_stream) {

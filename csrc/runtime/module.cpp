@@ -39,8 +39,8 @@ void pause_for_launches() {
 Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lifetime)
     : images_(std::move(images)),
       origin_(std::move(origin)),
-      lifetime_(lifetime),
       loaded_images_(images_.size()),
+      lifetime_(lifetime),
       captured_(lifetime == Lifetime::kUntilExit) {
   if (images_.empty()) {
     fail({"image", origin_, "holds no image", "at least one cubin", "none", ""});

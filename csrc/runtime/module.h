@@ -132,7 +132,6 @@ class Module {
 
   std::vector<SourceImage> images_;  // their bytes, guarded by mutex_, go when they are loaded
   std::string origin_;
-  const Lifetime lifetime_;
   std::mutex mutex_;                                               // guards what follows
   std::vector<std::shared_ptr<const LoadedImage>> loaded_images_;  // beside images_; null at first
   bool used_[kMaxDevices] = {};
@@ -140,6 +139,8 @@ class Module {
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::mutex unload_mutex_;  // one unload at a time
   std::atomic<bool> loaded_{false};
+  // What every launch touches, in one line of the cache: the driver leaves little of it there.
+  alignas(64) const Lifetime lifetime_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> captured_;  // true as well where captures need no watching (kUntilExit)
   std::atomic<int64_t> users_{0};

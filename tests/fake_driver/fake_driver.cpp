@@ -387,9 +387,18 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, CUfunction func
   *count = static_cast<int>(setting("blocks", 2));
   return function_of(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
-CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function, const CUlaunchConfig*) {
+CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function,
+                                      const CUlaunchConfig* config) {
   std::lock_guard<std::mutex> lock(mutex);
-  *count = static_cast<int>(setting("clusters", 60));
+  long blocks = 1;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const CUlaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
+    const auto& size = attribute.value.clusterDim;
+    blocks = long{size.x} * long{size.y} * long{size.z};
+  }
+  const bool fits = blocks <= setting("largest_cluster", 16);
+  *count = fits ? static_cast<int>(setting("clusters", 60)) : 0;
   return function_of(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,

@@ -9,6 +9,7 @@ import torch
 from fake_driver import tensors
 from faults import catalogs
 from faults.forked import error_of, forked
+from unit import kernel_sources
 
 from torch_cubin._native import library
 
@@ -100,3 +101,18 @@ def test_a_cluster_is_asked_about_once(driver, clustered):
     assert asked == 1
     assert [launch["grid"] for launch in launches] == [[4, 1, 1]] * 3
     assert [launch["attributes"]["4"] for launch in launches] == [[2, 1, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("sm", "arch"), [(80, "sm_80"), (86, "sm_86"), (89, "sm_86"), (90, "sm_90a"), (120, "sm_120a")]
+)
+def test_which_kernels_of_a_complete_wheel_a_device_runs(driver, tmp_path, monkeypatch, sm, arch):
+    """8.9 has none of its own: those of 8.6 are the same."""
+    archs = kernel_sources.build.DEFAULT_ARCHS
+    catalog_of(driver, tmp_path, monkeypatch, lambda k: [{**k, "arch": each} for each in archs])
+
+    def run() -> str:
+        driver.set("sm", sm)
+        return library.device(0)["arch"]
+
+    assert forked(run) == arch

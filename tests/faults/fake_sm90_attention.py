@@ -158,6 +158,15 @@ def test_what_a_launch_holds(driver, catalog, order: str, dtype: torch.dtype) ->
         assert params.logsumexp != 0
 
 
+def test_softcaps_beyond_the_short_formula_go_elsewhere(driver, catalog) -> None:
+    def run(softcap: float) -> list[str]:
+        attend((1, 2, 512, 64), 2, 512, "bhsd", softcap=softcap)
+        return [launch["kernel"] for launch in driver.launches()]
+
+    assert forked(partial(run, 1024.0))[-1].startswith("sm90_attention_")
+    assert not any(name.startswith("sm90_") for name in forked(partial(run, 1025.0)))
+
+
 def test_how_tiles_are_dealt_out(driver, catalog) -> None:
     """Alike: in turn. Causal: long tiles balanced one by one, short ones in pairs. Windows: by
     queries, while few heads' keys fit in the L2 cache together."""

@@ -15,7 +15,19 @@ from faults.forked import forked
 
 NO_BOUND = 1 << 30
 NAMES = (
-    *("sums", "dq_sum", "turns", "out", "grad_out_rows", "logsumexp", "order", "dq", "dk", "dv"),
+    *(
+        "sums",
+        "dq_sum",
+        "turns",
+        "ticket",
+        "out",
+        "grad_out_rows",
+        "logsumexp",
+        "order",
+        "dq",
+        "dk",
+        "dv",
+    ),
 )
 
 
@@ -29,10 +41,13 @@ class Params(ctypes.Structure):
             "out_stride", "grad_out_stride", "dq_stride", "dk_stride", "dv_stride")],
         ("logsumexp_stride", ctypes.c_int64 * 2), ("lengths", Lengths),
         *[(name, ctypes.c_int) for name in (
-            "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_columns",
-            "tiles", "key_tiles", "together")],
+            "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_keys",
+            "tile_columns", "tiles", "key_tiles", "together")],
         *[(name, ctypes.c_float) for name in ("scale", "unit", "logsumexp_unit")],
         ("score", ScoreRule),
+        ("mask", ctypes.c_uint64), ("mask_stride", ctypes.c_int64 * 4),
+        ("mask_words", ctypes.c_uint64), ("mask_words_stride", ctypes.c_int64 * 3),
+        *[(name, ctypes.c_int) for name in ("mask_heads", "mask_tiles", "mask_floats")],
     ]  # fmt: skip
 
 
@@ -69,6 +84,8 @@ CALLS = [
     (1, 16, 16, 16384, 16384, 64, {"is_causal": True}, 8),
     (3, 6, 3, 1000, 777, 64, {"is_causal": True, "bottom_right": True}, 9),
     (1, 8, 1, 520, 520, 96, {"window_left": 100, "window_right": 30, "scale": 0.5}, 1),
+    (8, 16, 2, 2048, 2048, 128, {"is_causal": True}, 9),  # one set fills the device
+    (2, 4, 2, 300, 700, 200, {"is_causal": True}, 4),
 ]
 
 
@@ -88,9 +105,9 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     delta, kernel, convert = (catalog[x["kernel"]] for x in launches)
     rows, columns, width = kernel["tile"]
     assert {x["dtype"] for x in (delta, kernel, convert)} == {str(dtype).removeprefix("torch.")}
-    assert (columns, width) == (128, 64 if d <= 64 else 128)
+    assert (columns, width) == ((64, 256) if d > 128 else (128, 64 if d <= 64 else 128))
     for index, (heads, length, box) in enumerate(
-        [(h, s, rows), (kv_heads, keys, 128), (kv_heads, keys, 128), (h, s, rows)]
+        [(h, s, rows), (kv_heads, keys, columns), (kv_heads, keys, columns), (h, s, rows)]
     ):
         found = read_map(params.maps[index])
         assert found["swizzle"] == 3  # 128 bytes
@@ -111,8 +128,8 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     scale = options.get("scale", 1 / math.sqrt(d))
     assert math.isclose(params.scale, scale, rel_tol=1e-6)
     assert math.isclose(params.unit, scale * math.log2(math.e), rel_tol=1e-6)
-    assert (params.tile_rows, params.tile_columns) == (rows, width)
-    assert (params.tiles, params.key_tiles) == (-(-s // rows), -(-keys // 128))
+    assert (params.tile_rows, params.tile_keys, params.tile_columns) == (rows, columns, width)
+    assert (params.tiles, params.key_tiles) == (-(-s // rows), -(-keys // columns))
     tiles = b * h * params.tiles
     assert [x["grid"] for x in launches] == [
         [tiles * rows // delta["tile"][0], 1, 1],
@@ -123,17 +140,65 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     assert params.dq_sum % 16 == params.sums % 16 == 0
     assert params.sums == params.dq_sum + 4 * tiles * rows * width
     assert params.turns == params.sums + 8 * tiles * rows
+    assert params.ticket == params.turns + 4 * tiles
+    assert params.mask == params.mask_words == 0
     assert list(params.dq_stride)[1:] == [d, h * d]
 
 
-@pytest.mark.parametrize("what", ["head_dim", "mask", "float32"])
+# Dims of the mask that are 1.
+@pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_boolean_mask_is_made_to_bits_first(driver, catalog, head_dim, broadcast) -> None:
+    """Words for as many batches, heads and tiles of queries as the mask has, of all keys."""
+    b, h, s, keys = 2, 4, 300, 500
+    q, grad_heads = made(b, h, s, head_dim), 2
+    k, v = (made(b, grad_heads, keys, head_dim) for _ in range(2))
+    sizes = [1 if n in broadcast else size for n, size in enumerate((b, h, s, keys))]
+    mask = tensors.empty(*sizes, dtype=torch.bool)
+    launches = launches_of(driver, q, k, v, attn_mask=mask)
+    kinds = [catalog[x["kernel"]]["kind"] for x in launches]
+    general = "sm90_backward_general"
+    assert kinds == ["sm90_backward_mask", "sm90_backward_delta", general, "sm90_backward_convert"]
+    params = Params.from_buffer_copy(bytes.fromhex(launches[2]["params"][0]))
+    rows = params.tile_rows
+    tiles = 1 if 2 in broadcast else -(-s // rows)
+    heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))
+    assert (params.mask_heads, params.mask_tiles, params.mask_floats) == (heads, tiles, 0)
+    assert launches[0]["grid"] == [batches * heads * tiles * params.key_tiles, 1, 1]
+    # A step's are a copy of 256 threads' words, whose address is a multiple of 16.
+    words = params.key_tiles * 256 * (1 if rows // 2 <= 32 else 2)
+    assert params.mask_words % 16 == 0
+    assert params.mask_words_stride[2] == (0 if tiles == 1 else words)
+    assert params.mask_words_stride[1] == (0 if heads == 1 else words * tiles)
+    assert params.mask_words_stride[0] == (0 if batches == 1 else words * tiles * heads)
+    strides = [0 if n in broadcast else mask.stride(n) for n in range(4)]
+    assert list(params.mask_stride) == strides
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_mask_that_is_added_is_read_as_it_is(driver, catalog, dtype: torch.dtype) -> None:
+    q, k, v = (made(2, 4, 300, 128) for _ in range(3))
+    mask = tensors.empty(1, 4, 300, 300, dtype=dtype)
+    launches = launches_of(driver, q, k, v, attn_mask=mask)
+    kinds = [catalog[x["kernel"]]["kind"] for x in launches]
+    assert kinds == ["sm90_backward_delta", "sm90_backward_general", "sm90_backward_convert"]
+    params = Params.from_buffer_copy(bytes.fromhex(launches[1]["params"][0]))
+    assert params.mask
+    assert params.mask_words == 0
+    assert list(params.mask_stride) == [0, 300 * 300, 300, 1]
+    assert params.mask_floats == (dtype == torch.float32)
+
+
+@pytest.mark.parametrize("what", ["options of 256", "mask of 256", "float32"])
 def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
-    d = 136 if what == "head_dim" else 128
+    d = 128 if what == "float32" else 256
     dtype = torch.float32 if what == "float32" else torch.bfloat16
     q, k, v = (made(2, 4, 300, d, dtype) for _ in range(3))
     options: dict = {}
-    if what == "mask":
+    if what == "mask of 256":
         options["attn_mask"] = tensors.empty(300, 300, dtype=torch.bool)
+    if what == "options of 256":
+        options["softcap"] = 20.0
     kernels = [x["kernel"] for x in launches_of(driver, q, k, v, **options)]
     assert kernels
     assert not any(name.startswith("sm90_") for name in kernels), kernels

@@ -13,6 +13,7 @@ from faults.forked import forked
 
 import torch_cubin
 from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 BATCHED, SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL = 1, 2, 4, 8, 16, 64
 OUT_FLOAT, OUT_UNALIGNED, FINISH, FOUR = 1 << 8, 1 << 15, 1 << 16, 1 << 17
@@ -147,6 +148,38 @@ def test_clusters_of_four_share_one_operand_or_both(driver, sm90) -> None:
     for (launch, params), (m, n, k, along_k) in zip(found, calls, strict=True):
         check_launch(sm90, "nt" if along_k else "nn", (m, n, k), launch, params)
         assert launch["attributes"]["4"] == [4, 1, 1]
+
+
+@pytest.mark.parametrize("largest", [1, 2, 4])
+def test_clusters_that_find_no_room_are_not_chosen(driver, sm90, largest: int) -> None:
+    """Where a process may use few multiprocessors, as under MPS, the driver has room for none."""
+
+    def multiply(m: int, n: int, k: int) -> None:
+        a, b = (tensors.empty(*shape, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+        torch.ops.cubin._matmul(a, b)
+
+    # Two along K, twice four.
+    shapes = [(128, 512, 8192), (504, 4744, 2856), (536, 6136, 6992)]
+
+    def run() -> list:
+        driver.set("largest_cluster", largest)
+        for shape in shapes:
+            multiply(*shape)
+        multiply(*shapes[0])
+        launches = driver.launches()
+        with measure.watching():
+            multiply(*shapes[1])
+            ways = {way["name"].split(" ", 2)[-1] for way in library.watched_plans()[0]["ways"]}
+            library.force_way("sm90 128x128 share_both")
+            multiply(*shapes[1])
+        return [launches, sorted(ways), driver.launches()[-1]]
+
+    launches, ways, forced = forked(run)
+    found = [x["attributes"].get("4", [1, 1, 1])[0] for x in launches]
+    wanted = [2, 4, 4, 2]
+    assert found == [min(size, largest) for size in wanted]
+    assert ("four_a" in ways, "share_a" in ways) == (largest >= 4, largest >= 2)
+    assert forced["attributes"].get("4", [1, 1, 1])[0] == largest
 
 
 def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:

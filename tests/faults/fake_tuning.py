@@ -70,6 +70,27 @@ def test_every_way_can_be_forced_and_has_one_name(driver, catalog) -> None:
     assert taken == names
 
 
+def test_a_way_is_forced_with_every_epilogue(driver, catalog) -> None:
+    """No table names those ways; tests and sweeps do."""
+
+    def run() -> list:
+        x, weight = (tensors.empty(rows, 1024, dtype=torch.bfloat16) for rows in (256, 512))
+        turned = tensors.strided((1024, 512), (1, 1024), torch.bfloat16)
+        bias = tensors.empty(512, dtype=torch.bfloat16)
+        kernels = []
+        with measure.watching():
+            for way in ("sm90 64x64", "sm90 128x128 share_a", "sm90 128x64 split_k"):
+                library.force_way(way)
+                torch.ops.cubin._linear_activation(x, weight, bias, "gelu")
+                torch.ops.cubin._addmm(bias, x, turned, beta=0.5, alpha=2)
+                kernels += [each["kernel"] for each in driver.launches()[-2:]]
+            assert library.watched_plans() == []
+        return kernels
+
+    tiles = ("64x64", "128x128", "128x64")
+    assert forked(run) == [f"sm90_matmul_bf16_nt_{tile}" for tile in tiles for _ in range(2)]
+
+
 def test_a_package_s_table_decides_for_its_gpu_and_its_products(driver, catalog) -> None:
     def ways() -> list:
         plan = watched()

@@ -355,7 +355,12 @@ def check(name: str, label: str, ours: list[Tensor], want: Reference) -> None:
         assert mine.shape == expected.shape, f"{label}: {result} {tuple(mine.shape)}"
         if mine.numel() == 0:
             continue
-        error = float((mine.double() - expected).abs().max()) / sizes[result]
+        # ALiBi and sinks can make all weights so small that float16 has few steps left: gradients
+        # are sums of such weights.
+        step = torch.finfo(mine.dtype).smallest_normal * torch.finfo(mine.dtype).eps
+        if result != "out":
+            step *= 4 * max(mine.shape)
+        error = (float((mine.double() - expected).abs().max()) - step) / sizes[result]
         # Sizes vary: of keys that one row alone sees, a few have all the terms.
         peak = float(torch.maximum(expected.abs(), want.squares[result].sqrt()).max())
         peak /= sizes[result]

@@ -302,8 +302,9 @@ def sanitize(tool: str) -> dict:
 
 
 def ways_sanitize(tool: str) -> dict:
-    """Every way in which Hopper's kernels run some products, and so every one of these kernels;
-    with a bias and an activation each second time. compute-sanitizer watches."""
+    """Every way in which Hopper's kernels run some products, and so every one of these kernels, K
+    split with a second kernel too; with a bias, and with an activation besides, in turns.
+    compute-sanitizer watches."""
     from gpu import cases
 
     import torch_cubin  # noqa: F401
@@ -312,9 +313,10 @@ def ways_sanitize(tool: str) -> dict:
     # Tails in every dim. A last wave of tiles is streamed where there are two whole ones before it.
     middle, streamed = (200, 264, 1032), (3080, 4616, 264)
     few = [(m, 520, 1032) for m in (1, 16, 24, 40, 64)]
-    shapes, modes = [middle, streamed, *few], ["bfloat16", "float16", "tf32"]
+    unaligned = (131, 75, 101)  # read by the kernel itself: K is short
+    shapes, modes = [middle, streamed, unaligned, *few], ["bfloat16", "float16", "tf32"]
     if tool == "racecheck":  # takes many times as long; float16 runs as bfloat16 does
-        shapes, modes = [(72, 136, 1032), streamed, few[0], few[-1]], modes[::2]
+        shapes, modes = [(72, 136, 1032), streamed, unaligned, few[0], few[-1]], modes[::2]
     wrong, ran = [], set()
     for mode in modes:
         for layout in ("nt", "nn", "tn", "tt"):
@@ -335,18 +337,27 @@ def ways_sanitize(tool: str) -> dict:
                         library.watched_plans(),
                         key=lambda x: sum("lines" in x["product"][side] for side in "ab"),
                     )
-                    ways = [w["name"] for w in plan["ways"] if w["name"].startswith("sm90")]
+                    ways = [w["name"] for w in plan["ways"]]
+                    ways = [name for name in ways if name.startswith("sm90") or name == "split"]
                     if (m, n, k) == streamed:
                         ways = [name for name in ways if "streamed" in name]
                     for number, way in enumerate(ways):
                         library.force_way(way)
                         out = torch.ops.cubin.matmul(a, b)
+                        # Another way, where the forced one cannot do what is asked, is no report.
+                        forced = {x["chosen"] for x in library.watched_plans()}
+                        if way not in forced:
+                            wrong.append(f"{mode} {layout} {(m, n, k)} {way} was not taken")
                         expected = exact
-                        if number % 2 and way.startswith("sm90 "):
-                            out = torch.ops.cubin.linear(a, b.t(), bias.cuda())
+                        if number % 3 and (way.startswith("sm90 ") or way == "split"):
+                            activation = ("none", "relu")[number % 3 - 1]
+                            out = torch.ops.cubin.linear(
+                                a, b.t(), bias.cuda(), activation=activation
+                            )
                             expected = exact + bias.double()
+                            expected = expected.relu() if activation == "relu" else expected
                         if not torch.equal(out.cpu(), expected.to(dtype)):
-                            wrong.append(f"{mode} {layout} {(m, n, k)} {way}")
+                            wrong.append(f"{mode} {layout} {(m, n, k)} {way} {number % 3}")
                         ran.add(f"{mode} {layout} {way} {m}")
                     library.force_way("")
                     library.watch_plans(False)
@@ -355,6 +366,9 @@ def ways_sanitize(tool: str) -> dict:
                     if not torch.equal(relu.cpu(), expected):
                         wrong.append(f"{mode} {layout} {(m, n, k)} relu")
     torch.cuda.synchronize()
+    for way in (" split ", " sm90 64x64 read "):
+        if not any(way in name for name in ran):
+            wrong.append(f"no product had the way '{way.strip()}'")
     return {"wrong": wrong, "calls": len(ran)}
 
 

@@ -20,8 +20,9 @@ _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = 
 # Files that take longest, by their set-up or their child processes: with several processes they are
 # begun first.
 _SLOW_FILES = (
-    *("sanitizer", "aoti", "sm90", "attention_differential", "numerics", "define_op_torch"),
-    *("tutorial", "precision", "examples", "loading", "attention_determinism", "torch"),
+    *("sanitizer", "aoti", "tutorial", "sm90", "attention_differential", "tuning", "cpp"),
+    *("numerics", "define_op_torch", "attention_sm90", "attention_options", "attention_numerics"),
+    *("precision", "examples", "loading", "attention_determinism", "torch", "batch_invariant"),
 )
 
 

@@ -31,8 +31,12 @@ class Result:
 
     def check(self) -> dict:
         """The answer of a child that ended well; fails with its output otherwise."""
-        assert self.returncode == 0, f"exit status {self.returncode}\n{self.output[-6000:]}"
-        assert self.answer, f"no answer\n{self.output[-6000:]}"
+        # The first report of a sanitizer says most, the last lines are a backtrace of Python's.
+        output = self.output
+        if len(output) > 8000:
+            output = f"{output[:4000]}\n[...]\n{output[-4000:]}"
+        assert self.returncode == 0, f"exit status {self.returncode}\n{output}"
+        assert self.answer, f"no answer\n{output}"
         return self.answer
 
 

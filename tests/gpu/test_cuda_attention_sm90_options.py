@@ -94,14 +94,46 @@ def test_boolean_masks(broadcast: tuple, head_dim: int, nan_memory) -> None:
         if sizes[3] > 1:
             mask[..., 300:500] = False
             mask = mask[..., begin::step]
-        out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, mask, enable_gqa=True)
-        want = ar.reference(q, k, v, None, mask, enable_gqa=True)
-        ar.check("float16", f"{broadcast} {head_dim} {columns}", [out], want)
+        grad = ac.draw(q.shape, torch.float16, g)
+        ours, logsumexp = ar.both(q, k, v, grad, mask, enable_gqa=True)
+        want = ar.reference(q, k, v, grad, mask, enable_gqa=True)
+        ar.check("float16", f"{broadcast} {head_dim} {columns}", ours, want)
         ar.check_logsumexp(
             "float16", f"{broadcast} {head_dim} {columns}", logsumexp, want.logsumexp
         )
     names = {entry["name"] for entry in library.catalog()["loaded"]}
     assert "sm90_mask_attention" in names
+    if head_dim <= 128:
+        assert "sm90_backward_mask_attention" in names
+
+
+@pytest.mark.parametrize("broadcast", [(), (1,), (0, 1, 2), (3,)], ids=str)
+@pytest.mark.parametrize("kind", ["own", "float32"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gradients_with_masks_that_are_added(
+    head_dim: int, kind: str, broadcast: tuple, nan_memory
+) -> None:
+    """Some of whose values are -inf."""
+    g = ac.generator(f"{broadcast} {kind} {head_dim}")
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    for columns, step in ((1000, 1), (777, 2)):
+        q, grad = (ac.draw((2, 4, 900, head_dim), torch.bfloat16, g) for _ in range(2))
+        k, v = (ac.draw((2, 2, columns, head_dim), torch.bfloat16, g) for _ in range(2))
+        sizes = [2, 4, 900, columns * step]
+        for dim in broadcast:
+            sizes[dim] = 1
+        mask = torch.randn(sizes, generator=g, device=ac.DEVICE).to(dtype)
+        mask[torch.rand(sizes, generator=g, device=ac.DEVICE) < 0.2] = -math.inf
+        if sizes[3] > 1:
+            mask[..., 300 * step : 500 * step] = -math.inf
+            mask = mask[..., ::step]
+        ours, logsumexp = ar.both(q, k, v, grad, mask, enable_gqa=True)
+        want = ar.reference(q, k, v, grad, mask, enable_gqa=True)
+        ar.check("bfloat16", f"{broadcast} {kind} {head_dim} {columns}", ours, want)
+        ar.check_logsumexp("bfloat16", f"{broadcast} {kind}", logsumexp, want.logsumexp)
+    tile = {64: "96x128x64", 128: "48x128x128"}[head_dim]
+    names = {entry["name"] for entry in library.catalog()["loaded"]}
+    assert f"sm90_backward_attention_bf16_general_{tile}" in names
 
 
 def mask_of_tiles(kind: str, rows: int, columns: int, g: torch.Generator) -> torch.Tensor:

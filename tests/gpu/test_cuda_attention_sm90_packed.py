@@ -83,13 +83,12 @@ def test_against_float64(name: str, head_dim: int, nan_memory) -> None:
     assert any(
         x.startswith(f"sm90_attention_{short}") and x.endswith(f"x{head_dim}") for x in loaded
     )
-    if head_dim <= 128:
-        tile = {64: "96x128x64", 128: "48x128x128"}[head_dim]
-        assert f"sm90_backward_attention_{short}_{tile}" in loaded
-        assert {"sm90_order_attention_queries", "sm90_order_attention_keys"} <= loaded
+    tile = {64: "96x128x64", 128: "48x128x128", 256: "64x64x256"}[head_dim]
+    assert f"sm90_backward_attention_{short}_{tile}" in loaded
+    assert {"sm90_order_attention_queries", "sm90_order_attention_keys"} <= loaded
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_random_lengths(head_dim: int, nan_memory) -> None:
     """60 random calls, some of thousands of short sequences."""
     r, g = random.Random(head_dim), ac.generator(head_dim)

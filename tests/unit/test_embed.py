@@ -204,10 +204,9 @@ int main(int count, char** arguments) {
   void* torch = dlopen(arguments[1], RTLD_NOW | RTLD_GLOBAL);
   void* library = torch ? dlopen(arguments[2], RTLD_NOW) : NULL;
   if (!library) return puts(dlerror()), 2;
-  char* (*load)(const char*, const char*) =
-      (char* (*)(const char*, const char*))dlsym(library, "torch_cubin_load_package");
+  char* (*load)(const char*) = (char* (*)(const char*))dlsym(library, "torch_cubin_load_package");
   void (*release)(char*) = (void (*)(char*))dlsym(library, "torch_cubin_free");
-  char* answer = load(arguments[3], NULL);
+  char* answer = load(arguments[3]);
   puts(answer);
   release(answer);
   return 0;

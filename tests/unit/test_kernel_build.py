@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -11,7 +12,15 @@ from pathlib import Path
 
 import cubin_check
 import pytest
-from kernel_sources import KERNELS, BuildError, build, kernel_table, table, toolkit
+from kernel_sources import (
+    KERNELS,
+    BuildError,
+    build,
+    cubin_facts,
+    kernel_table,
+    table,
+    toolkit,
+)
 
 
 def test_unknown_arch() -> None:
@@ -122,6 +131,32 @@ class Package:
 @pytest.fixture
 def package(tmp_path: Path, tools: toolkit.Toolkit) -> Package:
     return Package(tmp_path / "a", tools)
+
+
+# Of each family, kernels with products on tensor cores and without.
+SAMPLES = (
+    "mma_matmul_bf16_nt_64x64x64",
+    "dot_matmul_f32_nt_4x4",
+    "mma_attention_f16_full_64x32x256",
+)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_gpu_of_8_9_needs_no_code_of_its_own(name: str, tools: toolkit.Toolkit, tmp_path) -> None:
+    """Why sm_89 is no part of a complete wheel, where sm_86's kernels serve it."""
+    (kernel,) = [k for k in kernel_table.read_tables(KERNELS) if k.name == name]
+    builder = build.Builder(tools, KERNELS)
+    with build.locked(build.ROOT / builder.cache):
+        builder.compile([kernel], "80")
+    code = {}
+    for arch in ("sm_86", "sm_89", "sm_80"):
+        ptx, cubin = builder.ptx_path(kernel, "80"), tmp_path / arch
+        build.run([tools.ptxas, *build.PTXAS_FLAGS, f"-arch={arch}", "-o", cubin, ptx], name)
+        code[arch] = cubin_facts.sections(cubin.read_bytes())[f".text.{name}"]
+    assert code["sm_86"] == code["sm_89"]
+    assert code["sm_86"] != code["sm_80"]
+    own, other = (cubin_facts.limits_of(arch) for arch in ("sm_89", "sm_86"))
+    assert dataclasses.replace(own, blocks=other.blocks) == other
 
 
 def test_package_matches_its_manifest(package: Package, tmp_path: Path) -> None:

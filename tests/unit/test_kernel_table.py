@@ -108,7 +108,8 @@ def test_kernel_tables_name_each_kernel_once() -> None:
     for kernel in kernels:
         prefix = f"{kernel.source.stem}_{kernel.source.parent.name}"
         assert kernel.name.startswith(prefix), kernel.name
-        assert kernel.fields["dtype"] in ("float16", "bfloat16", "float32", "float64", "any")
+        wide = ("float16", "bfloat16", "float32", "float64", "any")
+        assert kernel.fields["dtype"] in (*wide, "float8_e4m3fn")
 
 
 def test_params_digest_is_of_the_declaration_alone(tmp_path: Path) -> None:

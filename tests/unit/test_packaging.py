@@ -217,6 +217,23 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
 
 
 @built_here
+def test_wheel_is_as_small_as_it_should_be(wheel):
+    """Each part, so that a wheel of some architectures tells of a complete one."""
+    tool = load_file("tools/wheel_size.py")
+    assert set(tool.KERNELS) == set(load_file("setup.py").kernel_build().DEFAULT_ARCHS)
+    assert sum(tool.LIMITS.values()) == pytest.approx(18)
+    assert tool.LIMITS[tool.REST] > 0
+    found = tool.sizes(wheel)
+    # What no part has is the archive's end and its directory.
+    assert 0 <= wheel.stat().st_size - sum(found.values()) < 1000
+    assert tool.too_large(found) == []
+    assert tool.too_large({"sm_80": 2_430_001, "sm_86": 1, "sm_77": 1}) == [
+        "sm_80 takes 2.43 MB, its limit is 2.43",
+        "sm_77 takes 0.00 MB, its limit is 0.00",
+    ]
+
+
+@built_here
 def test_wheel_works_where_it_is_unpacked(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)

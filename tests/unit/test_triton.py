@@ -642,6 +642,22 @@ def test_autotuned_kernels_are_found_by_their_key() -> None:
 
 
 @needs_later
+def test_every_configuration_goes_along_for_tune_to_choose_from() -> None:
+    op = define_tuned(autotuned({}), tuned="all")
+    kernels = op.contract["kernels"]
+    assert {(k.get("group", 0), k["block"][0]) for k in kernels} == {(0, 128), (1, 128), (2, 256)}
+    assert len(kernels) == 6  # for two architectures
+    assert (op.contract["tuned"]["entries"], op.contract["tuned"]["otherwise"]) == ([], 0)
+    op = define_tuned(autotuned({(1024,): (512, 8)}), tuned="all")
+    assert {(k.get("group", 0), k["block"][0]) for k in op.contract["kernels"]} == {
+        *((0, 256), (1, 128), (2, 128))
+    }
+    assert [group for _, group in op.contract["tuned"]["entries"]] == [0]
+    with pytest.raises(errors.InputError, match="goes with another kernel"):
+        define_tuned(table.add, tuned="all")
+
+
+@needs_later
 def test_an_autotuners_files(tmp_path: Path) -> None:
     def timing(block: int, warps: int, time: float) -> list:
         fields = {"kwargs": {"BLOCK": block}, "num_warps": warps, "num_ctas": 1, "num_stages": 3}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 from pathlib import Path
 
+import declared
 import pytest
 import torch
 
 import torch_cubin
 from torch_cubin import __main__ as command_line
-from torch_cubin._tuning import measure, sweep
+from torch_cubin._tuning import measure, op_calls, store, sweep
 from torch_cubin._tuning.products import Operands, Product
 
 WAYS = ("sm90 128x128", "sm90 64x128 share_b")
@@ -97,7 +99,7 @@ def test_a_table_holds_what_is_quicker(tmp_path: Path, monkeypatch) -> None:
     kept = {**sweep.line_of(times(1.0, other)), "tuned": WAYS[0]}  # of the table that was there
     assert len(sweep.table_of([*lines, kept])["products"]) == 2
     assert entry == {**Product.of_layout(64, 64, 64, "nt", "float16").line(), "way": WAYS[1]}
-    sweep.write_table(table, tmp_path / "new" / "table.json")
+    store.write(table, tmp_path / "new" / "table.json")
     assert json.loads((tmp_path / "new" / "table.json").read_text()) == table
 
 
@@ -126,3 +128,117 @@ def test_a_table_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("no JSON")
     with pytest.raises(torch_cubin.Error, match=r"\[file\]"):
         torch_cubin.load_tuned(tmp_path / "text.json")
+
+
+def call_times(medians: dict[int, float], chosen: int = 0, **more) -> op_calls.CallTimes:
+    rounds = {kernel: [us, 1.1 * us, us] for kernel, us in medians.items()}
+    names = {kernel: f"{kernel}: kernel" for kernel in (*medians, *more.get("differ", {}))}
+    key = {"x": ["float16", [2, 3]], "n": 5}
+    fields = {"differ": {}, "elsewhere": []} | more
+    return op_calls.CallTimes("ns::op", key, chosen, rounds, names, **fields)
+
+
+def test_a_call_s_kernel_must_be_clearly_quicker() -> None:
+    assert call_times({0: 10, 1: 9.95}).best == 0
+    times = call_times({0: 10, 1: 9.0, 2: 8.0}, differ={3: "its results differ"}, elsewhere=[4])
+    assert times.best == 2
+    line = times.line()
+    assert (line["kernel"], line["instead_of"], line["gain"]) == (2, 0, 0.25)
+    text = str(times)
+    for part in (
+        "ns::op(x=float16[2, 3], n=5)",
+        "best",
+        "not used: its results differ",
+        "1 kernel",
+    ):
+        assert part in text, text
+
+
+def one_op_table(key: dict, kernel: int, **head) -> dict:
+    op = {"op": "a::b", "hash": "h", "calls": [{"key": key, "kernel": kernel}]}
+    return {"version": 1, "gpu": "g", "driver": "1", "ops": [op]} | head
+
+
+def test_what_is_kept_of_an_op_is_merged(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.json"
+    store.keep(one_op_table({"n": 1}, 1), path)
+    store.keep(one_op_table({"n": 2}, 2), path)
+    store.keep(one_op_table({"n": 1}, 3), path)
+    assert store.read(path)["ops"][0]["calls"] == [
+        {"key": {"n": 1}, "kernel": 3},
+        {"key": {"n": 2}, "kernel": 2},
+    ]
+    # What was measured with another driver is no part of it, nor is a damaged file.
+    store.keep(one_op_table({"n": 4}, 4, driver="2"), path)
+    assert len(store.read(path)["ops"][0]["calls"]) == 1
+    for damaged in ("{", "[]", '{"version": 1, "ops": 5}'):
+        path.write_text(damaged)
+        store.keep(one_op_table({"n": 5}, 5), path)
+        assert store.read(path)["ops"][0]["calls"] == [{"key": {"n": 5}, "kernel": 5}]
+    (tmp_path / "file").write_text("")
+    store.keep(one_op_table({"n": 5}, 5), tmp_path / "file" / "a.json")  # no folder: no error
+
+
+def test_processes_that_keep_at_once_lose_nothing(tmp_path: Path) -> None:
+    path, count = tmp_path / "a.json", 8
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:  # each opens the lock for itself
+        list(pool.map(lambda i: store.keep(one_op_table({"n": i}, i), path), range(5 * count)))
+    assert {call["key"]["n"] for call in store.read(path)["ops"][0]["calls"]} == set(range(40))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.lock"]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4),
+        torch.randn(4, 3).t(),
+        torch.randn(40)[1:21:2].view(2, 5),
+        torch.randn(4, 1).expand(4, 3),
+        torch.randn(()),
+        torch.randn(8, 8)[1:, 1:],
+        torch.arange(12, dtype=torch.int16).view(3, 4)[:, 1:],
+        torch.empty(0, 3),
+    ],
+    ids=lambda t: f"{tuple(t.shape)}{t.stride()}",
+)
+def test_copies_lie_as_what_they_are_copied_from(tensor) -> None:
+    copy = op_calls.copy_of(tensor)
+    assert torch.equal(copy, tensor)
+    assert (copy.stride(), copy.dtype) == (tensor.stride(), tensor.dtype)
+    assert not tensor.numel() or copy.data_ptr() % 512 == tensor.data_ptr() % 512
+    assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()
+
+
+def test_results_that_differ_are_told() -> None:
+    x = torch.randn(100)
+    nan = x.clone()
+    nan[3] = float("nan")
+    integers = torch.arange(5)
+    assert op_calls._difference([x, integers], [x * (1 + 1e-5), integers]) == ""
+    assert op_calls._difference([nan], [nan.clone()]) == ""
+    assert "off by" in op_calls._difference([x], [x + 0.1])
+    assert "finite" in op_calls._difference([nan], [x])
+    assert "differ" in op_calls._difference([integers], [integers + 1])
+    assert "shape" in op_calls._difference([x], [x[1:]])
+    assert op_calls._difference([torch.empty(0)], [torch.empty(0)]) == ""
+    assert "off by" in op_calls._difference([x], [torch.zeros(100)])
+
+
+def test_inputs_of_an_op() -> None:
+    op = declared.vec_add()
+    x = torch.ones(3)
+    assert op_calls.op_of(op) is op
+    space, name = op.name.split("::")
+    packet = getattr(getattr(torch.ops, space), name)
+    assert op_calls.op_of(packet) is op
+    assert op_calls.op_of(packet.default) is op
+    assert op_calls.op_of(torch.ops.aten.add) is None
+    assert op_calls.op_of(lambda: x) is None
+    assert op_calls.calls_of(op, (x, x)) == [((x, x), {})]
+    assert op_calls.calls_of(op, [{"x": x, "y": x}, x]) == [((), {"x": x, "y": x}), ((x,), {})]
+    for wrong in ([], 5, [5]):
+        with pytest.raises(torch_cubin.Error, match=r"\[input\].*inputs"):
+            op_calls.calls_of(op, wrong)
+    for arguments in ((op,), ([(1, 2, 3)], (x,)), (lambda: x, (x,))):
+        with pytest.raises(torch_cubin.Error, match=r"\[input\].*takes inputs of a declared op"):
+            torch_cubin.tune(*arguments)

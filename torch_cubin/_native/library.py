@@ -100,7 +100,8 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "pointer_device": [ctypes.c_uint64],
     "define_ops": [_TEXT, _TEXTS, _SIZES, _TEXTS, _SIZE],
     "check_schema": [_TEXT, ctypes.c_bool],
-    "load_package": [_TEXT, _TEXT],
+    "load_package": [_TEXT],
+    "load_signed_package": [_TEXT, _TEXT],
     "ops": [],
     "packages_error": [],
     "preload_op": [_TEXT, _INT],
@@ -108,6 +109,10 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "watched_plans": [],
     "force_way": [_TEXT],
     "add_tuned_table": [_TEXT],
+    "watch_op": [_TEXT],
+    "watched_calls": [],
+    "force_kernel": [_INT],
+    "tuned_file": [_TEXT, _INT],
 }
 
 
@@ -207,8 +212,10 @@ def check_schema(schema: str, *, differentiable: bool = False) -> None:
 def load_package(folder: str, trusted: list[str] | None = None) -> list[dict[str, Any]]:
     """Defines a package's ops, all or none; each also with its "contract", "package"
     and "images". `trusted`: public keys, in hex digits, one of which must have signed it."""
-    keys = None if trusted is None else json.dumps(trusted).encode()
-    return _answer(load().torch_cubin_load_package(os.fsencode(folder), keys))["ops"]
+    path = os.fsencode(folder)
+    if trusted is None:
+        return _answer(load().torch_cubin_load_package(path))["ops"]
+    return _answer(load().torch_cubin_load_signed_package(path, _text(json.dumps(trusted))))["ops"]
 
 
 def defined_ops() -> list[dict[str, Any]]:
@@ -304,5 +311,26 @@ def force_way(name: str) -> None:
 
 
 def add_tuned_table(table: dict[str, Any]) -> None:
-    """Adds a tuned table (csrc/ops/matmul/tuned.h) to this process."""
+    """Adds a tuned table, of products (csrc/ops/matmul/tuned.h) or of calls of declared ops
+    (csrc/declared/tuned_calls.h), to this process."""
     _answer(load().torch_cubin_add_tuned_table(json.dumps(table).encode()))
+
+
+def watch_op(name: str | None) -> None:
+    """Writes down this thread's calls of a declared op (CallWatch there); None ends it."""
+    _answer(load().torch_cubin_watch_op(None if name is None else name.encode()))
+
+
+def watched_calls() -> list[dict[str, Any]]:
+    """The calls of the watched op so far."""
+    return _answer(load().torch_cubin_watched_calls())["calls"]
+
+
+def force_kernel(number: int) -> None:
+    """The watched op's calls by this thread take that kernel; -1: the one of their own choice."""
+    _answer(load().torch_cubin_force_kernel(number))
+
+
+def tuned_file(name: str, device: int) -> dict[str, Any]:
+    """Where tune() keeps what it measured of an op: "path" (or None), "gpu", "driver", "hash"."""
+    return _answer(load().torch_cubin_tuned_file(name.encode(), device))

@@ -62,7 +62,9 @@ def define_op(
       kernel's constants (`lambda x, BLOCK: torch_cubin.cdiv(x.numel(), BLOCK)`).
     - `signature`, `archs`, `options`: for compile().
     - `folded`: values that a cache folder does not tell: `dict(BLOCK=1024, stride=1)`.
-    - `tuned`: True for what a @triton.autotune kernel has found, or a NAME.autotune.json.
+    - `tuned`: True for what a @triton.autotune kernel has found, or a NAME.autotune.json; "all" for
+      every configuration, for torch_cubin.tune() to choose from on the user's GPU. What has won
+      here, or else the first, is taken until then.
 
     Raises InputError [input] for what does not fit together, naming the kernel's argument; what
     torch_cubin.define_op raises.

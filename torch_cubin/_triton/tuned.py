@@ -19,6 +19,8 @@ from torch_cubin._triton import files, live
 from torch_cubin._triton.arguments import Resolver, TritonArguments
 from torch_cubin._triton.kernel import FOLDED, Parameter, TritonKernel
 
+ALL = "all"  # of an autotuner's configurations, whether or not they won
+
 _OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 
 
@@ -182,13 +184,16 @@ def of(
     """The kernels and the table of define_op(kernel=, tuned=)."""
     found: list[tuple[tuple[Any, ...], Config]]
     means: list[tuple[Config, float]] = []
-    if tuned is True:
+    others: list[Config] = []
+    if tuned is True or tuned == ALL:
         if not live.is_autotuned(kernel):
             raise errors.fault(
                 "input", f"{label}: tuned", "goes with another kernel",
                 expected="what @triton.autotune makes, or tuned='NAME.autotune.json'",
                 got=type(kernel).__name__,
             )  # fmt: skip
+        if tuned == ALL:
+            others = [config_of(c, label) for c in kernel.configs]
         found = [(tuple(key), config_of(c, label)) for key, c in kernel.cache.items()]
         if not found and len(kernel.configs) == 1:
             found = [((), config_of(kernel.configs[0], label))]
@@ -202,12 +207,13 @@ def of(
             least = min(time for _, time in timings) or 1.0
             means += [(config, time / least) for config, time in timings]
         keys = list(getattr(kernel, "keys", None) or _names(found))
-    if not found:
+    if not found and not others:
         raise errors.fault(
-            "input", f"{label}: tuned", "has no results", expected="a call of the kernel before"
-        )
-    configs = list(dict.fromkeys(config for _, config in found))
-    best = _best(found, means)
+            "input", f"{label}: tuned", "has no results",
+            expected="a call of the kernel before, or tuned='all'",
+        )  # fmt: skip
+    configs = list(dict.fromkeys([*(config for _, config in found), *others]))
+    best = _best(found, means) if found else configs[0]
     groups = [_kernels_of(kernel, c, configs, signature, archs, options, label) for c in configs]
     entries = [(key, configs.index(config)) for key, config in found if key]
     return TunedKernels(keys, entries, configs.index(best), groups, args, label)

@@ -20,7 +20,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library
-from torch_cubin._tuning import measure
+from torch_cubin._tuning import measure, store
 from torch_cubin._tuning.products import Operands, Product
 
 TABLE_VERSION = 1
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     for line in lines:
         print(summary_of(line))
     if options.table:
-        write_table(table_of(lines), options.table)
+        store.write(table_of(lines), options.table)
         print(f"{options.table}: {errors.counted(len(table_of(lines)['products']), 'product')}")
     return 0
 
@@ -167,15 +167,6 @@ def measured_on() -> dict[str, Any]:
         "clocks_and_power": clocks,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-
-
-def write_table(table: dict[str, Any], path: Path) -> None:
-    """One line a product, so that versions can be compared."""
-    head = {key: value for key, value in table.items() if key != "products"}
-    rows = ",\n".join("  " + json.dumps(product) for product in table["products"])
-    text = json.dumps(head, indent=1)[:-2] + f',\n "products": [\n{rows}\n ]\n}}\n'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def _show_progress(done: int, total: int, start: float, product: Product) -> None:

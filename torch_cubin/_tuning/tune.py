@@ -1,40 +1,54 @@
-"""tune(): measures the products of a piece of work on this GPU, and uses what is quickest."""
+"""tune(): measures what kernels a piece of work can run on this GPU, and uses the quickest."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torch_cubin import errors
+from torch_cubin._declared.op import Op
 from torch_cubin._native import library
-from torch_cubin._tuning import measure, sweep
+from torch_cubin._tuning import measure, op_calls, store, sweep
 from torch_cubin._tuning.products import Operands, Product
 
 
 class Tuning:
-    """What tune() measured: ``print`` shows it, ``save`` keeps it for other processes."""
+    """What tune() measured: ``print`` shows it, ``save`` keeps it for other processes.
 
-    def __init__(self, times: list[measure.Times], left: list[Product]) -> None:
-        self.times = times
-        self.left = left  # products for which there was no time
-        self.lines = [sweep.line_of(each) for each in times]
+    `table`: what load_tuned() takes: the products that have a quicker way than the one predicted,
+    or which kernel each call of a declared op takes.
+    """
 
-    @property
-    def table(self) -> dict[str, Any]:
-        """The tuned table: the products that have a quicker way than the one predicted."""
-        return sweep.table_of(self.lines)
+    def __init__(
+        self,
+        times: Sequence[measure.Times] = (),
+        left: Sequence[Product] = (),
+        calls: Sequence[op_calls.CallTimes] = (),
+        calls_left: int = 0,
+        table: dict[str, Any] | None = None,
+    ) -> None:
+        self.times = list(times)
+        self.left = list(left)  # products for which there was no time
+        self.calls = list(calls)  # of a declared op
+        self.calls_left = calls_left
+        self.lines = [sweep.line_of(each) for each in self.times]
+        self.table = sweep.table_of(self.lines) if table is None else table
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the table as JSON, for load_tuned() on another day, on a GPU of the same name."""
-        sweep.write_table(self.table, Path(path))
+        store.write(self.table, Path(path))
 
     def __str__(self) -> str:
+        if self.calls or self.calls_left:
+            text = [str(each) for each in self.calls]
+            if self.calls_left:
+                text.append(f"{errors.counted(self.calls_left, 'call')} not measured: no time left")
+            return "\n".join(text)
         rows = [("product", "predicted best", "us", "measured best", "us", "gain")]
         for each, line in zip(self.times, self.lines, strict=True):
             chosen, best = line["chosen"], line["best"]
@@ -50,35 +64,61 @@ class Tuning:
 
 
 def tune(
-    work: Callable[[], object] | Iterable[tuple[int, int, int]],
+    work: Op | Callable[[], object] | Iterable[tuple[int, int, int]],
+    inputs: Any = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
     layout: str = "nt",
     seconds: float = 60,
+    any_condition: bool = False,
 ) -> Tuning:
-    """Measures which kernel is quickest for each product of `work` on the current GPU, and makes
-    this process use it from now on.
+    """Measures which kernel is quickest on the current GPU, for the calls of a declared op or for
+    each matrix product of `work`, and makes this process use it from now on.
+
+    ``tune(op, inputs)``: every kernel of the op that fits those arguments is run on them, beside
+    the others: specialisations, Triton's configurations, kernels of a library (`choices`). The
+    quickest is taken from now on by calls with the same dtypes, sizes, integers and strings, and
+    is kept on disk (docs/tuning.md) for later processes with that GPU, driver and package, C++
+    programs too. Other calls take what they took. The arguments are not changed.
+
+    ``tune(work)``: the products of a callable, or of shapes; ``save`` keeps these.
 
     Args:
-        work: a callable without arguments, run once, all whose matrix products by this library
+        work: a declared op (what define_op and load_package return, or ``torch.ops.ns.name``); or a
+            callable without arguments, run once, all whose matrix products by this library
             are tuned: ``lambda: model(x)``, under ``torch_cubin.drop_in()`` or not; or shapes
             ``(m, n, k)`` of ``a @ b`` with a ``[m, k]`` and b ``[k, n]``.
+        inputs: of an op: the arguments of a call as a tuple, or as a dict by name, or a list of
+            such calls. They should be such as the op gets: what they hold may decide the speed.
         dtype: of shapes; float32 is tuned as ``torch.backends.cuda.matmul.allow_tf32`` stands.
         layout: of shapes; "nt": b is a transposed ``[n, k]``, as a linear layer's weight is; "nn",
             "tn", "tt": "t" as first letter for a transposed a, "n" as second for a plain b.
-        seconds: no product is begun after so long.
+        seconds: no product or call is begun after so long.
+        any_condition: of an op: also takes kernels whose `when` holds, but is another one than
+            that of the kernel which the call takes by itself. Only for ops each of whose kernels is
+            right wherever its own `when` holds, whatever stands before it.
 
     Returns:
         What was measured; ``print`` it, ``save`` it for load_tuned().
 
     Raises:
         torch_cubin.Error: [no_device] without a CUDA device; [input] for shapes or a layout that
-            are none, and where `work` runs no product of this library.
+            are none, where `work` runs no product of this library, and for inputs that the op does
+            not take.
     """
+    op = op_calls.op_of(work)
+    if (op is None) != (inputs is None):
+        raise errors.fault(
+            "input", "torch_cubin.tune", "takes inputs of a declared op, and of nothing else",
+            expected="tune(op, inputs), tune(callable) or tune(shapes)",
+            got=f"{type(work).__name__} {'with' if inputs is not None else 'without'} inputs",
+        )  # fmt: skip
     if not torch.cuda.is_available():
         raise errors.fault(
             "no_device", "torch_cubin.tune", "needs a CUDA device, and torch sees none"
         )
+    if op is not None:
+        return _tune_op(op, inputs, any_condition, seconds)
     start = time.monotonic()
     products = _products_of(work) if callable(work) else _shapes(work, dtype, layout)
     operands = Operands(torch.device("cuda", torch.cuda.current_device()))
@@ -92,19 +132,28 @@ def tune(
     return result
 
 
+def _tune_op(op: Op, inputs: Any, any_condition: bool, seconds: float) -> Tuning:
+    calls, left = op_calls.measure_calls(op, inputs, any_condition, seconds)
+    device = torch.cuda.current_device()
+    table = op_calls.table_of(op, device, calls)
+    library.add_tuned_table(table)
+    path = library.tuned_file(op.name, device)["path"]
+    if path is not None:
+        store.keep(table, Path(path))
+    return Tuning(calls=calls, calls_left=left, table=table)
+
+
 def load_tuned(path: str | os.PathLike[str]) -> int:
-    """Makes this process use a table that Tuning.save() wrote; the number of its products.
+    """Makes this process use a table that Tuning.save() wrote; the number of its products or calls.
 
     Raises:
         torch_cubin.Error: [file] where there is none; [input] where it is no such table, or was
-            measured on a GPU that this process does not have: it is never used then.
+            measured on a GPU that this process does not have, or, of a declared op, with another
+            driver or other kernels, or where that op is not declared: it is never used then.
     """
-    try:
-        table = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise errors.fault("file", f"tuned table '{path}'", f"cannot be read ({error})") from None
+    table = store.read(Path(path))
     library.add_tuned_table(table)
-    return len(table["products"])
+    return len(table.get("products", ())) + sum(len(op["calls"]) for op in table.get("ops", ()))
 
 
 def _products_of(work: Callable[[], object]) -> list[Product]:

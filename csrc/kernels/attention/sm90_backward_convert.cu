@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   Sm90Sequence sequence(p.lengths, place.batch);
   int first = place.tile * p.tile_rows + octet * 8, lane = threadIdx.x % 32;
   if (place.tile < 0 || first >= sequence.rows || piece * 64 >= p.head_dim) return;
-  bool any = sees_any_key(sequence, place.tile, p.tile_rows);
+  bool any = sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys);
   auto from = reinterpret_cast<const float4*>(
       p.dq_sum + (static_cast<tc_int64>(tile) * panels + piece) * (64 * p.tile_rows) + octet * 128 +
       lane * 4);

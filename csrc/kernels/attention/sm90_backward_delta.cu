@@ -4,7 +4,7 @@
 //
 // in tiles of tile_rows queries, of which those past the end have weights of 0: the other kernel brings
 // a tile to shared memory at once. A query that sees nothing has weights of 0, too. It also sets the
-// tiles' turns to 0.
+// tiles' turns, and the blocks' counter, to 0.
 //
 // Eight lanes a row, so that they read 128 neighbouring bytes; a block has kTileM rows of one tile.
 #include "common/dtype.cuh"
@@ -38,6 +38,7 @@ TC_DEVICE float dot(uint4 a, uint4 b, float sum) {
 extern "C" __global__ void __launch_bounds__(Config::kThreads)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   wait_for_previous_kernel();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.ticket = 0;
   int blocks = p.tile_rows / Config::kTileM;  // of a tile
   u32 index = blockIdx.x / blocks;
   int within = blockIdx.x % blocks * Config::kTileM + threadIdx.x / kLanes;

@@ -6,8 +6,8 @@
 // a warp's store of 8 queries has no bank conflicts.
 //
 // The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the same
-// bits in every run, and nothing to clear. A block waits for blocks with smaller indices alone, so they
-// run or have run, whatever else runs on the device.
+// bits in every run, and nothing to clear. A block waits only for blocks that took their work before it
+// did, by an atomic counter, so they run or have run, in whichever order the device starts blocks.
 #pragma once
 
 #include "sm90_backward_params.h"
@@ -16,26 +16,28 @@
 namespace torch_cubin {
 namespace sm90 {
 
+// Here `rows` are those of a tile of queries, `keys` those of a block.
+
 // The tiles of queries, from `begin` to before `end`, of which a block of keys sees something. All blocks
 // between the first and the last that see a tile count as seeing it.
 struct SeenTiles {
   int begin, end;
 
-  TC_DEVICE SeenTiles(const Sm90Sequence& s, int key_tile, int rows) {
-    int key = key_tile * kSm90BackwardKeys;
+  TC_DEVICE SeenTiles(const Sm90Sequence& s, int key_tile, int rows, int keys) {
+    int key = key_tile * keys;
     begin = max(0, key - s.last) / rows;
-    int last_row = min(key + kSm90BackwardKeys - 1 - s.first, s.rows - 1);
+    int last_row = min(key + keys - 1 - s.first, s.rows - 1);
     end = last_row < 0 ? 0 : last_row / rows + 1;
   }
 };
 
 // The first block of keys of which a tile of queries sees something, if it sees anything.
-TC_DEVICE int first_key_tile(const Sm90Sequence& s, int tile, int rows) {
-  return max(0, tile * rows + s.first) / kSm90BackwardKeys;
+TC_DEVICE int first_key_tile(const Sm90Sequence& s, int tile, int rows, int keys) {
+  return max(0, tile * rows + s.first) / keys;
 }
 
-TC_DEVICE bool sees_any_key(const Sm90Sequence& s, int tile, int rows) {
-  int first_key = first_key_tile(s, tile, rows) * kSm90BackwardKeys;
+TC_DEVICE bool sees_any_key(const Sm90Sequence& s, int tile, int rows, int keys) {
+  int first_key = first_key_tile(s, tile, rows, keys) * keys;
   return first_key < s.columns && first_key <= tile * rows + rows - 1 + s.last;
 }
 

@@ -1,11 +1,11 @@
 // The one parameter of the three kernels of attention's backward on Hopper, shared by host and device
-// code: sm90_backward_delta.cu, sm90_backward.cu, sm90_backward_convert.cu, in this order; for packed
-// sequences after sm90_order.cu.
+// code: sm90_backward_delta.cu, sm90_backward.cu or sm90_backward_wide.cu, sm90_backward_convert.cu, in this
+// order; for packed sequences after sm90_order.cu, for boolean masks after sm90_backward_mask.cu.
 //
 // Row i attends to column j if  i + first <= j <= i + last  and j < seqlen_k.
 //
 // q, k, v and grad_out are described by tensor maps as sm90_params.h says. Boxes: {64, tile_rows, 1, 1, 1}
-// for q and grad_out, {64, 128, 1, 1, 1} for k and v.
+// for q and grad_out, {64, tile_keys, 1, 1, 1} for k and v.
 //
 // A tile of queries has a number in each head of each batch; in packed sequences, which take their
 // numbers from first_query_tile() of sm90_backward_dq.cuh on, in each head.
@@ -15,15 +15,14 @@
 
 namespace torch_cubin {
 
-constexpr int kSm90BackwardKeys = 128;  // of a block
-
 struct Sm90BackwardParams {
   Sm90AttentionMap q, k, v, grad_out;
 
   // Between the kernels, for each tile of tile_rows queries:
-  float* sums;    // [2][tile_rows]: logsumexp * log2(e) (general: logsumexp), and delta
-  float* dq_sum;  // [tile_columns * tile_rows], in the order of sm90_backward_dq.cuh
-  int* turns;     // how many blocks have added to dq_sum
+  float* sums;       // [2][tile_rows]: logsumexp * log2(e) (general: logsumexp), and delta
+  float* dq_sum;     // [tile_columns * tile_rows], in the order of sm90_backward_dq.cuh
+  int* turns;        // how many blocks have added to dq_sum
+  unsigned* ticket;  // of all: how many blocks of sm90_backward.cu have begun
 
   const void* out;            // with those of grad_out, for delta
   const void* grad_out_rows;  // what the map describes
@@ -37,13 +36,24 @@ struct Sm90BackwardParams {
   tc_int64 logsumexp_stride[2];  // batch, head
   Sm90Lengths lengths;
   int batch, heads, group;
-  int head_dim, head_dim_v;     // of the tensors, multiples of 8
-  int tile_rows, tile_columns;  // of a step of sm90_backward.cu: queries, and its head_dim
+  int head_dim, head_dim_v;  // of the tensors, multiples of 8
+  // Of a step: queries, keys, and the kernel's head_dim.
+  int tile_rows, tile_keys, tile_columns;
   int tiles, key_tiles;  // along the queries and the keys; packed: the most that there can be
   int together;          // heads of keys whose blocks run beside each other
   float scale, unit;     // unit: scale * log2(e), a positive normal number; general: none
   float logsumexp_unit;  // log2(e); general: 1
-  Sm90ScoreRule score;   // of `general` kernels
+  Sm90ScoreRule score;   // of `general` kernels; without its mask, which the next ones are
+
+  // Null, or a value for each score: bytes of which 0 hides where mask_words is not null, else numbers that
+  // are added to the logits, of q's type or, with mask_floats, floats.
+  const void* mask;
+  tc_int64 mask_stride[4];  // batch, head, row, key; in elements
+  // The boolean mask in bits, as each thread of sm90_backward.cu takes them for a step.
+  unsigned* mask_words;
+  tc_int64 mask_words_stride[3];  // batch, head, tile of queries; 0 where all have the same
+  int mask_heads, mask_tiles;     // how many heads and tiles mask_words has
+  int mask_floats;
 };
 
 }  // namespace torch_cubin

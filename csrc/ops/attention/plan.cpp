@@ -63,6 +63,7 @@ AttentionCase attention_case(const AttentionCall& call) {
   c.mask = !call.options.attn_mask                                         ? kNoMask
            : TensorView(*call.options.attn_mask).dtype == ScalarType::Bool ? kBoolMask
                                                                            : kAddedMask;
+  c.large_softcap = call.settings.softcap > kMostShortSoftcap;
   c.packed = shape.packed;
   c.heads = shape.heads;
   c.kv_heads = shape.kv_heads;

@@ -28,10 +28,15 @@ AttentionVariant attention_variant(const AttentionSettings& settings,
                                    const AttentionOptions& options);
 
 // All that a plan may depend on.
+// The kernels for Hopper make softcap * tanh by a short formula whose error is up to 2^-22 of the softcap:
+// up to this one it stays below a rounding of 16-bit types.
+constexpr double kMostShortSoftcap = 1024;
+
 struct AttentionCase {
   ScalarType dtype;
   AttentionVariant variant;
   AttentionMask mask;
+  bool large_softcap;  // above kMostShortSoftcap
   bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds
   int64_t heads, kv_heads;
   int64_t seqlen_q, seqlen_k;

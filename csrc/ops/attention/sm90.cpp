@@ -76,9 +76,10 @@ class Sm90Forward : public AttentionForwardKernels {
 
   ForwardPlan plan(const AttentionCase& problem) const override {
     ForwardPlan plan;
-    if (problem.mask == kAddedMask || (problem.mask == kBoolMask && mask_ == nullptr) ||
-        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
-        problem.head_dim == 0 || problem.head_dim_v == 0) {
+    if (problem.mask == kAddedMask || problem.large_softcap ||
+        (problem.mask == kBoolMask && mask_ == nullptr) || (problem.packed && order_ == nullptr) ||
+        problem.seqlen_q == 0 || problem.seqlen_k == 0 || problem.head_dim == 0 ||
+        problem.head_dim_v == 0) {
       return plan;
     }
     const Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};

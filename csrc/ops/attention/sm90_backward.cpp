@@ -1,6 +1,7 @@
-// The seam of the backward for Hopper, of 16-bit types and heads of up to 128 columns, without masks. Three kernels in a
-// row: sm90_backward_delta.cu, sm90_backward.cu, sm90_backward_convert.cu, with one parameter; packed
-// sequences take sm90_order.cu before them. What these do not take is the portable kernels'.
+// The seam of the backward for Hopper, of 16-bit types. Three kernels in a row, with one parameter:
+// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns, options, masks) or
+// sm90_backward_wide.cu (up to 256), sm90_backward_convert.cu; packed sequences take sm90_order.cu before
+// them, boolean masks sm90_backward_mask.cu. What these do not take is the portable kernels'.
 #include <algorithm>
 #include <optional>
 
@@ -21,20 +22,28 @@ constexpr int64_t kMostGrid = (int64_t{1} << 31) - 1;
 constexpr int64_t kBytesTogether = int64_t{32} << 20;
 constexpr int64_t kLongHead = 4096, kLeastTogether = 4;
 
-int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bool has_band) {
+// At least so many that one set of them has a block for every multiprocessor: the next set's longest
+// blocks come after this one's shortest, and a device that is full of one set never waits for them.
+int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bool has_band,
+                       int64_t multiprocessors) {
   const int64_t each = problem.seqlen_q * row.head_dim * 8 * problem.group();
   const int64_t more = has_band && problem.seqlen_q >= kLongHead ? 2 : 1;
-  return std::max(kLeastTogether, more * kBytesTogether / std::max<int64_t>(each, 1));
+  const int64_t blocks = ceil_div(problem.seqlen_k, row.columns);
+  return std::max({kLeastTogether, ceil_div(multiprocessors, blocks),
+                   more * kBytesTogether / std::max<int64_t>(each, 1)});
 }
 
 // Of packed sequences: so many queries, of so many heads, are about as much.
-int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int64_t heads) {
+int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int64_t heads,
+                      int64_t multiprocessors) {
   const int64_t each = row.head_dim * 8 * problem.group() * heads;
-  return std::clamp<int64_t>(kBytesTogether / each, 1, int64_t{1} << 30);
+  const int64_t full = ceil_div(multiprocessors * row.columns, heads);
+  return std::clamp<int64_t>(kBytesTogether / each, full, int64_t{1} << 30);
 }
 
 constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
 constexpr const char* kBackwardOrderKind = "sm90_backward_order";
+constexpr const char* kBackwardMaskKind = "sm90_backward_mask";
 
 struct Sm90BackwardPlan {
   const AttentionRow* delta;
@@ -47,8 +56,8 @@ class Sm90Backward : public AttentionBackwardKernels {
   Sm90Backward(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
     for (PackageKernel* kernel : kernels) {
       const std::string& kind = kernel->entry().kind;
-      if (kind == kBackwardOrderKind) {
-        order_ = kernel;
+      if (kind == kBackwardOrderKind || kind == kBackwardMaskKind) {
+        (kind == kBackwardMaskKind ? mask_ : order_) = kernel;
         continue;
       }
       const AttentionRow row(*kernel, device);
@@ -62,10 +71,10 @@ class Sm90Backward : public AttentionBackwardKernels {
   BackwardPlan plan(const AttentionCase& problem) const override {
     BackwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
-    if (dtype == kAttendDtypes || problem.mask != kNoMask ||
-        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
-        problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
-        convert_[dtype].empty()) {
+    if (dtype == kAttendDtypes || (problem.mask == kBoolMask && mask_ == nullptr) ||
+        problem.large_softcap || (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 ||
+        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0 ||
+        delta_[dtype].empty() || convert_[dtype].empty()) {
       return plan;
     }
     const AttentionRow* row = narrowest(backward_[dtype][problem.variant],
@@ -104,24 +113,27 @@ class Sm90Backward : public AttentionBackwardKernels {
             std::to_string(std::max({delta_blocks, convert_blocks, kv_heads * key_tiles, octets})),
             "Compute it in parts."});
     }
-    // Floats of a tile: two for each query, dq, and the turn.
+    // Floats of a tile: two for each query, dq, and the turn; and the ticket.
     const int64_t sums = heads * tiles * 2 * row.rows;
     const int64_t dq_sum = heads * tiles * row.rows * row.head_dim;
-    const Workspace workspace(device_, 4 * (sums + dq_sum + heads * tiles));
+    const Workspace workspace(device_, 4 * (sums + dq_sum + heads * tiles + 1));
     auto* const memory = reinterpret_cast<float*>(workspace.data());
 
     Sm90BackwardParams params{};
     params.dq_sum = memory;  // its additions begin at multiples of 16 bytes, as the sums' loads do
     params.sums = memory + dq_sum;
     params.turns = reinterpret_cast<int*>(memory + dq_sum + sums);
+    params.ticket = reinterpret_cast<unsigned*>(params.turns + heads * tiles);
     params.tile_rows = static_cast<int>(row.rows);
+    params.tile_keys = static_cast<int>(row.columns);
     params.tile_columns = static_cast<int>(row.head_dim);
     params.tiles = static_cast<int>(tiles);
     params.key_tiles = static_cast<int>(key_tiles);
 
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     const bool has_band = all.first != -kNoBound || all.last != kNoBound;
-    params.together = static_cast<int>(std::min(kv_heads, heads_together(problem, row, has_band)));
+    params.together = static_cast<int>(
+        std::min(kv_heads, heads_together(problem, row, has_band, device_.multiprocessors)));
     std::optional<Sm90TileOrder> order;
     if (packed) {
       operands.fill(all, 0);
@@ -135,6 +147,8 @@ class Sm90Backward : public AttentionBackwardKernels {
       operands.fill(all, part);
       fill(params, row, all, packed, rows_q, rows_k);
       params.logsumexp = logsumexp + part * heads * problem.seqlen_q;
+      std::optional<Workspace> mask;
+      if (all.mask != nullptr) fill_mask(params, all, mask);
       torch_cubin::launch(*chosen.delta->kernel, {delta_blocks}, device_, params);
       torch_cubin::launch(*row.kernel, {kv_heads * key_tiles}, device_, params);
       torch_cubin::launch(*chosen.convert->kernel, {convert_blocks}, device_, params);
@@ -150,7 +164,8 @@ class Sm90Backward : public AttentionBackwardKernels {
     Sm90OrderParams params{};
     params.tile_rows = static_cast<int>(row.rows);
     params.tile_columns = static_cast<int>(row.columns);
-    params.rows_together = static_cast<int>(rows_together(problem, row, together));
+    params.rows_together =
+        static_cast<int>(rows_together(problem, row, together, device_.multiprocessors));
     const int64_t kv_heads = all.heads / all.group;
     params.rows_of_none[0] =
         sm90_rows_of_none(all.dq, all.dq_stride, all.heads, all.head_dim, false);
@@ -158,6 +173,32 @@ class Sm90Backward : public AttentionBackwardKernels {
     params.rows_of_none[2] =
         sm90_rows_of_none(all.dv, all.dv_stride, kv_heads, all.head_dim_v, true);
     order.make(*order_, device_, all, operands, params);
+  }
+
+  // For a boolean mask it launches the kernel that makes bits of it, for as many batches, heads and tiles
+  // of queries as the mask has.
+  void fill_mask(Sm90BackwardParams& params, const AttentionParams& all,
+                 std::optional<Workspace>& memory) const {
+    params.mask = all.mask;
+    std::copy_n(all.mask_stride, 4, params.mask_stride);
+    params.mask_floats = (all.flags & kAttendFloatMask) != 0 ? 1 : 0;
+    if ((all.flags & kAttendBoolMask) == 0) return;
+    const auto size = [&](int dim, int64_t all_of) {
+      return all.mask_stride[dim] == 0 ? int64_t{1} : all_of;
+    };
+    const int64_t batch = size(0, all.batch), heads = size(1, all.heads);
+    const int64_t tiles = size(2, params.tiles), blocks = batch * heads * tiles * params.key_tiles;
+    const int64_t threads = mask_->entry().block[0];
+    const int64_t words_of_tile = threads * ceil_div(params.tile_rows / 2, 32);
+    memory.emplace(device_, blocks * words_of_tile * 4);
+    params.mask_words = reinterpret_cast<unsigned*>(memory->data());
+    params.mask_heads = static_cast<int>(heads);
+    params.mask_tiles = static_cast<int>(tiles);
+    const int64_t words = params.key_tiles * words_of_tile;
+    params.mask_words_stride[0] = batch == 1 ? 0 : heads * tiles * words;
+    params.mask_words_stride[1] = heads == 1 ? 0 : tiles * words;
+    params.mask_words_stride[2] = tiles == 1 ? 0 : words;
+    torch_cubin::launch(*mask_, {blocks}, device_, params);
   }
 
   void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
@@ -209,13 +250,14 @@ class Sm90Backward : public AttentionBackwardKernels {
   AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
   AttentionRows backward_[kAttendDtypes][kAttentionVariants];
   PackageKernel* order_ = nullptr;
+  PackageKernel* mask_ = nullptr;
 };
 
 class Sm90BackwardSeam : public AttentionSeam {
  public:
   bool owns(const KernelEntry& entry) const override {
     for (const char* kind : {"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
-                             "sm90_backward_convert", kBackwardOrderKind}) {
+                             "sm90_backward_convert", kBackwardOrderKind, kBackwardMaskKind}) {
       if (entry.kind == kind) return true;
     }
     return false;
@@ -227,13 +269,13 @@ class Sm90BackwardSeam : public AttentionSeam {
       return;
     }
     check_params(kernel.entry(), "attention/sm90_backward", sizeof(Sm90BackwardParams));
+    if (kernel.entry().kind == kBackwardMaskKind) return;
     const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
     if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
     const bool general = kernel.entry().kind == kBackwardGeneralKind;
     if (!general && kernel.entry().kind != "sm90_backward") return;
-    if (row.columns != kSm90BackwardKeys) {
-      KernelFields(kernel).refuse("tile", std::to_string(kSm90BackwardKeys) + " keys");
-    }
+    const int64_t keys = row.head_dim > 128 ? 64 : 128;
+    if (row.columns != keys) KernelFields(kernel).refuse("tile", std::to_string(keys) + " keys");
     if (row.variant != (general ? kGeneral : kFull)) {
       KernelFields(kernel).refuse("layout", general ? "general" : "full");
     }

@@ -40,6 +40,7 @@ MatmulPlan by_name(const MatmulTable& table, const MatmulCase& problem, const st
     kernels->ways(problem, ways);
     for (MatmulPlan& plan : ways) {
       if (!std::isfinite(plan.microseconds) || kernels->name(plan) != name) continue;
+      if (!kernels->has_room(plan)) return {};
       plan.kernels = kernels.get();
       return plan;
     }
@@ -55,7 +56,7 @@ bool is_better(const MatmulPlan& x, const MatmulPlan& y, bool batch_invariant) {
   return x.microseconds < y.microseconds;
 }
 
-MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
+MatmulPlan predicted_at_once(const MatmulTable& table, const MatmulCase& problem) {
   MatmulPlan best;
   bool too_large = false;
   for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
@@ -66,6 +67,13 @@ MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
   }
   best.too_large = too_large && best.kernels == nullptr;
   return best;
+}
+
+MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
+  for (;;) {
+    const MatmulPlan best = predicted_at_once(table, problem);
+    if (best.kernels == nullptr || best.kernels->has_room(best)) return best;
+  }
 }
 
 // As it was measured, else as the models predict.
@@ -100,7 +108,7 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
     std::vector<MatmulPlan> plans;
     kernels->ways(problem, plans);
     for (const MatmulPlan& plan : plans) {
-      if (!std::isfinite(plan.microseconds)) continue;
+      if (!std::isfinite(plan.microseconds) || !kernels->has_room(plan)) continue;
       ways.push_back({{"name", kernels->name(plan)}, {"microseconds", plan.microseconds}});
     }
   }
@@ -115,13 +123,11 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
 }
 
 MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
-  // The tables know sums in the operands' type, and at most a bias.
-  if (!problem.only_bias() || problem.output != problem.input) {
-    return quickest(table, device, problem);
-  }
   MatmulPlan plan;
   if (!forced_way().empty()) plan = by_name(table, problem, forced_way());
   if (plan.kernels == nullptr) plan = quickest(table, device, problem);
+  // The tables know sums in the operands' type, and at most a bias.
+  if (!problem.only_bias() || problem.output != problem.input) return plan;
   const std::string key = std::to_string(device.index) + tuned_product(problem).dump();
   const std::string chosen = plan.kernels == nullptr ? "" : plan.kernels->name(plan);
   {

@@ -21,7 +21,8 @@ void watch_plans(bool on);
 // "ways": [{"name", "microseconds"}]}, the predicted times.
 nlohmann::json watched_plans();
 
-// While plans are watched, this thread's products that have a way of that name take it; "": none.
+// While plans are watched, this thread's products that have a way of that name take it, with any epilogue;
+// "": none.
 void force_way(const std::string& name);
 
 }  // namespace torch_cubin

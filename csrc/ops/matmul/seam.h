@@ -150,12 +150,19 @@ class MatmulKernels {
   virtual ~MatmulKernels() = default;
 
   // The quickest way of these kernels, with its predicted time; infinite where none takes the case.
-  // Deterministic: depends on the case alone.
+  // Deterministic: depends on the case alone, and on what has_room() found.
   virtual MatmulPlan plan(const MatmulCase& problem) const = 0;
 
   // Every way that these kernels would run the case, plan()'s among them: what a sweep measures.
   virtual void ways(const MatmulCase& problem, std::vector<MatmulPlan>& out) const {
     out.push_back(plan(problem));
+  }
+
+  // Whether the device has room for a plan of these kernels at all: asked before it is launched or
+  // offered. Where it has none (clusters, under MPS), no later plan is of that kind.
+  virtual bool has_room(const MatmulPlan& plan) const {
+    static_cast<void>(plan);
+    return true;
   }
 
   // A plan's name, by which tuned tables know it: the same in every process, no two ways of a case

@@ -1,5 +1,6 @@
 // The seam of csrc/kernels/matmul/sm90.cu: products on Hopper whose operands the TMA can read.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "kernels/matmul/sm90_params.h"
@@ -77,14 +78,24 @@ class Sm90Matmul : public MatmulKernels {
 
   MatmulPlan plan(const MatmulCase& c) const override {
     if (!takes(c)) return {};
-    return plan_of(plan_sm90(rows_, c, device_.multiprocessors), c);
+    return plan_of(plan_sm90(rows_, c, room()), c);
   }
 
   void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
     if (!takes(c)) return;
-    for (const Sm90Way& way : sm90_ways(rows_, c, device_.multiprocessors)) {
+    for (const Sm90Way& way : sm90_ways(rows_, c, room())) {
       out.push_back(plan_of(way, c));
     }
+  }
+
+  bool has_room(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<Sm90Plan>();
+    const int64_t size = cluster_size(chosen.cluster);
+    if (size == 1) return true;
+    const bool known_not = size > largest_cluster_.load(std::memory_order_relaxed);
+    if (!known_not && chosen.row->kernel->has_room_for_cluster(size, device_)) return true;
+    if (!known_not) largest_cluster_.store(size / 2, std::memory_order_relaxed);
+    return false;
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -111,6 +122,10 @@ class Sm90Matmul : public MatmulKernels {
   }
 
  private:
+  Sm90Room room() const {
+    return {device_.multiprocessors, largest_cluster_.load(std::memory_order_relaxed)};
+  }
+
   static bool takes(const MatmulCase& c) {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
     // A bias and an addend have the output's type, and are read as the operands' type.
@@ -294,6 +309,7 @@ class Sm90Matmul : public MatmulKernels {
 
   const Device& device_;
   std::vector<Sm90Row> rows_;
+  mutable std::atomic<int64_t> largest_cluster_{4};  // blocks
 };
 
 class Sm90MatmulSeam : public MatmulSeam {

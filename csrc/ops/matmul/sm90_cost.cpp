@@ -90,8 +90,8 @@ double k_block_cycles(const Sm90Row& row, const Sm90Plan& plan, const MatmulCase
 
 class Chooser {
  public:
-  Chooser(const MatmulCase& problem, int64_t multiprocessors)
-      : c_(problem), multiprocessors_(multiprocessors) {
+  Chooser(const MatmulCase& problem, const Sm90Room& room)
+      : c_(problem), multiprocessors_(room.multiprocessors), largest_cluster_(room.cluster) {
     const double element = problem.math == kMathTF32 ? 4 : 2;
     const double batch = static_cast<double>(c_.batch);
     const auto m = static_cast<double>(c_.m), n = static_cast<double>(c_.n),
@@ -121,7 +121,7 @@ class Chooser {
       if ((of_a > 1 && tiles_n < of_a) || (of_b > 1 && tiles_m < of_b)) continue;
       // Each block loads whole groups of 8 rows.
       if (row.tile_m % (8 * of_a) != 0 || row.tile_n % (8 * of_b) != 0) continue;
-      if (size > 1 && (reads_a || reads_b)) continue;
+      if (size > largest_cluster_ || (size > 1 && (reads_a || reads_b))) continue;
       const int64_t slots =  // clusters that run at a time
           size == 4 ? multiprocessors_ * kFoursFound / kFoursOf / size : multiprocessors_ / size;
       if (slots == 0) continue;
@@ -235,7 +235,7 @@ class Chooser {
   }
 
   const MatmulCase& c_;
-  const int64_t multiprocessors_;
+  const int64_t multiprocessors_, largest_cluster_;
   double power_, memory_;  // us that they alone would take
   Sm90Way best_;
 };
@@ -274,16 +274,16 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
 }
 
 Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                  int64_t multiprocessors) {
-  Chooser chooser(problem, multiprocessors);
+                  const Sm90Room& room) {
+  Chooser chooser(problem, room);
   consider_rows(chooser, rows, problem);
   return chooser.best();
 }
 
 std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                               int64_t multiprocessors) {
+                               const Sm90Room& room) {
   std::vector<Sm90Way> all;
-  Chooser chooser(problem, multiprocessors);
+  Chooser chooser(problem, room);
   chooser.all = &all;
   consider_rows(chooser, rows, problem);
   return all;

@@ -60,13 +60,19 @@ struct Sm90Way {
   double microseconds = std::numeric_limits<double>::infinity();
 };
 
+// Of a device.
+struct Sm90Room {
+  int64_t multiprocessors;
+  int64_t cluster;  // blocks of the largest one that it runs
+};
+
 // All ways that the rows offer.
 std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                               int64_t multiprocessors);
+                               const Sm90Room& room);
 
 // The quickest of them.
 Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                  int64_t multiprocessors);
+                  const Sm90Room& room);
 
 // "256x192 share_a streamed", "64x64 read 4 splits"
 std::string sm90_name(const Sm90Plan& plan);

@@ -1,6 +1,7 @@
 // The seam of csrc/kernels/matmul/sm90_skinny.cu: products with at most 64 rows of A, or columns of B,
 // on Hopper. The small operand is called the tokens, the other one the weights.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
 #include "kernels/matmul/sm90_skinny_params.h"
@@ -127,7 +128,7 @@ class Sm90Skinny : public MatmulKernels {
     if (!takes(c)) return {};
     const SkinnySides sides(c);
     return plan_with(c, sides,
-                     skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, !c.batch_invariant,
+                     skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, may_split(c),
                                   device_.multiprocessors));
   }
 
@@ -137,9 +138,9 @@ class Sm90Skinny : public MatmulKernels {
     const SkinnySides sides(c);
     const int64_t multiprocessors = device_.multiprocessors;
     const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
-    std::vector<SkinnyTiles> tiles = {skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous,
-                                                   !c.batch_invariant, multiprocessors)};
-    if (c.batch_invariant) {
+    std::vector<SkinnyTiles> tiles = {
+        skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, may_split(c), multiprocessors)};
+    if (!may_split(c)) {
       out.push_back(plan_with(c, sides, tiles[0]));
       return;
     }
@@ -165,6 +166,17 @@ class Sm90Skinny : public MatmulKernels {
       add(64, splits);
     }
     for (const SkinnyTiles& each : tiles) out.push_back(plan_with(c, sides, each));
+  }
+
+  bool has_room(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<SkinnyPlan>();
+    const int32_t splits = chosen.tiles.splits;
+    if (splits == 1 || (runs_clusters_.load(std::memory_order_relaxed) &&
+                        chosen.row->kernel->has_room_for_cluster(splits, device_, chosen.shared))) {
+      return true;
+    }
+    runs_clusters_.store(false, std::memory_order_relaxed);
+    return false;
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -223,6 +235,11 @@ class Sm90Skinny : public MatmulKernels {
     int64_t tokens, rows_count;
     bool rows_contiguous;  // of the weights
   };
+
+  // The splits of a row's K are a cluster.
+  bool may_split(const MatmulCase& c) const {
+    return !c.batch_invariant && runs_clusters_.load(std::memory_order_relaxed);
+  }
 
   static bool takes(const MatmulCase& c) {
     // Coordinates of tensor maps are 32-bit, and so are the kernels' rows.
@@ -317,6 +334,7 @@ class Sm90Skinny : public MatmulKernels {
 
   const Device& device_;
   std::vector<SkinnyRow> rows_;
+  mutable std::atomic<bool> runs_clusters_{true};  // of every size that was asked for
 };
 
 class Sm90SkinnySeam : public MatmulSeam {

@@ -1,0 +1,349 @@
+#include "declared/tuned_calls.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "cubin/error.h"
+#include "cubin/sha256.h"
+#include "declared/contract.h"
+#include "declared/slots.h"
+#include "package/fields.h"
+#include "package/files.h"
+#include "package/package.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kTableVersion = 1;
+constexpr size_t kMaxTableBytes = 16u << 20;
+constexpr size_t kMaxCalls = size_t{1} << 16;
+constexpr int64_t kAbsent = -1;
+
+// By the type, then by the value: 1 and 1.0 are two.
+int64_t word_of(const Value& value) {
+  if (value.type != ValueType::kFloat) return value.integer;
+  int64_t bits = 0;
+  const double number = value.number == 0 ? 0 : value.number;  // -0.0 and 0.0 are one
+  std::memcpy(&bits, &number, sizeof(bits));
+  return bits;
+}
+
+int64_t word_of_dtype(const char* text) {
+  return static_cast<int64_t>(reinterpret_cast<intptr_t>(text));  // one address for each dtype
+}
+
+uint64_t hash_of(const int64_t* key, size_t count) {
+  uint64_t hash = count;
+  for (size_t i = 0; i < count; ++i) {
+    hash = (hash ^ static_cast<uint64_t>(key[i])) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+json list_of(const int64_t* values, int64_t count) {
+  return std::vector<int64_t>(values, values + count);
+}
+
+void read_integers(const json& list, const std::string& label, std::vector<int64_t>& out) {
+  if (!list.is_array() || list.size() > static_cast<size_t>(kMaxDims)) {
+    refuse_json(label, "a list of integers", list);
+  }
+  for (const json& one : list) {
+    if (!one.is_number_integer()) refuse_json(label, "a list of integers", list);
+    out.push_back(one.get<int64_t>());
+  }
+}
+
+// "" where there is none.
+std::string cache_folder() {
+  const auto given = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const std::string named = given("TORCH_CUBIN_CACHE");
+  if (named == "0") return "";
+  if (!named.empty()) return named;
+  const std::string base = given("XDG_CACHE_HOME");
+  if (!base.empty()) return base + "/torch_cubin";
+  const std::string home = given("HOME");
+  return home.empty() ? "" : home + "/.cache/torch_cubin";
+}
+
+std::string hash_of_op(const Contract& contract) {
+  const std::string& text = contract.identity();
+  return sha256_hex(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+}
+
+}  // namespace
+
+size_t CallKey::write(const CallState& state, const Words& words, int64_t* out) const {
+  size_t n = 0;
+  for (const Part& part : parts_) {
+    if (n + 3 > kMostWords) return 0;
+    switch (part.kind) {
+      case Part::kTensor: {
+        const TensorFacts& facts = state.facts[part.place];
+        if (!facts.defined) {
+          out[n++] = kAbsent;
+          break;
+        }
+        const auto dim = static_cast<size_t>(facts.dim);
+        if (n + 2 + 2 * dim > kMostWords) return 0;
+        out[n++] = word_of_dtype(facts.dtype);
+        out[n++] = facts.dim;
+        for (size_t i = 0; i < dim; ++i) out[n++] = facts.sizes[i];
+        for (size_t i = 0; has_strides_ && i < dim; ++i) out[n++] = facts.strides[i];
+        break;
+      }
+      case Part::kNumber: {
+        const Value& value = state.numbers[part.place];
+        out[n++] = static_cast<int64_t>(value.type);
+        out[n++] = value.type == ValueType::kNone ? 0 : word_of(value);
+        break;
+      }
+      case Part::kText: {
+        const auto found = std::find(words.begin(), words.end(), state.texts[part.place]);
+        if (found == words.end()) return 0;
+        out[n++] = found - words.begin();
+      }
+    }
+  }
+  return n;
+}
+
+json CallKey::shown(const CallState& state) const {
+  json key = json::object();
+  for (const Part& part : parts_) {
+    json& shown = key[part.name];  // null, unless the call gives it
+    switch (part.kind) {
+      case Part::kTensor: {
+        const TensorFacts& facts = state.facts[part.place];
+        if (!facts.defined) break;
+        shown = {facts.dtype, list_of(facts.sizes, facts.dim)};
+        if (has_strides_) shown.push_back(list_of(facts.strides, facts.dim));
+        break;
+      }
+      case Part::kNumber: {
+        const Value& value = state.numbers[part.place];
+        if (value.type == ValueType::kInt) shown = value.integer;
+        if (value.type == ValueType::kBool) shown = value.integer != 0;
+        if (value.type == ValueType::kFloat) shown = value.number;
+        break;
+      }
+      case Part::kText:
+        shown = std::string(state.texts[part.place]);
+    }
+  }
+  return key;
+}
+
+std::vector<int64_t> CallKey::read(const json& key, const std::string& label, Words& words) const {
+  std::vector<int64_t> out;
+  if (!key.is_object() || key.size() != parts_.size()) {
+    refuse_json(label, counted(parts_.size(), "value") + " by name", key);
+  }
+  for (const Part& part : parts_) {
+    const std::string at = label + "." + part.name;
+    const auto found = key.find(part.name);
+    if (found == key.end()) refuse_json(at, "a value", json());
+    const json& value = *found;
+    switch (part.kind) {
+      case Part::kTensor: {
+        if (value.is_null()) {
+          out.push_back(kAbsent);
+          break;
+        }
+        ScalarType dtype{};
+        const bool right = value.is_array() && value.size() == (has_strides_ ? 3U : 2U) &&
+                           value[0].is_string() &&
+                           find_dtype(value[0].get<std::string>(), &dtype) && value[1].is_array();
+        if (!right) refuse_json(at, "a dtype and sizes", value);
+        out.push_back(word_of_dtype(dtype_text(dtype)));
+        out.push_back(static_cast<int64_t>(value[1].size()));
+        read_integers(value[1], at, out);
+        if (has_strides_) read_integers(value[2], at, out);
+        break;
+      }
+      case Part::kNumber: {
+        Value number;
+        if (value.is_null()) {
+          number.type = ValueType::kNone;
+        } else if (value.is_boolean()) {
+          number = Value::of(value.get<bool>());
+        } else if (value.is_number_integer()) {
+          number = Value::of(value.get<int64_t>());
+        } else if (value.is_number_float()) {
+          number = Value::of(value.get<double>());
+        } else {
+          refuse_json(at, "a number", value);
+        }
+        out.push_back(static_cast<int64_t>(number.type));
+        out.push_back(word_of(number));
+        break;
+      }
+      case Part::kText: {
+        if (!value.is_string()) refuse_json(at, "a string", value);
+        const std::string text = value.get<std::string>();
+        const auto known = std::find(words.begin(), words.end(), text);
+        out.push_back(known - words.begin());
+        if (known == words.end()) words.push_back(text);
+      }
+    }
+  }
+  return out;
+}
+
+TunedCalls::TunedCalls(const json& calls, const CallKey& key, size_t kernels,
+                       const std::string& label) {
+  if (!calls.is_array() || calls.size() > kMaxCalls) {
+    refuse_json(label, "a list of at most " + std::to_string(kMaxCalls), calls);
+  }
+  size_t slots = 2;
+  while (slots < 2 * calls.size()) slots *= 2;
+  slots_.assign(slots, -1);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const std::string at = label + "[" + std::to_string(i) + "]";
+    const json& call = calls[i];
+    const bool right = call.is_object() && call.contains("key") && call.contains("kernel") &&
+                       call["kernel"].is_number_integer() && call["kernel"] >= 0 &&
+                       call["kernel"] < kernels;
+    if (!right) refuse_json(at, "a key and the number of a kernel", call);
+    Entry entry{key.read(call["key"], at + ".key", words_), call["kernel"].get<int32_t>()};
+    const size_t place = slot(entry.key.data(), entry.key.size());
+    if (slots_[place] >= 0) {
+      const auto known = static_cast<size_t>(slots_[place]);
+      entries_[known] = std::move(entry);
+      calls_[known] = call;
+      continue;
+    }
+    slots_[place] = static_cast<int32_t>(entries_.size());
+    entries_.push_back(std::move(entry));
+    calls_.push_back(call);
+  }
+}
+
+size_t TunedCalls::slot(const int64_t* key, size_t count) const {
+  const size_t mask = slots_.size() - 1;
+  for (size_t at = hash_of(key, count) & mask;; at = (at + 1) & mask) {
+    if (slots_[at] < 0) return at;
+    const std::vector<int64_t>& known = entries_[static_cast<size_t>(slots_[at])].key;
+    if (known.size() == count && std::equal(key, key + count, known.data())) return at;
+  }
+}
+
+int32_t TunedCalls::find(const CallState& state, const CallKey& key) const {
+  int64_t words[CallKey::kMostWords];
+  const size_t count = key.write(state, words_, words);
+  if (count == 0) return -1;
+  const int32_t found = slots_[slot(words, count)];
+  return found < 0 ? -1 : entries_[static_cast<size_t>(found)].kernel;
+}
+
+CallWatch& call_watch() {
+  // Leaked by thread on purpose: tuning is rare, and an op may run while a thread ends.
+  static thread_local auto* const watch = new CallWatch;
+  return *watch;
+}
+
+void watch_op(const Contract* contract) {
+  CallWatch& watch = call_watch();
+  if (watch.contract != nullptr) watch.contract->watch(-1);
+  watch = CallWatch{};
+  watch.contract = contract;
+  if (contract != nullptr) contract->watch(1);
+}
+
+json tuned_file(const Contract& contract, int32_t index) {
+  const std::string& gpu = device(index).name;
+  const std::string driver = driver_version();
+  const std::string hash = hash_of_op(contract);
+  const std::string folder = cache_folder();
+  json path;
+  if (!folder.empty()) {
+    const std::string text = gpu + "\n" + driver + "\n" + hash;
+    const std::string name = sha256_hex(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+    path = folder + "/tuned/" + name.substr(0, 32) + ".json";
+  }
+  return {{"path", path},
+          {"gpu", gpu},
+          {"driver", driver},
+          {"op", contract.schema().qualified_name()},
+          {"hash", hash}};
+}
+
+TunedCalls read_tuned_file(const Contract& contract, int32_t index) {
+  const json file = tuned_file(contract, index);
+  if (!file["path"].is_string()) return {};
+  const std::string path = file["path"].get<std::string>();
+  if (!is_regular_file(path)) return {};
+  try {
+    const std::vector<uint8_t> bytes = read_file(path, kMaxTableBytes);
+    const json table = parse_json(std::string(bytes.begin(), bytes.end()), path);
+    if (table.at("version") != kTableVersion) return {};
+    for (const char* field : {"gpu", "driver"}) {
+      if (table.at(field) != file[field]) return {};
+    }
+    for (const json& op : table.at("ops")) {
+      if (op.at("op") == file["op"] && op.at("hash") == file["hash"]) {
+        return contract.tuned_table(op.at("calls"));
+      }
+    }
+  } catch (const Error&) {
+    // A damaged file counts as absent, as in every cache.
+  } catch (const json::exception&) {
+  }
+  return {};
+}
+
+void add_tuned_calls(const json& table) {
+  const std::string label = "a tuned table";
+  const auto text = [&](const json& object, const char* name) {
+    const auto found = object.is_object() ? object.find(name) : object.end();
+    if (!object.is_object() || found == object.end() || !found->is_string()) {
+      fail({"input", label, "cannot be used", std::string("'") + name + "', a string",
+            shown_json(object), "Tune again."});
+    }
+    return found->get<std::string>();
+  };
+  const std::string gpu = text(table, "gpu"), driver = text(table, "driver");
+  if (!table.contains("version") || table["version"] != kTableVersion || !table.contains("ops") ||
+      !table["ops"].is_array()) {
+    fail({"input", label, "cannot be used", "version 1, as torch_cubin.tune writes it",
+          shown_json(table.value("version", json())), "Tune again."});
+  }
+  std::vector<int> devices;
+  for (int i = 0; i < device_count(); ++i) {
+    if (device(i).name == gpu) devices.push_back(i);
+  }
+  if (devices.empty()) {
+    fail({"input", label, "was measured on a GPU that this process does not have",
+          device_count() > 0 ? device(0).name : "a GPU", printable(gpu), "Tune on this GPU."});
+  }
+  if (driver != driver_version()) {
+    fail({"input", label, "was measured with another driver", "CUDA " + driver_version(),
+          "CUDA " + printable(driver), "Tune again."});
+  }
+  std::vector<std::pair<const Contract*, const json*>> found;
+  for (const json& op : table["ops"]) {
+    const Contract& contract = find_contract(text(op, "op"));
+    const std::string hash = text(op, "hash");
+    if (hash != hash_of_op(contract)) {
+      fail({"input", label,
+            "was measured with other kernels of op '" + contract.schema().qualified_name() + "'",
+            hash_of_op(contract), printable(hash), "Tune again."});
+    }
+    if (!op.contains("calls")) refuse_json(label + ".calls", "a list", json());
+    contract.tuned_table(op["calls"]);  // throws, before any is used
+    found.emplace_back(&contract, &op["calls"]);
+  }
+  for (const auto& [contract, calls] : found) {
+    for (const int i : devices) contract->add_tuned(i, *calls);
+  }
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,522 @@
+// What the kernels of attention's backward on Hopper share (sm90_backward.cu, sm90_backward_wide.cu): a
+// block's work and shared memory, its producer, the warpgroup of dq and dq's way to memory. The two files
+// have the warpgroups of keys, which hold dk and dv. Longer than files should be: the roles meet in one
+// step's barriers and shared memory, and none can be followed without the others.
+//
+//   producer   one thread loads k and v, then a step's q, grad_out and sums; two threads, for one step in
+//              two each, add dq, as it lies in shared memory, to dq_sum
+//   queries    dq, transposed, from dS in shared memory
+//
+//   shared memory:  k, v | q: kQStages | grad_out: kGradStages | dS: 2 | dq: kDqSlots pieces of 64 columns |
+//                   P (wide) | sums: kQStages | mask (general): kQStages | barriers
+#pragma once
+
+#include "common/dtype.cuh"
+#include "common/wgmma.cuh"
+#include "sm90_backward_dq.cuh"
+#include "tile.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// What a block does, as one thread tells the others through shared memory.
+struct KeyBlock {
+  Sm90Sequence sequence;
+  int key_tile;     // negative: nothing
+  int head, batch;  // head: of the keys
+  int first_tile;   // the number of the first tile of queries of the group's first head
+  int begin, end;   // tiles of queries that see the keys
+
+  // By one thread of the block. Neighbouring blocks have the same keys' place in `together` heads; then
+  // come the next keys.
+  TC_DEVICE KeyBlock(const Sm90BackwardParams& p, int rows, int keys) {
+    int kv_heads = p.heads / p.group;
+    bool packed = p.order != nullptr;
+    u32 pairs = static_cast<u32>(packed ? 1 : p.batch) * kv_heads;
+    u32 each = static_cast<u32>(p.together) * p.key_tiles;
+    // Not blockIdx.x: blocks wait for the turns of those before them, which must have begun.
+    u32 index = atomicAdd(p.ticket, 1u);
+    u32 set = index / each, rest = index % each;
+    u32 here = min(static_cast<u32>(p.together), pairs - set * p.together);
+    u32 pair = set * p.together + rest % here;
+    key_tile = static_cast<int>(rest / here);
+    batch = static_cast<int>(pair / kv_heads);
+    head = static_cast<int>(pair % kv_heads);
+    if (packed) {
+      if (key_tile >= p.order->count) {
+        key_tile = -1;
+        return;
+      }
+      Sm90OrderPlace place = p.order->places[key_tile];
+      key_tile = place.tile;
+      batch = place.sequence;
+    }
+    sequence = Sm90Sequence(p.lengths, batch);
+    SeenTiles seen(sequence, key_tile, rows, keys);
+    begin = seen.begin;
+    end = seen.end;
+    first_tile =
+        packed ? head * p.group * p.tiles + first_query_tile(p.lengths.cu_seqlens_q, batch, rows)
+               : (batch * p.heads + head * p.group) * p.tiles;
+  }
+};
+
+template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, bool kGeneral_>
+struct BackwardConfig {
+  static constexpr DType kDType = kDType_;
+  static constexpr bool kGeneral = kGeneral_;
+  // Wide: dk and dv of 64 keys are all that two warpgroups have registers for, so each holds one.
+  static constexpr bool kWide = kD_ > 128;
+  static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
+  static constexpr int kQStages = kQStages_, kGradStages = kGradStages_, kScoreStages = 2,
+                       kDqStages = 2;
+  static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64, kThreads = 512;
+  static constexpr int kPanels = kD / 64, kRowPanels = (kRows + 63) / 64;
+  // Arrivals of those who have read q or grad_out, and of those who have stored dS.
+  static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups;
+  static constexpr int kProducerRegisters = 24, kKeyRegisters = kD == 64 ? 200 : 208;
+  static constexpr int kQueryRegisters = 512 - kProducerRegisters - 2 * kKeyRegisters;
+  static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
+
+  static constexpr int kPanelBytes = kKeys * 128;  // of k, v and dS
+  static constexpr int kKeyBytes = kPanels * kPanelBytes, kQBytes = kRows * kD * 2;
+  static constexpr int kScoreBytes = kRowPanels * kPanelBytes, kPieceBytes = 64 * kRows * 4;
+  static constexpr int kSumBytes = 2 * kRows * 4;
+  static constexpr int kMaskWords =
+      (kRows / 2 + 31) / 32;  // of a thread: a bit for each of its scores
+  static constexpr int kMaskBytes = kGeneral ? 2 * kKeys * kMaskWords * 4 : 0;
+  static constexpr int kDqSlots = kWide ? 2 : kDqStages * kPanels;
+  static constexpr int kK = 0, kV = kKeyBytes, kQ = 2 * kKeyBytes, kGrad = kQ + kQStages * kQBytes;
+  static constexpr int kScore = kGrad + kGradStages * kQBytes;
+  static constexpr int kDq = kScore + kScoreStages * kScoreBytes;
+  static constexpr int kWeights = kDq + kDqSlots * kPieceBytes;
+  static constexpr int kSums = kWeights + (kWide ? 64 * kRows * 4 : 0);
+  static constexpr int kMask = kSums + kQStages * kSumBytes;
+  static constexpr int kKeysFull = kMask + kQStages * kMaskBytes;
+  static constexpr int kQFull = kKeysFull + 8, kQEmpty = kQFull + 8 * kQStages;
+  static constexpr int kGradFull = kQEmpty + 8 * kQStages, kGradEmpty = kGradFull + 8 * kGradStages;
+  static constexpr int kScoreFull = kGradEmpty + 8 * kGradStages;
+  static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
+  static constexpr int kDqFull = kScoreEmpty + 8 * kScoreStages,
+                       kDqEmpty = kDqFull + 8 * kDqStages * kPanels;
+  static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPanels,
+                       kWeightsEmpty = kWeightsFull + (kWide ? 8 : 0);
+  // For each slot of q 4 times the first row, and a bit for each 64 keys of which some must be hidden;
+  // and the head, for `general` kernels.
+  static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
+  static constexpr int kHead = kFirstRow + 4 * kQStages;
+  static constexpr int kWork = (kHead + 4 * kQStages + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kWork + (static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
+  static_assert(kPanels <= 4 && kRows % 16 == 0 && !(kWide && kGeneral));
+
+  // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it: 0 the
+  // same one's, 1 the one's before that.
+  static constexpr TC_DEVICE int dq_lag(int piece) {
+    return piece >= kDqSlots ? 0 : (kDqSlots - piece + kPanels - 1) / kPanels;
+  }
+  static constexpr TC_DEVICE int dq_before(int piece) {
+    return (piece + kPanels * dq_lag(piece) - kDqSlots) % kPanels;
+  }
+};
+
+// The steps of a block: tiles of queries, the last one first, each of all heads of the group. One head
+// after the other would let blocks of keys that few queries see wait, for the next head's turns, for
+// those that many see.
+struct Steps {
+  int group, count;  // count: of all heads
+  int tile, head = 0;
+
+  TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work)
+      : group(p.group), count(max(0, work.end - work.begin) * p.group), tile(work.end - 1) {}
+  TC_DEVICE void next() {
+    if (++head == group) {
+      head = 0;
+      --tile;
+    }
+  }
+};
+
+// Which slot of a ring step `step` has, and the parity of its phase.
+template <int kStages>
+TC_DEVICE u32 slot(u32 step) {
+  return step % kStages;
+}
+
+template <int kStages>
+TC_DEVICE u32 phase(u32 step) {
+  return step / kStages % 2;
+}
+
+// ---- producer -----------------------------------------------------------------------------------
+
+template <class C>
+TC_DEVICE void load_panels(u32 to, int panel_bytes, const Sm90AttentionMap& map, u32 barrier,
+                           MapPlace at, int row, int head, int wrap) {
+#pragma unroll
+  for (int panel = 0; panel < C::kPanels; ++panel) {
+    tma_load(to + panel * panel_bytes, &map, barrier, 64 * panel, at.place + row, head, at.batch,
+             wrap);
+  }
+}
+
+// Whether the warpgroup whose first key is `key` must hide some of a step's scores.
+template <class C>
+TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
+  return key + 63 >= s.columns || row + C::kRows > s.rows || row + s.last < key + 63 ||
+         row + C::kRows - 1 + s.first > key;
+}
+
+template <class C>
+TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work) {
+  Steps step(p, work);
+  if (step.count == 0) return;
+  const Sm90Sequence& s = work.sequence;
+  u32 keys = shared + C::kKeysFull;
+  barrier_expect(keys, 2 * C::kKeyBytes);
+  int key = work.key_tile * C::kKeys;
+  load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, keys, s.k, key, work.head, s.wrap);
+  load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, keys, s.k, key, work.head, s.wrap);
+#pragma unroll 1
+  for (int i = 0; i < step.count; ++i, step.next()) {
+    int row = step.tile * C::kRows, head = work.head * p.group + step.head;
+    u32 q = slot<C::kQStages>(i), grad = slot<C::kGradStages>(i);
+    u32 full = shared + C::kQFull + 8 * q;
+    u32 hidden = 4 * row + hides<C>(s, key, row);
+    if (C::kKeyGroups == 2) hidden += 2 * hides<C>(s, key + 64, row);
+    barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(i) ^ 1);
+    store_shared(shared + C::kFirstRow + 4 * q, hidden);
+    bool masked = C::kGeneral && p.mask_words != nullptr;
+    if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
+    barrier_expect(full, C::kQBytes + C::kSumBytes + (masked ? C::kMaskBytes : 0));
+    if (masked) {
+      const unsigned* from = p.mask_words + work.batch * p.mask_words_stride[0] +
+                             head * p.mask_words_stride[1] + step.tile * p.mask_words_stride[2] +
+                             static_cast<tc_int64>(work.key_tile) * (C::kMaskBytes / 4);
+      bulk_load(shared + C::kMask + q * C::kMaskBytes, from, C::kMaskBytes, full);
+    }
+    load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, s.q, row, head,
+                   s.wrap);
+    tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
+    bulk_load(shared + C::kSums + q * C::kSumBytes, p.sums + tile * (2 * C::kRows), C::kSumBytes,
+              full);
+    full = shared + C::kGradFull + 8 * grad;
+    barrier_sleep(shared + C::kGradEmpty + 8 * grad, phase<C::kGradStages>(i) ^ 1);
+    barrier_expect(full, C::kQBytes);
+    load_panels<C>(shared + C::kGrad + grad * C::kQBytes, C::kRows * 128, p.grad_out, full, s.q,
+                   row, head, s.wrap);
+  }
+}
+
+// NOTE: neither acquires nor releases. A block stores a turn when its additions are complete in the L2
+// cache, and the next one's are not issued before it has seen that; fences would add 1 us to each turn.
+TC_DEVICE int load_turn(const int* at) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
+TC_DEVICE void store_turn(int* at, int value) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+TC_DEVICE void wait_for_turn(const int* at, int rank) {
+#ifdef TC_BOUND_NANOSECONDS
+  u64 start = 0, now;
+#endif
+  while (load_turn(at) != rank) {
+#ifdef TC_BOUND_NANOSECONDS
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (start == 0) start = now;
+    if (now - start > TC_BOUND_NANOSECONDS) asm volatile("trap;");
+#endif
+  }
+}
+
+// Adds the dq of every kDqStages-th step to dq_sum, each tile of queries when it is this block's turn. A
+// thread each stage: from an addition's begin to the next block's turn some 2 us pass, more than a step.
+template <class C>
+TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, int stage) {
+  Steps step(p, work);
+  u32 full = shared + C::kDqFull + 8 * C::kPanels * stage;
+  u32 empty = shared + C::kDqEmpty + 8 * C::kPanels * stage;
+  u32 from = shared + C::kDq + stage * C::kPanels % C::kDqSlots * C::kPieceBytes;
+#pragma unroll 1
+  for (int i = 0; i < step.count; ++i, step.next()) {
+    if (i % C::kDqStages != stage) continue;
+    tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
+    int rank = work.key_tile - first_key_tile(work.sequence, step.tile, C::kRows, C::kKeys);
+    float* to = p.dq_sum + tile * (C::kRows * C::kD);
+    if (rank > 0) {
+      wait_for_turn(p.turns + tile, rank);
+      fence_async_proxy_everywhere();
+    }
+#pragma unroll
+    for (int piece = 0; piece < C::kPanels; ++piece) {
+      barrier_sleep(full + 8 * piece, phase<C::kDqStages>(i));
+      float* there = to + piece * (64 * C::kRows);
+      u32 here = from + piece % C::kDqSlots * C::kPieceBytes;
+      if (rank > 0) {
+        bulk_add(there, here, C::kPieceBytes);
+      } else {
+        bulk_store(there, here, C::kPieceBytes);
+      }
+      tma_store_commit();
+      if constexpr (C::kDqSlots < C::kPanels) {  // the next ones wait for this buffer
+        tma_store_wait_read<0>();
+        barrier_arrive(empty + 8 * piece);
+      }
+    }
+    if constexpr (C::kDqSlots >= C::kPanels) {
+      if constexpr (C::kPanels == 2) {
+        tma_store_wait_read<1>();
+        barrier_arrive(empty);
+      }
+      tma_store_wait_read<0>();
+      barrier_arrive(empty + 8 * (C::kPanels - 1));
+    }
+    tma_store_wait<0>();
+    fence_async_proxy_everywhere();
+    store_turn(p.turns + tile, rank + 1);
+  }
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+// The high word of a descriptor is the same for all whose leading bytes do not count.
+TC_DEVICE u64 descriptor(u64 base, u32 low, u32 bytes) { return base | (low + (bytes >> 4)); }
+
+template <class C>
+struct Queries {
+  const Sm90BackwardParams& p;
+  u32 shared;
+  float dq[C::kRows / 2];
+
+  static TC_DEVICE int lane() { return threadIdx.x % 32; }
+  TC_DEVICE void release(u32 barrier) {
+    __syncwarp();  // the other lanes have read, too
+    if (lane() == 0) barrier_arrive(barrier);
+  }
+
+  // 64 columns of dq, transposed: k^T dS^T.
+  TC_DEVICE void multiply(u32 scores, int piece) {
+    const u64 high_a = wgmma_descriptor(0, 0, 1024);
+    const u64 high_b = wgmma_descriptor(0, C::kPanelBytes, 1024);  // 64 queries: a panel further
+    u32 a = (shared + C::kK + piece * C::kPanelBytes) >> 4, b = scores >> 4;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < C::kKeys / 16; ++k) {
+      Wgmma<C::kRows>::template run<C::kType, 1, 1>(dq, descriptor(high_a, a, 2048 * k),
+                                                    descriptor(high_b, b, 2048 * k), k > 0);
+    }
+    wgmma_commit();
+  }
+
+  TC_DEVICE void store(int stage, int piece) {
+    u32 buffer = (C::kPanels * stage + piece) % C::kDqSlots;
+    u32 to = shared + C::kDq + buffer * C::kPieceBytes +
+             threadIdx.x % 128 / 32 * (C::kPieceBytes / 4) + lane() * 16;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      store_shared(to + j * 512, *reinterpret_cast<float (*)[4]>(&dq[4 * j]));
+    }
+    fence_async_proxy();
+    release(shared + C::kDqFull + 8 * (C::kPanels * stage + piece));
+  }
+
+  TC_DEVICE void run(u32 steps) {
+    if (steps > 0) barrier_wait(shared + C::kKeysFull, 0);
+#pragma unroll 1
+    for (u32 step = 0; step < steps; ++step) {
+      u32 score = slot<C::kScoreStages>(step), out = slot<C::kDqStages>(step);
+      barrier_wait(shared + C::kScoreFull + 8 * score, phase<C::kScoreStages>(step));
+#pragma unroll
+      for (int piece = 0; piece < C::kPanels; ++piece) {
+        multiply(shared + C::kScore + score * C::kScoreBytes, piece);
+        u32 before = step + C::kDqStages - C::dq_lag(piece);
+        barrier_wait(shared + C::kDqEmpty +
+                         8 * (C::kPanels * slot<C::kDqStages>(before) + C::dq_before(piece)),
+                     phase<C::kDqStages>(before) ^ 1);
+        wgmma_wait<0>();
+        keep_in_place(dq);
+        if (piece == C::kPanels - 1) release(shared + C::kScoreEmpty + 8 * score);
+        store(out, piece);
+      }
+    }
+  }
+};
+
+// ---- warpgroups of keys -------------------------------------------------------------------------
+
+// out = keys * rows^T, of 64 keys.
+template <class C>
+TC_DEVICE void multiply_keys(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
+  const u64 high = wgmma_descriptor(0, 0, 1024);
+#pragma unroll
+  for (int i = 0; i < C::kD / 16; ++i) {
+    Wgmma<C::kRows>::template run<C::kType, 0, 0>(
+        out, descriptor(high, keys >> 4, i / 4 * C::kPanelBytes + i % 4 * 32),
+        descriptor(high, rows >> 4, i / 4 * (C::kRows * 128) + i % 4 * 32), i > 0);
+  }
+  wgmma_commit();
+}
+
+// sum += w * rows. NOTE: ptxas refuses products of 256 columns in a kernel of 512 threads, whatever
+// registers setmaxnreg gives a warpgroup, so those are two of 128.
+template <class C>
+TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4], u32 rows) {
+  constexpr int kColumns = C::kD < 128 ? C::kD : 128;
+  const u64 high = wgmma_descriptor(0, C::kRows * 128, 1024);  // 64 columns: a panel further
+#pragma unroll
+  for (int i = 0; i < C::kRows / 16; ++i) {
+#pragma unroll
+    for (int part = 0; part < C::kD / kColumns; ++part) {
+      WgmmaRegisters<kColumns>::template run<C::kType, 1>(
+          reinterpret_cast<float (&)[kColumns / 2]>(sum[part * (kColumns / 2)]), w[i],
+          descriptor(high, rows >> 4, i * 2048 + part * (2 * C::kRows * 128)), 1);
+    }
+  }
+  wgmma_commit();
+}
+
+TC_DEVICE void load_pair(float (&out)[2], u32 at) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(out[0]), "=f"(out[1]) : "r"(at));
+}
+
+// s = q.k becomes P; `from`: of this thread, its step's logsumexp.
+template <class C>
+TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
+#pragma unroll
+  for (int j = 0; j < C::kRows / 8; ++j) {
+    float lse[2];
+    load_pair(lse, from + j * 32);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) s[4 * j + r] = exp2_approx(fmaf(s[4 * j + r], unit, -lse[r % 2]));
+  }
+}
+
+// Calls hide(i) for each element i that this thread's first key, `own`, and the one 8 further must not
+// see. `first_row`: of the step, as load() writes it; `group`: which 64 keys of the block.
+template <class C, class Hide>
+TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 first_row, int group, int own,
+                               Hide&& hide) {
+  if ((first_row >> group & 1) == 0) return;
+  int low[2], high[2], column = static_cast<int>(first_row / 4) + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int key = own + 8 * h;
+    low[h] = key < of.columns ? key - of.last - column : 1 << 30;
+    high[h] = min(key - of.first, of.rows - 1) - column;
+  }
+#pragma unroll
+  for (int i = 0; i < C::kRows / 2; ++i) {
+    int at = i / 4 * 8 + i % 2, h = i / 2 % 2;
+    if (at < low[h] || at > high[h]) hide(i);
+  }
+}
+
+// dS to shared memory, [key][query]; `to`: this thread's row.
+template <class C>
+TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) {
+  u32 lane = threadIdx.x % 32, swizzle = lane % 8 * 16;
+#pragma unroll
+  for (int i = 0; i < C::kRows / 16; ++i) {
+    stmatrix(to + i / 4 * C::kPanelBytes + ((i % 4 * 32 + lane / 16 * 16) ^ swizzle), w[i][0],
+             w[i][1], w[i][2], w[i][3]);
+  }
+  fence_async_proxy();
+  __syncwarp();
+  if (lane == 0) barrier_arrive(full);
+}
+
+// A warp's dk or dv to global memory; `own`: this thread's first key.
+template <class C>
+TC_DEVICE void store_sums(const float (&sum)[C::kD / 2], float factor, void* out,
+                          const tc_int64 (&stride)[3], int width, const KeyBlock& work, int own) {
+  int t = threadIdx.x % 4;
+  auto base = static_cast<u16*>(out) + work.batch * stride[0] + work.head * stride[1] +
+              work.sequence.k_row * stride[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int row = own + 8 * h;
+    u16* to = base + row * stride[2] + 8 * t;
+#pragma unroll
+    for (int a = 0; a < C::kD / 32; ++a) {
+      u32 word[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        int at = 16 * a + 4 * j + 2 * h;
+        word[j] = DTypeTraits<C::kDType>::pack(sum[at] * factor, sum[at + 1] * factor);
+      }
+      quad_transpose(word);
+      if (row < work.sequence.columns && 32 * a + 8 * t < width) {
+        *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
+      }
+    }
+  }
+}
+
+// ---- block --------------------------------------------------------------------------------------
+
+// Roles::run() is what each of the two warpgroups of keys does.
+template <class C, class Roles>
+TC_DEVICE void run(const Sm90BackwardParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  u32 shared = shared_address(memory);
+  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.q);
+    prefetch_tensor_map(&p.k);
+    prefetch_tensor_map(&p.v);
+    prefetch_tensor_map(&p.grad_out);
+    barrier_init(shared + C::kKeysFull, 1);
+    for (int i = 0; i < C::kQStages; ++i) {
+      barrier_init(shared + C::kQFull + 8 * i, 1);
+      barrier_init(shared + C::kQEmpty + 8 * i, C::kReaders);
+    }
+    for (int i = 0; i < C::kGradStages; ++i) {
+      barrier_init(shared + C::kGradFull + 8 * i, 1);
+      barrier_init(shared + C::kGradEmpty + 8 * i, C::kReaders);
+    }
+    for (int i = 0; i < C::kScoreStages; ++i) {
+      barrier_init(shared + C::kScoreFull + 8 * i, C::kScoreWriters);
+      barrier_init(shared + C::kScoreEmpty + 8 * i, 4);
+    }
+    for (int i = 0; i < C::kDqStages * C::kPanels; ++i) {
+      barrier_init(shared + C::kDqFull + 8 * i, 4);
+      barrier_init(shared + C::kDqEmpty + 8 * i, 1);
+    }
+    if (C::kWide) {
+      barrier_init(shared + C::kWeightsFull, 4);
+      barrier_init(shared + C::kWeightsEmpty, 4);
+    }
+    fence_barrier_init();
+  }
+  wait_for_previous_grid();
+  launch_next_grid();
+  auto& work = *reinterpret_cast<KeyBlock*>(memory + C::kWork);
+  if (threadIdx.x == 32) work = KeyBlock(p, C::kRows, C::kKeys);
+  __syncthreads();
+  if (work.key_tile < 0) return;
+  if (warp < 4) {
+    fewer_registers<C::kProducerRegisters>();
+    if (threadIdx.x == 0) load<C>(p, shared, work);
+    if (warp > 0 && warp <= C::kDqStages && threadIdx.x % 32 == 0) {
+      add_dq<C>(p, shared, work, warp - 1);
+    }
+    __syncwarp();
+  } else {
+    int steps = Steps(p, work).count;
+    if (warp < 12) {
+      more_registers<C::kKeyRegisters>();
+      Roles::template run<C>(p, shared, work, warp / 4 - 1, steps);
+    } else {
+      fewer_registers<C::kQueryRegisters>();
+      Queries<C>{p, shared}.run(steps);
+    }
+  }
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin

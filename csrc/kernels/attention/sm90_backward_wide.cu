@@ -1,0 +1,219 @@
+// What sm90_backward.cu does, for heads of up to 256 columns. There dk and dv of 64 keys take 128 registers
+// of a thread each, so that one warpgroup cannot hold both, and a block owns 64 keys alone. Beside the
+// roles of sm90_backward_block.cuh:
+//
+//   values     S and P of 64 keys, transposed; P goes to the other warpgroup through shared memory, in the
+//              order of its registers; dv += P^T grad_out, P from registers
+//   keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to shared
+//              memory for dq
+//
+// Shared memory is what bounds it: a product of 64 x 64 from shared memory reads both operands in the time
+// of its multiplications, and of dq, which takes turns in two buffers, come and go 4 bytes a sum.
+#include "sm90_backward_block.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+template <class C>
+struct WideGroup {
+  const Sm90BackwardParams& p;
+  u32 shared;
+  const KeyBlock& work;
+  u32 step = 0;
+
+  static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
+  static TC_DEVICE int lane() { return threadIdx.x % 32; }
+  TC_DEVICE u32 q() const { return slot<C::kQStages>(step); }
+  TC_DEVICE u32 grad() const { return slot<C::kGradStages>(step); }
+  TC_DEVICE u32 score() const { return slot<C::kScoreStages>(step); }
+  TC_DEVICE u32 q_at() const { return shared + C::kQ + q() * C::kQBytes; }
+  TC_DEVICE u32 grad_at() const { return shared + C::kGrad + grad() * C::kQBytes; }
+  TC_DEVICE u32 sums_at() const { return shared + C::kSums + q() * C::kSumBytes + lane() % 4 * 8; }
+  TC_DEVICE u32 weights_at() const { return shared + C::kWeights + threadIdx.x % 128 * 16; }
+  TC_DEVICE int own_key() const { return work.key_tile * C::kKeys + 16 * warp() + lane() / 4; }
+
+  TC_DEVICE void wait_for_q() {
+    barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
+  }
+  TC_DEVICE void wait_for_grad() {
+    barrier_wait(shared + C::kGradFull + 8 * grad(), phase<C::kGradStages>(step));
+  }
+  // By each warp.
+  TC_DEVICE void release(u32 barrier) {
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(barrier);
+  }
+
+  TC_DEVICE void hide(float (&x)[C::kRows / 2]) {
+    u32 first_row;
+    load_shared(first_row, shared + C::kFirstRow + 4 * q());
+    for_each_hidden<C>(work.sequence, first_row, 0, own_key(), [&](int i) { x[i] = 0.0f; });
+  }
+
+  static TC_DEVICE void pack(u32 (&out)[C::kRows / 16][4], const float (&x)[C::kRows / 2]) {
+#pragma unroll
+    for (int i = 0; i < C::kRows / 4; ++i) {
+      out[i / 4][i % 4] = DTypeTraits<C::kDType>::pack(x[2 * i], x[2 * i + 1]);
+    }
+  }
+};
+
+template <class C>
+struct Values : WideGroup<C> {
+  float dv[C::kD / 2], s[C::kRows / 2];
+
+  TC_DEVICE Values(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work)
+      : WideGroup<C>{p, shared, work} {
+#pragma unroll
+    for (int i = 0; i < C::kD / 2; ++i) dv[i] = 0.0f;
+  }
+
+  TC_DEVICE void begin_scores() {
+    this->wait_for_q();
+    wgmma_fence();
+    multiply_keys<C>(s, this->shared + C::kK, this->q_at());
+  }
+
+  TC_DEVICE void hand_over() {
+    barrier_wait(this->shared + C::kWeightsEmpty, phase<1>(this->step) ^ 1);
+    u32 to = this->weights_at();
+#pragma unroll
+    for (int i = 0; i < C::kRows / 8; ++i) {
+      store_shared(to + i * 2048, *reinterpret_cast<float (*)[4]>(&s[4 * i]));
+    }
+    this->release(this->shared + C::kWeightsFull);
+  }
+
+  TC_DEVICE void run(u32 steps) {
+    if (steps > 0) {
+      barrier_wait(this->shared + C::kKeysFull, 0);
+      keep_in_place(dv);
+      begin_scores();
+#pragma unroll 1
+      for (;;) {
+        wgmma_wait<0>();
+        keep_in_place(s);
+        exponentiate<C>(s, this->sums_at(), this->p.unit);
+        this->hide(s);
+        this->release(this->shared + C::kQEmpty + 8 * this->q());
+        hand_over();
+        u32 weights[C::kRows / 16][4];
+        this->pack(weights, s);
+        this->wait_for_grad();
+        wgmma_fence();
+        add_rows<C>(dv, weights, this->grad_at());
+        u32 grad_empty = this->shared + C::kGradEmpty + 8 * this->grad();
+        if (++this->step == steps) break;
+        begin_scores();
+        wgmma_wait<1>();
+        keep_in_place(dv);
+        this->release(grad_empty);
+      }
+      wgmma_wait<0>();
+      keep_in_place(dv);
+    }
+    store_sums<C>(dv, 1.0f, this->p.dv, this->p.dv_stride, this->p.head_dim_v, this->work,
+                  this->own_key());
+  }
+};
+
+template <class C>
+struct WideKeys : WideGroup<C> {
+  float dk[C::kD / 2], dp[C::kRows / 2];
+
+  TC_DEVICE WideKeys(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work)
+      : WideGroup<C>{p, shared, work} {
+#pragma unroll
+    for (int i = 0; i < C::kD / 2; ++i) dk[i] = 0.0f;
+  }
+
+  TC_DEVICE void begin_dp() {
+    this->wait_for_grad();
+    wgmma_fence();
+    multiply_keys<C>(dp, this->shared + C::kV, this->grad_at());
+  }
+
+  // dp becomes dS.
+  TC_DEVICE void differentiate() {
+    u32 delta_at = this->sums_at() + C::kRows * 4, from = this->weights_at();
+#pragma unroll
+    for (int i = 0; i < C::kRows / 8; ++i) {
+      float delta[2], weight[4];
+      load_pair(delta, delta_at + i * 32);
+      load_shared(weight, from + i * 2048);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
+    }
+    this->release(this->shared + C::kWeightsEmpty);
+  }
+
+  TC_DEVICE void run(u32 steps) {
+    if (steps > 0) {
+      barrier_wait(this->shared + C::kKeysFull, 0);
+      keep_in_place(dk);
+      u32 store_base = this->shared + C::kScore + (16 * this->warp() + this->lane() % 16) * 128;
+      begin_dp();
+#pragma unroll 1
+      for (;;) {
+        this->wait_for_q();
+        barrier_wait(this->shared + C::kWeightsFull, phase<1>(this->step));
+        wgmma_wait<0>();
+        keep_in_place(dp);
+        this->release(this->shared + C::kGradEmpty + 8 * this->grad());
+        differentiate();
+        this->hide(dp);
+        u32 ds[C::kRows / 16][4];
+        this->pack(ds, dp);
+        wgmma_fence();
+        add_rows<C>(dk, ds, this->q_at());
+        barrier_wait(this->shared + C::kScoreEmpty + 8 * this->score(),
+                     phase<C::kScoreStages>(this->step) ^ 1);
+        store_scores<C>(ds, store_base + this->score() * C::kScoreBytes,
+                        this->shared + C::kScoreFull + 8 * this->score());
+        wgmma_wait<0>();
+        keep_in_place(dk);
+        // Before grad_out, of which the next step's is read when dv has been added to: q's buffer is free.
+        this->release(this->shared + C::kQEmpty + 8 * this->q());
+        if (++this->step == steps) break;
+        begin_dp();
+      }
+    }
+    store_sums<C>(dk, this->p.scale, this->p.dk, this->p.dk_stride, this->p.head_dim, this->work,
+                  this->own_key());
+  }
+};
+
+struct Roles {
+  template <class C>
+  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
+                            int group, u32 steps) {
+    if (group == 0) {
+      Values<C>(p, shared, work).run(steps);
+    } else {
+      WideKeys<C>(p, shared, work).run(steps);
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
+  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, false>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  static_assert(C::kKeys == TC_TILE_N);
+  run<C, Roles>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "sm90_backward_attention_{d.short}_64x64x256", "kind": "sm90_backward",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
+   "alignment": 16, "tile": [64, 64, 256], "stages": 2, "block": [512, 1, 1],
+   "dynamic_shared": 230736, "cost": {"k_tile": 5200, "fixed": 9000},
+   "accepted_spill": {"sm_90a": 88},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}]}}]}
+*/

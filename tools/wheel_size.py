@@ -1,0 +1,64 @@
+"""How large the parts of a wheel are, as they lie in it, and whether each is within its limit.
+
+python tools/wheel_size.py dist/*.whl
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+MB = 1_000_000
+TOTAL = 18.0
+# In MB: the kernels of each architecture, and all else: libraries, Python, the manifest. A wheel
+# with kernels for some architectures alone is held to the limits of what it has.
+KERNELS = {"sm_80": 2.43, "sm_86": 2.35, "sm_90a": 5.47, "sm_100a": 3.01, "sm_120a": 2.82}
+REST = "the rest"
+LIMITS = {**KERNELS, REST: round(TOTAL - sum(KERNELS.values()), 2)}
+
+CUBINS = "torch_cubin/cubins/"
+HEADERS = 30 + 46  # bytes of a file in a zip archive, beside its name, which stands in both
+
+
+def part_of(name: str) -> str:
+    return name.removeprefix(CUBINS).split("/")[0] if name.startswith(f"{CUBINS}sm_") else REST
+
+
+def sizes(wheel: Path) -> Counter[str]:
+    """Bytes by part."""
+    total: Counter[str] = Counter()
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            total[part_of(info.filename)] += info.compress_size + HEADERS + 2 * len(info.filename)
+    return total
+
+
+def too_large(found: dict[str, int]) -> list[str]:
+    """A line for each part that is over its limit, or has none."""
+    return [
+        f"{part} takes {size / MB:.2f} MB, its limit is {LIMITS.get(part, 0):.2f}"
+        for part, size in found.items()
+        if not size <= LIMITS.get(part, 0) * MB
+    ]
+
+
+def main(wheels: list[str]) -> int:
+    if not wheels:
+        print(__doc__, file=sys.stderr)
+        return 2
+    wrong = []
+    for wheel in map(Path, wheels):
+        found = sizes(wheel)
+        print(f"{wheel.name}: {wheel.stat().st_size / MB:.2f} MB")
+        for part, size in found.most_common():
+            print(f"  {part:8} {size / MB:6.2f} MB of {LIMITS.get(part, 0):.2f}")
+        wrong += [f"{wheel.name}: {line}" for line in too_large(found)]
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

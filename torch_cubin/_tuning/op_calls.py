@@ -1,0 +1,304 @@
+"""Times the kernels that a call of a declared op can take beside one another, on this GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin import errors
+from torch_cubin._declared.op import Op, find
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
+
+LEAST_GAIN = 0.01  # of another kernel over the one that a call takes by itself
+# How far two kernels' results may be apart, in parts of the largest: no proof that a kernel is
+# right, but no table may point to one that is plainly wrong.
+_NEAR = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 4e-2}
+_NEAR_8_BITS = 0.15
+_ALIGN = 512  # of PyTorch's allocator
+_MOST_SETS, _SET_BYTES = 16, 8 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class CallTimes:
+    """Microseconds of one call by each kernel that it can take, a number for each round."""
+
+    op: str
+    key: dict[str, Any]  # what tells the call from others
+    chosen: int  # the kernel that it takes without a table
+    rounds: dict[int, list[float]]
+    names: dict[int, str]
+    differ: dict[int, str]  # kernels whose results are others, which were not timed, and how
+    elsewhere: list[int]  # kernels that fit, under another `when` than the chosen one's
+
+    def median(self, kernel: int) -> float:
+        return statistics.median(self.rounds[kernel])
+
+    def gain(self, kernel: int) -> float:
+        """Over the kernel chosen without a table: the median of the rounds' ratios, less 1."""
+        pairs = zip(self.rounds[self.chosen], self.rounds[kernel], strict=True)
+        return statistics.median(before / after for before, after in pairs) - 1
+
+    @property
+    def best(self) -> int:
+        """The quickest; the one chosen unless another is clearly quicker in most rounds."""
+        best = max(self.rounds, key=self.gain)
+        return best if self.gain(best) > LEAST_GAIN else self.chosen
+
+    def line(self) -> dict[str, Any]:
+        """As a tuned table has it."""
+        best = self.best
+        return {
+            "key": self.key,
+            "kernel": best,
+            "name": self.names[best],
+            "microseconds": round(self.median(best), 3),
+            "instead_of": self.chosen,
+            "gain": round(self.gain(best), 4),
+        }
+
+    def __str__(self) -> str:
+        rows = [("  kernel", "us", "")]
+        for kernel in sorted(self.rounds, key=self.median):
+            notes = [("best",) * (kernel == self.best), ("taken before",) * (kernel == self.chosen)]
+            text = ", ".join(note for group in notes for note in group)
+            rows.append((f"  {self.names[kernel]}", f"{self.median(kernel):.2f}", text))
+        rows += [(f"  {self.names[k]}", "-", f"not used: {why}") for k, why in self.differ.items()]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        text = [f"{self.op}({shown_key(self.key)})"]
+        for row in rows:
+            padded = (c.ljust(w) for c, w in zip(row, widths, strict=True))
+            text.append("  ".join(padded).rstrip())
+        if self.elsewhere:
+            count = errors.counted(len(self.elsewhere), "kernel")
+            text.append(f"  {count} more under another `when`: tune(..., any_condition=True)")
+        return "\n".join(text)
+
+
+def shown_key(key: Mapping[str, Any]) -> str:
+    def one(value: Any) -> str:
+        if isinstance(value, list):
+            return f"{value[0]}{value[1]}"
+        return repr(value)
+
+    return ", ".join(f"{name}={one(value)}" for name, value in key.items())
+
+
+def op_of(work: Any) -> Op | None:
+    """The declared op that was meant: an Op, or the same under torch.ops; None for other things."""
+    if isinstance(work, Op):
+        return work
+    kind = type(work).__name__
+    if kind == "OpOverloadPacket":
+        work, kind = getattr(work, work.overloads()[0]), "OpOverload"
+    return find(work.name()) if kind == "OpOverload" else None
+
+
+def calls_of(op: Op, inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The calls that `inputs` says: (args, kwargs) of each."""
+
+    def one(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if isinstance(given, tuple):
+            return given, {}
+        if isinstance(given, Mapping):
+            return (), dict(given)
+        if isinstance(given, Tensor):
+            return (given,), {}
+        raise errors.fault(
+            "input", f"tune of op '{op.name}': inputs", "are no call of it",
+            expected="a tuple of arguments, a dict of them by name, or a list of these",
+            got=type(given).__name__,
+        )  # fmt: skip
+
+    listed = inputs if isinstance(inputs, list) else [inputs]
+    if not listed:
+        raise errors.fault(
+            "input", f"tune of op '{op.name}': inputs", "name no call", expected="at least one"
+        )
+    return [one(given) for given in listed]
+
+
+@contextlib.contextmanager
+def watching(op: Op) -> Iterator[None]:
+    """This thread's calls of the op are written down, or forced to a kernel."""
+    library.watch_op(op.name)
+    try:
+        yield
+    finally:
+        library.watch_op(None)
+
+
+def measure_call(
+    op: Op,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    any_condition: bool = False,
+    effort: measure.Effort | None = None,
+    timer: Callable[..., dict[int, list[float]]] | None = None,
+) -> CallTimes:
+    """Every kernel that fits, in CUDA graphs that take turns, over copies of the arguments that do
+    not fit the L2 cache together. The arguments stay as they are: ops that change them get copies.
+    """
+    with watching(op), torch.no_grad():
+        reference = _results(op, *_copied(args, kwargs))
+        call = library.watched_calls()[-1]
+        kernels = call["fits"] if any_condition else call["same"]
+        names = _names(op, call["fits"])
+        differ = {}
+        for kernel in kernels:
+            if kernel == call["chosen"]:
+                continue
+            library.force_kernel(kernel)
+            far = _difference(_results(op, *_copied(args, kwargs)), reference)
+            if far:
+                differ[kernel] = far
+        library.force_kernel(-1)
+        del reference
+        timed = [kernel for kernel in kernels if kernel not in differ]
+        timer = timer or _rounds
+        rounds = timer(op, args, kwargs, timed, effort or measure.Effort())
+    elsewhere = [] if any_condition else [k for k in call["fits"] if k not in call["same"]]
+    return CallTimes(op.name, call["key"], call["chosen"], rounds, names, differ, elsewhere)
+
+
+def measure_calls(
+    op: Op, inputs: Any, any_condition: bool, seconds: float
+) -> tuple[list[CallTimes], int]:
+    """Each call, and how many there was no time for."""
+    calls, start, times = calls_of(op, inputs), time.monotonic(), []
+    for args, kwargs in calls:
+        if time.monotonic() - start > seconds:
+            break
+        times.append(measure_call(op, args, kwargs, any_condition=any_condition))
+    return times, len(calls) - len(times)
+
+
+def table_of(op: Op, device: int, times: Sequence[CallTimes]) -> dict[str, Any]:
+    """The tuned table (docs/tuning.md). It also says where the kernel chosen before is quickest: a
+    table that is there already may say otherwise."""
+    file = library.tuned_file(op.name, device)
+    calls = [each.line() for each in times]
+    return {
+        "version": 1,
+        "gpu": file["gpu"],
+        "driver": file["driver"],
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "ops": [{"op": op.name, "hash": file["hash"], "calls": calls}],
+    }
+
+
+def _names(op: Op, kernels: Sequence[int]) -> dict[int, str]:
+    """Of each kernel, with what its producer says of it; numbered where that is not enough."""
+    names = {}
+    for kernel in kernels:
+        entry = op.contract["kernels"][kernel]
+        names[kernel] = " ".join([f"{kernel}:", entry["kernel"][:60], *_facts(entry)])
+    return names
+
+
+def _facts(entry: dict[str, Any]) -> list[str]:
+    producer = entry.get("producer") or {}
+    parameters = [p for p in producer.get("parameters", ()) if isinstance(p, dict)]
+    facts = [f"{p.get('name')}={p['value']}" for p in parameters if type(p.get("value")) is int]
+    metadata = producer.get("metadata") or {}
+    facts += [
+        f"{name}={metadata[name]}" for name in ("num_warps", "num_stages") if name in metadata
+    ]
+    return [*facts, producer["target"]] if "target" in producer else facts
+
+
+def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return copy_of(value)
+        return [copied(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    return tuple(copied(value) for value in args), {k: copied(v) for k, v in kwargs.items()}
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """With the same sizes, strides and offset past a multiple of 512 bytes, in its own memory."""
+    if not tensor.numel():
+        return tensor
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    raw = torch.empty(
+        span * tensor.element_size() + _ALIGN, dtype=torch.uint8, device=tensor.device
+    )
+    at = (tensor.data_ptr() - raw.data_ptr()) % _ALIGN
+    flat = raw[at : at + span * tensor.element_size()].view(tensor.dtype)
+    flat.copy_(tensor.detach().as_strided((span,), (1,), tensor.storage_offset()))
+    return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
+
+
+def _results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """What the op returns and what it changes; the arguments are copies."""
+    made = op(*args, **kwargs)
+    results = [made] if isinstance(made, Tensor) else list(made or ())
+    values = op._signature.bind(args, kwargs)
+    changed = [values[a.name] for a in op._signature.arguments if a.mutable]
+    return results + [tensor for tensor in changed if isinstance(tensor, Tensor)]
+
+
+def _difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
+    """Why results are not the same as others; "" where they are, as far as rounding goes."""
+    for one, other in zip(found, wanted, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return "its results have another shape or dtype"
+        if not one.numel():
+            continue
+        if not one.dtype.is_floating_point:
+            if not torch.equal(one, other):
+                return "its results differ"
+            continue
+        limit = _NEAR.get(one.dtype, _NEAR_8_BITS)
+        a, b = one.double(), other.double()
+        if not torch.equal(a.isfinite(), b.isfinite()):
+            return "its results are not finite where the other kernel's are, or the reverse"
+        a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+        worst, scale = (a - b).abs().max().item(), b.abs().max().item()
+        if not worst <= limit * scale:
+            return f"its results are off by {worst:.3g}, where the largest is {scale:.3g}"
+    return ""
+
+
+def _rounds(
+    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], kernels: list[int], effort: Any
+) -> dict[int, list[float]]:
+    tensors = [tensor for _, tensor in op._signature.tensors(op._signature.bind(args, kwargs))]
+    device = tensors[0].device
+    used = max(1, sum(t.numel() * t.element_size() for t in tensors))
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    count = max(1, min(_MOST_SETS, -(-3 * cache // used), _SET_BYTES // used))
+    with torch.cuda.device(device):
+        sets = [_copied(args, kwargs) for _ in range(count)]
+        about = _about(op, sets)
+        repeats = count * max(1, round(1500 / about / count))
+        graphs = {}
+        for kernel in kernels:
+            library.force_kernel(kernel)
+            graphs[kernel], _ = measure._graph(
+                lambda args, kwargs: op(*args, **kwargs), sets, repeats
+            )
+        library.force_kernel(-1)
+        return measure._rounds(graphs, repeats, effort, seed=0)
+
+
+def _about(op: Op, sets: Sequence[tuple[tuple, dict]]) -> float:
+    """Microseconds of a call, roughly."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    op(*sets[0][0], **sets[0][1])
+    start.record()
+    for args, kwargs in sets:
+        op(*args, **kwargs)
+    end.record()
+    end.synchronize()
+    return max(1.0, start.elapsed_time(end) / len(sets) * 1e3)
