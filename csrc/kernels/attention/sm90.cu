@@ -153,12 +153,12 @@ struct Consumer {
   float s[C::kN / 2], o[C::kD / 2];
   u32 w[C::kN / 16][4];
   RunningSoftmax<C::kGeneral> softmax;
-  float slope = 0.0f;           // of ALiBi
-  u32 mask[2];                  // bits of a boolean mask
-  u32 number = 0;               // of the tile whose scores are being made
-  u32 step = 0;                 // blocks of keys scored so far, of all tiles
+  float slope = 0.0f;                     // of ALiBi
+  u32 mask[2];                            // bits of a boolean mask
+  u32 number = 0;                         // of the tile whose scores are being made
+  u32 step = 0;                           // blocks of keys scored so far, of all tiles
   KeyBlocks<C::kRows, C::kGeneral> keys;  // of this tile; its block is the next one to score
-  int open_first, open_last;    // blocks of which this warpgroup sees everything but for a mask
+  int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
 
   TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const AttentionTile* ring,
                      int own_group)
@@ -525,9 +525,11 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
     if (warp == 1) {
       produce_q<C>(p, shared, tiles);
     } else if (threadIdx.x == 0) {
-      produce_keys<C>(p, p.k, shared, shared + C::kK, shared + C::kKFull, shared + C::kKEmpty, tiles);
+      produce_keys<C>(p, p.k, shared, shared + C::kK, shared + C::kKFull, shared + C::kKEmpty,
+                      tiles);
     } else if (threadIdx.x == 64) {
-      produce_keys<C>(p, p.v, shared, shared + C::kV, shared + C::kVFull, shared + C::kVEmpty, tiles);
+      produce_keys<C>(p, p.v, shared, shared + C::kV, shared + C::kVFull, shared + C::kVEmpty,
+                      tiles);
     } else {
       wait_for_previous_grid();
     }

@@ -22,7 +22,8 @@ TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) 
   u32 bits = 0;
   if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 16 == 0) {
     uint4 bytes = __ldg(reinterpret_cast<const uint4*>(from));
-    return bits_of(bytes.x) | bits_of(bytes.y) << 4 | bits_of(bytes.z) << 8 | bits_of(bytes.w) << 12;
+    return bits_of(bytes.x) | bits_of(bytes.y) << 4 | bits_of(bytes.z) << 8 |
+           bits_of(bytes.w) << 12;
   }
   if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 4 == 0) {
 #pragma unroll
@@ -59,9 +60,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   for (int i = threadIdx.x; i < rows * halves; i += TC_THREADS) {
     int row = i / halves, half = i - row * halves, column = first_column + 16 * half;
     int count = p.columns - column;
-    bits[row][half] = static_cast<u16>(
-        count > 0 ? sixteen_bits(from + row * p.stride[2] + column * p.stride[3], p.stride[3], count)
-                  : 0);
+    bits[row][half] =
+        static_cast<u16>(count > 0 ? sixteen_bits(from + row * p.stride[2] + column * p.stride[3],
+                                                  p.stride[3], count)
+                                   : 0);
   }
   __syncthreads();
   // A multiple of the warp's size, because all of its lanes report together.
@@ -83,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
           word[t] |= four << (4 * half);
         }
       }
-      auto to = reinterpret_cast<uint4*>(p.words) +
-                (pair * p.rows + first_row + row) * p.blocks + block;
+      auto to =
+          reinterpret_cast<uint4*>(p.words) + (pair * p.rows + first_row + row) * p.blocks + block;
       *to = make_uint4(word[0], word[1], word[2], word[3]);
       u32 any = word[0] | word[1] | word[2] | word[3];
       classes = ((any != 0 ? 1u : 0u) | (all == 0 ? 2u : 0u)) << 2 * of_chunk;

@@ -20,8 +20,8 @@ struct AttentionTile {
 template <int kRows>
 TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionTile& tile) {
   if (p.mask.words == nullptr) return nullptr;
-  return p.mask.classes + tile.batch * p.mask.class_stride[0] +
-         tile.head * p.mask.class_stride[1] + tile.row / kRows * p.mask.class_stride[2];
+  return p.mask.classes + tile.batch * p.mask.class_stride[0] + tile.head * p.mask.class_stride[1] +
+         tile.row / kRows * p.mask.class_stride[2];
 }
 
 // The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides wholly.

@@ -77,8 +77,7 @@ struct RunningSoftmax {
     moves = look;
     if (__builtin_expect(look, 0)) find_maximum(s, unit, factor);
     exponentiate(s, unit, block);
-    if (!moves &&
-        __builtin_expect(!__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 0)) {
+    if (!moves && __builtin_expect(!__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 0)) {
       if (!__all_sync(~0u, block[0] <= kFar && block[1] <= kFar)) {
         look = grows = true;
         return false;
