@@ -175,6 +175,48 @@ def test_gradients_with_masks_that_are_added(
     assert f"sm90_backward_attention_bf16_general_{tile}" in names
 
 
+def mask_of_tiles(kind: str, rows: int, columns: int, g: torch.Generator) -> torch.Tensor:
+    """(2, 3, rows, columns), many of whose tiles are hidden or visible wholly."""
+    i, j = (torch.arange(n, device=ac.DEVICE) for n in (rows, columns))
+    if kind == "causal":
+        mask = i[:, None] >= j - (columns - rows)
+    elif kind == "documents":
+        ends = torch.tensor([0, 1, 130, 500, 512, 900, 1290], device=ac.DEVICE)
+        mask = torch.bucketize(i, ends)[:, None] == torch.bucketize(j, ends)
+    elif kind == "window":
+        mask = (i[:, None] - j).abs() < 150
+    elif kind == "islands":  # far from each other, with rows between that see nothing
+        tiles = torch.rand(2, 3, -(-rows // 128), -(-columns // 80), generator=g, device=ac.DEVICE)
+        mask = (tiles > 0.8).repeat_interleave(128, 2).repeat_interleave(80, 3)
+        mask = mask[:, :, :rows, :columns]
+    else:
+        lengths = torch.tensor([[1], [columns - 260]], device=ac.DEVICE)
+        mask = (j < lengths)[:, None, None, :]
+    return mask.expand(2, 3 if kind != "padding" else 1, -1, -1).contiguous()
+
+
+@pytest.mark.parametrize("kind", ["causal", "documents", "window", "islands", "padding"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_boolean_masks_by_tile(kind: str, head_dim: int, nan_memory) -> None:
+    """Of more blocks of keys than a word has classes; alone, with a band, and with ALiBi."""
+    g = ac.generator(f"{kind} {head_dim}")
+    rows, columns = 1300, 2177
+    q = ac.draw((2, 3, rows, head_dim), torch.bfloat16, g)
+    k, v = (ac.draw((2, 3, columns, head_dim), torch.bfloat16, g) for _ in range(2))
+    mask = mask_of_tiles(kind, rows, columns, g)
+    slopes = torch.rand(3, generator=g, device=ac.DEVICE)
+    for options in ({}, {"window_left": 700, "window_right": 300}, {"alibi_slopes": slopes}):
+        label = f"{kind} {head_dim} {options}"
+        answers = [torch.ops.cubin.attention_forward(q, k, v, mask, **options) for _ in range(2)]
+        want = ar.reference(q, k, v, None, mask, **options)
+        ar.check("bfloat16", label, [answers[0][0]], want)
+        ar.check_logsumexp("bfloat16", label, answers[0][1], want.logsumexp)
+        for x, y in zip(*answers, strict=True):
+            numerics.check_bits(x, y)
+    names = {entry["name"] for entry in library.catalog()["loaded"]}
+    assert "sm90_mask_attention" in names
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_what_is_not_finite_stays_in_its_rows(head_dim: int, nan_memory) -> None:
     g = ac.generator(head_dim)
