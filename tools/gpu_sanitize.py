@@ -30,8 +30,8 @@ LEFT_OUT = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
     *("sanitizer", "tuning", "tutorial"),
 )
-# They read sums that kernels for Hopper have stored or added by the TMA, which initcheck does not follow.
-# That these are whole is shown by the GPU suite, whose fresh memory is full of NaN.
+# They read sums that kernels for Hopper have stored or added by the TMA, which initcheck does not
+# follow. That these are whole is shown by the GPU suite, whose fresh memory is full of NaN.
 READ_FROM_TMA = ("sm90_backward_convert_attention", "finish_matmul")
 REPORT = re.compile(r"^=+ +((?:Invalid|Uninitialized|Misaligned|Barrier|Race|Potential)\b.*)$")
 PLACE = re.compile(r"^=+ +at (.+?)\+0x[0-9a-f]+")
