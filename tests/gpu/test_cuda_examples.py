@@ -23,6 +23,8 @@ SAYS = {
     "cluster": ["40 rows of 250000", "torch.softmax"],
     "fmha_library": [
         "fmha::packed: 24 kernels",
+        "fmha::packed_fp8: 6 kernels",
+        "contiguous KV by TMA, float8_e4m3fn head_size 128 sliding",
         "paged KV, float16 head_size 128 sliding",
         "the nearest of 24 kernels, got ",
     ],
@@ -52,4 +54,5 @@ def test_no_example_is_forgotten() -> None:
     """Those that train or need a model's files are run by hand; aoti_runner has its own test."""
     found = {path.stem for path in EXAMPLES.glob("*.py")} | {"embedded/run"}
     by_hand = {"generate", "sentence_encoder", "train_transformer", "support"}
+    by_hand |= {"triton_kernels"}  # test_cuda_producers.py, in a process of its own
     assert found - by_hand == set(SAYS)

@@ -122,6 +122,27 @@ def test_a_package_lists_its_cubins_and_their_launches(tmp_path: Path) -> None:
     assert torch_cubin.inspect((tmp_path / "m.pt2").read_bytes()) == found
 
 
+def test_a_package_of_torch_2_11() -> None:
+    """tests/data/aoti: what aoti_compile_and_package wrote on a GPU, of softmax(relu(2x) @ w) + 1,
+    without its libraries, and packed."""
+    found = torch_cubin.inspect(ROOT / "tests" / "data" / "aoti" / "softmax.torch211.sm_90a.pt2")
+    pointwise, softmax = (entry.launches[0] for entry in found.entries)
+    assert all(len(entry.launches) == 1 for entry in found.entries)
+    assert pointwise.kernel == "triton_poi_fused_mul_relu_0"
+    assert pointwise.grid == ("((xnumel + (128 - 1)) / (128))", "1", "1")
+    assert (pointwise.num_warps, pointwise.shared_memory) == (4, 0)
+    assert pointwise.arguments[2:] == ("int32_t xnumel", "CUdeviceptr 0", "CUdeviceptr 0")
+    assert softmax.kernel.startswith("triton_per_fused__softmax_add")
+    assert softmax.grid == ("xnumel", "1", "1")
+    assert (softmax.num_warps, softmax.shared_memory) == (4, 16)
+    assert softmax.arguments[1:3] == ("int32_t xnumel", "int32_t r0_numel")
+    for image, launch in zip(found.images(), (pointwise, softmax), strict=True):
+        (kernel,) = image.kernels
+        assert kernel.name == launch.kernel
+        assert len(kernel.params) == len(launch.arguments)
+        assert kernel.required_block == (32 * launch.num_warps, 1, 1)
+
+
 def test_its_kernels_are_loaded(tmp_path: Path) -> None:
     module = torch_cubin.load(real(tmp_path / "m.pt2"))
     assert {"vec_add", "small"} <= set(module)
