@@ -450,7 +450,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--archs", help=f"default: TORCH_CUBIN_ARCHS, else {','.join(DEFAULT_ARCHS)}"
     )
-    parser.add_argument("--jobs", type=int, help="compilers at a time; default: one more than processors")
+    parser.add_argument("--jobs", type=int, help="compilers at a time; default: processors + 1")
     parser.add_argument("--clean", action="store_true", help="compile everything again")
     options = parser.parse_args(arguments)
     try:
