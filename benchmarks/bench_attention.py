@@ -13,6 +13,7 @@ columns of all heads, as (batch, heads, rows, head_dim); a decode's inputs rotat
 exceed the L2 cache three times, in a CUDA graph. Sections kvcache and paged are
 flash_attention_with_kvcache with lengths on the device: beside the best of cuDNN and flash, which
 get keys and values of exactly that length, and pages of 16 and 64 beside our own contiguous cache;
+e4m3 is caches of float8_e4m3fn, contiguous and in pages, beside our own of bfloat16;
 "copy" is the share of a copy's bandwidth, measured in the same process. Outputs are checked.
 Ratios above 1 mean that torch_cubin is faster; the floor is what the project promises on an H200,
 and --check makes a row under it the exit status.
@@ -42,7 +43,9 @@ HEAD_DIMS = (64, 128, 256)
 DECODES = [(1, 8192), (16, 8192), (64, 4096), (128, 2048)]  # batch, keys
 CACHES = [*DECODES, (32, 8192), (1, 32768), (1, 131072)]
 PAGED = [(16, 8192, 16), (16, 8192, 64), (64, 4096, 16), (64, 4096, 64), (1, 32768, 16)]
-SECTIONS = ("forward", "backward", "fp32", "fp32_backward", "decode", "kvcache", "paged", "host")
+E4M3 = [*((*case, 0) for case in CACHES), (16, 8192, 16), (64, 4096, 64)]
+SECTIONS = ("forward", "backward", "fp32", "fp32_backward", "decode")
+SECTIONS += ("kvcache", "paged", "e4m3", "host")
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
 HOST_FLOOR = 1 / 0.9  # at most 0.9 of what PyTorch's call costs
@@ -265,9 +268,11 @@ def copy_rate() -> float:
     return 2 * source.numel() / min(timed.first_us, timed.second_us) / 1e3
 
 
-def cache_sets(batch: int, length: int, page_size: int) -> list[tuple[torch.Tensor, ...]]:
+def cache_sets(
+    batch: int, length: int, page_size: int, dtype: torch.dtype
+) -> list[tuple[torch.Tensor, ...]]:
     """q, k_cache, v_cache, lengths and block table, so many that L2 holds a third of them."""
-    size = 2 * batch * length * 8 * 128 * 2
+    size = 2 * batch * length * 8 * 128 * dtype.itemsize
     sets = []
     for _ in range(max(2, math.ceil(3 * torch.cuda.get_device_properties(0).L2_cache_size / size))):
         q = torch.randn(batch, 1, 32, 128, device="cuda", dtype=torch.bfloat16)
@@ -277,7 +282,7 @@ def cache_sets(batch: int, length: int, page_size: int) -> list[tuple[torch.Tens
             pages = batch * length // page_size
             shape = (pages, page_size, 8, 128)
             table = torch.randperm(pages, device="cuda").int().view(batch, length // page_size)
-        k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype) for _ in "kv")
         lengths = torch.full((batch,), length, device="cuda", dtype=torch.int32)
         sets.append((q, k, v, lengths, table))
     return sets
@@ -308,12 +313,17 @@ def measure_cache(
     section: str, batch: int, length: int, page_size: int, copies: float, budget_ms: float
 ) -> Row:
     """32 heads of query, 8 of key and value, head_dim 128, bf16, one query."""
-    size = 2 * batch * length * 8 * 128 * 2
-    sets = cache_sets(batch, length, page_size)
+    dtype = torch.float8_e4m3fn if section == "e4m3" else torch.bfloat16
+    size = 2 * batch * length * 8 * 128 * dtype.itemsize
+    sets = cache_sets(batch, length, page_size, dtype)
     order = [sets[i % len(sets)] for i in range(len(sets) * max(1, round(50 / len(sets))))]
     graph, out = common.graph_of([lambda s=s: cached(*s) for s in order])
     candidates = {}
-    if page_size:
+    if section == "e4m3":
+        wide = [(q, k.bfloat16(), v.bfloat16(), n, t) for q, k, v, n, t in sets]
+        order = [wide[i % len(wide)] for i in range(len(order))]
+        candidates["bfloat16"] = common.graph_of([lambda s=s: cached(*s) for s in order])
+    elif page_size:
         whole = [(q, *(x[t.long()].flatten(1, 2) for x in (k, v)), n, None)
                  for q, k, v, n, t in sets]  # fmt: skip
         order = [whole[i % len(whole)] for i in range(len(order))]
@@ -354,11 +364,11 @@ def measure_cache(
         low=result.low,
         high=result.high,
         unit="GB/s",
-        peer_rate=size / result.first_us / 1e3,
+        peer_rate=size / dtype.itemsize * 2 / result.first_us / 1e3,
         cubin_rate=rate,
         cudnn_rate=None,
         cudnn_ratio=None,
-        floor=0.9,
+        floor=1.0 if section == "e4m3" else 0.9,
         copy=rate / copies,
     )
 
@@ -541,9 +551,9 @@ def run(options: argparse.Namespace, sections: list[str]) -> tuple[list[Row], li
                     f"decode b{batch} s{length}",
                     lambda b=batch, s=length: [measure_decode(b, s, budget)],
                 )
-        elif section in ("kvcache", "paged"):
+        elif section in ("kvcache", "paged", "e4m3"):
             copies = copy_rate()
-            cases = PAGED if section == "paged" else [(*case, 0) for case in CACHES]
+            cases = {"paged": PAGED, "e4m3": E4M3}.get(section, [(*case, 0) for case in CACHES])
             for case in cases:
                 attempt(
                     f"{section} {case}",

@@ -1,12 +1,13 @@
 """Attention with options beside our own dense calls: what a visible score costs.
 
-    python benchmarks/bench_attention_options.py [--only packed,bands,scores] [--json FILE]
+    python benchmarks/bench_attention_options.py [--only packed,bands,scores,masks] [--json FILE]
     python benchmarks/bench_attention_options.py --portable      # without the kernels for Hopper
 
 Every line is `attention_forward` or `attention_backward` of bfloat16, 16,384 tokens, 2,048 columns
-of all heads, in (rows, heads, head_dim). TFLOP/s count the scores that are visible alone; "share"
-is that rate over the rate of a dense call of 2,048 rows (windows: of 16,384), causal where the line
-is, in the same run: all lines of a table take turns, and medians of five rounds are shown.
+of all heads, in (rows, heads, head_dim). TFLOP/s count the scores that are visible alone (of random
+masks all of them); "share" is that rate over the rate of a dense call of 2,048 rows (windows: of
+16,384), causal where the line is, in the same run: all lines of a table take turns, and medians of
+five rounds are shown.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 
 TOKENS, COLUMNS = 16384, 2048
 MIXED = [4096, 3000, 2500, 2048, 1700, 1200, 800, 512, 300, 228]  # 16,384 in all
-SECTIONS = ("packed", "bands", "scores")
+SECTIONS = ("packed", "bands", "scores", "masks")
 BLOCK_MS, ROUNDS = 12, 5
 
 
@@ -79,6 +80,24 @@ def make(lengths: list[int], head_dim: int, packed: bool, share_heads: int = 1, 
     return Call(tuple(operands), options, scores)
 
 
+# Of these masks only the visible scores are counted: whole tiles of the others are hidden.
+PARTIAL_MASKS = ("causal as a mask", "documents of 512", "padding")
+
+
+def masks() -> dict[str, torch.Tensor]:
+    """Of 8 sequences of 2,048, whose tiles they leave visible wholly, not at all or in part."""
+    rows = torch.arange(2048, device="cuda")
+    lengths = torch.arange(8, device="cuda")[:, None, None, None] * 200 + 640
+    return {
+        "all visible": torch.ones(8, 1, 2048, 2048, dtype=torch.bool, device="cuda"),
+        "causal as a mask": (rows[:, None] >= rows).repeat(8, 1, 1, 1),
+        "documents of 512": (rows[:, None] // 512 == rows // 512).repeat(8, 1, 1, 1),
+        "padding": rows < lengths,
+        "random, a tenth hidden": torch.rand(8, 1, 2048, 2048, device="cuda") > 0.1,
+        "bfloat16, added": torch.randn(8, 1, 2048, 2048, device="cuda").bfloat16(),
+    }
+
+
 def cases(section: str, head_dim: int) -> dict[str, Call]:
     heads, equal, long = COLUMNS // head_dim, [2048] * 8, [TOKENS]
     calls = {"dense": make(equal, head_dim, False)}
@@ -101,7 +120,7 @@ def cases(section: str, head_dim: int) -> dict[str, Call]:
         window = make(long, head_dim, False, is_causal=True, window_left=1023)
         add("window 1024 of 16384", window, "dense 16384, causal")
         add("GQA 8, causal", make(equal, head_dim, False, 8, is_causal=True))
-    else:
+    elif section == "scores":
         seed = torch.tensor([5], device="cuda")
         for name, options in (
             ("softcap", {"softcap": 30.0}),
@@ -110,13 +129,12 @@ def cases(section: str, head_dim: int) -> dict[str, Call]:
             ("dropout 0.1", {"dropout_p": 0.1, "dropout_seed": seed}),
         ):
             add(f"{name}, causal", make(equal, head_dim, False, is_causal=True, **options))
-        shape = (8, 1, 2048, 2048)
-        masks = {
-            "boolean mask": torch.rand(shape, device="cuda") > 0.1,
-            "bfloat16 mask": torch.randn(shape, device="cuda", dtype=torch.bfloat16),
-        }
-        for name, mask in masks.items():
-            add(name, make(equal, head_dim, False, attn_mask=mask))
+    else:
+        for name, mask in masks().items():
+            call = make(equal, head_dim, False, attn_mask=mask)
+            if name in PARTIAL_MASKS:
+                call.scores = heads * int(mask.expand(8, 1, 2048, 2048).sum())
+            add(name, call, "dense, causal" if name == "causal as a mask" else "dense")
     return calls
 
 
@@ -191,6 +209,7 @@ def without_hopper() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--direction", choices=("forward", "backward"), help="both if not given")
     parser.add_argument("--portable", action="store_true", help="without the kernels for Hopper")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", action="store_true")
@@ -210,7 +229,8 @@ def main() -> None:
     with torch.no_grad():
         for section, head_dim in itertools.product(sections, (64, 128, 256)):
             for direction in ("forward", "backward") if head_dim <= 128 else ("forward",):
-                rows += rows_of(section, head_dim, direction)
+                if options.direction in (None, direction):
+                    rows += rows_of(section, head_dim, direction)
             torch.cuda.empty_cache()
     table = [
         [r.direction, str(r.head_dim), r.case, f"{r.microseconds:.1f}", f"{r.tflops:.0f}",

@@ -76,7 +76,8 @@ STABLE_TORCH_LIBRARY(cubin, m) {
   "Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? cache_seqlens=None, "         \
   "Tensor? cache_batch_idx=None, Tensor? block_table=None, *, float? softmax_scale=None, " \
   "bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0, "        \
-  "bool rotary_interleaved=True, Tensor? alibi_slopes=None, Tensor? sinks=None) -> Tensor"
+  "bool rotary_interleaved=True, Tensor? alibi_slopes=None, Tensor? sinks=None, "          \
+  "Tensor? k_descale=None, Tensor? v_descale=None) -> Tensor"
   m.def("flash_attention_with_kvcache" TC_KV_CACHE);
   m.def("_flash_attention_with_kvcache" TC_KV_CACHE);
   m.def("_flash_attention_with_kvcache_autograd" TC_KV_CACHE);

@@ -1,10 +1,11 @@
-"""A library of kernels, told apart by a table, becomes three ops.
+"""A library of kernels, told apart by a table, becomes six ops.
 
     python examples/fmha_library.py
 
 Vendors ship attention so: hundreds of kernels as arrays in C++ files, a table that says what each
-is for, one struct by value for all. Here nvcc makes such a library of fmha/fmha.cu, 60 kernels in 8
-files; what follows knows only the files, the table and the struct's text.
+is for, one struct by value for all. Here nvcc makes such a library of fmha/fmha.cu, 78 kernels in
+10 files; what follows knows only the files, the table and the struct's text. Kernels of e4m3 write
+bfloat16, and so are ops of their own.
 """
 
 import shutil
@@ -21,10 +22,14 @@ import torch_cubin
 SOURCES = Path(__file__).resolve().parent / "fmha"
 LIBRARY = support.ROOT / "build" / "examples" / "fmha"
 TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
+FP8 = {"E4M3": torch.float8_e4m3fn}  # on Hopper alone
 WARPS, TILE = 4, 32  # as in fmha.cu
+BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1}
 
 
-def make_library(dtypes=("bf16", "fp16"), head_sizes=(64, 128), archs=("sm_80", "sm_90a")) -> Path:
+def make_library(
+    dtypes=("bf16", "fp16", "e4m3"), head_sizes=(64, 128), archs=("sm_80", "sm_90a")
+) -> Path:
     """The vendor's part: cubins as C++ arrays, and the table of their kernels."""
     LIBRARY.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -37,6 +42,7 @@ def make_library(dtypes=("bf16", "fp16"), head_sizes=(64, 128), archs=("sm_80", 
         flags = [f"-DTYPE={dtype}", f"-DHEAD={head}", f"-DARCH={sm}", *tma]
         subprocess.run(["nvcc", "-cubin", f"-arch={arch}", "-std=c++17", *flags,
                         str(SOURCES / "fmha.cu"), "-o", str(path)], check=True)  # fmt: skip
+        shared = WARPS * (2 * TILE * head * BYTES[dtype] + 8)
         data = path.read_bytes()
         path.unlink()
         text = f"unsigned char {name}_cubin[] = {{{','.join(map(hex, data))}}};\n"
@@ -44,13 +50,16 @@ def make_library(dtypes=("bf16", "fp16"), head_sizes=(64, 128), archs=("sm_80", 
         return [
             f'{{ DATA_TYPE_{dtype.upper()}, Layout::{layout.upper()}, {head}, {mask.upper()},'
             f' "fmha_{dtype}_{layout}_d{head}_{mask}_{sm}", {name}_cubin,'
-            f" {WARPS * (2 * TILE * head * 2 + 8) if layout == 'kv' else 0}, {WARPS * 32} }},"
+            f" {shared if layout == 'kv' else 0}, {WARPS * 32} }},"
             for layout in ("qkv", "paged", *(["kv"] if tma else []))
             for mask in ("padding", "causal", "sliding")
         ]  # fmt: skip
 
     with ThreadPoolExecutor() as pool:
-        jobs = [(t, d, a) for t in dtypes for d in head_sizes for a in archs]
+        jobs = [
+            (t, d, a)
+            for t in dtypes for d in head_sizes for a in archs if t != "e4m3" or a == "sm_90a"
+        ]  # fmt: skip
         for found in pool.map(lambda job: compile_one(*job), jobs):
             rows += found
     (LIBRARY / "fmha_table.h").write_text(
@@ -65,25 +74,26 @@ def make_library(dtypes=("bf16", "fp16"), head_sizes=(64, 128), archs=("sm_80", 
 PARAMS = torch_cubin.c_struct((SOURCES / "fmha_params.h").read_text(), "FmhaParams")
 
 
-def define(name, arguments, layout, head_size, query, params, **tensors):
+def define(types, name, arguments, layout, head_size, query, params, **tensors):
     """One op of a layout's kernels. `params` says what is particular to the layout."""
+    suffix, out = ("_fp8", "bfloat16") if types is FP8 else ("", "T")
     return torch_cubin.define_op(
-        f"fmha::{name}({arguments}, str mask, float scale, int window=1) -> Tensor",
+        f"fmha::{name}{suffix}({arguments}, str mask, float scale, int window=1) -> Tensor",
         kernels=torch_cubin.choices(
             f"{LIBRARY}/*.cubin.cpp", table=LIBRARY / "fmha_table.h",
-            where=lambda row: row.layout == layout,
+            where=lambda row: row.layout == layout and row.dtype[10:] in types,
             when=WHEN[query], block=lambda row: row.threads,
             shared_memory=lambda row: row.shared_bytes,
         ),
-        dtypes={"T": list(TYPES.values())},
-        tensors={**tensors, "out": f"T[t, h, {head_size}]"},
+        dtypes={"T": list(types.values())},
+        tensors={**tensors, "out": f"{out}[t, h, {head_size}]"},
         scratch={"counter": "int32[1] zeroed"},
         args=params, grid=lambda multiprocessors: 4 * multiprocessors,
     )  # fmt: skip
 
 
 def _when(x, mask, row):
-    return (x.shape[x_dim(row)] == row.head_size) & (x.dtype == TYPES[row.dtype[10:]])
+    return (x.shape[x_dim(row)] == row.head_size) & (x.dtype == {**TYPES, **FP8}[row.dtype[10:]])
 
 
 def x_dim(row):
@@ -96,9 +106,9 @@ WHEN = {
 }
 
 
-def define_ops():
+def define_ops(types=TYPES):
     packed = define(
-        "packed", "Tensor qkv, Tensor cu_seqlens", "QKV", "d", "qkv",
+        types, "packed", "Tensor qkv, Tensor cu_seqlens", "QKV", "d", "qkv",
         lambda qkv, cu_seqlens, out, counter, t, h, d, scale, window: torch_cubin.struct(
             PARAMS, q=qkv.select(1, 0), k=qkv.select(1, 1), v=qkv.select(1, 2), out=out,
             cu_seqlens_q=cu_seqlens, counter=counter, q_stride=3 * h * d, kv_stride=3 * h * d,
@@ -106,8 +116,8 @@ def define_ops():
         qkv="T[t, 3, h, d]", cu_seqlens="int32[b + 1]",
     )  # fmt: skip
     contiguous = define(
-        "contiguous_kv", "Tensor q, Tensor kv, Tensor cu_seqlens, Tensor seqlens_kv", "KV", "d",
-        "q",
+        types, "contiguous_kv", "Tensor q, Tensor kv, Tensor cu_seqlens, Tensor seqlens_kv", "KV",
+        "d", "q",
         lambda q, kv, cu_seqlens, seqlens_kv, out, counter, t, h, d, h_kv, scale, window:
         torch_cubin.struct(
             PARAMS, kv_map=torch_cubin.TensorMap(kv, box=(1, TILE, 1, 1, d)), q=q, out=out,
@@ -118,7 +128,7 @@ def define_ops():
         seqlens_kv="int32[b]",
     )  # fmt: skip
     paged = define(
-        "paged_kv", "Tensor q, Tensor pool, Tensor block_offsets, Tensor cu_seqlens,"
+        types, "paged_kv", "Tensor q, Tensor pool, Tensor block_offsets, Tensor cu_seqlens,"
         " Tensor seqlens_kv", "PAGED", "d", "q",
         lambda q, pool, block_offsets, cu_seqlens, seqlens_kv, out, counter, t, h, d, h_kv, page, n,
         scale, window: torch_cubin.struct(
@@ -178,28 +188,31 @@ def check(ops, dtype, head_size, mask) -> int:
 
     pages = -(-100 // page)
     table = torch.randperm(4 * pages, device="cuda").int().view(4, pages)
-    pool = random(4 * pages, 2, heads_kv, page, head_size)
-    padded = torch.nn.functional.pad(kv, (0, 0, 0, 0, 0, 0, 0, pages * page - 100))
+    pool = torch.empty(4 * pages, 2, heads_kv, page, head_size, device="cuda")
+    # In float32: PyTorch does not index tensors of 8-bit floats.
+    padded = torch.nn.functional.pad(kv.float(), (0, 0, 0, 0, 0, 0, 0, pages * page - 100))
     pool[table.flatten().long()] = padded.view(4 * pages, page, 2, heads_kv, head_size).permute(
         0, 2, 3, 1, 4
     )
-    found = paged(q, pool, table, starts(lengths_q), lengths, mask, scale, window)
+    found = paged(q, pool.to(dtype), table, starts(lengths_q), lengths, mask, scale, window)
     return wrong + support.compare(f"paged KV, {what}", found, expected, limit)
 
 
 def main() -> int:
-    if not (LIBRARY / "fmha_table.h").is_file():
+    table = LIBRARY / "fmha_table.h"
+    if not table.is_file() or "E4M3" not in table.read_text():
         if shutil.which("nvcc") is None:
             print("No nvcc here: no library was made.")
             return 0
         make_library()
-    ops = define_ops()
-    for op in ops:
+    ops, ops_fp8 = define_ops(), define_ops(FP8)
+    for op in (*ops, *ops_fp8):
         print(f"{op.name}: {len(op.contract['kernels'])} kernels")
     support.require_gpu(8)
+    hopper = torch.cuda.get_device_capability()[0] == 9
     wrong = sum(
-        check(ops, dtype, head_size, mask)
-        for dtype in TYPES.values() for head_size in (64, 128)
+        check(ops_fp8 if dtype in FP8.values() else ops, dtype, head_size, mask)
+        for dtype in (*TYPES.values(), *(FP8.values() if hopper else ())) for head_size in (64, 128)
         for mask in ("padding", "causal", "sliding")
     )  # fmt: skip
     qkv = torch.zeros(4, 3, 4, 96, device="cuda", dtype=torch.float16)

@@ -71,7 +71,7 @@ def default_tests() -> list[str]:
 def run(tool: str, tests: list[str], processes: int, seconds: float, logs: Path) -> str:
     """The output of pytest, ended after `seconds`; the tool's own goes to files in `logs`."""
     command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all"]
-    command += ["--report-api-errors", "no", "--print-limit", "100000"]
+    command += ["--report-api-errors", "no", "--print-limit", "100000", "--show-backtrace", "no"]
     # Each of pytest's workers and each process of a test has a connection to the tool; of its ten
     # the eleventh waits for ever.
     command += ["--max-connections", "256"]

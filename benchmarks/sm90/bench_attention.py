@@ -114,7 +114,9 @@ def setup() -> None:
             *[(n, ctypes.c_int) for n in (
                 "batch", "heads", "group", "head_dim_v", "tiles", "deal")],
             ("unit", ctypes.c_float),
+            ("has_rule", ctypes.c_int),
             ("score", ScoreRule),
+            ("mask", MaskTiles),
         ]  # fmt: skip
 
     PARAMS = Params
@@ -122,11 +124,18 @@ def setup() -> None:
 
 class ScoreRule(ctypes.Structure):  # Sm90ScoreRule, of `general` kernels: none here
     _fields_ = [
-        *[(n, ctypes.c_void_p) for n in ("mask", "dropout_seed", "alibi_slopes", "sinks")],
-        ("mask_stride", ctypes.c_int64 * 3),
+        *[(n, ctypes.c_void_p) for n in ("dropout_seed", "alibi_slopes", "sinks")],
         ("alibi_stride", ctypes.c_int64),
         ("drop_below", ctypes.c_int),
         *[(n, ctypes.c_float) for n in ("scale", "softcap", "keep_scale")],
+    ]
+
+
+class MaskTiles(ctypes.Structure):  # Sm90MaskTiles, of `general` kernels: none here
+    _fields_ = [
+        *[(n, ctypes.c_void_p) for n in ("words", "classes", "next")],
+        ("word_stride", ctypes.c_int64 * 3),
+        ("class_stride", ctypes.c_int64 * 3),
     ]
 
 

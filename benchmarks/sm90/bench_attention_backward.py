@@ -59,6 +59,7 @@ class Kernel:
         size += 2 * -(-self.rows // 64) * self.keys * 128
         size += 256 * self.rows * (2 + 1 if self.wide else 2 * panels)  # dq, and P of wide ones
         size += self.q_stages * (8 * self.rows + 4 + 4)
+        size += self.q_stages * 8 * self.keys * -(-self.rows // 64)  # a mask's bits
         size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels + 16 * self.wide
         return (size + 15) // 16 * 16 + 80
 
@@ -138,8 +139,8 @@ def setup() -> None:
                 "tile_columns", "tiles", "key_tiles", "together")],
             *[(n, ctypes.c_float) for n in ("scale", "unit", "logsumexp_unit")],
             ("score", bench_attention.ScoreRule),
-            ("mask", ctypes.c_int64 * 5), ("mask_words", ctypes.c_int64 * 4),
-            ("mask_sizes", ctypes.c_int * 3),
+            ("mask", ctypes.c_int64 * 5), ("mask_floats", ctypes.c_int),
+            ("bits", ctypes.c_int64 * 5),
         ]  # fmt: skip
 
     PARAMS = Params

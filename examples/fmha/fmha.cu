@@ -7,6 +7,7 @@
 //   nvcc -cubin -arch=sm_90a -DTYPE=bf16 -DHEAD=64 -DARCH=sm90 fmha.cu
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 struct alignas(64) CUtensorMap {
   unsigned long long opaque[16];
@@ -18,6 +19,7 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 using fp16 = __half;
+using e4m3 = __nv_fp8_e4m3;
 enum Layout { qkv, kv, paged };
 enum Mask { padding, causal, sliding };
 
@@ -26,8 +28,18 @@ constexpr int kTile = 32;  // keys
 
 [[maybe_unused]] __device__ float to_float(bf16 x) { return __bfloat162float(x); }
 [[maybe_unused]] __device__ float to_float(fp16 x) { return __half2float(x); }
+[[maybe_unused]] __device__ float to_float(e4m3 x) { return static_cast<float>(x); }
 [[maybe_unused]] __device__ void store(bf16* out, float x) { *out = __float2bfloat16(x); }
 [[maybe_unused]] __device__ void store(fp16* out, float x) { *out = __float2half(x); }
+
+template <class T>
+struct OutputOf {
+  using Type = T;
+};
+template <>
+struct OutputOf<e4m3> {
+  using Type = bf16;
+};
 
 #if __CUDA_ARCH__ >= 900
 // Copies a tile of K or V, of one head, to shared memory and counts its bytes on the barrier.
@@ -141,7 +153,8 @@ __device__ void fmha(const FmhaParams& p) {
         }
       }
     }
-    T* const out = static_cast<T*>(p.out) + static_cast<int64_t>(item) * D;
+    using Out = typename OutputOf<T>::Type;
+    Out* const out = static_cast<Out*>(p.out) + static_cast<int64_t>(item) * D;
     for (int i = 0; i < kEach; ++i) {
       store(out + i * 32 + lane, total > 0 ? sum[i] / total : 0.0f);
     }

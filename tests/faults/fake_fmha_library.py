@@ -25,9 +25,11 @@ def library(driver, tmp_path_factory: pytest.TempPathFactory):
     import fmha_library
 
     fmha_library.LIBRARY = tmp_path_factory.mktemp("fmha")
-    fmha_library.make_library(("fp16",), (64,), ("sm_90a",))
-    driver.declare(torch_cubin.load(fmha_library.LIBRARY / "fmha_fp16_d64_sm90.cubin.cpp"))
-    return fmha_library.PARAMS, fmha_library.define_ops()
+    fmha_library.make_library(("fp16", "e4m3"), (64,), ("sm_90a",))
+    for dtype in ("fp16", "e4m3"):
+        file = fmha_library.LIBRARY / f"fmha_{dtype}_d64_sm90.cubin.cpp"
+        driver.declare(torch_cubin.load(file))
+    return fmha_library.PARAMS, fmha_library.define_ops(), fmha_library.define_ops(fmha_library.FP8)
 
 
 def fields(layout, launch: dict) -> dict[str, int]:
@@ -45,7 +47,7 @@ def kernel_of(launch: dict) -> str:
 
 
 def test_packed(driver, library):
-    layout, (packed, _, _) = library
+    layout, (packed, _, _), _ = library
     qkv = tensors.empty(10, 3, 4, 64, dtype=torch.float16)
     starts = tensors.empty(3, dtype=torch.int32)
     out = packed(qkv, starts, "causal", 0.125)
@@ -72,7 +74,7 @@ def test_packed(driver, library):
 
 
 def test_contiguous_and_paged(driver, library):
-    layout, (_, contiguous, paged) = library
+    layout, (_, contiguous, paged), _ = library
     q, kv = (tensors.empty(*shape, dtype=torch.float16) for shape in
              ((7, 4, 64), (2, 50, 2, 2, 64)))  # fmt: skip
     starts, lengths = (tensors.empty(n, dtype=torch.int32) for n in (3, 2))
@@ -92,3 +94,27 @@ def test_contiguous_and_paged(driver, library):
     assert (found["page_size"], found["pages_per_sequence"], found["kv_stride"]) == (16, 4, 4096)
     refused(paged, q, pool, tensors.empty(3, 4, dtype=torch.int32), starts, lengths, "causal", 1.0,
             match="has a wrong size in dim 0: expected 3 (b)")  # fmt: skip
+
+
+def test_e4m3(driver, library):
+    """Half the shared memory, and outputs of bfloat16."""
+    layout, _, (packed, contiguous, paged) = library
+    e4m3 = torch.float8_e4m3fn
+    starts, lengths = (tensors.empty(n, dtype=torch.int32) for n in (3, 2))
+    q, kv = tensors.empty(7, 4, 64, dtype=e4m3), tensors.empty(2, 50, 2, 2, 64, dtype=e4m3)
+    out = contiguous(q, kv, starts, lengths, "causal", 1.0)
+    assert (out.dtype, out.shape) == (torch.bfloat16, (7, 4, 64))
+    (launch,) = driver.launches()
+    assert kernel_of(launch) == "fmha_e4m3_kv_d64_causal_sm90"
+    assert launch["shared"] == 4 * (2 * 32 * 64 + 8)
+    assert any(bytes.fromhex(launch["params"][0])[:128])  # the map
+    qkv = tensors.empty(10, 3, 4, 64, dtype=e4m3)
+    packed(qkv, starts, "sliding", 0.125, 24)
+    found = fields(layout, driver.launches()[-1])
+    assert kernel_of(driver.launches()[-1]) == "fmha_e4m3_qkv_d64_sliding_sm90"
+    assert (found["k"] - found["q"], found["v"] - found["q"]) == (4 * 64, 2 * 4 * 64)
+    pool = tensors.empty(9, 2, 2, 16, 64, dtype=e4m3)
+    paged(q, pool, tensors.empty(2, 4, dtype=torch.int32), starts, lengths, "padding", 1.0)
+    assert kernel_of(driver.launches()[-1]) == "fmha_e4m3_paged_d64_padding_sm90"
+    refused(packed, tensors.empty(10, 3, 4, 64, dtype=torch.float16), starts, "causal", 1.0,
+            match="expected float8_e4m3fn")  # fmt: skip

@@ -15,7 +15,7 @@ from faults.fake_sm90_launch import read_map
 from faults.forked import forked
 
 NO_BOUND = 1 << 30
-IN_TURN, IN_PAIRS = 0, -1
+IN_TURN, IN_PAIRS, BY_QUERIES = 0, -1, -2
 
 
 class Lengths(ctypes.Structure):
@@ -32,10 +32,19 @@ class ScoreRule(ctypes.Structure):
     """Sm90ScoreRule, there."""
 
     _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("mask", "dropout_seed", "alibi_slopes", "sinks")],
-        ("mask_stride", ctypes.c_int64 * 3), ("alibi_stride", ctypes.c_int64),
+        *[(name, ctypes.c_uint64) for name in ("dropout_seed", "alibi_slopes", "sinks")],
+        ("alibi_stride", ctypes.c_int64),
         ("drop_below", ctypes.c_int),
         *[(name, ctypes.c_float) for name in ("scale", "softcap", "keep_scale")],
+    ]  # fmt: skip
+
+
+class MaskTiles(ctypes.Structure):
+    """Sm90MaskTiles, there."""
+
+    _fields_ = [
+        *[(name, ctypes.c_uint64) for name in ("words", "classes", "next")],
+        ("word_stride", ctypes.c_int64 * 3), ("class_stride", ctypes.c_int64 * 3),
     ]  # fmt: skip
 
 
@@ -49,7 +58,8 @@ class Params(ctypes.Structure):
         ("lengths", Lengths),
         *[(name, ctypes.c_int) for name in (
             "batch", "heads", "group", "head_dim_v", "tiles", "deal")],
-        ("unit", ctypes.c_float), ("score", ScoreRule),
+        ("unit", ctypes.c_float), ("has_rule", ctypes.c_int), ("score", ScoreRule),
+        ("mask", MaskTiles),
     ]  # fmt: skip
 
 
@@ -142,6 +152,7 @@ def test_what_a_launch_holds(driver, catalog, order: str, dtype: torch.dtype) ->
         assert (params.lengths.cu_seqlens_q, params.order) == (0, 0)
         scale = options.get("scale", 1 / math.sqrt(d))
         assert math.isclose(params.unit, scale * math.log2(math.e), rel_tol=1e-6)
+        assert (params.has_rule, params.mask.words) == (0, 0)
         assert params.tiles == -(-s // rows)
         assert launch["grid"] == [min(132, params.tiles * b * h), 1, 1]
         assert params.logsumexp != 0
@@ -157,7 +168,8 @@ def test_softcaps_beyond_the_short_formula_go_elsewhere(driver, catalog) -> None
 
 
 def test_how_tiles_are_dealt_out(driver, catalog) -> None:
-    """Alike: in turn. Causal: long tiles balanced one by one, short ones in pairs."""
+    """Alike: in turn. Causal: long tiles balanced one by one, short ones in pairs. Windows: by
+    queries, while few heads' keys fit in the L2 cache together."""
     cases = [
         ((1, 16, 16384, 128), {}, IN_TURN),
         ((1, 16, 16384, 128), {"is_causal": True}, 2),
@@ -166,6 +178,9 @@ def test_how_tiles_are_dealt_out(driver, catalog) -> None:
         ((32, 16, 512, 128), {"is_causal": True}, IN_PAIRS),
         ((1, 16, 1024, 128), {"is_causal": True}, IN_TURN),  # a tile a block
         ((1, 16, 4096, 128), {"window_left": 256, "window_right": 256}, IN_TURN),
+        ((1, 16, 16384, 128), {"is_causal": True, "window_left": 1023}, BY_QUERIES),
+        ((1, 32, 16384, 64), {"is_causal": True, "window_left": 1023}, IN_TURN),
+        ((1, 16, 16384, 128), {"is_causal": True, "window_left": 4095}, IN_TURN),
     ]
     calls = [partial(attend, shape, shape[1], shape[2], "bshd", **o) for shape, o, _ in cases]
     for case, launch in zip(cases, launches_of(driver, calls), strict=True):

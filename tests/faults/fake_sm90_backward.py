@@ -31,6 +31,15 @@ NAMES = (
 )
 
 
+class MaskBits(ctypes.Structure):
+    """Sm90MaskBits."""
+
+    _fields_ = [
+        *[(name, ctypes.c_uint64) for name in ("words", "classes", "seen")],
+        *[(name, ctypes.c_int) for name in ("batches", "heads", "tiles", "seen_pitch")],
+    ]  # fmt: skip
+
+
 class Params(ctypes.Structure):
     """Sm90BackwardParams of csrc/kernels/attention/sm90_backward_params.h."""
 
@@ -46,8 +55,7 @@ class Params(ctypes.Structure):
         *[(name, ctypes.c_float) for name in ("scale", "unit", "logsumexp_unit")],
         ("score", ScoreRule),
         ("mask", ctypes.c_uint64), ("mask_stride", ctypes.c_int64 * 4),
-        ("mask_words", ctypes.c_uint64), ("mask_words_stride", ctypes.c_int64 * 3),
-        *[(name, ctypes.c_int) for name in ("mask_heads", "mask_tiles", "mask_floats")],
+        ("mask_floats", ctypes.c_int), ("bits", MaskBits),
     ]  # fmt: skip
 
 
@@ -141,38 +149,46 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     assert params.sums == params.dq_sum + 4 * tiles * rows * width
     assert params.turns == params.sums + 8 * tiles * rows
     assert params.ticket == params.turns + 4 * tiles
-    assert params.mask == params.mask_words == 0
+    assert params.mask == params.bits.words == 0
     assert list(params.dq_stride)[1:] == [d, h * d]
 
 
 # Dims of the mask that are 1.
 @pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_boolean_mask_is_made_to_bits_first(driver, catalog, head_dim, broadcast) -> None:
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_boolean_mask_is_made_to_bits_first(
+    driver, catalog, head_dim: int, softcap: float, broadcast: tuple
+) -> None:
     """Words for as many batches, heads and tiles of queries as the mask has, of all keys."""
+    if head_dim == 256 and softcap:
+        return  # the portable kernels'
     b, h, s, keys = 2, 4, 300, 500
-    q, grad_heads = made(b, h, s, head_dim), 2
-    k, v = (made(b, grad_heads, keys, head_dim) for _ in range(2))
+    q = made(b, h, s, head_dim)
+    k, v = (made(b, 2, keys, head_dim) for _ in range(2))
     sizes = [1 if n in broadcast else size for n, size in enumerate((b, h, s, keys))]
     mask = tensors.empty(*sizes, dtype=torch.bool)
-    launches = launches_of(driver, q, k, v, attn_mask=mask)
+    launches = launches_of(driver, q, k, v, attn_mask=mask, softcap=softcap)
     kinds = [catalog[x["kernel"]]["kind"] for x in launches]
-    general = "sm90_backward_general"
-    assert kinds == ["sm90_backward_mask", "sm90_backward_delta", general, "sm90_backward_convert"]
+    main = "sm90_backward_general" if softcap else "sm90_backward"
+    assert kinds == ["sm90_backward_mask", "sm90_backward_delta", main, "sm90_backward_convert"]
     params = Params.from_buffer_copy(bytes.fromhex(launches[2]["params"][0]))
-    rows = params.tile_rows
+    bits, rows, columns = params.bits, params.tile_rows, params.tile_keys
+    assert columns == (64 if head_dim > 128 else 128)
     tiles = 1 if 2 in broadcast else -(-s // rows)
     heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))
-    assert (params.mask_heads, params.mask_tiles, params.mask_floats) == (heads, tiles, 0)
-    assert launches[0]["grid"] == [batches * heads * tiles * params.key_tiles, 1, 1]
-    # A step's are a copy of 256 threads' words, whose address is a multiple of 16.
-    words = params.key_tiles * 256 * (1 if rows // 2 <= 32 else 2)
-    assert params.mask_words % 16 == 0
-    assert params.mask_words_stride[2] == (0 if tiles == 1 else words)
-    assert params.mask_words_stride[1] == (0 if heads == 1 else words * tiles)
-    assert params.mask_words_stride[0] == (0 if batches == 1 else words * tiles * heads)
+    assert (bits.batches, bits.heads, bits.tiles) == (batches, heads, tiles)
+    assert bits.seen_pitch == -(-params.key_tiles // 4) * 4
+    all_tiles = batches * heads * tiles
+    assert launches[0]["grid"] == [all_tiles * params.key_tiles, 1, 1]
+    # A step's words are one copy, whose address is a multiple of 16; `seen` is read by words.
+    assert bits.words % 16 == bits.seen % 4 == 0
+    step_bytes = 2 * columns * (4 if rows // 2 <= 32 else 8)
+    assert bits.seen == bits.words + all_tiles * params.key_tiles * step_bytes
+    assert bits.classes == bits.seen + all_tiles * bits.seen_pitch
     strides = [0 if n in broadcast else mask.stride(n) for n in range(4)]
     assert list(params.mask_stride) == strides
+    assert params.logsumexp_unit == 1 if softcap else params.logsumexp_unit > 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -184,19 +200,19 @@ def test_a_mask_that_is_added_is_read_as_it_is(driver, catalog, dtype: torch.dty
     assert kinds == ["sm90_backward_delta", "sm90_backward_general", "sm90_backward_convert"]
     params = Params.from_buffer_copy(bytes.fromhex(launches[1]["params"][0]))
     assert params.mask
-    assert params.mask_words == 0
+    assert params.bits.words == 0
     assert list(params.mask_stride) == [0, 300 * 300, 300, 1]
     assert params.mask_floats == (dtype == torch.float32)
 
 
-@pytest.mark.parametrize("what", ["options of 256", "mask of 256", "float32"])
+@pytest.mark.parametrize("what", ["options of 256", "added mask of 256", "float32"])
 def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
     d = 128 if what == "float32" else 256
     dtype = torch.float32 if what == "float32" else torch.bfloat16
     q, k, v = (made(2, 4, 300, d, dtype) for _ in range(3))
     options: dict = {}
-    if what == "mask of 256":
-        options["attn_mask"] = tensors.empty(300, 300, dtype=torch.bool)
+    if what == "added mask of 256":
+        options["attn_mask"] = tensors.empty(300, 300, dtype=dtype)
     if what == "options of 256":
         options["softcap"] = 20.0
     kernels = [x["kernel"] for x in launches_of(driver, q, k, v, **options)]

@@ -41,7 +41,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython
 
 NAMES = sorted(path.stem for path in HERE.glob("fake_*.py"))
 # What is C++ alone, as calls of declared ops are, knows no extension module.
-ONE_WAY = ("fake_cpp", "fake_fmha_library", "fake_kernel_lookup", "fake_tuned_calls", "fake_views")
+ONE_WAY = (
+    "fake_cpp",
+    "fake_fmha_library",
+    "fake_kernel_lookup",
+    "fake_triton",
+    "fake_tuned_calls",
+    "fake_views",
+)
 
 
 @pytest.mark.parametrize(

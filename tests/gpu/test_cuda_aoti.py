@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import torch_cubin
 from torch_cubin import embed
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "aoti_runner"
@@ -35,8 +36,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def run(folder: Path, packages: str | Path) -> subprocess.CompletedProcess:
-    import torch_cubin
-
     library = Path(torch_cubin.__file__).with_name("_C.so")
     environment = {**os.environ, "TORCH_CUBIN_PACKAGES": str(packages)}
     command = [str(folder / "runner"), str(library), str(folder)]
@@ -74,3 +73,23 @@ def test_a_package_that_is_missing_is_named(made) -> None:
     assert done.returncode == 1
     assert "torch_cubin [file]" in done.stderr
     assert "TORCH_CUBIN_PACKAGES" in done.stderr
+
+
+def test_its_package_lists_the_kernels_with_their_launches(made) -> None:
+    """Inductor's Triton kernels, of which the first is launched by what the wrapper says."""
+    folder, _ = made
+    (package,) = folder.glob("*.pt2")
+    found = torch_cubin.inspect(package)
+    assert found.entries
+    launches = [launch for entry in found.entries for launch in entry.launches]
+    symbols = {kernel.name for image in found.images() for kernel in image.kernels}
+    assert {launch.kernel for launch in launches} == symbols
+    module = torch_cubin.load(package)
+    assert set(module) == symbols
+    for launch in launches:
+        assert launch.kernel.startswith("triton_")
+        facts = module[launch.kernel].info
+        assert len(launch.arguments) == len(facts.params)
+        assert facts.required_block == (32 * launch.num_warps, 1, 1)
+        assert launch.wrapper.endswith(".cpp")
+        assert all(launch.grid)

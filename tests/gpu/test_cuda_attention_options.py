@@ -82,7 +82,7 @@ def random_case(r: random.Random) -> Case:
         head_dim=head_dim,
         head_dim_v=head_dim if r.random() < 0.8 else r.choice(HEAD_DIMS),
         rows_outside=r.random() < 0.5,
-        mask=r.choice(("", "", "bool", "own", "float32")) if may_mask else "",
+        mask=r.choice(("", "", "bool", "tiles", "own", "float32")) if may_mask else "",
         broadcast=tuple(n for n in range(4) if r.random() < 0.2),
         slopes=r.choice((0, 0, 1, 2)),
         sinks=r.random() < 0.25,
@@ -99,6 +99,11 @@ def _mask(case: Case, dtype: torch.dtype, g: torch.Generator) -> Tensor | None:
     shape = tuple(1 if n in case.broadcast else size for n, size in enumerate(shape))
     if case.mask == "bool":
         return torch.rand(shape, generator=g, device=ac.DEVICE) > 0.3
+    if case.mask == "tiles":  # visible and hidden ones, of about the kernels' sizes
+        tiles = (*shape[:2], -(-shape[2] // 64), -(-shape[3] // 48))
+        mask = torch.rand(tiles, generator=g, device=ac.DEVICE) > 0.5
+        mask = mask.repeat_interleave(64, 2).repeat_interleave(48, 3)
+        return mask[:, :, : shape[2], : shape[3]]
     value = torch.randn(shape, generator=g, device=ac.DEVICE).to(dtype)
     hidden = torch.rand(shape, generator=g, device=ac.DEVICE) < 0.2
     value = value.masked_fill(hidden, -math.inf)

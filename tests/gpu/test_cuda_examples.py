@@ -23,6 +23,8 @@ SAYS = {
     "cluster": ["40 rows of 250000", "torch.softmax"],
     "fmha_library": [
         "fmha::packed: 24 kernels",
+        "fmha::packed_fp8: 6 kernels",
+        "contiguous KV by TMA, float8_e4m3fn head_size 128 sliding",
         "paged KV, float16 head_size 128 sliding",
         "the nearest of 24 kernels, got ",
     ],
@@ -51,5 +53,6 @@ def test_example(name: str, monkeypatch, capfd) -> None:
 def test_no_example_is_forgotten() -> None:
     """Those that train or need a model's files are run by hand; aoti_runner has its own test."""
     found = {path.stem for path in EXAMPLES.glob("*.py")} | {"embedded/run"}
-    by_hand = {"sentence_encoder", "train_transformer", "support"}
+    by_hand = {"generate", "sentence_encoder", "train_transformer", "support"}
+    by_hand |= {"triton_kernels"}  # test_cuda_producers.py, in a process of its own
     assert found - by_hand == set(SAYS)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from ops import kv_cache_cases
 from ops.kv_cache_cases import expected, make
+from ops.test_kv_cache import check_caches
 
 import torch_cubin
 
@@ -40,6 +41,17 @@ LONG = {
         "batch": 70, "heads": 16, "shared": 4, "dim": 128, "capacity": 700, "page_size": 16,
         "lengths": [10 * i for i in range(70)], "new": 1, "rotary_dim": 128, "causal": True,
     },
+    "e4m3": {"batch": 1, "heads": 32, "shared": 8, "dim": 128, "capacity": 20000, "e4m3": True},
+    "e4m3 in pages": {
+        "batch": 4, "heads": 8, "shared": 2, "dim": 64, "capacity": 30000, "e4m3": True,
+        "lengths": [29999, 1, 0, 4097], "page_size": 16, "new": 1, "dtype": torch.float16,
+        "descale": "kv",
+    },
+    "wide e4m3": {
+        "batch": 2, "heads": 16, "shared": 2, "dim": 256, "capacity": 5000, "rows": 16,
+        "lengths": [4900, 3000], "new": 16, "causal": True, "sinks": True, "e4m3": True,
+        "descale": "kvs",
+    },
 }  # fmt: skip
 
 
@@ -51,8 +63,7 @@ def compare(args, label):
     assert not numerics.exceeds(error, 6e-3), (label, error)
     worst = (out - wanted).abs().max().item()
     assert not numerics.exceeds(worst, 2e-2 * max(1.0, wanted.abs().max().item())), (label, worst)
-    torch.testing.assert_close(args["k_cache"], k_cache, rtol=1e-2, atol=1e-3)
-    assert torch.equal(args["v_cache"], v_cache)
+    check_caches(args, k_cache, v_cache)
 
 
 @pytest.mark.parametrize("invariant", [False, True])
@@ -104,7 +115,7 @@ def test_no_call_synchronises():
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("name", ["one", "long and short", "many queries"])
+@pytest.mark.parametrize("name", ["one", "long and short", "many queries", "e4m3 in pages"])
 def test_a_thousand_calls_have_the_same_bits(name):
     torch.manual_seed(0)
     args = make(DEVICE, **LONG[name])
@@ -137,15 +148,39 @@ def test_batch_invariance_of_long_sequences():
             assert torch.equal(attend(**alone), together[b : b + 1]), length
 
 
-def test_memory_of_keys_that_are_not_seen_may_hold_anything():
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_small_integers_in_e4m3_come_from_their_places(dim, dtype):
+    """One key has all the weight, and its value comes out, but for a weight's rounding."""
+    torch.manual_seed(0)
+    args = make(DEVICE, dim=dim, capacity=513, dtype=dtype, e4m3=True, rows=5, softmax_scale=1.0)
+    for name in ("q", "k_cache", "v_cache"):
+        numbers = torch.randint(-16, 17, args[name].shape, device=DEVICE)
+        args[name] = numbers.to(args[name].dtype)
+    wanted, _, _ = expected(**args)
+    scores = torch.einsum(
+        "bqgd,bkgd->bgqk", args["q"][:, :, ::2].double(), args["k_cache"].double()
+    )
+    best = scores.topk(2).values.diff(dim=-1).abs().transpose(1, 2)[..., 0] > 40
+    assert best.sum() > 10
+    out = attend(**args)[:, :, ::2]
+    assert (out[best].double() - wanted[:, :, ::2][best].round()).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("e4m3", [False, True])
+def test_memory_of_keys_that_are_not_seen_may_hold_anything(e4m3):
     """What lies behind a sequence's length is NaN: pages in use by others, or fresh memory."""
     torch.manual_seed(0)
-    args = make(DEVICE, capacity=4096, lengths=[3, 1000, 4000], page_size=16)
+    args = make(DEVICE, capacity=4096, lengths=[3, 1000, 4000], page_size=16, e4m3=e4m3)
     wanted = attend(**args)
     for b, length in enumerate([3, 1000, 4000]):
         for column in range(length, 4096):
             if column % 16 == 0 or column == length:
                 page = int(args["block_table"][b, column // 16])
-                args["k_cache"][page, column % 16 :] = torch.nan
-                args["v_cache"][page, column % 16 :] = torch.nan
+                for name in ("k_cache", "v_cache"):
+                    unseen = args[name][page, column % 16 :]
+                    if e4m3:
+                        unseen.view(torch.uint8).fill_(0x7F)
+                    else:
+                        unseen.fill_(torch.nan)
     assert torch.equal(attend(**args), wanted)

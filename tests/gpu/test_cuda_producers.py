@@ -160,6 +160,73 @@ template <class T, int N> __global__ void axpy(T* y, const T* x, T a, int32_t n)
     assert list(tmp_path.glob("*.compiled"))
 
 
+def test_the_example_runs_without_triton(tmp_path: Path) -> None:
+    """An autotuned matmul and flash attention, compiled ahead of time; tune() chooses."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "triton_kernels.py")],
+        capture_output=True, text=True, timeout=120,
+        env={**os.environ, "TORCH_CUBIN_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    for words in ("Triton cannot be imported here", "attention 1x6/3x100x700x128 causal: error",
+                  "argument 'N' a multiple of 16", "times as fast as the first"):  # fmt: skip
+        assert words in done.stdout, done.stdout
+    assert "WRONG" not in done.stdout
+    (kept,) = (tmp_path / "tuned").glob("*.json")
+    table = json.loads(kept.read_text())
+    assert table["gpu"] == torch.cuda.get_device_name()
+    (call,) = table["ops"][0]["calls"]
+    assert call["key"] == {"a": ["float16", [512, 4096]], "b": ["float16", [4096, 4096]]}
+
+
+def test_a_tuned_call_runs_what_was_quickest(tmp_path: Path, monkeypatch, nan_memory) -> None:
+    monkeypatch.setenv("TORCH_CUBIN_CACHE", str(tmp_path))
+    ops = torch_cubin.load_package(ROOT / "examples" / "triton" / "package")
+    op = ops["triton_example::matmul"]
+    shapes = [(512, 1024, 768), (64, 4096, 512)]
+    calls = []
+    for m, n, k in shapes:
+        a = torch.randint(-3, 4, (m, k), device="cuda").half()
+        calls.append((a, torch.randint(-3, 4, (k, n), device="cuda").half()))
+    before = [(a.clone(), b.clone()) for a, b in calls]
+    tuning = torch_cubin.tune(op, calls)
+    for (a, b), (a_before, b_before) in zip(calls, before, strict=True):
+        assert torch.equal(a, a_before)
+        assert torch.equal(b, b_before)
+    assert len(tuning.calls) == len(shapes)
+    assert all(len(one.rounds) == 5 and not one.differ for one in tuning.calls), str(tuning)
+    # Every configuration gives the exact sums of small integers; and the table decides.
+    for (a, b), one in zip(calls, tuning.calls, strict=True):
+        library.watch_op(op.name)
+        for kernel in one.rounds:
+            library.force_kernel(kernel)
+            assert torch.equal(op(a, b).double(), a.double() @ b.double())
+        library.watch_op(None)
+        assert torch.equal(op(a, b).double(), a.double() @ b.double())
+        assert one.median(one.best) <= min(one.median(k) for k in one.rounds) * 1.05
+    torch_cubin.load_tuned(tuning.save(tmp_path / "table.json") or tmp_path / "table.json")
+    # An op that changes an argument is measured on copies of it.
+    kernels = [
+        kernel for block in (128, 512)
+        for kernel in tct.compile(table.add, f"*fp32, *fp32, *fp32, i32, {block}", "sm_90a")
+    ]  # fmt: skip
+    adds = tct.define_op(
+        "triton_tuned_in_place::add_(Tensor(a!) x, Tensor y) -> ()",
+        kernel=[torch_cubin.KernelChoice(kernels[0], when=lambda x: x.numel() > 0), kernels[1]],
+        tensors={"x": "float32[n]", "y": "float32[n]"},
+        args={"x_ptr": "x", "y_ptr": "y", "out_ptr": "x"},
+        grid=lambda n, BLOCK: torch_cubin.cdiv(n, BLOCK),
+    )
+    x, y = torch.ones(10_000, device="cuda"), torch.ones(10_000, device="cuda")
+    (narrow,) = torch_cubin.tune(adds, (x, y)).calls
+    assert (len(narrow.rounds), len(narrow.elsewhere)) == (1, 1)
+    (wide,) = torch_cubin.tune(adds, {"x": x, "y": y}, any_condition=True).calls
+    assert (len(wide.rounds), wide.differ) == (2, {})
+    assert x.sum() == 10_000
+    adds(x, y)
+    assert x.sum() == 20_000
+
+
 def test_autotuned_configurations() -> None:
     configs = [
         triton.Config({"BLOCK": 128}, num_warps=4),
@@ -183,6 +250,40 @@ def test_autotuned_configurations() -> None:
     for n in (1024, 65536, 4096):
         x, y = torch.randn(n, device="cuda"), torch.randn(n, device="cuda")
         assert torch.equal(op(x, y), x + y)
+
+
+NEVER_ENDS = """
+import sys, torch, triton
+sys.path.insert(0, sys.argv[1])
+import triton_table as table
+from triton.tools.tensor_descriptor import TensorDescriptor
+rows, m, n, k = int(sys.argv[2]), 128, 128, 256
+a, b = (torch.randn(size, k, device="cuda", dtype=torch.float16) for size in (m, n))
+c = torch.empty(m, n, device="cuda", dtype=torch.float16)
+maps = (TensorDescriptor.from_tensor(a, [rows, 64]), TensorDescriptor.from_tensor(b, [128, 64]))
+table.halved_matmul[(m // rows, 1)](*maps, c, k, n, rows, 128, 64, num_warps=4, num_stages=3)
+print("launched", flush=True)
+torch.cuda.synchronize()
+print("ended", (c - a @ b.t()).abs().max().item() < 0.5)
+"""
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+def test_what_is_refused_as_endless_does_not_end_by_tritons_launcher(rows: int) -> None:
+    """In a process of its own, which is ended. The kernel for 64 rows is right."""
+    if triton.__version__.split(".")[:2] != ["3", "6"]:
+        pytest.skip("a fault of Triton 3.6")
+    child = subprocess.Popen(
+        [sys.executable, "-c", NEVER_ENDS, str(ROOT / "tests"), str(rows)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout.readline() == "launched\n"
+    try:
+        said, _ = child.communicate(timeout=60 if rows == 64 else 4)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        said, _ = child.communicate()
+    assert ("ended True" in said) == (rows == 64), said
 
 
 CHILD = """

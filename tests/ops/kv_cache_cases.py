@@ -10,9 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+E4M3 = torch.float8_e4m3fn
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
-    """x (rows, heads, dim), rounded to its dtype; positions past the tables have their last row."""
+
+def rotated(
+    x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool, dtype: torch.dtype
+) -> Tensor:
+    """x (rows, heads, dim), rounded to `dtype`; positions past the tables have their last row."""
     at = positions.clamp(max=cos.shape[0] - 1)
     c, s = (t[at].double()[:, None, :] for t in (cos, sin))
     half = cos.shape[1]
@@ -23,7 +27,13 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved:
     else:
         a, b = wide[..., :half], wide[..., half : 2 * half]
         first = torch.cat((a * c - b * s, a * s + b * c), -1)
-    return torch.cat((first, wide[..., 2 * half :]), -1).to(x.dtype)
+    return torch.cat((first, wide[..., 2 * half :]), -1).to(dtype)
+
+
+def quantised(x: Tensor, descale: Tensor | None) -> Tensor:
+    """x (rows, heads, dim) as a cache of e4m3 holds it, in float32: rounded once, at most 448."""
+    scaled = x.float() if descale is None else x.float() / descale[:, None]
+    return scaled.clamp(-448, 448).to(E4M3).float()
 
 
 def expected(
@@ -46,9 +56,15 @@ def expected(
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output in float64, and both caches as they are afterwards."""
-    k_cache, v_cache = k_cache.clone(), v_cache.clone()
+    """The output in float64, and both caches as they are afterwards, those of e4m3 in float32."""
+    is_e4m3 = k_cache.dtype == E4M3
+    if is_e4m3:
+        k_cache, v_cache = k_cache.float(), v_cache.float()
+    else:
+        k_cache, v_cache = k_cache.clone(), v_cache.clone()
     batch, rows, heads, dim = q.shape
     shared = k_cache.shape[2]
     page_size = k_cache.shape[1]
@@ -72,18 +88,25 @@ def expected(
             positions = torch.arange(length, length + new, device=q.device)
             keys = k[b]
             if rotary_cos is not None:
-                keys = rotated(keys, rotary_cos, rotary_sin, positions, rotary_interleaved)
+                dtype = torch.float64 if is_e4m3 else q.dtype
+                keys = rotated(keys, rotary_cos, rotary_sin, positions, rotary_interleaved, dtype)
                 by_row = causal or window_left >= 0 or window_right >= 0
                 at = length + torch.arange(rows, device=q.device) * int(by_row)
-                own = rotated(own, rotary_cos, rotary_sin, at, rotary_interleaved)
+                own = rotated(own, rotary_cos, rotary_sin, at, rotary_interleaved, q.dtype)
+            values = v[b]
+            if is_e4m3:
+                keys = quantised(keys, None if k_descale is None else k_descale[b])
+                values = quantised(values, None if v_descale is None else v_descale[b])
             written = total - length
             k_cache[first[length:total], row[length:total]] = keys[:written]
-            v_cache[first[length:total], row[length:total]] = v[b, :written]
+            v_cache[first[length:total], row[length:total]] = values[:written]
             length = total
-        keys = k_cache[first[:length], row[:length]].double().repeat_interleave(heads // shared, 1)
-        values = (
-            v_cache[first[:length], row[:length]].double().repeat_interleave(heads // shared, 1)
-        )
+        keys, values = (x[first[:length], row[:length]].double() for x in (k_cache, v_cache))
+        if k_descale is not None:
+            keys = keys * k_descale[b].double()[:, None]
+        if v_descale is not None:
+            values = values * v_descale[b].double()[:, None]
+        keys, values = (x.repeat_interleave(heads // shared, 1) for x in (keys, values))
         scores = torch.einsum("qhd,khd->hqk", own.double(), keys)
         scores = scores * (1 / math.sqrt(dim) if softmax_scale is None else softmax_scale)
         if softcap:
@@ -131,25 +154,33 @@ def make(
     dtype: torch.dtype = torch.bfloat16,
     slopes: bool = False,
     sinks: bool = False,
+    e4m3: bool = False,
+    descale: str = "",
     **options: Any,
 ) -> dict[str, Any]:
-    """The arguments of a call; `page_size` 0: a contiguous cache. Pages lie in random order."""
+    """The arguments of a call; `page_size` 0: a contiguous cache. Pages lie in random order.
+
+    `e4m3`: the caches' dtype; `descale`: which of "k" and "v" have factors, "s": one for all heads.
+    """
 
     def random_tensor(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, dtype=dtype)
+
+    def random_cache(*shape: int) -> Tensor:
+        return random_tensor(*shape).to(E4M3) if e4m3 else random_tensor(*shape)
 
     dim_v = dim if dim_v is None else dim_v
     args: dict[str, Any] = {"q": random_tensor(batch, rows, heads, dim)}
     if page_size:
         of_sequence = -(-capacity // page_size)
         pages = batch * of_sequence + 3
-        args["k_cache"] = random_tensor(pages, page_size, shared, dim)
-        args["v_cache"] = random_tensor(pages, page_size, shared, dim_v)
+        args["k_cache"] = random_cache(pages, page_size, shared, dim)
+        args["v_cache"] = random_cache(pages, page_size, shared, dim_v)
         order = torch.randperm(pages, device=device)[: batch * of_sequence]
         args["block_table"] = order.view(batch, of_sequence).int()
     else:
-        args["k_cache"] = random_tensor(cache_batch or batch, capacity, shared, dim)
-        args["v_cache"] = random_tensor(cache_batch or batch, capacity, shared, dim_v)
+        args["k_cache"] = random_cache(cache_batch or batch, capacity, shared, dim)
+        args["v_cache"] = random_cache(cache_batch or batch, capacity, shared, dim_v)
         if cache_batch:
             order = torch.randperm(cache_batch, device=device)[:batch]
             args["cache_batch_idx"] = order.int()
@@ -165,6 +196,11 @@ def make(
         args["alibi_slopes"] = torch.rand(heads, device=device)
     if sinks:
         args["sinks"] = torch.randn(heads, device=device)
+    for name in "kv":
+        if name in descale:
+            shape = (1, 1) if "s" in descale else (batch, shared)
+            factors = torch.rand(shape, device=device) + 0.3
+            args[f"{name}_descale"] = factors.expand(batch, shared)
     return args | options
 
 
@@ -206,6 +242,20 @@ CASES: dict[str, dict[str, Any]] = {
         "rotary_dim": 64, "lengths": [3, 40, 90], "new": 2, "rows": 2, "causal": True,
         "page_size": 16, "rotary_interleaved": False, "dtype": torch.float16,
     },
+    "e4m3": {"e4m3": True, "lengths": [3, 40, 96]},
+    "e4m3 whole cache": {"e4m3": True, "descale": "kv", "dim": 128, "dtype": torch.float16},
+    "e4m3 new": {
+        "e4m3": True, "descale": "kv", "lengths": [3, 40, 95], "new": 3, "rows": 3, "causal": True,
+    },
+    "e4m3 in pages": {
+        "e4m3": True, "descale": "ks", "lengths": [0, 40, 90], "new": 2, "page_size": 7,
+        "capacity": 98, "dim": 256, "dim_v": 16, "sinks": True,
+    },
+    "e4m3 with everything": {
+        "e4m3": True, "descale": "v", "lengths": [3, 40, 90], "new": 16, "rows": 16, "heads": 6,
+        "dim": 96, "rotary_dim": 32, "rotary_interleaved": False, "page_size": 16,
+        "window_left": 30, "causal": True, "softcap": 4.0, "slopes": True, "sinks": True,
+    },
 }  # fmt: skip
 
 
@@ -217,8 +267,11 @@ def random_case(generator: random.Random, device: str) -> dict[str, Any]:
     new = pick([0, 0, 1, rows])
     shared = pick([1, 2, 3])
     page_size = pick([0, 0, 1, 3, 16, 64])
-    dim = pick([8, 40, 64, 96, 128, 192, 256])
+    e4m3 = generator.random() < 0.4
+    dim = pick([16, 48, 64, 96, 128, 192, 256] if e4m3 else [8, 40, 64, 96, 128, 192, 256])
     options: dict[str, Any] = {}
+    if e4m3:
+        options = {"e4m3": True, "descale": pick(["", "k", "v", "kv", "kvs"])}
     if new and generator.random() < 0.5:
         options["rotary_dim"] = pick([n for n in (16, 32, 64) if n <= dim] or [0])
         options["rotary_interleaved"] = pick([False, True])

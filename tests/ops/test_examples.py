@@ -106,6 +106,17 @@ def test_training_is_the_same_with_and_without_drop_in(training, device, capsys,
     assert plot.is_file() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+def test_generation_says_both_speeds(device, capsys) -> None:
+    pytest.importorskip("transformers", reason="generation needs transformers")
+    arguments = ["--device", device, "--batch", "2", "--new", "3", "--prompt", "24"]
+    assert load("generate").main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "2 prompts of 24 tokens" in text
+    assert "left to PyTorch: nothing" in text
+    assert "errors of the logits" in text
+    assert {"sdpa", "cubin", "ratio"} <= {line.split(" ")[0] for line in text.splitlines()}
+
+
 def test_training_fails_where_the_curves_part(training, monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(training.WITHIN, torch.float32, -1.0)
     plot = tmp_path / "losses.png"

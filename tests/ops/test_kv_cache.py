@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numerics
 import pytest
 import torch
 from ops import kv_cache_cases
-from ops.kv_cache_cases import CASES, expected, make
+from ops.kv_cache_cases import CASES, E4M3, expected, make
 
 import torch_cubin
 
@@ -25,9 +26,19 @@ def check(args, label=""):
     error = (out.double() - wanted).abs().max().item() if out.numel() else 0
     limit = 2e-2 * max(1.0, wanted.abs().max().item() if wanted.numel() else 1.0)
     assert not numerics.exceeds(error, limit), (label, error)
+    check_caches(args, k_cache, v_cache)
+
+
+def check_caches(args, k_cache, v_cache):
+    written = [args[name] for name in ("k_cache", "v_cache")]
+    if written[0].dtype == E4M3:
+        written = [x.float() for x in written]
     # A rotation is rounded once: an ulp, where float32 and float64 round apart.
-    torch.testing.assert_close(args["k_cache"], k_cache, rtol=1e-2, atol=1e-3)
-    assert torch.equal(args["v_cache"], v_cache)
+    rtol, atol = (0.125, 2**-9) if args["k_cache"].dtype == E4M3 else (1e-2, 1e-3)
+    if args.get("rotary_cos") is None:
+        assert torch.equal(written[0], k_cache)
+    torch.testing.assert_close(written[0], k_cache, rtol=rtol, atol=atol)
+    assert torch.equal(written[1], v_cache)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -98,8 +109,7 @@ def test_rows_that_are_written_without_a_query(none, rotary_dim, device):
     _, k_cache, v_cache = expected(**args)
     assert not torch.equal(args["k_cache"], k_cache)
     assert not attend(**args).numel()
-    torch.testing.assert_close(args["k_cache"], k_cache, rtol=1e-2, atol=1e-3)
-    assert torch.equal(args["v_cache"], v_cache)
+    check_caches(args, k_cache, v_cache)
 
 
 def test_a_cache_of_any_strides(device):
@@ -171,30 +181,79 @@ def test_vmap_is_refused(device):
         torch.vmap(lambda q: attend(q, args["k_cache"], args["v_cache"]))(args["q"][None])
 
 
-@pytest.mark.parametrize("name", ["lengths", "new", "pages of 16", "rotary"])
+def test_what_is_written_to_e4m3(device):
+    """Rounded once to nearest even, saturated; NaN stays NaN."""
+    numbers = [0.0, -0.0, 2**-9, 2**-10, 3 * 2**-10, 447.0, 448.0, 464.0, 465.0, 1e30, torch.inf]
+    numbers += [torch.nan, 17.0, 19.0, 1.0625, 1.1875, -0.3, -240.0, -torch.inf]
+    args = make(device, batch=1, shared=1, dim=64, lengths=[5], new=1, e4m3=True)
+    for name in "kv":
+        args[name].zero_()
+        args[name][0, 0, 0, : len(numbers)] = torch.tensor(numbers, device=device)
+    for descale in (1.0, 0.37):
+        for name in "kv":
+            args[f"{name}_descale"] = torch.full((1, 1), descale, device=device)
+        attend(**args)
+        wanted = (args["k"][0, 0, 0].float() / descale).clamp(-448, 448).to(E4M3).float()
+        for name in "kv":
+            got = args[f"{name}_cache"][0, 5, 0].float()
+            assert torch.equal(got.nan_to_num(1e3), wanted.nan_to_num(1e3)), (name, descale)
+
+
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-30, 1.0, 1e30])
+def test_queries_of_any_magnitude_beside_e4m3(magnitude, device):
+    """A bfloat16 query need not fit into float16, which e4m3 is computed in on the GPU."""
+    torch.manual_seed(0)
+    args = make(device, lengths=[9, 40, 96], e4m3=True, rows=2, softmax_scale=1 / 8 / magnitude)
+    args["q"] *= magnitude
+    args["q"][..., ::7] *= 1e-5
+    args["q"][0, 1] = 0
+    check(args)
+
+
+def test_not_a_number_in_e4m3(device):
+    """A key's NaN makes all of its rows NaN, a value's its column of them."""
+    args = make(device, lengths=[9, 40, 96], e4m3=True)
+    args["v_cache"].view(torch.uint8)[1, 39, 0, 5] = 0x7F
+    args["k_cache"].view(torch.uint8)[2, 17, 1, 0] = 0xFF
+    out = attend(**args)
+    wanted = torch.zeros_like(out, dtype=torch.bool)
+    wanted[1, :, :2, 5] = True
+    wanted[2, :, 2:] = True
+    assert torch.equal(out.isnan(), wanted)
+
+
+@pytest.mark.parametrize("name", ["lengths", "new", "pages of 16", "rotary", "e4m3 in pages"])
 def test_opcheck(name, device):
     args = make(device, **CASES[name])
-    named = ("softmax_scale", "causal", "window_left", "rotary_interleaved")
+    named = ("softmax_scale", "causal", "window_left", "rotary_interleaved", "sinks", "k_descale")
     kwargs = {key: args.pop(key) for key in named if key in args}
+    tests = ["test_faketensor", "test_aot_dispatch_dynamic", "test_schema"]
+    if args["k_cache"].dtype == E4M3:
+        del tests[1:]  # they compare with torch.allclose, which has no e4m3
     with torch.no_grad():
         torch.library.opcheck(
             torch.ops.cubin._flash_attention_with_kvcache.default,
             (),
             args | kwargs,
-            test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+            test_utils=tests,
         )
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("grad", [False, True])
-def test_compiled(backend, grad, device):
-    args = make(device, lengths=[3, 40, 60], new=1, causal=True, page_size=16)
+@pytest.mark.parametrize(
+    ("backend", "grad", "e4m3"),
+    [
+        *itertools.product(["aot_eager", "inductor"], [False, True], [False]),
+        ("inductor", True, True),
+    ],
+)
+def test_compiled(backend, grad, e4m3, device):
+    args = make(device, lengths=[3, 40, 60], new=1, causal=True, page_size=16, e4m3=e4m3)
+    descale = torch.full((3, 2), 0.5, device=device) if e4m3 else None
 
     def step(q, k_cache, v_cache, k, v, lengths, table):
-        out = attend(
-            q * 2, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table, causal=True
-        )
-        return out + 1, k_cache.sum()
+        named = {"cache_seqlens": lengths, "block_table": table, "v_descale": descale}
+        out = attend(q * 2, k_cache, v_cache, k, v, causal=True, **named)
+        return out + 1, k_cache.float().sum()
 
     def operands():
         names = ("q", "k_cache", "v_cache", "k", "v", "cache_seqlens", "block_table")
@@ -206,8 +265,8 @@ def test_compiled(backend, grad, device):
         got = torch.compile(step, backend=backend, fullgraph=True)(*compiled)
     torch.testing.assert_close(got[0], wanted[0])
     torch.testing.assert_close(got[1], wanted[1], rtol=2e-2, atol=2e-1)
-    assert torch.equal(compiled[1], own[1])
-    assert torch.equal(compiled[2], own[2])
+    for i in (1, 2):
+        assert torch.equal(compiled[i].float(), own[i].float())
 
 
 def test_a_sparse_cache_is_refused():
@@ -222,6 +281,10 @@ def bfloat16(*shape):
 
 def int32(*shape):
     return torch.zeros(shape, dtype=torch.int32)
+
+
+def both_caches(cache):
+    return {"k_cache": cache, "v_cache": cache}
 
 
 WRONG = {
@@ -253,6 +316,28 @@ WRONG = {
     "window": ({"window_left": -2}, "window"),
     "softcap": ({"softcap": -1.0}, "softcap"),
     "sinks": ({"sinks": torch.zeros(3)}, "sinks"),
+    "descale of 16 bits": ({"k_descale": torch.ones(2, 2)}, "without caches of float8_e4m3fn"),
+    "one cache of e4m3": (
+        {"k_cache": bfloat16(2, 32, 2, 64).to(E4M3)},
+        "'v_cache' has a wrong dty",
+    ),
+    "e5m2": ({"k_cache": bfloat16(2, 32, 2, 64).to(torch.float8_e5m2)}, "or float8_e4m3fn"),
+    "e4m3 head_dim": (
+        {"q": bfloat16(2, 1, 4, 40)} | both_caches(bfloat16(2, 32, 2, 40).to(E4M3)),
+        "multiple of 16",
+    ),
+    "e4m3 strides": (
+        both_caches(bfloat16(2, 32, 2, 72).to(E4M3)[..., :64]),
+        "vectors",
+    ),
+    "descale's shape": (
+        both_caches(bfloat16(2, 32, 2, 64).to(E4M3)) | {"v_descale": torch.ones(2, 4)},
+        r"v_descale' has a wrong shape: expected \(batch, heads_k\) = \(2, 2\)",
+    ),
+    "descale's dtype": (
+        both_caches(bfloat16(2, 32, 2, 64).to(E4M3)) | {"k_descale": bfloat16(2, 2)},
+        "k_descale' has a wrong dtype",
+    ),
     "an expanded cache": (
         {
             "k_cache": bfloat16(1, 32, 2, 64).expand(2, -1, -1, -1),

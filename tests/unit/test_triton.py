@@ -590,6 +590,27 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "holds Triton kernels already" in done.stderr
 
 
+# --- copies that never end ---
+
+
+def halved(rows: int) -> list[Any]:
+    signature = f"tensordesc<fp16[{rows},64]>, tensordesc<fp16[128,64]>, *fp16:16, i32:16, i32:16"
+    return tct.compile(
+        table.halved_matmul, f"{signature}, {rows}, 128, 64", "sm_90a", num_warps=4, num_stages=3
+    )
+
+
+@needs_triton
+def test_a_kernel_that_never_ends_is_refused() -> None:
+    import triton
+
+    if triton.__version__.split(".")[:2] != ["3", "6"]:
+        pytest.skip("a fault of Triton 3.6")
+    with pytest.raises(errors.InputError, match="would never end.*128x64 elements, got 64x64"):
+        halved(128)
+    assert len(halved(64)) == 1
+
+
 # --- what the autotuner found ---
 
 TUNED = {"x": "float32[n]", "y": "float32[n]", "out": "float32[n]"}

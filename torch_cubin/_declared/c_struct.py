@@ -58,6 +58,11 @@ _SCALARS: dict[str, tuple[int, int, str, int | None]] = {
     "__nv_bfloat162": (4, 4, "uint32", None),
     "__nv_fp8_e4m3": (1, 1, "uint8", None), "__nv_fp8_e5m2": (1, 1, "uint8", None),
     "CUtensorMap": (128, 64, "tensor_map", None), "dim3": (12, 4, "uint32", 3),
+    # Handles.
+    **dict.fromkeys(
+        ("cudaStream_t", "cudaEvent_t", "cudaLibrary_t", "cudaKernel_t", "CUstream", "CUevent",
+         "CUmodule", "CUfunction", "CUlibrary", "CUkernel", "CUdeviceptr"),
+        (8, 8, "uint64", None)),
     **{f"{sign}int{bits}_t": (bits // 8, bits // 8, f"{sign}int{bits}", None)
        for bits in (8, 16, 32, 64) for sign in ("", "u")},
     **{f"{name}{n}": (size * n, size * {1: 1, 2: 2, 3: 1, 4: 4}[n], kind, n)

@@ -188,6 +188,28 @@ class Fault:
 
 
 @dataclasses.dataclass(frozen=True)
+class Launch:
+    """What an archive's C++ says of a kernel's launch: texts of C++ where they are no numbers."""
+
+    kernel: str  # the symbol
+    grid: Triple | tuple[str, str, str]  # "((xnumel + (1023)) / (1024))"
+    num_warps: int  # 32 threads each
+    shared_memory: int  # dynamic, bytes a block
+    arguments: tuple[str, ...]  # one a parameter: "int32_t xnumel"
+    wrapper: str  # the file in the archive that says so
+
+    def __str__(self) -> str:
+        grid = ", ".join(shown(str(size)) for size in self.grid)
+        lines = [
+            f"launched by {shown(self.wrapper)}: kernel {shown(self.kernel)}",
+            f"  grid ({grid}), {counted(self.num_warps, 'warp')},"
+            f" {self.shared_memory} B dynamic shared memory",
+        ]
+        lines += [f"  {index:>5}  {shown(text)}" for index, text in enumerate(self.arguments)]
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
 class Entry:
     """One thing in a container. `content` is None where it is of no kind that can be read, and
     where it is damaged: then `error` says how."""
@@ -206,11 +228,18 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Container(_Facts):
-    """What lies in a fatbin, in a host ELF file (its fatbins, and what torch_cubin.embed put there)
-    or in C source (its arrays)."""
+class ArchivedFile(Entry):
+    """A file in a zip archive."""
 
-    kind: str  # "fatbin", "host_elf" or "c_source"
+    launches: tuple[Launch, ...] = ()  # of its kernels, where C++ code in the archive says them
+
+
+@dataclasses.dataclass(frozen=True)
+class Container(_Facts):
+    """What lies in a fatbin, in a host ELF file (its fatbins, and what torch_cubin.embed put
+    there), in C source (its arrays) or in a zip archive (its files with device code)."""
+
+    kind: str  # "fatbin", "host_elf", "c_source" or "archive"
     machine: str | None  # of a host ELF file: "x86-64"
     size: int  # bytes
     entries: tuple[Entry, ...]
@@ -230,6 +259,7 @@ class Container(_Facts):
             "fatbin": ("fatbin", "entry"),
             "host_elf": (f"host ELF file ({self.machine})", "fatbin"),
             "c_source": ("C source", "array"),
+            "archive": ("zip archive", "file"),
         }[self.kind]
         if unit == "fatbin" and any(entry.kind != unit for entry in self.entries):
             unit = "embedded file"
@@ -245,6 +275,7 @@ class Container(_Facts):
                 parts.append(f"{title}: {entry.error.message}")
             elif entry.content is not None:
                 parts.append(_indented(f"{title}: {entry.content}"))
+            parts += [_indented(f"  {launch}") for launch in getattr(entry, "launches", ())]
         return "\n\n".join(parts)
 
 

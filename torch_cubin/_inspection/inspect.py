@@ -7,12 +7,15 @@ import stat
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin._inspection import archive
 from torch_cubin._inspection.facts import (
+    ArchivedFile,
     Container,
     Entry,
     Fault,
     Image,
     Kernel,
+    Launch,
     Param,
     Ptx,
     PtxKernel,
@@ -31,10 +34,12 @@ def inspect(
 
     `source` is a path, or the bytes themselves. Gives an `Image` for a cubin, relocatable or not, a
     `Ptx` for PTX text, and a `Container` for a fatbin (LZ4 and zstd are decompressed), for an
-    object, library or program that nvcc put fatbins into, or torch_cubin.embed any of these, and
-    for C or C++ source with device code in arrays of bytes. All have `kind` and `to_dict()`, and
-    print as tables. Needs no GPU, never touches the driver, and is safe on any file: every offset
-    and size in it is checked, and time and memory stay in proportion to its size.
+    object, library or program that nvcc put fatbins into, or torch_cubin.embed any of these,
+    for C or C++ source with device code in arrays of bytes, and for a zip archive of such files, as
+    AOTInductor's `.pt2` is, with what its C++ code says of the launches. All have `kind` and
+    `to_dict()`, and print as tables. Needs no GPU, never touches the driver, and is safe on any
+    file: every offset and size in it is checked, and time and memory stay in proportion to its
+    size.
 
     Raises FileError [file] for a path that is missing, unreadable or not a regular file, and
     ImageError [image] for bytes that are damaged or something else; the text says what they are
@@ -42,6 +47,11 @@ def inspect(
     and what to do. What is damaged within a container is that entry's `error`. Of another type,
     `source` is an InputError [input], which is a TypeError.
     """
+    if archive.is_archive(source):
+        named = isinstance(source, (str, os.PathLike))
+        return archive.inspect(
+            source, _origin(os.fsdecode(source)) if named else "the buffer given"
+        )
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _content(library.inspect(bytes(source), "the buffer given"))
     if isinstance(source, (str, os.PathLike)):
@@ -156,11 +166,13 @@ def _content(facts: dict[str, Any]) -> Image | Ptx | Container:
 
 
 __all__ = [
+    "ArchivedFile",
     "Container",
     "Entry",
     "Fault",
     "Image",
     "Kernel",
+    "Launch",
     "Param",
     "Ptx",
     "PtxKernel",

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_cubin import errors
+from torch_cubin._inspection import archive
+from torch_cubin._inspection.facts import shown
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._inspection.inspect import _content, _origin
 from torch_cubin._inspection.inspect import _read as _read_file
@@ -312,8 +314,8 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     """Opens a cubin, from a path or its bytes, for launching its kernels.
 
     A fatbin, an object, library or program with fatbins in it or with what torch_cubin.embed put
-    there, and C source with device code in arrays are opened too (torch_cubin.inspect lists what
-    they hold). Several sources, and several
+    there, C source with device code in arrays, and a zip archive of such files (AOTInductor's
+    `.pt2`) are opened too (torch_cubin.inspect lists what they hold). Several sources, and several
     images in one, are one module: of the images that have a kernel, each device gets the best
     (exactly its own sm_XYa, then its family, then the same major with the nearest lower minor).
     The bytes are checked now; the driver is first asked at the first launch, so this needs no GPU.
@@ -322,10 +324,11 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     Raises FileError [file] for a path that cannot be read, ImageError [image] for bytes that are no
     loadable cubin, ParamsError [params] for images that disagree on a kernel's parameters.
     """
+    listed = _listed(source)
     if isinstance(source, (list, tuple)):
-        sources = [_read(one, f"source {index}") for index, one in enumerate(source)]
+        sources = [_read(one, f"source {index}") for index, one in enumerate(listed)]
     else:
-        sources = [_read(source, "the buffer given")]
+        sources = [_read(one, "the buffer given") for one in listed]
     if not sources:
         raise errors.fault("input", "torch_cubin.load", "was given no source", expected="a cubin")
     origin = sources[0][1]
@@ -333,7 +336,6 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
         origin += f" and {len(sources) - 1} more"
     module = Module(sources, origin, jit)
     # Paths are read again, and bytes are the caller's: nothing is held twice.
-    listed = source if isinstance(source, (list, tuple)) else [source]
     module._sources = [
         (one, name, hashlib.sha256(data).hexdigest())
         for one, (data, name) in zip(listed, sources, strict=True)
@@ -390,6 +392,9 @@ def preload(target: Module | Kernel, device: int | str | torch.device | None = N
 
 def _read(source: Source, what: str) -> tuple[bytes, str]:
     """The bytes, and what errors call them."""
+    if isinstance(source, archive.Member):
+        origin = _archive_origin(source.archive, what)
+        return archive.read(source, origin), f"{origin}: '{shown(source.name)}'"
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source), what
     if not isinstance(source, (str, os.PathLike)):
@@ -402,6 +407,22 @@ def _read(source: Source, what: str) -> tuple[bytes, str]:
         )
     path = os.fsdecode(source)
     return _read_file(path), _origin(path)
+
+
+def _listed(source: Source | Sequence[Source]) -> list[Any]:
+    """What load() reads, one by one: an archive is the files with device code in it."""
+    out: list[Any] = []
+    for index, one in enumerate(source if isinstance(source, (list, tuple)) else [source]):
+        if archive.is_archive(one):
+            what = f"source {index}" if isinstance(source, (list, tuple)) else "the buffer given"
+            out += archive.members(one, _archive_origin(one, what))
+        else:
+            out.append(one)
+    return out
+
+
+def _archive_origin(source: Any, what: str) -> str:
+    return _origin(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else what
 
 
 def _device_index(device: int | str | torch.device | None) -> int:

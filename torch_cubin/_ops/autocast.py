@@ -30,13 +30,13 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
 
 
 # Floating point whatever the dtype of query is, and read as such.
-_KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks"))
+_KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks", "k_descale", "v_descale"))
 # Written to: a copy of another dtype would take what is written.
 _KEPT |= {"k_cache", "v_cache"}
 
 
 def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
-    """Autocast's own, but beside a cache that of the cache, which cannot be cast."""
+    """Autocast's own, but beside a cache of 16 bits that of the cache, which cannot be cast."""
     cache = arguments.get("k_cache")
     if isinstance(cache, torch.Tensor) and cache.dtype in (torch.float16, torch.bfloat16):
         return cache.dtype

@@ -31,10 +31,13 @@ def _fake(
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     **named: Any,
 ) -> Tensor:
     given = {**dict(zip(_TENSORS, args, strict=False)), **named}
     given |= {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    given |= {"k_descale": k_descale, "v_descale": v_descale}
     tensors = {name: x for name, x in given.items() if x is not None}
     for name, tensor in tensors.items():
         checks.check_dense(NAME, name, tensor)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin._triton import copies
 from torch_cubin._triton.kernel import FOLDED, Parameter, TritonKernel, make
 
 LIST = "triton_kernels.json"
@@ -186,6 +187,9 @@ def _read_cached(path: Path) -> TritonKernel:
             expected="the IR beside the cubin, which tells the parameters' types",
             advice="TRITON_STORE_BINARY_ONLY leaves it out: give the live kernel instead.",
         )  # fmt: skip
+    lowered = path.with_suffix(".ttgir")
+    if lowered.is_file():
+        copies.check(_bytes(lowered, _MOST_IR).decode("utf-8", "replace"), origin)
     text = _bytes(ir, _MOST_IR).decode("utf-8", "replace")
     parameters = parameters_of_ir(text, f"file '{ir}'")
     return make(cubin, metadata, parameters, origin, knows_folded=False)

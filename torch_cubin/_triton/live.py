@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin._triton import copies
 from torch_cubin._triton.kernel import FOLDED, Parameter, TritonKernel, Unknown, make
 
 _OPTIONS = "num_warps=, num_stages=, num_ctas=, maxnreg= and what else Triton's compiler takes"
@@ -81,6 +82,9 @@ def of_compiled(compiled: Any) -> TritonKernel:
     """What a CompiledKernel tells of itself."""
     metadata = compiled.metadata
     fields = metadata._asdict() if hasattr(metadata, "_asdict") else dict(metadata)
+    ttgir = compiled.asm.get("ttgir") if hasattr(compiled.asm, "get") else None
+    if isinstance(ttgir, str):
+        copies.check(ttgir, f"Triton kernel '{fields.get('name', '?')}'")
     return of_source(compiled.src, fields, compiled.asm["cubin"])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._triton import files, live
+from torch_cubin._triton import copies, files, live
 from torch_cubin._triton.kernel import FOLDED, TritonKernel
 
 
@@ -56,6 +56,10 @@ class Recording:
             cubins = [path for key, path in metadata_group.items() if key.endswith(".cubin")]
             if len(cubins) != 1:
                 raise errors.fault("file", f"Triton kernel '{name}'", "has no cubin on disk")
+            for key, path in metadata_group.items():
+                if key.endswith(".ttgir"):
+                    text = Path(path).read_text(errors="replace")
+                    copies.check(text, f"Triton kernel '{name}'")
             found = live.of_source(src, metadata, Path(cubins[0]).read_bytes())
         except (errors.Error, OSError) as error:
             problem = str(error)

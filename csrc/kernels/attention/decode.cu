@@ -11,6 +11,12 @@
 // All warps of a block have the same 16 rows and take 16 columns of a tile each, in rings of their
 // own: they wait for nobody until they join their results at the end, in the order of the warps.
 // Every feature of AttentionParams is here; what is not used costs a branch.
+//
+// Caches of e4m3 (decode_params.h) are turned into float16, which is exact, on their way to the tensor
+// cores, and queries of bfloat16 too, each row scaled by a power of two so that it fits. Bytes are no 16-bit
+// elements for ldmatrix: what it gives a lane are four neighbouring columns of a key, so the depth of
+// q . k has another order in both operands; and two neighbouring columns of two values, so the even and the odd
+// columns of 16 make an n8 tile each. The file is long because both kinds of keys share all but that.
 #include "common/dropout.cuh"
 #include "decode_params.h"
 #include "epilogue.cuh"
@@ -23,13 +29,19 @@ struct Config {
   static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
   static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
   static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+#ifdef TC_E4M3
+  static constexpr bool kE4m3 = true;  // keys and values
+#else
+  static constexpr bool kE4m3 = false;
+#endif
 };
 
 constexpr DType kDType = Config::kDType;
 using Traits = DTypeTraits<kDType>;
 using Storage = Traits::Storage;
 constexpr int kWarps = Config::kThreads / 32;
-constexpr int kRowBytes = Config::kTileK * 2;
+constexpr int kElement = Config::kE4m3 ? 1 : 2;  // bytes of a key's or value's
+constexpr int kRowBytes = Config::kTileK * kElement;
 constexpr int kTileBytes = 16 * kRowBytes;
 constexpr int kStageBytes = 2 * kTileBytes;  // k, then v
 constexpr int kSteps = Config::kTileK / 16;
@@ -37,7 +49,8 @@ constexpr int kOutTiles = Config::kTileK / 8;
 static_assert(Config::kTileM == 16 && Config::kTileN == 16 * kWarps, "a warp takes 16 columns");
 static_assert(kWarps * Config::kStages * kStageBytes == Config::kDynamicShared,
               "the kernel table's memory");
-static_assert(kStageBytes == 16 * Config::kTileK * 4, "a warp's results fit into one stage");
+static_assert(Config::kStages * kStageBytes >= 16 * Config::kTileK * 4,
+              "a warp's results fit into its ring");
 
 // The row of a tile: a query row of one head.
 struct PackedRow {
@@ -53,31 +66,36 @@ struct PackedRow {
 
 // This warp's 16 columns of tiles of k or v.
 struct WarpCopy {
+  static constexpr int kLanes = kRowBytes < 128 ? kRowBytes / 16 : 8;  // of a row
+  static constexpr int kRows = 32 / kLanes, kPasses = 16 / kRows;
   const char* global;  // this lane's vector of the first row; of the pool, where it lies in pages
   tc_int64 row_bytes;
   int bytes_left;
 
   TC_DEVICE WarpCopy(const void* first_row, tc_int64 row_bytes_, int column_bytes, bool paged)
       : row_bytes(row_bytes_) {
-    int lane = threadIdx.x % 8;
+    int lane = threadIdx.x % kLanes;
     global = static_cast<const char*>(first_row) + (paged ? 0 : row() * row_bytes) + lane * 16;
     bytes_left = column_bytes - lane * 16;
   }
-  static TC_DEVICE int row() { return threadIdx.x % 32 / 8; }
+  static TC_DEVICE int row() { return threadIdx.x % 32 / kLanes; }
 
   // This lane's row of a pass, which begins `offset` bytes behind `global`.
   TC_DEVICE void copy_row(u32 stage, int pass, int rows_left, tc_int64 offset) const {
 #pragma unroll
-    for (int v = 0; v < kRowBytes / 128; ++v) {
-      u32 to = Swizzle<kRowBytes, true>::offset(row() + 4 * pass, threadIdx.x % 8) + v * 128;
+    for (int v = 0; v < (kRowBytes + 127) / 128; ++v) {
+      u32 to =
+          Swizzle<kRowBytes, true>::offset(row() + kRows * pass, threadIdx.x % kLanes) + v * 128;
       cp_async<16>(stage + to, global + offset + v * 128,
-                   row() + 4 * pass < rows_left && v * 128 < bytes_left);
+                   row() + kRows * pass < rows_left && v * 128 < bytes_left);
     }
   }
 
   TC_DEVICE void copy_next(u32 stage, int rows_left) {
 #pragma unroll
-    for (int pass = 0; pass < 4; ++pass) copy_row(stage, pass, rows_left, 4 * pass * row_bytes);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      copy_row(stage, pass, rows_left, kRows * pass * row_bytes);
+    }
     global += Config::kTileN * row_bytes;
   }
 };
@@ -113,14 +131,14 @@ struct PagedRows {
                       int column, int columns) const {
     u32 row = at(column) % p.page_size;
 #pragma unroll
-    for (int pass = 0; pass < 4; ++pass) {
-      int lane = WarpCopy::row() + 4 * pass;
+    for (int pass = 0; pass < WarpCopy::kPasses; ++pass) {
+      int lane = WarpCopy::row() + WarpCopy::kRows * pass;
       tc_int64 its_page = min(__shfl_sync(~0u, page[0], lane), p.pages - 1u);
       tc_int64 its_row = __shfl_sync(~0u, row, lane);
       k.copy_row(stage, pass, columns - column,
-                 its_page * (p.k_stride[0] * 2) + its_row * (p.k_stride[2] * 2));
+                 its_page * (p.k_stride[0] * kElement) + its_row * (p.k_stride[2] * kElement));
       v.copy_row(stage + kTileBytes, pass, columns - column,
-                 its_page * (p.v_stride[0] * 2) + its_row * (p.v_stride[2] * 2));
+                 its_page * (p.v_stride[0] * kElement) + its_row * (p.v_stride[2] * kElement));
     }
   }
 };
@@ -129,6 +147,11 @@ struct PagedRows {
 TC_DEVICE int cached_columns(const DecodeParams& p, int batch) {
   if (p.cache_seqlens == nullptr) return p.seqlen_k;
   return min(min(max(p.cache_seqlens[batch], 0), p.seqlen_k) + p.new_columns, p.seqlen_k);
+}
+
+// The factor of e4m3 keys or values.
+TC_DEVICE float descale_of(const float* descale, const tc_int64 (&stride)[2], const Sequence& s) {
+  return descale != nullptr ? descale[s.batch * stride[0] + s.kv_head * stride[1]] : 1.0f;
 }
 
 // Into how many parts a sequence's `columns` are cut. A whole warp must ask together.
@@ -149,8 +172,9 @@ struct Decode {
   float out[kOutTiles][4];
   float score[2][4];
   float reference[2], sum[2];  // of rows g and g + 8; natural units
+  float unit[2];               // e4m3: of the products of those rows
 
-  TC_DEVICE Decode(const AttentionParams& p, const Sequence& s, const PackedRow (&rows)[2]) {
+  TC_DEVICE Decode(const DecodeParams& p, const Sequence& s, const PackedRow (&rows)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       reference[h] = kLowest;
@@ -163,16 +187,47 @@ struct Decode {
       for (int step = 0; step < kSteps; ++step)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          int column = 16 * step + 8 * half + threadIdx.x % 4 * 2;
+          int column = Config::kE4m3 ? 16 * step + threadIdx.x % 4 * 4 + 2 * half
+                                     : 16 * step + 8 * half + threadIdx.x % 4 * 2;
           q[step][h + 2 * half] = rows[h].exists && column < p.head_dim
                                       ? __ldg(reinterpret_cast<const u32*>(from + column))
                                       : 0;
         }
+      if constexpr (Config::kE4m3) {
+        unit[h] = p.bfloat16 ? fit_into_f16(h) : 1.0f;
+        unit[h] *= descale_of(p.k_descale, p.k_descale_stride, s);
+      }
     }
 #pragma unroll
     for (int n = 0; n < kOutTiles; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[n][e] = 0.0f;
+  }
+
+  // Turns a row of q from bfloat16 to float16, its largest element to [2^14, 2^15). Returns the power of two
+  // that the products are to be multiplied with. No bit is lost in elements of at least 2^-28 of the largest.
+  TC_DEVICE float fit_into_f16(int h) {
+    u32 most = 0;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        u32 word = q[step][h + 2 * half];
+        most = max(most, max(word & 0x7fffu, (word >> 16) & 0x7fffu));
+      }
+    most = max(most, __shfl_xor_sync(~0u, most, 1));
+    most = max(most, __shfl_xor_sync(~0u, most, 2));
+    u32 exponent = min(268 - (most >> 7), 253u);  // of the factor, as float32 stores it
+    float factor = __uint_as_float(exponent << 23);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        u32& word = q[step][h + 2 * half];
+        word = pack_f16(__uint_as_float(word << 16) * factor,
+                        __uint_as_float(word & 0xffff0000u) * factor);
+      }
+    return __uint_as_float((254 - exponent) << 23);
   }
 
   TC_DEVICE void multiply_qk(const FragmentAddress<Fragment::b, kRowBytes>& k_address, u32 stage) {
@@ -181,17 +236,33 @@ struct Decode {
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) score[n][e] = odd[n][e] = 0.0f;
+    if constexpr (Config::kE4m3) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      u32 k[4];
-      k_address.load(k, stage, 0, 16 * step);
-      mma<kDType>(step % 2 ? odd[0] : score[0], q[step], k[0], k[1]);
-      mma<kDType>(step % 2 ? odd[1] : score[1], q[step], k[2], k[3]);
+      for (int step = 0; step < kSteps; step += 2) {
+        u32 k[4];
+        k_address.load(k, stage, 0, 8 * step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          mma<kDType>(i % 2 ? odd[i / 2] : score[i / 2], q[step + i % 2], e4m3_to_f16(k[i]),
+                      e4m3_to_f16(k[i] >> 16));
+        }
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        u32 k[4];
+        k_address.load(k, stage, 0, 16 * step);
+        mma<kDType>(step % 2 ? odd[0] : score[0], q[step], k[0], k[1]);
+        mma<kDType>(step % 2 ? odd[1] : score[1], q[step], k[2], k[3]);
+      }
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) score[n][e] += odd[n][e];
+      for (int e = 0; e < 4; ++e) {
+        score[n][e] += odd[n][e];
+        if (Config::kE4m3) score[n][e] *= unit[e / 2];
+      }
   }
 
   // Scores to weights; the references follow the maxima as in mma.cu.
@@ -231,12 +302,29 @@ struct Decode {
                              u32 stage) {
     u32 weights[4];
     pack_fragment<kDType>(weights, score[0], score[1]);
+    if constexpr (Config::kE4m3) {
 #pragma unroll
-    for (int n = 0; n < kOutTiles / 2; ++n) {
-      u32 v[4];
-      v_address.load(v, stage, 0, 16 * n);
-      mma<kDType>(out[2 * n], weights, v[0], v[1]);
-      mma<kDType>(out[2 * n + 1], weights, v[2], v[3]);
+      for (int n = 0; n < kOutTiles; n += 4) {
+        u32 v[4];
+        v_address.load(v, stage, 0, 4 * n);
+        // Bytes 0 and 2 of a lane's word are the even column of two values, 1 and 3 the odd one.
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = __byte_perm(v[i], 0, 0x3120);
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+          mma<kDType>(out[n + i], weights, e4m3_to_f16(v[i]), e4m3_to_f16(v[i + 1]));
+          mma<kDType>(out[n + i + 1], weights, e4m3_to_f16(v[i] >> 16),
+                      e4m3_to_f16(v[i + 1] >> 16));
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kOutTiles / 2; ++n) {
+        u32 v[4];
+        v_address.load(v, stage, 0, 16 * n);
+        mma<kDType>(out[2 * n], weights, v[0], v[1]);
+        mma<kDType>(out[2 * n + 1], weights, v[2], v[3]);
+      }
     }
   }
 };
@@ -253,7 +341,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   u32 batch = kv_head / kv_heads;
   Sequence s(p, uniform(batch), uniform(kv_head - batch * kv_heads) * p.group);
   Sequence of_cache = s;  // as the cache has it
-  if (p.cache) {
+  const bool cache = Config::kE4m3 || p.cache;
+  if (cache) {
     s.columns = uniform(cached_columns(p, s.batch));
     int shift = p.flags & kAttendBottomRight ? s.columns - s.rows : 0;
     s.first = p.first == -kNoBound ? -kNoBound : p.first + shift;
@@ -269,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   int first_row = packed / p.group, last_row = last_packed / p.group;
 
   int begin = max(0, first_row + s.first), end = min(s.columns, last_row + s.last + 1);
-  if (p.splits > 1 && p.cache) {
+  if (p.splits > 1 && cache) {
     begin = begin / Config::kTileN * Config::kTileN;
     int parts = parts_of(p, end - begin), part = blockIdx.y;
     if (part >= parts) {
@@ -295,12 +384,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 
   int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   int column = begin + 16 * warp;
-  bool paged = p.cache && p.block_table != nullptr;
+  bool paged = cache && p.block_table != nullptr;
   int first_column = paged ? 0 : column;
-  WarpCopy k_copy(static_cast<const Storage*>(p.k) + of_cache.k_offset(p, p.k_stride, first_column),
-                  p.k_stride[2] * 2, p.head_dim * 2, paged);
-  WarpCopy v_copy(static_cast<const Storage*>(p.v) + of_cache.k_offset(p, p.v_stride, first_column),
-                  p.v_stride[2] * 2, p.head_dim_v * 2, paged);
+  WarpCopy k_copy(
+      static_cast<const char*>(p.k) + of_cache.k_offset(p, p.k_stride, first_column) * kElement,
+      p.k_stride[2] * kElement, p.head_dim * kElement, paged);
+  WarpCopy v_copy(
+      static_cast<const char*>(p.v) + of_cache.k_offset(p, p.v_stride, first_column) * kElement,
+      p.v_stride[2] * kElement, p.head_dim_v * kElement, paged);
   PagedRows pages(p, s.batch, column, s.columns);
   u32 ring = shared_address(shared_memory) + warp * (Config::kStages * kStageBytes);
   u32 write = ring, read = ring;
@@ -360,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
         }
     }
     decode.exponentiate();
-    if (p.flags & kAttendDropout) {
+    if (!Config::kE4m3 && p.flags & kAttendDropout) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         DropoutBits bits(*p.dropout_seed, s.batch * p.heads + rows[h].head, rows[h].row,
@@ -413,10 +504,21 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     float factor = output.finish_joined(p, rows[h].head, 0, rows[h].exists && threadIdx.x < 32,
                                         reference, sum);
     factor *= exp2_approx((decode.reference[h] - reference) * kLog2e);
+    if constexpr (Config::kE4m3) {
+      factor *= descale_of(p.v_descale, p.v_descale_stride, s);
 #pragma unroll
-    for (int n = 0; n < kOutTiles; ++n) {
-      *reinterpret_cast<float2*>(mine + r * Config::kTileK + 8 * n + lane % 4 * 2) =
-          make_float2(decode.out[n][2 * h] * factor, decode.out[n][2 * h + 1] * factor);
+      for (int n = 0; n < kOutTiles; n += 2) {
+        const auto &even = decode.out[n], &odd = decode.out[n + 1];
+        *reinterpret_cast<float4*>(mine + r * Config::kTileK + 8 * n + lane % 4 * 4) =
+            make_float4(even[2 * h] * factor, odd[2 * h] * factor, even[2 * h + 1] * factor,
+                        odd[2 * h + 1] * factor);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kOutTiles; ++n) {
+        *reinterpret_cast<float2*>(mine + r * Config::kTileK + 8 * n + lane % 4 * 2) =
+            make_float2(decode.out[n][2 * h] * factor, decode.out[n][2 * h + 1] * factor);
+      }
     }
   }
   __syncthreads();
@@ -441,9 +543,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       to[0] = make_float4(total[0], total[1], total[2], total[3]);
       to[1] = make_float4(total[4], total[5], total[6], total[7]);
     } else {
+      u32 word[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        word[c] = Config::kE4m3 && p.bfloat16 ? pack_bf16(total[2 * c], total[2 * c + 1])
+                                              : Traits::pack(total[2 * c], total[2 * c + 1]);
+      }
       *reinterpret_cast<uint4*>(output.out + first) =
-          make_uint4(Traits::pack(total[0], total[1]), Traits::pack(total[2], total[3]),
-                     Traits::pack(total[4], total[5]), Traits::pack(total[6], total[7]));
+          make_uint4(word[0], word[1], word[2], word[3]);
     }
   }
 }
@@ -466,5 +573,17 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
       "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 16},
       "cost": {"k_tile": 900, "fixed": 8000}}]},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}}]}
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}},
+  {"name": "decode_attention_e4m3_{t.name}", "kind": "decode_e4m3", "layout": "general",
+   "dtype": "float8_e4m3fn", "math": "float16", "alignment": 16, "tile": "{t.tile}", "archs": ["sm_90a"],
+   "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "accepted_spill": "{t.spill}",
+   "for": {"t": [
+     {"name": "16x64x64", "tile": [16, 64, 64], "stages": 8, "threads": 128, "shared": 65536,
+      "blocks": 3, "spill": {}, "cost": {"k_tile": 700, "fixed": 6000}},
+     {"name": "16x64x128", "tile": [16, 64, 128], "stages": 4, "threads": 128, "shared": 65536,
+      "blocks": 3, "spill": {}, "cost": {"k_tile": 900, "fixed": 7000}},
+     {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 49152,
+      "blocks": 4, "spill": {"sm_90a": 48}, "cost": {"k_tile": 900, "fixed": 8000}}]},
+   "defines": {"TC_DTYPE": "float16", "TC_E4M3": 1, "TC_MIN_BLOCKS": "{t.blocks}"}}]}
 */

@@ -1,5 +1,5 @@
 // Before decode.cu: writes new keys and values into a cache and rotates them, and the query, by their
-// positions (rotary embedding), computed in float32 and rounded once.
+// positions (rotary embedding), computed in float32 and rounded once, to e4m3 where the caches are of that.
 //
 // A thread takes one vector of 8 columns: first those of the keys, then of the values, then of the
 // query; grid.x = ceil(vectors / threads).
@@ -11,12 +11,18 @@ namespace torch_cubin::TC_KERNEL {
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
   static constexpr int kThreads = TC_THREADS;
+#ifdef TC_E4M3
+  static constexpr bool kE4m3 = true;  // the caches' dtype; else that of the query
+#else
+  static constexpr bool kE4m3 = false;
+#endif
 };
 
 constexpr DType kDType = Config::kDType;
 using Traits = DTypeTraits<kDType>;
 using Storage = Traits::Storage;
 constexpr int kColumns = 8;  // of a vector
+constexpr int kCacheBytes = Config::kE4m3 ? 1 : 2;
 
 struct Vector {
   float x[kColumns];
@@ -33,18 +39,26 @@ struct Vector {
     return make_uint4(Traits::pack(x[0], x[1]), Traits::pack(x[2], x[3]), Traits::pack(x[4], x[5]),
                       Traits::pack(x[6], x[7]));
   }
+  TC_DEVICE uint2 quantised(float descale) const {
+    u16 pair[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pair[i] = pack_e4m3(__fdiv_rn(x[2 * i], descale), __fdiv_rn(x[2 * i + 1], descale));
+    }
+    return make_uint2(pair[0] | static_cast<u32>(pair[1]) << 16, pair[2] | static_cast<u32>(pair[3])
+                                                                               << 16);
+  }
 };
 
 TC_DEVICE uint4 load(const Storage* from) { return *reinterpret_cast<const uint4*>(from); }
 
-// The vector that begins at `column` of `row`, rotated by the angles of `position`.
-TC_DEVICE uint4 rotated(const DecodeAppendParams& p, const Storage* row, int column, int position) {
-  uint4 words = load(row + column);
-  if (column >= p.rotary_dim) return words;
+// `own`, which begins at `column` of `row`, before rotary_dim, rotated by the angles of `position`.
+TC_DEVICE Vector rotated(const DecodeAppendParams& p, const Storage* row, int column, int position,
+                         const Vector& own) {
   position = min(position, p.positions - 1);
   auto cos = static_cast<const Storage*>(p.cos) + position * p.cos_stride;
   auto sin = static_cast<const Storage*>(p.sin) + position * p.sin_stride;
-  Vector own(words), out(words);
+  Vector out(own);
   if (p.interleaved) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
@@ -63,7 +77,14 @@ TC_DEVICE uint4 rotated(const DecodeAppendParams& p, const Storage* row, int col
       out.x[i] = low ? own.x[i] * c - other.x[i] * s : other.x[i] * s + own.x[i] * c;
     }
   }
-  return out.rounded();
+  return out;
+}
+
+// The same of the vector in memory, in the query's dtype; unchanged from rotary_dim on.
+TC_DEVICE uint4 rotated(const DecodeAppendParams& p, const Storage* row, int column, int position) {
+  uint4 words = load(row + column);
+  if (column >= p.rotary_dim) return words;
+  return rotated(p, row, column, position, Vector(words)).rounded();
 }
 
 // A row of the query, or of new keys or values, and the vector of it that this thread takes.
@@ -82,6 +103,11 @@ struct Place {
     return batch * stride[0] + row * stride[1] + head * stride[2];
   }
 };
+
+// What a cache's numbers of this head are multiples of.
+TC_DEVICE float descale_of(const float* descale, const tc_int64 (&stride)[2], const Place& at) {
+  return descale != nullptr ? descale[at.batch * stride[0] + at.head * stride[1]] : 1.0f;
+}
 
 TC_DEVICE int length_of(const DecodeAppendParams& p, int batch) {
   int length = p.cache_seqlens != nullptr ? p.cache_seqlens[batch] : p.capacity;
@@ -118,8 +144,15 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     tc_int64 to = cache_row(p, at, position, p.k_cache_stride);
     if (to < 0) return;
     auto from = static_cast<const Storage*>(p.k) + at.offset(p.k_stride);
-    *reinterpret_cast<uint4*>(static_cast<Storage*>(p.k_cache) + to + at.column) =
-        rotated(p, from, at.column, position);
+    auto cache = static_cast<char*>(p.k_cache) + (to + at.column) * kCacheBytes;
+    if constexpr (Config::kE4m3) {
+      Vector vector(load(from + at.column));
+      if (at.column < p.rotary_dim) vector = rotated(p, from, at.column, position, vector);
+      *reinterpret_cast<uint2*>(cache) =
+          vector.quantised(descale_of(p.k_descale, p.k_descale_stride, at));
+    } else {
+      *reinterpret_cast<uint4*>(cache) = rotated(p, from, at.column, position);
+    }
     return;
   }
   index -= new_rows * k_vectors;
@@ -128,8 +161,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     tc_int64 to = cache_row(p, at, length_of(p, at.batch) + at.row, p.v_cache_stride);
     if (to < 0) return;
     auto from = static_cast<const Storage*>(p.v) + at.offset(p.v_stride);
-    *reinterpret_cast<uint4*>(static_cast<Storage*>(p.v_cache) + to + at.column) =
-        load(from + at.column);
+    auto cache = static_cast<char*>(p.v_cache) + (to + at.column) * kCacheBytes;
+    uint4 words = load(from + at.column);
+    if constexpr (Config::kE4m3) {
+      *reinterpret_cast<uint2*>(cache) =
+          Vector(words).quantised(descale_of(p.v_descale, p.v_descale_stride, at));
+    } else {
+      *reinterpret_cast<uint4*>(cache) = words;
+    }
     return;
   }
   index -= new_rows * v_vectors;
@@ -149,5 +188,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   {"name": "decode_append_attention_{d.short}", "kind": "append", "layout": "any", "alignment": 16,
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 1000}}]}
+   "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 1000}},
+  {"name": "decode_append_attention_{d.short}_e4m3", "kind": "append_e4m3", "layout": "any", "alignment": 16,
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
+   "archs": ["sm_90a"], "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}", "TC_E4M3": 1},
+   "cost": {"k_tile": 0, "fixed": 1000}}]}
 */

@@ -5,6 +5,9 @@
 // not written, nor what belongs to an index outside the cache. Columns 2c and 2c + 1 (interleaved),
 // or c and c + rotary_dim / 2, are a pair that is rotated by the angle of cos[position][c] and sin[position][c];
 // positions past the tables' end have their last row. Every row is whole vectors of 16 bytes.
+//
+// Kernels for caches of e4m3 (kind append_e4m3) write  x / descale,  rounded once to nearest even, at most 448
+// in magnitude; a descale is as in decode_params.h.
 #pragma once
 
 typedef long long tc_int64;  // device code includes no <cstdint>
@@ -37,6 +40,10 @@ struct DecodeAppendParams {
   int rotary_dim;  // 0: none
   int positions;   // rows of cos and sin
   int interleaved;
+  const float* k_descale;
+  const float* v_descale;
+  tc_int64 k_descale_stride[2];
+  tc_int64 v_descale_stride[2];
   int q_one_position;  // all rows of the query are at the first new position
 };
 

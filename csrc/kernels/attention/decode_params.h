@@ -7,6 +7,10 @@
 // row j % page_size of page block_table[b][j / page_size]: k_stride[0] and v_stride[0] then lead from page
 // to page. Indices outside the cache are moved to its ends: the result is of some page, nothing else
 // is read.
+//
+// Kernels for caches of e4m3 (kind decode_e4m3) take them alone, `cache` set. Their strides count elements of
+// one byte. A key is k_descale[batch][kv_head] times what the cache holds, a value v_descale times that;
+// null: 1.
 #pragma once
 
 #include "attention_params.h"
@@ -27,6 +31,11 @@ struct DecodeParams : AttentionParams {
   // sequence alone. A sequence counts with at most seen_columns, of the window.
   float fewest_columns, share;
   int seen_columns;
+  int bfloat16;  // e4m3 caches: the dtype of q and out; 0: float16
+  const float* k_descale;
+  const float* v_descale;
+  tc_int64 k_descale_stride[2];  // batch, head
+  tc_int64 v_descale_stride[2];
 };
 
 }  // namespace torch_cubin

@@ -15,8 +15,6 @@
 // `general` kernels (TC_GENERAL) change scores on their way to the softmax by sm90_rule.cuh, and drop weights.
 // Longer than files should be: producer and consumers meet in one set of barriers and one shared memory, and
 // neither can be followed without the other.
-#include <type_traits>
-
 #include "common/dropout.cuh"
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
@@ -72,7 +70,7 @@ struct Slot {
 // A whole warp: deals out tiles, and loads Q of each.
 template <class C>
 TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile* tiles) {
-  AttentionSchedule<C::kRows, C::kN> schedule(p);
+  AttentionSchedule<C::kRows, C::kN, C::kGeneral> schedule(p);
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kQSlots> slot;
   TilePlace place{};
@@ -84,7 +82,7 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile
       // behind, as many as Q and K have slots for.
       AttentionTile& tile = tiles[number % C::kRing];
       if (any) {
-        describe<C::kRows, C::kN>(tile, p, place);
+        describe<C::kRows, C::kN, C::kGeneral>(tile, p, place);
       } else {
         tile.blocks = 0;
       }
@@ -115,21 +113,21 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile
 
 // One thread: loads the blocks of K, or of V, of one tile after the other.
 template <class C>
-TC_DEVICE void produce_keys(const Sm90AttentionMap& map, u32 shared, u32 ring, u32 full, u32 empty,
-                            const AttentionTile* tiles) {
+TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap& map, u32 shared,
+                            u32 ring, u32 full, u32 empty, const AttentionTile* tiles) {
   Slot<C::kStages> slot;
   wait_for_previous_grid();
   for (int number = 0;; ++number) {
     int entry = number % C::kRing;
     barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
-    int blocks = tiles[entry].blocks, row = tiles[entry].last_block * C::kN;
-    if (blocks == 0) return;
+    if (tiles[entry].blocks == 0) return;
+    KeyBlocks<C::kRows, C::kGeneral> blocks(p, tiles[entry]);
     int head = tiles[entry].kv_head;
     MapPlace keys = tiles[entry].sequence.k;
     int wrap = tiles[entry].sequence.wrap;
-    row += keys.place;
 #pragma unroll 1
-    for (; blocks > 0; --blocks, row -= C::kN) {
+    for (;; blocks.next()) {
+      int row = keys.place + blocks.block * C::kN;
       u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
       barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
       barrier_expect(arrived, C::kKvBytes);
@@ -138,6 +136,7 @@ TC_DEVICE void produce_keys(const Sm90AttentionMap& map, u32 shared, u32 ring, u
         tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, keys.batch, wrap);
       }
       slot.next();
+      if (blocks.is_last()) break;
     }
   }
 }
@@ -153,14 +152,13 @@ struct Consumer {
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
   u32 w[C::kN / 16][4];
-  std::conditional_t<C::kGeneral, GeneralSoftmax, RunningSoftmax> softmax;
-  float slope = 0.0f;  // of ALiBi
-  static constexpr int kWords = (C::kN + 31) / 32;
-  u32 mask[2][C::kGeneral ? kWords : 1];
-  u32 number = 0;             // of the tile whose scores are being made
-  u32 step = 0;               // blocks of keys scored so far, of all tiles
-  int block, last_to_score;   // of keys: the next one to score, and this tile's last one
-  int open_first, open_last;  // blocks of which this warpgroup sees everything
+  RunningSoftmax<C::kGeneral> softmax;
+  float slope = 0.0f;                     // of ALiBi
+  u32 mask[2];                            // bits of a boolean mask
+  u32 number = 0;                         // of the tile whose scores are being made
+  u32 step = 0;                           // blocks of keys scored so far, of all tiles
+  KeyBlocks<C::kRows, C::kGeneral> keys;  // of this tile; its block is the next one to score
+  int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
 
   TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const AttentionTile* ring,
                      int own_group)
@@ -188,8 +186,7 @@ struct Consumer {
     const AttentionTile& tile = tiles[number % C::kRing];
     if (tile.blocks == 0) return false;
     int row = first_row(tile);
-    block = tile.last_block;
-    last_to_score = tile.last_block - tile.blocks + 1;
+    keys = KeyBlocks<C::kRows, C::kGeneral>(p, tile);
     const Sm90Sequence& q = tile.sequence;
     open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
     open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
@@ -258,14 +255,14 @@ struct Consumer {
         }
       }
     }
-    hide();
   }
 
-  // Scores to logits.
+  // Scores to logits, where they are not the same but for a factor.
   TC_DEVICE void change() {
     if constexpr (C::kGeneral) {
+      if (!p.has_rule) return;
       const AttentionTile& tile = tiles[number % C::kRing];
-      int query = first_row(tile) + 16 * warp + lane / 4, key = block * C::kN + lane % 4 * 2;
+      int query = first_row(tile) + 16 * warp + lane / 4, key = keys.block * C::kN + lane % 4 * 2;
       TileRule<false> rule(p.score, tile.sequence, query, key, slope);
       auto each = [&](auto&& function) {
 #pragma unroll
@@ -275,55 +272,34 @@ struct Consumer {
         }
       };
       torch_cubin::apply_rule(rule, each, each);
-      if (p.score.mask == nullptr) return;
-#pragma unroll
-      for (int i = 0; i < C::kN / 2; ++i) {
-        bool seen = mask[i / 2 % 2][i / 4 * 8 / 32] >> (i / 4 * 8 % 32 + i % 2) & 1;
-        if (!seen) s[i] = -__builtin_huge_valf();
-      }
     }
   }
 
-  // The bits of this thread's keys, long before they are needed: bit 0 is that of its first one.
+  // The bits of this thread's keys, long before they are needed.
   TC_DEVICE void load_mask() {
     if constexpr (C::kGeneral) {
-      if (p.score.mask == nullptr) return;
+      if (!keys.has_bits()) return;
       const AttentionTile& tile = tiles[number % C::kRing];
-      int row = first_row(tile) + 16 * warp + lane / 4, column = block * C::kN;
-      auto from = p.score.mask + tile.batch * p.score.mask_stride[0] +
-                  tile.head * p.score.mask_stride[1] + column / 32;
+      int row = first_row(tile) + 16 * warp + lane / 4;
+      auto from = p.mask.words + tile.batch * p.mask.word_stride[0] +
+                  tile.head * p.mask.word_stride[1] + keys.block * 4 + lane % 4;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        auto words = from + min(row + 8 * h, tile.sequence.rows - 1) * p.score.mask_stride[2];
-        if constexpr (kWords == 4) {
-          uint4 all = __ldg(reinterpret_cast<const uint4*>(words));
-          mask[h][0] = all.x, mask[h][1] = all.y, mask[h][2] = all.z, mask[h][3] = all.w;
-        } else {
-#pragma unroll
-          for (int i = 0; i < kWords; ++i) mask[h][i] = __ldg(words + i);
-          if (column % 32 != 0) {  // 16 bits: a block is no multiple of 32 keys
-#pragma unroll
-            for (int i = 0; i < kWords; ++i) {
-              mask[h][i] = __funnelshift_r(mask[h][i], i + 1 < kWords ? mask[h][i + 1] : 0, 16);
-            }
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) mask[h][i] >>= lane % 4 * 2;
+        mask[h] = __ldg(from + min(row + 8 * h, tile.sequence.rows - 1) * p.mask.word_stride[2]);
       }
     }
   }
 
   // Weights that dropout drops become 0; their sums are complete.
-  TC_DEVICE void drop(u32 of_number, int of_block) {
+  TC_DEVICE void drop() {
     if constexpr (C::kGeneral) {
       if (p.score.drop_below == 0) return;
-      const AttentionTile& tile = tiles[of_number % C::kRing];
+      const AttentionTile& tile = tiles[number % C::kRing];
       constexpr int kColumns = C::kN % 32 == 0 ? 32 : 16;
       int row = first_row(tile) + 16 * warp + lane / 4, head = tile.batch * p.heads + tile.head;
 #pragma unroll
       for (int c = 0; c < C::kN / kColumns; ++c) {
-        int column = of_block * C::kN + c * kColumns;
+        int column = keys.block * C::kN + c * kColumns;
         bool right = kColumns == 16 && column % 32 != 0;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -340,17 +316,35 @@ struct Consumer {
     }
   }
 
+  // Scores outside of the band, and those that a mask hides, become -inf. Blocks of which everything is
+  // visible pay a comparison.
   TC_DEVICE void hide() {
-    if (__builtin_expect(block >= open_first && block <= open_last, 1)) return;
+    bool open = keys.block >= open_first && keys.block <= open_last;
+    if (__builtin_expect(open && !keys.has_bits(), 1)) return;
     const AttentionTile& tile = tiles[number % C::kRing];
     const Sm90Sequence& q = tile.sequence;
-    int row = first_row(tile) + 16 * warp + lane / 4, low[2], high[2];
+    int column = keys.block * C::kN + lane % 4 * 2;
+    u32 seen[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      low[h] = row + 8 * h + q.first;
-      high[h] = min(row + 8 * h + q.last, q.columns - 1);
+      int row = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      seen[h] = bits_up_to(min(row + q.last, q.columns - 1) - column) &
+                ~bits_up_to(row + q.first - 1 - column);
+      if (keys.has_bits()) seen[h] &= mask[h];
     }
-    hide_outside(s, block * C::kN + lane % 4 * 2, low, high, q.first > -(1 << 29));
+    hide_unseen(s, seen);
+  }
+
+  // This block's scores to weights. Returns whether outputs so far must be multiplied by `factor`.
+  TC_DEVICE bool weigh(float (&factor)[2]) {
+    bool moves;
+#pragma unroll 1
+    for (;;) {
+      change();
+      hide();
+      if (__builtin_expect(softmax.weigh(s, p.unit, factor, moves), 1)) return moves;
+      score_again();
+    }
   }
 
   TC_DEVICE void pack() {
@@ -389,7 +383,6 @@ struct Consumer {
       inverse[h] = total == 0.0f ? 0.0f : factor[h] / total;
       if (p.logsumexp != nullptr && lane % 4 == 0 && i < tile.sequence.rows) {
         out[i] = total == 0.0f ? __int_as_float(0xff800000)
-                 : C::kGeneral ? softmax.reference[h] + log_of_two(total) * 0.6931471805599453f
                                : (softmax.reference[h] + log_of_two(total)) * 0.6931471805599453f;
       }
     }
@@ -434,7 +427,7 @@ struct Consumer {
   // K, and with a tile's last block Q, are not needed any more; the next step begins.
   TC_DEVICE void end_step() {
     release(shared + C::kKEmpty + 8 * slot(step));
-    if (block == last_to_score && lane == 0) barrier_arrive(shared + C::kQEmpty + 8 * q_slot());
+    if (keys.is_last()) release(shared + C::kQEmpty + 8 * q_slot());
     ++step;
   }
 
@@ -446,11 +439,11 @@ struct Consumer {
       load_mask();
       wgmma_wait<0>();
       keep_in_place(s);
+      softmax.reset();
       change();
       hide();
-      softmax.reset();
       softmax.weigh_first(s, p.unit);
-      drop(number, block);
+      drop();
       end_step();
       pack();
       int add = 0;
@@ -458,13 +451,14 @@ struct Consumer {
 #pragma unroll 1
       for (;;) {
         factor[0] = factor[1] = 1.0f;
-        bool fresh = block == last_to_score;
-        --block;
+        bool fresh = keys.is_last();
         if (fresh) {
           finish_sums(tiles[number % C::kRing], factor);
           ++number;
           if (!begin()) break;
           softmax.reset();
+        } else {
+          keys.next();
         }
         if (C::kPingPong) named_sync(kTurn + group, 256);
         score();
@@ -474,10 +468,8 @@ struct Consumer {
         load_mask();
         wgmma_wait<1>();
         keep_in_place(s);
-        change();
-        hide();
-        bool moves = softmax.weigh(s, p.unit, factor, [&] { score_again(); });
-        drop(number, block);
+        bool moves = weigh(factor);
+        drop();
         end_step();
         wgmma_wait<0>();
         keep_in_place(o);
@@ -533,9 +525,11 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
     if (warp == 1) {
       produce_q<C>(p, shared, tiles);
     } else if (threadIdx.x == 0) {
-      produce_keys<C>(p.k, shared, shared + C::kK, shared + C::kKFull, shared + C::kKEmpty, tiles);
+      produce_keys<C>(p, p.k, shared, shared + C::kK, shared + C::kKFull, shared + C::kKEmpty,
+                      tiles);
     } else if (threadIdx.x == 64) {
-      produce_keys<C>(p.v, shared, shared + C::kV, shared + C::kVFull, shared + C::kVEmpty, tiles);
+      produce_keys<C>(p, p.v, shared, shared + C::kV, shared + C::kVFull, shared + C::kVEmpty,
+                      tiles);
     } else {
       wait_for_previous_grid();
     }
@@ -587,9 +581,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2,
-      "shared": 99040, "spill": 16, "cost": {"k_tile": 3500, "fixed": 2500}},
+      "shared": 99040, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2,
-      "shared": 197344, "spill": 320, "cost": {"k_tile": 4200, "fixed": 4500}},
+      "shared": 197344, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1,
-      "shared": 230080, "spill": 800, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
+      "shared": 230080, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
 */

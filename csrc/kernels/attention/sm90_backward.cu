@@ -111,7 +111,7 @@ struct Keys {
     load_shared(first_row, shared + C::kFirstRow + 4 * q());
     load_shared(head_word, shared + C::kHead + 4 * q());
     int head = static_cast<int>(head_word);
-    int query = static_cast<int>(first_row / 4) + lane() % 4 * 2;
+    int query = static_cast<int>(first_row / 8) + lane() % 4 * 2;
     int own = key + 16 * warp() + lane() / 4;
     bool drops = p.score.drop_below > 0;
     u64 kept = ~u64(0);  // a bit for each element
@@ -157,7 +157,7 @@ struct Keys {
       }
     };
     torch_cubin::apply_rule(rule, each, each);
-    if (p.mask != nullptr && p.mask_words == nullptr) add_mask(head, query, own);
+    if (p.mask != nullptr && p.bits.words == nullptr) add_mask(head, query, own);
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
       float lse[2];
@@ -178,25 +178,8 @@ struct Keys {
 
   // P and dS of what is hidden become 0, whatever is in q, k, v and grad_out there.
   TC_DEVICE void hide() {
-    u32 first_row;
-    load_shared(first_row, shared + C::kFirstRow + 4 * q());
-    for_each_hidden<C>(work.sequence, first_row, group, key + 16 * warp() + lane() / 4,
+    for_each_hidden<C>(work.sequence, shared, q(), group, key + 16 * warp() + lane() / 4,
                        [&](int i) { s[i] = dp[i] = 0.0f; });
-  }
-
-  // The same of what a boolean mask hides.
-  TC_DEVICE void hide_masked() {
-    if (p.mask_words == nullptr) return;
-    u32 at = shared + C::kMask + q() * C::kMaskBytes + (threadIdx.x - 128) * (C::kMaskWords * 4);
-#pragma unroll
-    for (int word = 0; word < C::kMaskWords; ++word) {
-      u32 seen;
-      load_shared(seen, at + 4 * word);
-#pragma unroll
-      for (int i = 32 * word; i < 32 * word + 32 && i < C::kRows / 2; ++i) {
-        if ((seen >> i % 32 & 1) == 0) s[i] = dp[i] = 0.0f;
-      }
-    }
   }
 
   // Of P and dS, in turns: ptxas finds no registers for the one after the other.
@@ -235,7 +218,6 @@ struct Keys {
           differentiate();
         }
         hide();
-        if (C::kGeneral) hide_masked();
         u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4];
         pack(weights, ds);
         wgmma_fence();
@@ -294,19 +276,17 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "{g.kind}",
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{g.layout}",
    "alignment": 16, "tile": "{t.tile}", "stages": 3, "block": [512, 1, 1],
-   "dynamic_shared": "{t.shared_{g.layout}}", "cost": "{t.cost}",
+   "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
    "accepted_spill": {"sm_90a": "{g.spill}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 16},
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 96},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
-           "spill": 720}],
+           "spill": 800}],
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared_full": 211456,
-      "shared_general": 217600,
+     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 217600,
       "cost": {"k_tile": 2900, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared_full": 210336,
-      "shared_general": 213408,
+     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 213408,
       "cost": {"k_tile": 3000, "fixed": 7000}}]}}]}
 */

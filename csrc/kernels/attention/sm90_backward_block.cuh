@@ -8,7 +8,7 @@
 //   queries    dq, transposed, from dS in shared memory
 //
 //   shared memory:  k, v | q: kQStages | grad_out: kGradStages | dS: 2 | dq: kDqSlots pieces of 64 columns |
-//                   P (wide) | sums: kQStages | mask (general): kQStages | barriers
+//                   P (wide) | sums: kQStages | mask: kQStages | barriers
 #pragma once
 
 #include "common/dtype.cuh"
@@ -26,6 +26,7 @@ struct KeyBlock {
   int head, batch;  // head: of the keys
   int first_tile;   // the number of the first tile of queries of the group's first head
   int begin, end;   // tiles of queries that see the keys
+  int steps;        // of all heads of the group, without those that a mask hides
 
   // By one thread of the block. Neighbouring blocks have the same keys' place in `together` heads; then
   // come the next keys.
@@ -55,6 +56,7 @@ struct KeyBlock {
     SeenTiles seen(sequence, key_tile, rows, keys);
     begin = seen.begin;
     end = seen.end;
+    steps = p.bits.words == nullptr ? max(0, end - begin) * p.group : 0;
     first_tile =
         packed ? head * p.group * p.tiles + first_query_tile(p.lengths.cu_seqlens_q, batch, rows)
                : (batch * p.heads + head * p.group) * p.tiles;
@@ -84,7 +86,7 @@ struct BackwardConfig {
   static constexpr int kSumBytes = 2 * kRows * 4;
   static constexpr int kMaskWords =
       (kRows / 2 + 31) / 32;  // of a thread: a bit for each of its scores
-  static constexpr int kMaskBytes = kGeneral ? 2 * kKeys * kMaskWords * 4 : 0;
+  static constexpr int kMaskBytes = 2 * kKeys * kMaskWords * 4;
   static constexpr int kDqSlots = kWide ? 2 : kDqStages * kPanels;
   static constexpr int kK = 0, kV = kKeyBytes, kQ = 2 * kKeyBytes, kGrad = kQ + kQStages * kQBytes;
   static constexpr int kScore = kGrad + kGradStages * kQBytes;
@@ -101,8 +103,8 @@ struct BackwardConfig {
                        kDqEmpty = kDqFull + 8 * kDqStages * kPanels;
   static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPanels,
                        kWeightsEmpty = kWeightsFull + (kWide ? 8 : 0);
-  // For each slot of q 4 times the first row, and a bit for each 64 keys of which some must be hidden;
-  // and the head, for `general` kernels.
+  // For each slot of q 8 times the first row, a bit for each 64 keys of which some must be hidden, and
+  // one that tells whether a mask's bits are there; and the head, for `general` kernels.
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
   static constexpr int kWork = (kHead + 4 * kQStages + 15) / 16 * 16;
@@ -121,13 +123,13 @@ struct BackwardConfig {
 
 // The steps of a block: tiles of queries, the last one first, each of all heads of the group. One head
 // after the other would let blocks of keys that few queries see wait, for the next head's turns, for
-// those that many see.
+// those that many see. Steps that a mask hides are among them; see mask_class().
 struct Steps {
-  int group, count;  // count: of all heads
+  int group;
   int tile, head = 0;
 
   TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work)
-      : group(p.group), count(max(0, work.end - work.begin) * p.group), tile(work.end - 1) {}
+      : group(p.group), tile(work.end - 1) {}
   TC_DEVICE void next() {
     if (++head == group) {
       head = 0;
@@ -135,6 +137,24 @@ struct Steps {
     }
   }
 };
+
+TC_DEVICE u32 mask_class(const Sm90BackwardParams& p, const KeyBlock& work, int head, int tile) {
+  if (p.bits.words == nullptr) return 0;
+  MaskPlace at(p.bits, work.batch, work.head * p.group + head, tile);
+  return __ldg(p.bits.classes + (at.pair * p.key_tiles + work.key_tile) * p.bits.tiles + at.tile);
+}
+
+// By all threads of a block with a mask; work.steps was 0.
+TC_DEVICE void count_steps(const Sm90BackwardParams& p, KeyBlock& work) {
+  int all = max(0, work.end - work.begin) * p.group, own = 0;
+  for (int i = threadIdx.x; i < all; i += 512) {
+    u32 what = mask_class(p, work, i % p.group, work.begin + i / p.group);
+    own += what < kSm90MaskHidesAll ? 1 : 0;
+  }
+  own = __reduce_add_sync(~0u, own);
+  if (threadIdx.x % 32 == 0 && own > 0) atomicAdd(&work.steps, own);
+  __syncthreads();
+}
 
 // Which slot of a ring step `step` has, and the parity of its phase.
 template <int kStages>
@@ -168,8 +188,8 @@ TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
 
 template <class C>
 TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work) {
+  if (work.steps == 0) return;
   Steps step(p, work);
-  if (step.count == 0) return;
   const Sm90Sequence& s = work.sequence;
   u32 keys = shared + C::kKeysFull;
   barrier_expect(keys, 2 * C::kKeyBytes);
@@ -177,22 +197,23 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& wor
   load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, keys, s.k, key, work.head, s.wrap);
   load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, keys, s.k, key, work.head, s.wrap);
 #pragma unroll 1
-  for (int i = 0; i < step.count; ++i, step.next()) {
+  for (int i = 0; i < work.steps; step.next()) {
+    u32 what = mask_class(p, work, step.head, step.tile);
+    if (what >= kSm90MaskHidesAll) continue;
     int row = step.tile * C::kRows, head = work.head * p.group + step.head;
     u32 q = slot<C::kQStages>(i), grad = slot<C::kGradStages>(i);
     u32 full = shared + C::kQFull + 8 * q;
-    u32 hidden = 4 * row + hides<C>(s, key, row);
-    if (C::kKeyGroups == 2) hidden += 2 * hides<C>(s, key + 64, row);
+    u32 hidden = 8 * row + (what != 0 ? 4 : 0) + (what | hides<C>(s, key, row));
+    if (C::kKeyGroups == 2) hidden |= 2 * hides<C>(s, key + 64, row);
     barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(i) ^ 1);
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
-    bool masked = C::kGeneral && p.mask_words != nullptr;
     if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
-    barrier_expect(full, C::kQBytes + C::kSumBytes + (masked ? C::kMaskBytes : 0));
-    if (masked) {
-      const unsigned* from = p.mask_words + work.batch * p.mask_words_stride[0] +
-                             head * p.mask_words_stride[1] + step.tile * p.mask_words_stride[2] +
-                             static_cast<tc_int64>(work.key_tile) * (C::kMaskBytes / 4);
-      bulk_load(shared + C::kMask + q * C::kMaskBytes, from, C::kMaskBytes, full);
+    barrier_expect(full, C::kQBytes + C::kSumBytes + (what != 0 ? C::kMaskBytes : 0));
+    if (what != 0) {
+      MaskPlace at(p.bits, work.batch, head, step.tile);
+      tc_int64 from = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
+      bulk_load(shared + C::kMask + q * C::kMaskBytes, p.bits.words + from * (C::kMaskBytes / 4),
+                C::kMaskBytes, full);
     }
     load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, s.q, row, head,
                    s.wrap);
@@ -204,6 +225,7 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& wor
     barrier_expect(full, C::kQBytes);
     load_panels<C>(shared + C::kGrad + grad * C::kQBytes, C::kRows * 128, p.grad_out, full, s.q,
                    row, head, s.wrap);
+    ++i;
   }
 }
 
@@ -241,10 +263,17 @@ TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock& w
   u32 empty = shared + C::kDqEmpty + 8 * C::kPanels * stage;
   u32 from = shared + C::kDq + stage * C::kPanels % C::kDqSlots * C::kPieceBytes;
 #pragma unroll 1
-  for (int i = 0; i < step.count; ++i, step.next()) {
+  for (int next = 0; next < work.steps; step.next()) {
+    if (mask_class(p, work, step.head, step.tile) >= kSm90MaskHidesAll) continue;
+    int i = next++;
     if (i % C::kDqStages != stage) continue;
     tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
-    int rank = work.key_tile - first_key_tile(work.sequence, step.tile, C::kRows, C::kKeys);
+    int first = first_key_tile(work.sequence, step.tile, C::kRows, C::kKeys);
+    int rank = work.key_tile - first;
+    if (p.bits.words != nullptr) {
+      MaskPlace at(p.bits, work.batch, work.head * p.group + step.head, step.tile);
+      rank = count_seen(p.bits, at, first, work.key_tile);
+    }
     float* to = p.dq_sum + tile * (C::kRows * C::kD);
     if (rank > 0) {
       wait_for_turn(p.turns + tile, rank);
@@ -395,12 +424,14 @@ TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
 }
 
 // Calls hide(i) for each element i that this thread's first key, `own`, and the one 8 further must not
-// see. `first_row`: of the step, as load() writes it; `group`: which 64 keys of the block.
+// see, in the step of slot `q`. `group`: which 64 keys of the block.
 template <class C, class Hide>
-TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 first_row, int group, int own,
+TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 shared, u32 q, int group, int own,
                                Hide&& hide) {
+  u32 first_row;
+  load_shared(first_row, shared + C::kFirstRow + 4 * q);
   if ((first_row >> group & 1) == 0) return;
-  int low[2], high[2], column = static_cast<int>(first_row / 4) + threadIdx.x % 4 * 2;
+  int low[2], high[2], column = static_cast<int>(first_row / 8) + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     int key = own + 8 * h;
@@ -411,6 +442,18 @@ TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 first_row, int group,
   for (int i = 0; i < C::kRows / 2; ++i) {
     int at = i / 4 * 8 + i % 2, h = i / 2 % 2;
     if (at < low[h] || at > high[h]) hide(i);
+  }
+  if ((first_row & 4) == 0) return;
+  u32 words = shared + C::kMask + q * C::kMaskBytes +
+              (128 * group + threadIdx.x % 128) * (C::kMaskWords * 4);
+#pragma unroll
+  for (int word = 0; word < C::kMaskWords; ++word) {
+    u32 seen;
+    load_shared(seen, words + 4 * word);
+#pragma unroll
+    for (int i = 32 * word; i < 32 * word + 32 && i < C::kRows / 2; ++i) {
+      if ((seen >> i % 32 & 1) == 0) hide(i);
+    }
   }
 }
 
@@ -499,6 +542,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
   if (threadIdx.x == 32) work = KeyBlock(p, C::kRows, C::kKeys);
   __syncthreads();
   if (work.key_tile < 0) return;
+  if (p.bits.words != nullptr) count_steps(p, work);
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) load<C>(p, shared, work);
@@ -507,7 +551,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     }
     __syncwarp();
   } else {
-    int steps = Steps(p, work).count;
+    int steps = work.steps;
     if (warp < 12) {
       more_registers<C::kKeyRegisters>();
       Roles::template run<C>(p, shared, work, warp / 4 - 1, steps);

@@ -27,6 +27,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   int first = place.tile * p.tile_rows + octet * 8, lane = threadIdx.x % 32;
   if (place.tile < 0 || first >= sequence.rows || piece * 64 >= p.head_dim) return;
   bool any = sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys);
+  if (any && p.bits.words != nullptr) {
+    MaskPlace at(p.bits, place.batch, place.head, place.tile);
+    int begin = first_key_tile(sequence, place.tile, p.tile_rows, p.tile_keys);
+    int last =
+        min(place.tile * p.tile_rows + p.tile_rows - 1 + sequence.last, sequence.columns - 1);
+    any = count_seen(p.bits, at, begin, last / p.tile_keys + 1) > 0;
+  }
   auto from = reinterpret_cast<const float4*>(
       p.dq_sum + (static_cast<tc_int64>(tile) * panels + piece) * (64 * p.tile_rows) + octet * 128 +
       lane * 4);

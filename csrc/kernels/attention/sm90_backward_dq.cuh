@@ -5,7 +5,8 @@
 // 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). So a piece is one contiguous addition by the TMA, and
 // a warp's store of 8 queries has no bank conflicts.
 //
-// The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the same
+// The blocks of a head's keys add to a tile in the order of their keys (those that a boolean mask hides
+// from it altogether do not), the first one stores: the same
 // bits in every run, and nothing to clear. A block waits only for blocks that took their work before it
 // did, by an atomic counter, so they run or have run, in whichever order the device starts blocks.
 #pragma once
@@ -39,6 +40,32 @@ TC_DEVICE int first_key_tile(const Sm90Sequence& s, int tile, int rows, int keys
 TC_DEVICE bool sees_any_key(const Sm90Sequence& s, int tile, int rows, int keys) {
   int first_key = first_key_tile(s, tile, rows, keys) * keys;
   return first_key < s.columns && first_key <= tile * rows + rows - 1 + s.last;
+}
+
+// Where a boolean mask's tiles for a head and a tile of queries lie.
+struct MaskPlace {
+  tc_int64 pair;  // of batch and head
+  int tile;
+
+  TC_DEVICE MaskPlace(const Sm90MaskBits& bits, int batch, int head, int tile_)
+      : pair(static_cast<tc_int64>(bits.batches == 1 ? 0 : batch) * bits.heads +
+             (bits.heads == 1 ? 0 : head)),
+        tile(bits.tiles == 1 ? 0 : tile_) {}
+};
+
+// How many blocks of keys, from `begin` to before `end`, take a tile of queries.
+TC_DEVICE int count_seen(const Sm90MaskBits& bits, const MaskPlace& at, int begin, int end) {
+  if (end <= begin) return 0;
+  auto row =
+      reinterpret_cast<const u32*>(bits.seen + (at.pair * bits.tiles + at.tile) * bits.seen_pitch);
+  u32 count = 0;
+  for (int i = begin / 4; i <= (end - 1) / 4; ++i) {
+    u32 ones = __ldg(row + i);
+    if (4 * i < begin) ones &= ~0u << (8 * (begin - 4 * i));
+    if (4 * i + 4 > end) ones &= ~0u >> (8 * (4 * i + 4 - end));
+    count = __dp4a(ones, 0x01010101u, count);
+  }
+  return static_cast<int>(count);
 }
 
 // Where the numbers of a packed sequence's tiles of queries begin: each sequence has one more than its

@@ -15,6 +15,19 @@
 
 namespace torch_cubin {
 
+// What a step is to a boolean mask: whether it hides some of the block's first 64 keys, some of the others,
+// or all, and then nobody takes the step.
+constexpr int kSm90MaskHidesAll = 4;
+
+// A boolean mask, as sm90_backward_mask.cu lays it out for steps.
+struct Sm90MaskBits {
+  unsigned* words;  // [batch][head][tile][key tile][thread][word]: a bit for each of its scores
+  unsigned char* classes;  // [batch][head][key tile][tile]
+  unsigned char* seen;  // [batch][head][tile][seen_pitch]: 1 where a block of keys takes the step
+  int batches, heads, tiles;  // that the mask has; 1 where it is the same for all
+  int seen_pitch;             // the key tiles, up to a multiple of 4
+};
+
 struct Sm90BackwardParams {
   Sm90AttentionMap q, k, v, grad_out;
 
@@ -45,15 +58,12 @@ struct Sm90BackwardParams {
   float logsumexp_unit;  // log2(e); general: 1
   Sm90ScoreRule score;   // of `general` kernels; without its mask, which the next ones are
 
-  // Null, or a value for each score: bytes of which 0 hides where mask_words is not null, else numbers that
-  // are added to the logits, of q's type or, with mask_floats, floats.
+  // Null, or a value for each score: bytes of which 0 hides where bits.words is not null, else numbers that
+  // `general` kernels add to the logits, of q's type or, with mask_floats, floats.
   const void* mask;
   tc_int64 mask_stride[4];  // batch, head, row, key; in elements
-  // The boolean mask in bits, as each thread of sm90_backward.cu takes them for a step.
-  unsigned* mask_words;
-  tc_int64 mask_words_stride[3];  // batch, head, tile of queries; 0 where all have the same
-  int mask_heads, mask_tiles;     // how many heads and tiles mask_words has
   int mask_floats;
+  Sm90MaskBits bits;
 };
 
 }  // namespace torch_cubin

@@ -1,9 +1,15 @@
-// A boolean mask as bits, for the `general` kernels of sm90.cu: they read each word once for each head,
-// where bytes would be 32 loads. A lane makes a word; a warp has neighbouring words.
+// A boolean mask as the `general` kernels of sm90.cu read it: bits in the order in which a lane has its
+// scores, and for each tile of queries and block of keys whether it hides all, none or some of them.
+//
+// A block of threads lays out a tile of queries by four blocks of keys: first 16 keys of a row at a time
+// become bits in shared memory, then each thread makes the words of a row's block of keys of them.
 #include "common/ptx.cuh"
 #include "sm90_mask_params.h"
+#include "sm90_params.h"
 
 namespace torch_cubin::TC_KERNEL {
+
+constexpr int kTileRows = 128, kMostHalves = kMaskTileBlocks * 8;  // of 16 keys, of a row
 
 // A bit for each byte that is not 0.
 TC_DEVICE u32 bits_of(u32 bytes) {
@@ -11,31 +17,91 @@ TC_DEVICE u32 bits_of(u32 bytes) {
   return (any | any >> 7 | any >> 14 | any >> 21) & 15;
 }
 
+// Of 16 keys of a row, of which the first `count` exist: one bit each.
+TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) {
+  u32 bits = 0;
+  if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 16 == 0) {
+    uint4 bytes = __ldg(reinterpret_cast<const uint4*>(from));
+    return bits_of(bytes.x) | bits_of(bytes.y) << 4 | bits_of(bytes.z) << 8 |
+           bits_of(bytes.w) << 12;
+  }
+  if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      bits |= bits_of(__ldg(reinterpret_cast<const u32*>(from) + i)) << (4 * i);
+    }
+    return bits;
+  }
+#pragma unroll 1
+  for (int i = 0; i < min(count, 16); ++i) {
+    bits |= static_cast<u32>(__ldg(from + i * step) != 0) << i;
+  }
+  return bits;
+}
+
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ Sm90MaskParams p) {
+  // Two words more, so that threads of neighbouring rows do not meet in one bank.
+  __shared__ u16 bits[kTileRows][kMostHalves + 2];
+  __shared__ u32 found;  // two bits a block of keys: some key is visible, some key is hidden
   wait_for_previous_kernel();
-  tc_int64 index = static_cast<tc_int64>(blockIdx.x) * TC_THREADS + threadIdx.x;
-  tc_int64 line = index / p.words_of_row;
-  if (line >= p.all_rows) return;
-  int column = static_cast<int>(index - line * p.words_of_row) * 32;
-  tc_int64 pair = line / p.rows, row = line - pair * p.rows, batch = pair / p.heads;
+  int chunk = blockIdx.x % p.chunks;
+  tc_int64 line = blockIdx.x / p.chunks;
+  int tile = static_cast<int>(line % p.tiles);
+  tc_int64 pair = line / p.tiles, batch = pair / p.heads;
+  int first_row = tile * p.tile_rows, rows = min(p.tile_rows, p.rows - first_row);
+  int block_halves = p.tile_columns / 16, halves = kMaskTileBlocks * block_halves;
+  int first_column = chunk * kMaskTileBlocks * p.tile_columns;
   const unsigned char* from = p.mask + batch * p.stride[0] +
-                              (pair - batch * p.heads) * p.stride[1] + row * p.stride[2] +
-                              column * p.stride[3];
-  u32 word = 0;
-  if (p.stride[3] == 1 && column + 32 <= p.columns && reinterpret_cast<u64>(from) % 16 == 0) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint4 bytes = __ldg(reinterpret_cast<const uint4*>(from) + half);
-      u32 bits =
-          bits_of(bytes.x) | bits_of(bytes.y) << 4 | bits_of(bytes.z) << 8 | bits_of(bytes.w) << 12;
-      word |= bits << (16 * half);
-    }
-  } else {
-    int count = min(32, p.columns - column);
-    for (int i = 0; i < count; ++i) word |= static_cast<u32>(from[i * p.stride[3]] != 0) << i;
+                              (pair - batch * p.heads) * p.stride[1] + first_row * p.stride[2];
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
+  if (threadIdx.x == 0) found = 0;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < rows * halves; i += TC_THREADS) {
+    int row = i / halves, half = i - row * halves, column = first_column + 16 * half;
+    int count = p.columns - column;
+    bits[row][half] =
+        static_cast<u16>(count > 0 ? sixteen_bits(from + row * p.stride[2] + column * p.stride[3],
+                                                  p.stride[3], count)
+                                   : 0);
   }
-  p.words[index] = word;
+  __syncthreads();
+  // A multiple of the warp's size, because all of its lanes report together.
+  for (int i = threadIdx.x; i < kTileRows * kMaskTileBlocks; i += TC_THREADS) {
+    int row = i / kMaskTileBlocks, of_chunk = i % kMaskTileBlocks;
+    int block = chunk * kMaskTileBlocks + of_chunk;
+    u32 classes = 0;
+    if (row < rows && block < p.blocks) {
+      u32 word[4] = {0, 0, 0, 0}, all = ~0u;
+      int count = p.columns - block * p.tile_columns;
+#pragma unroll 1
+      for (int half = 0; half < block_halves; ++half) {
+        u32 sixteen = bits[row][of_chunk * block_halves + half];
+        int exist = min(max(count - 16 * half, 0), 16);
+        if (sixteen != (1u << exist) - 1) all = 0;
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          u32 four = (sixteen >> 2 * t & 3) | (sixteen >> (8 + 2 * t) & 3) << 2;
+          word[t] |= four << (4 * half);
+        }
+      }
+      auto to =
+          reinterpret_cast<uint4*>(p.words) + (pair * p.rows + first_row + row) * p.blocks + block;
+      *to = make_uint4(word[0], word[1], word[2], word[3]);
+      u32 any = word[0] | word[1] | word[2] | word[3];
+      classes = ((any != 0 ? 1u : 0u) | (all == 0 ? 2u : 0u)) << 2 * of_chunk;
+    }
+    classes = __reduce_or_sync(~0u, classes);
+    if (threadIdx.x % 32 == 0) atomicOr(&found, classes);
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  // A block without a visible key is of class 0 whether or not a key is hidden.
+  u32 some = found & 0x55;
+  auto classes = p.classes + line * p.classes_of_tile;
+  classes[chunk] = static_cast<unsigned char>(some | (found & some << 1));
+  if (chunk != p.chunks - 1) return;
+  for (int i = p.chunks; i < p.classes_of_tile; ++i) classes[i] = 0;  // words are read whole
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -43,6 +109,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 {"virtual_arch": ["90a"],
  "kernels": [
   {"name": "sm90_mask_attention", "archs": ["sm_90a"], "kind": "sm90_mask",
-   "dtype": "any", "math": "any", "layout": "any", "alignment": 1, "tile": [1, 32, 1], "stages": 1,
+   "dtype": "any", "math": "any", "layout": "any", "alignment": 1, "tile": [128, 128, 1], "stages": 1,
    "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
 */

@@ -5,13 +5,24 @@ typedef long long tc_int64;  // device code includes no <cstdint>
 
 namespace torch_cubin {
 
+constexpr int kMaskTileBlocks = 4;   // blocks of keys that one block of threads lays out
+constexpr int kMaskWordBlocks = 16;  // whose classes are in one word
+
 struct Sm90MaskParams {
   const unsigned char* mask;  // a byte a key: 0 hides
-  unsigned* words;            // [batch][head][row][words_of_row]
-  tc_int64 stride[4];         // batch, head, row, key; in bytes
+  // Sm90MaskTiles (sm90_params.h): [batch][head][row][block of keys][4] and
+  // [batch][head][tile][classes_of_tile], as many batches, heads and rows as the mask has.
+  unsigned* words;
+  unsigned char* classes;
+  int* next;           // becomes 0
+  tc_int64 stride[4];  // batch, head, row, key; in bytes
   int heads, rows, columns;
-  int words_of_row;   // a multiple of 4; bits past the columns become 0
-  tc_int64 all_rows;  // batch * heads * rows
+  int tile_rows;        // at most 128
+  int tile_columns;     // a multiple of 16, at most 128
+  int tiles;            // of rows
+  int blocks;           // of keys, the last one perhaps in part
+  int chunks;           // of kMaskTileBlocks blocks
+  int classes_of_tile;  // in bytes of kMaskTileBlocks blocks; a multiple of 4
 };
 
 }  // namespace torch_cubin

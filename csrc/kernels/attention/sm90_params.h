@@ -32,6 +32,9 @@ enum Sm90AttentionDeal {
   kInTurn = 0,
   // Every so-many-th pair of a head's tiles, the longest with the shortest: for causal attention.
   kInPairs = -1,
+  // All heads' last tiles first, and every block takes every so-many-th of them: for windows, whose first
+  // tiles are short and so even out the end.
+  kByQueries = -2,
   // A positive number: tiles of so many heads at a time, the last queries first, each to the block
   // with the least to do. Every block makes the whole list, 100 ns or more for each tile, so that
   // an average tile must take much longer than 15 us.
@@ -64,15 +67,31 @@ struct Sm90Order {
 
 // What the `general` kernels do to scores, and to weights: the fields of AttentionParams of these names.
 struct Sm90ScoreRule {
-  // Null, or a bit for each key (sm90_mask.cu), 0 where it is hidden; strides in words of 32 keys.
-  const unsigned* mask;
   const tc_int64* dropout_seed;
   const float* alibi_slopes;
   const float* sinks;
-  tc_int64 mask_stride[3];  // batch, head, row
   tc_int64 alibi_stride;
   int drop_below;  // 0: no dropout
   float scale, softcap, keep_scale;
+};
+
+// What a block of keys is to a tile of queries (Sm90MaskTiles).
+enum Sm90MaskClass {
+  kMaskHidesAll = 0,
+  kMaskHidesNone = 1,
+  kMaskHidesSome = 3,
+};
+
+// A boolean mask as sm90_mask.cu lays it out for a kernel's tiles: all words are for tile N keys.
+struct Sm90MaskTiles {
+  // Null, or for each row, block of keys and lane t of a quad a word. Its bit e is 0 where the block's
+  // key 8 * (e / 2) + 2 * t + e % 2 is hidden: the keys whose scores that lane has, in their order.
+  const unsigned* words;
+  // For each tile of queries, words of 16 blocks of keys, two bits each: a Sm90MaskClass.
+  const unsigned* classes;
+  int* next;                 // how many tiles blocks have taken
+  tc_int64 word_stride[3];   // batch, head, row
+  tc_int64 class_stride[3];  // batch, head, tile of queries
 };
 
 struct Sm90AttentionParams {
@@ -86,10 +105,15 @@ struct Sm90AttentionParams {
   int batch, heads, group;
   int head_dim_v;  // columns of out, a multiple of 8
   int tiles;       // along the queries, where all sequences are equally long
-  // kInTurn, kInPairs, or a positive number of heads; at most 160 blocks.
+  // A Sm90AttentionDeal or a positive number of heads; at most 160 blocks. With a mask a positive number:
+  // the order in which blocks take the tiles.
   int deal;
-  float unit;  // scale * log2(e), a positive normal number; of no meaning in `general` kernels
+  // What brings scores to powers of two, a positive normal number: scale * log2(e), or log2(e) where
+  // `score` says how scores become logits.
+  float unit;
+  int has_rule;         // of `general` kernels: scale, softcap or ALiBi of `score` count
   Sm90ScoreRule score;  // of `general` kernels
+  Sm90MaskTiles mask;   // of `general` kernels
 };
 
 }  // namespace torch_cubin

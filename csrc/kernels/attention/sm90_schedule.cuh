@@ -16,6 +16,66 @@ struct AttentionTile {
   Sm90Sequence sequence;
 };
 
+// The classes of a mask for one tile of queries; null without a mask.
+template <int kRows>
+TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionTile& tile) {
+  if (p.mask.words == nullptr) return nullptr;
+  return p.mask.classes + tile.batch * p.mask.class_stride[0] + tile.head * p.mask.class_stride[1] +
+         tile.row / kRows * p.mask.class_stride[2];
+}
+
+// The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides wholly.
+template <int kRows, bool kGeneral>
+class KeyBlocks {
+ public:
+  int block;
+
+  KeyBlocks() = default;
+  TC_DEVICE KeyBlocks(const Sm90AttentionParams& p, const AttentionTile& tile)
+      : block(tile.last_block), last_(tile.last_block - tile.blocks + 1) {
+    if constexpr (kGeneral) {
+      classes_ = mask_classes<kRows>(p, tile);
+      if (classes_ != nullptr) word_ = __ldg(classes_ + block / 16);
+    }
+  }
+
+  TC_DEVICE bool is_last() const { return block == last_; }
+
+  // Whether bits say which keys of the block are visible. Where no block has a visible key, the one
+  // that every tile has is of the class that hides all.
+  TC_DEVICE bool has_bits() const {
+    return kGeneral && classes_ != nullptr && (word_ >> block % 16 * 2 & 3) != kMaskHidesNone;
+  }
+
+  // Only before the last one.
+  TC_DEVICE void next() {
+    --block;
+    if constexpr (kGeneral) {
+      if (classes_ != nullptr) find();
+    }
+  }
+
+  // Goes down to a block that is not hidden wholly, of which there is one.
+  TC_DEVICE void find() {
+    if (block % 16 == 15) word_ = __ldg(classes_ + block / 16);
+#pragma unroll 1
+    for (;;) {
+      u32 seen = word_ & 0x55555555u & ~0u >> (30 - block % 16 * 2);
+      if (seen != 0) {
+        block = block / 16 * 16 + (31 - __clz(seen)) / 2;
+        return;
+      }
+      block = block / 16 * 16 - 1;
+      word_ = __ldg(classes_ + block / 16);
+    }
+  }
+
+ private:
+  int last_;
+  const u32* classes_;
+  u32 word_;
+};
+
 // What the schedule gives: the number of a tile among those of its sequence's queries.
 struct TilePlace {
   int query, head, batch;
@@ -32,7 +92,24 @@ TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_bl
   blocks = last < first ? 1 : last_block - first / kTileN + 1;
 }
 
-template <int kRows, int kTileN>
+// Leaves the blocks of keys out that a mask hides wholly before the first visible one and after the last,
+// but for one of them where there is none that is visible.
+TC_DEVICE void trim(AttentionTile& tile, const u32* classes) {
+  int first = tile.last_block - tile.blocks + 1, last = -1, least = 0;
+#pragma unroll 1
+  for (int word = tile.last_block / 16; word >= first / 16; --word) {
+    u32 seen = __ldg(classes + word) & 0x55555555u;
+    if (word == tile.last_block / 16) seen &= ~0u >> (30 - tile.last_block % 16 * 2);
+    if (word == first / 16) seen &= ~0u << first % 16 * 2;
+    if (seen == 0) continue;
+    if (last < 0) last = word * 16 + (31 - __clz(seen)) / 2;
+    least = word * 16 + (__ffs(seen) - 1) / 2;
+  }
+  tile.blocks = last < 0 ? 1 : last - least + 1;
+  if (last >= 0) tile.last_block = last;
+}
+
+template <int kRows, int kTileN, bool kGeneral>
 TC_DEVICE void describe(AttentionTile& tile, const Sm90AttentionParams& p, const TilePlace& place) {
   tile.row = place.query * kRows;
   tile.sequence = Sm90Sequence(p.lengths, place.batch);
@@ -40,11 +117,13 @@ TC_DEVICE void describe(AttentionTile& tile, const Sm90AttentionParams& p, const
   tile.batch = place.batch;
   tile.head = place.head;
   tile.kv_head = place.head / p.group;
+  if (kGeneral && p.mask.words != nullptr) trim(tile, mask_classes<kRows>(p, tile));
 }
 
 // Run by one whole warp. Every block makes the same list, and takes its own part of it. Of packed
-// sequences sm90_order.cu has made the list, and each block takes the next tile when it needs one.
-template <int kRows, int kTileN>
+// sequences sm90_order.cu has made the list, and each block takes the next tile when it needs one, as it
+// does where a mask decides how long a tile takes.
+template <int kRows, int kTileN, bool kGeneral>
 class AttentionSchedule {
  public:
   // Reads nothing of global memory.
@@ -52,7 +131,7 @@ class AttentionSchedule {
       : p_(p), block_(blockIdx.x), blocks_(gridDim.x) {
     total_ = p.batch * p.heads * p.tiles;
     next_ = block_;
-    if (p.deal <= 0) return;
+    if (p.deal <= 0 || takes_next()) return;
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -68,6 +147,13 @@ class AttentionSchedule {
   // False where there is no more.
   TC_DEVICE bool next(TilePlace& tile) {
     if (p_.order != nullptr) return take(tile);
+    if (takes_next()) {
+      int number = take_number(p_.mask.next);
+      if (number >= total_) return false;
+      Place place = locate(number);
+      set(tile, place.query, place.first_head + place.head);
+      return true;
+    }
     if (p_.deal == kInTurn) {
       if (next_ >= total_) return false;
       int head = next_ / p_.tiles;
@@ -92,6 +178,12 @@ class AttentionSchedule {
       return true;
     }
     if (next_ >= total_) return false;
+    if (p_.deal == kByQueries) {
+      int heads = p_.batch * p_.heads, row = next_ / heads;
+      set(tile, p_.tiles - 1 - row, next_ - row * heads);
+      next_ += blocks_;
+      return true;
+    }
     if (first_) {  // the first tiles are dealt in order
       first_ = false;
       Place place = locate(next_);
@@ -136,12 +228,18 @@ class AttentionSchedule {
     tile = {query, head_of_all - batch * p_.heads, batch};
   }
 
+  TC_DEVICE bool takes_next() const { return kGeneral && p_.mask.words != nullptr; }
+
+  static TC_DEVICE int take_number(int* next) {
+    int number = 0;
+    if (threadIdx.x % 32 == 0) number = atomicAdd(next, 1);
+    return __shfl_sync(~0u, number, 0);
+  }
+
   // All places of some heads, then of the next ones: what these read stays in the L2 cache.
   TC_DEVICE bool take(TilePlace& tile) {
     constexpr int kTilesTogether = 256;
-    int index = 0, count = p_.order->count;
-    if (threadIdx.x % 32 == 0) index = atomicAdd(&p_.order->next, 1);
-    index = __shfl_sync(~0u, index, 0);
+    int count = p_.order->count, index = take_number(&p_.order->next);
     if (index >= count * p_.heads) return false;
     int together = max(1, kTilesTogether / (count * p_.group)) * p_.group;
     int first_head = index / (count * together) * together;

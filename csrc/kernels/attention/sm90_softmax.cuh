@@ -38,10 +38,15 @@ TC_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+//
+// kGeneral: where one block's maximum had to be looked at, those of the tile's other blocks are, too. ALiBi
+// of keys on both sides makes scores grow from block to block, and scores are not computed twice each time.
+template <bool kGeneral>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen
   float sum[2];        // this thread's part
   bool look;           // the next block's maximum is needed; the same in all threads of a warp
+  bool grows;          // kGeneral: and those of all blocks after it
 
   TC_DEVICE void reset() {
 #pragma unroll
@@ -50,6 +55,7 @@ struct RunningSoftmax {
       sum[h] = 0.0f;
     }
     look = true;
+    grows = false;
   }
 
   // The first block's scores to weights.
@@ -62,33 +68,40 @@ struct RunningSoftmax {
     sum[1] = block[1];
   }
 
-  // Scores to weights. Returns whether outputs so far must be multiplied by `factor`, the same for
-  // all threads of a warp. Where no score was seen so far, factor stays as it was. again() computes
-  // the scores once more.
-  template <int kCount, class Again>
-  TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], Again&& again) {
-    bool exact = false, moves = false;
+  // Scores to weights. False: the scores are needed once more. `moves`: outputs so far must be
+  // multiplied by `factor`. Both are the same for all threads of a warp. Where no score was seen so far,
+  // factor stays as it was.
+  template <int kCount>
+  TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], bool& moves) {
     float block[2];
-#pragma unroll 1
-    for (;;) {
-      if (__builtin_expect(look, 0)) {
-        find_maximum(s, unit, factor);
-        exact = true;
+    moves = look;
+    if (__builtin_expect(look, 0)) find_maximum(s, unit, factor);
+    exponentiate(s, unit, block);
+    if (!moves && __builtin_expect(!__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 0)) {
+      if (!__all_sync(~0u, block[0] <= kFar && block[1] <= kFar)) {
+        look = grows = true;
+        return false;
       }
-      exponentiate(s, unit, block);
-      if (exact) break;
-      if (__builtin_expect(__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 1)) break;
-      if (__all_sync(~0u, block[0] <= kFar && block[1] <= kFar)) {
-        step_down(s, block, factor);
-        moves = true;
-        break;
-      }
-      again();
-      look = true;
+      step_down(s, block, factor);
+      moves = true;
     }
     sum[0] += block[0];
     sum[1] += block[1];
-    return exact || moves;
+    return true;
+  }
+
+  // Adds a score that has no value, in natural units, the same for both rows.
+  TC_DEVICE void join(float score, float (&total)[2], float (&factor)[2]) {
+    constexpr float kLog2e = 1.4426950408889634f;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (score == -__builtin_huge_valf()) continue;
+      bool first = reference[h] == kLowest;
+      float moved = first ? score * kLog2e : fmaxf(reference[h], score * kLog2e);
+      factor[h] = first ? 0.0f : exp2_approx(reference[h] - moved);
+      total[h] = total[h] * factor[h] + exp2_approx(fmaf(score, kLog2e, -moved));
+      reference[h] = moved;
+    }
   }
 
  private:
@@ -119,7 +132,7 @@ struct RunningSoftmax {
   template <int kCount>
   TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
     float raw[2];
-    look = false;
+    look = kGeneral && grows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = fmaxf(row_maximum(s, h), kLowest);
@@ -156,98 +169,19 @@ struct RunningSoftmax {
   }
 };
 
-// The same for logits of any size and sign (`general` kernels): masks make them so large, or -FLT_MAX, that
-// nothing may be multiplied before the reference is subtracted. The reference is a maximum in natural
-// units, and every block's maximum is looked at: it moves where a logit exceeds it by more than kSlack.
-struct GeneralSoftmax {
-  static constexpr float kLog2e = 1.4426950408889634f;
-  static constexpr float kSlack = 5.5f;  // weights up to 2^8
-  static constexpr float kNone = -__builtin_huge_valf();
+// The bits of a word of Sm90MaskTiles whose keys are at most `last`, counted from the word's first.
+TC_DEVICE u32 bits_up_to(int last) {
+  u32 count = last < 0 ? 0 : last / 8 * 2 + min(last % 8, 1) + 1, bit;
+  asm("shl.b32 %0, 1, %1;" : "=r"(bit) : "r"(count));  // 0 from 32 on
+  return bit - 1;
+}
 
-  float reference[2];  // kNone until a block with logits has been seen
-  float sum[2];        // this thread's part
-
-  TC_DEVICE void reset() {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      reference[h] = kNone;
-      sum[h] = 0.0f;
-    }
-  }
-
-  template <int kCount>
-  TC_DEVICE void weigh_first(float (&s)[kCount], float unit) {
-    float factor[2];
-    weigh(s, unit, factor, [] {});
-  }
-
-  template <int kCount, class Again>
-  TC_DEVICE bool weigh(float (&s)[kCount], float, float (&factor)[2], Again&&) {
-    float top[2];
-    bool exceeds = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      top[h] = fmaxf(s[2 * h], s[2 * h + 1]);
-#pragma unroll
-      for (int i = 4; i < kCount; i += 4) {
-        top[h] = fmaxf(top[h], fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
-      }
-      exceeds |= top[h] > reference[h] + kSlack;
-    }
-    exceeds = __any_sync(~0u, exceeds);
-    if (__builtin_expect(exceeds, 0)) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float moved = fmaxf(reference[h], quad_maximum(top[h]));
-        float step = exp2_approx((reference[h] - moved) * kLog2e);
-        if (reference[h] != kNone) {
-          factor[h] = step;
-          sum[h] *= step;
-        }
-        reference[h] = moved;
-      }
-    }
-    float part[2][2] = {};
-    float base[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) base[h] = reference[h] == kNone ? 0.0f : reference[h];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      int h = i / 2 % 2;
-      s[i] = exp2_approx((s[i] - base[h]) * kLog2e);
-      part[h][i / 4 % 2] += s[i];
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) sum[h] += part[h][0] + part[h][1];
-    return exceeds;
-  }
-
-  // Adds a logit that has no value, the same for both rows.
-  TC_DEVICE void join(float logit, float (&total)[2], float (&factor)[2]) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float moved = fmaxf(reference[h], logit);
-      if (moved == kNone) continue;
-      factor[h] = exp2_approx((reference[h] - moved) * kLog2e);
-      total[h] = total[h] * factor[h] + exp2_approx((logit - moved) * kLog2e);
-      reference[h] = moved;
-    }
-  }
-};
-
-// Scores of columns outside of low to high become -inf; `column` is that of s[0].
+// Scores whose bits are 0 become -inf.
 template <int kCount>
-TC_DEVICE void hide_outside(float (&s)[kCount], int column, const int (&low)[2],
-                            const int (&high)[2], bool has_low) {
-  const float kNone = __int_as_float(0xff800000);
+TC_DEVICE void hide_unseen(float (&s)[kCount], const u32 (&seen)[2]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (i / 4 * 8 + i % 2 > high[i / 2 % 2] - column) s[i] = kNone;
-  }
-  if (!has_low) return;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (i / 4 * 8 + i % 2 < low[i / 2 % 2] - column) s[i] = kNone;
+    if (!(seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1)) s[i] = __int_as_float(0xff800000);
   }
 }
 

@@ -157,6 +157,20 @@ TC_DEVICE float f16_to_float(u16 bits) {
   return out;
 }
 
+// Two e4m3 numbers as two of float16, which holds every one of them. From sm_89 on.
+TC_DEVICE u32 e4m3_to_f16(u16 pair) {
+  u32 out;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(pair));
+  return out;
+}
+
+// Rounds to nearest, ties to even; what exceeds 448, infinities too, becomes 448. From sm_89 on.
+TC_DEVICE u16 pack_e4m3(float low, float high) {
+  u16 out;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+  return out;
+}
+
 TC_DEVICE float bf16_to_float(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
 
 // d += a * b for one m16n8 tile, and 16 (16-bit types) or 8 (tf32, double) deep.

@@ -51,10 +51,15 @@ Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
   for (const auto& kernels : attention_kernels(device(call.device_index)).kv_cache) {
     if (kernels->run(call)) return call.out;
   }
+  const std::string head_dims = "none for head_dim " + std::to_string(shape.head_dim) + " and " +
+                                std::to_string(shape.head_dim_v);
+  if (shape.e4m3) {
+    fail({"no_kernel", "flash_attention_with_kvcache", "has no kernel for caches of float8_e4m3fn",
+          "kernels of the kind decode_e4m3, which sm_90a has", head_dims,
+          "Keep the caches in " + dtype_name(call.dtype) + " on this GPU."});
+  }
   fail({"no_kernel", "flash_attention_with_kvcache", "has no kernel for these tensors",
-        "kernels of the kind decode for " + dtype_name(call.dtype),
-        "none for head_dim " + std::to_string(shape.head_dim) + " and " +
-            std::to_string(shape.head_dim_v),
+        "kernels of the kind decode for " + dtype_name(call.dtype), head_dims,
         "Build the kernels with the library."});
 }
 

@@ -25,7 +25,7 @@ struct KvCacheOptions {
 struct KvCacheViews {
   TensorView q, k_cache, v_cache;
   std::optional<TensorView> k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-      block_table, alibi_slopes, sinks;
+      block_table, alibi_slopes, sinks, k_descale, v_descale;
 };
 
 struct KvCacheShape {
@@ -35,6 +35,7 @@ struct KvCacheShape {
   int64_t cache_batch;  // sequences of the cache; with pages: 0
   int64_t pages, page_size;
   int64_t rotary_dim, positions;
+  bool e4m3;  // the caches' dtype; else that of the query
   AttentionSettings settings;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
@@ -58,7 +59,7 @@ struct KvCacheCall {
   int32_t device_index;
   Tensor q, k_cache, v_cache, out;  // out: contiguous
   OptionalTensor k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, block_table,
-      alibi_slopes, sinks;
+      alibi_slopes, sinks, k_descale, v_descale;
 };
 
 // A seam's kernels for it on one device.
@@ -75,7 +76,8 @@ class KvCacheKernels {
       const OptionalTensor &cache_seqlens, const OptionalTensor &cache_batch_idx,                  \
       const OptionalTensor &block_table, std::optional<double> softmax_scale, bool causal,         \
       int64_t window_left, int64_t window_right, double softcap, bool rotary_interleaved,          \
-      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks
+      const OptionalTensor &alibi_slopes, const OptionalTensor &sinks,                             \
+      const OptionalTensor &k_descale, const OptionalTensor &v_descale
 
 Tensor flash_attention_with_kvcache_cpu(TC_KV_CACHE_ARGUMENTS);
 Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS);

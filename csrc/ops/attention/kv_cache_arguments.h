@@ -20,7 +20,9 @@ inline KvCacheCall kv_cache_call(TC_KV_CACHE_ARGUMENTS) {
                            view(cache_batch_idx),
                            view(block_table),
                            view(alibi_slopes),
-                           view(sinks)};
+                           view(sinks),
+                           view(k_descale),
+                           view(v_descale)};
   const KvCacheOptions options{softmax_scale, causal,  window_left,
                                window_right,  softcap, rotary_interleaved};
   return {check_kv_cache(views, options),
@@ -39,12 +41,14 @@ inline KvCacheCall kv_cache_call(TC_KV_CACHE_ARGUMENTS) {
           cache_batch_idx,
           block_table,
           alibi_slopes,
-          sinks};
+          sinks,
+          k_descale,
+          v_descale};
 }
 
 #define TC_KV_CACHE_CALL                                                                           \
   q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, block_table,  \
       softmax_scale, causal, window_left, window_right, softcap, rotary_interleaved, alibi_slopes, \
-      sinks
+      sinks, k_descale, v_descale
 
 }  // namespace torch_cubin

@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kCacheOp = "flash_attention_with_kvcache";
 constexpr int64_t kCacheVector = 8;  // elements of 16 bits
+constexpr int64_t kE4m3CacheVector = 16;
 constexpr int64_t kMostHeadDim = 256;
 
 std::string cache_argument(const char* name) {
@@ -46,11 +47,11 @@ void check_cache_side(const char* name, const TensorView& view, const TensorView
 }
 
 // A cache cannot be copied where kernels could not read it: it is written to.
-void check_cache(const char* name, const TensorView& view, bool written) {
+void check_cache(const char* name, const TensorView& view, int64_t vector, bool written) {
   bool fits = view.sizes[3] <= 1 || view.strides[3] == 1;
   for (int64_t i = 0; i < 3; ++i) {
     if (view.sizes[i] <= 1) continue;
-    fits = fits && view.strides[i] % kCacheVector == 0 && view.strides[i] >= 0;
+    fits = fits && view.strides[i] % vector == 0 && view.strides[i] >= 0;
     if (written && view.strides[i] == 0) {
       fail({"input", cache_argument(name), "shares memory between its elements, and is written to",
             "no expanded dimension", tuple_text(view.strides, view.dim) + " as strides", ""});
@@ -61,6 +62,30 @@ void check_cache(const char* name, const TensorView& view, bool written) {
   fail({"input", cache_argument(name), "cannot be read in vectors of 16 bytes",
         "contiguous columns, and every other stride and the address a multiple of 16 bytes",
         tuple_text(view.strides, view.dim) + " as strides", ""});
+}
+
+// Caches are of the query's dtype or of e4m3, which alone have factors.
+void check_cache_dtype(const KvCacheViews& views, KvCacheShape& shape) {
+  const TensorView &q = views.q, &k_cache = views.k_cache;
+  shape.e4m3 = k_cache.dtype == ScalarType::Float8_e4m3fn;
+  if (!shape.e4m3 && k_cache.dtype != q.dtype) {
+    fail({"input", cache_argument("k_cache"), "has a wrong dtype",
+          dtype_name(q.dtype) + " or float8_e4m3fn", dtype_name(k_cache.dtype),
+          "Convert it with .to(dtype)."});
+  }
+  check_cache_side("k_cache", k_cache, q, k_cache.dtype);
+  check_cache_side("v_cache", views.v_cache, q, k_cache.dtype);
+}
+
+void check_descale(const char* name, const std::optional<TensorView>& given, const TensorView& q,
+                   const KvCacheShape& shape) {
+  if (!given) return;
+  if (!shape.e4m3) {
+    fail({"input", cache_argument(name), "is given without caches of float8_e4m3fn",
+          "none beside caches of " + dtype_name(q.dtype), "a tensor", ""});
+  }
+  check_cache_side(name, *given, q, ScalarType::Float);
+  check_cache_shape(name, *given, {shape.batch, shape.kv_heads}, "(batch, heads_k)");
 }
 
 void check_lengths(const char* name, const std::optional<TensorView>& given, const TensorView& q) {
@@ -107,8 +132,7 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
   const bool paged = views.block_table.has_value();
   const char* layout =
       paged ? "(pages, page_size, heads_k, head_dim)" : "(batch, rows, heads_k, head_dim)";
-  check_cache_side("k_cache", k_cache, q, q.dtype);
-  check_cache_side("v_cache", v_cache, q, q.dtype);
+  check_cache_dtype(views, shape);
   if (k_cache.dim != 4) fail_cache_shape("k_cache", layout, k_cache);
   if (v_cache.dim != 4 || !std::equal(k_cache.sizes, k_cache.sizes + 3, v_cache.sizes)) {
     fail_cache_shape(
@@ -130,13 +154,16 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
           "has a number of heads that does not divide that of 'q'",
           "a divisor of " + std::to_string(shape.heads), std::to_string(shape.kv_heads), ""});
   }
+  const int64_t vector = shape.e4m3 ? kE4m3CacheVector : kCacheVector;
   for (const int64_t size : {shape.head_dim, shape.head_dim_v}) {
-    if (size % kCacheVector == 0 && size >= kCacheVector && size <= kMostHeadDim) continue;
-    fail({"input", kCacheOp, "has no kernel for this head_dim", "a multiple of 8 up to 256",
-          std::to_string(size), ""});
+    if (size % vector == 0 && size >= vector && size <= kMostHeadDim) continue;
+    fail({"input", kCacheOp, "has no kernel for this head_dim",
+          "a multiple of " + std::to_string(vector) + " up to 256", std::to_string(size), ""});
   }
-  check_cache("k_cache", k_cache, views.k.has_value());
-  check_cache("v_cache", v_cache, views.k.has_value());
+  check_cache("k_cache", k_cache, vector, views.k.has_value());
+  check_cache("v_cache", v_cache, vector, views.k.has_value());
+  check_descale("k_descale", views.k_descale, q, shape);
+  check_descale("v_descale", views.v_descale, q, shape);
 
   if (paged) {
     const TensorView& table = *views.block_table;
@@ -224,7 +251,7 @@ void check_described_kv_cache(const nlohmann::json& call) {
   check_kv_cache(
       {get("q"), get("k_cache"), get("v_cache"), find("k"), find("v"), find("rotary_cos"),
        find("rotary_sin"), find("cache_seqlens"), find("cache_batch_idx"), find("block_table"),
-       find("alibi_slopes"), find("sinks")},
+       find("alibi_slopes"), find("sinks"), find("k_descale"), find("v_descale")},
       options);
 }
 

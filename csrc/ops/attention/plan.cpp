@@ -41,18 +41,22 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
   return best;
 }
 
-}  // namespace
-
-AttentionVariant attention_variant(const AttentionSettings& settings,
-                                   const AttentionOptions& options) {
+// Of all but the mask.
+AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
   // A scale that is not positive turns the order of the scores around, which only the general
   // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,
   // where a positive double can become 0 or inf.
   const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
-  const bool general = options.attn_mask || options.alibi_slopes || options.sinks ||
-                       settings.drop_below > 0 || settings.softcap > 0 || !(unit > 0) ||
-                       !std::isnormal(unit);
+  const bool general = options.alibi_slopes || options.sinks || settings.drop_below > 0 ||
+                       settings.softcap > 0 || !(unit > 0) || !std::isnormal(unit);
   return general ? kGeneral : kFull;
+}
+
+}  // namespace
+
+AttentionVariant attention_variant(const AttentionSettings& settings,
+                                   const AttentionOptions& options) {
+  return options.attn_mask ? kGeneral : score_variant(settings, options);
 }
 
 AttentionCase attention_case(const AttentionCall& call) {
@@ -60,6 +64,7 @@ AttentionCase attention_case(const AttentionCall& call) {
   AttentionCase c;
   c.dtype = call.dtype;
   c.variant = attention_variant(call.settings, call.options);
+  c.score_variant = score_variant(call.settings, call.options);
   c.mask = !call.options.attn_mask                                         ? kNoMask
            : TensorView(*call.options.attn_mask).dtype == ScalarType::Bool ? kBoolMask
                                                                            : kAddedMask;

@@ -36,6 +36,12 @@ double cycles_of(const AttentionRow& row, int64_t blocks, int64_t columns) {
          (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile + row.cost_fixed);
 }
 
+// Kernels for caches of e4m3 have the parameters of the others.
+bool is_decode(const std::string& kind, bool e4m3) {
+  return kind == (e4m3 ? "decode_e4m3" : "decode");
+}
+bool is_append(const std::string& kind) { return kind == "append" || kind == "append_e4m3"; }
+
 class PortableForward : public AttentionForwardKernels {
  public:
   PortableForward(const Device& device, const std::vector<PackageKernel*>& kernels)
@@ -43,7 +49,7 @@ class PortableForward : public AttentionForwardKernels {
     for (PackageKernel* kernel : kernels) {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
-      if (kind == "append") continue;
+      if (is_decode(kind, true) || is_append(kind)) continue;  // of caches alone
       AttentionRows& rows = kind == "combine"  ? combine_[row.dtype]
                             : kind == "decode" ? decode_[row.dtype][row.variant]
                                                : forward_[row.dtype][row.variant];
@@ -163,16 +169,16 @@ class PortableForward : public AttentionForwardKernels {
 class PortableForwardSeam : public AttentionSeam {
  public:
   bool owns(const KernelEntry& entry) const override {
-    return entry.kind == "mma" || entry.kind == "decode" || entry.kind == "combine" ||
-           entry.kind == "append";
+    return entry.kind == "mma" || entry.kind == "combine" || is_append(entry.kind) ||
+           is_decode(entry.kind, false) || is_decode(entry.kind, true);
   }
   void check(const PackageKernel& kernel) const override {
     const std::string& kind = kernel.entry().kind;
-    if (kind == "decode") {
+    if (is_decode(kind, false) || is_decode(kind, true)) {
       check_portable(kernel, true, "attention/decode", sizeof(DecodeParams));
     } else if (kind == "combine") {
       check_portable(kernel, false, "attention/combine", sizeof(CombineParams));
-    } else if (kind == "append") {
+    } else if (is_append(kind)) {
       check_portable(kernel, false, "attention/decode_append", sizeof(DecodeAppendParams));
     } else {
       check_portable(kernel, true);

@@ -26,6 +26,14 @@ const float* floats_of(const OptionalTensor& tensor) {
   return static_cast<const float*>(data(tensor));
 }
 
+// The factors of e4m3 caches, (batch, heads_k) of any strides.
+const float* descale_of(const OptionalTensor& tensor, tc_int64 (&strides)[2]) {
+  if (!tensor) return nullptr;
+  const TensorView view(*tensor);
+  for (int i = 0; i < 2; ++i) strides[i] = view.strides[i];
+  return floats_of(tensor);
+}
+
 void strides_of(const TensorView& view, std::initializer_list<int> dims, tc_int64* out) {
   for (const int dim : dims) *out++ = view.sizes[dim] > 1 ? view.strides[dim] : 0;
 }
@@ -40,18 +48,22 @@ class PortableKvCache : public KvCacheKernels {
       if (kind == "decode" && row.variant == kGeneral) decode_[row.dtype].push_back(row);
       if (kind == "combine") combine_[row.dtype].push_back(row);
       if (kind == "append") append_[row.dtype].push_back(row);
+      if (kind == "decode_e4m3") decode_e4m3_.push_back(row);
+      if (kind == "append_e4m3") append_e4m3_[row.dtype].push_back(row);
     }
   }
 
   bool run(const KvCacheCall& call) const override {
     const KvCacheShape& shape = call.shape;
     const AttentionDtype dtype = attention_dtype(call.dtype);
-    if (dtype == kAttendDtypes || combine_[dtype].empty() || append_[dtype].empty()) return false;
-    const AttentionRow* decode =
-        narrowest(decode_[dtype], std::max(shape.head_dim, shape.head_dim_v));
+    if (dtype == kAttendDtypes) return false;
+    const AttentionRows& append_rows = shape.e4m3 ? append_e4m3_[dtype] : append_[dtype];
+    if (combine_[dtype].empty() || append_rows.empty()) return false;
+    const AttentionRow* decode = narrowest(shape.e4m3 ? decode_e4m3_ : decode_[dtype],
+                                           std::max(shape.head_dim, shape.head_dim_v));
     if (decode == nullptr) return false;
     Tensor q = call.q;
-    if (call.k) append(call, *append_[dtype][0].kernel, q);
+    if (call.k) append(call, *append_rows[0].kernel, q);
     if (shape.has_queries()) attend(call, *decode, combine_[dtype][0], q);
     return true;
   }
@@ -98,6 +110,8 @@ class PortableKvCache : public KvCacheKernels {
     p.page_size = static_cast<int>(shape.page_size);
     p.rotary_dim = static_cast<int>(shape.rotary_dim);
     p.positions = static_cast<int>(std::min<int64_t>(shape.positions, INT_MAX));
+    p.k_descale = descale_of(call.k_descale, p.k_descale_stride);
+    p.v_descale = descale_of(call.v_descale, p.v_descale_stride);
     p.interleaved = call.options.rotary_interleaved;
     p.q_one_position = !shape.rotates_by_row(call.options);
     const int64_t new_rows = shape.batch * shape.new_columns * shape.kv_heads;
@@ -149,6 +163,9 @@ class PortableKvCache : public KvCacheKernels {
     p.cache_batch = static_cast<int>(shape.cache_batch);
     p.pages = static_cast<int>(shape.pages);
     p.page_size = static_cast<int>(shape.page_size);
+    p.bfloat16 = call.dtype == ScalarType::BFloat16;
+    p.k_descale = descale_of(call.k_descale, p.k_descale_stride);
+    p.v_descale = descale_of(call.v_descale, p.v_descale_stride);
 
     const int64_t tiles = ceil_div(shape.seqlen_q * shape.group(), decode.rows) * shape.kv_heads;
     const int64_t dynamic_shared = split(p, shape, decode, tiles);
@@ -192,6 +209,7 @@ class PortableKvCache : public KvCacheKernels {
 
   const Device& device_;
   AttentionRows decode_[kAttendDtypes], combine_[kAttendDtypes], append_[kAttendDtypes];
+  AttentionRows decode_e4m3_, append_e4m3_[kAttendDtypes];  // for caches of that; any query's dtype
 };
 
 }  // namespace

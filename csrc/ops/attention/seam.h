@@ -35,6 +35,7 @@ constexpr double kMostShortSoftcap = 1024;
 struct AttentionCase {
   ScalarType dtype;
   AttentionVariant variant;
+  AttentionVariant score_variant;  // what `variant` would be without the mask
   AttentionMask mask;
   bool large_softcap;  // above kMostShortSoftcap
   bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds

@@ -1,5 +1,5 @@
 // The seam of the backward for Hopper, of 16-bit types. Three kernels in a row, with one parameter:
-// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns, options, masks) or
+// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns, options, added masks) or
 // sm90_backward_wide.cu (up to 256), sm90_backward_convert.cu; packed sequences take sm90_order.cu before
 // them, boolean masks sm90_backward_mask.cu. What these do not take is the portable kernels'.
 #include <algorithm>
@@ -77,8 +77,11 @@ class Sm90Backward : public AttentionBackwardKernels {
         delta_[dtype].empty() || convert_[dtype].empty()) {
       return plan;
     }
-    const AttentionRow* row = narrowest(backward_[dtype][problem.variant],
-                                        std::max(problem.head_dim, problem.head_dim_v));
+    // A boolean mask alone needs no rule for the scores: all of these kernels take its bits.
+    const AttentionVariant variant =
+        problem.mask == kBoolMask ? problem.score_variant : problem.variant;
+    const AttentionRow* row =
+        narrowest(backward_[dtype][variant], std::max(problem.head_dim, problem.head_dim_v));
     if (row == nullptr) return plan;
     // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker.
     const int64_t tiles = ceil_div(problem.seqlen_q, row->rows) * problem.heads;
@@ -183,21 +186,20 @@ class Sm90Backward : public AttentionBackwardKernels {
     std::copy_n(all.mask_stride, 4, params.mask_stride);
     params.mask_floats = (all.flags & kAttendFloatMask) != 0 ? 1 : 0;
     if ((all.flags & kAttendBoolMask) == 0) return;
-    const auto size = [&](int dim, int64_t all_of) {
-      return all.mask_stride[dim] == 0 ? int64_t{1} : all_of;
-    };
-    const int64_t batch = size(0, all.batch), heads = size(1, all.heads);
-    const int64_t tiles = size(2, params.tiles), blocks = batch * heads * tiles * params.key_tiles;
-    const int64_t threads = mask_->entry().block[0];
-    const int64_t words_of_tile = threads * ceil_div(params.tile_rows / 2, 32);
-    memory.emplace(device_, blocks * words_of_tile * 4);
-    params.mask_words = reinterpret_cast<unsigned*>(memory->data());
-    params.mask_heads = static_cast<int>(heads);
-    params.mask_tiles = static_cast<int>(tiles);
-    const int64_t words = params.key_tiles * words_of_tile;
-    params.mask_words_stride[0] = batch == 1 ? 0 : heads * tiles * words;
-    params.mask_words_stride[1] = heads == 1 ? 0 : tiles * words;
-    params.mask_words_stride[2] = tiles == 1 ? 0 : words;
+    const auto size = [&](int dim, int all_of) { return all.mask_stride[dim] == 0 ? 1 : all_of; };
+    Sm90MaskBits& bits = params.bits;
+    bits.batches = size(0, all.batch);
+    bits.heads = size(1, all.heads);
+    bits.tiles = size(2, params.tiles);
+    bits.seen_pitch = static_cast<int>(ceil_div(params.key_tiles, 4) * 4);
+    const int64_t rows = int64_t{bits.batches} * bits.heads * bits.tiles;
+    const int64_t blocks = rows * params.key_tiles;
+    const int64_t words = blocks * 2 * params.tile_keys * ceil_div(params.tile_rows / 2, 32);
+    const int64_t seen = rows * bits.seen_pitch;
+    memory.emplace(device_, 4 * words + seen + blocks);
+    bits.words = reinterpret_cast<unsigned*>(memory->data());
+    bits.seen = reinterpret_cast<unsigned char*>(bits.words + words);
+    bits.classes = bits.seen + seen;
     torch_cubin::launch(*mask_, {blocks}, device_, params);
   }
 

@@ -1,0 +1,157 @@
+"""The kernels of examples/triton by Triton's own launcher, and as ops of the committed package.
+
+    python benchmarks/bench_triton_examples.py [--json FILE]
+
+Needs a GPU and Triton; the package was compiled ahead of time. "host": what a call costs the host,
+the median of batches of calls that do not wait for the GPU, by ways that take turns; small tensors.
+"gpu": microseconds of a large call within a CUDA graph, by ways that take turns. The matmul has the
+configuration that the op takes before torch_cubin.tune was asked, autotuned between one alone, as
+after tuning, and called as a plain @triton.jit function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+OPTIONS = arguments()  # --help needs no Triton
+
+sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "triton")]
+
+import kernels  # noqa: E402
+import triton  # noqa: E402
+
+import torch_cubin  # noqa: E402
+
+BATCH, ROUNDS = 200, 25
+
+
+def host(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(BATCH):
+        call()
+    taken = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    return taken / BATCH * 1e6
+
+
+def graph_of(call: Callable[[], object], count: int = 20) -> torch.cuda.CUDAGraph:
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            call()
+    return graph
+
+
+def gpu(graph: torch.cuda.CUDAGraph, count: int = 20) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / count * 1e3
+
+
+def ways_of(ops: dict[str, torch_cubin.Op], size: int, rows: int) -> dict[str, Callable]:
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in range(2))
+    q, k, v = (torch.randn(2, 8, rows, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    first = kernels.CONFIGS[0]
+    blocks = first.kwargs
+    tuned = triton.autotune([first], key=["M", "N", "K"])(kernels.matmul.fn)
+    grid = (triton.cdiv(size, blocks["BLOCK_M"]) * triton.cdiv(size, blocks["BLOCK_N"]),)
+    options = {"num_warps": first.num_warps, "num_stages": first.num_stages}
+
+    def by_autotuner():
+        c = torch.empty(size, size, device="cuda", dtype=torch.float16)
+        tuned[grid](a, b, c, size, size, size, GROUP=8)
+        return c
+
+    def by_function():
+        c = torch.empty(size, size, device="cuda", dtype=torch.float16)
+        kernels.matmul.fn[grid](a, b, c, size, size, size, GROUP=8, **blocks, **options)
+        return c
+
+    def attention():
+        out = torch.empty_like(q)
+        kernels.attention[(triton.cdiv(rows, 128), 16)](
+            *(q, k, v, out, 0.125, 8, 8, rows, rows),
+            CAUSAL=True,
+            D=64,
+            BLOCK_M=128,
+            BLOCK_N=64,
+            num_warps=4,
+            num_stages=3,
+        )
+        return out
+
+    matmul_op = ops["triton_example::matmul"].overload
+    attention_op = ops["triton_example::attention"].overload
+    return {
+        "matmul, Triton's autotuner": by_autotuner,
+        "matmul, Triton's function": by_function,
+        "matmul, op": lambda: matmul_op(a, b),
+        "attention, Triton's function": attention,
+        "attention, op": lambda: attention_op(q, k, v, True, 0.125),
+    }
+
+
+def measured(ways: dict[str, Callable], clock: Callable) -> dict[str, dict[str, object]]:
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            times[name].append(clock(way))
+    return {
+        name: {
+            "median": round(statistics.median(found), 2),
+            "quartiles": [round(q, 2) for q in statistics.quantiles(found, n=4)[::2]],
+        }
+        for name, found in times.items()
+    }
+
+
+def main() -> None:
+    ops = torch_cubin.load_package(ROOT / "examples" / "triton" / "package")
+    small = ways_of(ops, 128, 128)
+    for one, other in (
+        ("matmul, Triton's function", "matmul, op"),
+        ("attention, Triton's function", "attention, op"),
+    ):
+        difference = (small[one]().double() - small[other]().double()).abs().max().item()
+        if difference > 0.05:
+            raise SystemExit(f"{one} and {other} differ by {difference}")
+    for way in small.values():
+        host(way)
+    graphs = {name: graph_of(way) for name, way in ways_of(ops, 4096, 4096).items()}
+    facts = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": sys.version.split()[0],
+        "host_microseconds_128": measured(small, host),
+        "gpu_microseconds_4096": measured(graphs, gpu),
+    }
+    print(json.dumps(facts, indent=2))
+    if OPTIONS.json:
+        OPTIONS.json.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

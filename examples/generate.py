@@ -1,0 +1,127 @@
+"""Text generation with a model of Hugging Face's transformers, by PyTorch's attention and by ours.
+
+    python examples/generate.py                      # a Llama of 1.2 billion weights, on the GPU
+    python examples/generate.py --batch 1 --prompt 512
+    python examples/generate.py --device cpu         # a tiny one
+
+The same model generates greedily from the same prompts with a static cache: once with transformers'
+"sdpa", once with `torch_cubin.huggingface.register()` and "cubin". It prints tokens a second of the
+prompt and of what is generated, each the median of three turns that alternate, and what was served.
+The weights are random, so that tokens nearly tie and bfloat16 may decide either way: the logits of
+the first new token are compared, not the tokens, with those that the model has in float32. The exit
+status says whether ours are as near to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+# The checkout's torch_cubin, unless one is installed.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import torch_cubin
+from torch_cubin import huggingface
+
+ATTENTION = ("sdpa", "cubin")
+LARGE = {
+    "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 16384,
+}  # fmt: skip
+TINY = {**LARGE, "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+MOST = 1.5  # times the error of "sdpa"
+
+
+def make(device: str):
+    import transformers
+
+    config = transformers.LlamaConfig(**(LARGE if device.startswith("cuda") else TINY))
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM(config)
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    return model.to(dtype).eval()
+
+
+def seconds(call, device: str) -> float:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--prompt", type=int, help="tokens, 4096 on a GPU")
+    parser.add_argument("--new", type=int, default=32, help="tokens to generate")
+    options = parser.parse_args(arguments)
+    prompt = options.prompt or (4096 if options.device.startswith("cuda") else 24)
+
+    model = make(options.device)
+    huggingface.register()
+    shape = (options.batch, prompt)
+    ids = torch.randint(model.config.vocab_size, shape, device=options.device)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def generate(attention: str, count: int) -> None:
+        model.set_attn_implementation(attention)
+        with torch.no_grad():
+            model.generate(
+                **given, max_new_tokens=count, min_new_tokens=count, do_sample=False,
+                cache_implementation="static", disable_compile=True, pad_token_id=0,
+            )  # fmt: skip
+
+    logits = {}
+    for attention in ATTENTION:
+        model.set_attn_implementation(attention)
+        with torch.no_grad():
+            logits[attention] = model(ids[:1], logits_to_keep=1).logits.float()
+        generate(attention, 2)  # warms up
+    torch_cubin.report(reset=True)
+    times: dict[str, list[tuple[float, float]]] = {attention: [] for attention in ATTENTION}
+    for _ in range(3):
+        for attention in ATTENTION:
+            first, whole = (
+                seconds(lambda: generate(attention, count), options.device)  # noqa: B023
+                for count in (1, 1 + options.new)
+            )
+            times[attention].append((first, whole - first))
+
+    print(f"{options.batch} prompts of {prompt} tokens, {options.new} new ones,", end="")
+    print(f" torch {torch.__version__}")
+    print(f"{'':8}{'prompt':>12}{'generated':>12}   tokens/s")
+    medians = {}
+    for attention, runs in times.items():
+        counts = (options.batch * prompt, options.batch * options.new)
+        medians[attention] = [
+            count / statistics.median(run[i] for run in runs) for i, count in enumerate(counts)
+        ]
+        print(f"{attention:<8}" + "".join(f"{speed:>12,.0f}" for speed in medians[attention]))
+    ratios = [b / a for a, b in zip(*medians.values(), strict=True)]
+    print(f"{'ratio':<8}" + "".join(f"{ratio:>12.3f}" for ratio in ratios))
+    print(torch_cubin.report())
+
+    model.float().set_attn_implementation("sdpa")
+    with torch.no_grad():
+        exact = model(ids[:1], logits_to_keep=1).logits
+    errors = {name: float((x - exact).square().mean().sqrt()) for name, x in logits.items()}
+    size = float(exact.square().mean().sqrt())
+    said = ", ".join(f"{error / size:.2e} by {name}" for name, error in errors.items())
+    print(f"errors of the logits, as shares of their size: {said}")
+    least = size * torch.finfo(torch.float32).eps * 100  # where "sdpa" computes in float32 as well
+    return 0 if errors["cubin"] <= MOST * max(errors["sdpa"], least) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
