@@ -9,9 +9,9 @@ where it looks), no GPU. The library stands on PyTorch's stable ABI and links no
 nothing of Python, so one wheel, tagged py3-none-<platform>, serves every torch from TORCH_MIN on.
 
 Environment: TORCH_CUBIN_ARCHS (architectures of the kernels, or "all"; default: those of this
-machine's GPUs, all where there is none), MAX_JOBS (compilers at a time, default 2 for C++ and all
-processors for kernels), TORCH_CUBIN_SKIP_KERNELS=1 (leave torch_cubin/cubins as it is: only for
-work on the C++ in a checkout; a wheel made so holds whatever kernels lie there, or none).
+machine's GPUs, all where there is none), MAX_JOBS (compilers at a time, default 2 for C++ and one
+more than processors for kernels), TORCH_CUBIN_SKIP_KERNELS=1 (leave torch_cubin/cubins as it is:
+only for work on the C++ in a checkout; a wheel made so holds whatever kernels lie there, or none).
 """
 
 from __future__ import annotations

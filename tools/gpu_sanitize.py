@@ -30,6 +30,9 @@ LEFT_OUT = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
     *("sanitizer", "tuning", "tutorial"),
 )
+# They read sums that kernels for Hopper have stored or added by the TMA, which initcheck does not
+# follow. That these are whole is shown by the GPU suite, whose fresh memory is full of NaN.
+READ_FROM_TMA = ("sm90_backward_convert_attention", "finish_matmul")
 REPORT = re.compile(r"^=+ +((?:Invalid|Uninitialized|Misaligned|Barrier|Race|Potential)\b.*)$")
 PLACE = re.compile(r"^=+ +at (.+?)\+0x[0-9a-f]+")
 
@@ -124,13 +127,20 @@ def main() -> int:
     ours = collections.Counter(
         f"{kernel}: {what}" for what, kernel in found if kernel.split("(")[0] in names
     )
+    unseen = {
+        report: count
+        for report, count in ours.items()
+        if options.tool == "initcheck" and report.startswith(READ_FROM_TMA)
+    }
+    ours -= collections.Counter(unseen)
     result = {
         "tool": options.tool,
         "seconds": round(time.monotonic() - began),
         "processes under the tool": len(files),
         "tests": dict(done),
         "reports in kernels of this project": dict(ours),
-        "reports in other kernels": len(found) - sum(ours.values()),
+        "reports of what the TMA wrote": unseen,
+        "reports in other kernels": len(found) - sum(ours.values()) - sum(unseen.values()),
         "other kernels": collections.Counter(
             kernel[:80] for what, kernel in found if kernel.split("(")[0] not in names
         ).most_common(10),

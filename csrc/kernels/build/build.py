@@ -437,7 +437,8 @@ def build_package(
     log(f"{len(kernels)} kernels, {len(pairs)} cubins for {', '.join(archs)}: nvcc {tools.release}")
     builder = Builder(tools, sources, cache)
     with locked(ROOT / cache):
-        entries = builder.build(pairs, jobs or os.cpu_count() or 1, log)
+        # One more than processors: a worker also reads, hashes and checks what its compiler made.
+        entries = builder.build(pairs, jobs or (os.cpu_count() or 1) + 1, log)
         total = install(pathlib.Path(out_dir), entries, builder, f"nvcc {tools.release}")
     seconds = time.monotonic() - start
     log(f"{len(entries)} cubins, {total / 1e6:.1f} MB in {out_dir} ({seconds:.0f} s)")
@@ -449,7 +450,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--archs", help=f"default: TORCH_CUBIN_ARCHS, else {','.join(DEFAULT_ARCHS)}"
     )
-    parser.add_argument("--jobs", type=int, help="compilers at a time; default: all processors")
+    parser.add_argument("--jobs", type=int, help="compilers at a time; default: processors + 1")
     parser.add_argument("--clean", action="store_true", help="compile everything again")
     options = parser.parse_args(arguments)
     try:
