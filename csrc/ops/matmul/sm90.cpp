@@ -31,7 +31,7 @@ constexpr double kShareToCompare = 0.615, kShareOfFewRows = 0.64;
 // Of rows that are read by threads, beside kernels that read by elements and copies.
 constexpr double kShareOfReads = 0.8;
 constexpr int64_t kLargestCluster = 4;  // blocks
-constexpr int64_t kMostReadK = 128;  // where K is longer a copy is quicker
+constexpr int64_t kMostReadK = 128;     // where K is longer a copy is quicker
 
 // A tensor of up to 5 dims, innermost first, as the TMA sees it.
 struct Mapped {
@@ -318,7 +318,8 @@ class Sm90Matmul : public MatmulKernels {
   const Device& device_;
   std::vector<Sm90Row> rows_;
   mutable std::once_flag asked_for_room_;
-  mutable std::atomic<int64_t> largest_cluster_{kLargestCluster};  // for which there is room, if asked
+  mutable std::atomic<int64_t> largest_cluster_{
+      kLargestCluster};  // for which there is room, if asked
 };
 
 class Sm90MatmulSeam : public MatmulSeam {

@@ -17,6 +17,7 @@ constexpr int64_t kSkinnyBlockK = 128;           // of the kernels
 constexpr int64_t kSkinnyPanelBytes = 128;       // of a row in shared memory
 constexpr int64_t kSkinnyGroupBytes = 128 * 16;  // the sums of 64 rows x 8 tokens
 constexpr int64_t kSkinnyMostStages = 16;
+constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least what is static
 constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
 // Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the next
 // kernel's blocks then find room while this one's are running.
@@ -176,7 +177,7 @@ class Sm90Skinny : public MatmulKernels {
     // Asked once, of the largest of all: plans may not depend on earlier ones.
     std::call_once(asked_for_room_, [&] {
       const bool room = rows_.front().kernel->has_room_for_cluster(kSkinnyMostSplits, device_,
-                                                                   device_.shared_optin);
+                                                                   device_.shared_optin - kBeside);
       runs_clusters_.store(room, std::memory_order_relaxed);
     });
     return runs_clusters_.load(std::memory_order_relaxed);
