@@ -28,7 +28,10 @@ constexpr int64_t kMostColumns = int64_t{1} << 31;  // of a row: the kernel's ar
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
 
-constexpr double kInnerBesideElements = 1.2;
+// What follows a copy is told as a share of its time (sm90.cpp); a product with a short K, most of whose time
+// its stores take, as a smaller one.
+constexpr double kInnerBesideElements = 1.28, kInnerOfShortK = 1.6;
+constexpr int64_t kShortK = 128;
 
 // An operand as rows along its unit dim.
 struct PaddedOperand {
@@ -178,7 +181,8 @@ class PadKernels : public MatmulKernels {
     // What kernels for Hopper tell is a share of their time (sm90.cpp), for comparison with kernels
     // that read vectors; those that read by elements tell more of theirs.
     const bool must = needs_copy(c.a) || needs_copy(c.b);
-    const double product = inner.microseconds * (must ? kInnerBesideElements : 1);
+    const double beside = c.k <= kShortK ? kInnerOfShortK : kInnerBesideElements;
+    const double product = inner.microseconds * (must ? beside : 1);
     const double cycles = (moved + written) / (device_.bytes_per_cycle * share_) + fixed_;
     plan.microseconds = product + cycles / device_.cycles_per_microsecond;
     plan.sum_order = inner.sum_order;

@@ -36,6 +36,13 @@ constexpr double kOutside = 1.13;
 // 16 or 18: 30 of 33 on an H200. And more blocks wait for one another.
 constexpr int64_t kFoursOf = 11, kFoursFound = 10;
 constexpr double kFourCycles = 1.06, kFourFixed = 0.25;  // us
+// Where nearly all clusters of four that find room are needed and an eighth of their tiles lie outside,
+// they took longer (2536 x 800 x 3920 by 128 x 160: 39 us in 30 of 2 x 2, 27 in 25 of 1 x 4).
+constexpr int64_t kFoursSure = 28;
+constexpr double kFourCrowded = 1.12;
+// us that a block waits at the start for each other one that reads the same 64 rows, where there are many
+// and rows do not begin at lines of the cache (184 x 5736 x 40: 4.4 us without clusters, 3.4 in fours).
+constexpr double kCrowdedRows = 0.011, kCrowdedFrom = 24;
 // What stores of a tile take where products are too short to hide them and rows of the output begin
 // anywhere: bytes a cycle, of panels of 64 columns and of narrower ones.
 constexpr double kStoreAnywhereBytes = 10, kStoreNarrowBytes = 7;
@@ -137,8 +144,17 @@ class Chooser {
       plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
       const double inside = static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
                             static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
-      const double k_block = k_block_cycles(row, plan, c_) * (1 + kOutside * (1 - inside));
-      const double extra = size == 4 ? kFourFixed : size == 2 ? kShareFixed : 0;
+      const bool outside = 8 * tiles < 7 * cluster_tiles * size;
+      const bool crowded =
+          size == 4 && outside && cluster_tiles > kFoursSure && cluster_tiles <= slots;
+      const double k_block = k_block_cycles(row, plan, c_) * (1 + kOutside * (1 - inside)) *
+                             (crowded ? kFourCrowded : 1);
+      const double readers_of_a = readers(reads_a || c_.a_lines, tiles_n / of_a, row.tile_m);
+      const double readers_of_b = readers(reads_b || c_.b_lines, tiles_m / of_b, row.tile_n);
+      const double extra = (size == 4   ? kFourFixed
+                            : size == 2 ? kShareFixed
+                                        : 0) +
+                           kCrowdedRows * std::max(readers_of_a, readers_of_b);
       if (c_.split_sums) {
         if (cluster != Sm90Cluster::kSplitK) split(plan, slots, k_blocks, k_block, extra);
         continue;
@@ -166,6 +182,12 @@ class Chooser {
   std::vector<Sm90Way>* all = nullptr;
 
  private:
+  // Blocks that read the same rows at the same time, counted for each 64 rows, where they are too many.
+  double readers(bool none, int64_t blocks, int64_t rows) const {
+    const auto readers = static_cast<double>(std::min(blocks, multiprocessors_) * rows) / 64;
+    return none ? 0 : std::max(0.0, readers - kCrowdedFrom);
+  }
+
   // The last, partial wave of tiles, its K dealt out over all clusters.
   void stream(Sm90Plan plan, int64_t slots, int64_t k_blocks, double k_block, double waves) {
     const int64_t whole = plan.whole_tiles / slots, rest = plan.whole_tiles % slots;

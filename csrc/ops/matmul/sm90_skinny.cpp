@@ -28,7 +28,7 @@ constexpr double kSkinnyMemoryShare = 0.9;
 constexpr double kSkinnyMultiprocessorRate = 20;
 // What these bounds leave out, fitted so that times compare with those of other kernels (sm90.cpp): us,
 // and for each split more, which joins the sums of 32 tokens.
-constexpr double kSkinnyShareToCompare = 0.855, kSkinnyMore = 0.6, kSkinnyAlone = 1.5,
+constexpr double kSkinnyShareToCompare = 0.74, kSkinnyMore = 0.6, kSkinnyAlone = 1.5,
                  kSkinnySplit = 0.1;
 
 // How K and the weights' rows are shared out: a function of them alone, so that the order in which K is
