@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -297,6 +298,34 @@ def test_a_kernel_number_past_the_last_is_refused(driver) -> None:
     for number in (3, -1, 1.0, True, None, 1 << 70):
         table = table_of(op, number, *call)
         refused(lambda t=table: library.add_tuned_table(t), match="number of a kernel")
+
+
+def test_damage_anywhere_in_a_table_is_an_error_or_nothing(driver) -> None:
+    """Values of every kind in every place: a call takes a kernel that fits, whatever is loaded."""
+    op = op_of(contract_with([None] * 3))
+    call = tensors.empty(5), tensors.empty(2), 1, "a", 1.0
+    good = json.dumps(table_of(op, 2, *call))
+    random_ = random.Random(3)
+    values = [None, True, -1, 1 << 70, 1.5, "", "float32", [], [1], {}, [[[]]], "x" * 300, {"x": 1}]
+
+    def damage(tree: Any, depth: int = 0) -> Any:
+        if random_.random() < 0.08 and depth:
+            return copy.deepcopy(random_.choice(values))
+        if isinstance(tree, dict):
+            return {k: damage(v, depth + 1) for k, v in tree.items() if random_.random() > 0.02}
+        if isinstance(tree, list):
+            return [damage(v, depth + 1) for v in tree for _ in range(random_.choice([1, 1, 1, 2]))]
+        return tree
+
+    taken_over = 0
+    for _ in range(600):
+        try:
+            library.add_tuned_table(damage(json.loads(good)))
+            taken_over += 1
+        except errors.Error as error:
+            assert error.tag == "input", error  # noqa: PT017
+        assert taken(driver, op, *call) in (0, 1, 2)
+    assert 0 < taken_over < 600
 
 
 def best_of(function: Callable[[], object], count: int = 200) -> float:

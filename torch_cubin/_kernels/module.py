@@ -315,7 +315,8 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
 
     A fatbin, an object, library or program with fatbins in it or with what torch_cubin.embed put
     there, C source with device code in arrays, and a zip archive of such files (AOTInductor's
-    `.pt2`) are opened too (torch_cubin.inspect lists what they hold). Several sources, and several
+    `.pt2`) are opened too (torch_cubin.inspect lists what they hold), and cuda.core's ObjectCode,
+    whose kernels are known by the names that were asked for, too. Several sources, and several
     images in one, are one module: of the images that have a kernel, each device gets the best
     (exactly its own sm_XYa, then its family, then the same major with the nearest lower minor).
     The bytes are checked now; the driver is first asked at the first launch, so this needs no GPU.
@@ -335,6 +336,7 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     if len(sources) > 1:
         origin += f" and {len(sources) - 1} more"
     module = Module(sources, origin, jit)
+    module._name(_aliases_of(source), None)
     # Paths are read again, and bytes are the caller's: nothing is held twice.
     module._sources = [
         (one, name, hashlib.sha256(data).hexdigest())
@@ -402,7 +404,7 @@ def _read(source: Source, what: str) -> tuple[bytes, str]:
             "input",
             "torch_cubin.load argument 'source'",
             "has a wrong type",
-            expected="str, os.PathLike or bytes, or a list of them",
+            expected="str, os.PathLike or bytes, cuda.core's ObjectCode, or a list of these",
             got=type(source).__name__,
         )
     path = os.fsdecode(source)
@@ -413,12 +415,33 @@ def _listed(source: Source | Sequence[Source]) -> list[Any]:
     """What load() reads, one by one: an archive is the files with device code in it."""
     out: list[Any] = []
     for index, one in enumerate(source if isinstance(source, (list, tuple)) else [source]):
+        if _is_object_code(one):
+            one = one.code  # bytes, or a path
         if archive.is_archive(one):
             what = f"source {index}" if isinstance(source, (list, tuple)) else "the buffer given"
             out += archive.members(one, _archive_origin(one, what))
         else:
             out.append(one)
     return out
+
+
+def _is_object_code(source: Any) -> bool:
+    """Whether it is what cuda.core compiles: code, and symbols by the names that were asked for."""
+    return isinstance(getattr(source, "code", None), (bytes, str)) and isinstance(
+        getattr(source, "symbol_mapping", None), dict
+    )
+
+
+def _aliases_of(source: Any) -> dict[str, str]:
+    def text(name: Any) -> str:
+        return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+    return {
+        text(alias): text(symbol)
+        for one in (source if isinstance(source, (list, tuple)) else [source])
+        if _is_object_code(one)
+        for alias, symbol in one.symbol_mapping.items()
+    }
 
 
 def _archive_origin(source: Any, what: str) -> str:
