@@ -172,6 +172,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   for (size_t i = 0; i < kernels.size(); ++i) {
     launches_.emplace_back(kernels[i], op_ + ": kernels[" + std::to_string(i) + "]", schema_,
                            names.scope(), all, images, jit);
+    launches_.back().number = i;
   }
 
   check_outputs_are_written();
@@ -271,8 +272,8 @@ std::mutex g_tuned_calls_mutex;  // guards the making of tables, not their use
 
 }  // namespace
 
-TunedCalls Contract::tuned_table(const json& calls) const {
-  return {calls, call_key_, launches_.size(), op_ + ": tuned calls"};
+TunedCalls Contract::tuned_table(const json& calls, TunedCalls::OnBadLine on_bad_line) const {
+  return {calls, call_key_, launches_.size(), op_ + ": tuned calls", on_bad_line};
 }
 
 const TunedCalls& Contract::first_tuned_calls(int32_t device) const {
