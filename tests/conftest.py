@@ -37,6 +37,13 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+    # They share the GPUs as well: each begins with another one, which is its cuda:0.
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    first = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % max(gpus, 1)
+    if first:
+        order = (str((first + i) % gpus) for i in range(gpus))
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(order))
+
 from gpu import record  # noqa: E402  (needs the path above)
 
 _run = {"counts": Counter(), "fault_cases": Counter(), "deselected": 0, "complete": False}

@@ -20,9 +20,11 @@ _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = 
 # Files that take longest, by their set-up or their child processes: with several processes they are
 # begun first.
 _SLOW_FILES = (
-    *("sanitizer", "aoti", "tutorial", "sm90", "attention_differential", "tuning", "cpp"),
-    *("numerics", "define_op_torch", "attention_sm90", "attention_options", "attention_numerics"),
-    *("precision", "examples", "loading", "attention_determinism", "torch", "batch_invariant"),
+    *("sanitizer", "aoti", "cpp", "tutorial", "attention_sm90_options", "attention_sm90"),
+    *("define_op_torch", "capture", "precision", "sm90", "tuning", "attention_differential"),
+    *("loading", "producers", "attention_sm90_packed", "numerics", "attention_numerics"),
+    *("attention_semantics", "attention_options", "faults", "torch", "examples"),
+    *("attention_determinism", "batch_invariant", "define_op", "sm90_skinny"),
 )
 
 
