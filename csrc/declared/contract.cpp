@@ -175,6 +175,8 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     launches_.back().number = i;
   }
 
+  check_outputs_are_written();
+
   read_tuned(tuned, names);
   argument_scope_ = names.scope();
   if (launches_.size() > 1) make_call_key();
@@ -204,6 +206,21 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     for (json& index : kernel["images"]) index = images.sha256(index.get<size_t>());
   }
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// An output is allocated and not filled: one that its kernel cannot write would be returned with what
+// the memory held before.
+void Contract::check_outputs_are_written() const {
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    for (size_t k = 0; k < launches_.size(); ++k) {
+      if (launches_[k].packing[0].reaches(first_output_place_ + i)) continue;
+      const std::string name = "'" + outputs_[i].name() + "'";
+      fail({"input", op_ + ": kernels[" + std::to_string(k) + "].args",
+            "never give the kernel the output " + name + ", which nobody would write",
+            name + ", a part of it or a TensorMap of it among them",
+            shown_json(definition_["kernels"][k]["args"]), ""});
+    }
+  }
 }
 
 void Contract::read_tuned(const json* tuned, const Names& names) {

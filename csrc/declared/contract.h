@@ -127,6 +127,7 @@ class Contract {
   template <class Arguments>
   class Call;
 
+  void check_outputs_are_written() const;
   void read_tuned(const nlohmann::json* tuned, const Names& names);
   void make_call_key();
   // What tune() found for calls on that device; read from its file at the first of them.

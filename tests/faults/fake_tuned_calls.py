@@ -44,7 +44,8 @@ def contract_with(conditions: list[Any], groups: list[int] | None = None) -> dic
         "out": {"dtype": "float32", "shape": [1]},
     }
     contract["dtypes"] = {"T": ["float32", "float16"]}
-    plain = contract["kernels"][0] | {"args": [["pointer", "x"]] * 3 + [["int32", 0]]}
+    pointers = [["pointer", "x"], ["pointer", "x"], ["pointer", "out"]]
+    plain = contract["kernels"][0] | {"args": [*pointers, ["int32", 0]]}
     plain["grid"] = [1, 1, 1]
     contract["kernels"] = [
         {**copy.deepcopy(plain), "block": [1 + i, 1, 1], "when": when}
