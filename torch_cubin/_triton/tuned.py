@@ -71,8 +71,8 @@ def config_of(config: Any, label: str) -> Config:
 
 
 def _check_not_pruned(kernel: Any, label: str) -> None:
-    """Which configurations are right for a shape is known to Python code alone: the first one, which
-    calls take that were not tuned, might be pruned there."""
+    """Python code alone knows which configurations are right for a shape. It might prune the first
+    one, which calls take that were not tuned."""
     if getattr(kernel, "early_config_prune", None) is not None:
         raise errors.fault(
             "input", f"{label}: tuned='all'", "is given an autotuner with an early_config_prune",
