@@ -1,4 +1,4 @@
-"""The package of examples/triton on the stand-in driver, where no Triton can be imported."""
+"""The package of examples/triton_ahead_of_time on the stand-in driver, without Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake_driver import tensors
 
 import torch_cubin
 
-PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "triton" / "package"
+PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "triton_ahead_of_time" / "package"
 
 
 @pytest.fixture(scope="module")

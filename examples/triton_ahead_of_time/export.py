@@ -1,6 +1,6 @@
 """Compiles kernels.py for sm_80 and sm_90a and writes the package beside it. Needs Triton, no GPU.
 
-python examples/triton/export.py [FOLDER]
+python examples/triton_ahead_of_time/export.py [FOLDER]
 """
 
 from __future__ import annotations
