@@ -92,6 +92,15 @@ def test_the_attention(driver, ops, causal: bool, d: int, warps: int) -> None:
     assert [integer(driver.launches()[-1], i) for i in range(5, 9)] == [6, 6, 304, 304]
 
 
+@pytest.mark.parametrize(("heads", "heads_kv"), [(6, 4), (2, 4), (2, 0)])
+def test_the_attention_has_whole_groups_of_heads(driver, ops, heads: int, heads_kv: int) -> None:
+    """The kernel divides them: it would read past k and v."""
+    q = tensors.empty(2, heads, 64, 64, dtype=torch.bfloat16)
+    k = tensors.empty(2, heads_kv, 64, 64, dtype=torch.bfloat16)
+    refused(ops["triton_example::attention"].overload, q, k, k, False, 0.25, match="k.size(1)")
+    assert not driver.launches()
+
+
 def test_the_attention_has_no_other_head_size(driver, ops) -> None:
     q = tensors.empty(2, 6, 300, 96, dtype=torch.bfloat16)
     refused(
