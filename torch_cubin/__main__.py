@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.set_defaults(run=_inspect)
 
     doctor = commands.add_parser("doctor", help="check the installation, the driver and the GPU")
+    doctor.add_argument("--all", action="store_true", help="list all of PyTorch's internals")
     doctor.set_defaults(run=_doctor)
 
     cmake = commands.add_parser("cmake-dir", help="the folder of torch_cubin.cmake, for CMake")
@@ -119,7 +120,7 @@ def _inspect(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from torch_cubin._command_line import doctor
 
-    return doctor.run()
+    return doctor.run(all=options.all)
 
 
 def _tune(options: argparse.Namespace) -> int:

@@ -227,7 +227,13 @@ def load_inline(
         try:
             torch.ops.load_library(str(library))
             break
-        except OSError:
+        except OSError as error:
+            missing = re.search(r"torch_cubin_embedded_(\w+)", str(error))
+            if missing:
+                raise errors.fault(
+                    "input", f"the source of '{namespace}'", "embeds what is not given",
+                    expected=f"embed={{'{missing[1]}': ...}}", got=", ".join(images) or "no embed=",
+                ) from error  # fmt: skip
             # Another process may have evicted it since: then it is built again.
             if is_last or library.is_file():
                 raise

@@ -2,6 +2,7 @@
 # function becomes is decided in _drop_in/served.py, what is counted in _drop_in/report.py.
 """``with torch_cubin.drop_in(): model(x)``: any model, unchanged, with its products from cubins."""
 
+import functools
 import sys
 import threading
 import types
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from torch_cubin import errors
 from torch_cubin._drop_in import fast_path as _fast_path
 from torch_cubin._drop_in import python_functions as _python_functions
 from torch_cubin._drop_in import report as _report
@@ -130,6 +132,29 @@ class drop_in(_Serving):
     With activation checkpointing call ``backward()`` inside as well: what is computed again must be
     computed the same way (torch.utils.checkpoint raises otherwise).
     """
+
+    def __init__(self, *model) -> None:
+        if model:
+            raise errors.fault(
+                "input", "torch_cubin.drop_in", "takes no argument: it serves what runs inside it",
+                expected="with torch_cubin.drop_in(): model(x)", got=type(model[0]).__name__,
+            )  # fmt: skip
+        super().__init__()
+
+    def __call__(self, function):
+        """As a decorator: every call of the function runs inside a drop_in() of its own."""
+        if not callable(function) or isinstance(function, torch.nn.Module):
+            raise errors.fault(
+                "input", "torch_cubin.drop_in as a decorator", "is given no function",
+                expected="a function", got=type(function).__name__,
+            )  # fmt: skip
+
+        @functools.wraps(function)
+        def inside(*args, **kwargs):
+            with drop_in():
+                return function(*args, **kwargs)
+
+        return inside
 
     def __enter__(self):
         if not torch.compiler.is_compiling():

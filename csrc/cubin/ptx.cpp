@@ -2,6 +2,7 @@
 // bodies (PTX ISA, "Kernel Function Parameters" and "Performance-Tuning Directives").
 #include "cubin/ptx.h"
 
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -59,13 +60,20 @@ class PtxReader {
         ptx_.address_size = static_cast<int>(number());
       } else if (word_ == ".entry") {
         read_entry();
-        if (word_ == "{") ++depth_;
-      } else if (word_ == ".shared" && external) {
-        ptx_.uses_dynamic_shared = true;
+        if (word_ == "{") {
+          ++depth_;
+          body_ = SharedUse{true, false, false};
+        }
+      } else if (word_ == ".shared") {
+        read_shared(external);
       } else if (word_ == "{") {
         ++depth_;
       } else if (word_ == "}") {
         if (depth_-- == 0) damaged("a '}' has no '{'");
+        if (depth_ == 0) end_body();
+      } else if (body_.is_entry) {
+        body_.dynamic |= dynamic_shared_.count(word_) != 0;
+        body_.has_size |= sized_shared_.count(word_) != 0;
       }
       external = word_ == ".extern";
     }
@@ -80,6 +88,8 @@ class PtxReader {
   void skip_blanks();
   void read_target();
   void read_entry();
+  void read_shared(bool external);
+  void end_body();
   void read_params(PtxKernel& kernel);
   PtxParam read_param();
   void read_directives(PtxKernel& kernel);
@@ -97,6 +107,13 @@ class PtxReader {
   std::string_view word_;  // a word, a sign or a string; empty at the end
   uint64_t depth_ = 0;
   Ptx ptx_;
+  // Names of shared variables outside of functions, which PTX declares before they are used.
+  std::set<std::string_view> dynamic_shared_, sized_shared_;
+  // What the body being read names of shared memory.
+  struct SharedUse {
+    bool is_entry, dynamic, has_size;
+  };
+  SharedUse body_{false, false, false};
 };
 
 void PtxReader::skip_blanks() {
@@ -183,6 +200,30 @@ void PtxReader::read_entry() {
   if (word_ == "(") read_params(kernel);
   read_directives(kernel);
   if (word_ == "{") ptx_.kernels.push_back(std::move(kernel));  // else only declared
+}
+
+// `.shared .align 16 .b8 name[1024];`. A declaration in a body counts as a use of it: that is how
+// nvcc writes a kernel's static arrays.
+void PtxReader::read_shared(bool external) {
+  ptx_.uses_dynamic_shared |= external;
+  if (depth_ != 0) {
+    body_.has_size = true;
+    return;
+  }
+  std::string_view name;
+  while (at_ < text_.size() && word_ != "[" && word_ != "=" && word_ != ";" && word_ != "{") {
+    name = word_;
+    next();
+  }
+  (external ? dynamic_shared_ : sized_shared_).insert(name);
+  if (word_ == "{") ++depth_;
+}
+
+void PtxReader::end_body() {
+  if (body_.is_entry && !ptx_.kernels.empty()) {
+    ptx_.kernels.back().uses_dynamic_shared = body_.dynamic && !body_.has_size;
+  }
+  body_ = SharedUse{false, false, false};
 }
 
 void PtxReader::read_params(PtxKernel& kernel) {

@@ -259,15 +259,17 @@ class Contract::Call {
 
   const Launch& choose() const {
     if (contract_.watched_.load(std::memory_order_relaxed) != 0) return watched_choice();
+    const Launch& chosen = first_choice();
     const TunedCalls& tuned = contract_.tuned_calls(state_.device);
     if (!tuned.empty()) {
-      const int32_t i = tuned.find(state_, contract_.call_key_);
+      const int32_t i = tuned.find(state_, contract_.call_key_, chosen.number);
       if (i >= 0) {
         const Launch& launch = contract_.launches_[static_cast<size_t>(i)];
+        if (&launch == &chosen) return chosen;
         if (launch.runs_on(state_.device) && launch.takes(state_)) return launch;
       }
     }
-    return first_choice();
+    return chosen;
   }
 
   // While torch_cubin.tune measures: its thread's calls take the kernel that it says, or are written
@@ -277,7 +279,7 @@ class Contract::Call {
     if (watch.contract != &contract_) return first_choice();
     const auto fits = [&](const Launch& launch) {
       try {
-        return launch.runs_on(state_.device) && launch.takes(state_);
+        return launch.runs_on(state_.device) && launch.takes(state_) && has_shared_memory(launch);
       } catch (const Error&) {
         return false;  // its condition reads what this call does not have
       }
@@ -290,11 +292,10 @@ class Contract::Call {
     const Launch& chosen = first_choice();
     const json& kernels = contract_.definition_["kernels"];
     const auto condition = [&](size_t i) { return kernels[i].value("when", json()); };
-    size_t own = 0;
-    while (&contract_.launches_[own] != &chosen) ++own;
+    const size_t own = chosen.number;
     json fitting = json::array(), same = json::array();
     for (size_t i = 0; i < contract_.launches_.size(); ++i) {
-      if (!fits(contract_.launches_[i])) continue;
+      if (i != own && !fits(contract_.launches_[i])) continue;
       fitting.push_back(i);
       if (condition(i) == condition(own)) same.push_back(i);
     }
@@ -304,6 +305,14 @@ class Contract::Call {
                            {"fits", std::move(fitting)},
                            {"same", std::move(same)}});
     return chosen;
+  }
+
+  // Whether a block may have so much. What reads an output's sizes is left to the launch: outputs are
+  // not there yet.
+  bool has_shared_memory(const Launch& launch) const {
+    if (contract_.reads_outputs_) return true;
+    return launch.shared_memory[0].evaluate(state_.arguments()).integer <=
+           device(state_.device).shared_optin;
   }
 
   const Launch& first_choice() const {

@@ -175,7 +175,10 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   for (size_t i = 0; i < kernels.size(); ++i) {
     launches_.emplace_back(kernels[i], op_ + ": kernels[" + std::to_string(i) + "]", schema_,
                            names.scope(), all, images, jit);
+    launches_.back().number = i;
   }
+
+  check_outputs_are_written();
 
   read_tuned(tuned, names);
   argument_scope_ = names.scope();
@@ -206,6 +209,21 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     for (json& index : kernel["images"]) index = images.sha256(index.get<size_t>());
   }
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// An output is allocated and not filled: one that its kernel cannot write would be returned with what
+// the memory held before.
+void Contract::check_outputs_are_written() const {
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    for (size_t k = 0; k < launches_.size(); ++k) {
+      if (launches_[k].packing[0].reaches(first_output_place_ + i)) continue;
+      const std::string name = "'" + outputs_[i].name() + "'";
+      fail({"input", op_ + ": kernels[" + std::to_string(k) + "].args",
+            "never give the kernel the output " + name + ", which nobody would write",
+            name + ", a part of it or a TensorMap of it among them",
+            shown_json(definition_["kernels"][k]["args"]), ""});
+    }
+  }
 }
 
 void Contract::read_tuned(const json* tuned, const Names& names) {
@@ -257,8 +275,8 @@ std::mutex g_tuned_calls_mutex;  // guards the making of tables, not their use
 
 }  // namespace
 
-TunedCalls Contract::tuned_table(const json& calls) const {
-  return {calls, call_key_, launches_.size(), op_ + ": tuned calls"};
+TunedCalls Contract::tuned_table(const json& calls, TunedCalls::OnBadLine on_bad_line) const {
+  return {calls, call_key_, launches_.size(), op_ + ": tuned calls", on_bad_line};
 }
 
 const TunedCalls& Contract::first_tuned_calls(int32_t device) const {

@@ -91,7 +91,8 @@ class Contract {
   void preload(const Device& device) const;
 
   // For torch_cubin.tune (tuned_calls.h). `calls` as TunedCalls reads them; throws [input].
-  TunedCalls tuned_table(const nlohmann::json& calls) const;
+  TunedCalls tuned_table(const nlohmann::json& calls,
+                         TunedCalls::OnBadLine on_bad_line = TunedCalls::kThrow) const;
   void add_tuned(int32_t device, const nlohmann::json& calls) const;
   // From now on calls ask call_watch(), until as many -1 as 1 were given.
   void watch(int change) const { watched_ += change; }
@@ -110,6 +111,7 @@ class Contract {
     std::vector<Expression> when;  // none or one
     std::vector<Requirement> requirements;
     int32_t group = 0;  // in the tuned table
+    size_t number = 0;  // its place in launches_
     std::shared_ptr<Module> module;
     Kernel* kernel = nullptr;
     std::vector<Expression> grid, block, cluster;  // three each; cluster may have none
@@ -125,6 +127,7 @@ class Contract {
   template <class Arguments>
   class Call;
 
+  void check_outputs_are_written() const;
   void read_tuned(const nlohmann::json* tuned, const Names& names);
   void make_call_key();
   // What tune() found for calls on that device; read from its file at the first of them.

@@ -346,6 +346,23 @@ uint32_t Packing::add_bytes(const json& argument, uint32_t at, const std::string
   return size;
 }
 
+bool Packing::reaches(size_t tensor) const {
+  return std::any_of(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
+    const auto index = static_cast<size_t>(piece.index);
+    switch (piece.kind) {
+      case Kind::kPointer:
+      case Kind::kItem:
+        return index == tensor;
+      case Kind::kAddress:
+        return static_cast<size_t>(piece.tensor) == tensor;
+      case Kind::kTensorMap:
+        return maps_[index].tensor() == tensor;
+      default:
+        return false;
+    }
+  });
+}
+
 void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const {
   const auto refuse = [&](const std::string& type) {
     fail({"input", piece.label, "is out of range", "a value of " + type,

@@ -42,6 +42,10 @@ class Packing {
   size_t bytes() const { return constant_.size(); }
   size_t params() const { return starts_.size(); }
 
+  // Whether some argument, or a part of one, leads the kernel to the memory of the tensor at that
+  // place: its address, that of an element, or a tensor map.
+  bool reaches(size_t tensor) const;
+
   // What a call allocates and writes to `out` behind pack().
   const std::vector<WorkspaceArgument>& workspaces() const { return workspaces_; }
 

@@ -16,6 +16,9 @@ class TensorMapArgument {
   // `label` names it in errors. Throws [input].
   TensorMapArgument(const nlohmann::json& fields, const Scope& scope, const std::string& label);
 
+  // The place of the tensor that it describes.
+  size_t tensor() const { return tensor_; }
+
   // Writes 128 bytes; `out` may be null, which only checks. Throws [input] for a tensor that the
   // hardware cannot copy in such boxes.
   void encode(const TensorFacts& tensor, void* address, int32_t device, const Arguments& arguments,

@@ -1,5 +1,8 @@
 #include "declared/tuned_calls.h"
 
+#include <pwd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -59,6 +62,15 @@ void read_integers(const json& list, const std::string& label, std::vector<int64
   }
 }
 
+// Of the user, where HOME is not set; "" where it has none.
+std::string password_home() {
+  std::vector<char> text(1u << 14);
+  passwd entry{};
+  passwd* found = nullptr;
+  const int error = getpwuid_r(getuid(), &entry, text.data(), text.size(), &found);
+  return error != 0 || found == nullptr || entry.pw_dir == nullptr ? "" : entry.pw_dir;
+}
+
 // "" where there is none.
 std::string cache_folder() {
   const auto given = [](const char* name) {
@@ -70,7 +82,8 @@ std::string cache_folder() {
   if (!named.empty()) return named;
   const std::string base = given("XDG_CACHE_HOME");
   if (!base.empty()) return base + "/torch_cubin";
-  const std::string home = given("HOME");
+  std::string home = given("HOME");
+  if (home.empty()) home = password_home();
   return home.empty() ? "" : home + "/.cache/torch_cubin";
 }
 
@@ -199,7 +212,7 @@ std::vector<int64_t> CallKey::read(const json& key, const std::string& label, Wo
 }
 
 TunedCalls::TunedCalls(const json& calls, const CallKey& key, size_t kernels,
-                       const std::string& label) {
+                       const std::string& label, OnBadLine on_bad_line) {
   if (!calls.is_array() || calls.size() > kMaxCalls) {
     refuse_json(label, "a list of at most " + std::to_string(kMaxCalls), calls);
   }
@@ -207,24 +220,37 @@ TunedCalls::TunedCalls(const json& calls, const CallKey& key, size_t kernels,
   while (slots < 2 * calls.size()) slots *= 2;
   slots_.assign(slots, -1);
   for (size_t i = 0; i < calls.size(); ++i) {
-    const std::string at = label + "[" + std::to_string(i) + "]";
-    const json& call = calls[i];
-    const bool right = call.is_object() && call.contains("key") && call.contains("kernel") &&
-                       call["kernel"].is_number_integer() && call["kernel"] >= 0 &&
-                       call["kernel"] < kernels;
-    if (!right) refuse_json(at, "a key and the number of a kernel", call);
-    Entry entry{key.read(call["key"], at + ".key", words_), call["kernel"].get<int32_t>()};
-    const size_t place = slot(entry.key.data(), entry.key.size());
-    if (slots_[place] >= 0) {
-      const auto known = static_cast<size_t>(slots_[place]);
-      entries_[known] = std::move(entry);
-      calls_[known] = call;
-      continue;
+    try {
+      add(calls[i], key, kernels, label + "[" + std::to_string(i) + "]");
+    } catch (const Error&) {
+      if (on_bad_line == kThrow) throw;
     }
-    slots_[place] = static_cast<int32_t>(entries_.size());
-    entries_.push_back(std::move(entry));
-    calls_.push_back(call);
   }
+}
+
+void TunedCalls::add(const json& call, const CallKey& key, size_t kernels,
+                     const std::string& label) {
+  const auto has_kernel = [&](const char* name) {
+    return call.contains(name) && call[name].is_number_integer() && call[name] >= 0 &&
+           call[name] < kernels;
+  };
+  const bool right =
+      call.is_object() && call.contains("key") && has_kernel("kernel") && has_kernel("instead_of");
+  if (!right) {
+    refuse_json(label, "a key, the number of a kernel and that of the one it stands in for", call);
+  }
+  Entry entry{key.read(call["key"], label + ".key", words_), call["kernel"].get<int32_t>()};
+  entry.key.push_back(call["instead_of"].get<int64_t>());
+  const size_t place = slot(entry.key.data(), entry.key.size());
+  if (slots_[place] >= 0) {
+    const auto known = static_cast<size_t>(slots_[place]);
+    entries_[known] = std::move(entry);
+    calls_[known] = call;
+    return;
+  }
+  slots_[place] = static_cast<int32_t>(entries_.size());
+  entries_.push_back(std::move(entry));
+  calls_.push_back(call);
 }
 
 size_t TunedCalls::slot(const int64_t* key, size_t count) const {
@@ -236,11 +262,12 @@ size_t TunedCalls::slot(const int64_t* key, size_t count) const {
   }
 }
 
-int32_t TunedCalls::find(const CallState& state, const CallKey& key) const {
-  int64_t words[CallKey::kMostWords];
+int32_t TunedCalls::find(const CallState& state, const CallKey& key, size_t instead_of) const {
+  int64_t words[CallKey::kMostWords + 1];
   const size_t count = key.write(state, words_, words);
   if (count == 0) return -1;
-  const int32_t found = slots_[slot(words, count)];
+  words[count] = static_cast<int64_t>(instead_of);
+  const int32_t found = slots_[slot(words, count + 1)];
   return found < 0 ? -1 : entries_[static_cast<size_t>(found)].kernel;
 }
 
@@ -290,11 +317,11 @@ TunedCalls read_tuned_file(const Contract& contract, int32_t index) {
     }
     for (const json& op : table.at("ops")) {
       if (op.at("op") == file["op"] && op.at("hash") == file["hash"]) {
-        return contract.tuned_table(op.at("calls"));
+        return contract.tuned_table(op.at("calls"), TunedCalls::kSkip);
       }
     }
   } catch (const Error&) {
-    // A damaged file counts as absent, as in every cache.
+    // A damaged file counts as absent, as in every cache, and so does a line that is damaged.
   } catch (const json::exception&) {
   }
   return {};
@@ -311,10 +338,13 @@ void add_tuned_calls(const json& table) {
     return found->get<std::string>();
   };
   const std::string gpu = text(table, "gpu"), driver = text(table, "driver");
-  if (!table.contains("version") || table["version"] != kTableVersion || !table.contains("ops") ||
-      !table["ops"].is_array()) {
+  if (!table.contains("version") || table["version"] != kTableVersion) {
     fail({"input", label, "cannot be used", "version 1, as torch_cubin.tune writes it",
           shown_json(table.value("version", json())), "Tune again."});
+  }
+  if (!table.contains("ops") || !table["ops"].is_array()) {
+    fail({"input", label, "cannot be used", "'ops', a list", shown_json(table.value("ops", json())),
+          "Tune again."});
   }
   std::vector<int> devices;
   for (int i = 0; i < device_count(); ++i) {

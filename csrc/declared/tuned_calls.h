@@ -1,7 +1,9 @@
 // TunedCalls: which of an op's kernels torch_cubin.tune found quickest on one GPU, by the call.
 //
-// A key holds all that tells two calls apart: dtypes, sizes, integers, strings. What is found is only a
-// proposal: the caller asks the kernel's condition and requirements as it does for any other.
+// A key holds what tells two calls apart: dtypes, sizes, integers, strings, and the kernel that the call
+// takes without a table. That kernel stands for all that conditions and requirements read beyond the
+// rest, alignment for one. What is found is only a proposal: the caller asks the kernel's condition and
+// requirements as it does for any other.
 #pragma once
 
 #include <cstdint>
@@ -59,13 +61,16 @@ class CallKey {
 class TunedCalls {
  public:
   TunedCalls() = default;
-  // `calls`: [{"key", "kernel"}], of which the last counts where two have one key. Throws [input].
+  // `calls`: [{"key", "kernel", "instead_of": the kernel taken without a table}], of which the last
+  // counts where two have one key. Throws [input] for a line that is none, or leaves it out.
+  enum OnBadLine : bool { kThrow, kSkip };
   TunedCalls(const nlohmann::json& calls, const CallKey& key, size_t kernels,
-             const std::string& label);
+             const std::string& label, OnBadLine on_bad_line = kThrow);
 
   bool empty() const { return calls_.empty(); }
-  // The kernel's number; -1 for a call that is not in the table.
-  int32_t find(const CallState& state, const CallKey& key) const;
+  // The kernel's number; -1 for a call that is not in the table. `instead_of`: the kernel that the call
+  // takes without a table.
+  int32_t find(const CallState& state, const CallKey& key, size_t instead_of) const;
   const nlohmann::json& calls() const { return calls_; }
 
  private:
@@ -74,6 +79,8 @@ class TunedCalls {
     int32_t kernel;
   };
   size_t slot(const int64_t* key, size_t count) const;
+  void add(const nlohmann::json& call, const CallKey& key, size_t kernels,
+           const std::string& label);
 
   nlohmann::json calls_ = nlohmann::json::array();
   CallKey::Words words_;
@@ -96,7 +103,7 @@ CallWatch& call_watch();
 void watch_op(const Contract* contract);
 
 // The file in which tune() keeps what it measured of that op on that device, and a process finds it at
-// the op's first call: {"path" (null where TORCH_CUBIN_CACHE is 0), "gpu", "driver", "op", "hash"}.
+// the op's first call: {"path" (null without a cache folder), "gpu", "driver", "op", "hash"}.
 // Its name says GPU, driver and what the op does with which images, and so does what it holds.
 nlohmann::json tuned_file(const Contract& contract, int32_t device);
 

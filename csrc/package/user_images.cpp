@@ -27,6 +27,7 @@ Image image_of(const Ptx& ptx) {
     kernel.required_block = entry.required_block;
     kernel.max_block = entry.max_block;
     kernel.cluster = entry.cluster;
+    kernel.uses_dynamic_shared = entry.uses_dynamic_shared;
     for (const PtxParam& param : entry.params) {
       const auto size = static_cast<uint32_t>(param.size);
       kernel.params.push_back({param.index, kernel.param_bytes, size, param.kind});

@@ -89,8 +89,9 @@ int64_t occupancy_of(Kernel& kernel, const torch_cubin_launch_call& call, const 
     config.attrs = &cluster;
     config.numAttrs = 1;
   }
-  check(driver().cuOccupancyMaxActiveClusters(&count, function, &config), "launch",
-        "cuOccupancyMaxActiveClusters of " + object);
+  const CUresult result = driver().cuOccupancyMaxActiveClusters(&count, function, &config);
+  if (result == CUDA_ERROR_INVALID_CLUSTER_SIZE) return 0;  // another way to say so
+  check(result, "launch", "cuOccupancyMaxActiveClusters of " + object);
   return count;
 }
 

@@ -50,7 +50,6 @@ def shapes_op(schema: str, entries: dict, outputs: list, **kernel):
     }
     contract["outputs"] = outputs
     first = next(iter(entries))
-    contract["kernels"][0].update(
-        args=[["pointer", first]] * 3 + [["int32", 0]], grid=[1, 1, 1], **kernel
-    )
+    pointers = [["pointer", name] for name in [first] * (3 - len(outputs)) + outputs]
+    contract["kernels"][0].update(args=[*pointers, ["int32", 0]], grid=[1, 1, 1], **kernel)
     return op_of(contract)

@@ -42,12 +42,13 @@ def rich() -> dict:
     number = ["select", ["number", "q?"], ["number", "q"], ["stride", "partial", 0]]
     contract["kernels"][0] |= {
         "when": ["and", ["is", "t", "relu"], ["defined", "xs[1]"]],
-        "args": [["pointer", "partial"], ["pointer", "xs", 1], ["pointer", "z"], ["int32", number]],
+        "args": [["pointer", "more"], ["pointer", "xs", 1], ["pointer", "out"], ["int32", number]],
         "grid": [["numel", "xs[0]"], ["max", 1, ["size", "out", -1]], 1],
         "shared_memory": ["mul", 4, ["number", "n"]],
     }
     second = copy.deepcopy(contracts.vec_add()["kernels"][0])
-    second["args"][2:] = [["pointer", "more"], ["int32", ["floordiv", ["numel", "x"], 3]]]
+    number = ["int32", ["floordiv", ["numel", "x"], 3]]
+    second["args"][1:] = [["pointer", "out"], ["pointer", "more"], number]
     contract["kernels"].append(second)
     return contract
 

@@ -32,7 +32,8 @@ def op_with(conditions: list[Any], schema: str = SCHEMA) -> Any:
         "y": {"dtype": "float32", "shape": None, "align": 4},
         "out": {"dtype": "float32", "shape": [1]},
     }
-    plain = contract["kernels"][0] | {"args": [["pointer", "x"]] * 3 + [["int32", 0]]}
+    pointers = [["pointer", "x"], ["pointer", "x"], ["pointer", "out"]]
+    plain = contract["kernels"][0] | {"args": [*pointers, ["int32", 0]]}
     plain["grid"] = [1, 1, 1]
     contract["kernels"] = [
         {**copy.deepcopy(plain), "block": [1 + i % MOST_BLOCKS, 1, 1], "when": when}

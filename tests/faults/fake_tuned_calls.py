@@ -44,7 +44,8 @@ def contract_with(conditions: list[Any], groups: list[int] | None = None) -> dic
         "out": {"dtype": "float32", "shape": [1]},
     }
     contract["dtypes"] = {"T": ["float32", "float16"]}
-    plain = contract["kernels"][0] | {"args": [["pointer", "x"]] * 3 + [["int32", 0]]}
+    pointers = [["pointer", "x"], ["pointer", "x"], ["pointer", "out"]]
+    plain = contract["kernels"][0] | {"args": [*pointers, ["int32", 0]]}
     plain["grid"] = [1, 1, 1]
     contract["kernels"] = [
         {**copy.deepcopy(plain), "block": [1 + i, 1, 1], "when": when}
@@ -78,7 +79,8 @@ def watched(op: Any, *call: Any) -> dict[str, Any]:
 def table_of(op: Any, kernel: int, /, *call: Any, **changes: Any) -> dict[str, Any]:
     file = library.tuned_file(name_of(op), 0)
     entry = {"op": name_of(op), "hash": file["hash"]}
-    entry["calls"] = [{"key": watched(op, *call)["key"], "kernel": kernel}]
+    seen = watched(op, *call)
+    entry["calls"] = [{"key": seen["key"], "kernel": kernel, "instead_of": seen["chosen"]}]
     head = {"version": 1, "gpu": file["gpu"], "driver": file["driver"]}
     return {**head, "ops": [entry | {k: v for k, v in changes.items() if k in entry}]} | {
         k: v for k, v in changes.items() if k in head
@@ -123,7 +125,8 @@ def test_every_part_of_a_random_key_counts(driver) -> None:
     ][:63]
     table = table_of(op, 1, *calls[0])
     table["ops"][0]["calls"] = [
-        {"key": watched(op, *call)["key"], "kernel": 1 + i} for i, call in enumerate(calls)
+        {"key": watched(op, *call)["key"], "kernel": 1 + i, "instead_of": 0}
+        for i, call in enumerate(calls)
     ]
     library.add_tuned_table(json.loads(json.dumps(table)))
     assert [taken(driver, op, *call) for call in calls] == list(range(1, 64))
@@ -200,6 +203,32 @@ def test_kernels_are_forced_in_the_thread_that_watches(driver) -> None:
         library.watch_op(None)
 
 
+SIXTEENTHS = {"argument": "x_ptr", "address_of": "x", "multiple_of": 16}
+
+
+def test_a_table_serves_only_calls_that_would_take_the_same_kernel(driver) -> None:
+    """Alignment is no part of a key: a misaligned call's kernel is not for aligned ones, nor the
+    reverse, whatever the second kernel's condition."""
+    for condition in (None, ["le", 0, ["number", "head"]]):
+        contract = contract_with([None, condition, None])
+        contract["kernels"][0]["requires"] = [SIXTEENTHS]
+        op = op_of(contract)
+        aligned = tensors.empty(8), None, 1, "a", 1.0
+        shifted = tensors.strided((8,), (1,), offset=1), None, 1, "a", 1.0
+        assert [watched(op, *call)["chosen"] for call in (aligned, shifted)] == [0, 1]
+        library.add_tuned_table(table_of(op, 2, *shifted))
+        assert [taken(driver, op, *call) for call in (aligned, shifted)] == [0, 2]
+        library.add_tuned_table(table_of(op, 1, *aligned))
+        assert [taken(driver, op, *call) for call in (aligned, shifted)] == [1, 2]
+
+
+def test_a_kernel_with_more_shared_memory_than_a_block_may_have_does_not_fit(driver) -> None:
+    contract = contract_with([None] * 3)
+    contract["kernels"][1]["shared_memory"] = ["mul", 1 << 18, ["number", "head"]]
+    call = watched(op_of(contract), tensors.empty(8), None, 1, "a", 1.0)
+    assert (call["fits"], call["same"]) == ([0, 2], [0, 2])
+
+
 def kept_file(op: Any) -> Path:
     return Path(library.tuned_file(name_of(op), 0)["path"])
 
@@ -259,6 +288,52 @@ def test_a_file_of_anything_else_is_never_used(driver, damage) -> None:
     assert taken(driver, op, *call) == 0
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [{"key": {}, "kernel": 0, "instead_of": 0}, {"key": {"x": 1}}, 5, {"key": 5, "kernel": 99}],
+    ids=str,
+)
+def test_a_bad_line_of_a_file_is_left_out(driver, bad) -> None:
+    contract = contract_with([None] * 3)
+    call = tensors.empty(5), None, 1, "a", 1.0
+    table = table_of(op_of(contract), 2, *call)
+    op = op_of(contract_with([None] * 3))
+    table["ops"][0] |= {"op": name_of(op), "hash": library.tuned_file(name_of(op), 0)["hash"]}
+    bad_table = copy.deepcopy(table)
+    bad_table["ops"][0]["calls"] = [bad]
+    store.write(bad_table, kept_file(op))
+    assert store.keep(table, kept_file(op)) == ""
+    assert taken(driver, op, *call) == 2
+
+
+def test_the_user_s_home_is_found_without_its_variable(driver, monkeypatch) -> None:
+    for name in ("TORCH_CUBIN_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    path = kept_file(op_of(contract_with([None] * 3)))
+    assert path.parent == Path.home() / ".cache" / "torch_cubin" / "tuned"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([], "a tuned table cannot be used"),
+        ({"version": 1}, "a tuned table cannot be used"),
+        ({"version": 1, "gpu": "Fake GPU", "products": 5}, "no list of products"),
+        ({"version": 1, "gpu": "Fake GPU", "products": [5]}, "a line that is no product's"),
+        (
+            {"version": 1, "gpu": "Fake GPU", "driver": "1", "ops": 5},
+            "expected 'ops', a list, got 5",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_table_is_refused_in_plain_words(driver, tmp_path, table, message) -> None:
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    with pytest.raises(errors.InputError, match=message) as caught:
+        torch_cubin.load_tuned(tmp_path / "table.json")
+    assert "json.exception" not in str(caught.value)
+
+
 def test_without_a_cache_folder_nothing_is_read(driver, monkeypatch) -> None:
     monkeypatch.setenv("TORCH_CUBIN_CACHE", "0")
     op = op_of(contract_with([None] * 3))
@@ -274,8 +349,9 @@ def test_without_a_cache_folder_nothing_is_read(driver, monkeypatch) -> None:
         ({"hash": "0" * 64}, "measured with other kernels of op"),
         ({"version": 2}, "cannot be used: expected version 1"),
         ({"op": "no::such"}, "is not a declared op of this process"),
-        ({"calls": [{"key": {}, "kernel": 0}]}, "calls"),
-        ({"calls": [{"key": {"x": 1}}]}, "a key and the number of a kernel"),
+        ({"calls": [{"key": {}, "kernel": 0, "instead_of": 0}]}, "values by name"),
+        ({"calls": [{"key": {}, "kernel": 0}]}, "that of the one it stands in for"),
+        ({"calls": [{"key": {"x": 1}}]}, "a key, the number of a kernel"),
     ],
 )
 def test_a_table_that_is_loaded_and_is_of_anything_else_is_refused(
@@ -342,7 +418,8 @@ def test_the_look_up_costs_less_than_a_tenth_of_a_microsecond(driver) -> None:
     table = table_of(tuned, 0, *call)
     key = table["ops"][0]["calls"][0]["key"]
     table["ops"][0]["calls"] += [
-        {"key": key | {"head": i, "mode": "bc"[i % 2]}, "kernel": 1} for i in range(1000)
+        {"key": key | {"head": i, "mode": "bc"[i % 2]}, "kernel": 1, "instead_of": 0}
+        for i in range(1000)
     ]
     library.add_tuned_table(table)
     costs = {plain: math.inf, tuned: math.inf}
@@ -365,6 +442,7 @@ def test_what_is_measured_of_a_call(driver, monkeypatch) -> None:
         or torch_cubin._declared.op._adopt(library.defined_ops())[name_of(raw)]
     )
     monkeypatch.setattr(op_calls, "_copied", lambda args, kwargs: (args, kwargs))
+    monkeypatch.setattr(op_calls, "_spoil", lambda tensors: None)
     far = {1: "its results differ"}
     forced = []
 
@@ -385,3 +463,39 @@ def test_what_is_measured_of_a_call(driver, monkeypatch) -> None:
     assert (sorted(times.rounds), times.elsewhere) == ([0, 2, 3], [])
     library.add_tuned_table(op_calls.table_of(op, 0, [times]))
     assert taken(driver, raw, *call) == 3
+
+
+def adopted(contract: dict[str, Any]) -> Any:
+    name = name_of(op_of(contract))
+    return torch_cubin._declared.op._adopt(library.defined_ops())[name]
+
+
+def test_a_kernel_that_cannot_be_launched_is_left_out(driver, monkeypatch) -> None:
+    contract = contract_with([None] * 3)
+    contract["kernels"][1]["block"] = [["mul", 4096, ["number", "head"]], 1, 1]
+    op = adopted(contract)
+    monkeypatch.setattr(op_calls, "_copied", lambda args, kwargs: (args, kwargs))
+    monkeypatch.setattr(op_calls, "_spoil", lambda tensors: None)
+    monkeypatch.setattr(op_calls, "_difference", lambda found, wanted: "")
+    call = tensors.empty(4), None, 1, "a", 1.0
+    times = op_calls.measure_call(op, call, {}, timer=lambda *a: {k: [1.0] for k in a[3]})
+    assert sorted(times.rounds) == [0, 2]
+    assert "does not run" in times.differ[1]
+
+
+def test_a_call_that_one_kernel_fits_has_no_line(driver, monkeypatch) -> None:
+    contract = contract_with([None] * 2)
+    contract["kernels"][0]["requires"] = [SIXTEENTHS]
+    op = adopted(contract)
+    monkeypatch.setattr(op_calls, "_copied", lambda args, kwargs: (args, kwargs))
+    monkeypatch.setattr(op_calls, "_spoil", lambda tensors: None)
+    monkeypatch.setattr(op_calls, "_difference", lambda found, wanted: "")
+    shifted = tensors.strided((8,), (1,), device=1, offset=1), None, 1, "a", 1.0
+    times = op_calls.measure_call(op, shifted, {}, timer=lambda *a: {k: [1.0] for k in a[3]})
+    assert (times.chosen, list(times.rounds), times.device) == (1, [1], 1)
+    assert op_calls.table_of(op, 1, [times])["ops"][0]["calls"] == []
+
+
+def test_an_op_with_one_kernel_is_refused(driver) -> None:
+    with pytest.raises(errors.InputError, match="the op has one kernel"):
+        op_calls.measure_call(adopted(contract_with([None])), (tensors.empty(4),), {})

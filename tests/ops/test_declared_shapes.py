@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
-from declared import LAUNCH, schema
+from declared import DECLARED, schema
 
 import torch_cubin
 from torch_cubin import errors
@@ -26,7 +26,7 @@ def an_op() -> torch_cubin.Op:
             "f(Tensor x, Tensor y, Tensor z, Tensor? b, Tensor[] xs, int n, int? k, float f,"
             " bool w, str mode, ScalarType t) -> (Tensor o1, Tensor o2, Tensor o3, Tensor o4)"
         ),
-        kernel=(LAUNCH, "vec_add"),
+        kernel=(DECLARED, "add_three"),
         dtypes={"T": ["float16", "float32"]},
         tensors={
             "x": "T[m, *s] strided align=1",
@@ -44,7 +44,7 @@ def an_op() -> torch_cubin.Op:
                 "bool",
             ),
         },
-        args=lambda x, y, o1: (x, y, o1, torch_cubin.int32(1)),
+        args=lambda o1, o2, o3, o4: (o1, o2, o3, o4, torch_cubin.int32(1)),
         grid=1,
         block=32,
     )

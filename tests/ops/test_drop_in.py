@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from drop_in_cases import integers, result_or_error, run, same
 
 import torch_cubin
+from torch_cubin import errors
 from torch_cubin._drop_in import why_not
 from torch_cubin._native import library
 
@@ -233,3 +234,21 @@ def test_a_gpu_without_kernels_goes_to_torch_and_a_broken_catalog_does_not(
     report = torch_cubin.report()
     assert [row.reason for row in report.declined] == ["no kernels for sm_75"] * declined
     assert len(report.served) == (not declined)
+
+
+def test_as_a_decorator_and_with_an_argument() -> None:
+    @torch_cubin.drop_in()
+    def product(a):
+        """The product."""
+        return a @ a
+
+    torch_cubin.report()
+    product(torch.ones(4, 4))
+    assert product.__doc__ == "The product."
+    with torch_cubin.drop_in():
+        pass
+    product(torch.ones(4, 4))
+    assert "matmul" in str(torch_cubin.report())
+    for wrong in (lambda: torch_cubin.drop_in(torch.nn.Linear(2, 2)), torch_cubin.drop_in):
+        with pytest.raises(errors.InputError, match=r"drop_in"):
+            wrong()(torch.nn.Linear(2, 2))

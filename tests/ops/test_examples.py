@@ -117,6 +117,22 @@ def test_generation_says_both_speeds(device, capsys) -> None:
     assert {"sdpa", "cubin", "ratio"} <= {line.split(" ")[0] for line in text.splitlines()}
 
 
+def test_generation_fails_where_a_cached_step_is_wrong(device, monkeypatch) -> None:
+    pytest.importorskip("transformers", reason="generation needs transformers")
+    generate = load("generate")
+    right = generate.huggingface.attention
+
+    def wrong(module, query, *arguments, **options):
+        out, weights = right(module, query, *arguments, **options)
+        return (out * 1.5 if query.shape[2] == 1 else out), weights
+
+    monkeypatch.setattr(generate.huggingface, "attention", wrong)
+    arguments = ["--device", device, "--batch", "1", "--new", "1", "--prompt", "24"]
+    assert generate.main(arguments) == 1
+    monkeypatch.undo()
+    generate.huggingface.register()
+
+
 def test_training_fails_where_the_curves_part(training, monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(training.WITHIN, torch.float32, -1.0)
     plot = tmp_path / "losses.png"

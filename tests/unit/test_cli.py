@@ -16,7 +16,7 @@ import torch
 
 import torch_cubin
 from torch_cubin import __main__ as cli
-from torch_cubin import errors
+from torch_cubin import cpp, errors
 from torch_cubin._command_line import demo, doctor
 from torch_cubin._native import launcher, library
 
@@ -206,6 +206,32 @@ def test_doctor_tells_of_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_p
     monkeypatch.delenv("TORCH_CUBIN_PLAIN_LAUNCH")
     monkeypatch.setattr(doctor.library, "PATH", tmp_path / "_C.so")
     assert line().startswith(f"launcher  --  {tmp_path}/_launch.abi3.so is not there: kernel calls")
+
+
+def test_doctor_tells_what_kernels_of_your_own_need(no_gpu, monkeypatch, capsys, tmp_path) -> None:
+    text = _doctor(capsys)[1]
+    own = text[text.index("for your own kernels") :]
+    for path in (cpp.include_path(), cpp.library_path(), "NVRTC", "libcrypto", "Triton", "nvcc"):
+        assert path in own
+    monkeypatch.setattr(cpp, "_ROOT", tmp_path)
+    monkeypatch.setenv("CXX", str(tmp_path / "no_compiler"))
+    status, text = _doctor(capsys)
+    assert status == 0  # nothing of it is needed by what is here
+    for what in ("C++ headers", "libtorch_cubin.so", "libtorch_cubin.a", "a C++ compiler"):
+        assert f"-- {what} is missing: without it no " in " ".join(text.split())
+
+
+def test_doctor_folds_what_is_well_of_pytorch_s_internals(no_gpu, monkeypatch, capsys) -> None:
+    def lines(*options: str) -> list[str]:
+        assert cli.main(["doctor", *options]) == 0
+        out = capsys.readouterr().out
+        return out[out.index("\ninternals") : out.index("\nkernels")].strip().splitlines()
+
+    monkeypatch.setattr(doctor, "_products", lambda: iter(()))
+    every = lines("--all")
+    folded = lines()
+    assert len(folded) == 1 + sum(" -- " in line for line in every) < len(every)
+    assert f"of {len(every)} " in folded[0]
 
 
 def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys, tmp_path) -> None:

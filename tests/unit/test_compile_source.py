@@ -54,6 +54,30 @@ def entries(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.compiled"))
 
 
+def test_a_str_that_is_a_file_s_name() -> None:
+    for text in ("k.cu", "/tmp/some kernels/k.cu"[:5] + "k.cuh"):
+        with pytest.raises(errors.InputError, match=r"Pass pathlib.Path\('"):
+            torch_cubin.compile(text, archs="sm_90a")
+
+
+def test_a_template_that_nobody_instantiates(library) -> None:
+    source = "template <class T> __global__ void f(T* x) { *x = 0; }"
+    with pytest.raises(errors.NoKernelError, match='as names=\\["axpy<float, 2>"\\]'):
+        torch_cubin.compile(source, archs="sm_90a")
+    assert len(torch_cubin.compile(source, names=["f<int>"], archs="sm_90a")) == 1
+
+
+def test_a_header_that_is_not_found(library) -> None:
+    with pytest.raises(errors.InputError, match=r"(?s)include=\[\.\.\.\].*compiler=.nvcc"):
+        torch_cubin.compile("#include <vector>\n__global__ void f() {}", archs="sm_90a")
+
+
+def test_load_of_a_source_names_compile(tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text(AXPY)
+    with pytest.raises(errors.ImageError, match=r"torch_cubin\.compile\(pathlib\.Path"):
+        torch_cubin.load(tmp_path / "k.cu")
+
+
 def test_names_and_archs(library, folder: Path) -> None:
     names = ["axpy<float, 2>", "axpy<double,4>"]
     module = torch_cubin.compile(AXPY, names=names, archs=["sm_80", "sm_90a"])

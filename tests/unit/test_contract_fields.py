@@ -325,7 +325,8 @@ def typed(**tensors) -> dict:
         "l": {"dtype": "float32", "shape": ["j"]},
         "out": {"dtype": "float32", "shape": ["m", "n"]},
     } | tensors
-    contract["kernels"][0]["args"] = [["pointer", "x"]] * 3 + [["int32", 1]]
+    pointers = [["pointer", name] for name in ("x", "x", "out")]
+    contract["kernels"][0]["args"] = [*pointers, ["int32", 1]]
     contract["kernels"][0]["grid"] = [1, 1, 1]
     return contract
 

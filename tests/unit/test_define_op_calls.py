@@ -21,6 +21,13 @@ from torch_cubin._declared import contract
 from torch_cubin._declared import signature as _signature
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_none_for_a_tensor_that_a_call_must_give(device: str) -> None:
+    op = vec_add()
+    with pytest.raises(errors.InputError, match=f"op '{op.name}' argument 'y' is missing"):
+        op(torch.ones(3, device=device), None)
+
+
 def test_a_dtype_variable_is_one_dtype_in_a_call() -> None:
     op = torch_cubin.define_op(
         schema("f(Tensor x, Tensor[] xs, Tensor? a, Tensor? b) -> Tensor"),

@@ -130,6 +130,25 @@ WRONG = {
         "field 'a'",
     ),
     "a struct of nothing": (args(lambda x: torch_cubin.struct(int, a=1)), "another type"),
+    "an output that no argument leads to": (args(lambda x, y: (x, y, x, 1)), "the output 'out'"),
+    "an output of which the kernel learns the size alone": (
+        args(lambda x, y, out: (x, y, x, torch_cubin.int32(out.numel()))),
+        "the output 'out'",
+    ),
+    "an output that one of two kernels does not take": (
+        {
+            "kernel": None,
+            "kernels": [
+                torch_cubin.KernelChoice((LAUNCH, "vec_add"), when=lambda x: x.numel() < 9),
+                torch_cubin.KernelChoice((LAUNCH, "vec_add"), args=lambda x: (x, x, x, 1)),
+            ],
+        },
+        "kernels[1].args",
+    ),
+    "a size in a sequence of names": (
+        {"args": ("x", "y", "out", "n"), **tensors(x="float32[n]", y="float32[n]")},
+        "or a function, which may name everything",
+    ),
     "a grid of floats": ({"grid": lambda x: x.numel() / 256}, "kernels[0].grid[0] ("),
     "a grid of four": ({"grid": (1, 1, 1, 1)}, "three expressions"),
     "a negative grid": ({"grid": -1}, "1 to 2147483647 blocks"),
@@ -178,6 +197,12 @@ def test_wrong_definitions(case: str) -> None:
     text = str(caught.value)
     assert says in text, text
     assert text.startswith("torch_cubin [input]: "), text
+
+
+def test_a_launch_in_brackets() -> None:
+    kernel = torch_cubin.load(LAUNCH)["vec_add"]
+    with pytest.raises(errors.InputError, match=r"grid=, block=\), got kernel\[4, 256\]"):
+        kernel[4, 256](1, 2, 3)
 
 
 def test_errors_of_functions_name_their_line() -> None:

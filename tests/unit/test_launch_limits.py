@@ -110,10 +110,44 @@ def test_shared_memory_that_a_definition_forgets() -> None:
     define(changed(contract, "kernels/0/shared_memory", ["mul", 4, N]), files=(LAUNCH,))
 
 
+PTX = """.version 8.0
+.target sm_80
+.address_size 64
+.extern .shared .align 16 .b8 dynamic[];
+.shared .align 4 .b8 fixed[64];
+.func helper() { .reg .u32 r; mov.u32 r, dynamic; ret; }
+.visible .entry forgotten(.param .u64 out) { .reg .u32 r; { mov.u32 r, dynamic; } ret; }
+.visible .entry beside_its_own(.param .u64 out) {
+  .shared .align 4 .b8 inner[64];
+  .reg .u32 r; mov.u32 r, dynamic; ret; }
+.visible .entry beside_the_file_s(.param .u64 out) {
+  .reg .u32 r; mov.u32 r, dynamic; mov.u32 r, fixed; ret; }
+.visible .entry without(.param .u64 out) { ret; }
+"""
+
+
+@pytest.mark.parametrize("kernel", ["forgotten", "beside_its_own", "beside_the_file_s", "without"])
+def test_shared_memory_that_a_definition_of_ptx_forgets(kernel: str) -> None:
+    """As of a cubin: refused where the kernel's body names dynamic shared memory and no other."""
+
+    def define(bytes_: int) -> None:
+        torch_cubin.define_op(
+            schema("f(Tensor x) -> Tensor"), kernel=(PTX.encode(), kernel), jit=True,
+            tensors={"x": "float32[*s]", "out": "float32[*s]"}, args=lambda out: (out,), grid=1,
+            block=32, shared_memory=bytes_,
+        )  # fmt: skip
+
+    define(64)
+    if kernel != "forgotten":
+        return define(0)
+    with pytest.raises(errors.ParamsError, match=r"kernels\[0\].shared_memory .* is 0, and"):
+        define(0)
+
+
 def test_static_shared_memory_counts() -> None:
     contract = vec_add()
     contract["kernels"][0].update(
-        kernel="static_shared", args=[["pointer", "x"]], block=[128, 1, 1]
+        kernel="static_shared", args=[["pointer", "out"]], block=[128, 1, 1]
     )
     define(changed(contract, "kernels/0/shared_memory", 232448 - 1024))
     with pytest.raises(errors.InputError, match="0 to 231424 bytes"):

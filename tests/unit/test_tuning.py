@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import importlib
 import json
+import types
 from pathlib import Path
 
 import declared
@@ -155,7 +158,7 @@ def test_a_call_s_kernel_must_be_clearly_quicker() -> None:
 
 
 def one_op_table(key: dict, kernel: int, **head) -> dict:
-    op = {"op": "a::b", "hash": "h", "calls": [{"key": key, "kernel": kernel}]}
+    op = {"op": "a::b", "hash": "h", "calls": [{"key": key, "kernel": kernel, "instead_of": 0}]}
     return {"version": 1, "gpu": "g", "driver": "1", "ops": [op]} | head
 
 
@@ -165,8 +168,8 @@ def test_what_is_kept_of_an_op_is_merged(tmp_path: Path) -> None:
     store.keep(one_op_table({"n": 2}, 2), path)
     store.keep(one_op_table({"n": 1}, 3), path)
     assert store.read(path)["ops"][0]["calls"] == [
-        {"key": {"n": 1}, "kernel": 3},
-        {"key": {"n": 2}, "kernel": 2},
+        {"key": {"n": 2}, "kernel": 2, "instead_of": 0},
+        {"key": {"n": 1}, "kernel": 3, "instead_of": 0},  # the newest stand last
     ]
     # What was measured with another driver is no part of it, nor is a damaged file.
     store.keep(one_op_table({"n": 4}, 4, driver="2"), path)
@@ -174,9 +177,21 @@ def test_what_is_kept_of_an_op_is_merged(tmp_path: Path) -> None:
     for damaged in ("{", "[]", '{"version": 1, "ops": 5}'):
         path.write_text(damaged)
         store.keep(one_op_table({"n": 5}, 5), path)
-        assert store.read(path)["ops"][0]["calls"] == [{"key": {"n": 5}, "kernel": 5}]
+        assert [call["key"] for call in store.read(path)["ops"][0]["calls"]] == [{"n": 5}]
     (tmp_path / "file").write_text("")
-    store.keep(one_op_table({"n": 5}, 5), tmp_path / "file" / "a.json")  # no folder: no error
+    assert "file" in store.keep(one_op_table({"n": 5}, 5), tmp_path / "file" / "a.json")
+
+
+def test_a_kept_file_stays_as_small_as_one_may_be(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(store, "_MOST_CALLS", 8)
+    for i in range(12):
+        assert store.keep(one_op_table({"n": i}, i), tmp_path / "a.json") == ""
+    kept = [call["kernel"] for call in store.read(tmp_path / "a.json")["ops"][0]["calls"]]
+    assert kept == list(range(4, 12))
+    monkeypatch.setattr(store, "_MOST_BYTES", 400)
+    store.keep(one_op_table({"n": 99}, 99), tmp_path / "a.json")
+    assert (tmp_path / "a.json").stat().st_size <= 400
+    assert store.read(tmp_path / "a.json")["ops"][0]["calls"][-1]["kernel"] == 99
 
 
 def test_processes_that_keep_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -222,6 +237,115 @@ def test_results_that_differ_are_told() -> None:
     assert "shape" in op_calls._difference([x], [x[1:]])
     assert op_calls._difference([torch.empty(0)], [torch.empty(0)]) == ""
     assert "off by" in op_calls._difference([x], [torch.zeros(100)])
+
+
+def test_results_that_are_not_finite_are_told_apart() -> None:
+    kinds = [float("nan"), float("inf"), -float("inf")]
+    for i, one in enumerate(kinds):
+        for j, other in enumerate(kinds):
+            far = op_calls._difference([torch.tensor([1, one, 2])], [torch.tensor([1, other, 2])])
+            assert (far == "") == (i == j), (one, other)
+
+
+@pytest.mark.parametrize("shape", [(1000,), (10, 100)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_an_outlier_hides_no_wrong_elements(shape, dtype) -> None:
+    right = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    right.view(-1)[0] = 1e4
+    wrong = torch.zeros_like(right)
+    wrong.view(-1)[0] = 1e4
+    assert "neighbours" in op_calls._difference([wrong], [right])
+    near = right * (1 + torch.finfo(dtype).eps)
+    assert op_calls._difference([near], [right]) == ""
+
+
+def test_complex_results_are_compared_as_far_as_rounding_goes() -> None:
+    x = torch.randn(100, dtype=torch.complex64)
+    assert op_calls._difference([x * (1 + 1e-6)], [x]) == ""
+    assert "off by" in op_calls._difference([x.conj()], [x])
+
+
+def test_a_kernel_that_writes_half_of_its_output_is_told(monkeypatch) -> None:
+    """Each result lies where the one before lay, as the caching allocator has it."""
+    memory, state = torch.zeros(8), {"kernel": 0, "calls": 0}
+
+    def results(op, args, kwargs):
+        state["calls"] += 1
+        out = torch.zeros(8) if state["calls"] == 1 else memory  # the first is held: the reference
+        out[: 4 if state["kernel"] == 2 else 8] = 1
+        return [out]
+
+    call = {"key": {}, "chosen": 0, "fits": [0, 1, 2], "same": [0, 1, 2], "device": 0}
+    monkeypatch.setattr(op_calls, "_results", results)
+    monkeypatch.setattr(op_calls, "_names", lambda op, kernels: {k: str(k) for k in kernels})
+    monkeypatch.setattr(op_calls.library, "watch_op", lambda name: None)
+    monkeypatch.setattr(op_calls.library, "watched_calls", lambda: [call])
+    monkeypatch.setattr(op_calls.library, "force_kernel", lambda k: state.update(kernel=k))
+    op = types.SimpleNamespace(name="a::b", contract={"kernels": [{}] * 3})
+    times = op_calls.measure_call(op, (), {}, timer=lambda *a: {k: [1.0] for k in a[3]})
+    assert sorted(times.rounds) == [0, 1]
+    assert "not finite" in times.differ[2]
+    # A call that did not reach the kernels, as one of an op with cpu=.
+    monkeypatch.setattr(op_calls.library, "watched_calls", list)
+    with pytest.raises(torch_cubin.Error, match=r"\[input\].*did not run on a GPU"):
+        op_calls.measure_call(op, (), {})
+
+
+def test_integers_that_an_op_changes_are_restored() -> None:
+    signature = declared.vec_add()._signature
+    arguments = [
+        dataclasses.replace(signature.arguments[0], name=name, kind=kind, mutable=mutable)
+        for name, kind, mutable in [
+            ("index", "tensor", True), ("x", "tensor", True), ("n", "tensor", False),
+            ("none", "tensor?", True),
+        ]
+    ]  # fmt: skip
+    op = types.SimpleNamespace(
+        _signature=dataclasses.replace(signature, arguments=tuple(arguments))
+    )
+    given = (torch.arange(6)[::2], torch.ones(3), torch.arange(3), None), {}
+    copy = op_calls._copied(*given)
+    pairs = op_calls._restored(op, copy, given)
+    assert [(a is copy[0][0], b is given[0][0]) for a, b in pairs] == [(True, True)]
+
+
+def test_many_kernels_are_timed_a_few_at_a_time() -> None:
+    """Each heat runs at a pace of its own, which the first kernel's times take out."""
+    sizes = []
+
+    def heat(kernels):
+        sizes.append(len(kernels))
+        return {kernel: [len(sizes) * (10.0 + kernel)] for kernel in kernels}
+
+    rounds = op_calls._in_heats(list(range(30)), heat)
+    assert max(sizes) <= 12
+    assert rounds == {kernel: [pytest.approx(10.0 + kernel)] for kernel in range(30)}
+    assert op_calls._in_heats([4], heat).keys() == {4}
+
+
+def test_a_table_is_kept_for_the_device_of_the_tensors(tmp_path: Path, monkeypatch) -> None:
+    module = importlib.import_module("torch_cubin._tuning.tune")
+    asked, path = [], tmp_path / "a.json"
+
+    def tuned_file(name, device):
+        asked.append(device)
+        return {"path": str(path), "gpu": "g", "driver": "1", "hash": "h"}
+
+    monkeypatch.setattr(module.library, "tuned_file", tuned_file)
+    monkeypatch.setattr(module.library, "add_tuned_table", lambda table: None)
+    op = types.SimpleNamespace(name="a::b")
+    times = [call_times({0: 10, 1: 9}, device=1)]
+    _, kept = module._use(op, times)
+    assert (set(asked), kept) == ({1}, f"kept in {path}")
+    assert kept in str(module.Tuning(calls=times, table={}, kept=kept))
+    path = tmp_path / "a.json" / "b.json"
+    assert module._use(op, times)[1].startswith("not kept: ")
+
+
+@pytest.mark.parametrize("work", [5, None, (5,), torch.ops.aten.add, torch.ops.aten.add.Tensor])
+def test_work_that_is_none(work) -> None:
+    with pytest.raises(torch_cubin.Error, match=r"\[input\]"):
+        torch_cubin.tune(work)
 
 
 def test_inputs_of_an_op() -> None:

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
+import importlib.util
 import os
 import pkgutil
 import platform
+import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +19,9 @@ from pathlib import Path
 import torch
 
 import torch_cubin
-from torch_cubin import _pytorch, errors
+from torch_cubin import _pytorch, cpp, errors
+from torch_cubin._compile import compile as _compile
+from torch_cubin._compile import nvrtc
 from torch_cubin._native import library
 from torch_cubin._pytorch.internals import FEATURES
 from torch_cubin.errors import counted
@@ -25,11 +30,17 @@ from torch_cubin.errors import counted
 Finding = tuple[bool | None, str]
 
 
-def run() -> int:
-    """Print all findings; 0 where nothing is wrong. A machine without a GPU is nothing wrong."""
+def run(*, all: bool = False) -> int:
+    """Print all findings; 0 where nothing is wrong. A machine without a GPU is nothing wrong.
+
+    `all`: each of PyTorch's internals that is there gets a line of its own.
+    """
     well = True
     for title, check in CHECKS:
-        for good, text in _findings(check):
+        findings = list(_findings(check))
+        if check is _internals and not all:
+            findings = _folded(findings)
+        for good, text in findings:
             well = well and good is not False
             mark = {True: "ok", False: "BAD", None: "--"}[good]
             print(f"{title:<9} {mark:<3} {text}")
@@ -43,6 +54,13 @@ def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from check()
     except errors.Error as error:
         yield False, str(error)
+
+
+def _folded(findings: list[Finding]) -> list[Finding]:
+    """One line for all that is well, and those that are not."""
+    fine = sum(good is True for good, _ in findings)
+    line = f"{fine} of {len(findings)} names and symbols of PyTorch's are there (--all lists them)"
+    return [(True, line), *(finding for finding in findings if finding[0] is not True)]
 
 
 def _versions() -> Iterator[Finding]:
@@ -181,6 +199,52 @@ def _lost(feature: str, lacks: str, without: str) -> str:
     return f"{feature}: this torch lacks {lacks}, so {without}"
 
 
+def _own_kernels() -> Iterator[Finding]:
+    """What kernels and ops of the user's own need beside this package; none of it is required."""
+    for what, found, lost in (
+        ("C++ headers", _file(cpp.include_path(), "torch_cubin", "cubin.h"), "C++ programs"),
+        ("libtorch_cubin.so", _file(cpp.library_path(), "libtorch_cubin.so"), "C++ programs"),
+        ("libtorch_cubin.a", _file(cpp.library_path(), "libtorch_cubin.a"), "static linking"),
+        ("a C++ compiler", _cpp_compiler, "cpp.load_inline and cpp.Extension"),
+        ("nvcc", _compile._nvcc_path, 'compile(..., compiler="nvcc")'),
+        ("NVRTC", lambda: nvrtc.load()._name, "torch_cubin.compile"),
+        ("libcrypto", _libcrypto, "load_package(trusted=), which compares signatures"),
+        ("Triton", lambda: _module("triton"), "producers.triton.define_op"),
+    ):
+        try:
+            where = found()
+        except errors.Error:
+            where = None
+        if where:
+            yield True, f"{what}: {where}"
+        else:
+            yield None, f"{what} is missing: without it no {lost}"
+
+
+def _file(*parts: str) -> Callable[[], str | None]:
+    path = Path(*parts)
+    return lambda: str(path) if path.is_file() else None
+
+
+def _cpp_compiler() -> str | None:
+    return shutil.which(cpp._compiler()[0])
+
+
+def _libcrypto() -> str | None:
+    for name in ("libcrypto.so.3", "libcrypto.so.1.1"):  # as csrc/package/signature.cpp asks
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return name
+    return None
+
+
+def _module(name: str) -> str | None:
+    spec = importlib.util.find_spec(name)
+    return None if spec is None else spec.origin
+
+
 CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
     ("versions", _versions),
     ("library", _library),
@@ -189,4 +253,5 @@ CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
     ("kernels", _catalog),
     ("GPUs", _gpus),
     ("products", _products),
+    ("for your own kernels", _own_kernels),
 ]

@@ -19,6 +19,7 @@ from torch_cubin._compile import headers, nvrtc
 from torch_cubin._kernels import module as _module
 from torch_cubin._kernels.module import Module
 
+_FILE_NAME = re.compile(r"\s*[^\s;{}()]+\.(cu|cuh|cpp|cc|c|h|hpp|ptx|cubin)\s*")
 _ARCH = re.compile(r"sm_\d+[af]?")
 
 
@@ -64,6 +65,12 @@ def compile(
         text = _module._read_file(str(path)).decode("utf-8", "replace")
         folders.insert(0, path.parent)
     assert isinstance(text, str)
+    if not is_file and _FILE_NAME.fullmatch(text):
+        raise errors.fault(
+            "input", "torch_cubin.compile argument 'source'", "is a file's name",
+            expected="a str of source text, or a path object", got=repr(text)[:80],
+            advice=f"Pass pathlib.Path({text.strip()!r:.80}).",
+        )  # fmt: skip
     if "\0" in text:
         raise _refuse("source", "holds a NUL", "text", "'\\0'")
     expressions = _listed(names, "names")
@@ -84,6 +91,14 @@ def compile(
     else:
         raise _refuse("compiler", "is unknown", "'nvrtc' or 'nvcc'", repr(compiler)[:80])
     made = _module.load([cubin for cubin, _ in compiled])
+    if not made.names and not expressions:
+        raise errors.fault(
+            "no_kernel", label, "compiles to no kernel", expected="one or more",
+            got="none: a template is compiled for the arguments that somebody names, and static"
+            " or unused functions are left out",
+            advice='Name a template\'s kernels, as names=["axpy<float, 2>"], or instantiate it in'
+            " the source; a kernel is a __global__ function.",
+        )  # fmt: skip
     aliases = dict(compiled[0][1])
     for symbol in made.names:  # what is no template is known by its plain name, too
         plain = _plain_name(symbol)
@@ -246,10 +261,16 @@ def _does_not_compile(label: str, log: str, arch: str) -> errors.Error:
     shown = "\n".join(
         log[match.start() : end].strip() for match, end in zip(found[:4], ends, strict=False)
     )
+    hint = ""
+    if "cannot open source file" in first[3]:
+        hint = (
+            'Name the folder of that header in include=[...], or pass compiler="nvcc", which has'
+            " the whole standard library.\n"
+        )
     what = f"{label} line {first[2]}" if first[1] in label else f"{first[1]} line {first[2]}"
     return errors.fault(
         "input", what, f"does not compile for {arch}: {first[3].strip()}",
-        advice=f"The compiler says:\n{shown[:2000]}",
+        advice=f"{hint}The compiler says:\n{shown[:2000]}",
     )  # fmt: skip
 
 

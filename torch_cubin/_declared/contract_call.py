@@ -52,6 +52,7 @@ def outputs_of(
 
     Raises InputError [input] for arguments that the contract does not allow.
     """
+    signature.check_given(values)
     for name, tensor in signature.tensors(values):
         what = f"op '{signature.name}' argument '{name}'"
         if tensor.device.type not in devices:

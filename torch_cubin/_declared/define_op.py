@@ -76,7 +76,8 @@ def define_op(
       "float16[m, k] rows align=4". An output may also be torch_cubin.empty(shape, dtype) or
       torch_cubin.like("x"). A single output is called "out" unless the schema names it.
     - `args`: a function of the op's arguments, outputs, scratch and sizes, by name, that returns
-      the kernel's; or a sequence of these names and of constants.
+      the kernel's; or a sequence of names of tensors and of constants. Sizes and numbers take a
+      function.
     - `grid`, `block`: an int or up to three, or functions that return them; `shared_memory` (bytes)
       and `cluster` too. `block` may be left out where the binary demands one.
     - `dtypes`: what a variable in patterns ranges over: dict(T=["float16", torch.bfloat16]).

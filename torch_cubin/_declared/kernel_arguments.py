@@ -280,6 +280,12 @@ def entries(values: Any, names: Mapping[str, Any], label: str) -> list:
     for index, value in enumerate(values):
         if isinstance(value, str) and isinstance(names.get(value), TracedTensor):
             value = names[value]  # args=("x", "out"), without a function
+        elif isinstance(value, str) and value in names:
+            raise errors.fault(
+                "input", f"{label}: argument {index}", "names a number",
+                expected="a tensor's name, or a function, which may name everything",
+                got=f"'{value}'", advice=f"Write args=lambda x, {value}: (x, {value}).",
+            )  # fmt: skip
         out.append(entry(value, f"{label}: argument {index}"))
     return out
 

@@ -122,7 +122,16 @@ def load_package(
         ) from error
     if "\0" in path:  # C++ would read the name that ends there
         raise _refuse(Path(path), "has a NUL in its name", "a folder, or a library")
-    return _op.load(path, None if trusted is None else signing.public_keys(trusted))
+    return _Ops(_op.load(path, None if trusted is None else signing.public_keys(trusted)))
+
+
+class _Ops(dict[str, Op]):
+    """Ops by their names, with the nearest ones in the error for another."""
+
+    def __missing__(self, name: object) -> Op:
+        names = [key for key in self if key.partition("::")[2] == name]
+        known = f"'{names[0]}'" if names else errors.nearest(str(name), list(self))
+        raise KeyError(f"no op of the package is called {name!r:.80}: expected {known}")
 
 
 def _path(function: str, folder: Any) -> str:

@@ -82,6 +82,8 @@ def parse(text: str, label: str, *, scratch: bool = False) -> dict[str, Any]:
         return errors.fault("input", where, problem, expected=expected, got=got, advice=_WRITE)
 
     match = _PATTERN.fullmatch(text)
+    if match is None and text.lstrip().startswith("torch."):
+        raise refuse("is no pattern", "a dtype's name alone", "'torch.' before it")
     if match is None:
         raise refuse("is no pattern", "dtype[sizes] options", text[:100])
     dtype, sizes, options = match.groups()

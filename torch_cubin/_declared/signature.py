@@ -10,6 +10,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library
+from torch_cubin._ops import checks
 from torch_cubin._pytorch import operators
 
 # PyTorch's types, as FunctionSchema prints them, and what they are called here.
@@ -98,6 +99,17 @@ class Signature:
         """The positional and the keyword-only arguments again."""
         args = [values[a.name] for a in self.arguments if not a.keyword_only]
         return args, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
+
+    def check_given(self, values: Mapping[str, Any]) -> None:
+        """Raises InputError [input] where a call has None for a tensor that it must give.
+
+        The dispatcher lets None pass for any Tensor.
+        """
+        for argument in self.arguments:
+            if argument.kind == "tensor" and values[argument.name] is None:
+                what = f"op '{self.name}' argument '{argument.name}'"
+                advice = "An argument that may be left out is 'Tensor?' in the schema."
+                checks.fail(what, "is missing", "a tensor", "None", advice)
 
     def tensors(self, values: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor among the values, with its name: "x", "xs[2]"."""

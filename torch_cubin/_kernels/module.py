@@ -82,6 +82,16 @@ class Kernel(Launcher):
         """The symbol."""
         return self.info.name
 
+    def __getitem__(self, shape: Any) -> Any:
+        """Refused: Triton and Numba write a launch so."""
+        raise errors.fault(
+            "input",
+            f"the launch of kernel '{self.name}'",
+            "is written with brackets",
+            expected="kernel(*args, grid=, block=)",
+            got=f"kernel[{shape!r:.60}]".replace("[(", "[").replace(")]", "]"),
+        )
+
     def _launch_plainly(self, /, *args: Any, **keywords: Any) -> None:
         _check_keywords(self.info, keywords)
         launch.launch(self._handle, self.info, args, **keywords)
@@ -407,7 +417,15 @@ def _read(source: Source, what: str) -> tuple[bytes, str]:
             got=type(source).__name__,
         )
     path = os.fsdecode(source)
-    return _read_file(path), _origin(path)
+    data = _read_file(path)
+    if path.endswith((".cu", ".cuh")) and b"__global__" in data:
+        raise errors.fault(
+            "image", _origin(path), "is CUDA C++, which no driver loads", expected="a cubin",
+            got="source",
+            advice=f"Compile it: torch_cubin.compile(pathlib.Path({path!r:.80})), or"
+            " nvcc -cubin -arch=sm_XY.",
+        )  # fmt: skip
+    return data, _origin(path)
 
 
 def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:

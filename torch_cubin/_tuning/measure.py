@@ -8,6 +8,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -131,14 +132,15 @@ def _plan_of(product: Product) -> dict:
 
 
 def _graph(
-    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    sets: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    function: Callable[..., torch.Tensor],
+    sets: Sequence[tuple[Any, ...]],
     repeats: int,
+    pool: Any = None,
 ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
     function(*sets[0])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         outputs: list[torch.Tensor] = []
         for i in range(repeats):  # a few outputs live at a time: one would stay in the cache
             outputs = [*outputs[-min(4, len(sets)) :], function(*sets[i % len(sets)])]

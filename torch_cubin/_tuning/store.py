@@ -7,7 +7,6 @@ keeps of a declared op is merged with what is there, under a lock. C++ names tha
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 from pathlib import Path
@@ -15,6 +14,9 @@ from typing import Any
 
 from torch_cubin import errors
 from torch_cubin._declared.package import write_file
+
+# Below what C++ reads of a file (csrc/declared/tuned_calls.cpp), which refuses a longer one.
+_MOST_CALLS, _MOST_BYTES = 1 << 15, 8 << 20
 
 
 def write(table: dict[str, Any], path: Path) -> None:
@@ -31,31 +33,53 @@ def read(path: Path) -> dict[str, Any]:
         raise errors.fault("file", f"tuned table '{path}'", f"cannot be read ({error})") from None
 
 
-def keep(table: dict[str, Any], path: Path) -> None:
-    """Adds the calls of an op's table to those in its file. A folder that cannot be written is no
-    error: then this process alone uses them."""
-    with contextlib.suppress(OSError):
+def keep(table: dict[str, Any], path: Path) -> str:
+    """Adds the calls of an op's table to those in its file; "", or why they are not there. A folder
+    that cannot be written is no error: then this process alone uses them."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             write(_merged(table, path), path)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _merged(table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The file's calls, each by the newest of its entries. A damaged file counts as absent."""
+    """The file's calls, each by the newest of its entries, and of all as many as a file may have.
+    A damaged file counts as absent, and so does a damaged line."""
     (op,) = table["ops"]
+    calls: dict[str, Any] = {}
+    for call in [*_calls_in(path, table), *op["calls"]]:
+        try:
+            key = _key(call)
+        except (KeyError, TypeError):
+            continue
+        calls.pop(key, None)  # the newest stand last
+        calls[key] = call
+    newest = list(calls.values())[-_MOST_CALLS:]
+    while True:
+        merged = {**table, "ops": [{**op, "calls": newest}]}
+        if len(newest) < 2 or len(_text(merged)) <= _MOST_BYTES:
+            return merged
+        newest = newest[len(newest) // 2 :]
+
+
+def _calls_in(path: Path, table: dict[str, Any]) -> list[Any]:
+    """Those of the file that were measured as the table's were."""
     try:
         old = read(path)
-        same = all(old[name] == table[name] for name in ("version", "gpu", "driver"))
-        found = [o["calls"] for o in old["ops"] if same and o["hash"] == op["hash"]]
-        calls = {_key(call): call for call in [*(found[0] if found else []), *op["calls"]]}
-    except (errors.Error, KeyError, TypeError):
-        return table
-    return {**table, "ops": [{**op, "calls": list(calls.values())}]}
+        if any(old[name] != table[name] for name in ("version", "gpu", "driver")):
+            return []
+        (found,) = [o["calls"] for o in old["ops"] if o["hash"] == table["ops"][0]["hash"]]
+    except (errors.Error, KeyError, TypeError, ValueError):
+        return []
+    return found if isinstance(found, list) else []
 
 
 def _key(call: dict[str, Any]) -> str:
-    return json.dumps(call["key"], sort_keys=True)
+    return json.dumps([call["key"], call["instead_of"]], sort_keys=True)
 
 
 def _text(table: dict[str, Any]) -> str:

@@ -31,11 +31,13 @@ class Tuning:
         calls: Sequence[op_calls.CallTimes] = (),
         calls_left: int = 0,
         table: dict[str, Any] | None = None,
+        kept: str = "",
     ) -> None:
         self.times = list(times)
         self.left = list(left)  # products for which there was no time
         self.calls = list(calls)  # of a declared op
         self.calls_left = calls_left
+        self.kept = kept  # of a declared op: in which file, or why in none
         self.lines = [sweep.line_of(each) for each in self.times]
         self.table = sweep.table_of(self.lines) if table is None else table
 
@@ -48,7 +50,7 @@ class Tuning:
             text = [str(each) for each in self.calls]
             if self.calls_left:
                 text.append(f"{errors.counted(self.calls_left, 'call')} not measured: no time left")
-            return "\n".join(text)
+            return "\n".join([*text, *([self.kept] if self.kept else [])])
         rows = [("product", "predicted best", "us", "measured best", "us", "gain")]
         for each, line in zip(self.times, self.lines, strict=True):
             chosen, best = line["chosen"], line["best"]
@@ -103,16 +105,24 @@ def tune(
 
     Raises:
         torch_cubin.Error: [no_device] without a CUDA device; [input] for shapes or a layout that
-            are none, where `work` runs no product of this library, and for inputs that the op does
-            not take.
+            are none, where `work` runs no product of this library, for inputs that the op does
+            not take or that are not on GPUs of one name, and for an op with a single kernel.
     """
     op = op_calls.op_of(work)
+    is_op = type(work).__name__ in ("OpOverloadPacket", "OpOverload")
+    if op is None and (is_op or not (callable(work) or isinstance(work, Iterable))):
+        raise errors.fault(
+            "input", "torch_cubin.tune", "cannot measure that",
+            expected="a declared op, a callable without arguments, or shapes (m, n, k)",
+            got=f"{work}, which is no declared op" if is_op else type(work).__name__,
+        )  # fmt: skip
     if (op is None) != (inputs is None):
         raise errors.fault(
             "input", "torch_cubin.tune", "takes inputs of a declared op, and of nothing else",
             expected="tune(op, inputs), tune(callable) or tune(shapes)",
             got=f"{type(work).__name__} {'with' if inputs is not None else 'without'} inputs",
         )  # fmt: skip
+    shapes = None if op is not None or callable(work) else _shapes(work, dtype, layout)
     if not torch.cuda.is_available():
         raise errors.fault(
             "no_device", "torch_cubin.tune", "needs a CUDA device, and torch sees none"
@@ -120,7 +130,7 @@ def tune(
     if op is not None:
         return _tune_op(op, inputs, any_condition, seconds)
     start = time.monotonic()
-    products = _products_of(work) if callable(work) else _shapes(work, dtype, layout)
+    products = _products_of(work) if shapes is None else shapes
     operands = Operands(torch.device("cuda", torch.cuda.current_device()))
     times: list[measure.Times] = []
     for product in products:
@@ -133,14 +143,47 @@ def tune(
 
 
 def _tune_op(op: Op, inputs: Any, any_condition: bool, seconds: float) -> Tuning:
-    calls, left = op_calls.measure_calls(op, inputs, any_condition, seconds)
-    device = torch.cuda.current_device()
-    table = op_calls.table_of(op, device, calls)
+    calls = op_calls.calls_of(op, inputs)
+    _check_one_gpu(op, calls)
+    times: list[op_calls.CallTimes] = []
+    try:
+        for each in op_calls.measure_calls(op, calls, any_condition, seconds):
+            times.append(each)
+    except Exception:
+        if times:
+            _use(op, times)
+        raise
+    table, kept = _use(op, times)
+    return Tuning(calls=times, calls_left=len(calls) - len(times), table=table, kept=kept)
+
+
+def _use(op: Op, times: Sequence[op_calls.CallTimes]) -> tuple[dict[str, Any], str]:
+    """From now on, and on disk: the table, and where it is."""
+    # All were measured on GPUs of one name, to which a table belongs.
+    device = times[0].device if times else torch.cuda.current_device()
+    table = op_calls.table_of(op, device, times)
+    if not table["ops"][0]["calls"]:
+        return table, "not kept: no call had two kernels to choose from" if times else ""
     library.add_tuned_table(table)
     path = library.tuned_file(op.name, device)["path"]
-    if path is not None:
-        store.keep(table, Path(path))
-    return Tuning(calls=calls, calls_left=left, table=table)
+    if path is None:
+        return table, "not kept: there is no folder (TORCH_CUBIN_CACHE is 0, or no home)"
+    why = store.keep(table, Path(path))
+    return table, f"not kept: {why}" if why else f"kept in {path}"
+
+
+def _check_one_gpu(op: Op, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    gpus = set()
+    for args, kwargs in calls:
+        for value in (*args, *kwargs.values()):
+            items = value if isinstance(value, (list, tuple)) else [value]
+            tensors = [item for item in items if isinstance(item, torch.Tensor)]
+            gpus |= {torch.cuda.get_device_name(t.device) for t in tensors if t.is_cuda}
+    if len(gpus) > 1:
+        raise errors.fault(
+            "input", f"tune of op '{op.name}': inputs", "are on GPUs of several names",
+            expected="those of one: a table belongs to it", got=" and ".join(sorted(gpus)),
+        )  # fmt: skip
 
 
 def load_tuned(path: str | os.PathLike[str]) -> int:
@@ -186,7 +229,7 @@ def _shapes(shapes: Iterable[tuple[int, int, int]], dtype: torch.dtype, layout: 
         name = "tf32"
     products = []
     for shape in shapes:
-        sizes = tuple(shape)
+        sizes = tuple(shape) if isinstance(shape, Iterable) else ()
         if len(sizes) != 3 or not all(isinstance(s, int) and s > 0 for s in sizes):
             raise errors.fault(
                 "input", "shape", "is none", expected="three positive integers", got=repr(shape)

@@ -505,7 +505,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
                                         reference, sum);
     factor *= exp2_approx((decode.reference[h] - reference) * kLog2e);
     if constexpr (Config::kE4m3) {
-      factor *= descale_of(p.v_descale, p.v_descale_stride, s);
+      // A row that sees nothing is 0, whatever the factor of its sequence is.
+      if (factor != 0.0f) factor *= descale_of(p.v_descale, p.v_descale_stride, s);
 #pragma unroll
       for (int n = 0; n < kOutTiles; n += 2) {
         const auto &even = decode.out[n], &odd = decode.out[n + 1];

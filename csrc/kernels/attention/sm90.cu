@@ -51,6 +51,7 @@ struct AttentionConfig {
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   static constexpr int kSharedBytes = kTiles + kRing * static_cast<int>(sizeof(AttentionTile));
   static_assert(kN % 16 == 0 && kD % 64 == 0);
+  static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
 };
 
 template <int kStages>

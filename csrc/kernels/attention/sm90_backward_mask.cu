@@ -90,7 +90,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   tc_int64 at = static_cast<tc_int64>(pair);
   p.bits.classes[(at * p.key_tiles + key_tile) * p.bits.tiles + tile] =
       any ? first + 2 * second : kSm90MaskHidesAll;
-  p.bits.seen[(at * p.bits.tiles + tile) * p.bits.seen_pitch + key_tile] = any;
+  unsigned char* seen = p.bits.seen + (at * p.bits.tiles + tile) * p.bits.seen_pitch;
+  seen[key_tile] = any;
+  // Words are read as far as the pitch.
+  if (key_tile == p.key_tiles - 1) {
+    for (int i = p.key_tiles; i < p.bits.seen_pitch; ++i) seen[i] = 0;
+  }
 }
 
 }  // namespace torch_cubin::TC_KERNEL

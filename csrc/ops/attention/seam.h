@@ -27,11 +27,11 @@ enum AttentionMask { kNoMask, kBoolMask, kAddedMask };
 AttentionVariant attention_variant(const AttentionSettings& settings,
                                    const AttentionOptions& options);
 
-// All that a plan may depend on.
 // The kernels for Hopper make softcap * tanh by a short formula whose error is up to 2^-22 of the softcap:
 // up to this one it stays below a rounding of 16-bit types.
 constexpr double kMostShortSoftcap = 1024;
 
+// All that a plan may depend on.
 struct AttentionCase {
   ScalarType dtype;
   AttentionVariant variant;

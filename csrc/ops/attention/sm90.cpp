@@ -283,6 +283,10 @@ class Sm90AttentionSeam : public AttentionSeam {
       KernelFields(kernel).refuse("layout", general ? "general" : "full");
     }
     if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
+    // sm90_mask.cu has room for such tiles.
+    if (general && (row.rows > 128 || row.columns > 128)) {
+      KernelFields(kernel).refuse("tile", "at most 128 queries and 128 keys");
+    }
   }
 
   std::unique_ptr<AttentionForwardKernels> forward(

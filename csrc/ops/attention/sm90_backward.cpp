@@ -278,6 +278,8 @@ class Sm90BackwardSeam : public AttentionSeam {
     if (!general && kernel.entry().kind != "sm90_backward") return;
     const int64_t keys = row.head_dim > 128 ? 64 : 128;
     if (row.columns != keys) KernelFields(kernel).refuse("tile", std::to_string(keys) + " keys");
+    // sm90_backward_mask.cu has room for such tiles.
+    if (row.rows > 96) KernelFields(kernel).refuse("tile", "at most 96 queries");
     if (row.variant != (general ? kGeneral : kFull)) {
       KernelFields(kernel).refuse("layout", general ? "general" : "full");
     }

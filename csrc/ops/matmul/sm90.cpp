@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
 
 #include "kernels/matmul/sm90_params.h"
 #include "ops/common/launch.h"
@@ -29,7 +30,8 @@ constexpr int64_t kFewRows = 64;
 constexpr double kShareToCompare = 0.615, kShareOfFewRows = 0.64;
 // Of rows that are read by threads, beside kernels that read by elements and copies.
 constexpr double kShareOfReads = 0.8;
-constexpr int64_t kMostReadK = 128;  // where K is longer a copy is quicker
+constexpr int64_t kLargestCluster = 4;  // blocks
+constexpr int64_t kMostReadK = 128;     // where K is longer a copy is quicker
 
 // A tensor of up to 5 dims, innermost first, as the TMA sees it.
 struct Mapped {
@@ -92,10 +94,16 @@ class Sm90Matmul : public MatmulKernels {
     const auto chosen = plan.get<Sm90Plan>();
     const int64_t size = cluster_size(chosen.cluster);
     if (size == 1) return true;
-    const bool known_not = size > largest_cluster_.load(std::memory_order_relaxed);
-    if (!known_not && chosen.row->kernel->has_room_for_cluster(size, device_)) return true;
-    if (!known_not) largest_cluster_.store(size / 2, std::memory_order_relaxed);
-    return false;
+    // Asked once, of one kernel, whatever was chosen first: plans may not depend on earlier ones.
+    // Blocks of all these kernels take a multiprocessor each.
+    std::call_once(asked_for_room_, [&] {
+      int64_t largest = kLargestCluster;
+      while (largest > 1 && !rows_.front().kernel->has_room_for_cluster(largest, device_)) {
+        largest /= 2;
+      }
+      largest_cluster_.store(largest, std::memory_order_relaxed);
+    });
+    return size <= largest_cluster_.load(std::memory_order_relaxed);
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -309,7 +317,9 @@ class Sm90Matmul : public MatmulKernels {
 
   const Device& device_;
   std::vector<Sm90Row> rows_;
-  mutable std::atomic<int64_t> largest_cluster_{4};  // blocks
+  mutable std::once_flag asked_for_room_;
+  mutable std::atomic<int64_t> largest_cluster_{
+      kLargestCluster};  // for which there is room, if asked
 };
 
 class Sm90MatmulSeam : public MatmulSeam {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <mutex>
 
 #include "kernels/matmul/sm90_skinny_params.h"
 #include "ops/common/launch.h"
@@ -16,6 +17,7 @@ constexpr int64_t kSkinnyBlockK = 128;           // of the kernels
 constexpr int64_t kSkinnyPanelBytes = 128;       // of a row in shared memory
 constexpr int64_t kSkinnyGroupBytes = 128 * 16;  // the sums of 64 rows x 8 tokens
 constexpr int64_t kSkinnyMostStages = 16;
+constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least what is static
 constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
 // Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the next
 // kernel's blocks then find room while this one's are running.
@@ -171,12 +173,14 @@ class Sm90Skinny : public MatmulKernels {
   bool has_room(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SkinnyPlan>();
     const int32_t splits = chosen.tiles.splits;
-    if (splits == 1 || (runs_clusters_.load(std::memory_order_relaxed) &&
-                        chosen.row->kernel->has_room_for_cluster(splits, device_, chosen.shared))) {
-      return true;
-    }
-    runs_clusters_.store(false, std::memory_order_relaxed);
-    return false;
+    if (splits == 1) return true;
+    // Asked once, of the largest of all: plans may not depend on earlier ones.
+    std::call_once(asked_for_room_, [&] {
+      const bool room = rows_.front().kernel->has_room_for_cluster(kSkinnyMostSplits, device_,
+                                                                   device_.shared_optin - kBeside);
+      runs_clusters_.store(room, std::memory_order_relaxed);
+    });
+    return runs_clusters_.load(std::memory_order_relaxed);
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -334,7 +338,8 @@ class Sm90Skinny : public MatmulKernels {
 
   const Device& device_;
   std::vector<SkinnyRow> rows_;
-  mutable std::atomic<bool> runs_clusters_{true};  // of every size that was asked for
+  mutable std::once_flag asked_for_room_;
+  mutable std::atomic<bool> runs_clusters_{true};  // of every size, until it was asked
 };
 
 class Sm90SkinnySeam : public MatmulSeam {

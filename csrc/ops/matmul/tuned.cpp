@@ -81,10 +81,14 @@ class TunedTables {
  private:
   static std::string checked_gpu(const json& table) {
     try {
+      if (!table.is_object() || !table.contains("version") || !table.contains("gpu")) {
+        throw std::runtime_error("no 'version' and 'gpu'");
+      }
       const json& version = table.at("version");
       if (!version.is_number_integer() || version != kTunedVersion) {
         throw std::runtime_error("version " + version.dump());
       }
+      if (!table.at("gpu").is_string()) throw std::runtime_error("no name of a GPU");
       return table.at("gpu").get<std::string>();
     } catch (const std::exception& error) {
       refuse(error);
@@ -107,6 +111,9 @@ class TunedTables {
 
   static void read_lines(const json& table, Ways& ways) {
     try {
+      if (!table.contains("products") || !table.at("products").is_array()) {
+        throw std::runtime_error("no list of products");
+      }
       for (const json& line : table.at("products")) {
         const TunedProduct product = {
             size_of(line, "m"),
@@ -120,6 +127,8 @@ class TunedTables {
       }
     } catch (const Error&) {
       throw;
+    } catch (const json::exception&) {
+      refuse(std::runtime_error("a line that is no product's"));
     } catch (const std::exception& error) {
       refuse(error);
     }
