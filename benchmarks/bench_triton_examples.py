@@ -1,4 +1,4 @@
-"""The kernels of examples/triton by Triton's own launcher, and as ops of the committed package.
+"""The kernels of examples/triton_ahead_of_time, by Triton's own launcher and as a package's ops.
 
     python benchmarks/bench_triton_examples.py [--json FILE]
 
@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
 
 OPTIONS = arguments()  # --help needs no Triton
 
-sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "triton")]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "triton_ahead_of_time")]
 
 import kernels  # noqa: E402
 import triton  # noqa: E402
@@ -128,7 +128,7 @@ def measured(ways: dict[str, Callable], clock: Callable) -> dict[str, dict[str, 
 
 
 def main() -> None:
-    ops = torch_cubin.load_package(ROOT / "examples" / "triton" / "package")
+    ops = torch_cubin.load_package(ROOT / "examples" / "triton_ahead_of_time" / "package")
     small = ways_of(ops, 128, 128)
     for one, other in (
         ("matmul, Triton's function", "matmul, op"),

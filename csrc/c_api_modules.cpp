@@ -48,6 +48,7 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
       const char* const name = given(given(origins, "list of names")[i], "name");
       for (SourceImage& image :
            images_of(bytes, given(sizes, "list of sizes")[i], name, jit != 0)) {
+        image.source = i;
         images.push_back(std::move(image));
       }
     }

@@ -2,9 +2,9 @@
 
     python examples/triton_kernels.py
 
-triton/export.py compiled them ahead of time, without a GPU, for sm_80 and sm_90a, and wrote the
-package in triton/package. Here nothing of Triton can be imported. The matmul has all of its
-configurations; torch_cubin.tune finds the best of them for a shape on this GPU. Results are
+triton_ahead_of_time/export.py compiled them, without a GPU, for sm_80 and sm_90a, and wrote the
+package in triton_ahead_of_time/package. Here nothing of Triton can be imported. The matmul has all
+of its configurations; torch_cubin.tune finds the best of them for a shape on this GPU. Results are
 compared with the formula in float64, and so are PyTorch's own.
 """
 
@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 import torch_cubin  # noqa: E402
 
-PACKAGE = support.ROOT / "examples" / "triton" / "package"
+PACKAGE = support.ROOT / "examples" / "triton_ahead_of_time" / "package"
 OPS = torch_cubin.load_package(PACKAGE)
 matmul = OPS["triton_example::matmul"]
 attention = OPS["triton_example::attention"]

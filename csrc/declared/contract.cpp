@@ -105,8 +105,11 @@ std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indice
   }
   std::shared_ptr<Module>& module = modules_[{contents, jit}];
   if (module == nullptr) {
-    for (const Content* content : contents) {
-      images.insert(images.end(), content->images[jit].begin(), content->images[jit].end());
+    for (size_t i = 0; i < contents.size(); ++i) {
+      for (SourceImage image : contents[i]->images[jit]) {
+        image.source = i;
+        images.push_back(std::move(image));
+      }
     }
     module = std::make_shared<Module>(std::move(images), origin);
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "cubin/arch.h"
@@ -45,7 +46,27 @@ Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lif
   if (images_.empty()) {
     fail({"image", origin_, "holds no image", "at least one cubin", "none", ""});
   }
+  check_one_source_each();
   check_same_params();
+}
+
+// Names repeat from one compilation to the next: Inductor begins anew with each model, and tile
+// configurations of one source file share their names. Within one source they do not matter: there
+// C++'s one-definition rule holds, and libraries have one template's kernel in many of their images.
+void Module::check_one_source_each() const {
+  std::map<std::tuple<std::string, std::string, bool>, const SourceImage*> first;
+  for (const SourceImage& source : images_) {
+    const std::string arch = source.image.arch.name();
+    for (const KernelInfo& kernel : source.image.kernels) {
+      const auto [at, added] = first.emplace(std::tuple(kernel.name, arch, source.is_ptx), &source);
+      const SourceImage& other = *at->second;
+      if (added || other.source == source.source || other.bytes == source.bytes) continue;
+      fail({"image", "kernel '" + printable(kernel.name) + "' for " + arch,
+            "is in two of the files that are loaded together, and not the same",
+            "one kernel of a name and architecture", other.origin + " and " + source.origin,
+            "Load them apart; from an archive, extract the one that you want and load that file."});
+    }
+  }
 }
 
 // A call packs its arguments once, whatever device it goes to.

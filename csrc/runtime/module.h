@@ -28,6 +28,7 @@ struct SourceImage {
   std::vector<uint8_t> bytes;  // PTX ends with a NUL
   std::string origin;          // for errors: "file 'x.cubin'"
   bool is_ptx = false;
+  size_t source = 0;  // which of the files or archive members given to load() it was found in
 };
 
 // The current stream of a device, for launches that name none. Null stands for the driver's default
@@ -39,7 +40,8 @@ enum class Lifetime { kUntilUnload, kUntilExit };
 
 class Module {
  public:
-  // Throws [image] where there is no image, [params] where two images disagree on a kernel.
+  // Throws [image] where there is no image, or where two sources have another kernel of one name for
+  // one architecture, [params] where two images disagree on a kernel's parameters.
   Module(std::vector<SourceImage> images, std::string origin,
          Lifetime lifetime = Lifetime::kUntilUnload);
   Module(const Module&) = delete;
@@ -127,6 +129,7 @@ class Module {
   // Of every image that some kernel is taken from on that device, one such kernel.
   std::map<const SourceImage*, std::string> chosen(const Device& device) const;
   void look_for_capture(CUstream stream);
+  void check_one_source_each() const;
   void check_same_params() const;
   void refuse_during_capture(const Device& device, CurrentStream current_stream) const;
 

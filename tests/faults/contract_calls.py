@@ -29,7 +29,7 @@ def refused(function, *arguments, match: str, tag: str = "input", **keywords) ->
     with pytest.raises(RuntimeError) as caught:
         function(*arguments, **keywords)
     assert str(caught.value).startswith(f"torch_cubin [{tag}]: "), caught.value
-    assert match in str(caught.value)
+    assert match in str(caught.value), str(caught.value)
 
 
 def pointer(launch: dict, index: int) -> int:

@@ -60,14 +60,15 @@ def test_sources(driver):
 def test_images_must_agree_on_parameters():
     """An arch set packs its arguments once: the sizes must be the same everywhere."""
 
-    def cubin(second: int) -> bytes:
+    def cubin(second: int, sm: int = 90) -> bytes:
         info = elf_builder.param(0, 0, 8) + elf_builder.param(1, 8, second)
         info += elf_builder.value(0x19, 8 + second)
-        return elf_builder.Cubin(kernels=[elf_builder.Kernel("k", info)]).build()
+        flags = 0x06000004 | sm << 8
+        return elf_builder.Cubin(kernels=[elf_builder.Kernel("k", info)], flags=flags).build()
 
     assert torch_cubin.load([cubin(4), cubin(4)]).names == ("k",)
     with pytest.raises(errors.ParamsError, match="2 parameters of 8, 4 bytes, got 2 parameters"):
-        torch_cubin.load([cubin(4), cubin(8)])
+        torch_cubin.load([cubin(4), cubin(8, sm=80)])
 
 
 def test_a_module_is_loaded_once_and_launches_make_no_other_calls(driver, vec_add):

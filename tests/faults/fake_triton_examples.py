@@ -1,4 +1,4 @@
-"""The package of examples/triton on the stand-in driver, where no Triton can be imported."""
+"""The package of examples/triton_ahead_of_time on the stand-in driver, without Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake_driver import tensors
 
 import torch_cubin
 
-PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "triton" / "package"
+PACKAGE = Path(__file__).resolve().parents[2] / "examples" / "triton_ahead_of_time" / "package"
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,15 @@ def test_the_attention(driver, ops, causal: bool, d: int, warps: int) -> None:
     aligned = tensors.empty(2, 6, 304, d, dtype=torch.bfloat16)
     ops["triton_example::attention"](aligned, aligned, aligned, causal, 0.25)
     assert [integer(driver.launches()[-1], i) for i in range(5, 9)] == [6, 6, 304, 304]
+
+
+@pytest.mark.parametrize(("heads", "heads_kv"), [(6, 4), (2, 4), (2, 0)])
+def test_the_attention_has_whole_groups_of_heads(driver, ops, heads: int, heads_kv: int) -> None:
+    """The kernel divides them: it would read past k and v."""
+    q = tensors.empty(2, heads, 64, 64, dtype=torch.bfloat16)
+    k = tensors.empty(2, heads_kv, 64, 64, dtype=torch.bfloat16)
+    refused(ops["triton_example::attention"].overload, q, k, k, False, 0.25, match="k.size(1)")
+    assert not driver.launches()
 
 
 def test_the_attention_has_no_other_head_size(driver, ops) -> None:

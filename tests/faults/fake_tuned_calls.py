@@ -319,7 +319,7 @@ def test_the_user_s_home_is_found_without_its_variable(driver, monkeypatch) -> N
         ([], "a tuned table cannot be used"),
         ({"version": 1}, "a tuned table cannot be used"),
         ({"version": 1, "gpu": "Fake GPU", "products": 5}, "no list of products"),
-        ({"version": 1, "gpu": "Fake GPU", "products": [5]}, "a line that is no product's"),
+        ({"version": 1, "gpu": "Fake GPU", "products": [5]}, "got the line 5"),
         (
             {"version": 1, "gpu": "Fake GPU", "driver": "1", "ops": 5},
             "expected 'ops', a list, got 5",

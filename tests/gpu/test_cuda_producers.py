@@ -181,7 +181,7 @@ def test_the_example_runs_without_triton(tmp_path: Path) -> None:
 
 def test_a_tuned_call_runs_what_was_quickest(tmp_path: Path, monkeypatch, nan_memory) -> None:
     monkeypatch.setenv("TORCH_CUBIN_CACHE", str(tmp_path))
-    ops = torch_cubin.load_package(ROOT / "examples" / "triton" / "package")
+    ops = torch_cubin.load_package(ROOT / "examples" / "triton_ahead_of_time" / "package")
     op = ops["triton_example::matmul"]
     shapes = [(512, 1024, 768), (64, 4096, 512)]
     calls = []

@@ -23,7 +23,8 @@ from torch_cubin._inspection import archive
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBIN = (real_cubins.DATA / "vec_add.sm_90a.cuda124.cubin").read_bytes()
-OTHER = (real_cubins.DATA / "several.sm_90a.cuda130.cubin").read_bytes()
+OTHER = (real_cubins.DATA / "declared.sm_90a.cuda130.cubin").read_bytes()
+SEVERAL = (real_cubins.DATA / "several.sm_90a.cuda130.cubin").read_bytes()
 
 # As torch/_inductor/codegen/cpp_wrapper_gpu.py writes a kernel's function.
 WRAPPER = r"""
@@ -145,7 +146,7 @@ def test_a_package_of_torch_2_11() -> None:
 
 def test_its_kernels_are_loaded(tmp_path: Path) -> None:
     module = torch_cubin.load(real(tmp_path / "m.pt2"))
-    assert {"vec_add", "small"} <= set(module)
+    assert {"vec_add", "axpy"} <= set(module)
     assert [len(data) for data, _ in module._read_again()] == [len(CUBIN), len(OTHER)]
     assert "cab" in module._read_again()[0].origin
     again = torch_cubin.load([tmp_path / "m.pt2", real_cubins.DATA / "vec_add.sm_80.cuda118.cubin"])
@@ -176,6 +177,68 @@ def test_an_archive_without_device_code_says_so() -> None:
     for files in ([], [("data.pkl", b"x"), ("b.so", b"no ELF")]):
         with pytest.raises(errors.ImageError, match="without device code in it: expected files"):
             torch_cubin.load(zipped(("archive_format", b"pt2"), *files))
+
+
+def test_two_models_with_another_kernel_of_one_name(tmp_path: Path) -> None:
+    """Inductor's names begin anew with each model of a package."""
+    changed = SEVERAL  # it has another vec_add, with the same parameters
+    package = pt2(tmp_path / "m.pt2", {"data/one/a.cubin": CUBIN, "data/two/b.cubin": changed})
+    (tmp_path / "a.cubin").write_bytes(CUBIN)
+    (tmp_path / "b.cubin").write_bytes(changed)
+    for source in (package, [tmp_path / "a.cubin", tmp_path / "b.cubin"]):
+        with pytest.raises(errors.ImageError, match="'vec_add' for sm_90a is in two") as caught:
+            torch_cubin.load(source)
+        assert "a.cubin" in str(caught.value)
+        assert "b.cubin" in str(caught.value)
+    same = pt2(tmp_path / "same.pt2", {"data/one/a.cubin": CUBIN, "data/two/a.cubin": CUBIN})
+    assert "vec_add" in torch_cubin.load(same)
+
+
+def test_ops_of_an_archive(tmp_path: Path) -> None:
+    """An archive is what `load` takes, so define_op and choices take it: the files that have the
+    kernel, of several."""
+    package = real(tmp_path / "m.pt2")
+    args = {
+        "tensors": {"a": "float32[n]", "b": "float32[n]", "out": "float32[n]"},
+        "args": lambda a, b, out, n: (a, b, out, n),
+        "grid": 1,
+        "block": 32,
+    }
+    given = (
+        f"{package}:vec_add",
+        (package.read_bytes(), "vec_add"),
+        torch_cubin.load(package)["vec_add"],
+    )
+    for number, kernel in enumerate(given):
+        schema = f"test_archive::add{number}(Tensor a, Tensor b) -> Tensor"
+        op = torch_cubin.define_op(schema, kernel=kernel, **args)
+        (image,) = op._images
+        assert image.data == CUBIN
+    with pytest.raises(errors.NoKernelError, match="vec_add"):
+        torch_cubin.define_op(
+            "test_archive::none(Tensor a, Tensor b) -> Tensor",
+            kernel=f"{package}:vec_ad",
+            **args,
+        )
+    found = torch_cubin.choices(package)
+    assert {"vec_add", "axpy"} <= {choice.kernel[1] for choice in found}
+
+
+def test_launches_in_comments_are_none() -> None:
+    for before, after in (("/*", "*/"), ("//", ""), ('f("/*");//', ""), ("/* '", "*/")):
+        lines = WRAPPER.splitlines()
+        (at,) = (i for i, line in enumerate(lines) if "launchKernel(" in line)
+        lines[at] = f"{before} {lines[at]} {after}"
+        data = zipped(('cab"x.cubin', CUBIN), ("a.cpp", "\n".join(lines).encode()))
+        assert torch_cubin.inspect(data).entries[0].launches == (), before
+    for before in ('f("/*");', "f('\"');", 'f(R"(/* " )");', "/* it's */", '// "'):
+        data = zipped(('cab"x.cubin', CUBIN), ("a.cpp", f"{before}\n{WRAPPER}".encode()))
+        assert len(torch_cubin.inspect(data).entries[0].launches) == 1, before
+
+
+def test_a_library_that_cannot_be_unpacked_is_named() -> None:
+    bomb = zipped(("m/a.wrapper.so", bytes(64 << 20)), method=zipfile.ZIP_DEFLATED)
+    assert "a.wrapper.so' would unpack to more" in fault_of(bomb)
 
 
 # --- hostile archives ----------------------------------------------------------------------------
@@ -287,6 +350,44 @@ def test_hostile_wrappers_cost_no_more_than_their_size() -> None:
         found = torch_cubin.inspect(zipped(('cab"x.cubin', CUBIN), ("a.cpp", text.encode())))
         assert time.monotonic() - begun < 20
         assert len(found.entries[0].launches) >= 1
+
+
+def test_blanks_in_a_wrapper_are_read_once() -> None:
+    """Eight times the blanks cost no more than some eight times the time, and no second."""
+
+    def seconds(blanks: int) -> float:
+        text = ("launchKernel(a," + " " * blanks + ";\n") * 20
+        begun = time.process_time()
+        assert list(archive._launches_in(text, "a.cpp")) == []
+        return time.process_time() - begun
+
+    seconds(10)
+    assert seconds(80) < 1
+    assert min(seconds(8000) for _ in range(3)) < 40 * max(seconds(1000), 1e-4)
+
+
+def test_many_files_take_time_in_proportion() -> None:
+    """Names are counted once, and the archive is opened a few times, whatever is in it."""
+    data = zipped(*((f"{i}.cubin", CUBIN) for i in range(200)))
+    opened = []
+
+    class Counting(zipfile.ZipFile):
+        def __init__(self, *args) -> None:
+            opened.append(1)
+            super().__init__(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive.zipfile, "ZipFile", Counting)
+        assert len(torch_cubin.load(data).images) == 200
+    assert len(opened) <= 3
+
+    def seconds(files: int) -> float:
+        many = zipped(*((f"{i}.cubin", b"") for i in range(files)))
+        begun = time.process_time()
+        torch_cubin.inspect(many)
+        return time.process_time() - begun
+
+    assert seconds(8000) < 24 * max(seconds(1000), 1e-2)
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:

@@ -240,6 +240,13 @@ def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
         _library.load.__wrapped__()
 
 
+def test_library_of_older_sources_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a pull, before it is built again."""
+    monkeypatch.setitem(_library._FUNCTIONS, "of_tomorrow", [])
+    with pytest.raises(ImportError, match=r"torch_cubin \[file\]: .*torch_cubin_of_tomorrow.*make"):
+        _library.load.__wrapped__()
+
+
 def test_inspect_never_touches_the_driver() -> None:
     """In a fresh process, so that no other test has opened the driver."""
     program = f"""

@@ -678,6 +678,19 @@ def test_every_configuration_goes_along_for_tune_to_choose_from() -> None:
         define_tuned(table.add, tuned="all")
 
 
+def test_configurations_that_python_prunes_are_not_taken_for_every_shape() -> None:
+    from types import SimpleNamespace
+
+    from torch_cubin._triton import tuned
+
+    pruned = SimpleNamespace(configs=[], cache={}, keys=[], fn=None, early_config_prune=None)
+    with pytest.raises(errors.InputError, match="has no results"):
+        tuned.of(pruned, "all", None, None, None, None, "op 'a::b'")
+    pruned.early_config_prune = lambda configs, named, **more: configs
+    with pytest.raises(errors.InputError, match="early_config_prune"):
+        tuned.of(pruned, "all", None, None, None, None, "op 'a::b'")
+
+
 @needs_later
 def test_an_autotuners_files(tmp_path: Path) -> None:
     def timing(block: int, warps: int, time: float) -> list:

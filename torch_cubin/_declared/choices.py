@@ -11,7 +11,7 @@ from typing import Any
 from torch_cubin import errors
 from torch_cubin._declared import kernel_table
 from torch_cubin._declared.define_op import KernelChoice
-from torch_cubin._kernels.module import Loaded, _read
+from torch_cubin._kernels.module import Loaded, opened
 from torch_cubin._native import library
 
 _MOST_CHOICES = 4096  # kernels of one op, as csrc/declared has it
@@ -178,11 +178,11 @@ def _images(files: Any) -> Iterator[tuple[bytes, str, dict[str, Any]]]:
                     "file", f"'{source}'", "matches no file", expected="cubins, or files of them"
                 )
         for one in sources:
-            data, origin = _read(one, "the buffer given")
-            for content, name, facts in library.images(data, origin):
-                if content not in known:
-                    known.add(content)
-                    yield content, name, facts
+            for _, (data, origin) in opened(one, "the buffer given"):
+                for content, name, facts in library.images(data, origin):
+                    if content not in known:
+                        known.add(content)
+                        yield content, name, facts
 
 
 __all__ = ["Row", "choices"]

@@ -143,7 +143,7 @@ def define(
     choices = []
     for entry in listed:
         sources, name, as_jit = _sources(op, entry.kernel)
-        places = [images.add(source) for source in sources]
+        places = [place for source in sources for place in images.add(source, name)]
         jit = jit or as_jit
         if isinstance(entry.kernel, Kernel) and entry.kernel.module._producer is not None:
             entry.produced.setdefault("producer", _producer(entry.kernel))
@@ -219,10 +219,16 @@ class _Images:
     def __init__(self) -> None:
         self.found: list[tuple[bytes, str]] = []
 
-    def add(self, source: Any) -> int:
-        if not isinstance(source, _module.Loaded):
-            source = _module._read(source, f"image {len(self.found)} of the definition")
-        data, origin = source
+    def add(self, source: Any, kernel: str) -> list[int]:
+        """The places of a source's files; of an archive's, those with that kernel."""
+        if isinstance(source, _module.Loaded):
+            return [self._place(source)]
+        opened = _module.opened(source, f"image {len(self.found)} of the definition")
+        files = _module.with_kernel([loaded for _, loaded in opened], kernel)
+        return [self._place(file) for file in files]
+
+    def _place(self, file: _module.Loaded) -> int:
+        data, origin = file
         for place, (known, _) in enumerate(self.found):
             if known == data:
                 return place
@@ -233,7 +239,8 @@ class _Images:
 def _sources(op: str, kernel: Any) -> tuple[list[Any], str, bool]:
     """What `kernel=` names: sources, the kernel's symbol, and whether PTX is taken."""
     if isinstance(kernel, Kernel):
-        return kernel.module._read_again(), kernel.name, kernel.module._jit
+        files = kernel.module._read_again()
+        return _module.with_kernel(files, kernel.name), kernel.name, kernel.module._jit
     if isinstance(kernel, str):
         path, colon, name = kernel.rpartition(":")
         if colon and path and name:

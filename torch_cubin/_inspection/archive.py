@@ -6,6 +6,7 @@ bounded before it is read: a claim beyond the bounds is the entry's error.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import io
 import os
@@ -58,13 +59,17 @@ def is_archive(source: Any) -> bool:
         return False
 
 
-def members(source: Any, origin: str) -> list[Member]:
+def members(source: Any, origin: str) -> list[tuple[Member, bytes]]:
     """The files with device code in an archive, for load(). What is damaged is an error."""
     found, given = inspect(source, origin), _source(source)
     for entry in found.entries:
         if entry.error is not None:
             raise errors.make(entry.error.tag, entry.error.message)
-    return [Member(given, entry.name) for entry in found.entries]
+    with _opened(given, origin) as archive:
+        return [
+            (Member(given, entry.name), archive.read(archive.zip.getinfo(entry.name)))
+            for entry in found.entries
+        ]
 
 
 def read(member: Member, origin: str) -> bytes:
@@ -83,11 +88,13 @@ def inspect(source: Any, origin: str) -> Container:
     with _opened(_source(source), origin) as archive:
         infos = [info for info in archive.zip.infolist() if not info.is_dir()]
         code = [info for info in infos if info.filename.endswith(_CODE)]
-        found = [archive.entry(info, infos) for info in code]
+        found = [archive.entry(info) for info in code]
         if not found:
             hosts = [info for info in infos if info.filename.endswith(_HOST)]
-            entries = [archive.entry(info, infos) for info in hosts]
+            entries = [archive.entry(info) for info in hosts]
             found = [one for one in entries if one.error is None and one.content is not None]
+            # Where nothing is found, a library that could not be unpacked may be why.
+            found = found or [one for one in entries if one.name in archive.unread]
         if not found:
             raise errors.fault(
                 "image", origin, "is a zip archive without device code in it",
@@ -141,6 +148,8 @@ class _Archive:
             self.zip = zipfile.ZipFile(file)
         except _DAMAGED as error:
             raise _damaged(origin, f"is a damaged zip archive ({shown(str(error))})") from error
+        self.times = collections.Counter(info.filename for info in self.zip.infolist())
+        self.unread: set[str] = set()  # names of what could not be unpacked
 
     def __enter__(self) -> _Archive:
         return self
@@ -178,15 +187,18 @@ class _Archive:
         self.left -= len(data)
         return data
 
-    def entry(self, info: zipfile.ZipInfo, infos: list[zipfile.ZipInfo]) -> ArchivedFile:
+    def entry(self, info: zipfile.ZipInfo) -> ArchivedFile:
         from torch_cubin._inspection.inspect import _content
 
         content, fault, kind = None, None, "unknown"
         label = f"{self.origin}: '{shown(info.filename)}'"
         try:
-            if sum(other.filename == info.filename for other in infos) > 1:
+            self.unread.add(info.filename)
+            if self.times[info.filename] > 1:
                 raise _damaged(label, "is there twice", expected="each name once")
-            content = _content(library.inspect(self.read(info), label))
+            data = self.read(info)
+            self.unread.discard(info.filename)
+            content = _content(library.inspect(data, label))
             kind = content.kind
         except errors.Error as error:
             fault = Fault(error.tag, str(error))
@@ -244,13 +256,21 @@ _STRING = r'"((?:[^"\\\n]|\\.){0,4096})"'
 _LOAD = re.compile(
     rf"\bloadKernel\(\s*(?:{_STRING}|(\w{{1,500}}))\s*,\s*{_STRING}\s*,\s*(\d{{1,10}})\b"
 )
+# A value begins with what is no blank, so that blanks before it can be read in one way only.
+_VALUE = r"([^\s,;][^,;\n]{0,299})"
 _LAUNCH = re.compile(
-    r"\blaunchKernel\(\s*[\w.>-]{1,500}\s*,\s*([^,;\n]{1,300}),\s*([^,;\n]{1,300}),"
-    r"\s*([^,;\n]{1,300}),\s*(\d{1,6})\s*,\s*(\d{1,10})\s*,\s*(\w{1,100})"
+    rf"\blaunchKernel\(\s*[\w.>-]{{1,500}}\s*,\s*{_VALUE},\s*{_VALUE},\s*{_VALUE},"
+    r"\s*(\d{1,6})\s*,\s*(\d{1,10})\s*,\s*(\w{1,100})"
 )
 _GRID = re.compile(r"\bgrid_([012]) = ([^;\n]{1,400});")
 _DECLARED = re.compile(r"^[ \t]*([\w:*][\w:<>* ]{0,80}?[ *&])(\w{1,100}) = ([^;\n]{1,400});", re.M)
-_TEXT_OF_A_LAUNCH = 1 << 20  # the kernel's source is within, as a comment
+_TEXT_OF_A_LAUNCH = 1 << 20
+# Strings stay, comments go: the kernel's source is one, and may say anything. What is never closed
+# reaches to the end, and is so read only once.
+_STRING_OR_COMMENT = re.compile(
+    r"""(\bR"([^()\\\s]{0,16})\((?s:.*?)(?:\)\2"|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.){1,10}')"""
+    r"|//[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
+)
 
 
 class _Found(NamedTuple):
@@ -260,6 +280,7 @@ class _Found(NamedTuple):
 
 
 def _launches_in(text: str, wrapper: str) -> Iterator[_Found]:
+    text = _STRING_OR_COMMENT.sub(r"\1 ", text)
     before = 0
     for match in _LAUNCH.finditer(text):
         part = text[max(before, match.start() - _TEXT_OF_A_LAUNCH) : match.start()]

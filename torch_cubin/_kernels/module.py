@@ -18,7 +18,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._inspection import archive
-from torch_cubin._inspection.facts import shown
+from torch_cubin._inspection.facts import Container, shown
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._inspection.inspect import _content, _origin
 from torch_cubin._inspection.inspect import _read as _read_file
@@ -339,13 +339,15 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     PTX is taken only with `jit=True`: then the driver compiles it where no cubin runs.
 
     Raises FileError [file] for a path that cannot be read, ImageError [image] for bytes that are no
-    loadable cubin, ParamsError [params] for images that disagree on a kernel's parameters.
+    loadable cubin and for two files that have different kernels of one name for one architecture,
+    ParamsError [params] for images that disagree on a kernel's parameters.
     """
-    listed = _listed(source)
     if isinstance(source, (list, tuple)):
-        sources = [_read(one, f"source {index}") for index, one in enumerate(listed)]
+        given = [(one, f"source {index}") for index, one in enumerate(source)]
     else:
-        sources = [_read(one, "the buffer given") for one in listed]
+        given = [(source, "the buffer given")]
+    found = [pair for one, what in given for pair in opened(one, what)]
+    sources = [loaded for _, loaded in found]
     if not sources:
         raise errors.fault("input", "torch_cubin.load", "was given no source", expected="a cubin")
     origin = sources[0][1]
@@ -354,10 +356,7 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     module = Module(sources, origin, jit)
     module._name(_aliases_of(source), None)
     # Paths are read again, and bytes are the caller's: nothing is held twice.
-    module._sources = [
-        (one, name, hashlib.sha256(data).hexdigest())
-        for one, (data, name) in zip(listed, sources, strict=True)
-    ]
+    module._sources = [(one, name, hashlib.sha256(data).hexdigest()) for one, (data, name) in found]
     return module
 
 
@@ -435,18 +434,33 @@ def _read(source: Source, what: str) -> tuple[bytes, str]:
     return data, _origin(path)
 
 
-def _listed(source: Source | Sequence[Source]) -> list[Any]:
-    """What load() reads, one by one: an archive is the files with device code in it."""
-    out: list[Any] = []
-    for index, one in enumerate(source if isinstance(source, (list, tuple)) else [source]):
-        if _is_object_code(one):
-            one = one.code  # bytes, or a path
-        if archive.is_archive(one):
-            what = f"source {index}" if isinstance(source, (list, tuple)) else "the buffer given"
-            out += archive.members(one, _archive_origin(one, what))
-        else:
-            out.append(one)
-    return out
+def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
+    """What one source is to load(): of each file in it what reads it again, and what it holds.
+
+    An archive is the files with device code in it. `what`: what errors call bytes.
+    """
+    if _is_object_code(source):
+        source = source.code  # bytes, or a path
+    if not archive.is_archive(source):
+        return [(source, Loaded(*_read(source, what)))]
+    origin = _archive_origin(source, what)
+    return [
+        (member, Loaded(data, f"{origin}: '{shown(member.name)}'"))
+        for member, data in archive.members(source, origin)
+    ]
+
+
+def with_kernel(files: list[Loaded], name: str) -> list[Loaded]:
+    """Those of several files that have a kernel of that name; all of them where none has it."""
+    if len(files) == 1:
+        return files
+
+    def has(file: Loaded) -> bool:
+        content = _content(library.inspect(file.data, file.origin))
+        images = content.images() if isinstance(content, Container) else [content]
+        return any(kernel.name == name for image in images for kernel in image.kernels)
+
+    return [file for file in files if has(file)] or files
 
 
 def _is_object_code(source: Any) -> bool:

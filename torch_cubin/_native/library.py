@@ -58,7 +58,17 @@ def load() -> ctypes.CDLL:
         )
         raise ImportError(str(message), path=str(PATH)) from error
     for name, arguments in _FUNCTIONS.items():
-        function = getattr(library, f"torch_cubin_{name}")
+        try:
+            function = getattr(library, f"torch_cubin_{name}")
+        except AttributeError as error:  # a library of older sources than this file
+            message = errors.fault(
+                "file",
+                f"library '{PATH}'",
+                f"is of another version of torch_cubin ({error})",
+                expected=f"the function torch_cubin_{name}",
+                advice="Build it again: `make build`.",
+            )
+            raise ImportError(str(message), path=str(PATH)) from error
         # JSON, which the library that made it frees: so it comes as a plain address.
         function.argtypes, function.restype = arguments, ctypes.c_void_p
     library.torch_cubin_launches.restype = ctypes.c_int64

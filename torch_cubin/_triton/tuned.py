@@ -70,6 +70,17 @@ def config_of(config: Any, label: str) -> Config:
     return Config(dict(kwargs), options)
 
 
+def _check_not_pruned(kernel: Any, label: str) -> None:
+    """Python code alone knows which configurations are right for a shape. It might prune the first
+    one, which calls take that were not tuned."""
+    if getattr(kernel, "early_config_prune", None) is not None:
+        raise errors.fault(
+            "input", f"{label}: tuned='all'", "is given an autotuner with an early_config_prune",
+            expected="configurations that are right for every shape, and no such function",
+            advice="Prune them before @triton.autotune, for the shapes that the op takes.",
+        )  # fmt: skip
+
+
 class TunedKernels(Produced):
     """The kernels by configuration, and the table. `groups[i]`: (kernel, when) pairs."""
 
@@ -193,6 +204,7 @@ def of(
                 got=type(kernel).__name__,
             )  # fmt: skip
         if tuned == ALL:
+            _check_not_pruned(kernel, label)
             others = [config_of(c, label) for c in kernel.configs]
         found = [(tuple(key), config_of(c, label)) for key, c in kernel.cache.items()]
         if not found and len(kernel.configs) == 1:

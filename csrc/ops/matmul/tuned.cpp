@@ -9,6 +9,7 @@
 
 #include "cubin/error.h"
 #include "package/catalog.h"
+#include "package/fields.h"
 
 namespace torch_cubin {
 namespace {
@@ -109,26 +110,30 @@ class TunedTables {
     throw std::runtime_error(std::string(key) + " " + size.dump());
   }
 
+  static void read_line(const json& line, Ways& ways) {
+    try {
+      const TunedProduct product = {
+          size_of(line, "m"),
+          size_of(line, "n"),
+          size_of(line, "k"),
+          size_of(line, "batch"),
+          tuned_index(line.at("math").get<std::string>(), kTunedMathNames),
+          tuned_index(line.at("a").get<std::string>(), kTunedAccessNames),
+          tuned_index(line.at("b").get<std::string>(), kTunedAccessNames)};
+      ways[product] = line.at("way").get<std::string>();
+    } catch (const json::exception&) {
+      throw std::runtime_error("the line " + shown_json(line));
+    }
+  }
+
   static void read_lines(const json& table, Ways& ways) {
     try {
       if (!table.contains("products") || !table.at("products").is_array()) {
         throw std::runtime_error("no list of products");
       }
-      for (const json& line : table.at("products")) {
-        const TunedProduct product = {
-            size_of(line, "m"),
-            size_of(line, "n"),
-            size_of(line, "k"),
-            size_of(line, "batch"),
-            tuned_index(line.at("math").get<std::string>(), kTunedMathNames),
-            tuned_index(line.at("a").get<std::string>(), kTunedAccessNames),
-            tuned_index(line.at("b").get<std::string>(), kTunedAccessNames)};
-        ways[product] = line.at("way").get<std::string>();
-      }
+      for (const json& line : table.at("products")) read_line(line, ways);
     } catch (const Error&) {
       throw;
-    } catch (const json::exception&) {
-      refuse(std::runtime_error("a line that is no product's"));
     } catch (const std::exception& error) {
       refuse(error);
     }

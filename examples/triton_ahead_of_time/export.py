@@ -1,13 +1,12 @@
 """Compiles kernels.py for sm_80 and sm_90a and writes the package beside it. Needs Triton, no GPU.
 
-python examples/triton/export.py [FOLDER]
+python examples/triton_ahead_of_time/export.py [FOLDER]
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -48,10 +47,10 @@ def attention() -> torch_cubin.Op:
     Each twice: for numbers of rows and keys that are multiples of 16, as Triton's own launcher
     compiles it for such a call, and for all others. A call takes the first if it may.
     """
-    found = []
+    found: list[torch_cubin.KernelChoice] = []
     for (head_dim, stages), causal in itertools.product(((64, 3), (128, 2)), (True, False)):
         for size in ("i32:16", "i32"):
-            found += tct.compile(
+            compiled = tct.compile(
                 kernels.attention,
                 {
                     **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16:16"),
@@ -67,6 +66,11 @@ def attention() -> torch_cubin.Op:
                 num_warps=4 if head_dim == 64 else 8,
                 num_stages=stages,
             )
+            # The kernel divides by heads_kv, and would read past k and v where this is not so.
+            found += [
+                torch_cubin.KernelChoice(kernel, when=lambda q, k: q.shape[1] % k.shape[1] == 0)
+                for kernel in compiled
+            ]
     return tct.define_op(
         "triton_example::attention(Tensor q, Tensor k, Tensor v, bool causal, float scale)"
         " -> Tensor",
@@ -91,6 +95,5 @@ def attention() -> torch_cubin.Op:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "package"
-    shutil.rmtree(folder, ignore_errors=True)
-    torch_cubin.save_package(folder, [matmul(), attention()])
+    torch_cubin.save_package(folder, [matmul(), attention()], overwrite=True)
     print(f"{folder}: {sum(f.stat().st_size for f in folder.iterdir()) / 1e3:.0f} kB")
