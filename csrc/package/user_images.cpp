@@ -56,6 +56,12 @@ class Opener {
       if (format == Format::kHostElf) packages(Bytes(data, size), origin);
       container(data, size, origin);
       if (!images_.empty()) return;
+      if (skipped_relocatable_) {
+        fail({"image", origin, "holds relocatable device code (nvcc -dc or -rdc=true)", "a cubin",
+              "code that is not linked",
+              "Link it: `nvcc -dlink -cubin -arch=sm_XY FILE -o linked.cubin`, or compile without "
+              "-dc."});
+      }
       fail({"image", origin, "holds nothing that the driver can load", "a cubin",
             skipped_ptx_ ? "PTX only" : "none",
             skipped_ptx_ ? "Pass jit=True to have the driver compile the PTX."
@@ -90,6 +96,7 @@ class Opener {
       }
       if (entry.format != Format::kCubin && entry.format != Format::kPtx &&
           entry.format != Format::kFatbin) {
+        skipped_relocatable_ |= entry.format == Format::kRelocatableCubin;
         continue;
       }
       const std::string name = "entry " + std::to_string(i) + " of " + origin;
@@ -114,6 +121,8 @@ class Opener {
       add_ptx(bytes.data(), bytes.size(), name);
     } else if (sniff(bytes.data(), bytes.size(), name).format != Format::kRelocatableCubin) {
       add_cubin(bytes.data(), bytes.size(), name);
+    } else {
+      skipped_relocatable_ = true;
     }
   }
 
@@ -137,6 +146,7 @@ class Opener {
 
   bool jit_;
   bool skipped_ptx_ = false;
+  bool skipped_relocatable_ = false;
   Unpacker unpacker_;
   std::vector<SourceImage> images_;
 };

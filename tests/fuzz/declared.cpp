@@ -27,6 +27,8 @@ namespace torch_cubin {
 nlohmann::json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
   return contracts.size();
 }
+
+const Contract& find_contract(const std::string&) { std::abort(); }  // no op is registered here
 }  // namespace torch_cubin
 
 namespace fuzz {

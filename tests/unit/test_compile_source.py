@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -67,9 +68,33 @@ def test_a_template_that_nobody_instantiates(library) -> None:
     assert len(torch_cubin.compile(source, names=["f<int>"], archs="sm_90a")) == 1
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_without_kernels() -> None:
+    with pytest.raises(errors.NoKernelError, match="compiles to no kernel"):
+        torch_cubin.compile("int n;", archs="sm_90a", compiler="nvcc")
+
+
 def test_a_header_that_is_not_found(library) -> None:
     with pytest.raises(errors.InputError, match=r"(?s)include=\[\.\.\.\].*compiler=.nvcc"):
         torch_cubin.compile("#include <vector>\n__global__ void f() {}", archs="sm_90a")
+
+
+def test_a_misspelt_name_gets_the_nearest_of_those_that_were_told(library) -> None:
+    module = torch_cubin.compile(AXPY, names=["axpy<float, 2>"], archs="sm_90a")
+    with pytest.raises(errors.NoKernelError, match="'plain'"):
+        module["plian"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_load_of_an_object_that_is_not_linked(tmp_path: Path) -> None:
+    (tmp_path / "f.cu").write_text("__global__ void f(int* x) { *x = 1; }")
+    nvcc = ["nvcc", "-arch=sm_90a"]
+    subprocess.run([*nvcc, "-dc", "f.cu", "-o", "f.o"], cwd=tmp_path, check=True)
+    with pytest.raises(errors.ImageError, match="relocatable device code \\(nvcc -dc"):
+        torch_cubin.load(tmp_path / "f.o")
+    link = [*nvcc, "-dlink", "-cubin", "f.o", "-o", "linked.cubin"]  # as the error says
+    subprocess.run(link, cwd=tmp_path, check=True)
+    assert torch_cubin.load(tmp_path / "linked.cubin").names == ("_Z1fPi",)
 
 
 def test_load_of_a_source_names_compile(tmp_path: Path) -> None:

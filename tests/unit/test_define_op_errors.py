@@ -64,6 +64,8 @@ WRONG = {
     "a pattern of nothing": (tensors(z="float32[*s]"), "what is no tensor of the op"),
     "no pattern": (tensors(x=torch.float32), "is no pattern"),
     "an unknown dtype": (tensors(x="float33[*s]"), "dtype is unknown"),
+    "a misspelt dtype": (tensors(x="flaot32[*s]"), "is unknown: expected 'float32', "),
+    "a dtype with torch's name": (tensors(x="torch.float32[*s]"), "got 'torch.' before it"),
     "a variable without dtypes": (tensors(x="T[*s]"), "dtype is unknown"),
     "an unknown option": (tensors(x="float32[*s] packed"), "has an unknown option"),
     "a wrong alignment": (tensors(x="float32[*s] align=12"), "a power of two"),
@@ -77,7 +79,7 @@ WRONG = {
     "a size that nobody binds": (tensors(out="float32[q]"), "got 'q'"),
     "a group that nobody binds": (tensors(out="float32[*q]"), "got '*q'"),
     "a size in arithmetic that nobody binds": (tensors(out="float32[2 * q]"), 'got ["number","q"]'),
-    "an output of any shape": (tensors(out="float32"), "lacks a field: expected 'shape'"),
+    "an output of any shape": (tensors(out="float32"), "has no sizes"),
     "an output with gaps": (tensors(out="float32[*s] strided"), "contiguous for an output"),
     "an output like nothing": (tensors(out=torch_cubin.like("z")), "a Tensor argument of the op"),
     "an output like one with gaps": (
@@ -98,7 +100,7 @@ WRONG = {
     "a variable that is a dtype": ({"dtypes": {"float16": ["float32"]}}, "no dtype's"),
     "a variable over no dtypes": ({"dtypes": {"T": []}}, "a list of dtypes"),
     "a variable over what is no dtype": ({"dtypes": {"T": ["half"]}}, "names of torch's dtypes"),
-    "scratch of any shape": ({"scratch": {"p": "float32"}}, "lacks a field: expected 'shape'"),
+    "scratch of any shape": ({"scratch": {"p": "float32"}}, "has no sizes"),
     "scratch named as an argument": ({"scratch": {"x": "float32[4]"}}, "that nothing else has"),
     "scratch of an unknown dtype": ({"scratch": {"p": "U[4]"}}, "dtype is unknown"),
     # What functions say.

@@ -77,6 +77,9 @@ def test_what_is_loaded_is_the_same(package, tmp_path) -> None:
     manifest = renamed(package)
     write(package, manifest)
     loaded = torch_cubin.load_package(package)
+    name = next(iter(loaded))
+    with pytest.raises(KeyError, match=f"expected '{name}'"):
+        loaded[name.partition("::")[2]]
     assert list(loaded) == [op["schema"].split("(")[0] for op in manifest["ops"]]
     again = torch_cubin.load_package(package)
     assert all(again[name] is op for name, op in loaded.items())

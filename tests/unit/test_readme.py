@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+
+import torch_cubin
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -14,6 +20,24 @@ VARIABLE = re.compile(r'(?:environ\b[^"\n]{0,12}|getenv\()"(TORCH_CUBIN_\w+)"')
 
 def test_readme_is_a_first_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_kernel_of_the_readme_becomes_an_op(tmp_path: Path, monkeypatch) -> None:
+    """As written, but for the launch and the name of the op, which lives as long as the process."""
+    page = (ROOT / "README.md").read_text().partition("## A kernel of your own")[2]
+    source = re.search(r"```cuda\n(// vec_add.cu: (nvcc [^(]*) \(.*?)```", page, re.DOTALL)
+    steps = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    monkeypatch.chdir(tmp_path)
+    Path("vec_add.cu").write_text(source[1])
+    subprocess.run(shlex.split(source[2]), check=True)
+    text = re.sub(r"^(x, y, z =|kernel\().*\n", "", steps[1], flags=re.M)
+    names: dict = {"torch": torch, "torch_cubin": torch_cubin}
+    exec(text.replace("mylib::", "of_the_readme::"), names)
+    x = torch.empty(3, 4, device="meta")
+    assert names["vec_add"](x, x).shape == (3, 4)
+    assert Path("kernels/manifest.json").is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -130,6 +130,7 @@ class Builder:
             if not isinstance(pattern, str):
                 raise self.refuse(what, "is no pattern", 'a str, as "float32[m, k]"', repr(pattern))
             self.entries[name] = _patterns.parse(pattern, f"{self.op}: {what}")
+            self._check_dtype(what, self.entries[name]["dtype"])
         for argument in self.signature.arguments:
             if argument.kind == "tensor" and argument.name in self.entries:
                 shape = self.entries[argument.name]["shape"] or ()
@@ -144,6 +145,16 @@ class Builder:
                 part = f"tensors.{name}"
                 self.entries[name] = self._made(f"tensors['{name}']", patterns[name], part)
 
+    def _check_dtype(self, what: str, dtype: str) -> None:
+        """Refuses a misspelt dtype with the nearest ones."""
+        if dtype in self.dtypes or isinstance(getattr(torch, dtype, None), torch.dtype):
+            return
+        known = [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]
+        expected = errors.nearest(dtype, [*self.dtypes, *known])
+        if "(nearest of" not in expected:
+            expected = "a name of torch's, as float32, or a variable of dtypes="
+        raise self.refuse(f"{what}: dtype", "is unknown", expected, f"'{dtype}'")
+
     def _made(self, what: str, pattern: Any, part: str) -> dict:
         """The entry of an output or of scratch."""
         value = pattern
@@ -151,7 +162,12 @@ class Builder:
             value = self.trace(pattern, what, self._scope(device=False), part)
         if isinstance(value, str):
             is_scratch = part.startswith("scratch.")
-            return _patterns.parse(value, f"{self.op}: {what}", scratch=is_scratch)
+            entry = _patterns.parse(value, f"{self.op}: {what}", scratch=is_scratch)
+            self._check_dtype(what, entry["dtype"])
+            if entry["shape"] is None:
+                expected = f'"{entry["dtype"]}[*s]", or torch_cubin.like("x")'
+                raise self.refuse(what, "has no sizes, which the op allocates", expected, value)
+            return entry
         if not isinstance(value, (Empty, Like)):
             expected = "a str, torch_cubin.empty(shape, dtype) or torch_cubin.like(x)"
             raise self.refuse(what, "is no pattern", expected, type(value).__name__)

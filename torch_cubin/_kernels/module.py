@@ -204,6 +204,12 @@ class Module:
         kernel = self._kernels.get(name)
         if kernel is None:
             facts = self._facts.get(name)
+            if facts is None and self._aliases:  # a compiler was told names, which are no symbols
+                known = [*self._aliases, *self._facts]
+                raise errors.fault(
+                    "no_kernel", f"kernel '{name:.200}'", f"is not in {self.origin}",
+                    expected=errors.nearest(name, known),
+                )  # fmt: skip
             if facts is None:
                 library.module_kernel(self._handle, name)  # raises, with the nearest names
             kernel = self._kernels.setdefault(name, Kernel(self, facts))
