@@ -55,12 +55,15 @@ def test_images() -> None:
     # Images of one kernel must agree, and each must have it.
     both = changed(vec_add(), "kernels/0/images", [0, 1])
 
-    def cubin(second: int) -> bytes:
+    def cubin(second: int, sm: int = 90) -> bytes:
         info = elf_builder.param(0, 0, 8) + elf_builder.param(1, 8, second)
         info += elf_builder.value(0x19, 8 + second)
-        return elf_builder.Cubin(kernels=[elf_builder.Kernel("vec_add", info)]).build()
+        flags = 0x06000004 | sm << 8
+        return elf_builder.Cubin(kernels=[elf_builder.Kernel("vec_add", info)], flags=flags).build()
 
     with pytest.raises(errors.ParamsError, match="Build all images from one source"):
+        define(both, files=[cubin(4), cubin(8, sm=80)])
+    with pytest.raises(errors.ImageError, match="one kernel of a name and architecture"):
         define(both, files=[cubin(4), cubin(8)])
     scale = changed(both, "kernels/0/kernel", "static_shared")
     with pytest.raises(errors.NoKernelError, match="not in every image"):

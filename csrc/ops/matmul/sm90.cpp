@@ -95,14 +95,16 @@ class Sm90Matmul : public MatmulKernels {
     const int64_t size = cluster_size(chosen.cluster);
     if (size == 1) return true;
     // Asked once, of one kernel, whatever was chosen first: plans may not depend on earlier ones.
-    // Blocks of all these kernels take a multiprocessor each.
-    std::call_once(asked_for_room_, [&] {
+    // Blocks of all these kernels take a multiprocessor each. (No std::call_once: glibc before 2.34.)
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!asked_for_room_) {
       int64_t largest = kLargestCluster;
       while (largest > 1 && !rows_.front().kernel->has_room_for_cluster(largest, device_)) {
         largest /= 2;
       }
       largest_cluster_.store(largest, std::memory_order_relaxed);
-    });
+      asked_for_room_ = true;
+    }
     return size <= largest_cluster_.load(std::memory_order_relaxed);
   }
 
@@ -317,7 +319,8 @@ class Sm90Matmul : public MatmulKernels {
 
   const Device& device_;
   std::vector<Sm90Row> rows_;
-  mutable std::once_flag asked_for_room_;
+  mutable std::mutex mutex_;
+  mutable bool asked_for_room_ = false;
   mutable std::atomic<int64_t> largest_cluster_{
       kLargestCluster};  // for which there is room, if asked
 };

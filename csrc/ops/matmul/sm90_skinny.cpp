@@ -175,11 +175,13 @@ class Sm90Skinny : public MatmulKernels {
     const int32_t splits = chosen.tiles.splits;
     if (splits == 1) return true;
     // Asked once, of the largest of all: plans may not depend on earlier ones.
-    std::call_once(asked_for_room_, [&] {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!asked_for_room_) {
       const bool room = rows_.front().kernel->has_room_for_cluster(kSkinnyMostSplits, device_,
                                                                    device_.shared_optin - kBeside);
       runs_clusters_.store(room, std::memory_order_relaxed);
-    });
+      asked_for_room_ = true;
+    }
     return runs_clusters_.load(std::memory_order_relaxed);
   }
 
@@ -338,7 +340,8 @@ class Sm90Skinny : public MatmulKernels {
 
   const Device& device_;
   std::vector<SkinnyRow> rows_;
-  mutable std::once_flag asked_for_room_;
+  mutable std::mutex mutex_;
+  mutable bool asked_for_room_ = false;
   mutable std::atomic<bool> runs_clusters_{true};  // of every size, until it was asked
 };
 
