@@ -39,7 +39,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 
     # They share the GPUs as well: each begins with another one, which is its cuda:0.
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    first = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % max(gpus, 1)
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % max(gpus, 1)
     if first:
         order = (str((first + i) % gpus) for i in range(gpus))
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(order))

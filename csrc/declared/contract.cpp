@@ -211,18 +211,20 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// An output is allocated and not filled: one that its kernel cannot write would be returned with what
-// the memory held before.
+// An output is allocated and not filled: one that no kernel can write would be returned with what the
+// memory held before. That one of several kernels leaves an output alone may be meant: a gradient that
+// its condition says nobody wants, or an output without elements.
 void Contract::check_outputs_are_written() const {
   for (size_t i = 0; i < outputs_.size(); ++i) {
-    for (size_t k = 0; k < launches_.size(); ++k) {
-      if (launches_[k].packing[0].reaches(first_output_place_ + i)) continue;
-      const std::string name = "'" + outputs_[i].name() + "'";
-      fail({"input", op_ + ": kernels[" + std::to_string(k) + "].args",
-            "never give the kernel the output " + name + ", which nobody would write",
-            name + ", a part of it or a TensorMap of it among them",
-            shown_json(definition_["kernels"][k]["args"]), ""});
-    }
+    const bool reached = std::any_of(launches_.begin(), launches_.end(), [&](const auto& launch) {
+      return launch.packing[0].reaches(first_output_place_ + i);
+    });
+    if (reached) continue;
+    const std::string name = "'" + outputs_[i].name() + "'";
+    fail({"input", op_ + ": kernels[0].args",
+          "never give a kernel the output " + name + ", which nobody would write",
+          name + ", a part of it or a TensorMap of it among them",
+          shown_json(definition_["kernels"][0]["args"]), ""});
   }
 }
 

@@ -21,7 +21,8 @@ FOLDERS = ("csrc", "torch_cubin", "tests")
 
 
 def _ignored_patterns(root: Path) -> list[str]:
-    """The patterns of .gitignore. NOTE: no negation and no `**`: a test compares with git itself.
+    """The patterns of .gitignore. NOTE: no `**`, and a negation is of files alone: a test compares
+    with git itself.
 
     Read here, not asked of git, because the hash must come out the same in a copy of the tree
     that has no .git folder (the GPU machine, a source archive).
@@ -31,15 +32,16 @@ def _ignored_patterns(root: Path) -> list[str]:
 
 
 def _is_ignored(path: str, is_folder: bool, patterns: list[str]) -> bool:
-    for pattern in patterns:
+    ignored = False
+    for pattern in patterns:  # the last one that matches decides
         if pattern.endswith("/") and not is_folder:
             continue
-        wanted = pattern.rstrip("/")
+        wanted = pattern.removeprefix("!").rstrip("/")
         anchored = "/" in wanted
         name = path if anchored else path.rsplit("/", 1)[-1]
         if fnmatch(name, wanted.lstrip("/")):
-            return True
-    return False
+            ignored = not pattern.startswith("!")
+    return ignored
 
 
 def source_files(root: Path) -> list[str]:

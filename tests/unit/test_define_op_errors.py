@@ -137,15 +137,16 @@ WRONG = {
         args(lambda x, y, out: (x, y, x, torch_cubin.int32(out.numel()))),
         "the output 'out'",
     ),
-    "an output that one of two kernels does not take": (
+    "an output that none of two kernels takes": (
         {
             "kernel": None,
+            "args": lambda x: (x, x, x, 1),
             "kernels": [
                 torch_cubin.KernelChoice((LAUNCH, "vec_add"), when=lambda x: x.numel() < 9),
-                torch_cubin.KernelChoice((LAUNCH, "vec_add"), args=lambda x: (x, x, x, 1)),
+                torch_cubin.KernelChoice((LAUNCH, "vec_add")),
             ],
         },
-        "kernels[1].args",
+        "the output 'out'",
     ),
     "a size in a sequence of names": (
         {"args": ("x", "y", "out", "n"), **tensors(x="float32[n]", y="float32[n]")},
