@@ -1,7 +1,8 @@
 // A call of a declared op: match, choose, allocate, pack, launch.
 //
 // Nothing here asks the heap for memory, but for outputs, unless a kernel has more than kStackBytes
-// of parameters.
+// of parameters. Longer than files should be: real tensors, described ones and tune's forced calls take
+// the same steps, and one that differed in any would check or measure another call.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>

@@ -1,4 +1,7 @@
-"""What torch_cubin.tune keeps of a declared op: which calls it serves, where it lies, its cost."""
+"""What torch_cubin.tune keeps of a declared op: which calls it serves, where it lies, its cost.
+
+Longer than files should be: all of it shares the ops and tables that are made at the top.
+"""
 
 from __future__ import annotations
 

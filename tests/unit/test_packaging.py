@@ -1,7 +1,8 @@
 """The build and what comes out of it: one constant for torch, the wheel, the import, the tools.
 
 `make test` builds first; the wheel test reuses those objects, and is skipped in a copy of the tree
-that was not built where it lies (a GPU machine that was handed the library).
+that was not built where it lies (a GPU machine that was handed the library). Longer than files
+should be: all tests share the one wheel, which takes seconds to make.
 """
 
 from __future__ import annotations
