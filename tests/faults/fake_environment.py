@@ -301,7 +301,8 @@ def launch_for_ever():
     while True:
         module["vec_add"](x, x, x, 64, grid=1, block=64)
 import threading
-threading.Thread(target=launch_for_ever, daemon=True).start()
+for _ in range(8):
+    threading.Thread(target=launch_for_ever, daemon=True).start()
 """,
     "exception": "kept = module['vec_add']; raise ValueError('on purpose')",
     "cycle": "cycle = [module, module['vec_add']]; cycle.append(cycle); module.cycle = cycle",

@@ -22,6 +22,7 @@ from torch_cubin._kernels.memory import has_memory
 from torch_cubin._kernels.scalars import Scalar
 from torch_cubin._kernels.tensor_map import TensorMap
 from torch_cubin._native import library
+from torch_cubin._pytorch.tensors import is_lazy_view
 
 # The device type of tensors that a kernel may be given. Tests set it to "cpu".
 DEVICE_TYPE = "cuda"
@@ -187,7 +188,7 @@ class _Packer:
             raise self.refuse("lies on another kind of device", expected, str(device), advice)
         if tensor.layout is not torch.strided:
             raise self.refuse("is not a strided tensor", "torch.strided", str(tensor.layout))
-        if tensor.is_conj() or tensor.is_neg():
+        if is_lazy_view(tensor):
             raise self.refuse(
                 "holds values that are yet to be conjugated or negated",
                 "memory with the tensor's own values",

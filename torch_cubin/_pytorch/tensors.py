@@ -56,6 +56,29 @@ def tensor_offset() -> int | None:
     return None
 
 
+def _lazy_views() -> int | None:
+    """The dispatch keys of which a lazy view has one."""
+    if not LAYOUT.available:
+        return None
+    try:
+        return (_key_set(_key.Conjugate) | _key_set(_key.Negative)).raw_repr()
+    except _FAILURES:
+        return None
+
+
+_LAZY_VIEWS = _lazy_views()
+
+
+def is_lazy_view(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's values are yet to be conjugated or negated, unlike its memory."""
+    # NOTE: is_conj() and is_neg() give up the interpreter's lock. A daemon thread that takes it
+    # back while Python ends is unwound through their C++ frames, and that ends the process by
+    # std::terminate(). Reading the dispatch keys keeps the lock.
+    if _LAZY_VIEWS is None:
+        return tensor.is_conj() or tensor.is_neg()
+    return bool(_keys_of(tensor).raw_repr() & _LAZY_VIEWS)
+
+
 def keys_offset() -> int | None:
     """Bytes from an at::TensorImpl's address to its dispatch keys; None where not found."""
     if not LAYOUT.available:
