@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from torch_cubin import errors
-from torch_cubin._drop_in import decorator as _decorator
 from torch_cubin._drop_in import fast_path as _fast_path
 from torch_cubin._drop_in import python_functions as _python_functions
 from torch_cubin._drop_in import report as _report
@@ -23,6 +22,7 @@ from torch_cubin._drop_in import why_not as _why_not
 from torch_cubin._drop_in.report import report
 from torch_cubin._drop_in.served import SERVED
 from torch_cubin._drop_in.why_not import plain
+from torch_cubin._ops import decorator as _decorator
 from torch_cubin._pytorch import compiler as _compiler
 from torch_cubin._pytorch import modes as _modes
 
@@ -149,13 +149,7 @@ class drop_in(_Serving):
         The body of a generator, a coroutine or an asynchronous generator does, too; whoever resumes
         it is outside while it is suspended.
         """
-        if not callable(function) or isinstance(function, (type, torch.nn.Module)):
-            raise errors.fault(
-                "input", "torch_cubin.drop_in as a decorator", "is given no function",
-                expected="a function", got="a class" if isinstance(function, type) else type(function).__name__,
-                advice="Decorate its forward." if isinstance(function, type) else "",
-            )  # fmt: skip
-        return _decorator.decorated(function, drop_in, _begun, _INSIDE)
+        return _decorator.decorated("drop_in", function, drop_in, lambda: _INSIDE, _begun)
 
     def __enter__(self):
         if not torch.compiler.is_compiling():

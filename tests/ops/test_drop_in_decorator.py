@@ -14,6 +14,7 @@ from drop_in_cases import Ops, integers
 
 import torch_cubin
 from torch_cubin import errors
+from torch_cubin._ops.batch_invariant import is_batch_invariant
 
 
 def served(a: torch.Tensor) -> bool:
@@ -203,6 +204,34 @@ def test_methods_partials_and_objects_that_are_called(a) -> None:
     assert asyncio.run(torch_cubin.drop_in()(Model())())
 
 
-def test_a_class_is_refused() -> None:
-    with pytest.raises(errors.InputError, match=r"\[input\].*expected a function, got a class"):
-        torch_cubin.drop_in()(torch.nn.Linear)
+@pytest.mark.parametrize("mode", [torch_cubin.drop_in, torch_cubin.batch_invariant])
+@pytest.mark.parametrize(
+    ("wrong", "got"), [(torch.nn.Linear, "a class"), (torch.nn.ReLU(), "ReLU"), (3, "int")]
+)
+def test_what_is_no_function_is_refused(mode, wrong, got) -> None:
+    with pytest.raises(errors.InputError, match=rf"\[input\].*expected a function, got {got}\."):
+        mode()(wrong)
+
+
+@pytest.mark.parametrize("mode", [torch_cubin.drop_in, torch_cubin.batch_invariant])
+def test_a_decorator_without_brackets_is_refused(mode) -> None:
+    with pytest.raises(errors.InputError, match=r"\[input\].*got function"):
+
+        @mode
+        def function():
+            return 1
+
+
+def test_batch_invariance_holds_in_the_body_alone() -> None:
+    @torch_cubin.batch_invariant()
+    def steps():
+        for _ in range(2):
+            yield is_batch_invariant()
+
+    @torch_cubin.batch_invariant()
+    async def step():
+        await asyncio.sleep(0)
+        return is_batch_invariant()
+
+    assert [(inside, is_batch_invariant()) for inside in steps()] == [(True, False), (True, False)]
+    assert asyncio.run(step())

@@ -1,26 +1,42 @@
-# drop_in() as a decorator. What runs later than the call (the body of a generator or of a coroutine)
-# is resumed by whoever asks for it next, perhaps in another thread: the mode is on for each step
-# alone, and off while the body is suspended.
-"""Functions whose body runs with a mode on, of every kind that Python has."""
+# What drop_in() and batch_invariant() are as decorators. A body that runs later than the call, of
+# a generator or of a coroutine, is resumed by whoever asks for it next, perhaps in another thread:
+# the context is entered for each step alone, and left while the body is suspended.
+"""Functions whose body runs inside a context, of every kind that Python has."""
 
+import contextlib
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
+from torch_cubin import errors
+
 Contexts = Callable[[], AbstractContextManager[Any]]
 
 
 def decorated(
+    name: str,
     function: Callable[..., Any],
-    whole: Contexts,
-    begun: Contexts,
-    mode: AbstractContextManager[Any],
+    context: Contexts,
+    step_context: Contexts,
+    begun: Contexts = contextlib.nullcontext,
 ) -> Callable[..., Any]:
-    """`function` with its body in `whole()`; a body that is resumed is in `begun()` from its
-    beginning to its end, and in `mode`, which is entered again and again, in each of its steps.
+    """`function` with its body in `context()`. A body that is resumed is in a `step_context()` in
+    each of its steps, and in `begun()` from its beginning to its end. `name` is for errors.
     """
+    if not callable(function) or isinstance(function, (type, torch.nn.Module)):
+        is_class = isinstance(function, type)
+        raise errors.fault(
+            "input",
+            f"torch_cubin.{name} as a decorator",
+            "is given no function",
+            expected="a function",
+            got="a class" if is_class else type(function).__name__,
+            advice="Decorate its methods." if is_class else "",
+        )
     if _is(inspect.isasyncgenfunction, function):
 
         @functools.wraps(function)
@@ -30,13 +46,13 @@ def decorated(
                 step = generator.__anext__()
                 while True:
                     try:
-                        item = await _Stepwise(step, mode)
+                        item = await _Stepwise(step, step_context)
                     except StopAsyncIteration:
                         return
                     try:
                         step = generator.asend((yield item))
                     except GeneratorExit:
-                        await _Stepwise(generator.aclose(), mode)
+                        await _Stepwise(generator.aclose(), step_context)
                         raise
                     except BaseException as error:
                         step = generator.athrow(error)
@@ -46,20 +62,20 @@ def decorated(
         @functools.wraps(function)
         async def inside(*args: Any, **kwargs: Any) -> Any:
             with begun():
-                return await _Stepwise(function(*args, **kwargs), mode)
+                return await _Stepwise(function(*args, **kwargs), step_context)
 
     elif _is(inspect.isgeneratorfunction, function):
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             with begun():
-                return (yield from _steps(function(*args, **kwargs), mode))
+                return (yield from _steps(function(*args, **kwargs), step_context))
 
     else:
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with whole():
+            with context():
                 return function(*args, **kwargs)
 
     return inside
@@ -73,21 +89,21 @@ def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
 
 
 class _Stepwise:
-    """An awaitable whose steps run with the mode on."""
+    """An awaitable whose steps run inside a context each."""
 
-    def __init__(self, awaitable: Any, mode: AbstractContextManager[Any]) -> None:
-        self._awaitable, self._mode = awaitable, mode
+    def __init__(self, awaitable: Any, context: Contexts) -> None:
+        self._awaitable, self._context = awaitable, context
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return _steps(self._awaitable.__await__(), self._mode)
+        return _steps(self._awaitable.__await__(), self._context)
 
 
-def _steps(body: Any, mode: AbstractContextManager[Any]) -> Generator[Any, Any, Any]:
-    """A generator that resumes another one, or what a coroutine awaits, with the mode on."""
+def _steps(body: Any, context: Contexts) -> Generator[Any, Any, Any]:
+    """A generator that resumes another one, or what a coroutine awaits, in a context each time."""
     resume, value = body.send, None
     while True:
         try:
-            with mode:
+            with context():
                 item = resume(value)
         except StopIteration as stop:
             return stop.value
@@ -95,7 +111,7 @@ def _steps(body: Any, mode: AbstractContextManager[Any]) -> Generator[Any, Any, 
             value = yield item
             resume = body.send
         except GeneratorExit:
-            with mode:
+            with context():
                 body.close()
             raise
         except BaseException as error:
