@@ -288,8 +288,14 @@ def _library() -> Path:
 
 
 def _compiler() -> list[str]:
-    chosen = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    if shutil.which(chosen[0]) is None and not os.environ.get("CXX"):
+    named = os.environ.get("CXX", "")
+    try:
+        chosen = shlex.split(named) or ["c++"]
+    except ValueError as error:
+        raise errors.fault(
+            "input", "the environment's CXX", f"is no command ({error})", got=repr(named)[:80]
+        ) from None
+    if shutil.which(chosen[0]) is None and not named:
         chosen = ["g++"]
     if shutil.which(chosen[0]) is None:
         raise errors.fault(

@@ -90,7 +90,8 @@ class _Row:
         self.shapes: set[tuple[torch.Size, torch.Size | None]] = set()
 
 
-_lock = threading.Lock()
+# Reentrant, because a garbage collection in here may run code of the user's that multiplies.
+_lock = threading.RLock()
 _served: dict[tuple[str, object], _Row] = {}  # guarded by _lock
 _declined: dict[tuple[str, str], _Row] = {}  # guarded by _lock
 
