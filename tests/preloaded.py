@@ -4,7 +4,8 @@
         done = python.run("import torch_cubin; print(1)", env={...})     # as subprocess.run does
 
 Each run has its own environment, working folder, arguments and `__main__`; of this package and of
-its tests nothing is imported before. Its end runs what atexit holds and frees nothing. What the
+its tests nothing is imported before. Its end runs what atexit holds and frees nothing, or is an
+interpreter's whole end (`finalize`). What the
 system's loader reads when a process starts (LD_LIBRARY_PATH) must be given to PreloadedPython.
 """
 
@@ -46,10 +47,12 @@ class PreloadedPython(contextlib.AbstractContextManager):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         path: Sequence[str] | None = None,
+        finalize: bool = False,
         timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         """Runs `code` with sys.argv `argv`, sys.path `path` (else this process's), and `env`, or
-        what was given to PreloadedPython."""
+        what was given to PreloadedPython. `finalize`: the end of the process is part of the test.
+        """
         output, errors = (Path(self._folder.name) / name for name in ("stdout", "stderr"))
         request = {
             "code": code,
@@ -57,6 +60,7 @@ class PreloadedPython(contextlib.AbstractContextManager):
             "env": dict(self.env if env is None else env),
             "cwd": str(cwd or Path.cwd()),
             "path": list(sys.path if path is None else path),
+            "finalize": finalize,
             "stdout": str(output),
             "stderr": str(errors),
         }
@@ -136,6 +140,9 @@ def _exit_as(request: dict) -> None:
     except BaseException:  # as an interpreter would
         status = 1
         traceback.print_exc()
+    if request["finalize"]:
+        gc.unfreeze()
+        sys.exit(status)
     # An interpreter would now free all of PyTorch, which takes longer than most of what runs here.
     atexit._run_exitfuncs()
     sys.stdout.flush()
