@@ -59,8 +59,10 @@ Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
 }
 
 void flash_attention_with_kvcache_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_by_grad_mode("cubin::_flash_attention_with_kvcache",
-                    "cubin::_flash_attention_with_kvcache_autograd", stack);
+  call_with_tensors("flash_attention_with_kvcache", {"q", "k_cache", "v_cache"}, stack, [stack] {
+    call_by_grad_mode("cubin::_flash_attention_with_kvcache",
+                      "cubin::_flash_attention_with_kvcache_autograd", stack);
+  });
 }
 
 }  // namespace torch_cubin
