@@ -45,6 +45,7 @@ ONE_WAY = (
     "fake_cpp",
     "fake_fmha_library",
     "fake_kernel_lookup",
+    "fake_kv_cache",
     "fake_triton",
     "fake_tuned_calls",
     "fake_views",
