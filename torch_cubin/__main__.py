@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import subprocess
@@ -22,6 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
     if rest and options.run is not _bench:
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = options.run(options)
         sys.stdout.flush()  # here, where a closed pipe is understood

@@ -165,6 +165,7 @@ def cache_path() -> Path:
     return _own_folder() if folder is None else folder.resolve()
 
 
+@errors.named_keywords
 def load_inline(
     name: str,
     source: str,
@@ -288,8 +289,14 @@ def _library() -> Path:
 
 
 def _compiler() -> list[str]:
-    chosen = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    if shutil.which(chosen[0]) is None and not os.environ.get("CXX"):
+    named = os.environ.get("CXX", "")
+    try:
+        chosen = shlex.split(named) or ["c++"]
+    except ValueError as error:
+        raise errors.fault(
+            "input", "the environment's CXX", f"is no command ({error})", got=repr(named)[:80]
+        ) from None
+    if shutil.which(chosen[0]) is None and not named:
         chosen = ["g++"]
     if shutil.which(chosen[0]) is None:
         raise errors.fault(

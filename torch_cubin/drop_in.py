@@ -2,11 +2,12 @@
 # function becomes is decided in _drop_in/served.py, what is counted in _drop_in/report.py.
 """``with torch_cubin.drop_in(): model(x)``: any model, unchanged, with its products from cubins."""
 
-import functools
+import contextlib
 import sys
 import threading
 import types
 import weakref
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from torch_cubin._drop_in import why_not as _why_not
 from torch_cubin._drop_in.report import report
 from torch_cubin._drop_in.served import SERVED
 from torch_cubin._drop_in.why_not import plain
+from torch_cubin._ops import decorator as _decorator
 from torch_cubin._pytorch import compiler as _compiler
 from torch_cubin._pytorch import modes as _modes
 
@@ -142,19 +144,12 @@ class drop_in(_Serving):
         super().__init__()
 
     def __call__(self, function):
-        """As a decorator: every call of the function runs inside a drop_in() of its own."""
-        if not callable(function) or isinstance(function, torch.nn.Module):
-            raise errors.fault(
-                "input", "torch_cubin.drop_in as a decorator", "is given no function",
-                expected="a function", got=type(function).__name__,
-            )  # fmt: skip
+        """As a decorator: every call of the function runs inside a drop_in() of its own.
 
-        @functools.wraps(function)
-        def inside(*args, **kwargs):
-            with drop_in():
-                return function(*args, **kwargs)
-
-        return inside
+        The body of a generator, a coroutine or an asynchronous generator does, too; whoever resumes
+        it is outside while it is suspended.
+        """
+        return _decorator.decorated("drop_in", function, drop_in, lambda: _INSIDE, _begun)
 
     def __enter__(self):
         if not torch.compiler.is_compiling():
@@ -171,7 +166,8 @@ class _Outermost:
     """What happens once for all threads when the first of them enters: the counts start anew."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant, because a garbage collection in here may end a decorated generator.
+        self._lock = threading.RLock()
         # How often each is entered now. Weak: one that was entered in a compiled graph, and left
         # outside or not at all, must not stand in the way of the next. Guarded by _lock.
         self._times_entered: weakref.WeakKeyDictionary[drop_in, int] = weakref.WeakKeyDictionary()
@@ -191,4 +187,19 @@ class _Outermost:
 
 _outermost = _Outermost()
 
-_compiler.skip_frames([sys.modules[__name__], _fast_path, _report, _served, _why_not])
+
+@contextlib.contextmanager
+def _begun() -> Iterator[None]:
+    """Counts as a drop_in() that is entered, and serves nothing."""
+    if torch.compiler.is_compiling():
+        yield
+        return
+    mode = drop_in()
+    _outermost.enter(mode)
+    try:
+        yield
+    finally:
+        _outermost.leave(mode)
+
+
+_compiler.skip_frames([sys.modules[__name__], _decorator, _fast_path, _report, _served, _why_not])

@@ -1,5 +1,7 @@
 #include "declared/boxed_arguments.h"
 
+#include <tuple>
+
 #include "cubin/error.h"
 
 namespace torch_cubin {
@@ -15,10 +17,7 @@ void check_read(AOTITorchError error, const char* what) {
 }
 
 // Nothing can be done where giving back fails.
-void give_back(AtenTensorHandle tensor) {
-  const AOTITorchError error = aoti_torch_delete_tensor_object(tensor);
-  static_cast<void>(error);
-}
+void give_back(AtenTensorHandle tensor) { std::ignore = aoti_torch_delete_tensor_object(tensor); }
 
 void give_back_list(StableListHandle list) {
   size_t length = 0;
@@ -27,8 +26,7 @@ void give_back_list(StableListHandle list) {
     StableIValue item = 0;
     if (torch_list_get_item(list, i, &item) == 0) give_back(to<AtenTensorHandle>(item));
   }
-  const AOTITorchError error = torch_delete_list(list);
-  static_cast<void>(error);
+  std::ignore = torch_delete_list(list);
 }
 
 }  // namespace
@@ -53,11 +51,9 @@ BoxedArguments::~BoxedArguments() {
       case ArgumentType::kOptionalBool:
         delete cell_of(stack_[i]);
         break;
-      case ArgumentType::kString: {
-        const AOTITorchError error = torch_delete_string(to<StringHandle>(stack_[i]));
-        static_cast<void>(error);
+      case ArgumentType::kString:
+        std::ignore = torch_delete_string(to<StringHandle>(stack_[i]));
         break;
-      }
       case ArgumentType::kInt:
       case ArgumentType::kFloat:
       case ArgumentType::kBool:
@@ -87,22 +83,15 @@ TensorView BoxedArguments::item(size_t i, size_t index) const {
 
 Value BoxedArguments::number(size_t i) const {
   StableIValue value = stack_[i];
-  const ArgumentType type = schema_.arguments[i].type;
-  if (schema_.arguments[i].is_optional_number()) {
+  const SchemaArgument& argument = schema_.arguments[i];
+  if (argument.is_optional_number()) {
     const StableIValue* cell = cell_of(value);
     if (cell == nullptr) return {ValueType::kNone, 0, 0};
     value = *cell;
   }
-  switch (type) {
-    case ArgumentType::kFloat:
-    case ArgumentType::kOptionalFloat:
-      return Value::of(to<double>(value));
-    case ArgumentType::kBool:
-    case ArgumentType::kOptionalBool:
-      return Value::of(to<bool>(value));
-    default:
-      return Value::of(to<int64_t>(value));
-  }
+  if (argument.is_float()) return Value::of(to<double>(value));
+  if (argument.is_bool()) return Value::of(to<bool>(value));
+  return Value::of(to<int64_t>(value));
 }
 
 std::string_view BoxedArguments::text(size_t i) const {

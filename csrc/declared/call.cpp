@@ -5,6 +5,7 @@
 // the same steps, and one that differed in any would check or measure another call.
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "declared/tuned_calls.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
+#include "pytorch/contiguous.h"
 #include "pytorch/stream.h"
 #include "runtime/device.h"
 
@@ -34,8 +36,7 @@ class CallAllocations {
  public:
   ~CallAllocations() {
     for (size_t i = 0; i < count_; ++i) {
-      const AOTITorchError error = aoti_torch_delete_tensor_object(handles_[i]);
-      static_cast<void>(error);  // nothing can be done about it here
+      std::ignore = aoti_torch_delete_tensor_object(handles_[i]);  // nothing can be done about it
     }
   }
   void add(AtenTensorHandle handle) { handles_[count_++] = handle; }
@@ -120,7 +121,7 @@ class Contract::Call {
     }
     evaluate(launch.block, call.block);
     if (!launch.cluster.empty()) evaluate(launch.cluster, call.cluster);
-    call.shared_memory = launch.shared_memory[0].evaluate(state_.arguments()).integer;
+    call.shared_memory = launch.shared_memory->evaluate(state_.arguments()).integer;
     // Before the launch: PyTorch refuses it here for a tensor of inference mode.
     for (const size_t i : contract_.mutated_) {
       if (state_.facts[i].defined) bump_version(arguments_.tensor(i));
@@ -227,9 +228,7 @@ class Contract::Call {
         facts.strides = view.strides;
         facts.dim = view.dim;
         facts.itemsize = element_size(view.dtype);
-        bool empty = false;
-        for (int64_t j = 0; j < view.dim; ++j) empty |= view.sizes[j] == 0;
-        if (!empty) check(i, arguments_.data(view), facts);
+        if (has_elements(view.sizes, view.dim)) check(i, arguments_.data(view), facts);
       }
     }
   }
@@ -267,7 +266,7 @@ class Contract::Call {
       if (i >= 0) {
         const Launch& launch = contract_.launches_[static_cast<size_t>(i)];
         if (&launch == &chosen) return chosen;
-        if (launch.runs_on(state_.device) && launch.takes(state_)) return launch;
+        if (launch.fits(state_)) return launch;
       }
     }
     return chosen;
@@ -280,7 +279,7 @@ class Contract::Call {
     if (watch.contract != &contract_) return first_choice();
     const auto fits = [&](const Launch& launch) {
       try {
-        return launch.runs_on(state_.device) && launch.takes(state_) && has_shared_memory(launch);
+        return launch.fits(state_) && has_shared_memory(launch);
       } catch (const Error&) {
         return false;  // its condition reads what this call does not have
       }
@@ -312,33 +311,31 @@ class Contract::Call {
   // not there yet.
   bool has_shared_memory(const Launch& launch) const {
     if (contract_.reads_outputs_) return true;
-    return launch.shared_memory[0].evaluate(state_.arguments()).integer <=
+    return launch.shared_memory->evaluate(state_.arguments()).integer <=
            device(state_.device).shared_optin;
   }
 
   const Launch& first_choice() const {
-    if (!contract_.lookup_.empty()) {
+    if (contract_.lookup_) {
       const Launch* found = nullptr;
-      const bool looked_up = contract_.lookup_[0].find(state_, [&](size_t i) {
+      const bool looked_up = contract_.lookup_->find(state_, [&](size_t i) {
         const Launch& launch = contract_.launches_[i];
-        if (!launch.runs_on(state_.device) || !launch.takes(state_)) return false;
-        found = &launch;
-        return true;
+        if (launch.fits(state_)) found = &launch;
+        return found != nullptr;
       });
       if (found != nullptr) return *found;
       if (looked_up) refuse_choice();
     }
-    if (contract_.tuned_.empty()) {
+    if (!contract_.tuned_) {
       for (const Launch& launch : contract_.launches_) {
-        if (launch.runs_on(state_.device) && launch.takes(state_)) return launch;
+        if (launch.fits(state_)) return launch;
       }
       refuse_choice();
     }
-    const TunedTable& tuned = contract_.tuned_[0];
+    const TunedTable& tuned = *contract_.tuned_;
     for (const int32_t group : {tuned.find(state_), tuned.otherwise()}) {
       for (const size_t i : contract_.groups_[static_cast<size_t>(group)]) {
-        const Launch& launch = contract_.launches_[i];
-        if (launch.runs_on(state_.device) && launch.takes(state_)) return launch;
+        if (contract_.launches_[i].fits(state_)) return contract_.launches_[i];
       }
     }
     refuse_choice();
@@ -371,9 +368,8 @@ class Contract::Call {
           for (const std::string& value : lacks.got) add(got, value);
           continue;
         }
-      } else if (!launch->when.empty() &&
-                 launch->when[0].evaluate(state_.arguments()).integer == 0) {
-        add(expected, launch->when[0].text());
+      } else if (launch->when && launch->when->evaluate(state_.arguments()).integer == 0) {
+        add(expected, launch->when->text());
         continue;
       }
       for (const Requirement& requirement : launch->requirements) {
@@ -401,11 +397,8 @@ class Contract::Call {
   }
 
   KernelLookup::Difference difference(const Launch& launch) const {
-    const auto at = std::find_if(contract_.launches_.begin(), contract_.launches_.end(),
-                                 [&](const Launch& other) { return &other == &launch; });
-    const auto number = static_cast<size_t>(at - contract_.launches_.begin());
-    const json& kernel = contract_.definition_["kernels"][number];
-    if (launch.when.empty()) return {};
+    if (!launch.when) return {};
+    const json& kernel = contract_.definition_["kernels"][launch.number];
     return KernelLookup::difference(kernel["when"], contract_.argument_scope_, state_);
   }
 
@@ -436,8 +429,7 @@ class Contract::Call {
     const AtenTensorHandle tensor = allocate_cuda(sizes, strides, dim, dtype, state_.device);
     made.add(tensor);
     if (pattern.zeroed()) fill_with_zeros(tensor);
-    bool empty = false;
-    for (int64_t i = 0; i < dim; ++i) empty |= sizes[i] == 0;
+    const bool empty = !has_elements(sizes, dim);
     state_.addresses[place] = nullptr;
     if (contract_.reads_outputs_) {
       const TensorView view(tensor);
@@ -457,16 +449,14 @@ class Contract::Call {
 
   [[noreturn]] void refuse_empty_grid(const torch_cubin_launch_call& call) const {
     fail({"input", contract_.op_, "has an empty grid and results that are not empty",
-          "at least one block",
-          "grid (" + std::to_string(call.grid[0]) + ", " + std::to_string(call.grid[1]) + ", " +
-              std::to_string(call.grid[2]) + ")",
+          "at least one block", "grid " + tuple_text(call.grid, 3),
           "The definition does not allow for these arguments."});
   }
 
   // Null for no bytes.
   void* allocate(const WorkspaceArgument& workspace, const torch_cubin_launch_call& call,
                  CallAllocations& made) const {
-    int64_t bytes = workspace.bytes[0].evaluate(state_.arguments()).integer;
+    int64_t bytes = workspace.bytes->evaluate(state_.arguments()).integer;
     bool overflow = bytes < 0;
     if (workspace.is_per_block) {
       for (const int64_t blocks : call.grid) {
@@ -494,7 +484,7 @@ class Contract::Call {
   }
 
   void pack_and_launch(const Launch& launch, torch_cubin_launch_call& call) const {
-    const Packing& packing = launch.packing[0];
+    const Packing& packing = *launch.packing;
     alignas(16) uint8_t stack[kStackBytes];
     void* stack_params[kStackParams];
     std::vector<uint8_t> heap;

@@ -47,8 +47,7 @@ std::vector<Expression> read_three(const json& trees, const Scope& scope,
   std::vector<Expression> three;
   for (size_t i = 0; i < 3; ++i) {
     const std::string at = label + "[" + std::to_string(i) + "]";
-    three.emplace_back(trees[i], scope, at);
-    if (three.back().type() != ValueType::kInt) refuse_json(at, "an integer", trees[i]);
+    three.push_back(Expression::integer(trees[i], scope, at));
   }
   return three;
 }
@@ -57,13 +56,10 @@ std::vector<Expression> read_three(const json& trees, const Scope& scope,
 
 void ContractImages::add(std::vector<uint8_t> bytes, const std::string& origin,
                          const std::string& path) {
-  File file;
-  file.content = std::make_shared<Content>();
-  file.content->sha256 = sha256_hex(bytes.data(), bytes.size());
-  file.content->bytes = std::move(bytes);
-  file.origin = origin;
-  file.path = path;
-  files_.push_back(std::move(file));
+  auto content = std::make_shared<Content>();
+  content->sha256 = sha256_hex(bytes.data(), bytes.size());
+  content->bytes = std::move(bytes);
+  files_.push_back({std::move(content), origin, path});
   listed_ = nullptr;
 }
 
@@ -154,9 +150,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     extras_.push_back(names.extra(i));
     if (argument.is_mutated()) mutated_.push_back(i);
     if (argument.is_tensor()) continue;
-    const bool text_like =
-        argument.type == ArgumentType::kString || argument.type == ArgumentType::kDtype;
-    (text_like ? texts_ : numbers_).push_back(i);
+    (argument.is_text() ? texts_ : numbers_).push_back(i);
   }
 
   Scope all = names.scope();
@@ -190,7 +184,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
       const bool given = when != kernel.end() && !when->is_null();
       conditions.push_back(given ? &*when : nullptr);
     }
-    lookup_.emplace_back(conditions, argument_scope_, op_ + ": kernels");
+    lookup_.emplace(conditions, argument_scope_, op_ + ": kernels");
   }
 
   for (const char* operation : {"size", "stride", "numel", "dim", "itemsize", "defined",
@@ -217,7 +211,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
 void Contract::check_outputs_are_written() const {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const bool reached = std::any_of(launches_.begin(), launches_.end(), [&](const auto& launch) {
-      return launch.packing[0].reaches(first_output_place_ + i);
+      return launch.packing->reaches(first_output_place_ + i);
     });
     if (reached) continue;
     const std::string name = "'" + outputs_[i].name() + "'";
@@ -239,7 +233,7 @@ void Contract::read_tuned(const json* tuned, const Names& names) {
     groups_[group].push_back(i);
   }
   if (tuned == nullptr) return;
-  tuned_.emplace_back(*tuned, names.scope(), static_cast<int64_t>(groups_.size()), op_ + ": tuned");
+  tuned_.emplace(*tuned, names.scope(), static_cast<int64_t>(groups_.size()), op_ + ": tuned");
 }
 
 void Contract::make_call_key() {
@@ -260,9 +254,8 @@ void Contract::make_call_key() {
   }
   for (const size_t i : numbers_) {
     const SchemaArgument& argument = schema_.arguments[i];
-    const bool is_float =
-        argument.type == ArgumentType::kFloat || argument.type == ArgumentType::kOptionalFloat;
-    if (is_float && !mentions(conditions, "number", {argument.name, argument.name + "?"})) continue;
+    const bool is_read = mentions(conditions, "number", {argument.name, argument.name + "?"});
+    if (argument.is_float() && !is_read) continue;
     call_key_.add_number(i, argument.name);
   }
   for (const size_t i : texts_) call_key_.add_text(i, schema_.arguments[i].name);
@@ -342,12 +335,10 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
   }
   const auto check_new = [&](const json& name, const std::string& label) {
     const std::string text = name.is_string() ? name.get<std::string>() : "";
-    const bool taken = !is_identifier(text) || names.is_argument(text) ||
-                       names.find_size(text) >= 0 ||
-                       std::any_of(outputs_.begin(), outputs_.end(),
-                                   [&](const Pattern& p) { return p.name() == text; }) ||
-                       std::any_of(scratch_.begin(), scratch_.end(),
-                                   [&](const Pattern& p) { return p.name() == text; });
+    bool taken = !is_identifier(text) || names.is_argument(text) || names.find_size(text) >= 0;
+    for (const auto* made : {&outputs_, &scratch_}) {
+      for (const Pattern& pattern : *made) taken |= pattern.name() == text;
+    }
     if (taken) refuse_json(label, "a name, as \"out\", that nothing else has", name);
     return text;
   };
@@ -400,8 +391,8 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
                          bool jit) {
   Fields fields(definition, label);
   if (const json* tree = fields.find("when")) {
-    when.emplace_back(*tree, arguments, fields.at("when"));
-    if (when.back().type() != ValueType::kBool) {
+    when.emplace(*tree, arguments, fields.at("when"));
+    if (when->type() != ValueType::kBool) {
       refuse_json(fields.at("when"), "a condition, or null", *tree);
     }
   }
@@ -438,20 +429,18 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
     flags |= TORCH_CUBIN_CLUSTER;
   }
   const json* bytes = fields.find("shared_memory");
-  shared_memory.emplace_back(bytes == nullptr ? json(0) : *bytes, all, fields.at("shared_memory"));
-  if (shared_memory.back().type() != ValueType::kInt) {
-    refuse_json(fields.at("shared_memory"), "an integer, bytes", *bytes);
-  }
+  shared_memory = Expression::integer(bytes == nullptr ? json(0) : *bytes, all,
+                                      fields.at("shared_memory"), "an integer, bytes");
   if (fields.truth("cooperative", false)) flags |= TORCH_CUBIN_COOPERATIVE;
   if (fields.truth("programmatic_dependent_launch", false)) flags |= TORCH_CUBIN_DEPENDENT;
   if (fields.find("priority") != nullptr) {
     priority = static_cast<int32_t>(fields.integer("priority", INT32_MIN, INT32_MAX));
     flags |= TORCH_CUBIN_PRIORITY;
   }
-  packing.emplace_back(fields.get("args"), kernel->info(),
-                       ArgumentPlaces{schema, all, fields.at("args")});
+  packing.emplace(fields.get("args"), kernel->info(),
+                  ArgumentPlaces{schema, all, fields.at("args")});
   fields.finish();
-  check_constants(label, {grid, block, cluster, shared_memory[0]}, *module, name);
+  check_constants(label, {grid, block, cluster, *shared_memory}, *module, name);
 }
 
 bool Contract::Launch::runs_on(int32_t device_index) const {
@@ -464,7 +453,7 @@ bool Contract::Launch::runs_on(int32_t device_index) const {
 }
 
 bool Contract::Launch::takes(const CallState& state) const {
-  if (!when.empty() && when[0].evaluate(state.arguments()).integer == 0) return false;
+  if (when && when->evaluate(state.arguments()).integer == 0) return false;
   return std::all_of(requirements.begin(), requirements.end(),
                      [&](const Requirement& requirement) { return requirement.holds(state); });
 }

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -107,17 +108,19 @@ class Contract {
     bool runs_on(int32_t device_index) const;
     // Whether `when` and all requirements hold.
     bool takes(const CallState& state) const;
+    // Both, for the call's device.
+    bool fits(const CallState& state) const { return runs_on(state.device) && takes(state); }
 
-    std::vector<Expression> when;  // none or one
+    std::optional<Expression> when;
     std::vector<Requirement> requirements;
     int32_t group = 0;  // in the tuned table
     size_t number = 0;  // its place in launches_
     std::shared_ptr<Module> module;
     Kernel* kernel = nullptr;
     std::vector<Expression> grid, block, cluster;  // three each; cluster may have none
-    std::vector<Expression> shared_memory;         // one
-    std::vector<Packing> packing;                  // one
-    uint32_t flags = 0;                            // TORCH_CUBIN_* of runtime/launch_call.h
+    std::optional<Expression> shared_memory;
+    std::optional<Packing> packing;
+    uint32_t flags = 0;  // TORCH_CUBIN_* of runtime/launch_call.h
     int32_t priority = 0;
 
    private:
@@ -155,9 +158,9 @@ class Contract {
   std::vector<Pattern> outputs_, scratch_;
   std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
   std::deque<Launch> launches_;
-  std::vector<TunedTable> tuned_;     // none or one
-  std::vector<KernelLookup> lookup_;  // none or one; only without a tuned table
-  CallKey call_key_;                  // of what tune() found
+  std::optional<TunedTable> tuned_;
+  std::optional<KernelLookup> lookup_;  // only without a tuned table
+  CallKey call_key_;                    // of what tune() found
   // By device. Leaked when another takes its place: a thread may be in the middle of a call.
   mutable std::atomic<const TunedCalls*> tuned_calls_[kMaxDevices]{};
   mutable std::atomic<int> watched_{0};      // by how many threads

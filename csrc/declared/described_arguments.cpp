@@ -27,16 +27,9 @@ TensorView DescribedArguments::item(size_t i, size_t index) {
 Value DescribedArguments::number(size_t i) const {
   const nlohmann::json& given = value(i);
   if (given.is_null()) return {ValueType::kNone, 0, 0};
-  switch (schema_.arguments[i].type) {
-    case ArgumentType::kFloat:
-    case ArgumentType::kOptionalFloat:
-      return Value::of(described_float(given));
-    case ArgumentType::kBool:
-    case ArgumentType::kOptionalBool:
-      return Value::of(given.get<bool>());
-    default:
-      return Value::of(given.is_boolean() ? int64_t{given.get<bool>()} : given.get<int64_t>());
-  }
+  if (schema_.arguments[i].is_float()) return Value::of(described_float(given));
+  if (schema_.arguments[i].is_bool()) return Value::of(given.get<bool>());
+  return Value::of(given.is_boolean() ? int64_t{given.get<bool>()} : given.get<int64_t>());
 }
 
 std::string_view DescribedArguments::text(size_t i) const {

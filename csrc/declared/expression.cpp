@@ -1,10 +1,12 @@
 #include "declared/expression.h"
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
 #include "declared/expression_operation.h"
+#include "package/fields.h"
 
 namespace torch_cubin {
 
@@ -76,16 +78,46 @@ std::string shown(const json& tree) {
   return printable(tree.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
-std::string text_of(const Value& value) {
-  if (value.type == ValueType::kBool) return value.integer != 0 ? "True" : "False";
-  return value.type == ValueType::kInt ? std::to_string(value.integer) : json(value.number).dump();
+int place_of_name(const std::vector<std::string>& names, const std::string& name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  return name.empty() || found == names.end() ? -1 : static_cast<int>(found - names.begin());
 }
 
 }  // namespace
 
+int64_t Value::bits() const {
+  if (type != ValueType::kFloat) return integer;
+  int64_t bits = 0;
+  const double same = number == 0 ? 0 : number;
+  std::memcpy(&bits, &same, sizeof(bits));
+  return bits;
+}
+
+std::string Value::text() const {
+  if (type == ValueType::kBool) return integer != 0 ? "True" : "False";
+  return type == ValueType::kInt ? std::to_string(integer) : json(number).dump();
+}
+
+int Scope::find_tensor(const std::string& name) const { return place_of_name(tensors, name); }
+
+int Scope::find_text(const std::string& name) const { return place_of_name(texts, name); }
+
+int Scope::find_number(const std::string& name) const {
+  const auto found = std::find_if(numbers.begin(), numbers.end(),
+                                  [&](const auto& number) { return number.first == name; });
+  return name.empty() || found == numbers.end() ? -1 : static_cast<int>(found - numbers.begin());
+}
+
 Expression::Expression(const json& tree, const Scope& scope, std::string label)
     : label_(std::move(label)) {
   read(tree, scope, 0);
+}
+
+Expression Expression::integer(const json& tree, const Scope& scope, const std::string& label,
+                               const char* wanted) {
+  Expression read(tree, scope, label);
+  if (read.type() != ValueType::kInt) refuse_json(label, wanted, tree);
+  return read;
 }
 
 int32_t Expression::read(const json& tree, const Scope& scope, int depth) {
@@ -153,23 +185,17 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) {
   node.words = static_cast<int32_t>(words_.size());
   words_.push_back({name, with_dtype ? tree[2].get<std::string>() : ""});
   if (code == Op::kNumber) {
-    const auto& numbers = scope.numbers;
-    const auto found = std::find_if(numbers.begin(), numbers.end(),
-                                    [&](const auto& number) { return number.first == name; });
-    if (found == numbers.end())
-      malformed("reads an unknown number", "a number of the op", shown(tree));
-    node.index = static_cast<int32_t>(found - numbers.begin());
-    node.type = found->second;
+    node.index = scope.find_number(name);
+    if (node.index < 0) malformed("reads an unknown number", "a number of the op", shown(tree));
+    node.type = scope.numbers[static_cast<size_t>(node.index)].second;
     return;
   }
-  const auto& names = code == Op::kIs ? scope.texts : scope.tensors;
-  const auto found = std::find(names.begin(), names.end(), name);
-  if (found == names.end()) {
+  node.index = code == Op::kIs ? scope.find_text(name) : scope.find_tensor(name);
+  if (node.index < 0) {
     malformed(code == Op::kIs ? "compares what is no string or dtype" : "reads an unknown tensor",
               code == Op::kIs ? "a str or ScalarType argument of the op" : "a tensor of the op",
               shown(tree));
   }
-  node.index = static_cast<int32_t>(found - names.begin());
   if (with_dim) node.value = Value::of(tree[2].get<int64_t>());
   if (with_dtype || code == Op::kDefined || code == Op::kContiguous) {
     node.type = ValueType::kBool;
@@ -223,24 +249,20 @@ void Expression::check_operands(Node& node) const {
 
 std::string Expression::text(int32_t at) const {
   const Node& node = nodes_[at];
-  if (node.operation == nullptr) return text_of(node.value);
+  if (node.operation == nullptr) return node.value.text();
   const std::string symbol = node.operation->symbol;
   const auto operand = [&](int i) { return text(node.operands[i]); };
-  switch (node.operation->rule) {
-    case Op::kLeaf: {
-      const Op::Code code = node.operation->code;
-      if (node.words < 0) return symbol;
-      const Words& words = words_[node.words];
-      if (code == Op::kNumber) return words.name;
-      if (code == Op::kIsDtype) return "(" + words.name + ".dtype == " + words.compare + ")";
-      if (code == Op::kIs) return "(" + words.name + " == '" + words.compare + "')";
-      if (code == Op::kSize || code == Op::kStride) {
-        return words.name + "." + symbol + "(" + std::to_string(node.value.integer) + ")";
-      }
-      return words.name + "." + symbol;
+  if (node.operation->rule == Op::kLeaf) {
+    const Op::Code code = node.operation->code;
+    if (node.words < 0) return symbol;
+    const Words& words = words_[node.words];
+    if (code == Op::kNumber) return words.name;
+    if (code == Op::kIsDtype) return "(" + words.name + ".dtype == " + words.compare + ")";
+    if (code == Op::kIs) return "(" + words.name + " == '" + words.compare + "')";
+    if (code == Op::kSize || code == Op::kStride) {
+      return words.name + "." + symbol + "(" + std::to_string(node.value.integer) + ")";
     }
-    default:
-      break;
+    return words.name + "." + symbol;
   }
   const bool letters = symbol[0] >= 'a' && symbol[0] <= 'z' && symbol != "and" && symbol != "or";
   if (node.operation->operands == 1) return symbol + "(" + operand(0) + ")";

@@ -29,6 +29,9 @@ struct Value {
   double as_number() const {
     return type == ValueType::kFloat ? number : static_cast<double>(integer);
   }
+  // Equal for equal values of one type: -0.0 and 0.0 are one, as they are in Python.
+  int64_t bits() const;
+  std::string text() const;  // as Python writes it
 };
 
 // What the names in a tree mean: an op's tensors, its numbers with their types, and what is only
@@ -37,6 +40,11 @@ struct Scope {
   std::vector<std::string> tensors;
   std::vector<std::pair<std::string, ValueType>> numbers;
   std::vector<std::string> texts;
+
+  // The place of a name; -1 where there is none.
+  int find_tensor(const std::string& name) const;
+  int find_number(const std::string& name) const;
+  int find_text(const std::string& name) const;
 };
 
 // What an expression may read of a tensor argument. Those of an absent one are zeros.
@@ -64,6 +72,10 @@ class Expression {
  public:
   // Throws [input], naming `label` ("grid[0] of 'mylib::vec_add'"), for what is no tree of the scope.
   Expression(const nlohmann::json& tree, const Scope& scope, std::string label);
+
+  // The same for one that must give an integer, which errors call `wanted`.
+  static Expression integer(const nlohmann::json& tree, const Scope& scope,
+                            const std::string& label, const char* wanted = "an integer");
 
   ValueType type() const { return nodes_[0].type; }
 

@@ -67,13 +67,12 @@ bool as_equality(const json& tree, const Scope& scope, const std::string& label,
 // What the part of a condition that does not hold reads: "head_dim = 96".
 std::string read_value(const json& tree, const Scope& scope, const CallState& state) {
   if (is_operation(tree, "is", 3) || is_operation(tree, "is_dtype", 3)) {
-    const bool is_text = tree[0] == "is";
-    const auto& names = is_text ? scope.texts : scope.tensors;
-    const auto found = std::find(names.begin(), names.end(), tree[1].get<std::string>());
-    const auto index = static_cast<size_t>(found - names.begin());
     const std::string name = tree[1].get<std::string>();
-    if (is_text) return name + " = '" + std::string(state.texts[index]) + "'";
-    const TensorFacts& tensor = state.facts[index];
+    if (tree[0] == "is") {
+      const auto place = static_cast<size_t>(scope.find_text(name));
+      return name + " = '" + std::string(state.texts[place]) + "'";
+    }
+    const TensorFacts& tensor = state.facts[static_cast<size_t>(scope.find_tensor(name))];
     return tensor.defined ? name + ".dtype = " + tensor.dtype : name + " = None";
   }
   const json* part = &tree;
@@ -84,11 +83,7 @@ std::string read_value(const json& tree, const Scope& scope, const CallState& st
   if (compares) part = &tree[tree[1].is_array() ? 1 : 2];
   if (is_operation(tree, "not", 2)) part = &tree[1];
   const Expression expression(*part, scope, "a condition");
-  const Value value = expression.evaluate(state.arguments());
-  std::string text = json(value.number).dump();
-  if (value.type == ValueType::kInt) text = std::to_string(value.integer);
-  if (value.type == ValueType::kBool) text = value.integer != 0 ? "True" : "False";
-  return expression.text() + " = " + text;
+  return expression.text() + " = " + expression.evaluate(state.arguments()).text();
 }
 
 }  // namespace
@@ -143,7 +138,7 @@ KernelLookup::KernelLookup(const std::vector<const json*>& conditions, const Sco
     const json object = {
         {"key", key}, {"entries", std::move(entries)}, {"otherwise", table.kernels.size()}};
     table.kernels.emplace_back();  // of values that no kernel has
-    table.keys.emplace_back(object, scope, static_cast<int64_t>(table.kernels.size()), label);
+    table.keys.emplace(object, scope, static_cast<int64_t>(table.kernels.size()), label);
     tables_.push_back(std::move(table));
   }
   std::sort(others_.begin(), others_.end());
@@ -155,7 +150,7 @@ bool KernelLookup::look_up(const CallState& state, const std::vector<int32_t>** 
   // conditions ask something else first.
   try {
     for (const Table& table : tables_) {
-      lists[(*count)++] = &table.kernels[static_cast<size_t>(table.keys[0].find(state))];
+      lists[(*count)++] = &table.kernels[static_cast<size_t>(table.keys->find(state))];
     }
   } catch (const Error&) {
     return false;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,7 +66,7 @@ class KernelLookup {
 
   // The kernels whose conditions compare the same things with constants.
   struct Table {
-    std::vector<TunedTable> keys;  // one
+    std::optional<TunedTable> keys;
     std::vector<std::vector<int32_t>> kernels;
   };
 

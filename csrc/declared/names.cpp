@@ -10,34 +10,18 @@ namespace torch_cubin {
 
 using nlohmann::json;
 
-namespace {
-
-ValueType value_type(const SchemaArgument& argument) {
-  switch (argument.type) {
-    case ArgumentType::kFloat:
-    case ArgumentType::kOptionalFloat:
-      return ValueType::kFloat;
-    case ArgumentType::kBool:
-    case ArgumentType::kOptionalBool:
-      return ValueType::kBool;
-    default:
-      return ValueType::kInt;
-  }
-}
-
-}  // namespace
-
 Names::Names(const Schema& schema, const json* dtypes, std::string op)
     : schema_(schema), op_(std::move(op)) {
   for (const SchemaArgument& argument : schema.arguments) {
     const bool is_tensor =
         argument.type == ArgumentType::kTensor || argument.type == ArgumentType::kOptionalTensor;
-    const bool is_text =
-        argument.type == ArgumentType::kString || argument.type == ArgumentType::kDtype;
-    const bool is_number = !argument.is_tensor() && !is_text;
+    const bool is_number = !argument.is_tensor() && !argument.is_text();
     scope_.tensors.push_back(is_tensor ? argument.name : "");
-    scope_.texts.push_back(is_text ? argument.name : "");
-    scope_.numbers.emplace_back(is_number ? argument.name : "", value_type(argument));
+    scope_.texts.push_back(argument.is_text() ? argument.name : "");
+    scope_.numbers.emplace_back(is_number ? argument.name : "",
+                                argument.is_float()  ? ValueType::kFloat
+                                : argument.is_bool() ? ValueType::kBool
+                                                     : ValueType::kInt);
   }
   for (const SchemaArgument& argument : schema.arguments) {
     int place = -1;
@@ -88,13 +72,6 @@ bool Names::is_argument(const std::string& name) const {
                      [&](const SchemaArgument& argument) { return argument.name == name; });
 }
 
-int Names::find_size(const std::string& name) const {
-  for (size_t i = 0; i < scope_.numbers.size(); ++i) {
-    if (scope_.numbers[i].first == name) return static_cast<int>(i);
-  }
-  return -1;
-}
-
 void Names::add_item(const std::string& list, const std::string& index) {
   const bool digits =
       !index.empty() && index.size() <= 5 &&
@@ -105,7 +82,7 @@ void Names::add_item(const std::string& list, const std::string& index) {
     const SchemaArgument& argument = schema_.arguments[i];
     if (argument.name != list || argument.type != ArgumentType::kTensorList) continue;
     auto& tensors = scope_.tensors;
-    if (std::find(tensors.begin(), tensors.end(), name) != tensors.end()) return;
+    if (scope_.find_tensor(name) >= 0) return;
     items_.push_back({i, std::stoul(index), tensors.size()});
     tensors.push_back(name);
     if (tensors.size() <= kMaxOpTensors) return;

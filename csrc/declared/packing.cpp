@@ -17,7 +17,6 @@ using nlohmann::json;
 // CUDA's limit of a kernel's parameters; a struct or constant cannot be larger.
 constexpr uint32_t kMaxParamBytes = 32764;
 constexpr size_t kMaxWorkspaces = 16;
-constexpr int64_t kMaxWorkspaceAlign = 4096;
 constexpr uint32_t kParamStep = 16;  // each parameter begins at a multiple of it
 
 // The kinds of scalars by name; `code` is i, u, f, g or t (bfloat16) or b.
@@ -35,11 +34,6 @@ constexpr ScalarKind kScalars[] = {
     {"float32", 'f', 4}, {"float64", 'f', 8},
     {"bool", 'b', 1},    {"bfloat16_truncated", 't', 2},
 };
-
-int find_named(const std::vector<std::string>& names, const std::string& name) {
-  const auto found = std::find(names.begin(), names.end(), name);
-  return name.empty() || found == names.end() ? -1 : static_cast<int>(found - names.begin());
-}
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -149,7 +143,7 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
   }
   // ["pointer", "xs[2]"] is refused: only ["pointer", "xs", 2] is checked against the list's length.
   if (name.find('[') != std::string::npos) full.clear();
-  piece.index = find_named(places.scope.tensors, full);
+  piece.index = places.scope.find_tensor(full);
   if (piece.index < 0 || argument.size() != (piece.kind == Kind::kItem ? 3 : 2)) {
     refuse_json(piece.label, "[\"pointer\", a tensor of the op] or [\"pointer\", a list, an index]",
                 argument);
@@ -164,7 +158,7 @@ uint32_t Packing::add_address(const json& argument, Piece piece, const ArgumentP
   piece.kind = Kind::kAddress;
   const bool has_parts = argument.size() == 4 && argument[3].is_array();
   piece.tensor = (argument.size() == 3 || has_parts) && argument[1].is_string()
-                     ? find_named(places.scope.tensors, argument[1].get<std::string>())
+                     ? places.scope.find_tensor(argument[1].get<std::string>())
                      : -1;
   if (piece.tensor < 0) {
     refuse_json(piece.label,
@@ -173,10 +167,8 @@ uint32_t Packing::add_address(const json& argument, Piece piece, const ArgumentP
   }
   piece.is_item = argument[1].get<std::string>().find('[') != std::string::npos;
   piece.index = static_cast<int32_t>(expressions_.size());
-  expressions_.emplace_back(argument[2], places.scope, piece.label);
-  if (expressions_.back().type() != ValueType::kInt) {
-    refuse_json(piece.label, "an integer, the element's place in memory", argument[2]);
-  }
+  expressions_.push_back(Expression::integer(argument[2], places.scope, piece.label,
+                                             "an integer, the element's place in memory"));
   if (has_parts) {
     for (const json& part : argument[3]) add_part(part, &piece, places);
   }
@@ -190,11 +182,9 @@ void Packing::add_part(const json& part, Piece* piece, const ArgumentPlaces& pla
     refuse_json(piece->label, "a part's [first, count, size]", part);
   }
   for (const json& number : part) {
-    expressions_.emplace_back(number, places.scope, piece->label);
-    if (expressions_.back().type() != ValueType::kInt) {
-      refuse_json(piece->label, "integers: a part's first place, its places, its dim's size",
-                  number);
-    }
+    expressions_.push_back(
+        Expression::integer(number, places.scope, piece->label,
+                            "integers: a part's first place, its places, its dim's size"));
   }
   ++piece->parts;
 }
@@ -310,16 +300,8 @@ uint32_t Packing::add_workspace(const json& argument, uint32_t at, const std::st
   workspace.is_per_block = fields.find("bytes_per_block") != nullptr;
   const char* const name = workspace.is_per_block ? "bytes_per_block" : "bytes";
   const json& bytes = fields.get(name);
-  workspace.bytes.emplace_back(bytes, places.scope, fields.at(name));
-  if (workspace.bytes[0].type() != ValueType::kInt) {
-    refuse_json(fields.at(name), "an integer", bytes);
-  }
-  if (fields.find("align") != nullptr) {
-    workspace.align = fields.integer("align", 1, kMaxWorkspaceAlign);
-  }
-  if ((workspace.align & (workspace.align - 1)) != 0) {
-    refuse_json(fields.at("align"), "a power of two", fields.get("align"));
-  }
+  workspace.bytes = Expression::integer(bytes, places.scope, fields.at(name));
+  workspace.align = read_align(fields, workspace.align);
   workspace.zeroed = fields.truth("zeroed", false);
   fields.finish();
   if (workspaces_.size() == kMaxWorkspaces) {
@@ -365,10 +347,7 @@ bool Packing::reaches(size_t tensor) const {
 
 void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const {
   const auto refuse = [&](const std::string& type) {
-    fail({"input", piece.label, "is out of range", "a value of " + type,
-          value.type == ValueType::kFloat ? json(value.number).dump()
-                                          : std::to_string(value.integer),
-          ""});
+    fail({"input", piece.label, "is out of range", "a value of " + type, value.text(), ""});
   };
   uint8_t* const at = out + piece.at;
   switch (piece.kind) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,9 +26,9 @@ struct ArgumentPlaces {
 
 // Memory of one launch's own, whose address is an argument.
 struct WorkspaceArgument {
-  uint32_t at = 0;                // of the pointer, in the packed bytes
-  std::vector<Expression> bytes;  // one
-  bool is_per_block = false;      // `bytes` are for each block of the grid
+  uint32_t at = 0;  // of the pointer, in the packed bytes
+  std::optional<Expression> bytes;
+  bool is_per_block = false;  // `bytes` are for each block of the grid
   int64_t align = 1;
   bool zeroed = false;
   std::string label;

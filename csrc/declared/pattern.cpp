@@ -19,6 +19,15 @@ constexpr int64_t kOutputAlign = 256;  // what PyTorch's allocator keeps to, at 
 
 }  // namespace
 
+int64_t read_align(Fields& fields, int64_t otherwise) {
+  if (fields.find("align") == nullptr) return otherwise;
+  const int64_t align = fields.integer("align", 1, kMaxAlign);
+  if ((align & (align - 1)) != 0) {
+    refuse_json(fields.at("align"), "a power of two", fields.get("align"));
+  }
+  return align;
+}
+
 Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& names)
     : op_(names.op()), name_(name), role_(role) {
   Fields fields(entry, op_ + ": " + (role == Role::kScratch ? "scratch." : "tensors.") + name);
@@ -35,10 +44,7 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
       }
       layout_ = static_cast<Layout>(found - std::begin(kLayoutNames));
     }
-    if (fields.find("align") != nullptr) align_ = fields.integer("align", 1, kMaxAlign);
-    if ((align_ & (align_ - 1)) != 0) {
-      refuse_json(fields.at("align"), "a power of two", fields.get("align"));
-    }
+    align_ = read_align(fields, align_);
   }
   for (const SchemaArgument& argument : names.schema().arguments) {
     mutated_ |= role == Role::kArgument && argument.name == name && argument.is_mutated();
@@ -54,16 +60,11 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
       refuse_json(fields.at("align"), "at most 256 for an output", fields.get("align"));
     }
     if (const json* like = fields.find("like")) {
-      const std::string other = like->is_string() ? like->get<std::string>() : "";
-      const auto& tensors = names.scope().tensors;
-      const auto found = std::find(tensors.begin(), tensors.end(), other);
-      if (other.empty() || found == tensors.end()) {
-        refuse_json(fields.at("like"), "a Tensor argument of the op", *like);
-      }
+      like_ = names.scope().find_tensor(like->is_string() ? like->get<std::string>() : "");
+      if (like_ < 0) refuse_json(fields.at("like"), "a Tensor argument of the op", *like);
       // Behind the arguments stand the items of lists, which no output may follow.
       const auto& arguments = names.schema().arguments;
-      const auto place = static_cast<size_t>(found - tensors.begin());
-      like_ = static_cast<int>(place);
+      const auto place = static_cast<size_t>(like_);
       if (place >= arguments.size() || arguments[place].type != ArgumentType::kTensor) {
         refuse_json(fields.at("like"), "a Tensor argument that is always given", *like);
       }
@@ -193,8 +194,7 @@ bool Pattern::bind_shifted(const json& tree, Size& size, Names& names) {
 void Pattern::read_expressions(const Names& names) {
   for (const auto& [dim, tree] : unread_) {
     const std::string label = op_ + ": tensors." + name_ + ".shape[" + std::to_string(dim) + "]";
-    expressions_.emplace_back(tree, names.scope(), label);
-    if (expressions_.back().type() != ValueType::kInt) refuse_json(label, "an integer", tree);
+    expressions_.push_back(Expression::integer(tree, names.scope(), label));
     shape_text_[dim] = expressions_.back().text();
   }
   has_expressions_ = !expressions_.empty();

@@ -14,6 +14,7 @@
 #include "declared/call_state.h"
 #include "declared/expression.h"
 #include "declared/schema.h"
+#include "package/fields.h"
 
 namespace torch_cubin {
 
@@ -36,7 +37,7 @@ class Names {
   std::vector<Variable>& variables() { return variables_; }
 
   // The place of a number by its name; -1 where there is none.
-  int find_size(const std::string& name) const;
+  int find_size(const std::string& name) const { return scope_.find_number(name); }
   int find_group(const std::string& name) const;
   int add_size(const std::string& name);
   int add_group(const std::string& name);
@@ -81,6 +82,9 @@ class Names {
 };
 
 constexpr int64_t kMaxAlign = 4096;
+
+// The field "align": a power of two up to kMaxAlign; `otherwise` where there is none.
+int64_t read_align(Fields& fields, int64_t otherwise);
 
 class Pattern {
  public:

@@ -12,13 +12,6 @@ std::string strides_text(const TensorView& view) {
   return "strides " + tuple_text(view.strides, view.dim) + " of shape " + view.shape_text();
 }
 
-bool has_elements(const TensorView& view) {
-  for (int64_t i = 0; i < view.dim; ++i) {
-    if (view.sizes[i] == 0) return false;
-  }
-  return true;
-}
-
 bool has_rows(const TensorView& view) {
   return view.dim == 0 || view.sizes[view.dim - 1] == 1 || view.strides[view.dim - 1] == 1;
 }
@@ -209,7 +202,7 @@ bool Pattern::match(const TensorView& view, size_t place, int item, CallState& s
            std::to_string(view.sizes[dim]) + ", shape " + view.shape_text());
   }
 
-  const bool any = has_elements(view);
+  const bool any = has_elements(view.sizes, view.dim);
   if (any) {
     check_layout(view, item);
     if (mutated_ && layout_ != Layout::kContiguous && layout_ != Layout::kDense &&

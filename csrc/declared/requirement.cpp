@@ -1,6 +1,5 @@
 #include "declared/requirement.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
@@ -12,17 +11,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMaxMultiple = int64_t{1} << 20;
-
-std::string value_text(const Value& value) {
-  switch (value.type) {
-    case ValueType::kBool:
-      return value.integer != 0 ? "true" : "false";
-    case ValueType::kFloat:
-      return json(value.number).dump();
-    default:
-      return std::to_string(value.integer);
-  }
-}
 
 // Whether two numbers are equal. A bool is no number.
 bool equal(const Value& a, const Value& b) {
@@ -39,19 +27,18 @@ Requirement::Requirement(const json& object, const Scope& scope, const std::stri
   Fields fields(object, label);
   argument_ = printable(fields.text("argument"));
   if (fields.find("address_of") != nullptr) {
-    const std::string name = fields.text("address_of");
-    const auto found = std::find(scope.tensors.begin(), scope.tensors.end(), name);
-    if (name.empty() || found == scope.tensors.end()) {
+    const int found = scope.find_tensor(fields.text("address_of"));
+    if (found < 0) {
       refuse_json(fields.at("address_of"), "a tensor argument of the op", fields.get("address_of"));
     }
     kind_ = Kind::kAddress;
-    tensor_ = static_cast<size_t>(found - scope.tensors.begin());
+    tensor_ = static_cast<size_t>(found);
     least_ = fields.integer("multiple_of", 1, kMaxMultiple);
     fields.finish();
     return;
   }
-  value_.emplace_back(fields.get("value"), scope, fields.at("value"));
-  const ValueType type = value_[0].type();
+  value_.emplace(fields.get("value"), scope, fields.at("value"));
+  const ValueType type = value_->type();
   if (const json* equals = fields.find("equals")) {
     kind_ = Kind::kEquals;
     const bool right = type == ValueType::kBool  ? equals->is_boolean()
@@ -78,7 +65,7 @@ bool Requirement::holds(const CallState& state) const {
     const auto address = reinterpret_cast<uintptr_t>(state.addresses[tensor_]);
     return address % static_cast<uintptr_t>(least_) == 0;  // so is null
   }
-  const Value value = value_[0].evaluate(state.arguments());
+  const Value value = value_->evaluate(state.arguments());
   switch (kind_) {
     case Kind::kMultiple:
       return value.integer % least_ == 0;
@@ -97,7 +84,7 @@ std::string Requirement::expected() const {
     case Kind::kMultiple:
       return start + "a multiple of " + std::to_string(least_);
     case Kind::kEquals:
-      return start + "such that " + value_[0].text() + " is " + value_text(equals_);
+      return start + "such that " + value_->text() + " is " + equals_.text();
     default:
       return start + "from " + std::to_string(least_) + " to " + std::to_string(most_);
   }
@@ -108,7 +95,7 @@ std::string Requirement::got(const CallState& state) const {
     const auto address = reinterpret_cast<uintptr_t>(state.addresses[tensor_]);
     return "an address " + counted(address % static_cast<uintptr_t>(least_), "byte") + " past one";
   }
-  return value_text(value_[0].evaluate(state.arguments()));
+  return value_->evaluate(state.arguments()).text();
 }
 
 }  // namespace torch_cubin

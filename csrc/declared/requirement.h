@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "declared/call_state.h"
 
@@ -28,9 +28,9 @@ class Requirement {
   enum class Kind : uint8_t { kAddress, kMultiple, kEquals, kRange };
 
   Kind kind_;
-  std::string argument_;           // the kernel's name of it
-  size_t tensor_ = 0;              // of kAddress
-  std::vector<Expression> value_;  // of the others, one
+  std::string argument_;             // the kernel's name of it
+  size_t tensor_ = 0;                // of kAddress
+  std::optional<Expression> value_;  // of the others
   Value equals_;
   int64_t least_ = 0;  // of kRange; what a multiple is of
   int64_t most_ = 0;

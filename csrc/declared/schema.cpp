@@ -311,17 +311,11 @@ std::string Schema::written(bool for_pytorch) const {
     first = false;
     if (argument.keyword_only && !keyword_only) text += "*, ";
     keyword_only = argument.keyword_only;
-    if (argument.is_mutated()) {
-      text += "Tensor(" + argument.alias + "!)";
-    } else {
-      text += argument.type_text;
-    }
+    text += argument.is_mutated() ? "Tensor(" + argument.alias + "!)" : argument.type_text;
     text += " " + argument.name;
     if (argument.default_text.empty()) continue;
-    const bool is_float =
-        argument.type == ArgumentType::kFloat || argument.type == ArgumentType::kOptionalFloat;
-    text += "=";
-    text += for_pytorch && is_float ? without_point(argument.default_text) : argument.default_text;
+    const bool point = !for_pytorch || !argument.is_float();
+    text += "=" + (point ? argument.default_text : without_point(argument.default_text));
   }
   text += ") -> ";
   const bool single = returns.size() == 1;

@@ -43,6 +43,15 @@ struct SchemaArgument {
     return type == ArgumentType::kTensor || type == ArgumentType::kOptionalTensor ||
            type == ArgumentType::kTensorList;
   }
+  // Optional ones, too.
+  bool is_float() const {
+    return type == ArgumentType::kFloat || type == ArgumentType::kOptionalFloat;
+  }
+  bool is_bool() const {
+    return type == ArgumentType::kBool || type == ArgumentType::kOptionalBool;
+  }
+  // A str, or a dtype, which is compared by its name.
+  bool is_text() const { return type == ArgumentType::kString || type == ArgumentType::kDtype; }
 };
 
 struct Schema {

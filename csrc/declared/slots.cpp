@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "cubin/error.h"
@@ -53,8 +54,7 @@ class Registration {
  public:
   ~Registration() {
     for (TorchLibraryHandle library : libraries_) {
-      const AOTITorchError error = aoti_torch_delete_library_object(library);
-      static_cast<void>(error);  // nothing can be done about it here
+      std::ignore = aoti_torch_delete_library_object(library);  // nothing can be done about it here
     }
   }
   Registration() = default;

@@ -68,20 +68,16 @@ TensorMapArgument::TensorMapArgument(const json& object, const Scope& scope,
                                      const std::string& label)
     : label_(label) {
   Fields fields(object, label);
-  const std::string name = fields.text("tensor");
-  const auto found = std::find(scope.tensors.begin(), scope.tensors.end(), name);
-  if (name.empty() || found == scope.tensors.end()) {
-    refuse_json(fields.at("tensor"), "a tensor of the op", fields.get("tensor"));
-  }
-  tensor_ = static_cast<size_t>(found - scope.tensors.begin());
+  const int found = scope.find_tensor(fields.text("tensor"));
+  if (found < 0) refuse_json(fields.at("tensor"), "a tensor of the op", fields.get("tensor"));
+  tensor_ = static_cast<size_t>(found);
   const json& box = fields.list("box");
   if (box.empty() || box.size() > kTensorMapDims) {
     refuse_json(fields.at("box"), "1 to 5 sizes, one a dim of the tensor", box);
   }
   for (size_t i = 0; i < box.size(); ++i) {
     const std::string at = fields.at("box") + "[" + std::to_string(i) + "]";
-    box_.emplace_back(box[i], scope, at);
-    if (box_.back().type() != ValueType::kInt) refuse_json(at, "an integer", box[i]);
+    box_.push_back(Expression::integer(box[i], scope, at));
   }
   swizzle_ = choose(fields, "swizzle", kSwizzle, 0, object);
   interleave_ = choose(fields, "interleave", kInterleave, 0, object);

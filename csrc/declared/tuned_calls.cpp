@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 #include "cubin/error.h"
 #include "cubin/sha256.h"
 #include "declared/contract.h"
 #include "declared/slots.h"
+#include "declared/tuned_table.h"
 #include "package/fields.h"
 #include "package/files.h"
 #include "package/package.h"
@@ -26,26 +26,8 @@ constexpr size_t kMaxTableBytes = 16u << 20;
 constexpr size_t kMaxCalls = size_t{1} << 16;
 constexpr int64_t kAbsent = -1;
 
-// By the type, then by the value: 1 and 1.0 are two.
-int64_t word_of(const Value& value) {
-  if (value.type != ValueType::kFloat) return value.integer;
-  int64_t bits = 0;
-  const double number = value.number == 0 ? 0 : value.number;  // -0.0 and 0.0 are one
-  std::memcpy(&bits, &number, sizeof(bits));
-  return bits;
-}
-
 int64_t word_of_dtype(const char* text) {
   return static_cast<int64_t>(reinterpret_cast<intptr_t>(text));  // one address for each dtype
-}
-
-uint64_t hash_of(const int64_t* key, size_t count) {
-  uint64_t hash = count;
-  for (size_t i = 0; i < count; ++i) {
-    hash = (hash ^ static_cast<uint64_t>(key[i])) * 0x9e3779b97f4a7c15U;
-    hash ^= hash >> 29;
-  }
-  return hash;
 }
 
 json list_of(const int64_t* values, int64_t count) {
@@ -87,8 +69,7 @@ std::string cache_folder() {
   return home.empty() ? "" : home + "/.cache/torch_cubin";
 }
 
-std::string hash_of_op(const Contract& contract) {
-  const std::string& text = contract.identity();
+std::string sha256_of(const std::string& text) {
   return sha256_hex(reinterpret_cast<const uint8_t*>(text.data()), text.size());
 }
 
@@ -115,8 +96,8 @@ size_t CallKey::write(const CallState& state, const Words& words, int64_t* out) 
       }
       case Part::kNumber: {
         const Value& value = state.numbers[part.place];
-        out[n++] = static_cast<int64_t>(value.type);
-        out[n++] = value.type == ValueType::kNone ? 0 : word_of(value);
+        out[n++] = static_cast<int64_t>(value.type);  // 1 and 1.0 are two
+        out[n++] = value.type == ValueType::kNone ? 0 : value.bits();
         break;
       }
       case Part::kText: {
@@ -196,7 +177,7 @@ std::vector<int64_t> CallKey::read(const json& key, const std::string& label, Wo
           refuse_json(at, "a number", value);
         }
         out.push_back(static_cast<int64_t>(number.type));
-        out.push_back(word_of(number));
+        out.push_back(number.bits());
         break;
       }
       case Part::kText: {
@@ -255,7 +236,7 @@ void TunedCalls::add(const json& call, const CallKey& key, size_t kernels,
 
 size_t TunedCalls::slot(const int64_t* key, size_t count) const {
   const size_t mask = slots_.size() - 1;
-  for (size_t at = hash_of(key, count) & mask;; at = (at + 1) & mask) {
+  for (size_t at = hash_of_words(key, count) & mask;; at = (at + 1) & mask) {
     if (slots_[at] < 0) return at;
     const std::vector<int64_t>& known = entries_[static_cast<size_t>(slots_[at])].key;
     if (known.size() == count && std::equal(key, key + count, known.data())) return at;
@@ -288,12 +269,11 @@ void watch_op(const Contract* contract) {
 json tuned_file(const Contract& contract, int32_t index) {
   const std::string& gpu = device(index).name;
   const std::string driver = driver_version();
-  const std::string hash = hash_of_op(contract);
+  const std::string hash = sha256_of(contract.identity());
   const std::string folder = cache_folder();
   json path;
   if (!folder.empty()) {
-    const std::string text = gpu + "\n" + driver + "\n" + hash;
-    const std::string name = sha256_hex(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+    const std::string name = sha256_of(gpu + "\n" + driver + "\n" + hash);
     path = folder + "/tuned/" + name.substr(0, 32) + ".json";
   }
   return {{"path", path},
@@ -361,11 +341,11 @@ void add_tuned_calls(const json& table) {
   std::vector<std::pair<const Contract*, const json*>> found;
   for (const json& op : table["ops"]) {
     const Contract& contract = find_contract(text(op, "op"));
-    const std::string hash = text(op, "hash");
-    if (hash != hash_of_op(contract)) {
+    const std::string hash = text(op, "hash"), own = sha256_of(contract.identity());
+    if (hash != own) {
       fail({"input", label,
             "was measured with other kernels of op '" + contract.schema().qualified_name() + "'",
-            hash_of_op(contract), printable(hash), "Tune again."});
+            own, printable(hash), "Tune again."});
     }
     if (!op.contains("calls")) refuse_json(label + ".calls", "a list", json());
     contract.tuned_table(op["calls"]);  // throws, before any is used

@@ -1,7 +1,6 @@
 #include "declared/tuned_table.h"
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
@@ -15,19 +14,6 @@ using nlohmann::json;
 constexpr size_t kMaxParts = 32;
 constexpr size_t kMaxKeys = size_t{1} << 20;
 constexpr int64_t kUnknownWord = -1;
-
-// -0.0 and 0.0 are one key, as they are in Python.
-int64_t bits_of(double number) {
-  if (number == 0) number = 0;
-  int64_t bits = 0;
-  std::memcpy(&bits, &number, sizeof(bits));
-  return bits;
-}
-
-uint64_t mix(uint64_t hash, int64_t value) {
-  hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15U;
-  return hash ^ hash >> 29;
-}
 
 int64_t place_of(const std::vector<std::string>& words, std::string_view word) {
   const auto found = std::find(words.begin(), words.end(), word);
@@ -91,14 +77,12 @@ void TunedTable::read_part(const json& json_part, const Scope& scope, const std:
   }
   const bool is_dtype = json_part[0] == "dtype";
   part.kind = is_dtype ? Part::Kind::kDtype : Part::Kind::kText;
-  const auto& names = is_dtype ? scope.tensors : scope.texts;
   const std::string name = json_part[1].get<std::string>();
-  const auto found = std::find(names.begin(), names.end(), name);
-  if (name.empty() || found == names.end()) {
+  part.index = is_dtype ? scope.find_tensor(name) : scope.find_text(name);
+  if (part.index < 0) {
     refuse_json(label, is_dtype ? "a tensor argument of the op" : "a str argument of the op",
                 json_part);
   }
-  part.index = static_cast<int32_t>(found - names.begin());
   parts_.push_back(std::move(part));
 }
 
@@ -110,14 +94,11 @@ void TunedTable::find_optional(const json& key, const json& json_part, const Sco
     return std::find(key.begin(), key.end(), whether) != key.end();
   };
   if (json_part[0] == "number" && asked({"number", name + "?"})) {
-    const auto found = std::find_if(scope.numbers.begin(), scope.numbers.end(),
-                                    [&](const auto& number) { return number.first == name; });
-    part->optional_number = static_cast<int32_t>(found - scope.numbers.begin());
+    part->optional_number = scope.find_number(name);
   }
   for (const char* fact : {"size", "stride", "numel", "dim", "itemsize", "contiguous"}) {
     if (json_part[0] != fact || !asked({"defined", name})) continue;
-    const auto found = std::find(scope.tensors.begin(), scope.tensors.end(), name);
-    part->optional_tensor = static_cast<int32_t>(found - scope.tensors.begin());
+    part->optional_tensor = scope.find_tensor(name);
   }
 }
 
@@ -130,7 +111,7 @@ int64_t TunedTable::read_value(Part& part, const json& value, const std::string&
   }
   switch (expressions_[static_cast<size_t>(part.index)].type()) {
     case ValueType::kFloat:
-      if (value.is_number()) return bits_of(value.get<double>());
+      if (value.is_number()) return Value::of(value.get<double>()).bits();
       break;
     case ValueType::kBool:
       if (value.is_boolean()) return value.get<bool>() ? 1 : 0;
@@ -150,18 +131,14 @@ int64_t TunedTable::value(const Part& part, const CallState& state) const {
     }
     case Part::Kind::kText:
       return place_of(part.words, state.texts[index]);
-    default: {
-      const Value value = expressions_[index].evaluate(state.arguments());
-      return value.type == ValueType::kFloat ? bits_of(value.number) : value.integer;
-    }
+    default:
+      return expressions_[index].evaluate(state.arguments()).bits();
   }
 }
 
 size_t TunedTable::slot(const int64_t* key) const {
-  uint64_t hash = 0;
-  for (size_t i = 0; i < parts_.size(); ++i) hash = mix(hash, key[i]);
   const size_t mask = slots_.size() - 1;
-  for (size_t at = hash & mask;; at = (at + 1) & mask) {
+  for (size_t at = hash_of_words(key, parts_.size()) & mask;; at = (at + 1) & mask) {
     if (slots_[at] < 0) return at;
     const int64_t* known = keys_.data() + static_cast<size_t>(slots_[at]) * parts_.size();
     if (std::equal(key, key + parts_.size(), known)) return at;

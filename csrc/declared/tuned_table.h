@@ -12,6 +12,16 @@
 
 namespace torch_cubin {
 
+// For the look-up of a key, so many words.
+inline uint64_t hash_of_words(const int64_t* key, size_t count) {
+  uint64_t hash = count;
+  for (size_t i = 0; i < count; ++i) {
+    hash = (hash ^ static_cast<uint64_t>(key[i])) * 0x9e3779b97f4a7c15U;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
 class TunedTable {
  public:
   // Reads {"key", "entries", "otherwise"} (docs/manifest.md); `groups`: how many there are. Throws

@@ -2,8 +2,6 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include <algorithm>
-
 #include "cubin/error.h"
 #include "driver/driver.h"
 #include "pytorch/contiguous.h"
@@ -125,7 +123,7 @@ const void* TensorView::find_data() const {
 
 const void* TensorView::data() const {
   const void* pointer = find_data();
-  if (pointer == nullptr && std::find(sizes, sizes + dim, 0) == sizes + dim) {
+  if (pointer == nullptr && has_elements(sizes, dim)) {
     fail({"input", "a tensor argument", "has elements but no memory",
           "a tensor whose storage is allocated", "a null address, shape " + shape_text(), ""});
   }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import torch_cubin
 from torch_cubin import __main__ as cli
 from torch_cubin import cpp, errors
 from torch_cubin._command_line import demo, doctor
+from torch_cubin._compile import nvrtc
 from torch_cubin._native import launcher, library
 
 SEVERAL = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
@@ -258,6 +261,123 @@ def test_doctor_shows_a_catalog_that_cannot_be_read(no_gpu, monkeypatch, capsys)
     status, text = _doctor(capsys)
     assert status == 1
     assert "BAD torch_cubin [file]" in text
+
+
+def _fails(error: BaseException) -> Callable[..., object]:
+    def call(*arguments: object, **keywords: object) -> object:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("spec", ["none", "missing"])
+def test_doctor_survives_a_module_without_a_spec(spec, no_gpu, monkeypatch, capsys) -> None:
+    for name in ("triton", "nvidia"):
+        module = types.ModuleType(name)
+        module.__file__ = f"/made/up/{name}.py"
+        if spec == "missing":
+            del module.__spec__
+        monkeypatch.setitem(sys.modules, name, module)
+    nvrtc.load.cache_clear()
+    status, text = _doctor(capsys)
+    assert status == 0
+    assert "Triton: /made/up/triton.py" in text
+    monkeypatch.setitem(sys.modules, "triton", None)  # as code writes that wants none
+    status, text = _doctor(capsys)
+    assert status == 0
+    assert "Triton is missing" in text
+
+
+# By case: what is replaced, by what it then raises, and what the line says.
+BROKEN = {
+    "catalog": (library, "catalog", KeyError("archs"), "kernels   BAD KeyError: 'archs'"),
+    "device count": (torch.cuda, "device_count", RuntimeError("no\nway"), "BAD RuntimeError: no\n"),
+    "product": (torch, "equal", RuntimeError("CUDA error"), "on cpu fails: RuntimeError: CUDA err"),
+    "internals": (library, "pytorch_symbols", TypeError(), "BAD TypeError\n"),
+    "platform": (doctor.platform, "platform", OSError("uname"), "BAD OSError: uname"),
+    "Triton": (
+        doctor,
+        "_module",
+        SyntaxError("in triton"),
+        "--  Triton cannot be found (",
+    ),
+    "NVRTC": (
+        nvrtc,
+        "load",
+        AttributeError("nvrtcVersion"),
+        "--  NVRTC cannot be found (",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_doctor_goes_on_where_a_check_fails(case, no_gpu, monkeypatch, capsys) -> None:
+    object_, name, error, said = BROKEN[case]
+    monkeypatch.setattr(doctor, "_is_whole", lambda *arguments: True)  # it reads every kernel
+    monkeypatch.setattr(object_, name, _fails(error))
+    status, text = _doctor(capsys)
+    assert said in text
+    assert status == ("BAD" in said or "fails" in said)
+    assert "libcrypto" in text  # the last check's
+
+
+def test_doctor_tells_each_gpu_that_fails(no_gpu, monkeypatch, capsys) -> None:
+    def device(index: int) -> dict[str, object]:
+        if index == 0:
+            raise errors.fault("driver", "GPU 0", "is lost")
+        return {"name": "Fine", "sm": 90, "driver": "13.0", "arch": "sm_90a"}
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(library, "device", device)
+    status, text = _doctor(capsys)
+    assert status == 1
+    assert "BAD 0: torch_cubin [driver]: GPU 0 is lost" in text
+    assert "ok  1: Fine (sm_90)" in text
+    assert "matmul on cpu equals" in text
+    for index in (0, 1):  # this torch has no CUDA at all
+        assert f"BAD matmul on cuda:{index} fails: " in text
+
+
+def test_doctor_in_a_folder_that_is_closed(no_gpu, monkeypatch, capsys, tmp_path) -> None:
+    """As root no folder is closed, so the system's answer is made up."""
+
+    def stat(path, *arguments, really=os.stat, **keywords):
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(cpp, "_ROOT", tmp_path)
+    monkeypatch.setattr(library, "PATH", tmp_path / "_C.so")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCH_CUBIN_PLAIN_LAUNCH", raising=False)
+    nvrtc.load.cache_clear()
+    status, text = _doctor(capsys)
+    assert status == 0
+    assert f"{tmp_path}/_launch.abi3.so is not there" in text
+    assert "C++ headers is missing" in text
+    assert "Error" not in text
+
+
+def test_doctor_says_what_is_wrong_with_the_environment(no_gpu, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("CXX", "g++ '")
+    assert doctor.run() == 0
+    with pytest.raises(errors.InputError, match=r"CXX.*No closing quotation"):
+        cpp._compiler()
+    assert "a C++ compiler is missing" in capsys.readouterr().out
+
+
+def test_doctor_prints_what_the_terminal_does_not_have(tmp_path) -> None:
+    path = tmp_path / "compiler_\N{GREEK SMALL LETTER MU}"
+    path.touch(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_cubin", "doctor"],
+        capture_output=True, text=True, cwd=real_cubins.ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "CXX": str(path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "compiler_\\u03bc" in done.stdout
 
 
 def test_doctor_shows_a_gpu_without_kernels(no_gpu, monkeypatch, capsys) -> None:

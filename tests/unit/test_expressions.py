@@ -29,7 +29,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 def program() -> Path:
     return cubin_check.build(
         HERE / "expression_check.cpp",
-        more=sorted((cubin_check.ROOT / "csrc" / "declared").glob("expression*.cpp")),
+        more=[
+            *sorted((cubin_check.ROOT / "csrc" / "declared").glob("expression*.cpp")),
+            cubin_check.ROOT / "csrc" / "package" / "fields.cpp",
+        ],
     )
 
 

@@ -12,6 +12,7 @@ import os
 import pkgutil
 import platform
 import shutil
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,10 +51,19 @@ def run(*, all: bool = False) -> int:
 
 
 def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """What a check finds. Whatever is broken here, the checks after it are made."""
     try:
         yield from check()
-    except errors.Error as error:
-        yield False, str(error)
+    except Exception as error:
+        yield False, _said(error)
+
+
+def _said(error: Exception) -> str:
+    """An error of ours as it is; of another the type, and the first line of its text."""
+    if isinstance(error, errors.Error):
+        return str(error)
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
@@ -82,7 +92,7 @@ def _launcher() -> Iterator[Finding]:
     path = Path(library.PATH).with_name("_launch.abi3.so")
     if os.environ.get("TORCH_CUBIN_PLAIN_LAUNCH") == "1":
         yield None, f"turned off by TORCH_CUBIN_PLAIN_LAUNCH=1: {_WITHOUT}"
-    elif not path.is_file():
+    elif not os.path.isfile(path):
         yield None, f"{path} is not there: {_WITHOUT}"
         yield None, "building torch_cubin makes it where a C compiler and Python's headers are"
     elif sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -94,8 +104,11 @@ def _launcher() -> Iterator[Finding]:
 def _import_launcher(path: Path) -> Finding:
     try:
         importlib.import_module("torch_cubin._launch")
-    except ImportError as error:
-        return False, f"{path} does not load ({error}): {_WITHOUT}. Build or install it again."
+    except Exception as error:
+        return (
+            False,
+            f"{path} does not load ({error}): {_WITHOUT}. Build or install it again.",
+        )
     from torch_cubin._native import launcher
 
     if launcher.Launcher is launcher.PlainLauncher:
@@ -137,7 +150,10 @@ def _is_whole(folder: str, entry: dict[str, str]) -> bool:
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _gpus() -> Iterator[Finding]:
@@ -148,7 +164,11 @@ def _gpus() -> Iterator[Finding]:
     if count == 0:
         yield None, f"torch finds none: {_driver_trouble()}"
     for index in range(count):
-        facts = library.device(index)
+        try:
+            facts = library.device(index)
+        except errors.Error as error:
+            yield False, f"{index}: {error}"
+            continue
         known = f"{index}: {facts['name']} (sm_{facts['sm']}), driver for CUDA {facts['driver']}"
         if facts["arch"]:
             yield True, f"{known}: served by the kernels for {facts['arch']}"
@@ -166,15 +186,19 @@ def _driver_trouble() -> str:
 
 def _products() -> Iterator[Finding]:
     for device in ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]:
-        a = torch.arange(12.0, device=device).view(3, 4)
-        launches = library.launches()
-        equal = torch.equal(torch.ops.cubin.matmul(a, a.T), torch.matmul(a, a.T))
-        ran = (
-            f"{counted(library.launches() - launches, 'kernel')} launched"
-            if device != "cpu"
-            else "by PyTorch"
-        )
-        yield equal, f"matmul on {device} {'equals' if equal else 'differs from'} torch's ({ran})"
+        try:
+            yield _product(device)
+        except Exception as error:
+            yield False, f"matmul on {device} fails: {_said(error)}"
+
+
+def _product(device: str) -> Finding:
+    a = torch.arange(12.0, device=device).view(3, 4)
+    launches = library.launches()
+    equal = torch.equal(torch.ops.cubin.matmul(a, a.T), torch.matmul(a, a.T))
+    launched = counted(library.launches() - launches, "kernel")
+    ran = "by PyTorch" if device == "cpu" else f"{launched} launched"
+    return equal, f"matmul on {device} {'equals' if equal else 'differs from'} torch's ({ran})"
 
 
 def _internals() -> Iterator[Finding]:
@@ -215,6 +239,9 @@ def _own_kernels() -> Iterator[Finding]:
             where = found()
         except errors.Error:
             where = None
+        except Exception as error:
+            yield None, f"{what} cannot be found ({_said(error)}): without it no {lost}"
+            continue
         if where:
             yield True, f"{what}: {where}"
         else:
@@ -223,7 +250,7 @@ def _own_kernels() -> Iterator[Finding]:
 
 def _file(*parts: str) -> Callable[[], str | None]:
     path = Path(*parts)
-    return lambda: str(path) if path.is_file() else None
+    return lambda: str(path) if os.path.isfile(path) else None  # Path's raises PermissionError
 
 
 def _cpp_compiler() -> str | None:
@@ -241,7 +268,10 @@ def _libcrypto() -> str | None:
 
 
 def _module(name: str) -> str | None:
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # imported already, by a loader that gave it no spec
+        return getattr(sys.modules.get(name), "__file__", None)
     return None if spec is None else spec.origin
 
 

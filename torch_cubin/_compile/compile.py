@@ -23,6 +23,7 @@ _FILE_NAME = re.compile(r"\s*[^\s;{}()]+\.(cu|cuh|cpp|cc|c|h|hpp|ptx|cubin)\s*")
 _ARCH = re.compile(r"sm_\d+[af]?")
 
 
+@errors.named_keywords
 def compile(
     source: str | os.PathLike[str],
     *,
@@ -170,7 +171,7 @@ def _nvrtc(
         flags.append("--std=c++17")
     flags += [*(f"--include-path={folder}" for folder in (*folders, *cuda)), *options]
     every = [*folders, *cuda]
-    own = {n: t for n, t in headers.OWN.items() if not any((f / n).is_file() for f in every)}
+    own = {n: t for n, t in headers.OWN.items() if not any(os.path.isfile(f / n) for f in every)}
     included = headers.digest(text, every, cuda) if cache and not _brings_files(options) else None
     key = None
     if included is not None:
@@ -207,7 +208,7 @@ def _brings_files(options: list[str]) -> bool:
 def _nvcc_path() -> str:
     found = shutil.which("nvcc")
     for root in nvrtc.toolkits():
-        if found is None and (root / "bin" / "nvcc").is_file():
+        if found is None and os.path.isfile(root / "bin" / "nvcc"):
             found = str(root / "bin" / "nvcc")
     if found is None:
         raise errors.fault(

@@ -28,12 +28,16 @@ def toolkits() -> list[Path]:
     """Folders with CUDA's include and lib64, the one that the environment names first."""
     named = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     found = [Path(path) for path in (*named, "/usr/local/cuda") if path]
-    return [path for path in dict.fromkeys(found) if path.is_dir()]
+    # NOTE: pathlib's is_dir() and is_file() raise PermissionError below a folder that is closed.
+    return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
 
 
 def wheels() -> list[Path]:
     """Folders of NVIDIA's wheels with include and lib: nvidia/cu13, nvidia/cuda_nvrtc."""
-    spec = importlib.util.find_spec("nvidia")
+    try:
+        spec = importlib.util.find_spec("nvidia")
+    except ValueError:  # some module of that name that has no spec
+        spec = None
     roots = [Path(path) for path in (spec.submodule_search_locations or ())] if spec else []
     return [folder for root in roots for folder in sorted(root.glob("cu*"), reverse=True)]
 
@@ -42,8 +46,8 @@ def include_folders() -> list[Path]:
     """Where CUDA's own headers are, as far as they are installed."""
     for root in (*toolkits(), *wheels()):
         include = root / "include"
-        if (include / "cuda_fp16.h").is_file():
-            return [path for path in (include, include / "cccl") if path.is_dir()]
+        if os.path.isfile(include / "cuda_fp16.h"):
+            return [path for path in (include, include / "cccl") if os.path.isdir(path)]
     return []
 
 

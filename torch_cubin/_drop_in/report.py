@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from torch_cubin import errors
 from torch_cubin._pytorch.compiler import assume_constant_result
 
 # A program whose shapes never repeat must not grow its counts for ever.
@@ -90,7 +91,8 @@ class _Row:
         self.shapes: set[tuple[torch.Size, torch.Size | None]] = set()
 
 
-_lock = threading.Lock()
+# Reentrant, because a garbage collection in here may run code of the user's that multiplies.
+_lock = threading.RLock()
 _served: dict[tuple[str, object], _Row] = {}  # guarded by _lock
 _declined: dict[tuple[str, str], _Row] = {}  # guarded by _lock
 
@@ -136,6 +138,7 @@ def clear() -> None:
         _declined.clear()
 
 
+@errors.named_keywords
 def report(*, reset: bool = False) -> Report:
     """What drop_in() served and what it left to PyTorch, since the outermost one was entered.
 

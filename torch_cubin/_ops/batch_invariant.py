@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
+from torch_cubin import errors
 from torch_cubin._native import library
+from torch_cubin._ops import decorator
 from torch_cubin._pytorch.compiler import never_traced
 
 _library = library.load()
@@ -18,7 +21,7 @@ def is_batch_invariant() -> bool:
     return getattr(_local, "on", False)
 
 
-class batch_invariant(contextlib.ContextDecorator):
+class batch_invariant:
     """Products inside give each row the same bits, however many other rows there are.
 
     A context manager and a decorator, for the thread that enters it, as :class:`torch.no_grad` is::
@@ -42,6 +45,15 @@ class batch_invariant(contextlib.ContextDecorator):
     """
 
     def __init__(self, enabled: bool = True) -> None:
+        if not isinstance(enabled, bool):
+            raise errors.fault(
+                "input",
+                "torch_cubin.batch_invariant argument 'enabled'",
+                "has a wrong type",
+                expected="a bool",
+                got=type(enabled).__name__,
+                advice="A decorator is written with brackets: @torch_cubin.batch_invariant().",
+            )
         self._enabled = enabled
         self._before: list[bool] = []
 
@@ -56,8 +68,13 @@ class batch_invariant(contextlib.ContextDecorator):
     ) -> None:
         _switch(self._before.pop())
 
-    def _recreate_cm(self) -> batch_invariant:
-        return batch_invariant(self._enabled)  # a decorated function may run in several threads
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """As a decorator: the function's body runs inside, that of a generator or coroutine too."""
+
+        def anew() -> batch_invariant:
+            return batch_invariant(self._enabled)  # the function may run in several threads
+
+        return decorator.decorated("batch_invariant", function, anew, anew)
 
 
 @never_traced

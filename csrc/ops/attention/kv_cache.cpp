@@ -10,7 +10,6 @@
 #include "ops/attention/plan.h"
 #include "ops/attention/problem.h"
 #include "ops/common/dispatch.h"
-#include "pytorch/autograd_state.h"
 
 namespace torch_cubin {
 namespace {
@@ -33,10 +32,6 @@ Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
   const KvCacheShape& shape = call.shape;
   const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v};
   call.out = empty_cuda(sizes, 4, call.dtype, call.device_index);
-  if (call.k) {
-    bump_version(k_cache.get());
-    bump_version(v_cache.get());
-  }
   if (shape.batch == 0 || (!shape.has_queries() && shape.new_columns == 0)) return call.out;
   call.q = readable(q);
   call.k = readable(k);
@@ -64,8 +59,10 @@ Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
 }
 
 void flash_attention_with_kvcache_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_by_grad_mode("cubin::_flash_attention_with_kvcache",
-                    "cubin::_flash_attention_with_kvcache_autograd", stack);
+  call_with_tensors("flash_attention_with_kvcache", {"q", "k_cache", "v_cache"}, stack, [stack] {
+    call_by_grad_mode("cubin::_flash_attention_with_kvcache",
+                      "cubin::_flash_attention_with_kvcache_autograd", stack);
+  });
 }
 
 }  // namespace torch_cubin

@@ -1,7 +1,6 @@
 #include "ops/attention/plan.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "ops/attention/operands.h"
 #include "ops/common/device_tables.h"
@@ -12,17 +11,13 @@ namespace {
 AttentionKernels* make_attention_kernels(const Device& device) {
   const FamilyKernels family("attention", device);
   auto made = std::make_unique<AttentionKernels>();
-  for (const KernelSeam* each = KernelSeam::first(); each != nullptr; each = each->next()) {
-    if (std::strcmp(each->family(), "attention") != 0) continue;
-    const auto& seam = static_cast<const AttentionSeam&>(*each);
-    const std::vector<PackageKernel*>& entries = family.of(seam);
-    if (entries.empty()) continue;
+  family.for_each_seam<AttentionSeam>([&](const AttentionSeam& seam, const auto& entries) {
     if (auto forward = seam.forward(device, entries)) made->forward.push_back(std::move(forward));
     if (auto backward = seam.backward(device, entries)) {
       made->backward.push_back(std::move(backward));
     }
     if (auto cache = seam.kv_cache(device, entries)) made->kv_cache.push_back(std::move(cache));
-  }
+  });
   return made.release();
 }
 

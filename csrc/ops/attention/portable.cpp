@@ -42,10 +42,9 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   cost_fixed = cost.number("fixed", 0);
 }
 
-void check_portable(const PackageKernel& kernel, bool has_variants, const char* header,
-                    size_t bytes) {
+void check_portable(PackageKernel& kernel, bool has_variants, const char* header, size_t bytes) {
   check_params(kernel.entry(), header, bytes);
-  const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
+  const AttentionRow row(kernel, Device());
   if (has_variants && row.variant == kAttentionVariants) {
     KernelFields(kernel).refuse("layout", "full or general");
   }
@@ -96,10 +95,10 @@ const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim) {
   return best;
 }
 
-bool check_blocks(int64_t blocks) {
-  if (blocks > kMaxGrid[0]) {
+bool check_blocks(int64_t blocks, int64_t most) {
+  if (blocks > most) {
     fail({"input", "this attention", "is too large for one launch",
-          "at most " + std::to_string(kMaxGrid[0]) + " tiles of output", std::to_string(blocks),
+          "at most " + std::to_string(most) + " tiles of output", std::to_string(blocks),
           "Compute it in parts."});
   }
   return blocks > 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/attention/attention_params.h"
@@ -33,15 +34,15 @@ using AttentionRows = std::vector<AttentionRow>;
 
 // check() of the portable seams, for kernels with the parameters of that header; a kernel of a kind that
 // has variants must say which it is.
-void check_portable(const PackageKernel& kernel, bool has_variants,
-                    const char* header = "attention", size_t bytes = sizeof(AttentionParams));
+void check_portable(PackageKernel& kernel, bool has_variants, const char* header = "attention",
+                    size_t bytes = sizeof(AttentionParams));
 
 // The kernel with the narrowest head_dim that suffices, the first of those; null: none.
 const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim);
 
-// False for no blocks: cu_seqlens of no sequence. Throws [input] where the grid is larger than a launch
-// can be.
-bool check_blocks(int64_t blocks);
+// False for no blocks: cu_seqlens of no sequence. Throws [input] where there are more than a launch
+// can have.
+bool check_blocks(int64_t blocks, int64_t most = kMaxGrid[0]);
 
 // Runs a kernel, unless there are no blocks. `dynamic_shared` as in Grid.
 template <class Params>
@@ -49,6 +50,10 @@ void launch_attention(PackageKernel& kernel, const Params& params, int64_t block
                       const Device& device, int64_t dynamic_shared = -1) {
   if (check_blocks(blocks)) launch(kernel, {blocks, splits, 1, 0, dynamic_shared}, device, params);
 }
+
+// Memory for what the parts of the keys give for `rows` rows, which the parameters then name; none for
+// one part. (portable_forward.cpp)
+Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& device);
 
 // Joins the parts of `rows` rows. With `one_order` parts are added in an order that does not depend on
 // how many there are.
@@ -65,5 +70,9 @@ struct DecodeSplit {
 // `blocks`: without a split; `most`: parts that the columns allow.
 DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,
                          const Device& device);
+
+// The part of the portable forward's seam that serves flash_attention_with_kvcache.
+std::unique_ptr<KvCacheKernels> make_portable_kv_cache(const Device& device,
+                                                       const std::vector<PackageKernel*>& kernels);
 
 }  // namespace torch_cubin

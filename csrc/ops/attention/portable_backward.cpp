@@ -131,13 +131,9 @@ class PortableBackward : public AttentionBackwardKernels {
 
 class PortableBackwardSeam : public AttentionSeam {
  public:
-  bool owns(const KernelEntry& entry) const override {
-    for (const char* kind : {"delta", "backward", "convert", "gradient_k", "gradient_q"}) {
-      if (entry.kind == kind) return true;
-    }
-    return false;
-  }
-  void check(const PackageKernel& kernel) const override {
+  PortableBackwardSeam()
+      : AttentionSeam({"delta", "backward", "convert", "gradient_k", "gradient_q"}) {}
+  void check(PackageKernel& kernel) const override {
     check_portable(kernel, kernel.entry().kind == "backward");
   }
   std::unique_ptr<AttentionBackwardKernels> backward(

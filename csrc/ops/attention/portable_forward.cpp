@@ -7,7 +7,6 @@
 #include "kernels/attention/decode_append_params.h"
 #include "kernels/attention/decode_params.h"
 #include "ops/attention/portable.h"
-#include "ops/attention/portable_kv_cache.h"
 
 namespace torch_cubin {
 namespace {
@@ -37,9 +36,7 @@ double cycles_of(const AttentionRow& row, int64_t blocks, int64_t columns) {
 }
 
 // Kernels for caches of e4m3 have the parameters of the others.
-bool is_decode(const std::string& kind, bool e4m3) {
-  return kind == (e4m3 ? "decode_e4m3" : "decode");
-}
+bool is_decode(const std::string& kind) { return kind == "decode" || kind == "decode_e4m3"; }
 bool is_append(const std::string& kind) { return kind == "append" || kind == "append_e4m3"; }
 
 class PortableForward : public AttentionForwardKernels {
@@ -49,7 +46,7 @@ class PortableForward : public AttentionForwardKernels {
     for (PackageKernel* kernel : kernels) {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
-      if (is_decode(kind, true) || is_append(kind)) continue;  // of caches alone
+      if (kind == "decode_e4m3" || is_append(kind)) continue;  // of caches alone
       AttentionRows& rows = kind == "combine"  ? combine_[row.dtype]
                             : kind == "decode" ? decode_[row.dtype][row.variant]
                                                : forward_[row.dtype][row.variant];
@@ -105,13 +102,7 @@ class PortableForward : public AttentionForwardKernels {
     params.splits = chosen.splits;
     params.columns_per_split = static_cast<int>(chosen.columns_per_split);
     const int64_t rows = problem.batch * problem.heads * problem.seqlen_q;
-    Tensor partial;
-    if (chosen.splits > 1) {
-      const int64_t floats = chosen.splits * rows * (problem.head_dim_v + 1);
-      partial = empty_cuda(&floats, 1, ScalarType::Float, device_.index);
-      params.partial_out = static_cast<float*>(partial.mutable_data_ptr());
-      params.partial_logsumexp = params.partial_out + chosen.splits * rows * problem.head_dim_v;
-    }
+    const Tensor parts_of_keys = allocate_parts(params, rows, device_);
     const int64_t parts = operands.problem.parts();
     for (int64_t part = 0; part < parts; ++part) {
       operands.fill(params, part);
@@ -168,13 +159,11 @@ class PortableForward : public AttentionForwardKernels {
 
 class PortableForwardSeam : public AttentionSeam {
  public:
-  bool owns(const KernelEntry& entry) const override {
-    return entry.kind == "mma" || entry.kind == "combine" || is_append(entry.kind) ||
-           is_decode(entry.kind, false) || is_decode(entry.kind, true);
-  }
-  void check(const PackageKernel& kernel) const override {
+  PortableForwardSeam()
+      : AttentionSeam({"mma", "combine", "append", "append_e4m3", "decode", "decode_e4m3"}) {}
+  void check(PackageKernel& kernel) const override {
     const std::string& kind = kernel.entry().kind;
-    if (is_decode(kind, false) || is_decode(kind, true)) {
+    if (is_decode(kind)) {
       check_portable(kernel, true, "attention/decode", sizeof(DecodeParams));
     } else if (kind == "combine") {
       check_portable(kernel, false, "attention/combine", sizeof(CombineParams));
@@ -197,4 +186,14 @@ class PortableForwardSeam : public AttentionSeam {
 const PortableForwardSeam g_portable_forward;
 
 }  // namespace
+
+Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& device) {
+  if (params.splits <= 1) return {};
+  const int64_t floats = params.splits * rows * (int64_t{params.head_dim_v} + 1);
+  Tensor parts = empty_cuda(&floats, 1, ScalarType::Float, device.index);
+  params.partial_out = static_cast<float*>(parts.mutable_data_ptr());
+  params.partial_logsumexp = params.partial_out + params.splits * rows * params.head_dim_v;
+  return parts;
+}
+
 }  // namespace torch_cubin

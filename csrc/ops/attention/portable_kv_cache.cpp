@@ -1,14 +1,14 @@
 // The portable kernels behind flash_attention_with_kvcache: decode_append.cu writes and rotates what is
 // new, decode.cu reads the cache, combine.cu joins the parts of sequences that were cut.
-#include "ops/attention/portable_kv_cache.h"
-
 #include <algorithm>
 #include <climits>
 
 #include "kernels/attention/decode_append_params.h"
 #include "kernels/attention/decode_params.h"
+#include "ops/attention/portable.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/launch.h"
+#include "pytorch/autograd_state.h"
 
 namespace torch_cubin {
 namespace {
@@ -36,6 +36,27 @@ const float* descale_of(const OptionalTensor& tensor, tc_int64 (&strides)[2]) {
 
 void strides_of(const TensorView& view, std::initializer_list<int> dims, tc_int64* out) {
   for (const int dim : dims) *out++ = view.sizes[dim] > 1 ? view.strides[dim] : 0;
+}
+
+// What the kernel that writes the cache and the one that reads it are told alike.
+template <class Params>
+void fill_cache(Params& p, const KvCacheCall& call) {
+  const KvCacheShape& shape = call.shape;
+  p.batch = static_cast<int>(shape.batch);
+  p.heads = static_cast<int>(shape.heads);
+  p.seqlen_q = static_cast<int>(shape.seqlen_q);
+  p.head_dim = static_cast<int>(shape.head_dim);
+  p.head_dim_v = static_cast<int>(shape.head_dim_v);
+  p.new_columns = static_cast<int>(shape.new_columns);
+  p.cache_batch = static_cast<int>(shape.cache_batch);
+  p.pages = static_cast<int>(shape.pages);
+  p.page_size = static_cast<int>(shape.page_size);
+  p.cache_seqlens = ints(call.cache_seqlens);
+  p.cache_batch_idx = ints(call.cache_batch_idx);
+  p.block_table = ints(call.block_table);
+  if (call.block_table) p.block_table_stride = TensorView(*call.block_table).sizes[1];
+  p.k_descale = descale_of(call.k_descale, p.k_descale_stride);
+  p.v_descale = descale_of(call.v_descale, p.v_descale_stride);
 }
 
 class PortableKvCache : public KvCacheKernels {
@@ -73,6 +94,7 @@ class PortableKvCache : public KvCacheKernels {
   void append(const KvCacheCall& call, PackageKernel& kernel, Tensor& q) const {
     const KvCacheShape& shape = call.shape;
     DecodeAppendParams p{};
+    fill_cache(p, call);
     const bool rotates = shape.rotary_dim > 0 && shape.has_queries();
     if (rotates) {
       const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim};
@@ -89,29 +111,14 @@ class PortableKvCache : public KvCacheKernels {
     p.cos = data(call.rotary_cos);
     p.sin = data(call.rotary_sin);
     p.cos_stride = p.sin_stride = shape.rotary_dim / 2;
-    p.cache_seqlens = ints(call.cache_seqlens);
-    p.cache_batch_idx = ints(call.cache_batch_idx);
-    p.block_table = ints(call.block_table);
-    if (call.block_table) p.block_table_stride = TensorView(*call.block_table).sizes[1];
     strides_of(TensorView(*call.k), {0, 1, 2}, p.k_stride);
     strides_of(TensorView(*call.v), {0, 1, 2}, p.v_stride);
     strides_of(TensorView(call.k_cache), {0, 1, 2}, p.k_cache_stride);
     strides_of(TensorView(call.v_cache), {0, 1, 2}, p.v_cache_stride);
-    p.batch = static_cast<int>(shape.batch);
-    p.heads = static_cast<int>(shape.heads);
     p.kv_heads = static_cast<int>(shape.kv_heads);
-    p.seqlen_q = static_cast<int>(shape.seqlen_q);
-    p.new_columns = static_cast<int>(shape.new_columns);
     p.capacity = static_cast<int>(shape.capacity);
-    p.head_dim = static_cast<int>(shape.head_dim);
-    p.head_dim_v = static_cast<int>(shape.head_dim_v);
-    p.cache_batch = static_cast<int>(shape.cache_batch);
-    p.pages = static_cast<int>(shape.pages);
-    p.page_size = static_cast<int>(shape.page_size);
     p.rotary_dim = static_cast<int>(shape.rotary_dim);
     p.positions = static_cast<int>(std::min<int64_t>(shape.positions, INT_MAX));
-    p.k_descale = descale_of(call.k_descale, p.k_descale_stride);
-    p.v_descale = descale_of(call.v_descale, p.v_descale_stride);
     p.interleaved = call.options.rotary_interleaved;
     p.q_one_position = !shape.rotates_by_row(call.options);
     const int64_t new_rows = shape.batch * shape.new_columns * shape.kv_heads;
@@ -123,6 +130,12 @@ class PortableKvCache : public KvCacheKernels {
       fail({"input", "flash_attention_with_kvcache", "has too many new rows for one launch",
             "less than 2^34 new elements", std::to_string(vectors) + " vectors of 8", ""});
     }
+    // Last, so that a refused call changes nothing; before the launch, because PyTorch refuses here
+    // what must not be written: a tensor of inference mode outside of it.
+    if (new_rows > 0) {
+      bump_version(call.k_cache.get());
+      bump_version(call.v_cache.get());
+    }
     launch(kernel, {ceil_div(vectors, 256)}, device_, p);
   }
 
@@ -131,6 +144,7 @@ class PortableKvCache : public KvCacheKernels {
     const KvCacheShape& shape = call.shape;
     const AttentionSettings& s = shape.settings;
     DecodeParams p{};
+    fill_cache(p, call);
     p.q = q.data_ptr();
     p.k = call.k_cache.data_ptr();
     p.v = call.v_cache.data_ptr();
@@ -142,41 +156,20 @@ class PortableKvCache : public KvCacheKernels {
     strides_of(TensorView(call.k_cache), {0, 2, 1}, p.k_stride);
     strides_of(TensorView(call.v_cache), {0, 2, 1}, p.v_stride);
     strides_of(TensorView(call.out), {0, 2, 1}, p.out_stride);
-    p.batch = static_cast<int>(shape.batch);
-    p.heads = static_cast<int>(shape.heads);
     p.group = static_cast<int>(shape.group());
-    p.seqlen_q = static_cast<int>(shape.seqlen_q);
     p.seqlen_k = static_cast<int>(shape.capacity);
-    p.head_dim = static_cast<int>(shape.head_dim);
-    p.head_dim_v = static_cast<int>(shape.head_dim_v);
     p.first = s.first;
     p.last = s.last;
     p.flags = kAttendBottomRight;
     p.scale = static_cast<float>(s.scale);
     p.softcap = static_cast<float>(s.softcap);
     p.cache = 1;
-    p.cache_seqlens = ints(call.cache_seqlens);
-    p.cache_batch_idx = ints(call.cache_batch_idx);
-    p.block_table = ints(call.block_table);
-    if (call.block_table) p.block_table_stride = TensorView(*call.block_table).sizes[1];
-    p.new_columns = static_cast<int>(shape.new_columns);
-    p.cache_batch = static_cast<int>(shape.cache_batch);
-    p.pages = static_cast<int>(shape.pages);
-    p.page_size = static_cast<int>(shape.page_size);
     p.bfloat16 = call.dtype == ScalarType::BFloat16;
-    p.k_descale = descale_of(call.k_descale, p.k_descale_stride);
-    p.v_descale = descale_of(call.v_descale, p.v_descale_stride);
 
     const int64_t tiles = ceil_div(shape.seqlen_q * shape.group(), decode.rows) * shape.kv_heads;
     const int64_t dynamic_shared = split(p, shape, decode, tiles);
     const int64_t rows = shape.batch * shape.heads * shape.seqlen_q;
-    Tensor partial;
-    if (p.splits > 1) {
-      const int64_t floats = p.splits * rows * (shape.head_dim_v + 1);
-      partial = empty_cuda(&floats, 1, ScalarType::Float, device_.index);
-      p.partial_out = static_cast<float*>(partial.mutable_data_ptr());
-      p.partial_logsumexp = p.partial_out + p.splits * rows * shape.head_dim_v;
-    }
+    const Tensor parts = allocate_parts(p, rows, device_);
     launch_attention(*decode.kernel, p, tiles * shape.batch, p.splits, device_, dynamic_shared);
     if (p.splits > 1) launch_combine(combine, p, rows, batch_invariant(), device_);
   }

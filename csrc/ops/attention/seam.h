@@ -7,10 +7,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "ops/attention/fused_operands.h"
@@ -55,25 +53,9 @@ struct AttentionCase {
 AttentionCase attention_case(const AttentionCall& call);
 
 template <class Kernels>
-struct AttentionPlan {
+struct AttentionPlan : PlanDetails<64> {
   const Kernels* kernels = nullptr;  // who made it; null: no fused kernel takes the problem
   double microseconds = std::numeric_limits<double>::infinity();  // predicted
-
-  // What the seam wants to remember for the launch: a plain struct of its own.
-  template <class Details>
-  void set(const Details& details) {
-    static_assert(std::is_trivially_copyable_v<Details> && sizeof(Details) <= sizeof(details_));
-    std::memcpy(details_, &details, sizeof(details));
-  }
-  template <class Details>
-  Details get() const {
-    Details details;
-    std::memcpy(&details, details_, sizeof(details));
-    return details;
-  }
-
- private:
-  alignas(8) unsigned char details_[64];
 };
 
 class AttentionForwardKernels;
@@ -112,10 +94,11 @@ class AttentionBackwardKernels {
 
 class AttentionSeam : public KernelSeam {
  public:
-  AttentionSeam() : KernelSeam("attention") {}
+  explicit AttentionSeam(std::initializer_list<const char*> kinds)
+      : KernelSeam("attention", kinds) {}
 
   // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
-  // Null where they are of no use there.
+  // Null where they serve another direction.
   virtual std::unique_ptr<AttentionForwardKernels> forward(
       const Device& device, const std::vector<PackageKernel*>& kernels) const {
     return nullptr;

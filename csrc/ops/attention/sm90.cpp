@@ -5,7 +5,6 @@
 #include <cmath>
 #include <optional>
 
-#include "cubin/error.h"
 #include "kernels/attention/sm90_mask_params.h"
 #include "ops/attention/sm90_map.h"
 #include "ops/common/launch.h"
@@ -126,45 +125,20 @@ class Sm90Forward : public AttentionForwardKernels {
 
   void launch_part(const AttentionCase& problem, const FusedOperands& operands,
                    const AttentionParams& all) const {
-    Sm90AttentionParams params{};
-    params.lengths = sm90_lengths(all);
-    const Band band = {all.seqlen_q, all.seqlen_k, params.lengths.first, params.lengths.last};
+    const Sm90Lengths lengths = sm90_lengths(all);
+    const Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
     double time;
     const AttentionRow& row = *choose(problem, band, &time);
     const bool packed = problem.packed;
-    const int64_t rows_q = packed ? TensorView(operands.query).sizes[0] : all.seqlen_q;
-    const int64_t rows_k = packed ? TensorView(operands.key).sizes[0] : all.seqlen_k;
-    // Of a head. Packed sequences have at most so many: each may end with a part of one.
-    const int64_t tiles =
-        packed ? rows_q / row.rows + std::max(all.batch, 1) : ceil_div(rows_q, row.rows);
+    const Sm90Rows rows(problem, operands);
+    const int64_t tiles = rows.tiles(rows.q, row.rows);
     const int64_t heads = packed ? all.heads : int64_t{all.batch} * all.heads;
-    if (tiles * heads == 0) return;
-    if (tiles * heads > kMostTiles) {
-      fail({"input", "this attention", "is too large for one launch",
-            "at most " + std::to_string(kMostTiles) + " tiles of output",
-            std::to_string(tiles * heads), "Compute it in parts."});
-    }
-    const int64_t kv_heads = all.heads / all.group;
-    encode_sm90_map(params.q, row,
-                    {all.q, all.q_stride, all.head_dim, rows_q, all.heads, all.batch, packed},
-                    kQueryRows, device_);
-    encode_sm90_map(params.k, row,
-                    {all.k, all.k_stride, all.head_dim, rows_k, kv_heads, all.batch, packed},
-                    row.columns, device_);
-    encode_sm90_map(params.v, row,
-                    {all.v, all.v_stride, all.head_dim_v, rows_k, kv_heads, all.batch, packed},
-                    row.columns, device_);
-    params.out = all.out;
+    if (!check_blocks(tiles * heads, kMostTiles)) return;
+    Sm90AttentionParams params{};
+    fill_sm90_params(params, row, all, rows, kQueryRows, device_);
     params.logsumexp = all.logsumexp;
-    sm90_logsumexp_strides(all, params.logsumexp_stride);
-    std::copy_n(all.out_stride, 3, params.out_stride);
-    params.batch = all.batch;
-    params.heads = all.heads;
-    params.group = all.group;
-    params.head_dim_v = all.head_dim_v;
     params.tiles = static_cast<int>(tiles);
     params.unit = static_cast<float>(all.scale * kLog2e);
-    params.score = sm90_score_params(all);
     // Scores that are only multiplied by a positive number keep their order.
     params.has_rule = all.softcap != 0 || all.alibi_slopes != nullptr || !(params.unit > 0) ||
                       !std::isnormal(params.unit);
@@ -262,12 +236,9 @@ class Sm90Forward : public AttentionForwardKernels {
 
 class Sm90AttentionSeam : public AttentionSeam {
  public:
-  bool owns(const KernelEntry& entry) const override {
-    return entry.kind == "sm90" || entry.kind == kGeneralKind || entry.kind == kOrderKind ||
-           entry.kind == kMaskKind;
-  }
+  Sm90AttentionSeam() : AttentionSeam({"sm90", kGeneralKind, kOrderKind, kMaskKind}) {}
 
-  void check(const PackageKernel& kernel) const override {
+  void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kOrderKind) {
       check_params(kernel.entry(), "attention/sm90_order", sizeof(Sm90OrderParams));
       return;
@@ -277,12 +248,9 @@ class Sm90AttentionSeam : public AttentionSeam {
       return;
     }
     check_params(kernel.entry(), "attention/sm90", sizeof(Sm90AttentionParams));
-    const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
+    const AttentionRow row(kernel, Device());
     const bool general = kernel.entry().kind == kGeneralKind;
-    if (row.variant != (general ? kGeneral : kFull)) {
-      KernelFields(kernel).refuse("layout", general ? "general" : "full");
-    }
-    if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
+    check_sm90_row(row, general);
     // sm90_mask.cu has room for such tiles.
     if (general && (row.rows > 128 || row.columns > 128)) {
       KernelFields(kernel).refuse("tile", "at most 128 queries and 128 keys");

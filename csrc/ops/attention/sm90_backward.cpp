@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <optional>
 
-#include "cubin/error.h"
 #include "kernels/attention/sm90_backward_params.h"
 #include "ops/attention/sm90_map.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
 namespace {
-
-constexpr int64_t kMostGrid = (int64_t{1} << 31) - 1;
 
 // The blocks of one place in the keys run beside each other for so many heads that what they all read
 // and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better than keys side
@@ -98,24 +95,15 @@ class Sm90Backward : public AttentionBackwardKernels {
     const auto chosen = plan.get<Sm90BackwardPlan>();
     const AttentionRow& row = *chosen.backward;
     const bool packed = problem.packed;
-    const int64_t rows_q = packed ? TensorView(operands.query).sizes[0] : problem.seqlen_q;
-    const int64_t rows_k = packed ? TensorView(operands.key).sizes[0] : problem.seqlen_k;
-    // Of a head. Packed sequences have at most so many: each may end with a part of one.
-    const int64_t sequences = std::max<int64_t>(problem.batch, 1);
-    const int64_t tiles = packed ? rows_q / row.rows + sequences : ceil_div(rows_q, row.rows);
-    const int64_t key_tiles =
-        packed ? rows_k / row.columns + sequences : ceil_div(rows_k, row.columns);
+    const Sm90Rows rows(problem, operands);
+    const int64_t tiles = rows.tiles(rows.q, row.rows);
+    const int64_t key_tiles = rows.tiles(rows.k, row.columns);
     const int64_t heads = (packed ? 1 : problem.batch) * problem.heads;
     const int64_t kv_heads = (packed ? 1 : problem.batch) * problem.kv_heads;
     const int64_t octets = heads * tiles * (row.rows / 8) * (row.head_dim / 64);
     const int64_t delta_blocks = heads * tiles * (row.rows / chosen.delta->rows);
     const int64_t convert_blocks = ceil_div(octets, chosen.convert->kernel->entry().block[0] / 32);
-    if (std::max({delta_blocks, convert_blocks, kv_heads * key_tiles, octets}) > kMostGrid) {
-      fail({"input", "this attention", "is too large for one launch",
-            "at most " + std::to_string(kMostGrid) + " blocks",
-            std::to_string(std::max({delta_blocks, convert_blocks, kv_heads * key_tiles, octets})),
-            "Compute it in parts."});
-    }
+    check_blocks(std::max({delta_blocks, convert_blocks, kv_heads * key_tiles, octets}));
     // Floats of a tile: two for each query, dq, and the turn; and the ticket.
     const int64_t sums = heads * tiles * 2 * row.rows;
     const int64_t dq_sum = heads * tiles * row.rows * row.head_dim;
@@ -148,7 +136,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t parts = operands.problem.parts();
     for (int64_t part = 0; part < parts; ++part) {
       operands.fill(all, part);
-      fill(params, row, all, packed, rows_q, rows_k);
+      fill(params, row, all, rows);
       params.logsumexp = logsumexp + part * heads * problem.seqlen_q;
       std::optional<Workspace> mask;
       if (all.mask != nullptr) fill_mask(params, all, mask);
@@ -204,48 +192,30 @@ class Sm90Backward : public AttentionBackwardKernels {
   }
 
   void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
-            bool packed, int64_t rows_q, int64_t rows_k) const {
-    const int64_t kv_heads = all.heads / all.group;
-    encode_sm90_map(params.q, row,
-                    {all.q, all.q_stride, all.head_dim, rows_q, all.heads, all.batch, packed},
+            const Sm90Rows& rows) const {
+    fill_sm90_params(params, row, all, rows, row.rows, device_);
+    encode_sm90_map(params.grad_out, row,
+                    {all.grad_out, all.grad_out_stride, all.head_dim_v, rows.q, all.heads,
+                     all.batch, rows.packed},
                     row.rows, device_);
-    encode_sm90_map(params.k, row,
-                    {all.k, all.k_stride, all.head_dim, rows_k, kv_heads, all.batch, packed},
-                    row.columns, device_);
-    encode_sm90_map(params.v, row,
-                    {all.v, all.v_stride, all.head_dim_v, rows_k, kv_heads, all.batch, packed},
-                    row.columns, device_);
-    encode_sm90_map(
-        params.grad_out, row,
-        {all.grad_out, all.grad_out_stride, all.head_dim_v, rows_q, all.heads, all.batch, packed},
-        row.rows, device_);
-    params.out = all.out;
     params.grad_out_rows = all.grad_out;
     params.dq = all.dq;
     params.dk = all.dk;
     params.dv = all.dv;
-    std::copy_n(all.out_stride, 3, params.out_stride);
     std::copy_n(all.grad_out_stride, 3, params.grad_out_stride);
     std::copy_n(all.dq_stride, 3, params.dq_stride);
     std::copy_n(all.dk_stride, 3, params.dk_stride);
     std::copy_n(all.dv_stride, 3, params.dv_stride);
-    if (packed) {
+    if (rows.packed) {
       for (tc_int64* stride : {params.out_stride, params.grad_out_stride, params.dq_stride,
                                params.dk_stride, params.dv_stride}) {
         stride[0] = 0;
       }
     }
-    sm90_logsumexp_strides(all, params.logsumexp_stride);
-    params.lengths = sm90_lengths(all);
-    params.batch = all.batch;
-    params.heads = all.heads;
-    params.group = all.group;
     params.head_dim = all.head_dim;
-    params.head_dim_v = all.head_dim_v;
     params.scale = all.scale;
     params.unit = static_cast<float>(all.scale * 1.4426950408889634);
     params.logsumexp_unit = row.variant == kGeneral ? 1.0f : 1.4426950408889634f;
-    params.score = sm90_score_params(all);
   }
 
   const Device& device_;
@@ -257,32 +227,28 @@ class Sm90Backward : public AttentionBackwardKernels {
 
 class Sm90BackwardSeam : public AttentionSeam {
  public:
-  bool owns(const KernelEntry& entry) const override {
-    for (const char* kind : {"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
-                             "sm90_backward_convert", kBackwardOrderKind, kBackwardMaskKind}) {
-      if (entry.kind == kind) return true;
-    }
-    return false;
-  }
+  Sm90BackwardSeam()
+      : AttentionSeam({"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
+                       "sm90_backward_convert", kBackwardOrderKind, kBackwardMaskKind}) {}
 
-  void check(const PackageKernel& kernel) const override {
+  void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kBackwardOrderKind) {
       check_params(kernel.entry(), "attention/sm90_order", sizeof(Sm90OrderParams));
       return;
     }
     check_params(kernel.entry(), "attention/sm90_backward", sizeof(Sm90BackwardParams));
     if (kernel.entry().kind == kBackwardMaskKind) return;
-    const AttentionRow row(const_cast<PackageKernel&>(kernel), Device());
-    if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
+    const AttentionRow row(kernel, Device());
     const bool general = kernel.entry().kind == kBackwardGeneralKind;
-    if (!general && kernel.entry().kind != "sm90_backward") return;
+    if (!general && kernel.entry().kind != "sm90_backward") {
+      if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
+      return;
+    }
+    check_sm90_row(row, general);
     const int64_t keys = row.head_dim > 128 ? 64 : 128;
     if (row.columns != keys) KernelFields(kernel).refuse("tile", std::to_string(keys) + " keys");
     // sm90_backward_mask.cu has room for such tiles.
     if (row.rows > 96) KernelFields(kernel).refuse("tile", "at most 96 queries");
-    if (row.variant != (general ? kGeneral : kFull)) {
-      KernelFields(kernel).refuse("layout", general ? "general" : "full");
-    }
   }
 
   std::unique_ptr<AttentionBackwardKernels> backward(

@@ -54,12 +54,6 @@ Sm90Lengths sm90_lengths(const AttentionParams& all) {
   return lengths;
 }
 
-void sm90_logsumexp_strides(const AttentionParams& all, tc_int64 (&stride)[2]) {
-  const bool packed = all.cu_seqlens_q != nullptr;
-  stride[0] = packed ? 0 : tc_int64{all.heads} * all.seqlen_q;
-  stride[1] = packed ? all.sums_stride : all.seqlen_q;
-}
-
 Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
   Sm90ScoreRule score{};
   score.dropout_seed = all.dropout_seed;
@@ -71,6 +65,14 @@ Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
   score.softcap = all.softcap;
   score.keep_scale = all.keep_scale;
   return score;
+}
+
+void check_sm90_row(const AttentionRow& row, bool is_general) {
+  const KernelFields fields(*row.kernel);
+  if (row.dtype == kAttendFloat32) fields.refuse("math", "a 16-bit type");
+  if (row.variant != (is_general ? kGeneral : kFull)) {
+    fields.refuse("layout", is_general ? "general" : "full");
+  }
 }
 
 Sm90RowsOfNone sm90_rows_of_none(void* data, const tc_int64 (&stride)[3], int64_t heads,

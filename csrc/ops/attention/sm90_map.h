@@ -3,6 +3,7 @@
 // and the order of packed sequences' tiles.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention/attention_params.h"
@@ -28,11 +29,57 @@ void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const Sm
 // The lengths and the band of a launch; of packed sequences the band as it is before any shift.
 Sm90Lengths sm90_lengths(const AttentionParams& all);
 
-// Strides of logsumexp: batch and head.
-void sm90_logsumexp_strides(const AttentionParams& all, tc_int64 (&stride)[2]);
-
 // What `general` kernels do to the scores, but for the mask.
 Sm90ScoreRule sm90_score_params(const AttentionParams& all);
+
+// How many rows a launch has: of a sequence, or of all packed ones.
+struct Sm90Rows {
+  Sm90Rows(const AttentionCase& problem, const FusedOperands& operands)
+      : packed(problem.packed),
+        sequences(std::max<int64_t>(problem.batch, 1)),
+        q(packed ? TensorView(operands.query).sizes[0] : problem.seqlen_q),
+        k(packed ? TensorView(operands.key).sizes[0] : problem.seqlen_k) {}
+
+  // Tiles of so many rows, of a head. Packed sequences have at most so many: each may end with a part
+  // of one.
+  int64_t tiles(int64_t all_rows, int64_t tile) const {
+    return packed ? all_rows / tile + sequences : ceil_div(all_rows, tile);
+  }
+
+  bool packed;
+  int64_t sequences, q, k;
+};
+
+// What the kernels of both directions are told alike, and the maps of query, key and value.
+// `query_box`: rows of a box of the query's.
+template <class Params>
+void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionParams& all,
+                      const Sm90Rows& rows, int64_t query_box, const Device& device) {
+  const int64_t kv_heads = all.heads / all.group;
+  encode_sm90_map(params.q, row,
+                  {all.q, all.q_stride, all.head_dim, rows.q, all.heads, all.batch, rows.packed},
+                  query_box, device);
+  encode_sm90_map(params.k, row,
+                  {all.k, all.k_stride, all.head_dim, rows.k, kv_heads, all.batch, rows.packed},
+                  row.columns, device);
+  encode_sm90_map(params.v, row,
+                  {all.v, all.v_stride, all.head_dim_v, rows.k, kv_heads, all.batch, rows.packed},
+                  row.columns, device);
+  params.out = all.out;
+  std::copy_n(all.out_stride, 3, params.out_stride);
+  const bool packed = all.cu_seqlens_q != nullptr;
+  params.logsumexp_stride[0] = packed ? 0 : tc_int64{all.heads} * all.seqlen_q;  // batch, head
+  params.logsumexp_stride[1] = packed ? all.sums_stride : all.seqlen_q;
+  params.lengths = sm90_lengths(all);
+  params.batch = all.batch;
+  params.heads = all.heads;
+  params.group = all.group;
+  params.head_dim_v = all.head_dim_v;
+  params.score = sm90_score_params(all);
+}
+
+// What check() of both directions asks: a 16-bit type, and the variant that the entry's kind says.
+void check_sm90_row(const AttentionRow& row, bool is_general);
 
 // The order of packed sequences' tiles (sm90_order.cu), which a kernel before the others makes. It also
 // clears the rows of no sequence that `params` names.

@@ -7,6 +7,7 @@
 #include "ops/common/device_tables.h"
 #include "ops/common/launch.h"
 #include "ops/common/seam.h"
+#include "ops/common/shape.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {
@@ -33,11 +34,10 @@ struct SoftmaxRow {
 
 class SoftmaxRowsSeam : public KernelSeam {
  public:
-  SoftmaxRowsSeam() : KernelSeam("softmax") {}
-  bool owns(const KernelEntry& entry) const override { return true; }
-  void check(const PackageKernel& kernel) const override {
+  SoftmaxRowsSeam() : KernelSeam("softmax", {}) {}
+  void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "softmax", sizeof(SoftmaxParams));
-    const SoftmaxRow row(const_cast<PackageKernel&>(kernel));  // throws for a field that is wrong
+    SoftmaxRow{kernel};  // throws for a field that is wrong
   }
 };
 
@@ -46,10 +46,12 @@ const SoftmaxRowsSeam g_softmax_rows;
 // The kernels for one device: for rows of a warp, and of a block.
 struct SoftmaxTable {
   explicit SoftmaxTable(const Device& device) : family("softmax", device) {
-    for (PackageKernel* kernel : family.of(g_softmax_rows)) {
-      const SoftmaxRow row(*kernel);
-      rows[row.kind][row.is_double][row.rows == 1] = std::make_unique<SoftmaxRow>(row);
-    }
+    family.for_each_seam<KernelSeam>([&](const KernelSeam&, const auto& kernels) {
+      for (PackageKernel* kernel : kernels) {
+        const SoftmaxRow row(*kernel);
+        rows[row.kind][row.is_double][row.rows == 1] = std::make_unique<SoftmaxRow>(row);
+      }
+    });
   }
   const SoftmaxRow& find(SoftmaxKind kind, bool is_double, bool long_rows) const {
     const std::unique_ptr<SoftmaxRow>& row = rows[kind][is_double][long_rows];
@@ -72,8 +74,7 @@ void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams
   const SoftmaxTable& table = g_softmax_tables.get(
       gpu, [](const Device& device) { return std::make_unique<SoftmaxTable>(device).release(); });
   const SoftmaxRow& row = table.find(kind, scores.dtype == ScalarType::Double, wide);
-  const int64_t tiles = (params.rows + row.rows - 1) / row.rows;
-  launch(*row.kernel, {std::min(tiles, kMaxGrid[0])}, gpu, params);
+  launch(*row.kernel, {std::min(ceil_div(params.rows, row.rows), kMaxGrid[0])}, gpu, params);
 }
 
 }  // namespace torch_cubin

@@ -37,6 +37,20 @@ void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stac
   call_op(differentiable() ? autograd : raw, "", stack);
 }
 
+const char* find_undefined(std::initializer_list<const char*> tensors, const StableIValue* stack) {
+  for (const char* name : tensors) {
+    bool defined = false;
+    aoti_torch_is_defined(to<AtenTensorHandle>(*stack++), &defined);
+    if (!defined) return name;
+  }
+  return nullptr;
+}
+
+void fail_undefined(const char* op, const char* argument) {
+  fail({"input", std::string(op) + " argument '" + argument + "'", "is missing", "a tensor", "None",
+        ""});
+}
+
 Tensor draw_seed(AtenTensorHandle like) {
   int32_t type = 0, index = 0;
   if (aoti_torch_get_device_type(like, &type) != AOTI_TORCH_SUCCESS ||

@@ -1,5 +1,6 @@
 #include "ops/common/seam.h"
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -57,12 +58,21 @@ const json& empty_object() {
 
 }  // namespace
 
-KernelSeam::KernelSeam(const char* family) : family_(family) {
+KernelSeam::KernelSeam(const char* family, std::initializer_list<const char*> kinds)
+    : family_(family) {
+  std::copy_n(kinds.begin(), std::min(kinds.size(), kMostKinds), kinds_);
   *g_last = this;
   g_last = &next_;
 }
 
 const KernelSeam* KernelSeam::first() { return g_first; }
+
+bool KernelSeam::owns(const KernelEntry& entry) const {
+  for (const char* const* kind = kinds_; *kind != nullptr; ++kind) {
+    if (entry.kind == *kind) return true;
+  }
+  return kinds_[0] == nullptr;
+}
 
 void check_params(const KernelEntry& entry, const char* header, size_t bytes) {
   const char* digest = "";
@@ -142,7 +152,7 @@ KernelFields KernelFields::object(const char* name) const {
 FamilyKernels::FamilyKernels(const char* family, const Device& device)
     : arch_(catalog().arch_for(device)) {
   for (const KernelSeam* seam = KernelSeam::first(); seam != nullptr; seam = seam->next()) {
-    kernels_[seam];
+    if (std::strcmp(seam->family(), family) == 0) seams_.push_back({seam, {}});
   }
   for (PackageKernel& kernel : catalog().kernels()) {
     const KernelEntry& entry = kernel.entry();
@@ -150,7 +160,8 @@ FamilyKernels::FamilyKernels(const char* family, const Device& device)
     try {
       const KernelSeam* seam = seam_of(entry);
       seam->check(kernel);
-      kernels_[seam].push_back(&kernel);
+      const auto own = [&](const auto& each) { return each.first == seam; };
+      std::find_if(seams_.begin(), seams_.end(), own)->second.push_back(&kernel);
     } catch (const Error& error) {
       if (!message_.empty()) continue;
       tag_ = error.tag();
@@ -168,7 +179,7 @@ void FamilyKernels::fail_no_kernel(const std::string& problem) const {
 json catalog_with_refused() {
   json out = catalog_json();
   json refused = json::array();
-  for (const PackageKernel& kernel : catalog().kernels()) {
+  for (PackageKernel& kernel : catalog().kernels()) {
     const KernelEntry& entry = kernel.entry();
     try {
       seam_of(entry)->check(kernel);

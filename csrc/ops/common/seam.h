@@ -7,9 +7,12 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <cstring>
+#include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "package/package_kernel.h"
@@ -19,27 +22,50 @@ namespace torch_cubin {
 class KernelSeam {
  public:
   // A static object of the seam's own file. Allocates nothing: it runs while the library is being
-  // loaded. `family` is that of the manifest's entries.
-  explicit KernelSeam(const char* family);
+  // loaded. `family` and `kinds` (none: every kind of the family) are those of the manifest's
+  // entries for this device file.
+  KernelSeam(const char* family, std::initializer_list<const char*> kinds);
   virtual ~KernelSeam() = default;
   KernelSeam(const KernelSeam&) = delete;
   KernelSeam& operator=(const KernelSeam&) = delete;
 
   const char* family() const { return family_; }
 
-  // Whether an entry of its family is of this device file; most look at entry.kind.
-  virtual bool owns(const KernelEntry& entry) const = 0;
+  // Whether an entry of its family is of this device file.
+  bool owns(const KernelEntry& entry) const;
 
   // Throws what is wrong with an entry that it owns: check_params(), and fields that it cannot read.
-  virtual void check(const PackageKernel& kernel) const = 0;
+  virtual void check(PackageKernel& kernel) const = 0;
 
   // All seams, in the order of their registration.
   static const KernelSeam* first();
   const KernelSeam* next() const { return next_; }
 
  private:
+  static constexpr size_t kMostKinds = 8;
   const char* family_;
+  const char* kinds_[kMostKinds + 1] = {};  // those after the last are null
   const KernelSeam* next_ = nullptr;
+};
+
+// Base of a family's plans: what a seam wants to remember for the launch, a plain struct of its own.
+template <size_t kBytes>
+class PlanDetails {
+ public:
+  template <class Details>
+  void set(const Details& details) {
+    static_assert(std::is_trivially_copyable_v<Details> && sizeof(Details) <= kBytes);
+    std::memcpy(details_, &details, sizeof(details));
+  }
+  template <class Details>
+  Details get() const {
+    Details details;
+    std::memcpy(&details, details_, sizeof(details));
+    return details;
+  }
+
+ private:
+  alignas(8) unsigned char details_[kBytes];
 };
 
 // Compares an entry with the header that declares its one parameter, a struct of `bytes`: csrc/kernels/
@@ -93,8 +119,14 @@ class FamilyKernels {
 
   const std::string& arch() const { return arch_; }
 
-  // Those of a seam that its check() lets pass.
-  const std::vector<PackageKernel*>& of(const KernelSeam& seam) const { return kernels_.at(&seam); }
+  // Calls visit(seam, kernels) for each seam of the family, a `Seam`, that has kernels which its
+  // check() lets pass.
+  template <class Seam, class Visit>
+  void for_each_seam(Visit&& visit) const {
+    for (const auto& [seam, kernels] : seams_) {
+      if (!kernels.empty()) visit(static_cast<const Seam&>(*seam), kernels);
+    }
+  }
 
   // What a problem without a kernel is told: the error of an entry that was refused, else
   // [no_kernel].
@@ -102,7 +134,7 @@ class FamilyKernels {
 
  private:
   std::string arch_;
-  std::map<const KernelSeam*, std::vector<PackageKernel*>> kernels_;
+  std::vector<std::pair<const KernelSeam*, std::vector<PackageKernel*>>> seams_;
   std::string tag_, message_;  // of the first entry that was refused
 };
 

@@ -25,8 +25,7 @@ class FinishKernels : public MatmulKernels {
     for (PackageKernel* kernel : kernels) {
       const KernelFields fields(*kernel);
       kernels_[fields.index("dtype", kFinishDtypes)] = kernel;
-      share_ = fields.object("cost").number("share", 0.1);
-      fixed_ = fields.object("cost").number("fixed", 0);
+      cost_ = CopyCost(fields);
     }
   }
 
@@ -113,8 +112,7 @@ class FinishKernels : public MatmulKernels {
     const double bytes =
         outputs * static_cast<double>(element_size(sums.output) +
                                       (c.has_addend ? 2 : 1) * element_size(c.output));
-    const double cycles = bytes / (device_.bytes_per_cycle * share_) + fixed_;
-    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.microseconds = inner.microseconds + cost_.microseconds(bytes, device_);
     plan.sum_order = inner.sum_order;
     plan.set(chosen);
     return plan;
@@ -135,25 +133,18 @@ class FinishKernels : public MatmulKernels {
 
   const Device& device_;
   PackageKernel* kernels_[4] = {};
-  double share_ = 0.85;  // of the memory's peak
-  double fixed_ = 0;     // cycles of a launch
+  CopyCost cost_;
 };
 
-class FinishSeam : public MatmulSeam {
+class FinishSeam : public MatmulSeam<FinishKernels> {
  public:
-  bool owns(const KernelEntry& entry) const override { return entry.kind == "finish"; }
+  FinishSeam() : MatmulSeam({"finish"}) {}
 
-  void check(const PackageKernel& kernel) const override {
+  void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/finish", sizeof(FinishParams));
     const KernelFields fields(kernel);
     fields.index("dtype", FinishKernels::kFinishDtypes);
-    fields.object("cost").number("share", 0.1);
-    fields.object("cost").number("fixed", 0);
-  }
-
-  std::unique_ptr<MatmulKernels> on(const Device& device,
-                                    const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<FinishKernels>(device, kernels);
+    CopyCost{fields};  // throws for a figure that is wrong
   }
 };
 

@@ -65,8 +65,7 @@ class PadKernels : public MatmulKernels {
       const KernelFields fields(*kernel);
       const int64_t bytes = fields.integer("alignment", 2, 4);
       (bytes == 2 ? of_2_bytes_ : of_4_bytes_) = kernel;
-      share_ = fields.object("cost").number("share", 0.1);
-      fixed_ = fields.object("cost").number("fixed", 0);
+      cost_ = CopyCost(fields);
     }
   }
 
@@ -183,8 +182,7 @@ class PadKernels : public MatmulKernels {
     const bool must = needs_copy(c.a) || needs_copy(c.b);
     const double beside = c.k <= kShortK ? kInnerOfShortK : kInnerBesideElements;
     const double product = inner.microseconds * (must ? beside : 1);
-    const double cycles = (moved + written) / (device_.bytes_per_cycle * share_) + fixed_;
-    plan.microseconds = product + cycles / device_.cycles_per_microsecond;
+    plan.microseconds = product + cost_.microseconds(moved + written, device_);
     plan.sum_order = inner.sum_order;
     plan.set(chosen);
     return plan;
@@ -211,25 +209,18 @@ class PadKernels : public MatmulKernels {
   const Device& device_;
   PackageKernel* of_2_bytes_ = nullptr;
   PackageKernel* of_4_bytes_ = nullptr;
-  double share_ = 0.85;  // of the memory's peak
-  double fixed_ = 0;     // cycles of a launch
+  CopyCost cost_;
 };
 
-class PadSeam : public MatmulSeam {
+class PadSeam : public MatmulSeam<PadKernels> {
  public:
-  bool owns(const KernelEntry& entry) const override { return entry.kind == "pad"; }
+  PadSeam() : MatmulSeam({"pad"}) {}
 
-  void check(const PackageKernel& kernel) const override {
+  void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/pad", sizeof(PadParams));
     const KernelFields fields(kernel);
     fields.integer("alignment", 2, 4);
-    fields.object("cost").number("share", 0.1);
-    fields.object("cost").number("fixed", 0);
-  }
-
-  std::unique_ptr<MatmulKernels> on(const Device& device,
-                                    const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<PadKernels>(device, kernels);
+    CopyCost{fields};  // throws for a figure that is wrong
   }
 };
 

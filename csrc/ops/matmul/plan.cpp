@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -18,14 +17,9 @@ using nlohmann::json;
 // What every seam has for one device.
 struct MatmulTable {
   explicit MatmulTable(const Device& device) : family("matmul", device) {
-    for (const KernelSeam* each = KernelSeam::first(); each != nullptr; each = each->next()) {
-      if (std::strcmp(each->family(), "matmul") != 0) continue;
-      const auto& seam = static_cast<const MatmulSeam&>(*each);
-      const std::vector<PackageKernel*>& entries = family.of(seam);
-      if (entries.empty()) continue;
-      std::unique_ptr<MatmulKernels> on_device = seam.on(device, entries);
-      if (on_device != nullptr) kernels.push_back(std::move(on_device));
-    }
+    family.for_each_seam<AnyMatmulSeam>([&](const AnyMatmulSeam& seam, const auto& entries) {
+      kernels.push_back(seam.on(device, entries));
+    });
   }
   FamilyKernels family;
   std::vector<std::unique_ptr<MatmulKernels>> kernels;

@@ -122,23 +122,13 @@ class PortableMatmul : public MatmulKernels {
   PortableTable table_;
 };
 
-class PortableMatmulSeam : public MatmulSeam {
+class PortableMatmulSeam : public MatmulSeam<PortableMatmul> {
  public:
-  bool owns(const KernelEntry& entry) const override {
-    for (const char* kind : {"mma", "persistent", "simt", "dot", "reduce"}) {
-      if (entry.kind == kind) return true;
-    }
-    return false;
-  }
+  PortableMatmulSeam() : MatmulSeam({"mma", "persistent", "simt", "dot", "reduce"}) {}
 
-  void check(const PackageKernel& kernel) const override {
+  void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul", sizeof(MatmulParams));
-    PortableRow(const_cast<PackageKernel&>(kernel), Device());  // throws for a field that is wrong
-  }
-
-  std::unique_ptr<MatmulKernels> on(const Device& device,
-                                    const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<PortableMatmul>(device, kernels);
+    PortableRow(kernel, Device());  // throws for a field that is wrong
   }
 };
 

@@ -5,14 +5,13 @@
 //     std::string name(const MatmulPlan&) const override;      // for tuned tables
 //     void launch(const MatmulPlan&, const MatmulProblem&, const MatmulOperands&) const override;
 //   };
-//   class Sm90Seam : public MatmulSeam {           // once a process
-//     bool owns(const KernelEntry& entry) const override { return entry.kind == "sm90"; }
-//     void check(const PackageKernel& kernel) const override {
+//   class Sm90Seam : public MatmulSeam<Sm90Kernels> {   // once a process
+//    public:
+//     Sm90Seam() : MatmulSeam({"sm90"}) {}         // entries of that kind
+//     void check(PackageKernel& kernel) const override {
 //       check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
 //       ...                                        // its fields, by KernelFields
 //     }
-//     std::unique_ptr<MatmulKernels> on(const Device& device,
-//                                       const std::vector<PackageKernel*>& kernels) const override;
 //   } const g_sm90;                                // registers itself
 //
 // plan.cpp asks all seams alike and keeps the quickest answer, unless a tuned table (tuned.h) names
@@ -21,11 +20,9 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "ops/common/seam.h"
@@ -118,7 +115,7 @@ MatmulCase matmul_case(const MatmulProblem& problem, const MatmulOperands& opera
 
 class MatmulKernels;
 
-struct MatmulPlan {
+struct MatmulPlan : PlanDetails<96> {
   const MatmulKernels* kernels = nullptr;  // who made it; null: nobody takes the problem
   double microseconds = std::numeric_limits<double>::infinity();  // predicted
   bool too_large = false;  // a kernel would take a smaller batch of it, or a smaller product
@@ -126,22 +123,6 @@ struct MatmulPlan {
   // taken before time is compared. So a seam's number may not depend on M or on the batch.
   int sum_order = 0;
   int splits = 1;  // of K, for a case of split sums
-
-  // What the seam wants to remember for the launch: a plain struct of its own.
-  template <class Details>
-  void set(const Details& details) {
-    static_assert(std::is_trivially_copyable_v<Details> && sizeof(Details) <= sizeof(details_));
-    std::memcpy(details_, &details, sizeof(details));
-  }
-  template <class Details>
-  Details get() const {
-    Details details;
-    std::memcpy(&details, details_, sizeof(details));
-    return details;
-  }
-
- private:
-  alignas(8) unsigned char details_[96];
 };
 
 // A seam's kernels on one device. Used by many threads at once.
@@ -175,14 +156,39 @@ class MatmulKernels {
                       const MatmulOperands& operands) const = 0;
 };
 
-class MatmulSeam : public KernelSeam {
+class AnyMatmulSeam : public KernelSeam {
  public:
-  MatmulSeam() : KernelSeam("matmul") {}
+  explicit AnyMatmulSeam(std::initializer_list<const char*> kinds) : KernelSeam("matmul", kinds) {}
 
   // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
-  // Null where they are of no use there.
   virtual std::unique_ptr<MatmulKernels> on(const Device& device,
                                             const std::vector<PackageKernel*>& kernels) const = 0;
+};
+
+// `Kernels`: the seam's MatmulKernels, constructed with the arguments of on().
+template <class Kernels>
+class MatmulSeam : public AnyMatmulSeam {
+ public:
+  using AnyMatmulSeam::AnyMatmulSeam;
+  std::unique_ptr<MatmulKernels> on(const Device& device,
+                                    const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<Kernels>(device, kernels);
+  }
+};
+
+// What a kernel that only moves data takes, by its entry's "cost": the share of the memory's peak
+// that it reaches, and the cycles of its launch.
+struct CopyCost {
+  CopyCost() = default;
+  explicit CopyCost(const KernelFields& fields)
+      : share(fields.object("cost").number("share", 0.1)),
+        fixed(fields.object("cost").number("fixed", 0)) {}
+
+  double microseconds(double bytes, const Device& device) const {
+    return (bytes / (device.bytes_per_cycle * share) + fixed) / device.cycles_per_microsecond;
+  }
+
+  double share = 1, fixed = 0;
 };
 
 }  // namespace torch_cubin

@@ -1,11 +1,9 @@
 // The seam of csrc/kernels/matmul/sm90.cu: products on Hopper whose operands the TMA can read.
 #include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <mutex>
 
 #include "kernels/matmul/sm90_params.h"
 #include "ops/common/launch.h"
+#include "ops/matmul/cluster_room.h"
 #include "ops/matmul/seam.h"
 #include "ops/matmul/sm90_cost.h"
 #include "runtime/tensor_map.h"
@@ -33,7 +31,7 @@ constexpr double kShareOfReads = 0.8;
 constexpr int64_t kLargestCluster = 4;  // blocks
 constexpr int64_t kMostReadK = 128;     // where K is longer a copy is quicker
 
-// A tensor of up to 5 dims, innermost first, as the TMA sees it.
+// A matrix of up to 5 dims, innermost first, as the TMA sees it.
 struct Mapped {
   const char* data;
   MapType type;
@@ -41,35 +39,29 @@ struct Mapped {
   int64_t dims[2];
   int64_t stride;               // of the second dim; elements, as those of the batch
   const int64_t* batch_stride;  // null: no batch
-  uint32_t box[2];
+  int64_t box[2];
   MapSwizzle swizzle;
 };
 
 void encode(const Mapped& x, const MatmulProblem& p, const Device& device, Sm90TensorMap& out) {
-  TensorMapSpec map{};
-  map.rank = x.batch_stride == nullptr ? 2 : 2 + kSm90BatchDims;
-  map.data_type = static_cast<uint32_t>(x.type);
-  map.swizzle = static_cast<uint32_t>(x.swizzle);
-  map.l2_promotion = static_cast<uint32_t>(MapL2Promotion::k256Bytes);
-  map.device = device.index;
-  map.address = const_cast<char*>(x.data);
-  for (uint32_t i = 0; i < map.rank; ++i) {
-    map.dims[i] = map.box[i] = map.element_strides[i] = 1;
-  }
-  for (int i = 0; i < 2; ++i) {
-    map.dims[i] = static_cast<uint64_t>(x.dims[i]);
-    map.box[i] = x.box[i];
-  }
+  const auto dim = [](int64_t size, int64_t bytes, int64_t box) {
+    return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(bytes),
+                  static_cast<uint32_t>(box)};
+  };
+  const auto batch = [&](int i) {
+    if (i >= p.batch_dims) return dim(1, 0, 1);
+    return dim(p.batch_size[i], x.batch_stride[i] * x.element_bytes, 1);
+  };
   // The stride of a single row is any; problems say 0.
-  map.strides[0] =
-      static_cast<uint64_t>(x.dims[1] == 1 ? kVectorBytes : x.stride * x.element_bytes);
-  for (uint32_t i = 2; i < map.rank; ++i) {
-    const int batch = static_cast<int>(i) - 2;
-    if (batch >= p.batch_dims) continue;  // of size 1
-    map.dims[i] = static_cast<uint64_t>(p.batch_size[batch]);
-    map.strides[i - 1] = static_cast<uint64_t>(x.batch_stride[batch] * x.element_bytes);
+  const int64_t step = x.dims[1] == 1 ? kVectorBytes : x.stride * x.element_bytes;
+  const MapDim columns = dim(x.dims[0], 0, x.box[0]), rows = dim(x.dims[1], step, x.box[1]);
+  if (x.batch_stride == nullptr) {
+    encode_tiled_map(&out, x.data, x.type, x.swizzle, {columns, rows}, device.index);
+  } else {
+    static_assert(kSm90BatchDims == 3);
+    encode_tiled_map(&out, x.data, x.type, x.swizzle, {columns, rows, batch(0), batch(1), batch(2)},
+                     device.index);
   }
-  encode_tensor_map(map, reinterpret_cast<uint8_t*>(&out));
 }
 
 class Sm90Matmul : public MatmulKernels {
@@ -93,19 +85,8 @@ class Sm90Matmul : public MatmulKernels {
   bool has_room(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<Sm90Plan>();
     const int64_t size = cluster_size(chosen.cluster);
-    if (size == 1) return true;
-    // Asked once, of one kernel, whatever was chosen first: plans may not depend on earlier ones.
-    // Blocks of all these kernels take a multiprocessor each. (No std::call_once: glibc before 2.34.)
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!asked_for_room_) {
-      int64_t largest = kLargestCluster;
-      while (largest > 1 && !rows_.front().kernel->has_room_for_cluster(largest, device_)) {
-        largest /= 2;
-      }
-      largest_cluster_.store(largest, std::memory_order_relaxed);
-      asked_for_room_ = true;
-    }
-    return size <= largest_cluster_.load(std::memory_order_relaxed);
+    // Blocks of all these kernels take a multiprocessor each.
+    return size == 1 || size <= clusters_.ask(*rows_.front().kernel, device_);
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -132,9 +113,7 @@ class Sm90Matmul : public MatmulKernels {
   }
 
  private:
-  Sm90Room room() const {
-    return {device_.multiprocessors, largest_cluster_.load(std::memory_order_relaxed)};
-  }
+  Sm90Room room() const { return {device_.multiprocessors, clusters_.largest()}; }
 
   static bool takes(const MatmulCase& c) {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
@@ -181,13 +160,12 @@ class Sm90Matmul : public MatmulKernels {
                              int64_t sharers, Sm90TensorMap& map) {
       Mapped x{
           data, type, bytes, {}, 0, batched ? batch_stride : nullptr, {}, MapSwizzle::k128Bytes};
-      const auto in_row = static_cast<uint32_t>(kRowBytes / bytes);
       const int64_t rows = mn_major ? row.tile_k : tile;
       x.dims[0] = mn_major ? size : p.k;
       x.dims[1] = mn_major ? p.k : size;
       x.stride = mn_major ? k_stride : own_stride;
-      x.box[0] = in_row;
-      x.box[1] = static_cast<uint32_t>(rows / sharers);
+      x.box[0] = kRowBytes / bytes;
+      x.box[1] = rows / sharers;
       encode(x, p, device_, map);
     };
     const auto to_read = [&](const char* data, bool mn_major, int64_t size, int64_t own_stride,
@@ -252,7 +230,7 @@ class Sm90Matmul : public MatmulKernels {
                out_bytes,  {p.n, p.m},
                p.n,        batched ? c_batch_stride : nullptr,
                {},         swizzle};
-      x.box[0] = static_cast<uint32_t>(panel / out_bytes);
+      x.box[0] = panel / out_bytes;
       x.box[1] = 16;
       encode(x, p, device_, out.out_map);
     } else {
@@ -319,24 +297,16 @@ class Sm90Matmul : public MatmulKernels {
 
   const Device& device_;
   std::vector<Sm90Row> rows_;
-  mutable std::mutex mutex_;
-  mutable bool asked_for_room_ = false;
-  mutable std::atomic<int64_t> largest_cluster_{
-      kLargestCluster};  // for which there is room, if asked
+  ClusterRoom clusters_{kLargestCluster};
 };
 
-class Sm90MatmulSeam : public MatmulSeam {
+class Sm90MatmulSeam : public MatmulSeam<Sm90Matmul> {
  public:
-  bool owns(const KernelEntry& entry) const override { return entry.kind == "sm90"; }
+  Sm90MatmulSeam() : MatmulSeam({"sm90"}) {}
 
-  void check(const PackageKernel& kernel) const override {
+  void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
-    Sm90Row(const_cast<PackageKernel&>(kernel));  // throws for a field that is wrong
-  }
-
-  std::unique_ptr<MatmulKernels> on(const Device& device,
-                                    const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<Sm90Matmul>(device, kernels);
+    Sm90Row{kernel};  // throws for a field that is wrong
   }
 };
 

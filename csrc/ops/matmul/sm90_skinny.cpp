@@ -1,12 +1,11 @@
 // The seam of csrc/kernels/matmul/sm90_skinny.cu: products with at most 64 rows of A, or columns of B,
 // on Hopper. The small operand is called the tokens, the other one the weights.
 #include <algorithm>
-#include <atomic>
 #include <limits>
-#include <mutex>
 
 #include "kernels/matmul/sm90_skinny_params.h"
 #include "ops/common/launch.h"
+#include "ops/matmul/cluster_room.h"
 #include "ops/matmul/seam.h"
 #include "runtime/tensor_map.h"
 
@@ -172,17 +171,9 @@ class Sm90Skinny : public MatmulKernels {
 
   bool has_room(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SkinnyPlan>();
-    const int32_t splits = chosen.tiles.splits;
-    if (splits == 1) return true;
-    // Asked once, of the largest of all: plans may not depend on earlier ones.
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!asked_for_room_) {
-      const bool room = rows_.front().kernel->has_room_for_cluster(kSkinnyMostSplits, device_,
-                                                                   device_.shared_optin - kBeside);
-      runs_clusters_.store(room, std::memory_order_relaxed);
-      asked_for_room_ = true;
-    }
-    return runs_clusters_.load(std::memory_order_relaxed);
+    return chosen.tiles.splits == 1 ||
+           clusters_.ask(*rows_.front().kernel, device_, device_.shared_optin - kBeside) ==
+               kSkinnyMostSplits;
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -242,9 +233,9 @@ class Sm90Skinny : public MatmulKernels {
     bool rows_contiguous;  // of the weights
   };
 
-  // The splits of a row's K are a cluster.
+  // The splits of a row's K are a cluster: there are none where the largest has no room.
   bool may_split(const MatmulCase& c) const {
-    return !c.batch_invariant && runs_clusters_.load(std::memory_order_relaxed);
+    return !c.batch_invariant && clusters_.largest() == kSkinnyMostSplits;
   }
 
   static bool takes(const MatmulCase& c) {
@@ -340,23 +331,16 @@ class Sm90Skinny : public MatmulKernels {
 
   const Device& device_;
   std::vector<SkinnyRow> rows_;
-  mutable std::mutex mutex_;
-  mutable bool asked_for_room_ = false;
-  mutable std::atomic<bool> runs_clusters_{true};  // of every size, until it was asked
+  ClusterRoom clusters_{kSkinnyMostSplits};
 };
 
-class Sm90SkinnySeam : public MatmulSeam {
+class Sm90SkinnySeam : public MatmulSeam<Sm90Skinny> {
  public:
-  bool owns(const KernelEntry& entry) const override { return entry.kind == "sm90_skinny"; }
+  Sm90SkinnySeam() : MatmulSeam({"sm90_skinny"}) {}
 
-  void check(const PackageKernel& kernel) const override {
+  void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/sm90_skinny", sizeof(Sm90SkinnyParams));
-    SkinnyRow(const_cast<PackageKernel&>(kernel));  // throws for a field that is wrong
-  }
-
-  std::unique_ptr<MatmulKernels> on(const Device& device,
-                                    const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<Sm90Skinny>(device, kernels);
+    SkinnyRow{kernel};  // throws for a field that is wrong
   }
 };
 

@@ -34,11 +34,8 @@ struct TransposePlan {
 
 class TransposeKernels : public MatmulKernels {
  public:
-  TransposeKernels(const Device& device, PackageKernel& kernel) : device_(device), kernel_(kernel) {
-    const KernelFields fields(kernel);
-    share_ = fields.object("cost").number("share", 0.1);
-    fixed_ = fields.object("cost").number("fixed", 0);
-  }
+  TransposeKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device), kernel_(*kernels.front()), cost_(KernelFields(kernel_)) {}
 
   MatmulPlan plan(const MatmulCase& c) const override {
     MatmulPlan plan;
@@ -66,8 +63,7 @@ class TransposeKernels : public MatmulKernels {
     if (copied > kMostTransposedBytes) return plan;
     const MatmulPlan& inner = plan_matmul(device_, turned);
     if (inner.kernels == nullptr) return plan;
-    const double cycles = 2 * copied / (device_.bytes_per_cycle * share_) + fixed_;
-    plan.microseconds = inner.microseconds + cycles / device_.cycles_per_microsecond;
+    plan.microseconds = inner.microseconds + cost_.microseconds(2 * copied, device_);
     plan.set(chosen);
     return plan;
   }
@@ -128,15 +124,14 @@ class TransposeKernels : public MatmulKernels {
  private:
   const Device& device_;
   PackageKernel& kernel_;
-  double share_ = 0.75;  // of the memory's peak
-  double fixed_ = 0;     // cycles of a launch
+  CopyCost cost_;
 };
 
-class TransposeSeam : public MatmulSeam {
+class TransposeSeam : public MatmulSeam<TransposeKernels> {
  public:
-  bool owns(const KernelEntry& entry) const override { return entry.kind == "transpose"; }
+  TransposeSeam() : MatmulSeam({"transpose"}) {}
 
-  void check(const PackageKernel& kernel) const override {
+  void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/transpose", sizeof(TransposeParams));
     const KernelFields fields(kernel);
     int64_t tile[3];
@@ -144,13 +139,7 @@ class TransposeSeam : public MatmulSeam {
     if (tile[0] != kTransposeTile || tile[1] != kTransposeTile) {
       fields.refuse("tile", "64 rows and columns");
     }
-    fields.object("cost").number("share", 0.1);
-    fields.object("cost").number("fixed", 0);
-  }
-
-  std::unique_ptr<MatmulKernels> on(const Device& device,
-                                    const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<TransposeKernels>(device, *kernels.front());
+    CopyCost{fields};  // throws for a figure that is wrong
   }
 };
 

@@ -1,0 +1,115 @@
+"""Which of the product kernels for sm_90a an H200 would run, over random products, without a GPU.
+
+    python tools/kernel_use.py [--products 8000] [--seed 1]
+
+Products are planned on the tests' stand-in driver, which says of its device what an H200's says;
+tuned tables are left out. A kernel that no product takes costs every build and every wheel: of the
+16-bit tiles of mma.cu, the three largest ran 2 of 23,279 times beside the kernels of sm90.cu, and
+are no longer built for sm_90a. Needs a CPU build of torch and kernels for sm_90a (`make build`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+MOST_ELEMENTS = 2**30  # of one operand, which the stand-in takes from this machine's memory
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--products", type=int, default=8000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if "FAKE_CUDA_DEVICES" in os.environ:
+        count_uses(random.Random(options.seed), options.products)
+        return 0
+    from fake_driver.build import build
+
+    with tempfile.TemporaryDirectory() as folder:
+        missing = build(Path(folder))
+        if missing:
+            print(missing, file=sys.stderr)
+            return 1
+        environment = {**os.environ, "LD_LIBRARY_PATH": folder, "FAKE_CUDA_DEVICES": "1"}
+        return subprocess.run([sys.executable, *sys.argv], env=environment).returncode
+
+
+def count_uses(rng: random.Random, products: int) -> None:
+    ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
+    from fake_driver.control import FakeDriver
+    from faults import catalogs
+
+    driver = FakeDriver()
+    kernels = catalogs.kernels_of("matmul")
+    catalogs.declare(driver, kernels)
+    uses = collections.Counter({kernel["name"]: 0 for kernel in kernels})
+    for _ in range(products):
+        driver.reset()
+        multiply(rng)
+        uses.update(launch["kernel"] for launch in driver.launches())
+    for name, count in sorted(uses.items(), key=lambda use: use[1]):
+        print(f"{count:7} {name}")
+    print(f"{products} products, {sum(uses.values())} launches, {len(kernels)} kernels")
+
+
+def multiply(rng: random.Random) -> None:
+    """One random product: shapes, layouts, gaps and offsets, batches, epilogues, settings."""
+    import torch
+    from fake_driver import tensors
+
+    import torch_cubin
+
+    dtype = rng.choice((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+    batch = rng.choice((0, 0, 0, 2, 16, rng.randint(1, 300)))
+    m, n, k = (random_size(rng) for _ in range(3))
+    while max(batch, 1) * max(m * n, m * k, n * k) > MOST_ELEMENTS:
+        m, n, k = (random_size(rng) for _ in range(3))
+
+    def operand(rows: int, columns: int) -> torch.Tensor:
+        gap, offset = rng.choice((0, 0, 0, 8, 1, 3)), rng.choice((0, 0, 0, 0, 1, 8))
+        turned = rng.random() < 0.4
+        stride = (1, rows + gap) if turned else (columns + gap, 1)
+        shape = (rows, columns)
+        if batch:
+            whole = stride[1] * columns if turned else stride[0] * rows
+            shape, stride = (batch, *shape), (rng.choice((0, whole)), *stride)
+        return tensors.strided(shape, stride, dtype, 0, offset)
+
+    a, b, kind = operand(m, k), operand(k, n), rng.choice(("plain", "linear", "addmm"))
+    bias = tensors.empty(n, dtype=dtype)
+    torch.backends.cuda.matmul.allow_tf32 = rng.random() < 0.5
+    setting = torch_cubin.batch_invariant() if rng.random() < 0.25 else contextlib.nullcontext()
+    with setting:
+        if batch or kind == "plain":
+            torch.ops.cubin._matmul(a, b)
+        elif kind == "linear":
+            weight = tensors.empty(n, k, dtype=dtype)
+            activation = rng.choice(("none", "gelu", "relu"))
+            torch.ops.cubin._linear_activation(a, weight, bias, activation)
+        else:
+            torch.ops.cubin._addmm(bias, a, b, beta=rng.choice((1, 0.5)), alpha=rng.choice((1, 2)))
+
+
+def random_size(rng: random.Random) -> int:
+    """1 to 18,820; often a small one, often a multiple of 8 or 64."""
+    if rng.random() < 0.25:
+        return rng.choice((1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 48, 64, 96, 100, 128))
+    size = int(2 ** rng.uniform(0, 14.2))
+    step = rng.choice((1, 8, 64))
+    return max(step, size // step * step)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
