@@ -167,3 +167,20 @@ def test_a_subinterpreter_is_refused_and_the_process_ends_well(before: str) -> N
     if sys.version_info >= (3, 15):
         pytest.skip("interpreters have another module there")
     assert run(SUB.format(before=before or "sys")) == ["done"]
+
+
+def test_import_makes_nothing_on_the_default_device() -> None:
+    """It would start CUDA, and no process could be forked from then on."""
+    script = """
+import torch
+torch.set_default_device("cuda")
+import torch_cubin
+print(torch.cuda.is_initialized())
+torch.set_default_device("meta")
+with torch_cubin.drop_in():
+    layer = torch.nn.Linear(3, 3, device="cpu")
+    x = torch.ones(2, 3, device="cpu", requires_grad=True)
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
+print(x.grad.device)
+"""
+    assert run(script) == ["False", "cpu"]
