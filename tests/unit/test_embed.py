@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import containers
@@ -16,6 +17,7 @@ import cubin_check
 import pytest
 import real_cubins
 import torch
+from preloaded import PreloadedPython
 from test_container_hostile import host, inspect, refused, tally
 
 import torch_cubin
@@ -224,20 +226,21 @@ int main(int count, char** arguments) {
 """
 
 
-def python(code: str, *arguments: object, **environment: str) -> str:
-    """What a fresh process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def python(torch_python: PreloadedPython) -> Callable[..., str]:
+    """What a process of its own prints."""
+
+    def run(code: str, *arguments: object, **environment: str) -> str:
+        argv = ["-c", *map(str, arguments)]
+        done = torch_python.run(code, argv=argv, env={**os.environ, **environment})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def package(python, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A package's folder, and the library that holds it."""
     folder = tmp_path_factory.mktemp("package")
     python(SAVE, folder / "ops", *CUBINS)
@@ -245,12 +248,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "ops", compiled(folder / "unit.c")
 
 
-def test_a_package_in_a_library_is_loaded(package: tuple[Path, Path]) -> None:
+def test_a_package_in_a_library_is_loaded(python, package: tuple[Path, Path]) -> None:
     folder, library = package
     assert python(LOAD, library, folder) == "torch.Size([3, 4])\n"
 
 
-def test_a_library_in_the_environment(package: tuple[Path, Path]) -> None:
+def test_a_library_in_the_environment(python, package: tuple[Path, Path]) -> None:
     code = "import torch, torch_cubin; print(torch.ops.embedded.vec_add.default)"
     assert python(code, TORCH_CUBIN_PACKAGES=str(package[1])) == "embedded.vec_add.default\n"
 

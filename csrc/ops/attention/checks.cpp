@@ -51,6 +51,12 @@ void check_dtypes(const char* op, const Argument (&all)[3]) {
   }
 }
 
+[[noreturn]] void fail_dtype(const char* op, const char* name, const std::string& expected,
+                             const TensorView& view) {
+  fail({"input", argument(op, name), "has a wrong dtype", expected, dtype_name(view.dtype),
+        "Convert it with .to(dtype)."});
+}
+
 // An optional tensor beside the three: its device and dtype.
 void check_side(const char* op, const char* name, const TensorView& view, const TensorView& query,
                 ScalarType dtype) {
@@ -58,10 +64,7 @@ void check_side(const char* op, const char* name, const TensorView& view, const 
     fail({"input", argument(op, name), "is on another device",
           query.device_text() + " like 'query'", view.device_text(), "Move it with .to(device)."});
   }
-  if (view.dtype != dtype) {
-    fail({"input", argument(op, name), "has a wrong dtype", dtype_name(dtype),
-          dtype_name(view.dtype), "Convert it with .to(dtype)."});
-  }
+  if (view.dtype != dtype) fail_dtype(op, name, dtype_name(dtype), view);
 }
 
 int64_t size_from_end(const TensorView& view, int64_t i) {
@@ -175,8 +178,13 @@ void check_mask(const char* op, const AttentionShape& shape, const TensorView& q
     fail({"input", argument(op, "attn_mask"), "cannot go with is_causal=True",
           "a mask or is_causal", "both", "Put the causal part into the mask."});
   }
-  const bool own = mask.dtype == query.dtype || mask.dtype == ScalarType::Float;
-  check_side(op, "attn_mask", mask, query, own ? mask.dtype : ScalarType::Bool);
+  check_side(op, "attn_mask", mask, query, mask.dtype);
+  if (mask.dtype != query.dtype && mask.dtype != ScalarType::Float &&
+      mask.dtype != ScalarType::Bool) {
+    const std::string added =
+        query.dtype == ScalarType::Float ? "" : ", " + dtype_name(query.dtype);
+    fail_dtype(op, "attn_mask", "bool" + added + " or float32", mask);
+  }
   const int64_t scores_dim = shape.out.dim;
   bool fits = mask.dim <= scores_dim;
   for (int64_t i = 1; fits && i <= mask.dim; ++i) {
