@@ -134,6 +134,12 @@ REFUSED = {
     "a pointer to a function": ("struct P { void (*f)(int); };", "a pointer to a function"),
     "a size": ("struct P { int a[N]; };", "no constant of the text"),
     "a large size": ("struct P { int a[99999999]; };", "out of range"),
+    "a pragma that packs": (
+        "\n#pragma pack(1)\nstruct P { char a; int b; };",
+        "line 2 packs",
+    ),
+    "an attribute that packs": ("struct P { char a; int b; } __attribute__((packed));", "packs"),
+    "another that packs": ("struct [[gnu::packed]] P { char a; int b; };", "packs structs"),
     "void": ("struct P { void a; };", "type void"),
     "an initialiser": ("struct P { int a = f(); };", "no number"),
     "several": ("struct P { int a[2] = {1, 2}; };", "several values"),

@@ -68,6 +68,16 @@ def test_a_template_that_nobody_instantiates(library) -> None:
     assert len(torch_cubin.compile(source, names=["f<int>"], archs="sm_90a")) == 1
 
 
+@pytest.mark.parametrize("argument", ["names", "include", "options", "archs"])
+def test_a_list_that_is_none(argument: str) -> None:
+    for wrong in (5, [5]):
+        given = {"archs": "sm_90a", argument: wrong}
+        with pytest.raises(errors.InputError, match=f"argument '{argument}' has a wrong"):
+            torch_cubin.compile("", **given)
+    with pytest.raises(errors.InputError, match="half of a character"):
+        torch_cubin.compile("// \udc80", archs="sm_90a")
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_nvcc_without_kernels() -> None:
     with pytest.raises(errors.NoKernelError, match="compiles to no kernel"):

@@ -225,6 +225,11 @@ def test_copies_lie_as_what_they_are_copied_from(tensor) -> None:
     assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()
 
 
+def test_a_table_is_a_path() -> None:
+    with pytest.raises(torch_cubin.Error, match=r"\[input\].*load_tuned takes a path"):
+        torch_cubin.load_tuned(5)
+
+
 def test_results_that_differ_are_told() -> None:
     x = torch.randn(100)
     nan = x.clone()

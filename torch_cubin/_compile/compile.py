@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ def compile(
             expected="a str of source text, or a path object", got=repr(text)[:80],
             advice=f"Pass pathlib.Path({text.strip()!r:.80}).",
         )  # fmt: skip
+    if any(0xD800 <= ord(c) < 0xE000 for c in set(text)):
+        raise _refuse("source", "holds half of a character", "Unicode text", "a surrogate")
     if "\0" in text:
         raise _refuse("source", "holds a NUL", "text", "'\\0'")
     expressions = _listed(names, "names")
@@ -132,6 +134,8 @@ def _plain_name(symbol: str) -> str | None:
 def _listed(values: Any, what: str) -> list[str]:
     if isinstance(values, (str, os.PathLike)):
         values = [values]
+    if not isinstance(values, Iterable):
+        raise _refuse(what, "has a wrong type", "a list of str", type(values).__name__)
     listed = list(values)
     for value in listed:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -146,7 +150,7 @@ def _archs(archs: Any) -> list[str]:
             raise _refuse("archs", "is missing, and there is no GPU", "archs=['sm_90a']", "None")
         major, minor = torch.cuda.get_device_capability()
         return [f"sm_{major}{minor}" + ("a" if major >= 9 else "")]
-    wanted = [archs] if isinstance(archs, str) else list(archs)
+    wanted = _listed(archs, "archs")
     for arch in wanted:
         if not isinstance(arch, str) or not _ARCH.fullmatch(arch):
             raise _refuse("archs", "has a wrong entry", "'sm_80', 'sm_90a'", repr(arch)[:80])

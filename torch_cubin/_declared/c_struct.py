@@ -130,12 +130,23 @@ def _directive(match: re.Match[str]) -> str:
     return " # " + lines if re.match(r"\s*#\s*(?:if|el|endif)", match[0]) else lines
 
 
+_PACKED = re.compile(
+    r'#[ \t]*pragma[ \t]+pack\b|_Pragma\s*\(\s*"\s*pack\b|'
+    r"__attribute__\s*\(\(\s*(?:__)?packed|\[\[\s*gnu\s*::\s*packed"
+)
+
+
 class _Reader:
     def __init__(self, text: str, name: str) -> None:
         self.wanted = name
         self.constants: dict[str, int] = {}
         self.types: dict[str, Any] = dict(_SCALARS)
         text = _without_comments(text)
+        packed = _PACKED.search(text)
+        if packed is not None:  # whose fields lie elsewhere
+            where = f"c_struct '{name}' line {text.count(chr(10), 0, packed.start()) + 1}"
+            raise errors.fault("input", where, "packs structs", expected="plain alignment",
+                               got=packed[0])  # fmt: skip
         defines = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+\(?(\d+)\)?[ \t]*$", re.M)
         for key, value in defines.findall(text):
             self.constants[key] = int(value)

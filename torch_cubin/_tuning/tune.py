@@ -196,7 +196,12 @@ def load_tuned(path: str | os.PathLike[str]) -> int:
             measured on a GPU that this process does not have, or, of a declared op, with another
             driver or other kernels, or where that op is not declared: it is never used then.
     """
-    table = store.read(Path(path))
+    if not isinstance(path, (str, os.PathLike)):
+        raise errors.fault(
+            "input", "torch_cubin.load_tuned", "takes a path", expected="what Tuning.save() wrote",
+            got=type(path).__name__,
+        )  # fmt: skip
+    table = store.read(Path(os.fsdecode(path)))
     library.add_tuned_table(table)
     return len(table.get("products", ())) + sum(len(op["calls"]) for op in table.get("ops", ()))
 
