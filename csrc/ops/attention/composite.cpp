@@ -1,6 +1,4 @@
-// The public ops of attention; ops/common/dispatch.h says what such ops may do.
-#include "ops/attention/composite.h"
-
+// The public op scaled_dot_product_attention; ops/common/dispatch.h says what such ops may do.
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
@@ -8,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/attention/attention.h"
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {
@@ -83,14 +82,6 @@ void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint6
   call_attention_forward("cubin::_attention_forward_autograd", "scaled_dot_product_attention", all);
   stack[0] = all[0];
   to<Tensor>(all[1]);  // releases the logsumexp
-}
-
-void attention_forward_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_by_grad_mode("cubin::_attention_forward", "cubin::_attention_forward_autograd", stack);
-}
-
-void attention_backward_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_by_grad_mode("cubin::_attention_backward", "cubin::_attention_backward_autograd", stack);
 }
 
 }  // namespace torch_cubin

@@ -9,6 +9,7 @@
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/operands.h"
+#include "ops/common/argument_checks.h"
 #include "pytorch/contiguous.h"
 
 namespace torch_cubin {
@@ -47,16 +48,13 @@ int mask_kind_of(ScalarType dtype) {
 }
 
 void same_device(const char* name, const TensorView& view, const TensorView& scores) {
-  if (view.device_type == scores.device_type && view.device_index == scores.device_index) return;
-  fail({"input", std::string("attention argument '") + name + "'", "is on another device",
-        scores.device_text() + " like the scores", view.device_text(),
-        "Move it with .to(device)."});
+  check_device("attention", name, view, "scores", scores);
 }
 
 void require(bool right, const char* name, const char* expected, const TensorView& got) {
   if (right) return;
-  fail({"input", std::string("attention argument '") + name + "'", "is not what it should be",
-        expected, dtype_name(got.dtype) + " " + got.shape_text(), ""});
+  fail({"input", argument_text("attention", name), "is not what it should be", expected,
+        dtype_name(got.dtype) + " " + got.shape_text(), ""});
 }
 
 bool is_dense(const TensorView& view) { return is_contiguous(view.sizes, view.strides, view.dim); }
@@ -146,20 +144,6 @@ void require_like(const char* name, const TensorView& view, const TensorView& sc
 }
 
 }  // namespace
-
-Tensor empty_near(const TensorView& like, const int64_t* sizes, int64_t dim, ScalarType dtype) {
-  if (like.on_cuda()) return empty_cuda(sizes, dim, dtype, like.device_index);
-  int64_t strides[kMaxDims];
-  contiguous_strides(sizes, dim, strides);
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(dim, sizes, strides, static_cast<int32_t>(dtype), like.device_type,
-                               like.device_index, &handle) != 0) {
-    fail({"oom", "the CPU reference's output", "could not be allocated",
-          std::to_string(dim > 0 ? strides[0] * sizes[0] : 1) + " elements", "an error",
-          "Free memory."});
-  }
-  return Tensor(handle);
-}
 
 void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
                      HeadRange heads, const Tensor& scores, const Tensor* logsumexp) {

@@ -13,9 +13,6 @@
 
 namespace torch_cubin {
 
-using torch::stable::detail::from;
-using torch::stable::detail::to;
-
 // A dual tensor keeps its tangent under no_grad, so an open forward-AD level counts as well.
 bool differentiable() { return aoti_torch_grad_mode_is_enabled() || dual_level_is_open(); }
 
@@ -44,14 +41,9 @@ Tensor draw_seed(AtenTensorHandle like) {
     fail({"input", "a tensor argument", "could not be read", "a defined tensor", "", ""});
   }
   const torch::stable::Device device(static_cast<torch::headeronly::DeviceType>(type), index);
-  StableIValue stack[] = {from(int64_t{INT64_MAX}),
-                          from(std::vector<int64_t>{1}),
-                          from(std::optional<ScalarType>(ScalarType::Long)),
-                          from(std::nullopt),
-                          from(std::optional<torch::stable::Device>(device)),
-                          from(std::nullopt)};
-  call_op("aten::randint", "", stack);
-  return to<Tensor>(stack[0]);
+  return call_tensor_op("aten::randint", "", int64_t{INT64_MAX}, std::vector<int64_t>{1},
+                        std::optional<ScalarType>(ScalarType::Long), std::nullopt,
+                        std::optional<torch::stable::Device>(device), std::nullopt);
 }
 
 }  // namespace torch_cubin

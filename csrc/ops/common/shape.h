@@ -1,7 +1,10 @@
 // Shape: the sizes of an op's result, before there is a tensor.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "pytorch/tensor.h"
 
@@ -15,6 +18,12 @@ struct Shape {
 
   // Throws [input] past 2^63 - 1.
   int64_t numel() const;
+  void append(int64_t size) { sizes[dim++] = size; }
+  bool is_of(const TensorView& view) const {
+    return view.dim == dim && std::equal(sizes, sizes + dim, view.sizes);
+  }
+  std::vector<int64_t> vector() const { return {sizes, sizes + dim}; }
+  std::string text() const { return tuple_text(sizes, dim); }
 };
 
 }  // namespace torch_cubin
