@@ -19,6 +19,14 @@ HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
 FORMATTED := $(shell find csrc tests examples/cpp torch_cubin/include -name "*.cubin.cpp" -prune -o \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
+# PyTorch is installed without byte code (tools/environment.py). Where Python is told to write none,
+# each of the hundreds of Pythons that the tests start would compile what it imports of it anew (3 s
+# of torch._dynamo's 6): here they keep it, outside the sources.
+ifdef PYTHONDONTWRITEBYTECODE
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
+endif
+
 .PHONY: help demo test thread-test triton-test gpu-test lint format bench build wheel clean environment
 
 help:

@@ -90,18 +90,21 @@ STABLE_TORCH_LIBRARY(cubin, m) {
   m.def("_attention_dropout(Tensor probs, Tensor seed, int drop_below) -> Tensor");
 }
 
-// The public op that calls its raw op, or its twin with a derivative, by the grad mode.
-#define TC_BY_GRAD_MODE(name)                                               \
-  m.impl(name, [](StableIValue* stack, uint64_t, uint64_t) {                \
-    call_by_grad_mode("cubin::_" name, "cubin::_" name "_autograd", stack); \
+// The public op that calls its raw op, or its twin with a derivative, by the grad mode. Behind the name
+// stand those of the tensors that it takes, the first of its arguments.
+#define TC_BY_GRAD_MODE(name, ...)                                            \
+  m.impl(name, [](StableIValue* stack, uint64_t, uint64_t) {                  \
+    call_with_tensors(name, {__VA_ARGS__}, stack, [stack] {                   \
+      call_by_grad_mode("cubin::_" name, "cubin::_" name "_autograd", stack); \
+    });                                                                       \
   })
 
 void implement_public_ops(torch::stable::detail::StableLibrary& m) {
-  TC_BY_GRAD_MODE("matmul");
-  TC_BY_GRAD_MODE("addmm");
-  TC_BY_GRAD_MODE("attention_forward");
-  TC_BY_GRAD_MODE("attention_backward");
-  TC_BY_GRAD_MODE("flash_attention_with_kvcache");
+  TC_BY_GRAD_MODE("matmul", "self", "other");
+  TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
+  TC_BY_GRAD_MODE("attention_forward", "query", "key", "value");
+  TC_BY_GRAD_MODE("attention_backward", "grad_out", "query", "key", "value", "out", "logsumexp");
+  TC_BY_GRAD_MODE("flash_attention_with_kvcache", "q", "k_cache", "v_cache");
   m.impl("linear", &linear_composite);
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
   m.impl("flash_attention", TORCH_BOX(&flash_attention));

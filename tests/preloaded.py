@@ -4,7 +4,8 @@
         done = python.run("import torch_cubin; print(1)", env={...})     # as subprocess.run does
 
 Each run has its own environment, working folder, arguments and `__main__`; of this package and of
-its tests nothing is imported before. Its end runs what atexit holds and frees nothing. What the
+its tests nothing is imported before. Its end runs what atexit holds and frees nothing, or is an
+interpreter's whole end (`finalize`). What the
 system's loader reads when a process starts (LD_LIBRARY_PATH) must be given to PreloadedPython.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -45,10 +47,12 @@ class PreloadedPython(contextlib.AbstractContextManager):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         path: Sequence[str] | None = None,
+        finalize: bool = False,
         timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         """Runs `code` with sys.argv `argv`, sys.path `path` (else this process's), and `env`, or
-        what was given to PreloadedPython."""
+        what was given to PreloadedPython. `finalize`: the end of the process is part of the test.
+        """
         output, errors = (Path(self._folder.name) / name for name in ("stdout", "stderr"))
         request = {
             "code": code,
@@ -56,6 +60,7 @@ class PreloadedPython(contextlib.AbstractContextManager):
             "env": dict(self.env if env is None else env),
             "cwd": str(cwd or Path.cwd()),
             "path": list(sys.path if path is None else path),
+            "finalize": finalize,
             "stdout": str(output),
             "stderr": str(errors),
         }
@@ -97,6 +102,8 @@ def _killed_after(pid: int, seconds: float):
 def _serve(modules: Sequence[str]) -> None:
     for name in modules:
         importlib.import_module(name)
+    # The children's collections would visit all objects made so far, a tenth of a second each time.
+    gc.freeze()
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
@@ -133,6 +140,9 @@ def _exit_as(request: dict) -> None:
     except BaseException:  # as an interpreter would
         status = 1
         traceback.print_exc()
+    if request["finalize"]:
+        gc.unfreeze()
+        sys.exit(status)
     # An interpreter would now free all of PyTorch, which takes longer than most of what runs here.
     atexit._run_exitfuncs()
     sys.stdout.flush()

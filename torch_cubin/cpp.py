@@ -165,6 +165,7 @@ def cache_path() -> Path:
     return _own_folder() if folder is None else folder.resolve()
 
 
+@errors.named_keywords
 def load_inline(
     name: str,
     source: str,

@@ -11,8 +11,14 @@ also the built-in class that a Python user expects for that mistake.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
+import os
 import re
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -138,6 +144,47 @@ def nearest(wanted: str, known: Sequence[str]) -> str:
     if not found:
         return ", ".join(f"'{name}'" for name in known)
     return ", ".join(f"'{name}'" for name in found) + f" (nearest of {len(known)})"
+
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def check_keywords(function: str, keywords: Iterable[str], known: Sequence[str]) -> None:
+    """Raises for a keyword that a public function does not know: which it knows, or the nearest."""
+    for name in keywords:
+        if name not in known:
+            raise fault(
+                "input",
+                f"torch_cubin.{function}",
+                "has an unknown argument",
+                expected=nearest(name, known),
+                got=f"'{name}'",
+            )
+
+
+def named_keywords(function: _Function) -> _Function:
+    """Decorates a public function, or a method `__init__`, with :func:`check_keywords`."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [each.name for each in parameters if each.name != "self"]
+    name = function.__qualname__.removesuffix(".__init__").removeprefix("_")
+
+    @functools.wraps(function)
+    def checked(*args: object, **keywords: object) -> object:
+        check_keywords(name, keywords, known)
+        return function(*args, **keywords)
+
+    return checked  # type: ignore[return-value]
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """A warning that names the line of the user's that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 def counted(count: int, noun: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from fake_driver.build import cuda_include
 from faults.forked import error_of, forked
+from preloaded import PreloadedPython
 
 import torch_cubin
 from torch_cubin import errors
@@ -315,9 +316,15 @@ atexit.register(lambda: module["vec_add"](x, x, x, 64, grid=1, block=64))
 }
 
 
+@pytest.fixture(scope="module")
+def fresh_python():
+    with PreloadedPython(["torch"]) as python:
+        yield python
+
+
 @pytest.mark.fault_case(36)
 @pytest.mark.parametrize("kind", EXITS)
-def test_exits(kind):
+def test_exits(kind, fresh_python):
     """The status that is asked for, no output but an exception's, no core."""
     code = f"""
 import ctypes, sys, torch, torch_cubin
@@ -335,10 +342,12 @@ x = torch.zeros(64)
 module["vec_add"](x, x, x, 64, grid=1, block=64)
 {EXITS[kind]}
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
-    )
+    if kind == "handles":  # one whole start and end; the others begin where torch is imported
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    else:
+        done = fresh_python.run(code, finalize=True, timeout=120)
     assert done.stdout == ""
     if kind == "exception":
         assert done.returncode == 1

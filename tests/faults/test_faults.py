@@ -45,6 +45,7 @@ ONE_WAY = (
     "fake_cpp",
     "fake_fmha_library",
     "fake_kernel_lookup",
+    "fake_kv_cache",
     "fake_triton",
     "fake_tuned_calls",
     "fake_views",
@@ -75,6 +76,8 @@ def run_on_the_fake_driver(name: str, way: str, python: PreloadedPython) -> None
     environment = {
         **python.env,
         "FAKE_CUDA_DEVICES": "2",
+        # Other packages' plugins are not needed; hypothesis's alone takes a second of each run.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "TORCH_CUBIN_PLAIN_LAUNCH": "1" if way == "plain" else "0",
     }
     if way == "dlpack":

@@ -158,6 +158,74 @@ def test_no_argument_is_kept_alive(mode, device):
     assert uses() == before
 
 
+# By op: the tensors that a call must give, by name.
+def needed(op: str, device: str) -> dict[str, torch.Tensor]:
+    if op in ("matmul", "linear", "addmm"):
+        names = {"matmul": "self other", "linear": "input weight", "addmm": "input mat1 mat2"}[op]
+        return {name: ones(2, 2, device=device) for name in names.split()}
+    if op == "flash_attention_with_kvcache":
+        half = ones(1, 4, 2, 64, dtype=torch.bfloat16, device=device)
+        return {"q": half, "k_cache": half, "v_cache": half}
+    tensors = {name: ones(1, 2, 4, 8, device=device) for name in ("query", "key", "value")}
+    if op == "attention_backward":
+        out, logsumexp = torch.ops.cubin.attention_forward(**tensors)
+        tensors |= {"grad_out": out, "out": out, "logsumexp": logsumexp}
+    return tensors
+
+
+@pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        *("matmul", "linear", "addmm", "scaled_dot_product_attention", "attention_forward"),
+        *("attention_backward", "flash_attention_with_kvcache"),
+    ],
+)
+def test_a_tensor_that_is_none_is_named(op, mode, device):
+    function, tensors = getattr(torch.ops.cubin, op), needed(op, device)
+    for name in tensors:
+        with pytest.raises(RuntimeError) as caught, MODES[mode]():
+            function(**{**tensors, name: None})
+        text = str(caught.value)
+        assert text.startswith(f"torch_cubin [input]: {op} argument '{name}' is missing"), text
+        assert "got None" in text
+        with pytest.raises(RuntimeError) as caught, MODES[mode]():
+            function(**{**tensors, name: [1.0]})
+        assert f"'{name}'" in str(caught.value)  # PyTorch's own text
+
+
+def test_a_tensor_that_is_none_keeps_no_other_alive(device):
+    x = ones(2, 2, 4, 8, device=device)
+    storage = x.untyped_storage()._cdata
+    before = torch._C._storage_Use_Count(storage)
+    attention = torch.ops.cubin.scaled_dot_product_attention
+    for _ in range(3):
+        for function, args, options in (
+            (matmul, (x, None), {}),
+            (linear, (None, x, x), {}),
+            (linear, (x, None, x), {"activation": "relu"}),
+            (attention, (x, None, x, x), {"dropout_p": 0.5}),
+            (attention, (None, x, x, x), {"dropout_p": 0.5}),
+            (torch.ops.cubin.flash_attention, (None, x, x), {}),
+        ):
+            with pytest.raises(RuntimeError, match=r"is missing: expected a tensor, got None"):
+                function(*args, **options)
+    assert torch._C._storage_Use_Count(storage) == before
+
+
+def test_a_tensor_that_is_none_under_transforms(device):
+    x = ones(2, 2, device=device)
+    for call in (
+        lambda: matmul(None, None),
+        lambda: torch.vmap(lambda a: matmul(None, a))(x),
+        lambda: torch.func.grad(lambda a: matmul(None, a).sum())(x),
+        lambda: matmul(None, x.to("meta")),
+        lambda: matmul(None, x.to_sparse()),
+    ):
+        with pytest.raises(RuntimeError, match=r"\[input\]: matmul argument 'self' is missing"):
+            call()
+
+
 def test_errors_in_backward(device):
     """A wrong gradient is torch's to refuse, before ours."""
     x = ones(2, 3, device=device).requires_grad_()

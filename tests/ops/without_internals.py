@@ -8,6 +8,7 @@ torch is imported once; each name has a fork of its own, which imports torch_cub
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pkgutil
@@ -328,6 +329,7 @@ def without_symbol(name: str) -> str:
 def main() -> None:
     torch.set_num_threads(1)  # threads do not live on in a fork
     torch.testing.assert_close(A, A)  # its first use imports for seconds: once for all forks
+    gc.freeze()  # the forks' collections would visit all that was made so far
     names = in_a_fork(
         lambda: "\n".join({name: None for feature in features() for name in feature.names})
     )

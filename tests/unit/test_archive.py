@@ -265,9 +265,9 @@ def test_names_that_lead_out_are_refused(name: str) -> None:
 def test_bombs_are_not_unpacked() -> None:
     bomb = zipped(("a.cubin", bytes(64 << 20)), method=zipfile.ZIP_DEFLATED)
     assert len(bomb) < 1 << 17
-    begun = time.monotonic()
+    begun = time.process_time()
     assert "would unpack to more" in fault_of(bomb)
-    assert time.monotonic() - begun < 2
+    assert time.process_time() - begun < 2
     # Many files share what may be unpacked.
     many = zipped(*((f"{i}.cubin", bytes(3 << 20)) for i in range(12)), method=zipfile.ZIP_DEFLATED)
     found = [entry.error.message for entry in torch_cubin.inspect(many).entries]
@@ -319,7 +319,7 @@ def test_damage_anywhere_is_an_error_or_nothing(tmp_path: Path) -> None:
     """Bytes changed, cut and moved at random: what is given is right, or an error says why."""
     data = real(tmp_path / "m.pt2").read_bytes()
     random_ = random.Random(5)
-    begun = time.monotonic()
+    begun = time.process_time()
     for _ in range(400):
         changed = bytearray(data)
         for _ in range(random_.choice([1, 1, 4, 40])):
@@ -332,7 +332,7 @@ def test_damage_anywhere_is_an_error_or_nothing(tmp_path: Path) -> None:
             torch_cubin.inspect(bytes(changed))
         except errors.ImageError:
             continue
-    assert time.monotonic() - begun < 60
+    assert time.process_time() - begun < 60
 
 
 def test_hostile_wrappers_cost_no_more_than_their_size() -> None:
@@ -346,9 +346,9 @@ def test_hostile_wrappers_cost_no_more_than_their_size() -> None:
     for _ in range(3):
         random_.shuffle(parts)
         text = "\n".join([*parts, WRAPPER])
-        begun = time.monotonic()
+        begun = time.process_time()
         found = torch_cubin.inspect(zipped(('cab"x.cubin', CUBIN), ("a.cpp", text.encode())))
-        assert time.monotonic() - begun < 20
+        assert time.process_time() - begun < 20
         assert len(found.entries[0].launches) >= 1
 
 

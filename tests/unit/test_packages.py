@@ -415,10 +415,10 @@ def test_long_manifests_are_read_in_linear_time(package) -> None:
     manifest = manifest_of(package)
     text = json.dumps(manifest)[:-1] + ', "more": [' + ",".join(["{}"] * 400_000) + "]}"
     write(package, text)
-    start = time.monotonic()
+    start = time.process_time()
     with contextlib.suppress(torch_cubin.Error):  # whether it may have more, or not
         torch_cubin.load_package(package)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_an_image_that_is_named_200_000_times_is_opened_once(package) -> None:
@@ -429,10 +429,10 @@ def test_an_image_that_is_named_200_000_times_is_opened_once(package) -> None:
     manifest["ops"][0]["kernels"][0]["images"] = [199_999]
     write(package, manifest)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.monotonic()
+    start = time.process_time()
     with contextlib.suppress(torch_cubin.Error):  # the first image may have another op's kernel
         torch_cubin.load_package(package)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
 
 

@@ -23,6 +23,7 @@ _FILE_NAME = re.compile(r"\s*[^\s;{}()]+\.(cu|cuh|cpp|cc|c|h|hpp|ptx|cubin)\s*")
 _ARCH = re.compile(r"sm_\d+[af]?")
 
 
+@errors.named_keywords
 def compile(
     source: str | os.PathLike[str],
     *,

@@ -79,6 +79,7 @@ _TOKEN = re.compile(
 )
 
 
+@errors.named_keywords
 def c_struct(text: str, name: str, *, prefix: int | None = None) -> CStruct:
     """The layout of a struct, from C or C++ text that declares it: a header's, as a whole.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_cubin import errors
 from torch_cubin._declared import kernel_table
-from torch_cubin._declared.define_op import KernelChoice
+from torch_cubin._declared.define_op import LAUNCH_ARGUMENTS, KernelChoice
 from torch_cubin._kernels.module import Loaded, opened
 from torch_cubin._native import library
 
@@ -71,6 +71,8 @@ def choices(
     A device takes the newest architecture that runs there first. Raises FileError [file] where no
     file is found, InputError [input] where no kernel is.
     """
+    known = ("files", "name", "table", "where", "when", *LAUNCH_ARGUMENTS)
+    errors.check_keywords("choices", launch, known)
     pattern = _pattern(name)
     given = None if table is None else kernel_table.read(table)
     images = list(_images(files))

@@ -14,7 +14,7 @@ from torch_cubin._declared.contract import Choice
 from torch_cubin._kernels import module as _module
 from torch_cubin._kernels.module import Kernel
 
-_ARGUMENTS = (
+LAUNCH_ARGUMENTS = (
     *("args", "grid", "block", "shared_memory", "cluster", "cooperative"),
     *("programmatic_dependent_launch", "priority"),
 )
@@ -30,19 +30,12 @@ class KernelChoice:
     """
 
     def __init__(self, kernel: Any, *, when: Any = None, **launch: Any) -> None:
-        for name in launch:
-            if name not in _ARGUMENTS:
-                raise errors.fault(
-                    "input",
-                    "torch_cubin.KernelChoice",
-                    "has an unknown argument",
-                    expected=errors.nearest(name, ("kernel", "when", *_ARGUMENTS)),
-                    got=f"'{name}'",
-                )
+        errors.check_keywords("KernelChoice", launch, ("kernel", "when", *LAUNCH_ARGUMENTS))
         self.kernel, self.when, self.launch = kernel, when, launch
         self.produced: dict[str, Any] = {}  # more of a Choice's fields, of a producer's
 
 
+@errors.named_keywords
 def define_op(
     schema: str,
     *,

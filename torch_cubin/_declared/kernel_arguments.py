@@ -35,7 +35,7 @@ class Struct:
         self.size, self.members = size, members
 
 
-def struct(type: Any, **members: Any) -> Struct:
+def struct(type: Any, /, **members: Any) -> Struct:
     """In define_op's `args`: a struct by value, some of whose members each call decides.
 
     `type` is a subclass of ctypes.Structure, or a structured NumPy dtype, laid out as the kernel's

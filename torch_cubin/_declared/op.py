@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -267,13 +266,12 @@ def define(
         if cpu is not None or state != "same":
             op._cpu = cpu
     if state == "swapped":
-        warnings.warn(
+        errors.warn(
             f"torch_cubin [input]: op '{op.name}' is defined again, with other content. Calls"
             " run the new definition from now on; a backward given by register_autograd is"
             " forgotten. What torch.compile made of the old one keeps its sizes:"
             " torch.compiler.reset() forgets it.",
             UserWarning,
-            stacklevel=3,
         )
     return op
 

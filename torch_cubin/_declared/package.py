@@ -21,6 +21,7 @@ from torch_cubin._native import library
 FORMAT = "torch_cubin package"
 
 
+@errors.named_keywords
 def save_package(
     folder: str | os.PathLike[str],
     ops: Sequence[Op | str],
@@ -93,6 +94,7 @@ def save_package(
     return path
 
 
+@errors.named_keywords
 def load_package(
     folder: str | os.PathLike[str], *, trusted: Iterable[Any] | None = None
 ) -> dict[str, Op]:

@@ -55,6 +55,7 @@ class Like:
         self.tensor, self.dtype = tensor, dtype
 
 
+@errors.named_keywords
 def empty(shape: Any, dtype: Any) -> Empty:
     """In define_op: an output of that shape and dtype, contiguous, where a pattern cannot say it.
 
@@ -65,6 +66,7 @@ def empty(shape: Any, dtype: Any) -> Empty:
     return Empty(shape, dtype)
 
 
+@errors.named_keywords
 def like(tensor: Any, dtype: Any = None) -> Like:
     """In define_op: an output of an argument's shape and order of dims, and dtype by default.
 

@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from torch_cubin import errors
 from torch_cubin._pytorch.compiler import assume_constant_result
 
 # A program whose shapes never repeat must not grow its counts for ever.
@@ -137,6 +138,7 @@ def clear() -> None:
         _declined.clear()
 
 
+@errors.named_keywords
 def report(*, reset: bool = False) -> Report:
     """What drop_in() served and what it left to PyTorch, since the outermost one was entered.
 

@@ -27,6 +27,7 @@ from torch_cubin._native import library
 MAX_BYTES = 1 << 30  # csrc/cubin/elf.h refuses more: there is no need to read it first
 
 
+@errors.named_keywords
 def inspect(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview,
 ) -> Image | Ptx | Container:

@@ -9,7 +9,6 @@ import math
 import operator
 import os
 import re
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -305,7 +304,7 @@ class Module:
 
     def _stays(self, what: str, advice: str) -> bool:
         text = f"torch_cubin [closed]: {self.origin} stays loaded: it is needed by {what}. {advice}"
-        warnings.warn(text.rstrip(), RuntimeWarning, stacklevel=3)
+        errors.warn(text.rstrip(), RuntimeWarning)
         return False
 
     def __enter__(self) -> Module:
@@ -326,6 +325,7 @@ class Module:
         return f"<torch_cubin.Module of {self.origin}: {archs}; {kernels}{state}>"
 
 
+@errors.named_keywords
 def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     """Opens a cubin, from a path or its bytes, for launching its kernels.
 
@@ -387,6 +387,7 @@ def _load_again(
     return module
 
 
+@errors.named_keywords
 def preload(target: Module | Kernel, device: int | str | torch.device | None = None) -> None:
     """Loads a module's kernels, or one kernel, onto a device now (default: PyTorch's current one).
 

@@ -17,9 +17,10 @@ from torch_cubin._native import library
 DEVICE_TYPES = ("cuda",)
 
 
-class _MapArguments:
+class _TensorMap:
     """What a tensor map says of a tensor."""
 
+    @errors.named_keywords
     def __init__(
         self,
         tensor: Any,
@@ -49,7 +50,7 @@ class _MapArguments:
         }
 
 
-class TensorMap(_MapArguments):
+class TensorMap(_TensorMap):
     """A descriptor for the tensor memory accelerator (compute capability 9.0 and newer).
 
     A kernel declares it as `const __grid_constant__ CUtensorMap map` and gets its 128 bytes by
@@ -113,7 +114,7 @@ class TensorMap(_MapArguments):
         return self._encoded
 
 
-class TracedTensorMap(_MapArguments):
+class TracedTensorMap(_TensorMap):
     """A TensorMap that each call of a declared op makes: the arguments of one, not yet known."""
 
 

@@ -210,5 +210,5 @@ def check_activation(name: str) -> None:
             "linear argument 'activation'",
             "is not known",
             "'none', 'relu', 'gelu', 'gelu_tanh' or 'silu'",
-            f"'{name}'",
+            repr(name)[:200],
         )

@@ -65,6 +65,7 @@ class Tuning:
         return "\n".join(text)
 
 
+@errors.named_keywords
 def tune(
     work: Op | Callable[[], object] | Iterable[tuple[int, int, int]],
     inputs: Any = None,
@@ -186,6 +187,7 @@ def _check_one_gpu(op: Op, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]
         )  # fmt: skip
 
 
+@errors.named_keywords
 def load_tuned(path: str | os.PathLike[str]) -> int:
     """Makes this process use a table that Tuning.save() wrote; the number of its products or calls.
 

@@ -6,6 +6,7 @@
 // written their sums. kTileM = 16 rows a warp, of all
 // batch * heads * ceil(seqlen_q / 16) tiles of rows.
 #include "backward_dq.cuh"
+#include "quad.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 

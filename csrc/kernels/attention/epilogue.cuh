@@ -2,6 +2,7 @@
 // to one split's partial results.
 #pragma once
 
+#include "quad.cuh"
 #include "tile.cuh"
 
 namespace torch_cubin {

@@ -5,7 +5,8 @@
 //
 //   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
 //   full barriers:  the producer's arrival and all bytes of the slot
-//   empty barriers: one arrival a consumer warpgroup (of both blocks for K and V of a cluster)
+//   empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup for Q,
+//                   of all for K and V
 //
 // A consumer issues the scores of the next block of keys before the product of this block's weights
 // with V, and makes weights of the scores while that product runs. It does so across tiles: the next
@@ -35,7 +36,7 @@ struct AttentionConfig {
   static constexpr int kStages = kStages_;
   // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
   static constexpr bool kPingPong = kPingPong_;
-  static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1);
+  static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
   // With 32, the warp that deals out tiles spills a few words; nobody waits for it.
   static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
@@ -209,9 +210,8 @@ struct Consumer {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kD / 16; ++i) {
-      Wgmma<C::kN>::template run<C::kType, 0, 0>(s, descriptor(q, i / 4 * 8192 + i % 4 * 32),
-                                                 descriptor(k, i / 4 * (C::kN * 128) + i % 4 * 32),
-                                                 i > 0);
+      Wgmma<C::kN>::template run<C::kType, 0, 0>(s, descriptor(q, k_major_offset(i, 64)),
+                                                 descriptor(k, k_major_offset(i, C::kN)), i > 0);
     }
     wgmma_commit();
   }
@@ -223,7 +223,7 @@ struct Consumer {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kN / 16; ++i) {
-      WgmmaRegisters<C::kD>::template run<C::kType, 1>(o, w[i], descriptor(v, i * 2048),
+      WgmmaRegisters<C::kD>::template run<C::kType, 1>(o, w[i], descriptor(v, i * kMnMajorStep),
                                                        i > 0 ? 1 : add);
     }
     wgmma_commit();
@@ -383,8 +383,7 @@ struct Consumer {
       float total = totals[h];
       inverse[h] = total == 0.0f ? 0.0f : factor[h] / total;
       if (p.logsumexp != nullptr && lane % 4 == 0 && i < tile.sequence.rows) {
-        out[i] = total == 0.0f ? __int_as_float(0xff800000)
-                               : (softmax.reference[h] + log_of_two(total)) * 0.6931471805599453f;
+        out[i] = total == 0.0f ? -kInfinity : (softmax.reference[h] + log2_approx(total)) * kLn2;
       }
     }
   }
@@ -405,7 +404,7 @@ struct Consumer {
           int at = 16 * a + 4 * j + 2 * h;
           word[j] = DTypeTraits<C::kDType>::pack(o[at] * inverse[h], o[at + 1] * inverse[h]);
         }
-        // Transposed among the quad, each of whose threads then has 8 neighbouring columns.
+        // As quad_transpose() does, in an order of instructions of which ptxas makes other code.
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
           u32 got = __shfl_xor_sync(~0u, t & 1 ? word[j] : word[j + 1], 1);
@@ -433,8 +432,8 @@ struct Consumer {
   }
 
   TC_DEVICE void run() {
-    constexpr int kTurn = 1;  // named barriers from here on
-    if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 256);
+    constexpr int kTurn = 1;  // named barriers from here on: one of each consumer's turn
+    if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
     if (begin()) {
       score();
       load_mask();
@@ -461,10 +460,10 @@ struct Consumer {
         } else {
           keys.next();
         }
-        if (C::kPingPong) named_sync(kTurn + group, 256);
+        if (C::kPingPong) named_sync(kTurn + group, 2 * kWarpgroup);
         score();
         multiply_v(add);
-        if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 256);
+        if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
         add = !fresh;
         load_mask();
         wgmma_wait<1>();
@@ -488,7 +487,7 @@ struct Consumer {
       keep_in_place(o);
       store(tiles[(number - 1) % C::kRing], factor);
     }
-    if (C::kPingPong && group == 0) named_sync(kTurn, 256);
+    if (C::kPingPong && group == 0) named_sync(kTurn, 2 * kWarpgroup);
   }
 };
 

@@ -15,12 +15,15 @@
 // multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
 // wants 32 beside the accumulators.
 #include "common/dropout.cuh"
+#include "numbers.cuh"
 #include "sm90_backward_block.cuh"
 #include "sm90_rule.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
+
+constexpr int kGroupBarrier = 1;  // named barriers from here on: one of each warpgroup of keys
 
 template <class C>
 struct Keys {
@@ -99,7 +102,7 @@ struct Keys {
       } else {
         value = DTypeTraits<C::kDType>::load(__ldg(reinterpret_cast<const u16*>(at)));
       }
-      bool hidden = value == -__builtin_huge_valf();
+      bool hidden = value == -kInfinity;
       s[i] = hidden ? value : s[i] + value;
       if (hidden) dp[i] = 0.0f;
     }
@@ -165,7 +168,7 @@ struct Keys {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         int i = 4 * j + r;
-        s[i] = exp2_approx((s[i] - lse[r % 2]) * 1.4426950408889634f);
+        s[i] = exp2_approx((s[i] - lse[r % 2]) * kLog2e);
         dp[i] *= s[i];
       }
     }
@@ -234,8 +237,8 @@ struct Keys {
         keep_in_place(dk);
         keep_in_place(dv);
         // After this all four warps have read their sums, and waited for their products.
-        named_sync(1 + group, 128);
-        if (threadIdx.x % 128 == 0) {
+        named_sync(kGroupBarrier + group, kWarpgroup);
+        if (threadIdx.x % kWarpgroup == 0) {
           barrier_arrive(grad_empty);
           barrier_arrive(q_empty);
         }

@@ -13,11 +13,13 @@
 
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
+#include "quad.cuh"
 #include "sm90_backward_dq.cuh"
-#include "tile.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
+
+constexpr int kBackwardThreads = 4 * kWarpgroup;
 
 // What a block does, as one thread tells the others through shared memory.
 struct KeyBlock {
@@ -72,7 +74,8 @@ struct BackwardConfig {
   static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
   static constexpr int kQStages = kQStages_, kGradStages = kGradStages_, kScoreStages = 2,
                        kDqStages = 2;
-  static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64, kThreads = 512;
+  static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64,
+                       kThreads = kBackwardThreads;
   static constexpr int kPanels = kD / 64, kRowPanels = (kRows + 63) / 64;
   // Arrivals of those who have read q or grad_out, and of those who have stored dS.
   static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups;
@@ -84,8 +87,8 @@ struct BackwardConfig {
   static constexpr int kKeyBytes = kPanels * kPanelBytes, kQBytes = kRows * kD * 2;
   static constexpr int kScoreBytes = kRowPanels * kPanelBytes, kPieceBytes = 64 * kRows * 4;
   static constexpr int kSumBytes = 2 * kRows * 4;
-  static constexpr int kMaskWords =
-      (kRows / 2 + 31) / 32;  // of a thread: a bit for each of its scores
+  // Of a thread: a bit for each of its scores.
+  static constexpr int kMaskWords = (kRows / 2 + 31) / 32;
   static constexpr int kMaskBytes = 2 * kKeys * kMaskWords * 4;
   static constexpr int kDqSlots = kWide ? 2 : kDqStages * kPanels;
   static constexpr int kK = 0, kV = kKeyBytes, kQ = 2 * kKeyBytes, kGrad = kQ + kQStages * kQBytes;
@@ -138,8 +141,9 @@ struct Steps {
   }
 };
 
+// What a boolean mask hides of a step: a Sm90StepClass.
 TC_DEVICE u32 mask_class(const Sm90BackwardParams& p, const KeyBlock& work, int head, int tile) {
-  if (p.bits.words == nullptr) return 0;
+  if (p.bits.words == nullptr) return kStepHidesNone;
   MaskPlace at(p.bits, work.batch, work.head * p.group + head, tile);
   return __ldg(p.bits.classes + (at.pair * p.key_tiles + work.key_tile) * p.bits.tiles + at.tile);
 }
@@ -147,9 +151,9 @@ TC_DEVICE u32 mask_class(const Sm90BackwardParams& p, const KeyBlock& work, int 
 // By all threads of a block with a mask; work.steps was 0.
 TC_DEVICE void count_steps(const Sm90BackwardParams& p, KeyBlock& work) {
   int all = max(0, work.end - work.begin) * p.group, own = 0;
-  for (int i = threadIdx.x; i < all; i += 512) {
+  for (int i = threadIdx.x; i < all; i += kBackwardThreads) {
     u32 what = mask_class(p, work, i % p.group, work.begin + i / p.group);
-    own += what < kSm90MaskHidesAll ? 1 : 0;
+    own += what < kStepHidesAll ? 1 : 0;
   }
   own = __reduce_add_sync(~0u, own);
   if (threadIdx.x % 32 == 0 && own > 0) atomicAdd(&work.steps, own);
@@ -199,17 +203,17 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& wor
 #pragma unroll 1
   for (int i = 0; i < work.steps; step.next()) {
     u32 what = mask_class(p, work, step.head, step.tile);
-    if (what >= kSm90MaskHidesAll) continue;
+    if (what >= kStepHidesAll) continue;
     int row = step.tile * C::kRows, head = work.head * p.group + step.head;
     u32 q = slot<C::kQStages>(i), grad = slot<C::kGradStages>(i);
     u32 full = shared + C::kQFull + 8 * q;
-    u32 hidden = 8 * row + (what != 0 ? 4 : 0) + (what | hides<C>(s, key, row));
+    u32 hidden = 8 * row + (what != kStepHidesNone ? 4 : 0) + (what | hides<C>(s, key, row));
     if (C::kKeyGroups == 2) hidden |= 2 * hides<C>(s, key + 64, row);
     barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(i) ^ 1);
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
     if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
-    barrier_expect(full, C::kQBytes + C::kSumBytes + (what != 0 ? C::kMaskBytes : 0));
-    if (what != 0) {
+    barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
+    if (what != kStepHidesNone) {
       MaskPlace at(p.bits, work.batch, head, step.tile);
       tc_int64 from = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
       bulk_load(shared + C::kMask + q * C::kMaskBytes, p.bits.words + from * (C::kMaskBytes / 4),
@@ -242,16 +246,8 @@ TC_DEVICE void store_turn(int* at, int value) {
 }
 
 TC_DEVICE void wait_for_turn(const int* at, int rank) {
-#ifdef TC_BOUND_NANOSECONDS
-  u64 start = 0, now;
-#endif
-  while (load_turn(at) != rank) {
-#ifdef TC_BOUND_NANOSECONDS
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    if (start == 0) start = now;
-    if (now - start > TC_BOUND_NANOSECONDS) asm volatile("trap;");
-#endif
-  }
+  WaitBound bound;
+  while (load_turn(at) != rank) bound.check();
 }
 
 // Adds the dq of every kDqStages-th step to dq_sum, each tile of queries when it is this block's turn. A
@@ -264,7 +260,7 @@ TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock& w
   u32 from = shared + C::kDq + stage * C::kPanels % C::kDqSlots * C::kPieceBytes;
 #pragma unroll 1
   for (int next = 0; next < work.steps; step.next()) {
-    if (mask_class(p, work, step.head, step.tile) >= kSm90MaskHidesAll) continue;
+    if (mask_class(p, work, step.head, step.tile) >= kStepHidesAll) continue;
     int i = next++;
     if (i % C::kDqStages != stage) continue;
     tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
@@ -334,8 +330,8 @@ struct Queries {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < C::kKeys / 16; ++k) {
-      Wgmma<C::kRows>::template run<C::kType, 1, 1>(dq, descriptor(high_a, a, 2048 * k),
-                                                    descriptor(high_b, b, 2048 * k), k > 0);
+      Wgmma<C::kRows>::template run<C::kType, 1, 1>(dq, descriptor(high_a, a, kMnMajorStep * k),
+                                                    descriptor(high_b, b, kMnMajorStep * k), k > 0);
     }
     wgmma_commit();
   }
@@ -343,7 +339,7 @@ struct Queries {
   TC_DEVICE void store(int stage, int piece) {
     u32 buffer = (C::kPanels * stage + piece) % C::kDqSlots;
     u32 to = shared + C::kDq + buffer * C::kPieceBytes +
-             threadIdx.x % 128 / 32 * (C::kPieceBytes / 4) + lane() * 16;
+             threadIdx.x % kWarpgroup / 32 * (C::kPieceBytes / 4) + lane() * 16;
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
       store_shared(to + j * 512, *reinterpret_cast<float (*)[4]>(&dq[4 * j]));
@@ -383,8 +379,8 @@ TC_DEVICE void multiply_keys(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
 #pragma unroll
   for (int i = 0; i < C::kD / 16; ++i) {
     Wgmma<C::kRows>::template run<C::kType, 0, 0>(
-        out, descriptor(high, keys >> 4, i / 4 * C::kPanelBytes + i % 4 * 32),
-        descriptor(high, rows >> 4, i / 4 * (C::kRows * 128) + i % 4 * 32), i > 0);
+        out, descriptor(high, keys >> 4, k_major_offset(i, C::kKeys)),
+        descriptor(high, rows >> 4, k_major_offset(i, C::kRows)), i > 0);
   }
   wgmma_commit();
 }
@@ -401,7 +397,7 @@ TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4
     for (int part = 0; part < C::kD / kColumns; ++part) {
       WgmmaRegisters<kColumns>::template run<C::kType, 1>(
           reinterpret_cast<float (&)[kColumns / 2]>(sum[part * (kColumns / 2)]), w[i],
-          descriptor(high, rows >> 4, i * 2048 + part * (2 * C::kRows * 128)), 1);
+          descriptor(high, rows >> 4, i * kMnMajorStep + part * (2 * C::kRows * 128)), 1);
     }
   }
   wgmma_commit();
@@ -445,7 +441,7 @@ TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 shared, u32 q, int gr
   }
   if ((first_row & 4) == 0) return;
   u32 words = shared + C::kMask + q * C::kMaskBytes +
-              (128 * group + threadIdx.x % 128) * (C::kMaskWords * 4);
+              (kWarpgroup * group + threadIdx.x % kWarpgroup) * (C::kMaskWords * 4);
 #pragma unroll
   for (int word = 0; word < C::kMaskWords; ++word) {
     u32 seen;

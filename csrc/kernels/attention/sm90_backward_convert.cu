@@ -5,8 +5,8 @@
 // A warp has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then within each
 // quad, so that every lane has 8 neighbouring columns of one query.
 #include "common/dtype.cuh"
+#include "quad.cuh"
 #include "sm90_backward_dq.cuh"
-#include "tile.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 

@@ -8,6 +8,7 @@
 //
 // Eight lanes a row, so that they read 128 neighbouring bytes; a block has kTileM rows of one tile.
 #include "common/dtype.cuh"
+#include "numbers.cuh"
 #include "sm90_backward_dq.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -20,7 +21,6 @@ struct Config {
 using namespace sm90;
 using Traits = DTypeTraits<Config::kDType>;
 constexpr int kLanes = 8;
-constexpr float kInfinity = __builtin_huge_valf();
 static_assert(Config::kTileM * kLanes == Config::kThreads, "eight lanes a row");
 
 // The sum of 8 products.

@@ -6,9 +6,9 @@
 // a warp's store of 8 queries has no bank conflicts.
 //
 // The blocks of a head's keys add to a tile in the order of their keys (those that a boolean mask hides
-// from it altogether do not), the first one stores: the same
-// bits in every run, and nothing to clear. A block waits only for blocks that took their work before it
-// did, by an atomic counter, so they run or have run, in whichever order the device starts blocks.
+// from it altogether do not), the first one stores: the same bits in every run, and nothing to clear. A
+// block waits only for blocks that took their work before it did, by an atomic counter, so they run or have
+// run, in whichever order the device starts blocks.
 #pragma once
 
 #include "sm90_backward_params.h"
@@ -76,8 +76,8 @@ TC_DEVICE int first_query_tile(const int* cu_seqlens_q, int sequence, int rows) 
 
 // A tile of queries by its number.
 struct QueryTile {
-  int batch, head,
-      tile;  // tile: of the sequence; negative, or past its end, where the number is none's
+  int batch, head;
+  int tile;  // of the sequence; negative, or past its end, where the number is none's
 
   // By a whole warp.
   TC_DEVICE QueryTile(const Sm90BackwardParams& p, u32 number) {

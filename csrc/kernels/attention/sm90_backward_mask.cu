@@ -6,12 +6,10 @@
 // A block has the mask of one tile of queries and one block of keys; thread t writes what thread t of the
 // warpgroups of keys reads: bit 4j + 2h + c is of query 8j + lane % 4 * 2 + c and key
 // 16 (t / 32) + lane / 4 + 8h.
-#include "common/hopper.cuh"
+#include "common/ptx.cuh"
 #include "sm90_backward_params.h"
 
 namespace torch_cubin::TC_KERNEL {
-
-using namespace sm90;
 
 constexpr int kMostRows = 96, kMostKeys = 128, kPitch = kMostKeys + 4;
 
@@ -40,8 +38,7 @@ TC_DEVICE uint4 load_bytes(const Sm90BackwardParams& p, const unsigned char* row
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   __shared__ __align__(16) unsigned char bytes[kMostRows * kPitch];
-  wait_for_previous_grid();
-  launch_next_grid();
+  wait_for_previous_kernel();
   u32 index = blockIdx.x;
   int key_tile = static_cast<int>(index % p.key_tiles);
   index /= p.key_tiles;
@@ -89,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   if (thread != 0) return;
   tc_int64 at = static_cast<tc_int64>(pair);
   p.bits.classes[(at * p.key_tiles + key_tile) * p.bits.tiles + tile] =
-      any ? first + 2 * second : kSm90MaskHidesAll;
+      any ? first * kStepHidesInFirst + second * kStepHidesInSecond : kStepHidesAll;
   unsigned char* seen = p.bits.seen + (at * p.bits.tiles + tile) * p.bits.seen_pitch;
   seen[key_tile] = any;
   // Words are read as far as the pitch.

@@ -15,14 +15,10 @@
 
 namespace torch_cubin {
 
-// What a step is to a boolean mask: whether it hides some of the block's first 64 keys, some of the others,
-// or all, and then nobody takes the step.
-constexpr int kSm90MaskHidesAll = 4;
-
 // A boolean mask, as sm90_backward_mask.cu lays it out for steps.
 struct Sm90MaskBits {
   unsigned* words;  // [batch][head][tile][key tile][thread][word]: a bit for each of its scores
-  unsigned char* classes;  // [batch][head][key tile][tile]
+  unsigned char* classes;  // [batch][head][key tile][tile]: a Sm90StepClass
   unsigned char* seen;  // [batch][head][tile][seen_pitch]: 1 where a block of keys takes the step
   int batches, heads, tiles;  // that the mask has; 1 where it is the same for all
   int seen_pitch;             // the key tiles, up to a multiple of 4

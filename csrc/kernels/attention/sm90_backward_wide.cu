@@ -30,7 +30,7 @@ struct WideGroup {
   TC_DEVICE u32 q_at() const { return shared + C::kQ + q() * C::kQBytes; }
   TC_DEVICE u32 grad_at() const { return shared + C::kGrad + grad() * C::kQBytes; }
   TC_DEVICE u32 sums_at() const { return shared + C::kSums + q() * C::kSumBytes + lane() % 4 * 8; }
-  TC_DEVICE u32 weights_at() const { return shared + C::kWeights + threadIdx.x % 128 * 16; }
+  TC_DEVICE u32 weights_at() const { return shared + C::kWeights + threadIdx.x % kWarpgroup * 16; }
   TC_DEVICE int own_key() const { return work.key_tile * C::kKeys + 16 * warp() + lane() / 4; }
 
   TC_DEVICE void wait_for_q() {
@@ -78,7 +78,7 @@ struct Values : WideGroup<C> {
     u32 to = this->weights_at();
 #pragma unroll
     for (int i = 0; i < C::kRows / 8; ++i) {
-      store_shared(to + i * 2048, *reinterpret_cast<float (*)[4]>(&s[4 * i]));
+      store_shared(to + i * (kWarpgroup * 16), *reinterpret_cast<float (*)[4]>(&s[4 * i]));
     }
     this->release(this->shared + C::kWeightsFull);
   }
@@ -139,7 +139,7 @@ struct WideKeys : WideGroup<C> {
     for (int i = 0; i < C::kRows / 8; ++i) {
       float delta[2], weight[4];
       load_pair(delta, delta_at + i * 32);
-      load_shared(weight, from + i * 2048);
+      load_shared(weight, from + i * (kWarpgroup * 16));
 #pragma unroll
       for (int r = 0; r < 4; ++r) dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
     }

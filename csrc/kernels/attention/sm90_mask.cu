@@ -9,9 +9,11 @@
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kTileRows = 128, kMostHalves = kMaskTileBlocks * 8;  // of 16 keys, of a row
+constexpr int kTileRows = 128;                    // at most
+constexpr int kMostPieces = kMaskTileBlocks * 8;  // of 16 keys, of a row
 
-// A bit for each byte that is not 0.
+// A bit for each byte that is not 0: its bit 7 says so, once 0x7f is added to the others, and is moved to
+// the word's end.
 TC_DEVICE u32 bits_of(u32 bytes) {
   u32 any = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) >> 7 & 0x01010101u;
   return (any | any >> 7 | any >> 14 | any >> 21) & 15;
@@ -42,7 +44,7 @@ TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) 
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ Sm90MaskParams p) {
   // Two words more, so that threads of neighbouring rows do not meet in one bank.
-  __shared__ u16 bits[kTileRows][kMostHalves + 2];
+  __shared__ u16 bits[kTileRows][kMostPieces + 2];
   __shared__ u32 found;  // two bits a block of keys: some key is visible, some key is hidden
   wait_for_previous_kernel();
   int chunk = blockIdx.x % p.chunks;
@@ -50,17 +52,17 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   int tile = static_cast<int>(line % p.tiles);
   tc_int64 pair = line / p.tiles, batch = pair / p.heads;
   int first_row = tile * p.tile_rows, rows = min(p.tile_rows, p.rows - first_row);
-  int block_halves = p.tile_columns / 16, halves = kMaskTileBlocks * block_halves;
+  int block_pieces = p.tile_columns / 16, pieces = kMaskTileBlocks * block_pieces;
   int first_column = chunk * kMaskTileBlocks * p.tile_columns;
   const unsigned char* from = p.mask + batch * p.stride[0] +
                               (pair - batch * p.heads) * p.stride[1] + first_row * p.stride[2];
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
   if (threadIdx.x == 0) found = 0;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < rows * halves; i += TC_THREADS) {
-    int row = i / halves, half = i - row * halves, column = first_column + 16 * half;
+  for (int i = threadIdx.x; i < rows * pieces; i += TC_THREADS) {
+    int row = i / pieces, piece = i - row * pieces, column = first_column + 16 * piece;
     int count = p.columns - column;
-    bits[row][half] =
+    bits[row][piece] =
         static_cast<u16>(count > 0 ? sixteen_bits(from + row * p.stride[2] + column * p.stride[3],
                                                   p.stride[3], count)
                                    : 0);
@@ -75,14 +77,14 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
       u32 word[4] = {0, 0, 0, 0}, all = ~0u;
       int count = p.columns - block * p.tile_columns;
 #pragma unroll 1
-      for (int half = 0; half < block_halves; ++half) {
-        u32 sixteen = bits[row][of_chunk * block_halves + half];
-        int exist = min(max(count - 16 * half, 0), 16);
+      for (int piece = 0; piece < block_pieces; ++piece) {
+        u32 sixteen = bits[row][of_chunk * block_pieces + piece];
+        int exist = min(max(count - 16 * piece, 0), 16);
         if (sixteen != (1u << exist) - 1) all = 0;
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
           u32 four = (sixteen >> 2 * t & 3) | (sixteen >> (8 + 2 * t) & 3) << 2;
-          word[t] |= four << (4 * half);
+          word[t] |= four << (4 * piece);
         }
       }
       auto to =
@@ -97,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   __syncthreads();
   if (threadIdx.x != 0) return;
   // A block without a visible key is of class 0 whether or not a key is hidden.
-  u32 some = found & 0x55;
+  u32 some = found & 0x55;  // bit 0 of each class
   auto classes = p.classes + line * p.classes_of_tile;
   classes[chunk] = static_cast<unsigned char>(some | (found & some << 1));
   if (chunk != p.chunks - 1) return;

@@ -5,8 +5,7 @@ typedef long long tc_int64;  // device code includes no <cstdint>
 
 namespace torch_cubin {
 
-constexpr int kMaskTileBlocks = 4;   // blocks of keys that one block of threads lays out
-constexpr int kMaskWordBlocks = 16;  // whose classes are in one word
+constexpr int kMaskTileBlocks = 4;  // blocks of keys that one block of threads lays out
 
 struct Sm90MaskParams {
   const unsigned char* mask;  // a byte a key: 0 hides

@@ -9,6 +9,7 @@
 // The first block makes the order by counting how many tiles there are of each cost; a warp has a
 // sequence. The others look for rows of no sequence: behind a sequence's last one, where a bound cuts it
 // short, and before the first and behind the last sequence.
+#include "numbers.cuh"
 #include "sm90_order_params.h"
 #include "sm90_sequence.cuh"
 
@@ -136,7 +137,7 @@ TC_DEVICE void clear_row(const Sm90OrderParams& p, tc_int64 row, bool of_keys) {
   }
   if (of_keys || p.logsumexp == nullptr) return;
   for (int head = threadIdx.x; head < p.heads; head += kThreads) {
-    p.logsumexp[head * p.logsumexp_head + row] = -__builtin_huge_valf();
+    p.logsumexp[head * p.logsumexp_head + row] = -kInfinity;
   }
 }
 

@@ -59,9 +59,9 @@ struct Sm90OrderPlace {
 };
 
 struct Sm90Order {
-  int next;   // the tiles that have been taken, of all heads
-  int count;  // places, of one head
-  int unused[2];
+  int next;                  // the tiles that have been taken, of all heads
+  int count;                 // places, of one head
+  int unused[2];             // places begin at a multiple of 16 bytes
   Sm90OrderPlace places[1];  // and more
 };
 
@@ -75,11 +75,25 @@ struct Sm90ScoreRule {
   float scale, softcap, keep_scale;
 };
 
-// What a block of keys is to a tile of queries (Sm90MaskTiles).
+// NOTE: what a boolean mask is to a tile of queries and a block of keys has two numberings. 0 hides all of
+// it in the forward, and nothing of it in the backward. Each is what its loop asks first.
+
+// The forward's: bit 0 is set where some key is visible, bit 1 where some others are hidden. Only blocks with
+// bit 0 are visited.
 enum Sm90MaskClass {
   kMaskHidesAll = 0,
   kMaskHidesNone = 1,
   kMaskHidesSome = 3,
+};
+constexpr int kMaskWordBlocks = 16;  // whose classes are in one word
+
+// The backward's: a bit for each 64 keys of the block, one for each warpgroup, of which some are hidden; or
+// that all are, in which case nobody takes the step.
+enum Sm90StepClass {
+  kStepHidesNone = 0,
+  kStepHidesInFirst = 1,
+  kStepHidesInSecond = 2,
+  kStepHidesAll = 4,
 };
 
 // A boolean mask as sm90_mask.cu lays it out for a kernel's tiles: all words are for tile N keys.
@@ -87,7 +101,7 @@ struct Sm90MaskTiles {
   // Null, or for each row, block of keys and lane t of a quad a word. Its bit e is 0 where the block's
   // key 8 * (e / 2) + 2 * t + e % 2 is hidden: the keys whose scores that lane has, in their order.
   const unsigned* words;
-  // For each tile of queries, words of 16 blocks of keys, two bits each: a Sm90MaskClass.
+  // For each tile of queries, words of kMaskWordBlocks blocks of keys, two bits each: a Sm90MaskClass.
   const unsigned* classes;
   int* next;                 // how many tiles blocks have taken
   tc_int64 word_stride[3];   // batch, head, row

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "common/score_rule.cuh"
+#include "numbers.cuh"
 #include "sm90_sequence.cuh"
 
 namespace torch_cubin {
@@ -30,7 +31,7 @@ class TileRule {
   // NOTE: off by up to 2^-22, which is 2^-16 of a softcap of 64: far below a rounding of 16-bit types.
   // The host brings softcaps to 1024; larger ones and float32 need the longer way of score.cuh.
   TC_DEVICE float cap_tanh(float score) const {
-    float e = exp2_approx(score * (2.0f * 1.4426950408889634f / p_.softcap));
+    float e = exp2_approx(score * (2.0f * kLog2e / p_.softcap));
     return 1.0f - __fdividef(2.0f, e + 1.0f);
   }
 

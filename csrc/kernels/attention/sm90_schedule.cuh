@@ -16,6 +16,13 @@ struct AttentionTile {
   Sm90Sequence sequence;
 };
 
+// Of a word of Sm90MaskClass, a bit for each block of keys that is not hidden wholly: bit 0 of its class.
+TC_DEVICE u32 visible_blocks(u32 word) { return word & 0x55555555u; }
+
+// Those of a word's blocks, as visible_blocks() has them, up to `block`, and from `block` on.
+TC_DEVICE u32 blocks_up_to(int block) { return ~0u >> (30 - block % kMaskWordBlocks * 2); }
+TC_DEVICE u32 blocks_from(int block) { return ~0u << block % kMaskWordBlocks * 2; }
+
 // The classes of a mask for one tile of queries; null without a mask.
 template <int kRows>
 TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionTile& tile) {
@@ -35,7 +42,7 @@ class KeyBlocks {
       : block(tile.last_block), last_(tile.last_block - tile.blocks + 1) {
     if constexpr (kGeneral) {
       classes_ = mask_classes<kRows>(p, tile);
-      if (classes_ != nullptr) word_ = __ldg(classes_ + block / 16);
+      if (classes_ != nullptr) word_ = __ldg(classes_ + block / kMaskWordBlocks);
     }
   }
 
@@ -44,7 +51,8 @@ class KeyBlocks {
   // Whether bits say which keys of the block are visible. Where no block has a visible key, the one
   // that every tile has is of the class that hides all.
   TC_DEVICE bool has_bits() const {
-    return kGeneral && classes_ != nullptr && (word_ >> block % 16 * 2 & 3) != kMaskHidesNone;
+    return kGeneral && classes_ != nullptr &&
+           (word_ >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone;
   }
 
   // Only before the last one.
@@ -57,16 +65,18 @@ class KeyBlocks {
 
   // Goes down to a block that is not hidden wholly, of which there is one.
   TC_DEVICE void find() {
-    if (block % 16 == 15) word_ = __ldg(classes_ + block / 16);
+    if (block % kMaskWordBlocks == kMaskWordBlocks - 1) {
+      word_ = __ldg(classes_ + block / kMaskWordBlocks);
+    }
 #pragma unroll 1
     for (;;) {
-      u32 seen = word_ & 0x55555555u & ~0u >> (30 - block % 16 * 2);
+      u32 seen = visible_blocks(word_) & blocks_up_to(block);
       if (seen != 0) {
-        block = block / 16 * 16 + (31 - __clz(seen)) / 2;
+        block = block / kMaskWordBlocks * kMaskWordBlocks + (31 - __clz(seen)) / 2;
         return;
       }
-      block = block / 16 * 16 - 1;
-      word_ = __ldg(classes_ + block / 16);
+      block = block / kMaskWordBlocks * kMaskWordBlocks - 1;
+      word_ = __ldg(classes_ + block / kMaskWordBlocks);
     }
   }
 
@@ -97,13 +107,13 @@ TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_bl
 TC_DEVICE void trim(AttentionTile& tile, const u32* classes) {
   int first = tile.last_block - tile.blocks + 1, last = -1, least = 0;
 #pragma unroll 1
-  for (int word = tile.last_block / 16; word >= first / 16; --word) {
-    u32 seen = __ldg(classes + word) & 0x55555555u;
-    if (word == tile.last_block / 16) seen &= ~0u >> (30 - tile.last_block % 16 * 2);
-    if (word == first / 16) seen &= ~0u << first % 16 * 2;
+  for (int word = tile.last_block / kMaskWordBlocks; word >= first / kMaskWordBlocks; --word) {
+    u32 seen = visible_blocks(__ldg(classes + word));
+    if (word == tile.last_block / kMaskWordBlocks) seen &= blocks_up_to(tile.last_block);
+    if (word == first / kMaskWordBlocks) seen &= blocks_from(first);
     if (seen == 0) continue;
-    if (last < 0) last = word * 16 + (31 - __clz(seen)) / 2;
-    least = word * 16 + (__ffs(seen) - 1) / 2;
+    if (last < 0) last = word * kMaskWordBlocks + (31 - __clz(seen)) / 2;
+    least = word * kMaskWordBlocks + (__ffs(seen) - 1) / 2;
   }
   tile.blocks = last < 0 ? 1 : last - least + 1;
   if (last >= 0) tile.last_block = last;

@@ -10,7 +10,9 @@
 // the next product waits for. Weights up to kMost are safe in float16 too.
 #pragma once
 
-#include "common/hopper.cuh"
+#include "common/ptx.cuh"
+#include "numbers.cuh"
+#include "quad.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
@@ -20,25 +22,13 @@ constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is a normal numbe
 // References beyond are subtracted from the scores before anything is multiplied: in one fma with a
 // product of their size the result would be all rounding.
 constexpr float kHuge = 1048576.0f;
-constexpr float kLowest = -3.402823466e38f;
 
-TC_DEVICE float log_of_two(float x) {
+TC_DEVICE float log2_approx(float x) {
   float out;
   asm("lg2.approx.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
 
-TC_DEVICE float quad_maximum(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-TC_DEVICE float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-//
 // kGeneral: where one block's maximum had to be looked at, those of the tile's other blocks are, too. ALiBi
 // of keys on both sides makes scores grow from block to block, and scores are not computed twice each time.
 template <bool kGeneral>
@@ -92,10 +82,9 @@ struct RunningSoftmax {
 
   // Adds a score that has no value, in natural units, the same for both rows.
   TC_DEVICE void join(float score, float (&total)[2], float (&factor)[2]) {
-    constexpr float kLog2e = 1.4426950408889634f;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (score == -__builtin_huge_valf()) continue;
+      if (score == -kInfinity) continue;
       bool first = reference[h] == kLowest;
       float moved = first ? score * kLog2e : fmaxf(reference[h], score * kLog2e);
       factor[h] = first ? 0.0f : exp2_approx(reference[h] - moved);
@@ -124,7 +113,7 @@ struct RunningSoftmax {
     float top = fmaxf(s[2 * h], s[2 * h + 1]);
 #pragma unroll
     for (int i = 4; i < kCount; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
-    return quad_maximum(top);
+    return quad_max(top);
   }
 
   // The reference becomes the maximum of the scores, or stays if it is larger. While one of the
@@ -181,7 +170,7 @@ template <int kCount>
 TC_DEVICE void hide_unseen(float (&s)[kCount], const u32 (&seen)[2]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (!(seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1)) s[i] = __int_as_float(0xff800000);
+    if (!(seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1)) s[i] = -kInfinity;
   }
 }
 

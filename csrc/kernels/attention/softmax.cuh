@@ -10,6 +10,7 @@
 // of -FLT_MAX is not yet -inf, and `unit` is 1.
 #pragma once
 
+#include "quad.cuh"
 #include "tile.cuh"
 
 namespace torch_cubin {

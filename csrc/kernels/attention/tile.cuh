@@ -8,13 +8,9 @@
 
 #include "attention_params.h"
 #include "common/mma.cuh"
+#include "numbers.cuh"
 
 namespace torch_cubin {
-
-constexpr float kInfinity = __builtin_huge_valf();
-constexpr float kLowest = -3.4028234663852886e38f;  // stands for -inf where -inf - -inf must be 0
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 // x, which is the same in all 32 lanes, in a uniform register: what the compiler cannot prove to be
 // uniform, and all that follows from it, takes registers of every thread.
@@ -333,35 +329,6 @@ TC_DEVICE void pack_fragment(u32 (&out)[4], const float (&left)[4], const float 
   out[1] = Traits::pack(left[2], left[3]);
   out[2] = Traits::pack(right[0], right[1]);
   out[3] = Traits::pack(right[2], right[3]);
-}
-
-TC_DEVICE float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-TC_DEVICE float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// word[n] of lane t becomes word[t] of lane n, within each quad: afterwards a lane has what the
-// quad had of one n8 tile, 8 columns in order.
-TC_DEVICE void quad_transpose(u32 (&word)[4]) {
-  int t = threadIdx.x % 4;
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    bool upper = t & bit;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (n & bit) continue;
-      u32 keep = upper ? word[n | bit] : word[n];
-      u32 give = upper ? word[n] : word[n | bit];
-      u32 got = __shfl_xor_sync(~0u, give, bit);
-      word[n] = upper ? got : keep;
-      word[n | bit] = upper ? keep : got;
-    }
-  }
 }
 
 }  // namespace torch_cubin

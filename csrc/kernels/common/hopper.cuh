@@ -10,6 +10,25 @@
 namespace torch_cubin {
 namespace sm90 {
 
+constexpr int kWarpgroup = 128;  // threads
+
+// With TC_BOUND_NANOSECONDS (the first runs of a new kernel) a wait that takes longer traps, instead of
+// hanging the GPU.
+struct WaitBound {
+#ifdef TC_BOUND_NANOSECONDS
+  u64 start = 0;
+
+  TC_DEVICE void check() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    if (start == 0) start = now;
+    if (now - start > TC_BOUND_NANOSECONDS) asm volatile("trap;");
+  }
+#else
+  TC_DEVICE void check() {}
+#endif
+};
+
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 TC_DEVICE void barrier_init(u32 shared, u32 arrivals) {
@@ -58,9 +77,7 @@ TC_DEVICE void barrier_wait(u32 shared, u32 parity) {
 // time, where it would otherwise look every few dozen cycles, which takes issue slots and power.
 TC_DEVICE void barrier_sleep(u32 shared, u32 parity) {
   constexpr u32 kNanoseconds = 1000000;
-#ifdef TC_BOUND_NANOSECONDS
-  u64 start = 0, now;
-#endif
+  WaitBound bound;
   for (;;) {
     u32 done;
     asm volatile(
@@ -70,11 +87,7 @@ TC_DEVICE void barrier_sleep(u32 shared, u32 parity) {
         : "r"(shared), "r"(parity), "r"(kNanoseconds)
         : "memory");
     if (done != 0) return;
-#ifdef TC_BOUND_NANOSECONDS
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    if (start == 0) start = now;
-    if (now - start > TC_BOUND_NANOSECONDS) asm volatile("trap;");
-#endif
+    bound.check();
   }
 }
 
@@ -92,19 +105,10 @@ TC_DEVICE void barrier_wait_remote(u32 shared, u32 parity) {
   }
 }
 
-// barrier_wait for a thread with registers to spare: with TC_BOUND_NANOSECONDS (first runs of a new
-// kernel) a barrier that does not complete in that time traps instead of hanging the GPU.
+// barrier_wait for a thread with registers to spare, which a WaitBound takes.
 TC_DEVICE void barrier_wait_bounded(u32 shared, u32 parity) {
-#ifdef TC_BOUND_NANOSECONDS
-  u64 start = 0, now;
-  while (!barrier_try(shared, parity)) {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    if (start == 0) start = now;
-    if (now - start > TC_BOUND_NANOSECONDS) asm volatile("trap;");
-  }
-#else
-  barrier_wait(shared, parity);
-#endif
+  WaitBound bound;
+  while (!barrier_try(shared, parity)) bound.check();
 }
 
 // ---- clusters -----------------------------------------------------------------------------------
@@ -144,13 +148,8 @@ TC_DEVICE void store_remote_async(u32 remote, const float* value, u32 remote_bar
       : "memory");
 }
 
-// All threads of all blocks of the cluster that have not exited; orders shared memory among them.
-TC_DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The same where the threads of a warp may stand at different instructions.
+// All threads of all blocks of the cluster that have not exited; orders shared memory among them. The
+// threads of a warp may stand at different instructions.
 TC_DEVICE void cluster_sync_unaligned() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -184,7 +183,8 @@ TC_DEVICE void named_arrive(int id, int threads) {
 
 // ---- programmatic dependent launch --------------------------------------------------------------
 
-// Every thread that reads or writes global memory calls it first.
+// The two halves of wait_for_previous_kernel() (ptx.cuh), for kernels that work between them. Every thread
+// that reads or writes global memory calls the first one before.
 TC_DEVICE void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 TC_DEVICE void launch_next_grid() {
@@ -228,14 +228,6 @@ TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y) 
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared),
       "l"(map), "r"(barrier), "r"(x), "r"(y)
-      : "memory");
-}
-
-TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y, int b0, int b1) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(b0), "r"(b1)
       : "memory");
 }
 
@@ -340,12 +332,6 @@ TC_DEVICE void fence_async_proxy_everywhere() { asm volatile("fence.proxy.async;
 TC_DEVICE void stmatrix(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-
-TC_DEVICE void stmatrix(u32 shared, u32 a, u32 b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(shared), "r"(a),
-               "r"(b)
                : "memory");
 }
 

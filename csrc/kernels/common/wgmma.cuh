@@ -16,6 +16,15 @@ TC_DEVICE u64 wgmma_descriptor(u32 shared, u32 leading_bytes, u32 stride_bytes) 
          ((shared & 0x3FFFF) >> 4);
 }
 
+// Where the 16-bit elements i * 16 to i * 16 + 15 of K begin in a K-major operand, in panels of 64 of them
+// and `rows` rows.
+constexpr TC_DEVICE int k_major_offset(int i, int rows) {
+  return i / 4 * (rows * 128) + i % 4 * 32;
+}
+
+// From 16 of K to the next 16 in an MN-major operand: as many rows of 128 bytes.
+constexpr int kMnMajorStep = 16 * 128;
+
 TC_DEVICE u64 advance(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
 
 // Before the first wgmma after ordinary code touched its registers.
@@ -137,23 +146,15 @@ struct Wgmma;
 
 TC_WGMMA(8, 0, "4", "5", "6", "7", "8")
 TC_WGMMA(16, 1, "8", "9", "10", "11", "12")
-TC_WGMMA(24, 2, "12", "13", "14", "15", "16")
 TC_WGMMA(32, 3, "16", "17", "18", "19", "20")
-TC_WGMMA(40, 4, "20", "21", "22", "23", "24")
 TC_WGMMA(48, 5, "24", "25", "26", "27", "28")
-TC_WGMMA(56, 6, "28", "29", "30", "31", "32")
 TC_WGMMA(64, 7, "32", "33", "34", "35", "36")
 TC_WGMMA(80, 9, "40", "41", "42", "43", "44")
 TC_WGMMA(96, 11, "48", "49", "50", "51", "52")
-TC_WGMMA(112, 13, "56", "57", "58", "59", "60")
 TC_WGMMA(128, 15, "64", "65", "66", "67", "68")
-TC_WGMMA(144, 17, "72", "73", "74", "75", "76")
 TC_WGMMA(160, 19, "80", "81", "82", "83", "84")
-TC_WGMMA(176, 21, "88", "89", "90", "91", "92")
 TC_WGMMA(192, 23, "96", "97", "98", "99", "100")
-TC_WGMMA(208, 25, "104", "105", "106", "107", "108")
 TC_WGMMA(224, 27, "112", "113", "114", "115", "116")
-TC_WGMMA(240, 29, "120", "121", "122", "123", "124")
 TC_WGMMA(256, 31, "128", "129", "130", "131", "132")
 
 #undef TC_WGMMA
@@ -188,7 +189,6 @@ struct WgmmaRegisters;
 
 TC_WGMMA_REGISTERS(64, 7, "32", "33", "34", "35", "36", "37", "38")
 TC_WGMMA_REGISTERS(128, 15, "64", "65", "66", "67", "68", "69", "70")
-TC_WGMMA_REGISTERS(192, 23, "96", "97", "98", "99", "100", "101", "102")
 TC_WGMMA_REGISTERS(256, 31, "128", "129", "130", "131", "132", "133", "134")
 
 #undef TC_WGMMA_REGISTERS

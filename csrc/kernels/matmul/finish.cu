@@ -1,6 +1,7 @@
 // What an epilogue adds to a product, for products of kernels that cannot add it themselves: they leave
 // their sums unrounded in memory, and this kernel scales them, adds bias and addend, applies the
-// activation and rounds, once. Where K was split it first adds up the splits' sums, in order. Bound by memory, which small products leave in the L2 cache.
+// activation and rounds, once. Where K was split it first adds up the splits' sums, in order. Bound by
+// memory, or by the L2 cache where small products leave their sums there.
 //
 // Roles: all threads are alike; each takes four neighbouring columns of a row at a time.
 #include "activation.cuh"

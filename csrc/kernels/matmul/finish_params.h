@@ -2,7 +2,8 @@
 //
 // out[b, m, n] = round(activation(alpha * sums[b, m, n] + bias[n]) + beta * addend[b, m, n])
 //
-// where sums are those of all splits, added in order. `sums` (float32; float64 for float64) and `out` are contiguous. Strides are in elements.
+// where sums are those of all splits, added in order. `sums` (float32; float64 for float64) and `out` are
+// contiguous. Strides are in elements.
 #pragma once
 
 #include "activation_params.h"

@@ -19,8 +19,7 @@ struct Config {
 constexpr DType kDType = Config::kDType;
 using Accumulator = DTypeTraits<kDType>::Accumulator;
 constexpr int kThreads = Config::kThreads;
-constexpr int kTile =
-    Config::kTileN;  // outputs of a block at a time, when it shares out the splits
+constexpr int kTile = Config::kTileN;  // outputs of a block at a time, where it shares out splits
 constexpr int kManySplits = 8;
 
 // The partial sums first, first + step, ... of output `index`, in this order.

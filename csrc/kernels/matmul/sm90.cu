@@ -196,8 +196,8 @@ TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, 
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
       Wgmma<C::kTileN>::template run<kType, C::kAMnMajor, C::kBMnMajor>(
-          sum[i], advance(a, i * 8192 + k * (C::kAMnMajor ? 2048 : 32)),
-          advance(b, k * (C::kBMnMajor ? 2048 : 32)), k == 0 ? add : 1);
+          sum[i], advance(a, i * 8192 + k * (C::kAMnMajor ? kMnMajorStep : 32)),
+          advance(b, k * (C::kBMnMajor ? kMnMajorStep : 32)), k == 0 ? add : 1);
     }
   }
   wgmma_commit();
@@ -220,7 +220,8 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   u64 a0 = wgmma_descriptor(shared + group * C::kBlocksM * 8192, 8192, 1024);
   u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
 
-  if (C::kConsumers == 2 && group == 1 && !(p.flags & kSm90NoSkew)) named_sync(kSkewBarrier, 256);
+  if (C::kConsumers == 2 && group == 1 && !(p.flags & kSm90NoSkew))
+    named_sync(kSkewBarrier, 2 * kWarpgroup);
   for (;; ++number) {
     barrier_wait(full + 8 * stage, phase);
     const Work& w = ring[number % C::kRing];
@@ -245,7 +246,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       wgmma_wait<1>();
       if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
       if (leads) {
-        named_arrive(kSkewBarrier, 256);
+        named_arrive(kSkewBarrier, 2 * kWarpgroup);
         leads = false;
       }
       next_stage();
@@ -255,7 +256,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
     if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
     if (leads) {
-      named_arrive(kSkewBarrier, 256);
+      named_arrive(kSkewBarrier, 2 * kWarpgroup);
       leads = false;
     }
 
@@ -280,7 +281,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       }
     }
   }
-  if (leads) named_arrive(kSkewBarrier, 256);  // there was no work
+  if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no work
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
 }
 

@@ -20,8 +20,8 @@ TC_DEVICE float load_element(const void* from, tc_int64 index) {
 // latency, once a panel, cost a tenth of a product of 4096 x 4096 x 4096. Zeros where there is none.
 template <class C>
 TC_DEVICE void request_bias(const Sm90MatmulParams& p, u32 bias, int group, int n) {
-  named_sync(kGroupBarrier + group, 128);  // until all have read the last tile's
-  int own = threadIdx.x % 128 * 2;         // two columns of each thread
+  named_sync(kGroupBarrier + group, kWarpgroup);  // until all have read the last tile's
+  int own = threadIdx.x % kWarpgroup * 2;         // two columns of each thread
   if (own >= C::kTileN) return;
   int count = p.bias == nullptr ? 0 : max(0, min(2, p.n - n - own));
   u32 to = bias + own * C::kElement;
@@ -40,7 +40,7 @@ TC_DEVICE void request_bias(const Sm90MatmulParams& p, u32 bias, int group, int 
 // Until all threads' are there.
 TC_DEVICE void wait_for_bias(int group) {
   asm volatile("cp.async.wait_all;" ::: "memory");
-  named_sync(kGroupBarrier + group, 128);
+  named_sync(kGroupBarrier + group, kWarpgroup);
 }
 
 // Which 16 bytes of a panel's row lie where: as the TMA reads them.

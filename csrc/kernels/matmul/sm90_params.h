@@ -44,9 +44,9 @@ enum Sm90Flags {
   // (general) The outermost dim of the tiles' order is a split of K: each split's sums go to a matrix
   // of out of its own, out_batch_stride[0] apart.
   kSm90SplitK = 1 << 18,
-  kSm90ReadA =
-      1 << 19,  // no tensor map: the producer's threads read A's rows, which begin anywhere
-  kSm90ReadB = 1 << 20,  // the same for B
+  // No tensor map: the producer's threads read A's rows, which begin anywhere; the same for B.
+  kSm90ReadA = 1 << 19,
+  kSm90ReadB = 1 << 20,
 };
 
 // An operand of 16-bit elements that the producer's threads read: rows along its contiguous dim.

@@ -11,7 +11,7 @@
 namespace torch_cubin {
 namespace sm90 {
 
-constexpr int kReaders = 128;
+constexpr int kReaders = kWarpgroup;
 // At a full barrier: one of the thread that asks the TMA for bytes, one of each warp.
 constexpr int kReadArrivals = 1 + kReaders / 32;
 

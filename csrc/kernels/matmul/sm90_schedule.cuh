@@ -22,7 +22,7 @@ struct Config {
   // What the kernel can do besides: stream tiles, split K between the blocks of a cluster, read rows
   // that begin anywhere.
   static constexpr bool kStreams = kStreamsValue, kPairs = kPairsValue, kReads = kReadsValue;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
   static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 of one warpgroup
   static constexpr int kElement = kType == DType::float32 ? 4 : 2;
   static constexpr int kTileK = 128 / kElement;

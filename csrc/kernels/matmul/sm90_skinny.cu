@@ -43,7 +43,7 @@ struct SkinnyConfig {
   static constexpr u32 kGroups = kBlocks * kEights;
 };
 
-constexpr int kSkinnyConsumers = 128;
+constexpr int kSkinnyConsumers = kWarpgroup;
 constexpr int kSkinnyMaxStages = 16;
 constexpr int kSkinnyGroupBytes = kSkinnyConsumers * 16;  // the sums of 64 rows x 8 tokens
 
@@ -232,7 +232,7 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
           // Where `rows` ends within a block, what follows it in shared memory is multiplied too:
           // those sums are never stored.
           u32 a = C::kRowsContiguous
-                      ? weights + (block * C::kTileK * 128 + j * 2048) / 16
+                      ? weights + (block * C::kTileK * 128 + j * kMnMajorStep) / 16
                       : weights + (block * 8192 + j % 4 * 32) / 16 + j / 4 * (p.rows * 8);
           Wgmma<C::kTokens>::template run<C::kMath, C::kRowsContiguous, 0>(
               sum[block], skinny_descriptor(a), b, 1);

@@ -20,7 +20,7 @@ TC_DEVICE void move_part(float4* part, float (&sum)[C::kBlocksM][C::kTileN / 2])
 #pragma unroll
     for (int j = 0; j < C::kTileN / 8; ++j) {
       float* s = sum[i] + 4 * j;
-      float4* at = part + (i * (C::kTileN / 8) + j) * 128;
+      float4* at = part + (i * (C::kTileN / 8) + j) * kWarpgroup;
       if constexpr (kMove == Move::store) {
         __stcg(at, make_float4(s[0], s[1], s[2], s[3]));
       } else {
@@ -63,17 +63,17 @@ template <class C>
 TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 word,
                     float (&sum)[C::kBlocksM][C::kTileN / 2]) {
   constexpr int kVectors = C::kTileM * C::kTileN / 4;  // of a part
-  int thread = threadIdx.x % 128;
+  int thread = threadIdx.x % kWarpgroup;
   auto parts = reinterpret_cast<float4*>(p.partial) + group * (kVectors / C::kConsumers) + thread;
   int* counter = p.counters + w.counter + group;
   // One thread decides for the warpgroup.
   auto all = [&](auto decide) {
-    named_sync(kGroupBarrier + group, 128);
+    named_sync(kGroupBarrier + group, kWarpgroup);
     if (thread == 0) {
       u32 answer = decide();
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(answer) : "memory");
     }
-    named_sync(kGroupBarrier + group, 128);
+    named_sync(kGroupBarrier + group, kWarpgroup);
     u32 answer;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(answer) : "r"(word) : "memory");
     return answer != 0;
@@ -100,7 +100,7 @@ TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 wor
 template <class C>
 TC_DEVICE bool exchange(int group, u32 shared, float (&sum)[C::kBlocksM][C::kTileN / 2]) {
   constexpr int kVectors = C::kTileN / 8;
-  int thread = threadIdx.x % 128;
+  int thread = threadIdx.x % kWarpgroup;
   int rank = cluster_rank();
   bool keep = rank == (C::kConsumers == 1 ? 0 : group);
   u32 at = shared + thread * 16;

@@ -29,27 +29,10 @@ StableIValue draw_seed_for_attention(StableIValue* stack) {
   }
 }
 
-}  // namespace
-
-// The callee cannot tell whom it serves: an argument that said so would be in every graph. So the
-// text changes on its way up, which costs a call nothing.
-void call_attention_forward(const char* op, const char* caller, StableIValue* stack) {
-  try {
-    call_op(op, "", stack);
-  } catch (const std::runtime_error& error) {
-    const std::string callee = "]: attention_forward ", text = error.what();
-    const size_t at = text.find(callee);
-    // Only as the object of an error, right behind its tag.
-    if (text.rfind("torch_cubin [", 0) != 0 || at != text.find("]: ")) throw;
-    throw std::runtime_error(text.substr(0, at) + "]: " + caller + " " +
-                             text.substr(at + callee.size()));
-  }
-}
-
 // Arguments: query, key, value, attn_mask, dropout_p, is_causal; scale, enable_gqa. The op below
 // takes the dropout's seed between them: random numbers never hide inside a raw op, where
 // torch.compile would merge two calls or replay one.
-void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint64_t) {
+void call_scaled_dot_product_attention(StableIValue* stack) {
   const StableIValue seed =
       to<double>(stack[4]) > 0 ? draw_seed_for_attention(stack) : from(std::nullopt);
   if (!differentiable()) {
@@ -82,6 +65,28 @@ void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint6
   call_attention_forward("cubin::_attention_forward_autograd", "scaled_dot_product_attention", all);
   stack[0] = all[0];
   to<Tensor>(all[1]);  // releases the logsumexp
+}
+
+}  // namespace
+
+// The callee cannot tell whom it serves: an argument that said so would be in every graph. So the
+// text changes on its way up, which costs a call nothing.
+void call_attention_forward(const char* op, const char* caller, StableIValue* stack) {
+  try {
+    call_op(op, "", stack);
+  } catch (const std::runtime_error& error) {
+    const std::string callee = "]: attention_forward ", text = error.what();
+    const size_t at = text.find(callee);
+    // Only as the object of an error, right behind its tag.
+    if (text.rfind("torch_cubin [", 0) != 0 || at != text.find("]: ")) throw;
+    throw std::runtime_error(text.substr(0, at) + "]: " + caller + " " +
+                             text.substr(at + callee.size()));
+  }
+}
+
+void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint64_t) {
+  call_with_tensors("scaled_dot_product_attention", {"query", "key", "value"}, stack,
+                    [stack] { call_scaled_dot_product_attention(stack); });
 }
 
 }  // namespace torch_cubin

@@ -97,6 +97,7 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
                        const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
                        const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
                        int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p) {
+  if (!query.defined()) fail_undefined("flash_attention", "query");
   const bool varlen = cu_seqlens_q || cu_seqlens_k;
   const bool all_packed = !key && !value;
   std::vector<Tensor> qkv = separate(varlen ? kVarlen : kPlain, query, key, value);

@@ -9,7 +9,6 @@
 #include "ops/attention/operands.h"
 #include "ops/attention/plan.h"
 #include "ops/attention/problem.h"
-#include "pytorch/autograd_state.h"
 
 namespace torch_cubin {
 namespace {
@@ -32,10 +31,6 @@ Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
   const KvCacheShape& shape = call.shape;
   const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v};
   call.out = empty_cuda(sizes, 4, call.dtype, call.device_index);
-  if (call.k) {
-    bump_version(k_cache.get());
-    bump_version(v_cache.get());
-  }
   if (shape.batch == 0 || (!shape.has_queries() && shape.new_columns == 0)) return call.out;
   call.q = readable(q);
   call.k = readable(k);

@@ -213,10 +213,6 @@ class Reference {
 
 Tensor flash_attention_with_kvcache_cpu(TC_KV_CACHE_ARGUMENTS) {
   KvCacheCall call = kv_cache_call(TC_KV_CACHE_CALL);
-  if (call.k) {
-    bump_version(k_cache.get());
-    bump_version(v_cache.get());
-  }
   const auto plain = [](const Tensor& tensor) { return torch::stable::contiguous(detach(tensor)); };
   const auto optional = [&](OptionalTensor& tensor) {
     if (tensor) tensor = plain(*tensor);
@@ -226,6 +222,10 @@ Tensor flash_attention_with_kvcache_cpu(TC_KV_CACHE_ARGUMENTS) {
        {&call.k, &call.v, &call.rotary_cos, &call.rotary_sin, &call.cache_seqlens,
         &call.cache_batch_idx, &call.block_table, &call.alibi_slopes, &call.sinks}) {
     optional(*tensor);
+  }
+  if (call.k) {  // after the copies, which may find no memory
+    bump_version(k_cache.get());
+    bump_version(v_cache.get());
   }
   using torch::headeronly::BFloat16;
   using torch::headeronly::Float8_e4m3fn;

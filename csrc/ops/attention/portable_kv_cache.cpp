@@ -8,6 +8,7 @@
 #include "ops/attention/portable.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/launch.h"
+#include "pytorch/autograd_state.h"
 
 namespace torch_cubin {
 namespace {
@@ -128,6 +129,12 @@ class PortableKvCache : public KvCacheKernels {
     if (vectors > INT_MAX) {
       fail({"input", "flash_attention_with_kvcache", "has too many new rows for one launch",
             "less than 2^34 new elements", std::to_string(vectors) + " vectors of 8", ""});
+    }
+    // Last, so that a refused call changes nothing; before the launch, because PyTorch refuses here
+    // what must not be written: a tensor of inference mode outside of it.
+    if (new_rows > 0) {
+      bump_version(call.k_cache.get());
+      bump_version(call.v_cache.get());
     }
     launch(kernel, {ceil_div(vectors, 256)}, device_, p);
   }

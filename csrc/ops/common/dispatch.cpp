@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cubin/error.h"
+#include "ops/common/argument_checks.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/torch_error.h"
 
@@ -32,6 +33,19 @@ void call_op(const char* op, const char* overload, StableIValue* stack) {
 
 void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack) {
   call_op(differentiable() ? autograd : raw, "", stack);
+}
+
+const char* find_undefined(std::initializer_list<const char*> tensors, const StableIValue* stack) {
+  for (const char* name : tensors) {
+    bool defined = false;
+    aoti_torch_is_defined(torch::stable::detail::to<AtenTensorHandle>(*stack++), &defined);
+    if (!defined) return name;
+  }
+  return nullptr;
+}
+
+void fail_undefined(const char* op, const char* argument) {
+  fail({"input", argument_text(op, argument), "is missing", "a tensor", "None", ""});
 }
 
 Tensor draw_seed(AtenTensorHandle like) {

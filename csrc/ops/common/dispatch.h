@@ -15,6 +15,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "pytorch/tensor.h"
 
@@ -37,6 +38,26 @@ Tensor call_tensor_op(const char* op, const char* overload, const Args&... args)
 
 // call_op() of the raw op, or of the one with a derivative where what runs may be differentiated.
 void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack);
+
+// The name of the first of these arguments, with which `stack` begins, that is an undefined tensor;
+// null where none is. PyTorch makes one of Python's None, whatever the schema says.
+const char* find_undefined(std::initializer_list<const char*> tensors, const StableIValue* stack);
+
+[[noreturn]] void fail_undefined(const char* op, const char* argument);
+
+// Runs `call`, the body of a public op, which takes `stack` over. Where one of the tensors with which
+// it begins is undefined the call fails, somewhere, and this says why instead.
+template <class Call>
+void call_with_tensors(const char* op, std::initializer_list<const char*> tensors,
+                       StableIValue* stack, const Call& call) {
+  const char* undefined = find_undefined(tensors, stack);
+  if (undefined == nullptr) return call();
+  try {
+    call();  // which gives the arguments back
+  } catch (...) {
+  }
+  fail_undefined(op, undefined);
+}
 
 // A new number from the device's generator, so that torch.manual_seed decides it, a CUDA graph
 // draws another at each replay, and checkpointing draws the same again. `like` is only asked for

@@ -82,7 +82,7 @@ Activation check_activation(const std::string& name) {
     if (name == kNames[i]) return static_cast<Activation>(i);
   }
   fail({"input", "linear argument 'activation'", "is not known",
-        "'none', 'relu', 'gelu', 'gelu_tanh' or 'silu'", "'" + name + "'", ""});
+        "'none', 'relu', 'gelu', 'gelu_tanh' or 'silu'", "'" + printable(name) + "'", ""});
 }
 
 Shape check_linear(const TensorView& input, const TensorView& weight,

@@ -22,11 +22,13 @@ bool says_none(StableIValue activation) {
 }  // namespace
 
 void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
-  if (says_none(stack[3])) {
-    torch_delete_string(to<StringHandle>(stack[3]));
-    return call_by_grad_mode("cubin::_linear", "cubin::_linear_autograd", stack);
-  }
-  call_by_grad_mode("cubin::_linear_activation", "cubin::_linear_activation_autograd", stack);
+  call_with_tensors("linear", {"input", "weight"}, stack, [stack] {
+    if (says_none(stack[3])) {
+      torch_delete_string(to<StringHandle>(stack[3]));
+      return call_by_grad_mode("cubin::_linear", "cubin::_linear_autograd", stack);
+    }
+    call_by_grad_mode("cubin::_linear_activation", "cubin::_linear_activation_autograd", stack);
+  });
 }
 
 }  // namespace torch_cubin
