@@ -40,6 +40,11 @@ struct AttentionSettings {
   double keep_scale = 1;      // 1 / kept fraction; 0 where all are dropped
 };
 
+// AttentionSettings::keep_scale for a drop_below.
+inline double keep_scale_of(int drop_below) {
+  return drop_below < 65536 ? 65536.0 / (65536 - drop_below) : 0;
+}
+
 #define TC_ATTENTION_ARGUMENTS                                                          \
   const OptionalTensor &attn_mask, double dropout_p, bool is_causal,                    \
       const OptionalTensor &dropout_seed, std::optional<double> scale, bool enable_gqa, \

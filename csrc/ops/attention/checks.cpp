@@ -260,7 +260,7 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
             ""});
     }
     s.drop_below = static_cast<int>(std::lround(options.dropout_p * 65536));
-    s.keep_scale = s.drop_below < 65536 ? 65536.0 / (65536 - s.drop_below) : 0;
+    s.keep_scale = keep_scale_of(s.drop_below);
   }
   // Kernels take it as a float: one that is 0 there would silently mean none.
   if (!(options.softcap >= 0) || std::isinf(static_cast<float>(options.softcap)) ||
@@ -299,8 +299,7 @@ void check_attention_backward(const AttentionShape& shape, const TensorView& que
   check("logsumexp", logsumexp, shape.logsumexp);
   check_side(op, "grad_out", grad_out, "query", query, query.dtype);
   check_side(op, "out", out, "query", query, query.dtype);
-  check_side(op, "logsumexp", logsumexp, "query", query,
-             query.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float);
+  check_side(op, "logsumexp", logsumexp, "query", query, sums_dtype(query.dtype));
 }
 
 void output_strides(const TensorView& like, const Shape& sizes, int64_t* strides) {

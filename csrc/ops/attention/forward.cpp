@@ -63,9 +63,8 @@ Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& k
   const AttentionShape& shape = call.shape;
   Tensor out = empty_laid_out(q, shape.out, call.dtype);
   if (logsumexp != nullptr) {
-    const ScalarType dtype =
-        call.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-    *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, dtype, call.device_index);
+    *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, sums_dtype(call.dtype),
+                            call.device_index);
   }
   const bool wanted = logsumexp != nullptr && shape.logsumexp.numel() > 0;
   if (shape.out.numel() == 0 && !wanted) return out;

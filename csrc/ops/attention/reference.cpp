@@ -30,10 +30,6 @@ AttentionOptions detached(AttentionOptions options) {
   return options;
 }
 
-ScalarType sums_dtype(const AttentionCall& call) {
-  return call.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
 // `computed` (the same numbers in any shape) as a fresh tensor of `dtype`, laid out like `like`.
 Tensor laid_out(const Tensor& computed, const Shape& sizes, const TensorView& like,
                 ScalarType dtype) {
@@ -54,7 +50,7 @@ Forward forward_dense(const AttentionCall& call, const Tensor& query, const Tens
   if ((shape.seqlen_k == 0 || shape.kv_heads == 0) && !call.options.sinks) {
     const std::vector<int64_t> out = shape.out.vector();
     const std::vector<int64_t> rows(out.begin(), out.end() - 1);
-    Tensor logsumexp = torch::stable::new_empty(query, rows, sums_dtype(call));
+    Tensor logsumexp = torch::stable::new_empty(query, rows, sums_dtype(call.dtype));
     torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
     return {torch::stable::new_zeros(query, out), logsumexp};
   }
@@ -144,7 +140,7 @@ Forward forward_packed(const AttentionCall& call, const Tensor& query, const Ten
   const Shape& sizes = call.shape.out;
   Tensor out = torch::stable::new_zeros(query, sizes.vector());
   Tensor logsumexp =
-      torch::stable::new_zeros(query, {call.shape.heads, sizes.sizes[0]}, sums_dtype(call));
+      torch::stable::new_zeros(query, {call.shape.heads, sizes.sizes[0]}, sums_dtype(call.dtype));
   torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
   for (const Sequence& one : sequences(call, query, key)) {
     const Tensor q = one.of_query(query), k = one.of_key(key), v = one.of_key(value);
@@ -185,7 +181,7 @@ std::tuple<Tensor, Tensor> forward_on_cpu(const char* op, const Tensor& query, c
   const Forward computed =
       call.shape.packed ? forward_packed(call, q, k, v) : forward_dense(call, q, k, v);
   const Shape& rows = call.shape.logsumexp;
-  Tensor logsumexp = empty_near(TensorView(q), rows.sizes, rows.dim, sums_dtype(call));
+  Tensor logsumexp = empty_near(TensorView(q), rows.sizes, rows.dim, sums_dtype(call.dtype));
   torch::stable::copy_(logsumexp, torch::stable::reshape(computed.logsumexp, rows.vector()));
   return {laid_out(computed.out, call.shape.out, TensorView(q), call.dtype), logsumexp};
 }

@@ -128,12 +128,16 @@ void set_dropout(SoftmaxParams& p, const TensorView& seed, const TensorView& sco
   p.drop_below = drop_below;
 }
 
-void set_dropout(SoftmaxParams& p, const AttentionSettings& settings, const AttentionExtras& extras,
-                 HeadRange heads, const TensorView& scores) {
-  if (settings.drop_below == 0) return;
+// The same for a part of a call: with what takes part beside the scores, and dropout.
+SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& settings,
+                         const AttentionExtras& extras, HeadRange heads) {
+  SoftmaxParams p = params_for(scores, settings);
+  set_extras(p, extras, scores);
+  if (settings.drop_below == 0) return p;
   p.first_head = checked_int(heads.first, "heads");
   p.all_heads = checked_int(heads.all_heads, "heads");
   set_dropout(p, TensorView(*extras.dropout_seed), scores, settings.drop_below);
+  return p;
 }
 
 void require_like(const char* name, const TensorView& view, const TensorView& scores, int64_t dim) {
@@ -148,9 +152,7 @@ void require_like(const char* name, const TensorView& view, const TensorView& sc
 void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
                      HeadRange heads, const Tensor& scores, const Tensor* logsumexp) {
   const TensorView view(scores);
-  SoftmaxParams p = params_for(view, settings);
-  set_extras(p, extras, view);
-  set_dropout(p, settings, extras, heads, view);
+  SoftmaxParams p = params_for(view, settings, extras, heads);
   p.scores = view.data();
   p.weights = data_of(scores);
   if (logsumexp != nullptr) p.logsumexp = data_of(*logsumexp);
@@ -161,9 +163,7 @@ void softmax_backward(const AttentionSettings& settings, const AttentionExtras& 
                       HeadRange heads, const Tensor& scores, const Tensor& grad,
                       const Tensor& logsumexp, const Tensor& delta) {
   const TensorView view(scores);
-  SoftmaxParams p = params_for(view, settings);
-  set_extras(p, extras, view);
-  set_dropout(p, settings, extras, heads, view);
+  SoftmaxParams p = params_for(view, settings, extras, heads);
   p.scores = view.data();
   p.weights = data_of(scores);
   p.grad = p.grad_scores = data_of(grad);
@@ -232,7 +232,7 @@ Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_b
   const TensorView view(dense);
   AttentionSettings settings;
   settings.drop_below = static_cast<int>(std::clamp<int64_t>(drop_below, 0, 65536));
-  settings.keep_scale = settings.drop_below < 65536 ? 65536.0 / (65536 - settings.drop_below) : 0;
+  settings.keep_scale = keep_scale_of(settings.drop_below);
   SoftmaxParams p = params_for(view, settings);
   set_dropout(p, TensorView(seed), view, settings.drop_below);
   Tensor out = empty_near(view, view.sizes, 4, view.dtype);

@@ -12,6 +12,11 @@ namespace torch_cubin {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// What sums over elements of a dtype are kept in.
+inline ScalarType sums_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
 struct Shape {
   int64_t dim = 0;
   int64_t sizes[kMaxDims];
