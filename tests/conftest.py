@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -46,6 +47,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(order))
 
 from gpu import record  # noqa: E402  (needs the path above)
+from preloaded import PreloadedPython  # noqa: E402
 
 _run = {"counts": Counter(), "fault_cases": Counter(), "deselected": 0, "complete": False}
 
@@ -58,6 +60,13 @@ def gpu_count() -> int:
     except ImportError:
         return 0
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@pytest.fixture(scope="session")
+def torch_python() -> Iterator[PreloadedPython]:
+    """Processes that have imported torch, and nothing of the package."""
+    with PreloadedPython(["torch"]) as python:
+        yield python
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -89,9 +89,6 @@ def _call_python(func, types_, args, kwargs):
         return copy(*args, **kwargs)
 
 
-_MARK = torch.empty(0, requires_grad=True)
-
-
 def _leave_a_mark() -> None:
     """Where activation checkpointing is at work, save one tensor more than PyTorch would.
 
@@ -101,7 +98,8 @@ def _leave_a_mark() -> None:
     With one more in the first run torch.utils.checkpoint sees the difference and raises.
     """
     if _modes.saves_tensors_by_hooks():
-        _MARK.exp()  # saves its result, and is then forgotten
+        # Saves its result, and is then forgotten. On the CPU, whatever the default device is.
+        torch.empty(0, device="cpu", requires_grad=True).exp()
 
 
 def _nested() -> bool:

@@ -64,7 +64,8 @@ json to_json(const PtxKernel& kernel) {
           {"max_registers", kernel.max_registers != 0 ? json(kernel.max_registers) : json(nullptr)},
           {"required_block", triple(kernel.required_block)},
           {"max_block", triple(kernel.max_block)},
-          {"cluster", triple(kernel.cluster)}};
+          {"cluster", triple(kernel.cluster)},
+          {"uses_dynamic_shared", kernel.uses_dynamic_shared}};
 }
 
 }  // namespace

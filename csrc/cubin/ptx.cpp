@@ -2,9 +2,12 @@
 // bodies (PTX ISA, "Kernel Function Parameters" and "Performance-Tuning Directives").
 #include "cubin/ptx.h"
 
+#include <deque>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "cubin/elf.h"
 #include "cubin/error.h"
@@ -62,24 +65,29 @@ class PtxReader {
         read_entry();
         if (word_ == "{") {
           ++depth_;
-          body_ = SharedUse{true, false, false};
+          body_ = &entries_.emplace_back();
         }
+      } else if (word_ == ".func" && depth_ == 0) {
+        read_function();
       } else if (word_ == ".shared") {
         read_shared(external);
       } else if (word_ == "{") {
         ++depth_;
       } else if (word_ == "}") {
         if (depth_-- == 0) damaged("a '}' has no '{'");
-        if (depth_ == 0) end_body();
-      } else if (body_.is_entry) {
-        body_.dynamic |= dynamic_shared_.count(word_) != 0;
-        body_.has_size |= sized_shared_.count(word_) != 0;
+        if (depth_ == 0) body_ = nullptr;
+      } else if (body_ != nullptr) {
+        body_->dynamic |= dynamic_shared_.count(word_) != 0;
+        body_->has_size |= sized_shared_.count(word_) != 0;
+        const auto called = functions_.find(word_);
+        if (called != functions_.end()) body_->calls.insert(&called->second);
       }
       external = word_ == ".extern";
     }
     if (ptx_.version.empty()) damaged("it names no version");
     if (ptx_.arch.sm == 0) damaged("it names no target");
     if (depth_ != 0) damaged("it ends within a function");
+    mark_dynamic_shared();
     return std::move(ptx_);
   }
 
@@ -88,8 +96,9 @@ class PtxReader {
   void skip_blanks();
   void read_target();
   void read_entry();
+  void read_function();
   void read_shared(bool external);
-  void end_body();
+  void mark_dynamic_shared();
   void read_params(PtxKernel& kernel);
   PtxParam read_param();
   void read_directives(PtxKernel& kernel);
@@ -109,11 +118,14 @@ class PtxReader {
   Ptx ptx_;
   // Names of shared variables outside of functions, which PTX declares before they are used.
   std::set<std::string_view> dynamic_shared_, sized_shared_;
-  // What the body being read names of shared memory.
-  struct SharedUse {
-    bool is_entry, dynamic, has_size;
+  // What a body names: shared memory, and functions, which may use some in turn.
+  struct Body {
+    bool dynamic = false, has_size = false;
+    std::set<Body*> calls;
   };
-  SharedUse body_{false, false, false};
+  std::map<std::string_view, Body> functions_;  // PTX declares them, too, before they are used
+  std::deque<Body> entries_;                    // beside ptx_.kernels
+  Body* body_ = nullptr;                        // that is being read
 };
 
 void PtxReader::skip_blanks() {
@@ -207,7 +219,7 @@ void PtxReader::read_entry() {
 void PtxReader::read_shared(bool external) {
   ptx_.uses_dynamic_shared |= external;
   if (depth_ != 0) {
-    body_.has_size = true;
+    if (body_ != nullptr) body_->has_size = true;
     return;
   }
   std::string_view name;
@@ -219,11 +231,54 @@ void PtxReader::read_shared(bool external) {
   if (word_ == "{") ++depth_;
 }
 
-void PtxReader::end_body() {
-  if (body_.is_entry && !ptx_.kernels.empty()) {
-    ptx_.kernels.back().uses_dynamic_shared = body_.dynamic && !body_.has_size;
+// `.func (.param .b32 result) name (.param .b64 x) { ... }`, or `;` in place of the body. Leaves the
+// word that stands before the body.
+void PtxReader::read_function() {
+  next();
+  for (uint64_t open = 0; open != 0 || word_ == "(" || (!word_.empty() && word_[0] == '.');
+       next()) {
+    if (word_.empty()) damaged("it ends within a declaration");
+    open += word_ == "(";
+    open -= word_ == ")";
   }
-  body_ = SharedUse{false, false, false};
+  const std::string_view name = word_;
+  if (name.empty() || !is_ptx_word(name[0])) damaged("a function has no name");
+  while (word_ != "{" && word_ != ";") {
+    if (word_.empty()) damaged("it ends within a declaration");
+    next();
+  }
+  Body& body = functions_[name];
+  if (word_ != "{") return;
+  ++depth_;
+  body_ = &body;
+}
+
+// A kernel uses what the functions do that it calls, which may be inlined. From each function that
+// uses shared memory itself to all that call it, so that each is looked at once.
+void PtxReader::mark_dynamic_shared() {
+  std::map<Body*, std::vector<Body*>> callers;
+  const auto note = [&](Body& body) {
+    for (Body* called : body.calls) callers[called].push_back(&body);
+  };
+  for (auto& [name, body] : functions_) note(body);
+  for (Body& body : entries_) note(body);
+  for (bool Body::* use : {&Body::dynamic, &Body::has_size}) {
+    std::vector<Body*> found;
+    for (auto& [name, body] : functions_) {
+      if (body.*use) found.push_back(&body);
+    }
+    while (!found.empty()) {
+      Body* const body = found.back();
+      found.pop_back();
+      for (Body* caller : callers[body]) {
+        if (!(caller->*use)) found.push_back(caller);
+        caller->*use = true;
+      }
+    }
+  }
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    ptx_.kernels[i].uses_dynamic_shared = entries_[i].dynamic && !entries_[i].has_size;
+  }
 }
 
 void PtxReader::read_params(PtxKernel& kernel) {

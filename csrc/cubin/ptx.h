@@ -30,7 +30,8 @@ struct PtxKernel {
   std::array<uint32_t, 3> required_block{};  // 0 where not declared
   std::array<uint32_t, 3> max_block{};       // 0 where not declared
   std::array<uint32_t, 3> cluster{};         // 0 where not declared
-  // Its body names shared memory that the file declares `.extern`, and none of a size of its own.
+  // Its body, or a function that it calls, names shared memory that the file declares `.extern`, and
+  // none of a size of its own.
   bool uses_dynamic_shared = false;
 };
 

@@ -46,14 +46,15 @@ Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lif
   if (images_.empty()) {
     fail({"image", origin_, "holds no image", "at least one cubin", "none", ""});
   }
-  check_one_source_each();
-  check_same_params();
+  find_different_sources();
+  find_different_params();
 }
 
 // Names repeat from one compilation to the next: Inductor begins anew with each model, and tile
 // configurations of one source file share their names. Within one source they do not matter: there
 // C++'s one-definition rule holds, and libraries have one template's kernel in many of their images.
-void Module::check_one_source_each() const {
+// Two libraries may both have a kernel that their users never ask for, so it is refused by its name.
+void Module::find_different_sources() {
   std::map<std::tuple<std::string, std::string, bool>, const SourceImage*> first;
   for (const SourceImage& source : images_) {
     const std::string arch = source.image.arch.name();
@@ -61,16 +62,19 @@ void Module::check_one_source_each() const {
       const auto [at, added] = first.emplace(std::tuple(kernel.name, arch, source.is_ptx), &source);
       const SourceImage& other = *at->second;
       if (added || other.source == source.source || other.bytes == source.bytes) continue;
-      fail({"image", "kernel '" + printable(kernel.name) + "' for " + arch,
-            "is in two of the files that are loaded together, and not the same",
-            "one kernel of a name and architecture", other.origin + " and " + source.origin,
-            "Load them apart; from an archive, extract the one that you want and load that file."});
+      refused_.emplace(
+          kernel.name,
+          Fault{"image", "kernel '" + printable(kernel.name) + "' for " + arch,
+                "is in two of the files that are loaded together, and not the same",
+                "one kernel of a name and architecture", other.origin + " and " + source.origin,
+                "Load them apart; from an archive, extract the one that you want and load that "
+                "file."});
     }
   }
 }
 
 // A call packs its arguments once, whatever device it goes to.
-void Module::check_same_params() const {
+void Module::find_different_params() {
   std::map<std::string, std::pair<const KernelInfo*, const SourceImage*>> first;
   for (const SourceImage& source : images_) {
     for (const KernelInfo& kernel : source.image.kernels) {
@@ -82,14 +86,18 @@ void Module::check_same_params() const {
         same = other.params[i].size == kernel.params[i].size;
       }
       if (same) continue;
-      fail({"params", "kernel '" + printable(kernel.name) + "' of " + origin_,
-            "has other parameters for " + source.image.arch.name() + " than for " +
-                at->second.second->image.arch.name(),
-            sizes_text(other.params), sizes_text(kernel.params),
-            "Build all images from one source; where a compiler gives each architecture parameters "
-            "of "
-            "its own, as Triton does for descriptors, each is a kernel of its own "
-            "(define_op's kernels=)."});
+      const std::string arch = source.image.arch.name(),
+                        before = at->second.second->image.arch.name();
+      refused_.emplace(
+          kernel.name,
+          Fault{
+              "params", "kernel '" + printable(kernel.name) + "' of " + origin_,
+              arch == before ? "has other parameters in another image for " + arch
+                             : "has other parameters for " + arch + " than for " + before,
+              sizes_text(other.params), sizes_text(kernel.params),
+              "Build all images from one source; where a compiler gives each architecture "
+              "parameters of its own, as Triton does for descriptors, each is a kernel of its own "
+              "(define_op's kernels=)."});
     }
   }
 }
@@ -106,6 +114,8 @@ Kernel& Module::kernel(const std::string& name) {
   std::lock_guard<std::mutex> lock(kernels_mutex_);
   auto found = kernels_.find(name);
   if (found != kernels_.end()) return *found->second;
+  const auto refused = refused_.find(name);
+  if (refused != refused_.end()) fail(refused->second);
   const KernelInfo* known = nullptr;
   for (const SourceImage& source : images_) {
     for (const KernelInfo& info : source.image.kernels) {
@@ -210,20 +220,34 @@ std::vector<std::string> Module::names() const {
   return {names.begin(), names.end()};
 }
 
-std::map<const SourceImage*, std::string> Module::chosen(const Device& device) const {
-  std::map<const SourceImage*, std::string> found;
-  for (const std::string& name : names()) {
-    const SourceImage* source = choose(device, name);
-    if (source != nullptr) found.emplace(source, name);
+std::vector<const SourceImage*> Module::chosen(const Device& device) const {
+  std::set<const SourceImage*> used;
+  for (const std::string& name : names()) used.insert(choose(device, name));
+  std::vector<const SourceImage*> found;
+  for (const SourceImage& source : images_) {
+    if (used.count(&source) != 0) found.push_back(&source);
+  }
+  if (found.empty()) {  // of images with variables alone, the best
+    int best = 1;
+    for (const SourceImage& source : images_) {
+      const int value = source.image.kernels.empty() ? rank(source, device.sm) : 0;
+      if (value > best) found.clear();
+      if (value >= best) found.push_back(&source);
+      best = std::max(best, value);
+    }
   }
   if (found.empty()) fail_no_image(device);
   return found;
 }
 
+// Each image has a variable of its own, which only its own kernels see: of two, neither can be meant
+// without being told.
 Module::Global Module::global(const Device& device, const std::string& name) {
   const Use use(*this);
   const ContextGuard guard(device);
-  for (const auto& [source, kernel] : chosen(device)) {
+  Global global;
+  const SourceImage* found = nullptr;
+  for (const SourceImage* source : chosen(device)) {
     const std::shared_ptr<const LoadedImage> image = load(device, *source);
     CUdeviceptr address = 0;
     size_t bytes = 0;
@@ -233,11 +257,16 @@ Module::Global Module::global(const Device& device, const std::string& name) {
     if (result == CUDA_ERROR_NOT_FOUND) continue;
     check(result, "driver",
           "cuLibraryGetGlobal of '" + printable(name) + "' in " + image->origin());
-    Global global;
+    if (found != nullptr) {
+      fail({"image", "global variable '" + printable(name) + "'",
+            "is in two images, whose kernels each see their own", "one",
+            found->origin + " and " + source->origin, "Load the files apart."});
+    }
+    found = source;
     global.address = static_cast<uint64_t>(address);
     global.bytes = bytes;
-    return global;
   }
+  if (found != nullptr) return global;
   fail({"no_kernel", "global variable '" + printable(name) + "'", "is not in " + origin_, "", "",
         "Names are the symbols: C++ mangles variables of namespaces and static ones; one that no "
         "kernel uses may have been dropped by the compiler."});
@@ -246,9 +275,12 @@ Module::Global Module::global(const Device& device, const std::string& name) {
 void Module::preload(const Device& device) {
   const Use use(*this);
   const ContextGuard guard(device);
-  chosen(device);  // throws where nothing runs there
+  const std::vector<const SourceImage*> images = chosen(device);  // throws where nothing runs there
+  for (const SourceImage* source : images) {
+    if (source->image.kernels.empty()) load(device, *source);
+  }
   for (const std::string& name : names()) {
-    if (choose(device, name) != nullptr) kernel(name).preload(device);
+    if (refused_.count(name) == 0 && choose(device, name) != nullptr) kernel(name).preload(device);
   }
 }
 

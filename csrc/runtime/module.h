@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cubin/error.h"
 #include "runtime/kernel.h"
 #include "runtime/loaded_image.h"
 
@@ -40,8 +41,7 @@ enum class Lifetime { kUntilUnload, kUntilExit };
 
 class Module {
  public:
-  // Throws [image] where there is no image, or where two sources have another kernel of one name for
-  // one architecture, [params] where two images disagree on a kernel's parameters.
+  // Throws [image] where there is no image.
   Module(std::vector<SourceImage> images, std::string origin,
          Lifetime lifetime = Lifetime::kUntilUnload);
   Module(const Module&) = delete;
@@ -50,7 +50,9 @@ class Module {
   const std::vector<SourceImage>& images() const { return images_; }
   const std::string& origin() const { return origin_; }
 
-  // The kernel of that name, the same object every time; throws [no_kernel] with the nearest names.
+  // The kernel of that name, the same object every time; throws [no_kernel] with the nearest names,
+  // [image] where two sources have different kernels of that name for one architecture, [params]
+  // where two images disagree on its parameters.
   Kernel& kernel(const std::string& name);
 
   // The same, and takes the C++ name of a mangled one where only one kernel is called so
@@ -64,10 +66,11 @@ class Module {
     uint64_t address = 0;
     uint64_t bytes = 0;
   };
-  // A __device__ or __constant__ variable on that device; throws [no_kernel] where there is none.
+  // A __device__ or __constant__ variable on that device; throws [no_kernel] where there is none,
+  // [image] where two of the images that are used there have one.
   Global global(const Device& device, const std::string& name);
 
-  // Loads every kernel that the device's image has, completely.
+  // Loads every kernel that the device's image has, completely; but those that kernel() refuses.
   void preload(const Device& device);
 
   // True where everything is given back to the driver; false where all stays loaded: a CUDA graph
@@ -126,15 +129,19 @@ class Module {
   const SourceImage* choose(const Device& device, const std::string& kernel) const;
   std::shared_ptr<const LoadedImage> load(const Device& device, const SourceImage& source);
   [[noreturn]] void fail_no_image(const Device& device) const;
-  // Of every image that some kernel is taken from on that device, one such kernel.
-  std::map<const SourceImage*, std::string> chosen(const Device& device) const;
+  // The images that kernels are taken from on that device; where there is none, the best of those
+  // that have no kernel. Throws [arch].
+  std::vector<const SourceImage*> chosen(const Device& device) const;
   void look_for_capture(CUstream stream);
-  void check_one_source_each() const;
-  void check_same_params() const;
+  // These two fill refused_, while the images' bytes are all there.
+  void find_different_sources();
+  void find_different_params();
   void refuse_during_capture(const Device& device, CurrentStream current_stream) const;
 
   std::vector<SourceImage> images_;  // their bytes, guarded by mutex_, go when they are loaded
   std::string origin_;
+  // By name, of kernels that cannot be told from another of that name: what kernel() throws.
+  std::map<std::string, Fault> refused_;
   std::mutex mutex_;                                               // guards what follows
   std::vector<std::shared_ptr<const LoadedImage>> loaded_images_;  // beside images_; null at first
   bool used_[kMaxDevices] = {};

@@ -2,7 +2,7 @@
 //
 // torch.ops.fake_cuda.make gives one, and empty_strided on a "cuda" device works too, which is how
 // the library allocates, and zero_ of what it allocates. Nothing else does: no arithmetic, no copies, no printing.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 

@@ -67,8 +67,36 @@ def test_images_must_agree_on_parameters():
         return elf_builder.Cubin(kernels=[elf_builder.Kernel("k", info)], flags=flags).build()
 
     assert torch_cubin.load([cubin(4), cubin(4)]).names == ("k",)
-    with pytest.raises(errors.ParamsError, match="2 parameters of 8, 4 bytes, got 2 parameters"):
-        torch_cubin.load([cubin(4), cubin(8, sm=80)])
+    others = torch_cubin.load([cubin(4), cubin(8, sm=80), SEVERAL])
+    assert {"k", "vec_add"} <= set(others)  # who asks for other kernels of these files gets them
+    assert others["vec_add"] is others["vec_add"]
+    for _ in range(2):
+        with pytest.raises(errors.ParamsError, match="2 parameters of 8, 4 bytes, got 2 param"):
+            others["k"]
+
+
+def test_a_kernel_that_two_objects_have_is_refused_alone(driver):
+    """As a template's, which is a weak symbol of every object that instantiates it."""
+
+    def image(own: str, filler: int) -> bytes:
+        info = elf_builder.param(0, 0, 8) + elf_builder.value(0x19, 8)
+        weak = elf_builder.Kernel("weak", info, code=bytes([filler]) * 16)
+        kernels = [elf_builder.Kernel(own, info), weak]
+        return elf_builder.Cubin(kernels=kernels).build()
+
+    module = torch_cubin.load([image("a", 0), image("b", 1)])
+    driver.declare(module)
+    libraries = driver.libraries()
+    module.preload(0)
+    for own in ("a", "b"):
+        module[own](x, grid=1, block=32)
+    assert driver.libraries() == libraries + 2
+    # Its bytes are the driver's by now.
+    with pytest.raises(errors.ImageError, match="'weak' for sm_90 is in two of the files"):
+        module["weak"]
+    assert module.unload() is True
+    same = torch_cubin.load([image("a", 0), image("a", 0)])
+    assert same["weak"].name == "weak"
 
 
 def test_a_module_is_loaded_once_and_launches_make_no_other_calls(driver, vec_add):
@@ -346,6 +374,38 @@ def test_global_tensors(driver, several):
     del part
     assert several.unload() is True
     assert driver.libraries() == loaded - 1
+
+
+def test_a_variable_that_two_images_have(driver):
+    """Each image's kernels see their own, so that neither can be meant."""
+    images = [SEVERAL, DATA / "pointers.sm_90.cuda124.cubin"]
+    module = torch_cubin.load(images)
+    driver.declare_global("twice", 64)
+    with pytest.raises(errors.ImageError, match="'twice' is in two images.*several.*pointers"):
+        module.global_tensor("twice", torch.float32, (16,), device=0)
+    with pytest.raises(errors.NoKernelError, match="'none' is not in"):
+        module.global_tensor("none", torch.float32, (16,), device=0)
+    assert torch_cubin.load(images[0]).global_tensor("twice", torch.uint8, (64,), 0).numel() == 64
+
+
+def test_variables_of_an_image_without_kernels(driver):
+    """The best of those that run there: an image for each architecture has the same variables."""
+
+    def image(sm: int) -> bytes:
+        return elf_builder.Cubin(kernels=[], flags=0x06000004 | sm << 8).build()
+
+    driver.declare_global("alone", 8)
+    module = torch_cubin.load([image(80), image(90), image(100)])
+    assert len(module) == 0
+    libraries = driver.libraries()
+    module.preload(0)
+    assert module.global_tensor("alone", torch.int64, (), device=0).item() == 0
+    assert driver.libraries() == libraries + 1
+    with pytest.raises(errors.ArchError):
+        torch_cubin.load(image(80)).global_tensor("alone", torch.int64, (), device=0)
+    twice = torch_cubin.load([image(90), image(90)])
+    with pytest.raises(errors.ImageError, match="'alone' is in two images"):
+        twice.global_tensor("alone", torch.int64, (), device=0)
 
 
 def test_wrong_globals(driver, several):

@@ -130,6 +130,20 @@ def test_mistakes_in_options(case, mode, device):
 
 
 @pytest.mark.parametrize("mode", ["grad", "no_grad"])
+@pytest.mark.parametrize(
+    ("dtype", "wrong", "expected"),
+    [
+        (torch.float32, torch.float16, "bool or float32"),
+        (torch.bfloat16, torch.float64, "bool, bfloat16 or float32"),
+    ],
+)
+def test_a_mask_of_a_wrong_dtype_is_told_the_right_ones(dtype, wrong, expected, mode, device):
+    query, mask = ones(2, 3, 8, dtype=dtype, device=device), ones(3, 3, dtype=wrong, device=device)
+    text = call(mode, attention, query, query, query, mask)
+    assert f"'attn_mask' has a wrong dtype: expected {expected}, got {str(wrong)[6:]}." in text
+
+
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
 def test_mistakes_in_backward(mode, device):
     args = make_qkv((Q, K, V), device)
     out, logsumexp = ops.attention_forward(*args)

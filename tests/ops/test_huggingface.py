@@ -5,9 +5,6 @@ Small ones, built from a config with random weights, so nothing is downloaded.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from ops.test_autograd import Calls
@@ -225,13 +222,7 @@ def test_drop_in_serves_sdpa(device):
     assert torch_cubin.report().declined == ()
 
 
-def test_importing_torch_cubin_imports_no_transformers():
+def test_importing_torch_cubin_imports_no_transformers(torch_python):
     code = "import sys, torch_cubin; assert 'transformers' not in sys.modules"
-    path = ":".join(filter(None, sys.path))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**__import__("os").environ, "PYTHONPATH": path},
-    )
+    done = torch_python.run(code)
     assert done.returncode == 0, done.stderr

@@ -152,7 +152,7 @@ def test_dual_levels_and_transforms_are_seen():
     assert seen == [True]
 
 
-def test_import_loads_nothing_heavy():
+def test_import_loads_nothing_heavy(torch_python):
     code = """
 import sys, torch
 before = set(sys.modules)
@@ -160,7 +160,9 @@ import torch_cubin
 print(sorted({name.split(".")[0] for name in set(sys.modules) - before} - {"torch_cubin", "torch"}))
 print(sorted(name for name in set(sys.modules) - before if name.startswith("torch.")))
 """
-    others, of_torch = run(code).splitlines()
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr
+    others, of_torch = done.stdout.splitlines()
     for heavy in ("triton", "sympy", "numpy"):
         assert heavy not in others
     for heavy in ("torch._dynamo", "torch._inductor", "torch.utils.flop_counter"):
@@ -182,7 +184,7 @@ print(time.process_time() - start)
     assert min(times) <= 0.05, times
 
 
-def test_import_needs_no_driver():
+def test_import_needs_no_driver(torch_python):
     """Neither does a call on the CPU, nor the forward-AD and error look-ups in torch's library."""
     code = """
 import torch
@@ -191,5 +193,7 @@ import torch_cubin
 torch.ops.cubin.matmul(torch.ones(2, 2), torch.ones(2, 2))
 print(before, "libcuda.so" in open("/proc/self/maps").read())
 """
-    before, after = run(code).split()
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split()
     assert before == after

@@ -13,13 +13,16 @@ import time
 import zipfile
 from pathlib import Path
 
+import elf_builder
 import pytest
 import real_cubins
 import torch
+from elf_builder import value
 
 import torch_cubin
 from torch_cubin import errors
 from torch_cubin._inspection import archive
+from torch_cubin._kernels import module as module_
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBIN = (real_cubins.DATA / "vec_add.sm_90a.cuda124.cubin").read_bytes()
@@ -186,8 +189,10 @@ def test_two_models_with_another_kernel_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "a.cubin").write_bytes(CUBIN)
     (tmp_path / "b.cubin").write_bytes(changed)
     for source in (package, [tmp_path / "a.cubin", tmp_path / "b.cubin"]):
+        module = torch_cubin.load(source)
+        assert module["structs"].name == "structs"  # another kernel of these files
         with pytest.raises(errors.ImageError, match="'vec_add' for sm_90a is in two") as caught:
-            torch_cubin.load(source)
+            module["vec_add"]
         assert "a.cubin" in str(caught.value)
         assert "b.cubin" in str(caught.value)
     same = pt2(tmp_path / "same.pt2", {"data/one/a.cubin": CUBIN, "data/two/a.cubin": CUBIN})
@@ -222,6 +227,57 @@ def test_ops_of_an_archive(tmp_path: Path) -> None:
         )
     found = torch_cubin.choices(package)
     assert {"vec_add", "axpy"} <= {choice.kernel[1] for choice in found}
+
+
+def test_ops_of_an_archive_open_it_once(tmp_path: Path) -> None:
+    """An op of hundreds of kernels reads its archive as often as an op of two."""
+    names = [f"k{i}" for i in range(24)]
+    cubins = {
+        name: elf_builder.Cubin(
+            kernels=[elf_builder.Kernel(name, elf_builder.param(0, 0, 8) + value(0x19, 8))]
+        ).build()
+        for name in names
+    }
+    package = pt2(tmp_path / "m.pt2", {f"data/{n}.cubin": data for n, data in cubins.items()})
+    counts: dict[str, list[int]] = {"ZipFile": [], "inspect": []}
+
+    class Counting(zipfile.ZipFile):
+        def __init__(self, *args) -> None:
+            counts["ZipFile"].append(1)
+            super().__init__(*args)
+
+    looked_into = module_.library.inspect
+
+    def inspect(*args):
+        counts["inspect"].append(1)
+        return looked_into(*args)
+
+    module, data = torch_cubin.load(package), package.read_bytes()
+    given = {
+        "path": [f"{package}:{name}" for name in names],
+        "bytes": [(data, name) for name in names],
+        "loaded": [module[name] for name in names],
+    }
+    for way, kernels in given.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(archive.zipfile, "ZipFile", Counting)
+            patch.setattr(module_.library, "inspect", inspect)
+            for count in counts.values():
+                count.clear()
+            op = torch_cubin.define_op(
+                f"test_archive::{way}(Tensor(a!) x, int which) -> ()",
+                tensors={"x": "float32[n]"},
+                args=["x"],
+                grid=1,
+                block=32,
+                kernels=[
+                    torch_cubin.KernelChoice(kernel, when=lambda which, i=i: which == i)
+                    for i, kernel in enumerate(kernels)
+                ],
+            )
+        assert [image.data for image in op._images] == list(cubins.values())
+        assert len(counts["ZipFile"]) <= 3, way
+        assert len(counts["inspect"]) <= 2 * len(names), way  # in the archive, and for its names
 
 
 def test_launches_in_comments_are_none() -> None:

@@ -74,6 +74,28 @@ def test_nvcc_without_kernels() -> None:
         torch_cubin.compile("int n;", archs="sm_90a", compiler="nvcc")
 
 
+VARIABLES = "__constant__ float scale; __device__ int table[4] = {1, 2, 3, 4};"
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_a_source_of_variables_alone() -> None:
+    """For global_tensor(). A kernel that nobody instantiated is the likelier mistake."""
+    for text in (VARIABLES, "__constant__ float scale;", "__device__ int table[4];"):
+        module = torch_cubin.compile(text, archs=["sm_80", "sm_90a"], compiler="nvcc")
+        assert len(module) == 0
+        assert [image.arch for image in module.images] == ["sm_80", "sm_90a"]
+    template = "template <class T> __global__ void f(T* x) { *x = 0; }"
+    with pytest.raises(errors.NoKernelError, match="compiles to no kernel"):
+        torch_cubin.compile(VARIABLES + template, archs="sm_90a", compiler="nvcc")
+
+
+def test_variables_alone_by_nvrtc(library) -> None:
+    module = torch_cubin.compile(VARIABLES, archs="sm_90a")
+    assert len(module) == 0
+    with pytest.raises(errors.NoKernelError, match="holds no kernel at all"):
+        module["f"]
+
+
 def test_a_header_that_is_not_found(library) -> None:
     with pytest.raises(errors.InputError, match=r"(?s)include=\[\.\.\.\].*compiler=.nvcc"):
         torch_cubin.compile("#include <vector>\n__global__ void f() {}", archs="sm_90a")

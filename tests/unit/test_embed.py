@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import containers
@@ -16,6 +17,7 @@ import cubin_check
 import pytest
 import real_cubins
 import torch
+from preloaded import PreloadedPython
 from test_container_hostile import host, inspect, refused, tally
 
 import torch_cubin
@@ -91,6 +93,16 @@ def test_several_units_and_fatbins_in_one_library(tmp_path: Path) -> None:
     with_fatbins = compiled(tmp_path / "unit0.c", *(str(tmp_path / f"unit{i}.c") for i in (1, 2)))
     names = [entry.name for entry in torch_cubin.inspect(with_fatbins).entries]
     assert names == [CUBINS[1].name, CUBINS[0].name, CUBINS[0].name]
+
+
+def test_embedded_files_with_different_kernels_of_one_name(tmp_path: Path) -> None:
+    """Each file is one of its own, as where they are given to load() one by one."""
+    data = ROOT / "tests" / "data"
+    files = [data / "vec_add.sm_90a.cuda124.cubin", data / "several.sm_90a.cuda130.cubin"]
+    module = torch_cubin.load(embedded(tmp_path, files))
+    assert module["structs"].name == "structs"
+    with pytest.raises(errors.ImageError, match="'vec_add' for sm_90a is in two of the files"):
+        module["vec_add"]
 
 
 def test_odd_paths_are_quoted_and_an_unchanged_unit_is_not_rewritten(tmp_path: Path) -> None:
@@ -214,20 +226,21 @@ int main(int count, char** arguments) {
 """
 
 
-def python(code: str, *arguments: object, **environment: str) -> str:
-    """What a fresh process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def python(torch_python: PreloadedPython) -> Callable[..., str]:
+    """What a process of its own prints."""
+
+    def run(code: str, *arguments: object, **environment: str) -> str:
+        argv = ["-c", *map(str, arguments)]
+        done = torch_python.run(code, argv=argv, env={**os.environ, **environment})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def package(python, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A package's folder, and the library that holds it."""
     folder = tmp_path_factory.mktemp("package")
     python(SAVE, folder / "ops", *CUBINS)
@@ -235,12 +248,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "ops", compiled(folder / "unit.c")
 
 
-def test_a_package_in_a_library_is_loaded(package: tuple[Path, Path]) -> None:
+def test_a_package_in_a_library_is_loaded(python, package: tuple[Path, Path]) -> None:
     folder, library = package
     assert python(LOAD, library, folder) == "torch.Size([3, 4])\n"
 
 
-def test_a_library_in_the_environment(package: tuple[Path, Path]) -> None:
+def test_a_library_in_the_environment(python, package: tuple[Path, Path]) -> None:
     code = "import torch, torch_cubin; print(torch.ops.embedded.vec_add.default)"
     assert python(code, TORCH_CUBIN_PACKAGES=str(package[1])) == "embedded.vec_add.default\n"
 

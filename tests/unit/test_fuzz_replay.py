@@ -68,11 +68,17 @@ def test_replay_of_declared_ops() -> None:
     program = built_once.BUILD / f"fuzz_declared-{digest.hexdigest()[:16]}"
     with built_once.built_once(program) as unfinished:
         if unfinished:
-            # The last -std and -O count. All in one: PyTorch's headers are read once.
+            # The last -std, -O and -g count. All in one: PyTorch's headers are read once.
             unit = unfinished.with_suffix(".cpp")
             unit.write_text("".join(f'#include "{path}"\n' for path in sources))
             flags = [*REPLAY, *fuzz.headers_of_torch(), f'-DFUZZ_DATA="{real_cubins.DATA}"']
-            flags += ["-std=c++20", "-O0", "-Wno-unused-parameter", "-Wno-maybe-uninitialized"]
+            flags += [
+                "-std=c++20",
+                "-O0",
+                "-g0",
+                "-Wno-unused-parameter",
+                "-Wno-maybe-uninitialized",
+            ]
             cubin_check.compile_cpp(*flags, unit, cubin_check.cubin_object(), "-o", unfinished)
             unit.unlink()
     replay(program, corpus(list(fuzz.DECLARED)))

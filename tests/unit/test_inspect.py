@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -247,7 +245,7 @@ def test_library_of_older_sources_says_what_to_do(monkeypatch: pytest.MonkeyPatc
         _library.load.__wrapped__()
 
 
-def test_inspect_never_touches_the_driver() -> None:
+def test_inspect_never_touches_the_driver(torch_python) -> None:
     """In a fresh process, so that no other test has opened the driver."""
     program = f"""
 import torch_cubin
@@ -255,9 +253,8 @@ torch_cubin.inspect({str(SEVERAL)!r})
 maps = open("/proc/self/maps").read()
 assert "libcuda.so" not in maps, "libcuda was loaded"
 """
-    root = str(cubin_check.ROOT)
-    environment = dict(os.environ, PYTHONPATH=root)
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
+    done = torch_python.run(program)
+    assert done.returncode == 0, done.stderr
 
 
 def test_names_may_be_as_long_as_templates_make_them() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import contracts
 import pytest
 from contracts import SEVERAL, changed, load_package, vec_add, write_package
+from preloaded import PreloadedPython
 
 from torch_cubin import errors
 
@@ -133,23 +132,14 @@ def test_malformed_packages_are_refused(tmp_path: Path) -> None:
             load_package(path)
 
 
-def child(code: str, packages: str) -> str:
-    environment = {
-        **os.environ,
-        "TORCH_CUBIN_PACKAGES": packages,
-        "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+def child(python: PreloadedPython, code: str, packages: str) -> str:
+    environment = {**os.environ, "TORCH_CUBIN_PACKAGES": packages}
+    done = python.run(textwrap.dedent(code), env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_packages_of_the_environment(tmp_path: Path) -> None:
+def test_packages_of_the_environment(tmp_path: Path, torch_python) -> None:
     """Their ops are there when the library is loaded, with no Python of this package."""
     one = write_package(tmp_path / "one", vec_add("env_one::add"))
     two = write_package(tmp_path / "two", vec_add("env_two::add"))
@@ -158,12 +148,12 @@ def test_packages_of_the_environment(tmp_path: Path) -> None:
         torch.ops.load_library({str(ROOT / "torch_cubin" / "_C.so")!r})
         print(torch.ops.env_one.add.default._schema, torch.ops.env_two.add.default._schema)
     """
-    assert child(code, f"{one}::{two}:") == (
+    assert child(torch_python, code, f"{one}::{two}:") == (
         "env_one::add(Tensor x, Tensor y) -> Tensor env_two::add(Tensor x, Tensor y) -> Tensor\n"
     )
 
 
-def test_a_failure_in_the_environment_is_kept(tmp_path: Path) -> None:
+def test_a_failure_in_the_environment_is_kept(tmp_path: Path, torch_python) -> None:
     """Loading goes on; the failure is told by the first call of a declared op, once."""
     good = write_package(tmp_path / "good", vec_add("env_good::add"))
     bad = write_package(tmp_path / "bad", changed(vec_add("env_bad::add"), "outputs", []))
@@ -178,11 +168,12 @@ def test_a_failure_in_the_environment_is_kept(tmp_path: Path) -> None:
         print(library.torch_cubin_packages_error().decode())
         print(library.torch_cubin_packages_error().decode())
     """
-    lines = child(code, f"/nowhere:{bad}:{good}").splitlines()
+    lines = child(torch_python, code, f"/nowhere:{bad}:{good}").splitlines()
     for line in lines:
         error = json.loads(line)["error"]
         assert error["tag"] == "file"
         assert "/nowhere" in error["message"]
         assert "TORCH_CUBIN_PACKAGES" in error["message"]
     assert len(lines) == 2
-    assert child(code.replace("assert not", "print('-') #"), f"{good}").splitlines()[-1] == "{}"
+    code = code.replace("assert not", "print('-') #")
+    assert child(torch_python, code, f"{good}").splitlines()[-1] == "{}"

@@ -7,8 +7,6 @@ import copy
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -92,7 +90,7 @@ def test_what_is_loaded_is_the_same(package, tmp_path) -> None:
         op(torch.ones(3), torch.ones(3))
 
 
-def test_a_package_that_another_process_made(package) -> None:
+def test_a_package_that_another_process_made(package, torch_python) -> None:
     """Packages of TORCH_CUBIN_PACKAGES are there after the import, fakes and backward included."""
     script = """
 import os, sys, torch, torch_cubin
@@ -107,11 +105,10 @@ assert _declared.find(b)._formula is not None
     ops = manifest_of(package)["ops"]
     names = " ".join(op["schema"].split("(")[0] for op in ops[:2])
     env = {**os.environ, "TORCH_CUBIN_PACKAGES": str(package), "NAMES": names}
-    env["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    done = torch_python.run(script, env=env)
     assert done.returncode == 0, done.stderr
     env["TORCH_CUBIN_PACKAGES"] = str(package / "nowhere")
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    done = torch_python.run(script, env=env)
     assert "torch_cubin [file]" in done.stderr
 
 

@@ -6,13 +6,28 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import contracts
 import pytest
+from preloaded import PreloadedPython
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
+
+
+@pytest.fixture
+def forked(torch_python: PreloadedPython) -> Callable[..., list[str]]:
+    """What a process prints that does not end as an interpreter does."""
+
+    def run(script: str, *, env: dict[str, str] | None = None) -> list[str]:
+        path = [str(ROOT), str(TESTS), *sys.path]
+        done = torch_python.run(script, path=path, env={**os.environ, **(env or {})}, cwd=ROOT)
+        assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+        return done.stdout.splitlines()
+
+    return run
 
 
 def run(script: str, *folders: Path, env: dict[str, str] | None = None) -> list[str]:
@@ -59,7 +74,7 @@ for argument in torch.ops.test_locale.op.default._schema.arguments[2:]:
 
 
 @pytest.mark.parametrize("name", ["", "de_DE.UTF-8"])
-def test_defaults_of_floats_in_every_locale(name: str, tmp_path: Path) -> None:
+def test_defaults_of_floats_in_every_locale(name: str, tmp_path: Path, forked) -> None:
     environment = {}
     if name:
         if shutil.which("localedef") is None or not Path("/usr/share/i18n/locales/de_DE").is_file():
@@ -67,7 +82,7 @@ def test_defaults_of_floats_in_every_locale(name: str, tmp_path: Path) -> None:
         made = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / name)]
         subprocess.run(made, check=True)
         environment["LOCPATH"] = str(tmp_path)
-    schema, *found = run(FLOATS.format(name=name, defaults=list(DEFAULTS)), env=environment)
+    schema, *found = forked(FLOATS.format(name=name, defaults=list(DEFAULTS)), env=environment)
     assert [float(text) for text in found] == [*DEFAULTS.values(), 0.75]
     assert "float f0=0.25" in schema  # as it was written
 
@@ -92,8 +107,8 @@ print(torch_cubin.load({cubin!r})["vec_add"].name)
 """
 
 
-def test_the_working_directory_is_gone() -> None:
-    lines = run(GONE.format(cubin=str(contracts.SEVERAL)))
+def test_the_working_directory_is_gone(forked) -> None:
+    lines = forked(GONE.format(cubin=str(contracts.SEVERAL)))
     assert lines == ["file file", "file file", "file", "vec_add"]
 
 
@@ -112,10 +127,10 @@ print(torch.ops.cubin.matmul(torch.eye(2), torch.eye(2)).tolist())
 """
 
 
-def test_a_second_copy_is_refused(tmp_path: Path) -> None:
+def test_a_second_copy_is_refused(tmp_path: Path, forked) -> None:
     ignored = shutil.ignore_patterns("cubins", "__pycache__")
     shutil.copytree(ROOT / "torch_cubin", tmp_path / "torch_cubin", ignore=ignored)
-    lines = run(TWO.format(other=str(tmp_path)))
+    lines = forked(TWO.format(other=str(tmp_path)))
     assert lines == ["True True", "[[1.0, 0.0], [0.0, 1.0]]"]
 
 
@@ -152,3 +167,20 @@ def test_a_subinterpreter_is_refused_and_the_process_ends_well(before: str) -> N
     if sys.version_info >= (3, 15):
         pytest.skip("interpreters have another module there")
     assert run(SUB.format(before=before or "sys")) == ["done"]
+
+
+def test_import_makes_nothing_on_the_default_device() -> None:
+    """It would start CUDA, and no process could be forked from then on."""
+    script = """
+import torch
+torch.set_default_device("cuda")
+import torch_cubin
+print(torch.cuda.is_initialized())
+torch.set_default_device("meta")
+with torch_cubin.drop_in():
+    layer = torch.nn.Linear(3, 3, device="cpu")
+    x = torch.ones(2, 3, device="cpu", requires_grad=True)
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
+print(x.grad.device)
+"""
+    assert run(script) == ["False", "cpu"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import cubin_check
@@ -98,6 +99,52 @@ def test_declarations(tmp_path: Path) -> None:
     assert first["max_registers"] == 32
     assert (none["name"], none["params"], none["max_block"]) == ("none", [], [64, 1, 1])
     assert (empty["name"], empty["params"]) == ("empty", [])
+
+
+def test_shared_memory_of_functions_that_a_kernel_calls(tmp_path: Path) -> None:
+    """A kernel has what its callees have, however deep: dynamic shared memory, which every launch
+    must give, and arrays of a size, beside which nobody can tell."""
+    text = """
+.extern .shared .align 16 .b8 dynamic[];
+.shared .align 4 .b8 sized[64];
+.func (.param .b32 r) deep (.param .b64 x);
+.func .attribute(.unified(1, 2)) (.param .b32 r) own_array (.param .b64 x) {
+  .shared .align 4 .b8 array[256]; ret; }
+.func over_it (.param .b64 x) { { call (r), deep, (x); } ret; }
+.func file_s_array () { mov.u32 %r1, sized; ret; }
+.func (.param .b32 r) deep (.param .b64 x) { mov.u32 %r1, dynamic; call over_it, (x); ret; }
+.func none () { ret; }
+.entry calls_own_array() { mov.u32 %r1, dynamic; call (r), own_array, (x); ret; }
+.entry calls_file_s_array() { mov.u32 %r1, dynamic; call file_s_array; ret; }
+.entry dynamic_alone() { mov.u32 %r1, dynamic; call none; ret; }
+.entry through_two() { call over_it, (x); ret; }
+.entry by_address() { mov.u64 %rd1, deep; call (r), %rd1, (x), proto; ret; }
+.entry uses_nothing() { call none; ret; }
+"""
+    kernels = {
+        k["name"]: k["uses_dynamic_shared"] for k in inspect(tmp_path, HEAD + text)["kernels"]
+    }
+    assert kernels == {
+        "calls_own_array": False,
+        "calls_file_s_array": False,
+        "dynamic_alone": True,
+        "through_two": True,
+        "by_address": True,
+        "uses_nothing": False,
+    }
+
+
+def test_functions_that_call_each_other_are_looked_at_once(tmp_path: Path) -> None:
+    count = 20_000
+    parts = [HEAD, ".extern .shared .align 16 .b8 s[];\n"]
+    parts += [f".func f{i}();\n" for i in range(count)]
+    parts += [f".func f{i}() {{ call f{(i + 1) % count}; }}\n" for i in range(count - 1)]
+    parts += [f".func f{count - 1}() {{ mov.u32 %r, s; call f0; }}\n"]
+    parts += [f".entry e{i}() {{ call f{i}; }}\n" for i in range(0, count, 10)]
+    begun = time.monotonic()
+    kernels = inspect(tmp_path, "".join(parts))["kernels"]
+    assert all(kernel["uses_dynamic_shared"] for kernel in kernels)
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize(("target", "arch"), [("sm_75", "sm_75"), ("sm_100f", "sm_100f")])

@@ -12,6 +12,7 @@ from pathlib import Path
 import declared
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_cubin
 from torch_cubin import __main__ as command_line
@@ -257,6 +258,40 @@ def test_an_outlier_hides_no_wrong_elements(shape, dtype) -> None:
     assert "neighbours" in op_calls._difference([wrong], [right])
     near = right * (1 + torch.finfo(dtype).eps)
     assert op_calls._difference([near], [right]) == ""
+
+
+SHAPES = [(), (1,), (50,), (3, 1), (5, 7), (2, 40), (1, 3, 1, 9), (4, 1, 6), (0, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_results_are_compared_in_pieces(shape, monkeypatch) -> None:
+    """No temporary is larger than a piece, and nothing else is said than of the whole."""
+    random_ = torch.Generator().manual_seed(11)
+    right = torch.randn(shape, generator=random_)
+    far = right.clone()
+    if right.numel():
+        far.view(-1)[-1] += 2e-2  # of fifty elements more than a hundredth
+    laid_out = right.t().contiguous().t() if right.dim() == 2 else right
+    pairs = [(right.clone(), right), (laid_out, right), (far, right), (right * 2, right)]
+    whole = [op_calls._difference([a], [b]) for a, b in pairs]
+    assert (whole[:2], all(whole[3:])) == (["", ""], right.numel() > 0)
+
+    class Largest(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(self, func, types_, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for one in out if isinstance(out, (list, tuple)) else [out]:
+                if isinstance(one, torch.Tensor) and one.dtype is not right.dtype:
+                    self.found = max(self.found, one.numel())
+            return out
+
+    for piece in (1, 4, 9, 1000):
+        monkeypatch.setattr(op_calls, "_PIECE", piece)
+        with Largest() as largest:
+            assert [op_calls._difference([a], [b]) for a, b in pairs] == whole
+        assert largest.found <= piece
+        assert op_calls._difference([right.int()], [right.int()]) == ""
 
 
 def test_complex_results_are_compared_as_far_as_rounding_goes() -> None:

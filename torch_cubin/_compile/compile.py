@@ -92,7 +92,10 @@ def compile(
     else:
         raise _refuse("compiler", "is unknown", "'nvrtc' or 'nvcc'", repr(compiler)[:80])
     made = _module.load([cubin for cubin, _ in compiled])
-    if not made.names and not expressions:
+    # A source of variables alone, for global_tensor(), has no __global__ function in its text.
+    cubins = [cubin for cubin, _ in compiled]
+    only_variables = "__global__" not in text and any(map(_has_variables, cubins))
+    if not made.names and not expressions and not only_variables:
         raise errors.fault(
             "no_kernel", label, "compiles to no kernel", expected="one or more",
             got="none: a template is compiled for the arguments that somebody names, and static"
@@ -108,6 +111,12 @@ def compile(
     made._name(aliases, {"name": compiler, "version": version, "target": ", ".join(wanted)})
     made.origin = label
     return made
+
+
+def _has_variables(cubin: bytes) -> bool:
+    """Whether it has a section for __device__ or __constant__ variables."""
+    sections = (b"\0.nv.global\0", b"\0.nv.global.init\0", b"\0.nv.constant3\0")
+    return any(section in cubin for section in sections)
 
 
 def _plain_name(symbol: str) -> str | None:

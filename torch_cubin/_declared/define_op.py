@@ -135,7 +135,7 @@ def define(
     images = _Images()
     choices = []
     for entry in listed:
-        sources, name, as_jit = _sources(op, entry.kernel)
+        sources, name, as_jit = _sources(op, entry.kernel, images)
         places = [place for source in sources for place in images.add(source, name)]
         jit = jit or as_jit
         if isinstance(entry.kernel, Kernel) and entry.kernel.module._producer is not None:
@@ -207,33 +207,67 @@ def _producer(kernel: Kernel) -> dict[str, Any]:
 
 
 class _Images:
-    """The images of a definition, each once."""
+    """The images of a definition, each once. A source is opened once, and looked into once,
+    however many of the kernels come from it: a library or an archive may have hundreds."""
 
     def __init__(self) -> None:
         self.found: list[tuple[bytes, str]] = []
+        self._places: dict[bytes, int] = {}
+        self._files: dict[Any, _Files] = {}
+        self._kept: list[Any] = []  # whose ids are keys of _files
 
     def add(self, source: Any, kernel: str) -> list[int]:
         """The places of a source's files; of an archive's, those with that kernel."""
         if isinstance(source, _module.Loaded):
             return [self._place(source)]
-        opened = _module.opened(source, f"image {len(self.found)} of the definition")
-        files = _module.with_kernel([loaded for _, loaded in opened], kernel)
-        return [self._place(file) for file in files]
+
+        def opened() -> list[_module.Loaded]:
+            what = f"image {len(self.found)} of the definition"
+            return [loaded for _, loaded in _module.opened(source, what)]
+
+        is_path = isinstance(source, (str, os.PathLike))
+        files = self._once(source, os.fsdecode(source) if is_path else id(source), opened)
+        return [self._place(file) for file in files.with_kernel(kernel)]
+
+    def of(self, kernel: Kernel) -> list[_module.Loaded]:
+        """The files that a loaded kernel is in."""
+        module = kernel.module
+        return self._once(module, id(module), module._read_again).with_kernel(kernel.name)
+
+    def _once(self, source: Any, key: Any, read: Callable[[], list[_module.Loaded]]) -> _Files:
+        files = self._files.get(key)
+        if files is None:
+            self._kept.append(source)
+            files = self._files[key] = _Files(read())
+        return files
 
     def _place(self, file: _module.Loaded) -> int:
-        data, origin = file
-        for place, (known, _) in enumerate(self.found):
-            if known == data:
-                return place
-        self.found.append((data, origin))
-        return len(self.found) - 1
+        place = self._places.setdefault(file.data, len(self.found))
+        if place == len(self.found):
+            self.found.append(file)
+        return place
 
 
-def _sources(op: str, kernel: Any) -> tuple[list[Any], str, bool]:
+class _Files:
+    """What one source holds."""
+
+    def __init__(self, files: list[_module.Loaded]) -> None:
+        self._files = files
+        self._by_kernel: dict[str, list[_module.Loaded]] | None = None
+
+    def with_kernel(self, name: str) -> list[_module.Loaded]:
+        """The files that have a kernel of that name; all where none has it."""
+        if len(self._files) == 1:
+            return self._files
+        if self._by_kernel is None:
+            self._by_kernel = _module.by_kernel(self._files)
+        return self._by_kernel.get(name, self._files)
+
+
+def _sources(op: str, kernel: Any, images: _Images) -> tuple[list[Any], str, bool]:
     """What `kernel=` names: sources, the kernel's symbol, and whether PTX is taken."""
     if isinstance(kernel, Kernel):
-        files = kernel.module._read_again()
-        return _module.with_kernel(files, kernel.name), kernel.name, kernel.module._jit
+        return images.of(kernel), kernel.name, kernel.module._jit
     if isinstance(kernel, str):
         path, colon, name = kernel.rpartition(":")
         if colon and path and name:
@@ -244,7 +278,7 @@ def _sources(op: str, kernel: Any) -> tuple[list[Any], str, bool]:
         if name and (not several or source):
             return list(source) if several else [source], name, False
     elif isinstance(kernel, list) and kernel:
-        found = [_sources(op, one) for one in kernel]
+        found = [_sources(op, one, images) for one in kernel]
         names = {name for _, name, _ in found}
         if len(names) == 1:
             jit = any(as_jit for _, _, as_jit in found)

@@ -14,7 +14,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from torch_cubin import errors
@@ -72,12 +72,14 @@ def members(source: Any, origin: str) -> list[tuple[Member, bytes]]:
         ]
 
 
-def read(member: Member, origin: str) -> bytes:
-    with _opened(member.archive, origin) as archive:
-        for info in archive.zip.infolist():
-            if info.filename == member.name:
-                return archive.read(info)
-    raise _damaged(origin, f"has no file '{shown(member.name)}'")
+def read(members: Sequence[Member], origin: str) -> list[bytes]:
+    """Files of one archive again, which is opened once for all of them."""
+    with _opened(members[0].archive, origin) as archive:
+        infos = {info.filename: info for info in archive.zip.infolist()}
+        for member in members:
+            if member.name not in infos:
+                raise _damaged(origin, f"has no file '{shown(member.name)}'")
+        return [archive.read(infos[member.name]) for member in members]
 
 
 def inspect(source: Any, origin: str) -> Container:

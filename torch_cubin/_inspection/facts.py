@@ -139,9 +139,11 @@ class PtxKernel:
     required_block: Triple | None
     max_block: Triple | None
     cluster: Triple | None
+    uses_dynamic_shared: bool  # as of a cubin's kernel
 
     def __str__(self) -> str:
-        facts = _shapes(self)
+        facts = ["dynamic shared memory"] if self.uses_dynamic_shared else []
+        facts += _shapes(self)
         if self.max_registers:
             facts.append(f"at most {counted(self.max_registers, 'register')}")
         lines = [f"kernel {shown(self.name)}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import hashlib
+import itertools
 import math
 import operator
 import os
@@ -286,21 +287,27 @@ class Module:
 
     def _read_again(self) -> list[Loaded]:
         """The images' bytes, for define_op. Raises HashError [hash] where they are others now."""
-        out = []
-        for source, name, digest in self._sources:
-            data, _ = _read(source, name)
-            found = hashlib.sha256(data).hexdigest()
-            if found != digest:
+        found: list[bytes] = []
+        for given, group in itertools.groupby(self._sources, key=lambda entry: _archive(entry[0])):
+            entries = list(group)
+            if given is None:
+                found += [_read(source, name)[0] for source, name, _ in entries]
+            else:
+                origin = _archive_origin(given, "the buffer given")
+                found += archive.read([source for source, _, _ in entries], origin)
+        for data, (_, name, digest) in zip(found, self._sources, strict=True):
+            now = hashlib.sha256(data).hexdigest()
+            if now != digest:
                 raise errors.fault(
                     "hash",
                     name,
                     "is not what the kernel was loaded from",
                     expected=f"sha256 {digest}",
-                    got=f"sha256 {found}",
+                    got=f"sha256 {now}",
                     advice="Load it again.",
                 )
-            out.append(Loaded(data, name))
-        return out
+        named = zip(found, self._sources, strict=True)
+        return [Loaded(data, name) for data, (_, name, _) in named]
 
     def _stays(self, what: str, advice: str) -> bool:
         text = f"torch_cubin [closed]: {self.origin} stays loaded: it is needed by {what}. {advice}"
@@ -339,8 +346,9 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     PTX is taken only with `jit=True`: then the driver compiles it where no cubin runs.
 
     Raises FileError [file] for a path that cannot be read, ImageError [image] for bytes that are no
-    loadable cubin and for two files that have different kernels of one name for one architecture,
-    ParamsError [params] for images that disagree on a kernel's parameters.
+    loadable cubin. Two files may have different kernels of one name for one architecture, and
+    images may disagree on a kernel's parameters: such a kernel alone is refused, where the module
+    is asked for it, with ImageError [image] or ParamsError [params].
     """
     if isinstance(source, (list, tuple)):
         given = [(one, f"source {index}") for index, one in enumerate(source)]
@@ -412,7 +420,7 @@ def _read(source: Source, what: str) -> tuple[bytes, str]:
     """The bytes, and what errors call them."""
     if isinstance(source, archive.Member):
         origin = _archive_origin(source.archive, what)
-        return archive.read(source, origin), f"{origin}: '{shown(source.name)}'"
+        return archive.read([source], origin)[0], f"{origin}: '{shown(source.name)}'"
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source), what
     if not isinstance(source, (str, os.PathLike)):
@@ -451,17 +459,20 @@ def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
     ]
 
 
-def with_kernel(files: list[Loaded], name: str) -> list[Loaded]:
-    """Those of several files that have a kernel of that name; all of them where none has it."""
-    if len(files) == 1:
-        return files
-
-    def has(file: Loaded) -> bool:
+def by_kernel(files: Sequence[Loaded]) -> dict[str, list[Loaded]]:
+    """Of several files, those that have a kernel, by its name."""
+    found: dict[str, list[Loaded]] = {}
+    for file in files:
         content = _content(library.inspect(file.data, file.origin))
         images = content.images() if isinstance(content, Container) else [content]
-        return any(kernel.name == name for image in images for kernel in image.kernels)
+        for name in {kernel.name for image in images for kernel in image.kernels}:
+            found.setdefault(name, []).append(file)
+    return found
 
-    return [file for file in files if has(file)] or files
+
+def _archive(source: Source) -> Any:
+    """The archive that a source of a module is in; None for a file of its own."""
+    return source.archive if isinstance(source, archive.Member) else None
 
 
 def _is_object_code(source: Any) -> bool:

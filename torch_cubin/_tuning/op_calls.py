@@ -26,6 +26,7 @@ _ALIGN = 512  # of PyTorch's allocator
 _MOST_SETS, _SET_BYTES = 16, 8 << 30
 _REFUSALS = (errors.LaunchError, errors.ImageError, errors.InputError, errors.OutOfMemoryError)
 _MOST_GRAPHS = 12  # alive at once, each of up to 1500 launches
+_PIECE = 1 << 22  # elements that are compared at once
 _MOST_OFF = 0.01  # of the elements may be off by more than their neighbours' size explains
 
 
@@ -312,26 +313,58 @@ def _far(one: Tensor, other: Tensor) -> str:
     if one.dtype.is_complex:
         one, other = (torch.view_as_real(x.resolve_conj()) for x in (one, other))
     if not one.dtype.is_floating_point:
-        return "" if torch.equal(one, other) else "its results differ"
+        pieces = (piece for parts in _pieces(one, other) for piece in parts)
+        return "" if all(torch.equal(a, b) for a, b in pieces) else "its results differ"
     limit = _NEAR.get(one.dtype, _NEAR_8_BITS)
-    a, b = one.double(), other.double()
-    for same in (torch.isnan, torch.isposinf, torch.isneginf):
-        if not torch.equal(same(a), same(b)):
-            return "its results are not finite where the other kernel's are, or the reverse"
-    b = b.nan_to_num(0, 0, 0)
-    off, size = (a.nan_to_num(0, 0, 0) - b).abs(), b.abs()
-    worst, scale = off.max().item(), size.max().item()
+    worst = scale = roots = 0.0
+    for a, b in (piece for parts in _pieces(one, other) for piece in parts):
+        a, b = a.double(), b.double()
+        for same in (torch.isnan, torch.isposinf, torch.isneginf):
+            if not torch.equal(same(a), same(b)):
+                return "its results are not finite where the other kernel's are, or the reverse"
+        off, size = _off_and_size(a, b)
+        worst, scale = max(worst, off.max().item()), max(scale, size.max().item())
+        roots += size.sqrt().sum().item()
     if not worst <= limit * scale:
         return f"its results are off by {worst:.3g}, where the largest is {scale:.3g}"
     # One outlier hides all else from that test: most elements are held to their neighbours' size.
-    rows = size if size.dim() else size[None]
-    # This mean of square roots is near the median, which CUDA refuses in deterministic mode.
-    overall = size.sqrt().mean().square().item()
-    usual = rows.sqrt().mean(-1, keepdim=True).square().clamp_min(max(overall, 1e-6 * scale))
-    share = (off.view_as(rows) > limit * torch.maximum(rows, usual)).double().mean().item()
+    # The mean of square roots is near the median, which CUDA refuses in deterministic mode.
+    least = max((roots / one.numel()) ** 2, 1e-6 * scale)
+    columns = one.shape[-1] if one.dim() else 1
+    beyond = 0
+    for parts in _pieces(one, other):
+        sums = [b.double().nan_to_num(0, 0, 0).abs().sqrt().sum(-1, keepdim=True) for _, b in parts]
+        usual = (sum(sums) / columns).square().clamp_min(least)
+        for a, b in parts:
+            off, size = _off_and_size(a.double(), b.double())
+            beyond += (off > limit * torch.maximum(size, usual)).sum().item()
+    share = beyond / one.numel()
     if share > _MOST_OFF:
         return f"{share:.1%} of its results are off by more than their neighbours' size explains"
     return ""
+
+
+def _off_and_size(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """How far float64 results are off, and how large those that are wanted are."""
+    wanted = wanted.nan_to_num(0, 0, 0)
+    return (found.nan_to_num(0, 0, 0) - wanted).abs(), wanted.abs()
+
+
+def _pieces(one: Tensor, other: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Two tensors side by side, in pieces of at most _PIECE elements: lists of one with whole rows,
+    or of all parts of one row. A comparison takes several float64 copies of what it looks at."""
+    if one.numel() <= _PIECE:
+        yield [(one, other)]
+        return
+    last = one.dim() - 1
+    dim = next((d for d in range(last) if one.shape[d] > 1), last)
+    step = _PIECE if dim == last else max(1, one.shape[dim] * _PIECE // one.numel())
+    parts = list(zip(one.split(step, dim), other.split(step, dim), strict=True))
+    if dim == last:
+        yield parts
+        return
+    for part in parts:
+        yield from _pieces(*part)
 
 
 def _rounds(

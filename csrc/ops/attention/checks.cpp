@@ -138,8 +138,13 @@ void check_mask(const char* op, const AttentionShape& shape, const TensorView& q
     fail({"input", argument_text(op, "attn_mask"), "cannot go with is_causal=True",
           "a mask or is_causal", "both", "Put the causal part into the mask."});
   }
-  const bool own = mask.dtype == query.dtype || mask.dtype == ScalarType::Float;
-  check_side(op, "attn_mask", mask, "query", query, own ? mask.dtype : ScalarType::Bool);
+  check_device(op, "attn_mask", mask, "query", query);
+  if (mask.dtype != query.dtype && mask.dtype != ScalarType::Float &&
+      mask.dtype != ScalarType::Bool) {
+    const std::string added =
+        query.dtype == ScalarType::Float ? "" : ", " + dtype_name(query.dtype);
+    fail_dtype(op, "attn_mask", "bool" + added + " or float32", mask);
+  }
   const int64_t scores_dim = shape.out.dim;
   bool fits = mask.dim <= scores_dim;
   for (int64_t i = 1; fits && i <= mask.dim; ++i) {

@@ -61,9 +61,7 @@ void check_cache_dtype(const KvCacheViews& views, KvCacheShape& shape) {
   const TensorView &q = views.q, &k_cache = views.k_cache;
   shape.e4m3 = k_cache.dtype == ScalarType::Float8_e4m3fn;
   if (!shape.e4m3 && k_cache.dtype != q.dtype) {
-    fail({"input", cache_argument("k_cache"), "has a wrong dtype",
-          dtype_name(q.dtype) + " or float8_e4m3fn", dtype_name(k_cache.dtype),
-          "Convert it with .to(dtype)."});
+    fail_dtype(kCacheOp, "k_cache", dtype_name(q.dtype) + " or float8_e4m3fn", k_cache);
   }
   check_cache_side("k_cache", k_cache, q, k_cache.dtype);
   check_cache_side("v_cache", views.v_cache, q, k_cache.dtype);

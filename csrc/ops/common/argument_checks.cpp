@@ -25,12 +25,16 @@ void check_like(const char* op, const char* name, const TensorView& view, const 
         "Convert one of them with .to(dtype)."});
 }
 
+void fail_dtype(const char* op, const char* name, const std::string& expected,
+                const TensorView& view) {
+  fail({"input", argument_text(op, name), "has a wrong dtype", expected, dtype_name(view.dtype),
+        "Convert it with .to(dtype)."});
+}
+
 void check_side(const char* op, const char* name, const TensorView& view, const char* first_name,
                 const TensorView& first, ScalarType dtype) {
   check_device(op, name, view, first_name, first);
-  if (view.dtype == dtype) return;
-  fail({"input", argument_text(op, name), "has a wrong dtype", dtype_name(dtype),
-        dtype_name(view.dtype), "Convert it with .to(dtype)."});
+  if (view.dtype != dtype) fail_dtype(op, name, dtype_name(dtype), view);
 }
 
 void check_float_dtype(const char* op, const char* name, const TensorView& view,

@@ -19,7 +19,11 @@ void check_device(const char* op, const char* name, const TensorView& view, cons
 void check_like(const char* op, const char* name, const TensorView& view, const char* first_name,
                 const TensorView& first);
 
-// The same, and has that dtype.
+// Throws for a dtype that the argument cannot have.
+[[noreturn]] void fail_dtype(const char* op, const char* name, const std::string& expected,
+                             const TensorView& view);
+
+// Lies where `first` does, and has that dtype.
 void check_side(const char* op, const char* name, const TensorView& view, const char* first_name,
                 const TensorView& first, ScalarType dtype);
 
