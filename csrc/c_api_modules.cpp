@@ -67,7 +67,9 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
 
 // {"handle": ...} of a kernel.
 TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, size_t size) {
-  return answer([&] { return json{{"handle", handle_json(&module_of(module).kernel(name_of(name, size)))}}; });
+  return answer([&] {
+    return json{{"handle", handle_json(&module_of(module).kernel(name_of(name, size)))}};
+  });
 }
 
 // {"address": ..., "bytes": ...} of a global variable on a device.
@@ -89,7 +91,9 @@ TORCH_CUBIN_API char* torch_cubin_kernel_preload(void* kernel, int index) {
 
 // {"unloaded": false} where a captured graph, or the caller, keeps it loaded.
 TORCH_CUBIN_API char* torch_cubin_module_unload(void* module, int keep) {
-  return answer([&] { return json{{"unloaded", module_of(module).unload(keep != 0, current_stream_if_any())}}; });
+  return answer([&] {
+    return json{{"unloaded", module_of(module).unload(keep != 0, current_stream_if_any())}};
+  });
 }
 
 // For the end of the Python object. What the driver holds stays: only unload() gives it back.

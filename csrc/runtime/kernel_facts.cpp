@@ -45,8 +45,8 @@ int64_t occupancy_of(Kernel& kernel, const torch_cubin_launch_call& call, const 
     if (call.block[i] < 1 || call.block[i] > kMaxBlock[i] ||
         (threads *= call.block[i]) > here.max_threads) {
       fail({"launch", object, "is asked of a block that the kernel cannot have",
-            "1 to " + std::to_string(here.max_threads) + " threads",
-            "block " + triple(call.block), ""});
+            "1 to " + std::to_string(here.max_threads) + " threads", "block " + triple(call.block),
+            ""});
     }
   }
   if (call.shared_memory < 0 || call.shared_memory > INT_MAX) {
