@@ -102,8 +102,10 @@ def processor_seconds() -> float:
 def run(*commands: Sequence[object], timeout: float = 300) -> list[str]:
     """The lines that the program answers to `commands`. A sanitizer's finding fails the test."""
     lines = "".join("\t".join(str(word) for word in command) + "\n" for command in commands)
-    # The leak check stops a traced process; the errors below do not depend on it.
-    environment = dict(os.environ, ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=0")
+    # The leak check stops a traced process; the errors below do not depend on it. Most inputs need
+    # less than 16 MB in all: to keep the usual 256 of freed memory takes a fifth of the time.
+    options = "detect_leaks=0:allocator_may_return_null=0:quarantine_size_mb=16"
+    environment = dict(os.environ, ASAN_OPTIONS=options)
     found = subprocess.run(
         [program()],
         input=lines.encode("utf-8", "surrogateescape"),
