@@ -46,11 +46,7 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
     for (size_t i = 0; i < count; ++i) {
       const uint8_t* const bytes = given(given(data, "list of files")[i], "file");
       const char* const name = given(given(origins, "list of names")[i], "name");
-      for (SourceImage& image :
-           images_of(bytes, given(sizes, "list of sizes")[i], name, jit != 0)) {
-        image.source = i;
-        images.push_back(std::move(image));
-      }
+      append_source(images_of(bytes, given(sizes, "list of sizes")[i], name, jit != 0), images);
     }
     auto module = std::make_unique<Module>(std::move(images), given(origin, "name"));
     json out = {{"handle", handle_json(module.get())},

@@ -24,9 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-TOKENS, WIDTH = 16384, 2048  # b * s, h * d
-NO_BOUND = 1 << 30
+from attention_bench import NO_BOUND, TOKENS, WIDTH, compile_kernel, laid_out, milliseconds
+
 IN_TURN, IN_PAIRS = 0, -1  # or so many heads to balance
 
 
@@ -58,9 +57,9 @@ class Kernel:
 def kernels() -> list[Kernel]:
     b = "bfloat16"
     return [
-        Kernel(b, 128, 128, 2, 2, 2), Kernel(b, 128, 176, 2, 1, 2),
+        Kernel(b, 128, 128, 2, 2, 2),
         Kernel(b, 128, 128, 2, 2, 2, ping_pong=False),
-        Kernel(b, 64, 128, 3, 2, 2), Kernel(b, 64, 128, 2, 2, 2), Kernel(b, 64, 192, 2, 2, 2),
+        Kernel(b, 64, 128, 3, 2, 2), Kernel(b, 64, 128, 2, 2, 2),
         Kernel(b, 256, 80, 2, 1, 2), Kernel("float16", 128, 128, 2, 2, 2),
         Kernel("float16", 64, 128, 3, 2, 2), Kernel("float16", 256, 80, 2, 1, 2),
     ]  # fmt: skip
@@ -80,29 +79,13 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_THREADS": 128 * (kernel.groups + 1),
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
-    source = HERE.parents[1] / "csrc" / "kernels" / "attention" / "sm90.cu"
-    command = [
-        *("nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"),
-        *(f"-D{name}={value}" for name, value in defines.items()),
-        *extra,
-        *("-I", str(source.parents[1])),
-        *("-o", str(out / f"{kernel.name}.cubin"), str(source)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    text = done.stdout + done.stderr
-    bad = [s for s in text.splitlines() if "C75" in s or "error" in s or "warning" in s]
-    bad += [s for s in text.splitlines() if "spill" in s and "0 bytes spill stores" not in s]
-    if done.returncode:
-        raise SystemExit(f"{kernel.name}\n{text}")
-    return "\n  ".join([kernel.name, *bad])
+    return compile_kernel("sm90", kernel.name, defines, extra, out)
 
 
 def setup() -> None:
     global torch, driver, PARAMS
-    import torch
-
-    sys.path.insert(0, str(HERE))
     import cubin_launch as driver
+    import torch
 
     class Params(ctypes.Structure):  # Sm90AttentionParams
         _fields_ = [
@@ -219,17 +202,6 @@ def reference(q, k, v, first, last, scale):
     return weights @ v, lse
 
 
-def laid_out(shape, layout: str, dtype):
-    """(b, h, s, d), in memory as the letters of `layout` say; rows are longer for 'bhsd+'."""
-    b, h, s, d = shape
-    if layout == "bhsd":
-        return torch.randn(b, h, s, d, device="cuda").to(dtype)
-    if layout == "bshd":
-        return torch.randn(b, s, h, d, device="cuda").to(dtype).transpose(1, 2)
-    wide = torch.randn(b, h, s, d + 24, device="cuda").to(dtype)
-    return wide[..., 8 : 8 + d]
-
-
 def check(kernel: Kernel, function) -> str:
     """Raises where an answer is wrong."""
     dtype = getattr(torch, kernel.dtype)
@@ -330,17 +302,10 @@ def library(backend: str, q, k, v, causal: bool):
     return run
 
 
-def graph_of(run, milliseconds: float):
-    """A graph of as many launches as take about that long, and their number."""
-    for _ in range(2):
-        run()
-    torch.cuda.synchronize()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    run()
-    end.record()
-    torch.cuda.synchronize()
-    count = max(1, min(200, round(milliseconds / max(begin.elapsed_time(end), 1e-3))))
+def graph_of(run, duration: float):
+    """A graph of as many launches as take about so many milliseconds, and their number."""
+    milliseconds(run, 2)
+    count = max(1, min(200, round(duration / max(milliseconds(run, 1), 1e-3))))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(count):
@@ -350,21 +315,15 @@ def graph_of(run, milliseconds: float):
     return graph, count
 
 
-def timed(contenders: dict, rounds: int, milliseconds: float = 8) -> dict:
+def timed(contenders: dict, rounds: int, duration: float = 8) -> dict:
     """Median milliseconds of a launch; each contender settles for as long as it is measured."""
-    graphs = {name: graph_of(run, milliseconds) for name, run in contenders.items()}
+    graphs = {name: graph_of(run, duration) for name, run in contenders.items()}
     times = {name: [] for name in graphs}
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(rounds):
         for name in random.sample(list(graphs), len(graphs)):
             graph, count = graphs[name]
             graph.replay()
-            begin.record()
-            graph.replay()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(begin.elapsed_time(end) / count / 2)
+            times[name].append(milliseconds(graph.replay, 2) / count)
     return {name: statistics.median(t) for name, t in times.items()}
 
 

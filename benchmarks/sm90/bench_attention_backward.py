@@ -18,16 +18,12 @@ import math
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-TOKENS, WIDTH = 16384, 2048  # b * s, h * d
-NO_BOUND = 1 << 30
+from attention_bench import NO_BOUND, TOKENS, WIDTH, compile_kernel, laid_out, milliseconds
 
 
 @dataclass(frozen=True)
@@ -82,27 +78,8 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_THREADS": 512,
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
-    text = compile_one(
-        "sm90_backward_wide" if kernel.wide else "sm90_backward", kernel.name, defines, extra, out
-    )
-    bad = [s for s in text.splitlines() if "C75" in s or "error" in s or "warning" in s]
-    bad += [s for s in text.splitlines() if "spill" in s and "0 bytes spill stores" not in s]
-    return "\n  ".join([kernel.name, *bad])
-
-
-def compile_one(source: str, name: str, defines: dict, extra: list[str], out: Path) -> str:
-    folder = HERE.parents[1] / "csrc" / "kernels" / "attention"
-    command = [
-        *("nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"),
-        *(f"-D{key}={value}" for key, value in defines.items()),
-        *extra,
-        *("-I", str(folder.parent)),
-        *("-o", str(out / f"{name}.cubin"), str(folder / f"{source}.cu")),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name}\n{done.stdout}{done.stderr}")
-    return done.stdout + done.stderr
+    source = "sm90_backward_wide" if kernel.wide else "sm90_backward"
+    return compile_kernel(source, kernel.name, defines, extra, out)
 
 
 def build_ends(out: Path) -> None:
@@ -111,16 +88,14 @@ def build_ends(out: Path) -> None:
         for source, threads in (("sm90_backward_delta", 128), ("sm90_backward_convert", 256)):
             name = f"{source}_{dtype}"
             defines = {"TC_KERNEL": name, "TC_DTYPE": dtype, "TC_TILE_M": 16, "TC_THREADS": threads}
-            compile_one(source, name, defines, [], out)
+            compile_kernel(source, name, defines, [], out)
 
 
 def setup() -> None:
     global torch, driver, PARAMS
-    import torch
-
-    sys.path.insert(0, str(HERE))
     import bench_attention
     import cubin_launch as driver
+    import torch
 
     bench_attention.setup()
 
@@ -235,8 +210,6 @@ def reference(q, k, v, grad, first, last, scale):
 
 def check(kernel: Kernel, functions) -> str:
     """Raises where an answer is wrong."""
-    from bench_attention import laid_out
-
     dtype = getattr(torch, kernel.dtype)
     d = kernel.head_dim
     # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, together
@@ -347,23 +320,10 @@ def cudnn(q, k, v, grad, causal: bool):
 
 def rate_of(function, flops: float) -> float:
     """TFLOP/s, after 35 ms of the same."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     function()
-    torch.cuda.synchronize()
-    events[0].record()
-    function()
-    events[1].record()
-    torch.cuda.synchronize()
-    one = max(events[0].elapsed_time(events[1]), 0.01)
-    for _ in range(max(1, round(35 / one))):
-        function()
-    repeats = max(2, round(50 / one))
-    events[0].record()
-    for _ in range(repeats):
-        function()
-    events[1].record()
-    torch.cuda.synchronize()
-    return flops * repeats / events[0].elapsed_time(events[1]) / 1e9
+    one = max(milliseconds(function, 1), 0.01)
+    milliseconds(function, max(1, round(35 / one)))
+    return flops / milliseconds(function, max(2, round(50 / one))) / 1e9
 
 
 def contenders_of(kernels, functions, d: int, s: int, causal: bool, together: str) -> dict:

@@ -1,6 +1,7 @@
 // The C ABI of modules.
 #include "abi/handles.h"
 #include "package/open_images.h"
+#include "package/user_images.h"
 
 using namespace torch_cubin;
 
@@ -54,9 +55,7 @@ torch_cubin_v1_error* torch_cubin_v1_module_open(const torch_cubin_v1_image* ima
       const std::string name = images[i].origin != nullptr ? images[i].origin : "bytes";
       if (i == 0) first = name;
       const bool jit = (flags & TORCH_CUBIN_V1_NO_PTX) == 0;
-      for (SourceImage& image : images_in_memory(images[i].data, images[i].size, name, jit)) {
-        all.push_back(std::move(image));
-      }
+      append_source(images_in_memory(images[i].data, images[i].size, name, jit), all);
     }
     *out = open_module(std::move(all), origin != nullptr ? origin : first, flags);
   });
@@ -73,7 +72,7 @@ torch_cubin_v1_error* torch_cubin_v1_module_open_files(const char* const* paths,
     for (uint64_t i = 0; i < count; ++i) {
       if (i == 0) first = "file '" + printable(paths[i], 4096) + "'";
       const bool jit = (flags & TORCH_CUBIN_V1_NO_PTX) == 0;
-      for (SourceImage& image : images_at_path(paths[i], jit)) all.push_back(std::move(image));
+      append_source(images_at_path(paths[i], jit), all);
     }
     *out = open_module(std::move(all), first, flags);
   });

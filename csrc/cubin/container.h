@@ -42,6 +42,7 @@ struct Entry {
   std::shared_ptr<const Buffer> owned;  // the bytes of an array in C source
   // A symbol of a host file's data names it: it may be any array that begins as an image does.
   bool is_guess = false;
+  bool is_file = false;     // a file that torch_cubin.embed put there
   bool in_package = false;  // an embedded file that stands beside a manifest.json
 };
 

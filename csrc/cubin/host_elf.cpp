@@ -62,6 +62,7 @@ void list_files(const std::vector<Bundle>& bundles, std::vector<Entry>& entries)
       entry.offset = file.offset;
       entry.stored = file.bytes;
       entry.size = file.bytes.size();
+      entry.is_file = true;
       entry.in_package = in_package;
       entries.push_back(entry);
     }

@@ -101,12 +101,7 @@ std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indice
   }
   std::shared_ptr<Module>& module = modules_[{contents, jit}];
   if (module == nullptr) {
-    for (size_t i = 0; i < contents.size(); ++i) {
-      for (SourceImage image : contents[i]->images[jit]) {
-        image.source = i;
-        images.push_back(std::move(image));
-      }
-    }
+    for (const Content* content : contents) append_source(content->images[jit], images);
     module = std::make_shared<Module>(std::move(images), origin);
   }
   module->kernel(kernel);  // throws where none has it: the nearest names

@@ -18,23 +18,21 @@ namespace {
 
 constexpr char kManifest[] = "manifest.json";
 
-void append(std::vector<SourceImage> from, std::vector<SourceImage>& to) {
-  for (SourceImage& image : from) to.push_back(std::move(image));
-}
-
 std::vector<SourceImage> images_of_bundle(const Bytes& bytes, const std::string& origin, bool jit) {
   std::vector<Bundle> bundles;
   list_bundles(bytes, 0, bytes.size(), origin, bundles);
   std::vector<SourceImage> images;
   for (Bundle& bundle : bundles) {
     if (is_package(bundle)) {
-      append(images_of_package(files_in_library(origin, std::move(bundle)), origin, jit), images);
+      append_source(images_of_package(files_in_library(origin, std::move(bundle)), origin, jit),
+                    images);
       continue;
     }
     for (const EmbeddedFile& file : bundle) {
-      append(images_of(file.bytes.data(), file.bytes.size(),
-                       "file '" + printable(file.name, PATH_MAX) + "' embedded in " + origin, jit),
-             images);
+      append_source(
+          images_of(file.bytes.data(), file.bytes.size(),
+                    "file '" + printable(file.name, PATH_MAX) + "' embedded in " + origin, jit),
+          images);
     }
   }
   return images;

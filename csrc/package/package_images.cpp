@@ -31,10 +31,8 @@ std::vector<SourceImage> images_of_package(std::unique_ptr<PackageFiles> files,
     if (!seen.insert(name).second) continue;
     const std::vector<uint8_t> bytes = read_hashed(*package.files(), name, image.text("sha256"),
                                                    kMaxImageBytes, "Copy the package again.");
-    for (SourceImage& found :
-         images_of(bytes.data(), bytes.size(), package.files()->origin(name), jit)) {
-      images.push_back(std::move(found));
-    }
+    append_source(images_of(bytes.data(), bytes.size(), package.files()->origin(name), jit),
+                  images);
   }
   return images;
 }

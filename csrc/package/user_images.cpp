@@ -40,6 +40,12 @@ Image image_of(const Ptx& ptx) {
   return image;
 }
 
+size_t next_source(const std::vector<SourceImage>& images) {
+  size_t next = 0;
+  for (const SourceImage& image : images) next = std::max(next, image.source + 1);
+  return next;
+}
+
 class Opener {
  public:
   Opener(size_t size, bool jit) : jit_(jit), unpacker_(size) {}
@@ -54,6 +60,7 @@ class Opener {
     }
     if (format == Format::kFatbin || format == Format::kHostElf || format == Format::kText) {
       if (format == Format::kHostElf) packages(Bytes(data, size), origin);
+      source_ = sources_ = next_source(images_);
       container(data, size, origin);
       if (!images_.empty()) return;
       if (skipped_relocatable_) {
@@ -77,15 +84,14 @@ class Opener {
   void packages(const Bytes& library, const std::string& origin) {
     for (Bundle& bundle : embedded_bundles(library, origin)) {
       if (!is_package(bundle)) continue;
-      for (SourceImage& image :
-           images_of_package(files_in_library(origin, std::move(bundle)), origin, jit_)) {
-        images_.push_back(std::move(image));
-      }
+      append_source(images_of_package(files_in_library(origin, std::move(bundle)), origin, jit_),
+                    images_);
     }
   }
 
   void container(const uint8_t* data, size_t size, const std::string& origin) {
     const Container found = list_entries(data, size, origin);
+    const size_t own = source_;
     std::optional<Error> damage;  // not an exception_ptr, whose copies need a newer libstdc++
     for (size_t i = 0; i < found.entries.size(); ++i) {
       const Entry& entry = found.entries[i];
@@ -100,6 +106,7 @@ class Opener {
         continue;
       }
       const std::string name = "entry " + std::to_string(i) + " of " + origin;
+      source_ = entry.is_file ? ++sources_ : own;
       try {
         add(entry, name);
       } catch (const Error& error) {
@@ -131,6 +138,7 @@ class Opener {
     image.image = parse_cubin(data, size, origin);
     image.bytes.assign(data, data + size);
     image.origin = origin;
+    image.source = source_;
     images_.push_back(std::move(image));
   }
 
@@ -141,17 +149,27 @@ class Opener {
     image.bytes.push_back(0);
     image.origin = origin;
     image.is_ptx = true;
+    image.source = source_;
     images_.push_back(std::move(image));
   }
 
   bool jit_;
   bool skipped_ptx_ = false;
   bool skipped_relocatable_ = false;
+  size_t source_ = 0, sources_ = 0;  // of the images that come next; the last that was given
   Unpacker unpacker_;
   std::vector<SourceImage> images_;
 };
 
 }  // namespace
+
+void append_source(std::vector<SourceImage> images, std::vector<SourceImage>& all) {
+  const size_t first = next_source(all);
+  for (SourceImage& image : images) {
+    image.source += first;
+    all.push_back(std::move(image));
+  }
+}
 
 std::vector<SourceImage> images_of(const uint8_t* data, size_t size, const std::string& origin,
                                    bool jit) {

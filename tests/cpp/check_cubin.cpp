@@ -330,6 +330,13 @@ void bad_images() {
   float* a = nullptr;
   REFUSED("arch", "sm_120a", elsewhere["vec_add"](grid(1), block(1), nullptr, a, a, a, 1));
   REFUSED("image", "is embedded nowhere", Module::embedded("mine"));
+  // Two files with different kernels of one name: which of them runs is nobody's guess.
+  const std::string other = g_folder + "/vec_add.sm_90a.cuda124.cubin";
+  Module both = Module::from_files({g_folder + "/" + kSeveral, other});
+  REFUSED("image", "is in two of the files", both["vec_add"]);
+  CHECK(both["no_params"].name() == "no_params");
+  Module twice = Module::from_files({other, other});
+  CHECK(twice["vec_add"].name() == "vec_add");
 }
 
 void memory_images() {

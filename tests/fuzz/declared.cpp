@@ -1,5 +1,6 @@
 // Declared ops: schemas, expressions, contracts, packages, and calls with tensors of any shape.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "declared/expression.h"
 #include "declared/schema.h"
 #include "declared/slots.h"
+#include "declared/tuned_calls.h"
 #include "json_mutator.h"
 #include "package/package.h"
 #include "target.h"
@@ -28,7 +30,15 @@ nlohmann::json define_contracts(std::vector<std::unique_ptr<const Contract>> con
   return contracts.size();
 }
 
-const Contract& find_contract(const std::string&) { std::abort(); }  // no op is registered here
+// The op that a tuned table is for; no op is registered here.
+static const Contract* g_tuned_contract = nullptr;
+
+const Contract& find_contract(const std::string& name) {
+  if (g_tuned_contract == nullptr || g_tuned_contract->schema().qualified_name() != name) {
+    fail({"input", "op '" + printable(name) + "'", "is not declared", "", "", ""});
+  }
+  return *g_tuned_contract;
+}
 }  // namespace torch_cubin
 
 namespace fuzz {
@@ -370,11 +380,74 @@ void run_manifest(const uint8_t* data, size_t size) {
           [&] { torch_cubin::load_package(package_folder()); });
 }
 
+// --- tuned tables ---
+
+// A folder for the cache, in memory.
+const std::string& cache_folder() {
+  static const auto* const made = [] {
+    auto* const path = new std::string("/dev/shm/torch_cubin_fuzz_XXXXXX");
+    if (mkdtemp(path->data()) == nullptr) std::exit(2);
+    mkdir((*path + "/tuned").c_str(), 0700);
+    setenv("TORCH_CUBIN_CACHE", path->c_str(), 1);
+    std::atexit([] {
+      rmdir((cache_folder() + "/tuned").c_str());
+      rmdir(cache_folder().c_str());
+    });
+    return path;
+  }();
+  return *made;
+}
+
+// What the table leaves out and only this process knows: it would never be looked into without.
+void complete(json& table, const json& file) {
+  if (!table.is_object()) return;
+  table.emplace("version", 1);
+  table.emplace("gpu", file["gpu"]);
+  table.emplace("driver", file["driver"]);
+  const auto ops = table.find("ops");
+  if (ops == table.end() || !ops->is_array()) return;
+  for (json& op : *ops) {
+    if (!op.is_object()) continue;
+    op.emplace("op", file["op"]);
+    op.emplace("hash", file["hash"]);
+  }
+}
+
+// A table as a file of the cache, in which damage counts as absence, and as load_tuned() takes it.
+// Then calls that look into it.
+void run_tuned(const uint8_t* data, size_t size) {
+  cache_folder();
+  static const auto* const definition = [] {
+    const std::vector<uint8_t> text = read(FUZZ_DATA "/../fuzz/contracts.json");
+    return new json(json::parse(text)[1]);  // of two kernels, with arguments of every kind
+  }();
+  const Contract contract(*definition, images());
+  const json file = torch_cubin::tuned_file(contract, 0);
+  std::string text(reinterpret_cast<const char*>(data), size);
+  json table = json::parse(text, nullptr, false);
+  if (!table.is_discarded()) {
+    complete(table, file);
+    text = table.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+  const std::string path = file["path"].get<std::string>();
+  std::ofstream(path, std::ios::binary).write(text.data(), static_cast<long>(text.size()));
+  const bool read = accepts({}, [&] { torch_cubin::read_tuned_file(contract, 0); });
+  std::remove(path.c_str());
+  require(read);
+  if (table.is_discarded()) return;
+  torch_cubin::g_tuned_contract = &contract;
+  accepts({"input"}, [&] { torch_cubin::add_tuned_calls(table); });
+  torch_cubin::g_tuned_contract = nullptr;
+  Decisions decisions(data, size);
+  for (int i = 0; i < 3; ++i) call(contract, decisions);
+}
+
 const Register kSchema({"schema", run_schema, nullptr});
 const Register kExpression({"expression", run_expression, nullptr});
 const Register kContract({"contract", run_contract, mutate_json});
 const Register kManifest({"manifest", run_manifest, mutate_json});
 const Register kCall({"call", run_call, nullptr});
+const Register kTuned({"tuned", run_tuned, mutate_json});
 
 }  // namespace
 }  // namespace fuzz

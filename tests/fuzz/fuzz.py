@@ -47,8 +47,9 @@ FORMATS = {
     "contract": 4096,
     "manifest": 4096,
     "call": 128,
+    "tuned": 1024,
 }
-DECLARED = ("schema", "expression", "contract", "manifest", "call")
+DECLARED = ("schema", "expression", "contract", "manifest", "call", "tuned")
 # What needs PyTorch or a driver: torch_shims.cpp and declared.cpp stand in.
 REPLACED = {"slots.cpp", "catalog.cpp", "stream.cpp", "internals.cpp", "settings.cpp", "dl.cpp"}
 
@@ -105,6 +106,7 @@ READERS = {
         *("declared/call.cpp", "declared/boxed_arguments.cpp", "declared/pattern_match.cpp"),
         *("declared/packing.cpp", "declared/tensor_map_argument.cpp", "runtime/launch.cpp"),
     ),
+    "tuned": ("declared/tuned_calls.cpp",),
 }
 MOST_INPUTS = 20  # of a format, in CORPUS
 # What runs have found, for the report; each is mended, and its input is in CORPUS under that name.

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts import SEVERAL, new_name
 
 import torch_cubin
 from torch_cubin import errors
-from torch_cubin._declared import kernel_table
+from torch_cubin._declared import expressions, kernel_table
 from torch_cubin._native import library
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -268,3 +269,24 @@ def test_damaged_tables_are_refused_or_read(seed: int) -> None:
             text[at] = change
         with contextlib.suppress(errors.InputError):
             kernel_table.read("".join(text) + "\n").by_symbol(["vec_add"])
+
+
+def test_a_function_of_many_choices_is_read_once(tmp_path: Path, monkeypatch) -> None:
+    """Read for each choice, the bytecode of `when` and `args` took half of define_op's time."""
+    read = []
+    real = expressions.dis.get_instructions
+    monkeypatch.setattr(expressions.dis, "get_instructions", lambda c: read.append(c) or real(c))
+
+    def args(x, y, out):
+        return x, y, out, torch_cubin.int32(x.numel())
+
+    def when(x):
+        return x.shape[0] == 3
+
+    listed = [torch_cubin.KernelChoice(f"{SEVERAL}:vec_add", when=when) for _ in range(20)]
+    tensors = dict.fromkeys(("x", "y", "out"), "float32[n]")
+    torch_cubin.define_op(
+        f"{new_name()}(Tensor x, Tensor y) -> Tensor",
+        kernels=listed, tensors=tensors, args=args, grid=1, block=32,
+    )  # fmt: skip
+    assert (read.count(args.__code__), read.count(when.__code__)) == (1, 1)

@@ -95,6 +95,16 @@ def test_several_units_and_fatbins_in_one_library(tmp_path: Path) -> None:
     assert names == [CUBINS[1].name, CUBINS[0].name, CUBINS[0].name]
 
 
+def test_embedded_files_with_different_kernels_of_one_name(tmp_path: Path) -> None:
+    """Each file is one of its own, as where they are given to load() one by one."""
+    data = ROOT / "tests" / "data"
+    files = [data / "vec_add.sm_90a.cuda124.cubin", data / "several.sm_90a.cuda130.cubin"]
+    module = torch_cubin.load(embedded(tmp_path, files))
+    assert module["structs"].name == "structs"
+    with pytest.raises(errors.ImageError, match="'vec_add' for sm_90a is in two of the files"):
+        module["vec_add"]
+
+
 def test_odd_paths_are_quoted_and_an_unchanged_unit_is_not_rewritten(tmp_path: Path) -> None:
     odd = tmp_path / 'a "quoted" \\ folder' / "ü.cubin"
     odd.parent.mkdir()

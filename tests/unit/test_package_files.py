@@ -90,9 +90,9 @@ def test_a_file_that_takes_an_images_name_meanwhile(tmp_path: Path, monkeypatch)
     folder = tmp_path / "package"
     chosen = module._renumbered
 
-    def choose(op, images, path):
-        contract = chosen(op, images, path)
-        for _, name in images.values():
+    def choose(op, images):
+        contract = chosen(op, images)
+        for _, _, name in images.listed:
             folder.mkdir(exist_ok=True)
             (folder / name).write_bytes(b"another's")
         return contract

@@ -262,6 +262,9 @@ REFUSED = {
     "shared memory": ({"shared": -1}, "shared"),
     "a size that is text": ({"shared": "4096"}, "shared"),
     "a cluster": ({"cluster_dims": [0, 1, 1]}, "cluster_dims"),
+    "warps of another configuration": ({"num_warps": 8}, "num_warps at most 4, got 8"),
+    "a cluster of another": ({"num_ctas": 2}, "clusters of 1, got clusters of 2"),
+    "a name of two lines": ({"name": "a\nb"}, r"a kernel 'a.+b', got"),
     "many ctas": ({"num_ctas": 64}, "num_ctas"),
 }
 
@@ -279,6 +282,9 @@ def test_folders_that_hold_no_kernel(tmp_path: Path) -> None:
         tct.read(tmp_path)
     with pytest.raises(errors.FileError, match="no folder"):
         tct.read(tmp_path / "nothing")
+    for wrong in (None, 5, [tmp_path]):
+        with pytest.raises(errors.InputError, match="takes a path"):
+            tct.read(wrong)
     folder = copied(tmp_path)
     (folder / "copy_tile.ttir").unlink()
     with pytest.raises(errors.FileError, match="TRITON_STORE_BINARY_ONLY"):
@@ -346,7 +352,7 @@ def test_images_with_other_parameters_are_explained() -> None:
     """sm_80 has no tensor maps, and other parameters."""
     paths = [DATA / f"cache_3.6.0_{arch}" / "copy_tile.cubin" for arch in ("sm_80", "sm_90a")]
     with pytest.raises(errors.ParamsError, match="each is a kernel of its own"):
-        torch_cubin.load(paths)
+        torch_cubin.load(paths)["copy_tile"]
 
 
 def test_folders_and_notes_name_the_cubin() -> None:

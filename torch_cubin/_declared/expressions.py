@@ -30,6 +30,7 @@ A tensor in a list is named "xs[2]".
 from __future__ import annotations
 
 import dis
+import functools
 import linecache
 import math
 import os
@@ -449,6 +450,7 @@ def untraceable(problem: str, advice: str) -> NoReturn:
     raise errors.fault("input", where, problem, advice=advice)
 
 
+@functools.lru_cache(1024)  # a library of kernels has one lambda for all, and reading it takes 1 ms
 def _refuse_none_tests(code: CodeType, names: tuple[str, ...]) -> None:
     """`x is None` would quietly be False: nothing can trace it, but its bytecode shows it."""
     line = code.co_firstlineno

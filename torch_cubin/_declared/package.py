@@ -52,15 +52,17 @@ def save_package(
     if not listed:
         raise _refuse(path, "would have no op", "ops=[...]")
     signer = None if key is None else signing.private_key(key)
-    images: dict[str, tuple[bytes, str]] = {}  # by sha256: bytes, file
+    images = _PackageImages(path)
     contracts = []
+    schemas = set()
     for one in listed:
         op = _op.find(one) if isinstance(one, str) else one
         if not isinstance(op, Op):
             raise _refuse(path, "would hold what is no declared op", "an Op or its name", repr(one))
-        if any(contract["schema"] == op.contract["schema"] for contract in contracts):
+        if op.contract["schema"] in schemas:
             raise _refuse(path, "would hold an op twice", "each once", op.name)
-        contracts.append(_renumbered(op, images, path))
+        schemas.add(op.contract["schema"])
+        contracts.append(_renumbered(op, images))
     listed_ops = json.dumps(contracts, allow_nan=False)  # before anything is written
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,7 @@ def save_package(
             "version": 1,
             "images": [
                 {"file": _write_image(path, name, data, digest), "sha256": digest}
-                for digest, (data, name) in images.items()
+                for digest, data, name in images.listed
             ],
             "ops": json.loads(listed_ops),
         }
@@ -149,7 +151,30 @@ def _path(function: str, folder: Any) -> str:
     )
 
 
-def _renumbered(op: Op, images: dict[str, tuple[bytes, str]], folder: Path) -> dict[str, Any]:
+class _PackageImages:
+    """The images that a new package will hold, each once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.listed: list[tuple[str, bytes, str]] = []  # sha256, bytes, file
+        self._folder = folder
+        self._places: dict[str, int] = {}  # in `listed`, by sha256
+        self._names: set[str] = set()
+
+    def place(self, data: bytes, origin: str) -> int:
+        """The number of an image, which is added where it is new."""
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in self._places:
+            name = _file_name(data, origin)
+            # A name for these bytes alone: not another image's, not that of a file of the user's.
+            if name in self._names or not _is_free(self._folder / name, data):
+                name = f"{digest}.{name}"
+            self._names.add(name)
+            self._places[digest] = len(self.listed)
+            self.listed.append((digest, data, name))
+        return self._places[digest]
+
+
+def _renumbered(op: Op, images: _PackageImages) -> dict[str, Any]:
     """The op's contract with its images' places in the new package, where they are added."""
     contract, known = op.contract, op._images
     if known is None:
@@ -158,18 +183,8 @@ def _renumbered(op: Op, images: dict[str, tuple[bytes, str]], folder: Path) -> d
             f"is where op '{op.name}' came from, and cannot be copied",
             "a folder with the manifest that was loaded",
         )
-    places: dict[int, int] = {}  # of the op's numbers
-    for number in sorted({number for kernel in contract["kernels"] for number in kernel["images"]}):
-        data = known[number].read()
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in images:
-            taken = {name for _, name in images.values()}
-            name = _file_name(data, known[number].origin)
-            # A name for these bytes alone: not another image's, not that of a file of the user's.
-            if name in taken or not _is_free(folder / name, data):
-                name = f"{digest}.{name}"
-            images[digest] = data, name
-        places[number] = list(images).index(digest)
+    numbers = sorted({number for kernel in contract["kernels"] for number in kernel["images"]})
+    places = {each: images.place(known[each].read(), known[each].origin) for each in numbers}
     kernels = [
         {**kernel, "images": [places[number] for number in kernel["images"]]}
         for kernel in contract["kernels"]

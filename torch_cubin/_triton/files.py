@@ -37,7 +37,12 @@ def read(path: str | os.PathLike[str]) -> list[TritonKernel]:
     Raises FileError [file] for what cannot be read, HashError [hash] for a cubin that has changed,
     InputError [input] for notes that are damaged.
     """
-    found = Path(os.fspath(path))
+    if not isinstance(path, (str, os.PathLike)):
+        raise errors.fault(
+            "input", "torch_cubin.producers.triton.read", "takes a path", expected="a folder",
+            got=type(path).__name__,
+        )  # fmt: skip
+    found = Path(os.fsdecode(path))
     if found.is_dir():
         if (found / LIST).is_file():
             return list(_read_list(found))

@@ -6,11 +6,13 @@ What can go wrong with the compiler's notes is refused here: they may be a stran
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin._inspection.facts import shown
 from torch_cubin._native import library
 
 FOLDED = "constexpr"  # the type of a parameter that the compiler folded away
@@ -328,9 +330,10 @@ def _check_count(kernel: TritonKernel, facts: Mapping[str, Any]) -> None:
             "no_kernel",
             kernel.origin,
             "has notes of another binary",
-            expected=f"a kernel '{kernel.name}'",
+            expected=f"a kernel '{shown(kernel.name)}'",
             got=names,
         )
+    _check_shape(kernel, found[0])
     given = [parameter["size"] for parameter in found[0]["params"]]
     passed = [p for p in kernel.parameters if p.type != FOLDED]
     wanted = [size for p in passed for size in sizes_of(kernel, p)] + [8] * kernel.hidden
@@ -346,6 +349,25 @@ def _check_count(kernel: TritonKernel, facts: Mapping[str, Any]) -> None:
         advice=f"Triton {kernel.version or '(unknown)'} compiled it: notes and binary must be of"
         " one compilation.",
     )
+
+
+def _check_shape(kernel: TritonKernel, facts: Mapping[str, Any]) -> None:
+    """Warps and clusters, which the binary tells as well. Two configurations of a function have the
+    same parameters, but not the same shared memory: notes of the other one would go unnoticed."""
+    warps, block = kernel.metadata.get("num_warps", 0), facts["required_block"]
+    noted, cluster = math.prod(kernel.cluster), facts["cluster"]
+    # Warps that do other work than the function's own come on top. Up to 3.5 clusters stand in the
+    # notes alone.
+    if block is not None and 32 * warps > math.prod(block):
+        wanted, got = f"num_warps at most {math.prod(block) // 32}", str(warps)
+    elif (cluster or "cluster_dims" not in kernel.metadata) and noted != math.prod(cluster or [1]):
+        wanted, got = f"clusters of {math.prod(cluster or [1])}", f"clusters of {noted}"
+    else:
+        return
+    raise errors.fault(
+        "params", kernel.origin, "has notes of another binary", expected=wanted, got=got,
+        advice="Notes and binary must be of one compilation.",
+    )  # fmt: skip
 
 
 def _wrong(origin: str, what: str, expected: str, got: Any) -> errors.Error:
