@@ -7,8 +7,10 @@
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
 
 #include "cubin/error.h"
+#include "cubin/json_facts.h"
 
 #define TORCH_CUBIN_API extern "C" __attribute__((visibility("default")))
 
@@ -21,8 +23,7 @@ inline char* copy_text(const std::string& text) {
 }
 
 inline std::string error_json(const std::string& tag, const std::string& message) {
-  const nlohmann::json error = {{"error", {{"tag", tag}, {"message", message}}}};
-  return error.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return dump({{"error", {{"tag", tag}, {"message", message}}}});
 }
 
 // The error that is being handled, as JSON; never null but where memory ran out twice.
@@ -52,10 +53,18 @@ T* given(T* pointer, const char* what) {
   return pointer;
 }
 
+// What `make` gives: an object, its text, or nothing, which is {}.
 template <class Make>
 char* answer(Make make) {
   try {
-    return copy_text(make());
+    if constexpr (std::is_void_v<decltype(make())>) {
+      make();
+      return copy_text("{}");
+    } else if constexpr (std::is_same_v<decltype(make()), nlohmann::json>) {
+      return copy_text(dump(make()));
+    } else {
+      return copy_text(make());
+    }
   } catch (...) {
     return error_answer();
   }

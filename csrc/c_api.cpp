@@ -10,7 +10,6 @@
 #include "c_answer.h"
 #include "cubin/error.h"
 #include "cubin/inspect.h"
-#include "cubin/json_facts.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/seam.h"
 #include "package/catalog.h"
@@ -22,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-std::string device_json(int index) {
+json device_json(int index) {
   const Device& d = device(index);
   json out = {{"index", d.index},
               {"name", d.name},
@@ -36,7 +35,7 @@ std::string device_json(int index) {
   } catch (const Error& error) {
     out["arch_error"] = {{"tag", error.tag()}, {"message", error.what()}};
   }
-  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+  return out;
 }
 
 }  // namespace
@@ -54,7 +53,7 @@ TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, cons
 
 // The catalog's manifest with "path", "archs", "loaded" and "refused" added. Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_catalog() {
-  return answer([] { return dump(catalog_with_refused()); });
+  return answer([] { return catalog_with_refused(); });
 }
 
 // What the runtime knows of a device, and the arch that the catalog serves it with.

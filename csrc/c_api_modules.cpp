@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
-#include "cubin/json_facts.h"
 #include "cubin/ptx.h"
 #include "declared/tensor_map_argument.h"
 #include "package/user_images.h"
@@ -69,8 +68,7 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
 // {"handle": ...} of a kernel.
 TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, size_t size) {
   return answer([&] {
-    const json out = {{"handle", handle_json(&module_of(module).kernel(name_of(name, size)))}};
-    return out.dump();
+    return json{{"handle", handle_json(&module_of(module).kernel(name_of(name, size)))}};
   });
 }
 
@@ -79,30 +77,22 @@ TORCH_CUBIN_API char* torch_cubin_module_global(void* module, int index, const c
                                                 size_t size) {
   return answer([&] {
     const Module::Global global = module_of(module).global(device(index), name_of(name, size));
-    const json out = {{"address", global.address}, {"bytes", global.bytes}};
-    return out.dump();
+    return json{{"address", global.address}, {"bytes", global.bytes}};
   });
 }
 
 TORCH_CUBIN_API char* torch_cubin_module_preload(void* module, int index) {
-  return answer([&] {
-    module_of(module).preload(device(index));
-    return std::string("{}");
-  });
+  return answer([&] { module_of(module).preload(device(index)); });
 }
 
 TORCH_CUBIN_API char* torch_cubin_kernel_preload(void* kernel, int index) {
-  return answer([&] {
-    kernel_of(kernel).preload(device(index));
-    return std::string("{}");
-  });
+  return answer([&] { kernel_of(kernel).preload(device(index)); });
 }
 
 // {"unloaded": false} where a captured graph, or the caller, keeps it loaded.
 TORCH_CUBIN_API char* torch_cubin_module_unload(void* module, int keep) {
   return answer([&] {
-    const json out = {{"unloaded", module_of(module).unload(keep != 0, current_stream_if_any())}};
-    return out.dump();
+    return json{{"unloaded", module_of(module).unload(keep != 0, current_stream_if_any())}};
   });
 }
 
@@ -153,14 +143,10 @@ TORCH_CUBIN_API char* torch_cubin_encode_tensor_map(const char* text, uint8_t* o
     const TensorMapArgument map(tensor.at("map"), {{"tensor"}, {}, {}}, "a TensorMap");
     map.encode(facts, reinterpret_cast<void*>(tensor.at("address").get<uintptr_t>()),
                tensor.at("device").get<int32_t>(), {}, out);
-    return std::string("{}");
   });
 }
 
 // {"device": ...}: where memory of CUDA lies, for arrays that do not say; -1 where it is none.
 TORCH_CUBIN_API char* torch_cubin_pointer_device(uint64_t address) {
-  return answer([&] {
-    const json out = {{"device", device_of_pointer(address)}};
-    return out.dump();
-  });
+  return answer([&] { return json{{"device", device_of_pointer(address)}}; });
 }

@@ -5,7 +5,6 @@
 
 #include "c_answer.h"
 #include "cubin/error.h"
-#include "cubin/json_facts.h"
 #include "declared/contract.h"
 #include "declared/declared_package.h"
 #include "declared/slots.h"
@@ -22,7 +21,7 @@ const bool g_packages_loaded = [] {
   return true;
 }();
 
-std::string ops_json(json ops) { return dump(json{{"ops", std::move(ops)}}); }
+json ops_json(json ops) { return {{"ops", std::move(ops)}}; }
 
 }  // namespace
 
@@ -50,7 +49,6 @@ TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text, bool differenti
     const Schema schema = parse_schema(given(text, "schema"));
     check_schema(schema);
     if (differentiable) check_differentiable(schema);
-    return std::string("{}");
   });
 }
 
@@ -90,16 +88,13 @@ TORCH_CUBIN_API char* torch_cubin_check_call(const char* text) {
   return answer([&] {
     const json call = json::parse(given(text, "call"));
     const Contract& contract = find_contract(call.at("op").get<std::string>());
-    return dump(json{{"outputs", contract.check_call(call.at("arguments"))}});
+    return json{{"outputs", contract.check_call(call.at("arguments"))}};
   });
 }
 
 // Loads an op's kernels onto a device now, rather than at its first call.
 TORCH_CUBIN_API char* torch_cubin_preload_op(const char* name, int index) {
-  return answer([&] {
-    find_contract(given(name, "name")).preload(device(index));
-    return std::string("{}");
-  });
+  return answer([&] { find_contract(given(name, "name")).preload(device(index)); });
 }
 
 // For torch_cubin/torch.h, on a program's way from C++ to C++: 0, or 1 with the error's text, which lives

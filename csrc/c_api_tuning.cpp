@@ -4,7 +4,6 @@
 
 #include "c_answer.h"
 #include "cubin/error.h"
-#include "cubin/json_facts.h"
 #include "declared/contract.h"
 #include "declared/slots.h"
 #include "declared/tuned_calls.h"
@@ -17,23 +16,17 @@ using namespace torch_cubin;
 
 // Turns the watching of matmul plans on or off (ops/matmul/plan.h).
 TORCH_CUBIN_API char* torch_cubin_watch_plans(int on) {
-  return answer([&] {
-    watch_plans(on != 0);
-    return std::string("{}");
-  });
+  return answer([&] { watch_plans(on != 0); });
 }
 
 // {"plans": [...]} since watching began.
 TORCH_CUBIN_API char* torch_cubin_watched_plans() {
-  return answer([] { return nlohmann::json{{"plans", watched_plans()}}.dump(); });
+  return answer([] { return nlohmann::json{{"plans", watched_plans()}}; });
 }
 
 // Makes this thread's products take the way of that name where they have it; null or "" ends that.
 TORCH_CUBIN_API char* torch_cubin_force_way(const char* name) {
-  return answer([&] {
-    force_way(name != nullptr ? name : "");
-    return std::string("{}");
-  });
+  return answer([&] { force_way(name != nullptr ? name : ""); });
 }
 
 // Adds a tuned table, given as JSON, to this process: of products (ops/matmul/tuned.h), of calls of
@@ -44,21 +37,17 @@ TORCH_CUBIN_API char* torch_cubin_add_tuned_table(const char* text) {
     const bool has_ops = table.is_object() && table.contains("ops");
     if (has_ops) add_tuned_calls(table);
     if (!has_ops || table.contains("products")) add_tuned_table(table);
-    return std::string("{}");
   });
 }
 
 // Writes down this thread's calls of a declared op from now on, and of no other op; null ends it.
 TORCH_CUBIN_API char* torch_cubin_watch_op(const char* name) {
-  return answer([&] {
-    watch_op(name == nullptr ? nullptr : &find_contract(name));
-    return std::string("{}");
-  });
+  return answer([&] { watch_op(name == nullptr ? nullptr : &find_contract(name)); });
 }
 
 // {"calls": [...]} of the op that is watched (CallWatch in declared/tuned_calls.h).
 TORCH_CUBIN_API char* torch_cubin_watched_calls() {
-  return answer([] { return dump(nlohmann::json{{"calls", call_watch().calls}}); });
+  return answer([] { return nlohmann::json{{"calls", call_watch().calls}}; });
 }
 
 // Makes the watched op's calls take the kernel of that number; -1: the one that they take by themselves.
@@ -72,12 +61,11 @@ TORCH_CUBIN_API char* torch_cubin_force_kernel(int number) {
             std::to_string(number), ""});
     }
     watch.forced = number;
-    return std::string("{}");
   });
 }
 
 // tuned_file() of declared/tuned_calls.h.
 TORCH_CUBIN_API char* torch_cubin_tuned_file(const char* name, int index) {
   return answer(
-      [&] { return dump(tuned_file(find_contract(given(name, "name")), device(index).index)); });
+      [&] { return tuned_file(find_contract(given(name, "name")), device(index).index); });
 }

@@ -1,17 +1,15 @@
 // Every schema of the library, on one screen: the only STABLE_TORCH_LIBRARY blocks. No logic here.
 //
-// The public op of a family forwards (ops/<family>/composite.cpp): with gradients off to the raw op
+// The public op of a family forwards (or does a little more: ops/<family>/composite.cpp): with gradients off to the raw op
 // `_name`, else to `_name_autograd`, whose derivative formulas _ops/autograd.py fills in. Both have
 // the same kernels; a process without Python has the first path alone. `_name` is private: it has
 // no derivative, and PyTorch warns when backward meets it.
 #include <torch/csrc/stable/library.h>
 
 #include "ops/attention/attention.h"
-#include "ops/attention/composite.h"
-#include "ops/attention/flash_attention.h"
 #include "ops/attention/kv_cache.h"
 #include "ops/attention/softmax.h"
-#include "ops/matmul/composite.h"
+#include "ops/common/dispatch.h"
 #include "ops/matmul/matmul.h"
 
 namespace {
@@ -92,28 +90,30 @@ STABLE_TORCH_LIBRARY(cubin, m) {
   m.def("_attention_dropout(Tensor probs, Tensor seed, int drop_below) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
-  m.impl("matmul", &matmul_composite);
+// The public op that calls its raw op, or its twin with a derivative, by the grad mode. Behind the name
+// stand those of the tensors that it takes, the first of its arguments.
+#define TC_BY_GRAD_MODE(name, ...)                                            \
+  m.impl(name, [](StableIValue* stack, uint64_t, uint64_t) {                  \
+    call_with_tensors(name, {__VA_ARGS__}, stack, [stack] {                   \
+      call_by_grad_mode("cubin::_" name, "cubin::_" name "_autograd", stack); \
+    });                                                                       \
+  })
+
+void implement_public_ops(torch::stable::detail::StableLibrary& m) {
+  TC_BY_GRAD_MODE("matmul", "self", "other");
+  TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
+  TC_BY_GRAD_MODE("attention_forward", "query", "key", "value");
+  TC_BY_GRAD_MODE("attention_backward", "grad_out", "query", "key", "value", "out", "logsumexp");
+  TC_BY_GRAD_MODE("flash_attention_with_kvcache", "q", "k_cache", "v_cache");
   m.impl("linear", &linear_composite);
-  m.impl("addmm", &addmm_composite);
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
-  m.impl("attention_forward", &attention_forward_composite);
-  m.impl("attention_backward", &attention_backward_composite);
   m.impl("flash_attention", TORCH_BOX(&flash_attention));
-  m.impl("flash_attention_with_kvcache", &flash_attention_with_kvcache_composite);
 }
 
+STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_public_ops(m); }
+
 // torch.vmap does not decompose a composite op by itself: it would loop over the batch.
-STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
-  m.impl("matmul", &matmul_composite);
-  m.impl("linear", &linear_composite);
-  m.impl("addmm", &addmm_composite);
-  m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
-  m.impl("attention_forward", &attention_forward_composite);
-  m.impl("attention_backward", &attention_backward_composite);
-  m.impl("flash_attention", TORCH_BOX(&flash_attention));
-  m.impl("flash_attention_with_kvcache", &flash_attention_with_kvcache_composite);
-}
+STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_public_ops(m); }
 
 // Dropout draws a number that torch.vmap's randomness rules are about, though no argument may be
 // batched: below this key the draw would be one for all.
@@ -122,46 +122,25 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
   m.impl("flash_attention", TORCH_BOX(&flash_attention));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
-  m.impl("_matmul", TORCH_BOX(&matmul_cpu));
-  m.impl("_matmul_autograd", TORCH_BOX(&matmul_cpu));
-  m.impl("_linear", TORCH_BOX(&linear_cpu));
-  m.impl("_linear_autograd", TORCH_BOX(&linear_cpu));
-  m.impl("_linear_activation", TORCH_BOX(&linear_activation_cpu));
-  m.impl("_linear_activation_autograd", TORCH_BOX(&linear_activation_cpu));
-  m.impl("_addmm", TORCH_BOX(&addmm_cpu));
-  m.impl("_addmm_autograd", TORCH_BOX(&addmm_cpu));
-  m.impl("_scaled_dot_product_attention", TORCH_BOX(&scaled_dot_product_attention_cpu));
-  m.impl("_attention_forward", TORCH_BOX(&attention_forward_cpu));
-  m.impl("_attention_forward_autograd", TORCH_BOX(&attention_forward_cpu));
-  m.impl("_attention_backward", TORCH_BOX(&attention_backward_cpu));
-  m.impl("_attention_backward_autograd", TORCH_BOX(&attention_backward_cpu));
-  m.impl("_flash_attention_with_kvcache", TORCH_BOX(&flash_attention_with_kvcache_cpu));
-  m.impl("_flash_attention_with_kvcache_autograd", TORCH_BOX(&flash_attention_with_kvcache_cpu));
-  m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));
-  m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward));
-  m.impl("_attention_dropout", TORCH_BOX(&attention_dropout));
-}
+// `_name` and its twin run one function: name_cpu or name_cuda.
+#define TC_RAW(name, device) m.impl("_" #name, TORCH_BOX(&name##_##device))
+#define TC_RAW_AND_AUTOGRAD(name, device) \
+  TC_RAW(name, device);                   \
+  m.impl("_" #name "_autograd", TORCH_BOX(&name##_##device))
+#define TC_RAW_OPS(device)                                                       \
+  TC_RAW_AND_AUTOGRAD(matmul, device);                                           \
+  TC_RAW_AND_AUTOGRAD(linear, device);                                           \
+  TC_RAW_AND_AUTOGRAD(linear_activation, device);                                \
+  TC_RAW_AND_AUTOGRAD(addmm, device);                                            \
+  TC_RAW_AND_AUTOGRAD(attention_forward, device);                                \
+  TC_RAW_AND_AUTOGRAD(attention_backward, device);                               \
+  TC_RAW_AND_AUTOGRAD(flash_attention_with_kvcache, device);                     \
+  TC_RAW(scaled_dot_product_attention, device);                                  \
+  m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));                   \
+  m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward)); \
+  m.impl("_attention_dropout", TORCH_BOX(&attention_dropout))
 
-STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
-  m.impl("_matmul", TORCH_BOX(&matmul_cuda));
-  m.impl("_matmul_autograd", TORCH_BOX(&matmul_cuda));
-  m.impl("_linear", TORCH_BOX(&linear_cuda));
-  m.impl("_linear_autograd", TORCH_BOX(&linear_cuda));
-  m.impl("_linear_activation", TORCH_BOX(&linear_activation_cuda));
-  m.impl("_linear_activation_autograd", TORCH_BOX(&linear_activation_cuda));
-  m.impl("_addmm", TORCH_BOX(&addmm_cuda));
-  m.impl("_addmm_autograd", TORCH_BOX(&addmm_cuda));
-  m.impl("_scaled_dot_product_attention", TORCH_BOX(&scaled_dot_product_attention_cuda));
-  m.impl("_attention_forward", TORCH_BOX(&attention_forward_cuda));
-  m.impl("_attention_forward_autograd", TORCH_BOX(&attention_forward_cuda));
-  m.impl("_attention_backward", TORCH_BOX(&attention_backward_cuda));
-  m.impl("_attention_backward_autograd", TORCH_BOX(&attention_backward_cuda));
-  m.impl("_flash_attention_with_kvcache", TORCH_BOX(&flash_attention_with_kvcache_cuda));
-  m.impl("_flash_attention_with_kvcache_autograd", TORCH_BOX(&flash_attention_with_kvcache_cuda));
-  m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));
-  m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward));
-  m.impl("_attention_dropout", TORCH_BOX(&attention_dropout));
-}
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_OPS(cpu); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_OPS(cuda); }
 
 }  // namespace

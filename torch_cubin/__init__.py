@@ -71,7 +71,11 @@ def __dir__() -> list[str]:
 
 _register.register()
 _flash_implementation.register()
-_library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
+try:
+    _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
+except Error:
+    if not _process.is_command_line():
+        raise
 if _library.defined_ops():
     _import_module("torch_cubin._declared.op").adopt_all()
 

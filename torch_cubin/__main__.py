@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch_cubin
+from torch_cubin._native import library
 
 # There in a checkout only, not in a wheel.
 BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "bench_matmul.py"
@@ -26,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        if options.run is not _doctor:  # which reports it among other things
+            library.packages_error()
         status = options.run(options)
         sys.stdout.flush()  # here, where a closed pipe is understood
         return status

@@ -5,6 +5,7 @@
 #include <climits>
 
 #include "cubin/error.h"
+#include "runtime/launch_config.h"
 
 namespace torch_cubin {
 namespace {
@@ -41,11 +42,6 @@ class Sizes {
   bool known_[3] = {};
   int64_t values_[3] = {};
 };
-
-std::string sizes_text(const std::array<uint32_t, 3>& sizes) {
-  return "(" + std::to_string(sizes[0]) + ", " + std::to_string(sizes[1]) + ", " +
-         std::to_string(sizes[2]) + ")";
-}
 
 void check_range(const std::string& label, const Sizes& sizes, const int64_t* most,
                  const char* what) {
@@ -85,7 +81,7 @@ void check_demand(const std::string& label, const Sizes& sizes,
                   const std::vector<KernelImage>& images,
                   std::array<uint32_t, 3> KernelInfo::* demand) {
   const auto of = [&](const KernelImage& image) {
-    return sizes_text(image.info->*demand) + " for " + image.arch();
+    return triple((image.info->*demand).data()) + " for " + image.arch();
   };
   for (const KernelImage& image : images) {
     const std::array<uint32_t, 3>& wanted = image.info->*demand;

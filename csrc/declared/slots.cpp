@@ -103,8 +103,12 @@ class Registration {
   std::vector<TorchLibraryHandle> libraries_;
 };
 
-json package_json(const Contract& contract) {
-  return contract.package().empty() ? json() : json(contract.package());
+json op_json(const Contract& contract) {
+  return {{"name", contract.schema().qualified_name()},
+          {"schema", contract.schema().text()},
+          {"contract", contract.definition()},
+          {"package", contract.package().empty() ? json() : json(contract.package())},
+          {"images", contract.files()}};
 }
 
 struct Step {
@@ -165,13 +169,8 @@ json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
 
   json answer = json::array();
   for (const Step& step : steps) {
-    const Schema& schema = step.contract->schema();
-    answer.push_back({{"name", schema.qualified_name()},
-                      {"schema", schema.text()},
-                      {"state", step.state},
-                      {"contract", step.contract->definition()},
-                      {"package", package_json(*step.contract)},
-                      {"images", step.contract->files()}});
+    answer.push_back(op_json(*step.contract));
+    answer.back()["state"] = step.state;
   }
   std::vector<Registration> registrations;
   registrations.reserve(steps.size());
@@ -210,12 +209,7 @@ json declared_ops() {
   std::lock_guard<std::mutex> lock(g_define_mutex);
   json ops = json::array();
   for (const auto& [name, slot] : slots_by_name()) {
-    const Contract& contract = *g_slots[slot].load();
-    ops.push_back({{"name", name},
-                   {"schema", contract.schema().text()},
-                   {"contract", contract.definition()},
-                   {"package", package_json(contract)},
-                   {"images", contract.files()}});
+    ops.push_back(op_json(*g_slots[slot].load()));
   }
   return ops;
 }

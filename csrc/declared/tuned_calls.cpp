@@ -10,7 +10,6 @@
 #include "cubin/sha256.h"
 #include "declared/contract.h"
 #include "declared/slots.h"
-#include "declared/tuned_table.h"
 #include "package/fields.h"
 #include "package/files.h"
 #include "package/package.h"
@@ -197,9 +196,7 @@ TunedCalls::TunedCalls(const json& calls, const CallKey& key, size_t kernels,
   if (!calls.is_array() || calls.size() > kMaxCalls) {
     refuse_json(label, "a list of at most " + std::to_string(kMaxCalls), calls);
   }
-  size_t slots = 2;
-  while (slots < 2 * calls.size()) slots *= 2;
-  slots_.assign(slots, -1);
+  keys_ = KeyTable(calls.size());
   for (size_t i = 0; i < calls.size(); ++i) {
     try {
       add(calls[i], key, kernels, label + "[" + std::to_string(i) + "]");
@@ -220,27 +217,16 @@ void TunedCalls::add(const json& call, const CallKey& key, size_t kernels,
   if (!right) {
     refuse_json(label, "a key, the number of a kernel and that of the one it stands in for", call);
   }
-  Entry entry{key.read(call["key"], label + ".key", words_), call["kernel"].get<int32_t>()};
-  entry.key.push_back(call["instead_of"].get<int64_t>());
-  const size_t place = slot(entry.key.data(), entry.key.size());
-  if (slots_[place] >= 0) {
-    const auto known = static_cast<size_t>(slots_[place]);
-    entries_[known] = std::move(entry);
-    calls_[known] = call;
-    return;
+  std::vector<int64_t> words = key.read(call["key"], label + ".key", words_);
+  words.push_back(call["instead_of"].get<int64_t>());
+  const int32_t known = keys_.add(words.data(), words.size());
+  if (known < 0) {
+    kernels_.emplace_back();
+    calls_.push_back(nullptr);
   }
-  slots_[place] = static_cast<int32_t>(entries_.size());
-  entries_.push_back(std::move(entry));
-  calls_.push_back(call);
-}
-
-size_t TunedCalls::slot(const int64_t* key, size_t count) const {
-  const size_t mask = slots_.size() - 1;
-  for (size_t at = hash_of_words(key, count) & mask;; at = (at + 1) & mask) {
-    if (slots_[at] < 0) return at;
-    const std::vector<int64_t>& known = entries_[static_cast<size_t>(slots_[at])].key;
-    if (known.size() == count && std::equal(key, key + count, known.data())) return at;
-  }
+  const size_t place = known < 0 ? kernels_.size() - 1 : static_cast<size_t>(known);
+  kernels_[place] = call["kernel"].get<int32_t>();
+  calls_[place] = call;
 }
 
 int32_t TunedCalls::find(const CallState& state, const CallKey& key, size_t instead_of) const {
@@ -248,8 +234,8 @@ int32_t TunedCalls::find(const CallState& state, const CallKey& key, size_t inst
   const size_t count = key.write(state, words_, words);
   if (count == 0) return -1;
   words[count] = static_cast<int64_t>(instead_of);
-  const int32_t found = slots_[slot(words, count + 1)];
-  return found < 0 ? -1 : entries_[static_cast<size_t>(found)].kernel;
+  const int32_t found = keys_.find(words, count + 1);
+  return found < 0 ? -1 : kernels_[static_cast<size_t>(found)];
 }
 
 CallWatch& call_watch() {

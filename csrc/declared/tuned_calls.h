@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "declared/call_state.h"
+#include "declared/key_table.h"
 
 namespace torch_cubin {
 
@@ -74,18 +75,13 @@ class TunedCalls {
   const nlohmann::json& calls() const { return calls_; }
 
  private:
-  struct Entry {
-    std::vector<int64_t> key;
-    int32_t kernel;
-  };
-  size_t slot(const int64_t* key, size_t count) const;
   void add(const nlohmann::json& call, const CallKey& key, size_t kernels,
            const std::string& label);
 
   nlohmann::json calls_ = nlohmann::json::array();
   CallKey::Words words_;
-  std::vector<Entry> entries_;
-  std::vector<int32_t> slots_;  // hashed: places of entries, or -1; a power of two of them
+  KeyTable keys_;
+  std::vector<int32_t> kernels_;  // by key
 };
 
 // What torch_cubin.tune asks of this thread's calls of one op: each is written down, or is made to run

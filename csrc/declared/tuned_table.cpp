@@ -39,9 +39,7 @@ TunedTable::TunedTable(const json& object, const Scope& scope, int64_t groups,
     read_part(key[i], scope, fields.at("key") + "[" + std::to_string(i) + "]");
     find_optional(key, key[i], scope, &parts_.back());
   }
-  size_t slots = 2;
-  while (slots < 2 * entries.size()) slots *= 2;
-  slots_.assign(slots, -1);
+  keys_ = KeyTable(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     const std::string at = fields.at("entries") + "[" + std::to_string(i) + "]";
     const json& entry = entries[i];
@@ -54,12 +52,11 @@ TunedTable::TunedTable(const json& object, const Scope& scope, int64_t groups,
           "[" + counted(parts_.size(), "value") + ", a group below " + std::to_string(groups) + "]",
           entry);
     }
+    int64_t words[kMaxParts];
     for (size_t part = 0; part < parts_.size(); ++part) {
-      keys_.push_back(read_value(parts_[part], entry[0][part], at));
+      words[part] = read_value(parts_[part], entry[0][part], at);
     }
-    const size_t place = slot(keys_.data() + i * parts_.size());
-    if (slots_[place] >= 0) refuse_json(at, "each key once", entry);
-    slots_[place] = static_cast<int32_t>(i);
+    if (keys_.add(words, parts_.size()) >= 0) refuse_json(at, "each key once", entry);
     group_.push_back(entry[1].get<int32_t>());
   }
 }
@@ -136,15 +133,6 @@ int64_t TunedTable::value(const Part& part, const CallState& state) const {
   }
 }
 
-size_t TunedTable::slot(const int64_t* key) const {
-  const size_t mask = slots_.size() - 1;
-  for (size_t at = hash_of_words(key, parts_.size()) & mask;; at = (at + 1) & mask) {
-    if (slots_[at] < 0) return at;
-    const int64_t* known = keys_.data() + static_cast<size_t>(slots_[at]) * parts_.size();
-    if (std::equal(key, key + parts_.size(), known)) return at;
-  }
-}
-
 int32_t TunedTable::find(const CallState& state) const {
   int64_t key[kMaxParts];
   for (size_t i = 0; i < parts_.size(); ++i) {
@@ -157,7 +145,7 @@ int32_t TunedTable::find(const CallState& state) const {
     if (absent) return otherwise_;
     key[i] = value(part, state);
   }
-  const int32_t found = slots_[slot(key)];
+  const int32_t found = keys_.find(key, parts_.size());
   return found < 0 ? otherwise_ : group_[static_cast<size_t>(found)];
 }
 

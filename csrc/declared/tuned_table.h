@@ -9,18 +9,9 @@
 #include <vector>
 
 #include "declared/call_state.h"
+#include "declared/key_table.h"
 
 namespace torch_cubin {
-
-// For the look-up of a key, so many words.
-inline uint64_t hash_of_words(const int64_t* key, size_t count) {
-  uint64_t hash = count;
-  for (size_t i = 0; i < count; ++i) {
-    hash = (hash ^ static_cast<uint64_t>(key[i])) * 0x9e3779b97f4a7c15U;
-    hash ^= hash >> 29;
-  }
-  return hash;
-}
 
 class TunedTable {
  public:
@@ -52,13 +43,10 @@ class TunedTable {
   // A value of the table's as a key has it.
   int64_t read_value(Part& part, const nlohmann::json& value, const std::string& label);
   int64_t value(const Part& part, const CallState& state) const;
-  // The slot of that key: where it stands, or an empty one.
-  size_t slot(const int64_t* key) const;
 
   std::vector<Part> parts_;
   std::vector<Expression> expressions_;
-  std::vector<int64_t> keys_;   // one after another
-  std::vector<int32_t> slots_;  // hashed: places among the keys, or -1; a power of two of them
+  KeyTable keys_;
   std::vector<int32_t> group_;  // by key
   int32_t otherwise_ = 0;
 };

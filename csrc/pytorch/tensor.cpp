@@ -244,6 +244,24 @@ AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int
   return handle;
 }
 
+Tensor empty_near(const TensorView& like, const int64_t* sizes, int64_t dim, ScalarType dtype,
+                  const int64_t* strides) {
+  int64_t contiguous[kMaxDims];
+  if (strides == nullptr) {
+    contiguous_strides(sizes, dim, contiguous);
+    strides = contiguous;
+  }
+  if (like.on_cuda()) return empty_cuda_strided(sizes, strides, dim, dtype, like.device_index);
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_empty_strided(dim, sizes, strides, static_cast<int32_t>(dtype), like.device_type,
+                               like.device_index, &handle) != 0) {
+    fail({"oom", "the CPU reference's output", "could not be allocated",
+          tuple_text(sizes, dim) + " elements of " + dtype_name(dtype), "an error",
+          "Free memory."});
+  }
+  return Tensor(handle);
+}
+
 void fill_with_zeros(AtenTensorHandle tensor) {
   if (aoti_torch_zero_(tensor) == 0) return;
   fail({"fault", "a workspace", "could not be filled with zeros", "", torch_error(), ""});

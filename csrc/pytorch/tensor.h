@@ -9,6 +9,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace torch_cubin {
@@ -47,6 +48,10 @@ struct TensorView {
   std::string device_text() const { return torch_cubin::device_text(device_type, device_index); }
 };
 
+inline std::optional<TensorView> view_of(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional<TensorView>(*tensor) : std::nullopt;
+}
+
 // "bfloat16", as torch prints it without its "torch." prefix; "dtype 42" where unknown.
 std::string dtype_name(ScalarType dtype);
 const char* dtype_text(ScalarType dtype);  // the same; null where unknown
@@ -75,6 +80,10 @@ Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t 
 // costs one more allocation.
 AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int64_t dim,
                                ScalarType dtype, int32_t device_index);
+
+// A fresh tensor on the device of `like`, contiguous where no strides are given.
+Tensor empty_near(const TensorView& like, const int64_t* sizes, int64_t dim, ScalarType dtype,
+                  const int64_t* strides = nullptr);
 
 // Fills a tensor with zeros, on the current stream of its device.
 void fill_with_zeros(AtenTensorHandle tensor);

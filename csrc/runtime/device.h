@@ -20,6 +20,9 @@ struct Device {
   double bytes_per_cycle = 0;  // peak of the memory, per cycle of the multiprocessors' top clock
   double cycles_per_microsecond = 1500;  // at that clock
   std::string name;
+
+  // "9.0"
+  std::string capability() const { return std::to_string(sm / 10) + "." + std::to_string(sm % 10); }
 };
 
 // The device, initialised on first use. Safe from many threads; a failure can be retried.

@@ -37,9 +37,8 @@ Kernel::OnDevice::OnDevice(std::shared_ptr<const LoadedImage> loaded, const std:
   const Arch& arch = image->image().arch;
   if (!image->is_compiled() && !arch.runs_on(device.sm)) {
     fail({"arch", object(), "cannot run on " + device.name,
-          "code for compute capability " + std::to_string(device.sm / 10) + "." +
-              std::to_string(device.sm % 10),
-          arch.name(), "Build it for this GPU's architecture."});
+          "code for compute capability " + device.capability(), arch.name(),
+          "Build it for this GPU's architecture."});
   }
   check(with_device_memory(
             device.index,

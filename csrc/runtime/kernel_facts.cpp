@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cubin/error.h"
+#include "runtime/launch_config.h"
 #include "runtime/module.h"
 
 namespace torch_cubin {
@@ -44,9 +45,7 @@ int64_t occupancy_of(Kernel& kernel, const torch_cubin_launch_call& call, const 
     if (call.block[i] < 1 || call.block[i] > kMaxBlock[i] ||
         (threads *= call.block[i]) > here.max_threads) {
       fail({"launch", object, "is asked of a block that the kernel cannot have",
-            "1 to " + std::to_string(here.max_threads) + " threads",
-            "block (" + std::to_string(call.block[0]) + ", " + std::to_string(call.block[1]) +
-                ", " + std::to_string(call.block[2]) + ")",
+            "1 to " + std::to_string(here.max_threads) + " threads", "block " + triple(call.block),
             ""});
     }
   }
@@ -63,32 +62,20 @@ int64_t occupancy_of(Kernel& kernel, const torch_cubin_launch_call& call, const 
           "launch", "cuOccupancyMaxActiveBlocksPerMultiprocessor of " + object);
     return count;
   }
-  CUlaunchConfig config{};
-  CUlaunchAttribute cluster{};
-  unsigned size[3];
+  torch_cubin_launch_call one = call;  // cluster
   for (int i = 0; i < 3; ++i) {
     const int64_t asked = has_cluster ? call.cluster[i] : here.info.cluster[i];
     if (asked < 1 || asked > kMaxCluster) {
       fail({"launch", object, "is asked of a cluster that no GPU runs",
             "1 to " + std::to_string(kMaxCluster) + " blocks", std::to_string(asked), ""});
     }
-    size[i] = static_cast<unsigned>(asked);
+    one.grid[i] = asked;
   }
-  config.gridDimX = size[0];
-  config.gridDimY = size[1];
-  config.gridDimZ = size[2];
-  config.blockDimX = static_cast<unsigned>(call.block[0]);
-  config.blockDimY = static_cast<unsigned>(call.block[1]);
-  config.blockDimZ = static_cast<unsigned>(call.block[2]);
-  config.sharedMemBytes = static_cast<unsigned>(call.shared_memory);
-  if (has_cluster && !here.has_cluster) {
-    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    cluster.value.clusterDim.x = size[0];
-    cluster.value.clusterDim.y = size[1];
-    cluster.value.clusterDim.z = size[2];
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-  }
+  CUlaunchConfig config{};
+  CUlaunchAttribute attribute{};
+  config.attrs = &attribute;
+  set_shape(one, nullptr, config);
+  if (has_cluster && !here.has_cluster) set_cluster(one.grid, config);
   const CUresult result = driver().cuOccupancyMaxActiveClusters(&count, function, &config);
   if (result == CUDA_ERROR_INVALID_CLUSTER_SIZE) return 0;  // another way to say so
   check(result, "launch", "cuOccupancyMaxActiveClusters of " + object);

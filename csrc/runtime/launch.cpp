@@ -6,6 +6,7 @@
 
 #include "cubin/error.h"
 #include "runtime/device_memory.h"
+#include "runtime/launch_config.h"
 
 namespace torch_cubin {
 namespace {
@@ -15,12 +16,6 @@ constexpr int64_t kPortableCluster = 8;
 void note_launch(const Kernel& kernel) {
   launches.count.fetch_add(1, std::memory_order_relaxed);
   launches.last_kernel.store(kernel.lasting_name(), std::memory_order_relaxed);
-}
-
-template <class T>
-std::string triple(const T* values) {
-  return "(" + std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " +
-         std::to_string(values[2]) + ")";
 }
 
 // The product of three sizes; INT64_MAX where it would overflow, as sizes that are not checked yet may.
@@ -39,17 +34,6 @@ int64_t product(const int64_t* values) {
         "the launch of kernel '" + printable(kernel.name()) + "' with grid " + triple(call.grid) +
             ", block " + triple(call.block) + " and " + std::to_string(call.shared_memory) +
             " bytes of dynamic shared memory on cuda:" + std::to_string(call.device));
-}
-
-void set_shape(const torch_cubin_launch_call& call, CUstream stream, CUlaunchConfig& config) {
-  config.gridDimX = static_cast<unsigned>(call.grid[0]);
-  config.gridDimY = static_cast<unsigned>(call.grid[1]);
-  config.gridDimZ = static_cast<unsigned>(call.grid[2]);
-  config.blockDimX = static_cast<unsigned>(call.block[0]);
-  config.blockDimY = static_cast<unsigned>(call.block[1]);
-  config.blockDimZ = static_cast<unsigned>(call.block[2]);
-  config.sharedMemBytes = static_cast<unsigned>(call.shared_memory);
-  config.hStream = stream;
 }
 
 // Whether check_shape() and run() below would let the shape pass, clusters aside.
@@ -89,14 +73,6 @@ uint64_t packed_cluster(const int64_t* cluster, const torch_cubin_launch_call& c
   for (int i = 0; i < 3; ++i) packed = packed << 5 | static_cast<uint64_t>(cluster[i]);
   packed = packed << 11 | static_cast<uint64_t>(call.block[0] * call.block[1] * call.block[2]);
   return packed << 31 | static_cast<uint64_t>(call.shared_memory);
-}
-
-void set_cluster(const int64_t* cluster, CUlaunchConfig& config) {
-  CUlaunchAttribute& attribute = config.attrs[config.numAttrs++];
-  attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  attribute.value.clusterDim.x = static_cast<unsigned>(cluster[0]);
-  attribute.value.clusterDim.y = static_cast<unsigned>(cluster[1]);
-  attribute.value.clusterDim.z = static_cast<unsigned>(cluster[2]);
 }
 
 void set_dependent(CUlaunchConfig& config) {
@@ -320,8 +296,7 @@ class Launch {
                                                     : nullptr;
     if (what == nullptr) return;
     refuse("asks for " + std::string(what) + ", which " + device.name + " does not have",
-           "compute capability 9.0 or newer",
-           std::to_string(device.sm / 10) + "." + std::to_string(device.sm % 10), "");
+           "compute capability 9.0 or newer", device.capability(), "");
   }
 
   void check_priority(Kernel::OnDevice& here, const Device& device) const {

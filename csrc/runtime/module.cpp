@@ -185,10 +185,8 @@ void Module::fail_no_image(const Device& device) const {
     found += (found.empty() ? "" : ", ") + std::string(source.is_ptx ? "PTX for " : "") +
              source.image.arch.name();
   }
-  const std::string capability =
-      std::to_string(device.sm / 10) + "." + std::to_string(device.sm % 10);
   fail({"arch", origin_, "has no code for " + device.name,
-        "an image that runs on compute capability " + capability, found,
+        "an image that runs on compute capability " + device.capability(), found,
         "Build it with -arch=sm_" + std::to_string(device.sm) + "."});
 }
 

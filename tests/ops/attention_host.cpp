@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "kernels/attention/attention_params.h"
-#include "ops/attention/arguments.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/dropout_bits.h"

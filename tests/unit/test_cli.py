@@ -380,6 +380,25 @@ def test_doctor_prints_what_the_terminal_does_not_have(tmp_path) -> None:
     assert "compiler_\\u03bc" in done.stdout
 
 
+def test_doctor_tells_of_packages_that_cannot_be_loaded(tmp_path) -> None:
+    """The import itself refuses them, so that no program runs without ops that it was to have."""
+    for command, status in (
+        (["-m", "torch_cubin", "doctor"], 1),
+        (["-m", "torch_cubin", "inspect", str(SEVERAL)], 1),
+        (["-c", "import sys; sys.argv = ['-m']; import torch_cubin"], 1),
+    ):
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, cwd=real_cubins.ROOT,
+            env={**os.environ, "TORCH_CUBIN_PACKAGES": str(tmp_path / "none")},
+        )  # fmt: skip
+        assert done.returncode == status
+        assert "torch_cubin [file]: package " in done.stdout + done.stderr
+        assert ("Traceback" in done.stderr) == (command[0] == "-c")
+        if command[-1] == "doctor":
+            assert "packages  BAD torch_cubin [file]" in done.stdout
+            assert "matmul on cpu equals" in done.stdout
+
+
 def test_doctor_shows_a_gpu_without_kernels(no_gpu, monkeypatch, capsys) -> None:
     device = {"index": 0, "name": "Old", "sm": 75, "driver": "13.0", "arch": None}
     device["arch_error"] = {"tag": "arch", "message": "torch_cubin [arch]: nothing for sm_75"}

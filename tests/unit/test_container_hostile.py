@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 from pathlib import Path
 
 import containers
@@ -233,7 +232,7 @@ def test_host_sections_are_checked(tmp_path: Path) -> None:
 
 def test_work_is_bounded(tmp_path: Path) -> None:
     """Overlapping sections, armies of entries, sources of braces: none takes long."""
-    start = time.process_time()
+    start = cubin_check.processor_seconds()
     many = host([(b".nv_fatbin", 1, fatbin(entry()) * 100)] * 1)
     (table,) = struct.unpack_from("<Q", many, 40)
     section = bytes(many[table + 64 : table + 128])
@@ -262,4 +261,4 @@ def test_work_is_bounded(tmp_path: Path) -> None:
     messages = [e["error"]["message"] for e in facts["entries"]]
     assert "not a cubin" in messages[0]
     assert sum("not unpacked" in message for message in messages) > 40
-    assert time.process_time() - start < 90
+    assert 0 < cubin_check.processor_seconds() - start < 90

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import struct
-import time
 from pathlib import Path
 
 import cubin_check
@@ -337,7 +336,7 @@ def test_names_of_any_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.fault_case(9)
 def test_many_symbols_and_kernels_take_bounded_time(tmp_path: Path) -> None:
-    start = time.process_time()
+    start = cubin_check.processor_seconds()
     symbol = struct.pack("<IBBHQQ", 0, 0, 0, 0, 0, 0)
     crowd = Cubin(symbol_section=False, kernels=[])
     crowd.sections = [Section(".symtab", SYMTAB, symbol * 1_000_001, link=2)]
@@ -351,13 +350,13 @@ def test_many_symbols_and_kernels_take_bounded_time(tmp_path: Path) -> None:
     refused(tmp_path, crowd.build())
     kernels = [Kernel(name=f"kernel_{i}") for i in range(20_000)]
     assert len(parse(tmp_path, Cubin(kernels=kernels).build())["kernels"]) == 20_000
-    assert time.process_time() - start < 60
+    assert 0 < cubin_check.processor_seconds() - start < 60
 
 
 @pytest.mark.fault_case(9)
 def test_overlapping_tables_take_bounded_time(tmp_path: Path) -> None:
     """Many parameter tables over the same bytes, and many names inside one another."""
-    start = time.process_time()
+    start = cubin_check.processor_seconds()
     info = param(0, 0, 8) + value(0x1B, 255) * 20_000
     cubin = Cubin(kernels=[Kernel(name=f"k{i}", info=b"") for i in range(2000)])
     cubin.kernels[0].info = info
@@ -377,7 +376,7 @@ def test_overlapping_tables_take_bounded_time(tmp_path: Path) -> None:
     for i in range(30_000):
         struct.pack_into("<I", data, sections + (4 + i) * 64, long_name + i)
     refused(tmp_path, bytes(data), "too many names")
-    assert time.process_time() - start < 60
+    assert 0 < cubin_check.processor_seconds() - start < 60
 
 
 def test_sections_without_bytes_may_claim_any_size(tmp_path: Path) -> None:

@@ -156,6 +156,14 @@ def _size(path: Path) -> int:
         return 0
 
 
+def _packages() -> Iterator[Finding]:
+    named = os.environ.get("TORCH_CUBIN_PACKAGES")
+    if named:
+        library.packages_error()
+        ops = counted(len(library.defined_ops()), "op")
+        yield True, f"{ops} of TORCH_CUBIN_PACKAGES={named}"
+
+
 def _gpus() -> Iterator[Finding]:
     if torch.version.cuda is None:
         yield None, "this torch is built without CUDA: the operators run on the CPU, by PyTorch"
@@ -281,6 +289,7 @@ CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
     ("launcher", _launcher),
     ("internals", _internals),
     ("kernels", _catalog),
+    ("packages", _packages),
     ("GPUs", _gpus),
     ("products", _products),
     ("for your own kernels", _own_kernels),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from pathlib import Path
 
 
@@ -46,4 +47,10 @@ def other_library(path: Path) -> str:
     return ""
 
 
-__all__ = ["other_library", "require_main_interpreter"]
+def is_command_line() -> bool:
+    """Whether this import is the first step of `python -m torch_cubin`."""
+    following = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
+    return getattr(sys, "argv", [])[:1] == ["-m"] and following[:1] == ["torch_cubin"]
+
+
+__all__ = ["is_command_line", "other_library", "require_main_interpreter"]

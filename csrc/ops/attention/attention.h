@@ -2,7 +2,7 @@
 //
 // Each allocates fresh outputs whose dims lie in memory in the order of query's (output_strides in
 // checks.h). The CPU ones are references made of ATen (reference.cpp); the public ops that forward to
-// these are in composite.cpp.
+// these are in composite.cpp and flash_attention.cpp.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct AttentionOptions {
   int64_t window_left = -1, window_right = -1;
   bool bottom_right = false;
   double softcap = 0;
-  OptionalTensor alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k;
+  OptionalTensor alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{};
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
 };
 
@@ -40,6 +40,11 @@ struct AttentionSettings {
   double keep_scale = 1;      // 1 / kept fraction; 0 where all are dropped
 };
 
+// AttentionSettings::keep_scale for a drop_below.
+inline double keep_scale_of(int drop_below) {
+  return drop_below < 65536 ? 65536.0 / (65536 - drop_below) : 0;
+}
+
 #define TC_ATTENTION_ARGUMENTS                                                          \
   const OptionalTensor &attn_mask, double dropout_p, bool is_causal,                    \
       const OptionalTensor &dropout_seed, std::optional<double> scale, bool enable_gqa, \
@@ -47,6 +52,29 @@ struct AttentionSettings {
       const OptionalTensor &alibi_slopes, const OptionalTensor &sinks,                  \
       const OptionalTensor &cu_seqlens_q, const OptionalTensor &cu_seqlens_k,           \
       int64_t max_seqlen_q, int64_t max_seqlen_k
+
+// AttentionOptions of these arguments.
+#define TC_ATTENTION_OPTIONS                                                                     \
+  AttentionOptions {                                                                             \
+    attn_mask, dropout_p, is_causal, dropout_seed, scale, enable_gqa, window_left, window_right, \
+        bottom_right, softcap, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,    \
+        max_seqlen_k                                                                             \
+  }
+
+// The public ops that do more than to forward by the grad mode.
+void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint64_t);
+// Other layouts of the same attention. Throws [input] where a rank or the packing is wrong;
+// attention_forward checks the rest.
+Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const OptionalTensor& value,
+                       bool is_causal, std::optional<double> scale, int64_t window_left,
+                       int64_t window_right, bool bottom_right, double softcap,
+                       const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+                       const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p);
+
+// call_op() of cubin::_attention_forward or its twin with a derivative for another public op, the
+// `caller`: errors name that one.
+void call_attention_forward(const char* op, const char* caller, StableIValue* stack);
 
 Tensor scaled_dot_product_attention_cpu(const Tensor& query, const Tensor& key, const Tensor& value,
                                         const OptionalTensor& attn_mask, double dropout_p,

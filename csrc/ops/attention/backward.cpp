@@ -2,9 +2,6 @@
 // summed at the end.
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
-
-#include "ops/attention/arguments.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
@@ -25,13 +22,11 @@ struct Gradient {
         columns(operand.sizes[operand.dim - 1]) {
     const AttentionShape& shape = call.shape;
     Shape whole = shape.batch;
-    if (shape.has_heads) whole.sizes[whole.dim++] = heads;
-    whole.sizes[whole.dim++] = operand.sizes[operand.dim - 2];
-    whole.sizes[whole.dim++] = columns;
-    const bool own =
-        shape.packed || (operand.dim == whole.dim &&
-                         std::equal(operand.sizes, operand.sizes + operand.dim, whole.sizes));
-    direct = own && !beside && has_vector_rows(TensorView(result));
+    if (shape.has_heads) whole.append(heads);
+    whole.append(operand.sizes[operand.dim - 2]);
+    whole.append(columns);
+    direct =
+        (shape.packed || whole.is_of(operand)) && !beside && has_vector_rows(TensorView(result));
     if (direct) {
       written = result;
       return;
@@ -89,26 +84,6 @@ Tensor zeros_like_operand(const AttentionCall& call, const TensorView& operand) 
   return torch::stable::zero_(out);
 }
 
-Gradients run_composed(const AttentionCall& call, const Tensor& grad_out, const Tensor& query,
-                       const Tensor& key, const Tensor& value, const Tensor& out,
-                       const Tensor& logsumexp) {
-  const AttentionShape& shape = call.shape;
-  const ComposeInputs in = compose_inputs(call, query, key, value);
-  const TensorView q(in.query);
-  const int64_t batch = q.sizes[0];
-  const std::vector<int64_t> wide = {batch, shape.heads, shape.seqlen_q, shape.head_dim_v};
-  const auto [dq, dk, dv] = compose_backward(
-      in, call.settings, torch::stable::reshape(grad_out, wide), torch::stable::reshape(out, wide),
-      torch::stable::reshape(logsumexp, {batch, shape.heads, shape.seqlen_q}));
-  const auto finish = [&](const Tensor& grad, const Tensor& operand) {
-    const TensorView view(operand);
-    Tensor result = empty_laid_out(view, shape_of(view), call.dtype);
-    torch::stable::copy_(result, sum_to_operand(grad, shape, view));
-    return result;
-  };
-  return {finish(dq, query), finish(dk, key), finish(dv, value)};
-}
-
 }  // namespace
 
 Gradients attention_backward_cuda(const Tensor& grad_out, const Tensor& query, const Tensor& key,
@@ -130,7 +105,13 @@ Gradients attention_backward_cuda(const Tensor& grad_out, const Tensor& query, c
                                 logsumexp);
     }
   }
-  return run_composed(call, grad_out, query, key, value, out, logsumexp);
+  const auto [dq, dk, dv] = compose_gradients(call, grad_out, query, key, value, out, logsumexp);
+  const auto finish = [&](const Tensor& grad, const TensorView& operand) {
+    Tensor result = empty_laid_out(operand, shape_of(operand), call.dtype);
+    torch::stable::copy_(result, grad);
+    return result;
+  };
+  return {finish(dq, q), finish(dk, k), finish(dv, v)};
 }
 
 }  // namespace torch_cubin

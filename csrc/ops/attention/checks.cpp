@@ -8,6 +8,7 @@
 
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
+#include "ops/common/argument_checks.h"
 
 namespace torch_cubin {
 namespace {
@@ -20,51 +21,12 @@ struct Argument {
   const TensorView* view;
 };
 
-std::string argument(const char* op, const char* name) {
-  return std::string(op) + " argument '" + name + "'";
-}
-
 void check_dtypes(const char* op, const Argument (&all)[3]) {
-  const TensorView& query = *all[0].view;
   for (const Argument& each : all) {
-    const ScalarType dtype = each.view->dtype;
-    if (dtype != ScalarType::Half && dtype != ScalarType::BFloat16 && dtype != ScalarType::Float &&
-        dtype != ScalarType::Double) {
-      fail(
-          {"input", argument(op, each.name), "has an unsupported dtype",
-           "float16, bfloat16, float32 or float64", dtype_name(dtype),
-           "Convert it with .to(dtype), or use torch.nn.functional.scaled_dot_product_attention."});
-    }
+    check_float_dtype(op, each.name, *each.view,
+                      "torch.nn.functional.scaled_dot_product_attention");
   }
-  for (const Argument& each : all) {
-    if (each.view->device_type != query.device_type ||
-        each.view->device_index != query.device_index) {
-      fail({"input", argument(op, each.name), "is on another device",
-            query.device_text() + " like 'query'", each.view->device_text(),
-            "Move one of them with .to(device)."});
-    }
-    if (each.view->dtype != query.dtype) {
-      fail({"input", argument(op, each.name), "has another dtype",
-            dtype_name(query.dtype) + " like 'query'", dtype_name(each.view->dtype),
-            "Convert one of them with .to(dtype)."});
-    }
-  }
-}
-
-[[noreturn]] void fail_dtype(const char* op, const char* name, const std::string& expected,
-                             const TensorView& view) {
-  fail({"input", argument(op, name), "has a wrong dtype", expected, dtype_name(view.dtype),
-        "Convert it with .to(dtype)."});
-}
-
-// An optional tensor beside the three: its device and dtype.
-void check_side(const char* op, const char* name, const TensorView& view, const TensorView& query,
-                ScalarType dtype) {
-  if (view.device_type != query.device_type || view.device_index != query.device_index) {
-    fail({"input", argument(op, name), "is on another device",
-          query.device_text() + " like 'query'", view.device_text(), "Move it with .to(device)."});
-  }
-  if (view.dtype != dtype) fail_dtype(op, name, dtype_name(dtype), view);
+  for (const Argument& each : all) check_like(op, each.name, *each.view, "query", *all[0].view);
 }
 
 int64_t size_from_end(const TensorView& view, int64_t i) {
@@ -103,8 +65,6 @@ void set_heads(const char* op, AttentionShape& shape, int64_t q, int64_t k, int6
   shape.kv_heads = k == 1 && v == 1 && q == heads && heads > 0 ? 1 : heads;
 }
 
-void append(Shape& shape, int64_t size) { shape.sizes[shape.dim++] = size; }
-
 void set_batch(const char* op, AttentionShape& shape, const Argument (&all)[3]) {
   int64_t dims = 0;
   for (const Argument& each : all) dims = std::max(dims, each.view->dim - 3);
@@ -134,20 +94,20 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
   }
   for (const Argument& each : all) {
     if (each.view->dim != 3) {
-      fail({"input", argument(op, each.name), "has a wrong rank for packed sequences",
+      fail({"input", argument_text(op, each.name), "has a wrong rank for packed sequences",
             "(rows of all sequences, heads, head_dim)", each.view->shape_text(), ""});
     }
   }
   const TensorView &q_offsets = *views.cu_seqlens_q, &k_offsets = *views.cu_seqlens_k;
-  check_side(op, "cu_seqlens_q", q_offsets, query, ScalarType::Int);
-  check_side(op, "cu_seqlens_k", k_offsets, query, ScalarType::Int);
+  check_side(op, "cu_seqlens_q", q_offsets, "query", query, ScalarType::Int);
+  check_side(op, "cu_seqlens_k", k_offsets, "query", query, ScalarType::Int);
   if (q_offsets.dim != 1 || k_offsets.dim != 1 || q_offsets.sizes[0] < 1 ||
       q_offsets.sizes[0] != k_offsets.sizes[0]) {
     fail({"input", op, "has 'cu_seqlens_q' and 'cu_seqlens_k' of wrong shapes",
           "(sequences + 1,) each", q_offsets.shape_text() + " and " + k_offsets.shape_text(), ""});
   }
   if (views.attn_mask) {
-    fail({"input", argument(op, "attn_mask"), "cannot go with packed sequences", "no mask",
+    fail({"input", argument_text(op, "attn_mask"), "cannot go with packed sequences", "no mask",
           "a mask", ""});
   }
   set_heads(op, shape, query.sizes[1], all[1].view->sizes[1], all[2].view->sizes[1],
@@ -165,20 +125,20 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
   // A bound that is not given is the rows of all sequences: right, with blocks that find no work.
   shape.seqlen_q = options.max_seqlen_q > 0 ? std::min(options.max_seqlen_q, rows_q) : rows_q;
   shape.seqlen_k = options.max_seqlen_k > 0 ? std::min(options.max_seqlen_k, rows_k) : rows_k;
-  append(shape.out, rows_q);
-  append(shape.out, shape.heads);
-  append(shape.out, shape.head_dim_v);
-  append(shape.logsumexp, shape.heads);
-  append(shape.logsumexp, rows_q);
+  shape.out.append(rows_q);
+  shape.out.append(shape.heads);
+  shape.out.append(shape.head_dim_v);
+  shape.logsumexp.append(shape.heads);
+  shape.logsumexp.append(rows_q);
 }
 
 void check_mask(const char* op, const AttentionShape& shape, const TensorView& query,
                 const TensorView& mask, bool is_causal) {
   if (is_causal) {
-    fail({"input", argument(op, "attn_mask"), "cannot go with is_causal=True",
+    fail({"input", argument_text(op, "attn_mask"), "cannot go with is_causal=True",
           "a mask or is_causal", "both", "Put the causal part into the mask."});
   }
-  check_side(op, "attn_mask", mask, query, mask.dtype);
+  check_device(op, "attn_mask", mask, "query", query);
   if (mask.dtype != query.dtype && mask.dtype != ScalarType::Float &&
       mask.dtype != ScalarType::Bool) {
     const std::string added =
@@ -195,22 +155,20 @@ void check_mask(const char* op, const AttentionShape& shape, const TensorView& q
   if (fits) return;
   Shape scores = shape.out;
   scores.sizes[scores_dim - 1] = shape.seqlen_k;
-  fail({"input", argument(op, "attn_mask"), "has a wrong shape",
-        "one that broadcasts to " + tuple_text(scores.sizes, scores_dim), mask.shape_text(), ""});
+  fail({"input", argument_text(op, "attn_mask"), "has a wrong shape",
+        "one that broadcasts to " + scores.text(), mask.shape_text(), ""});
 }
 
 void check_per_head(const char* op, const char* name, const std::optional<TensorView>& given,
                     const AttentionShape& shape, const TensorView& query, bool batched) {
   if (!given) return;
   const TensorView& view = *given;
-  check_side(op, name, view, query, ScalarType::Float);
+  check_side(op, name, view, "query", query, ScalarType::Float);
   const bool one = view.dim == 1 && view.sizes[0] == shape.heads;
-  int64_t batch = 1;
-  for (int64_t i = 0; i < shape.batch.dim; ++i) batch *= shape.batch.sizes[i];
-  const bool two =
-      batched && view.dim == 2 && view.sizes[0] == batch && view.sizes[1] == shape.heads;
+  const bool two = batched && view.dim == 2 && view.sizes[0] == shape.batch.numel() &&
+                   view.sizes[1] == shape.heads;
   if (one || two) return;
-  fail({"input", argument(op, name), "has a wrong shape",
+  fail({"input", argument_text(op, name), "has a wrong shape",
         "(" + std::to_string(shape.heads) + ",)" + (batched ? ", or (batch, heads)" : ""),
         view.shape_text(), ""});
 }
@@ -218,11 +176,8 @@ void check_per_head(const char* op, const char* name, const std::optional<Tensor
 }  // namespace
 
 AttentionViews views_of(const AttentionOptions& options) {
-  const auto view = [](const OptionalTensor& tensor) {
-    return tensor ? std::optional<TensorView>(*tensor) : std::nullopt;
-  };
-  return {view(options.attn_mask), view(options.dropout_seed), view(options.alibi_slopes),
-          view(options.sinks),     view(options.cu_seqlens_q), view(options.cu_seqlens_k)};
+  return {view_of(options.attn_mask), view_of(options.dropout_seed), view_of(options.alibi_slopes),
+          view_of(options.sinks),     view_of(options.cu_seqlens_q), view_of(options.cu_seqlens_k)};
 }
 
 AttentionShape check_attention(const char* op, const TensorView& query, const TensorView& key,
@@ -232,7 +187,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   check_dtypes(op, all);
   for (const Argument& each : all) {
     if (each.view->dim < 2) {
-      fail({"input", argument(op, each.name), "has too few dimensions", "at least 2",
+      fail({"input", argument_text(op, each.name), "has too few dimensions", "at least 2",
             std::to_string(each.view->dim), ""});
     }
   }
@@ -242,11 +197,11 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   shape.head_dim = size_from_end(query, 1);
   shape.head_dim_v = size_from_end(value, 1);
   if (size_from_end(key, 1) != shape.head_dim) {
-    fail({"input", argument(op, "key"), "has another head_dim (last size) than query",
+    fail({"input", argument_text(op, "key"), "has another head_dim (last size) than query",
           std::to_string(shape.head_dim), std::to_string(size_from_end(key, 1)), ""});
   }
   if (size_from_end(key, rows) != size_from_end(value, rows)) {
-    fail({"input", argument(op, "value"), "has another sequence length than key",
+    fail({"input", argument_text(op, "value"), "has another sequence length than key",
           std::to_string(size_from_end(key, rows)), std::to_string(size_from_end(value, rows)),
           ""});
   }
@@ -265,10 +220,10 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
               options.enable_gqa);
     set_batch(op, shape, all);
     shape.out = shape.batch;
-    if (shape.has_heads) append(shape.out, shape.heads);
-    append(shape.out, shape.seqlen_q);
+    if (shape.has_heads) shape.out.append(shape.heads);
+    shape.out.append(shape.seqlen_q);
     shape.logsumexp = shape.out;
-    append(shape.out, shape.head_dim_v);
+    shape.out.append(shape.head_dim_v);
   }
   if (std::max({shape.seqlen_q, shape.seqlen_k, shape.heads}) >= kMaxLength ||
       std::max(shape.head_dim, shape.head_dim_v) > INT_MAX) {
@@ -281,7 +236,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   check_per_head(op, "sinks", views.sinks, shape, query, false);
   if (views.dropout_seed && options.dropout_p > 0) {
     const TensorView& seed = *views.dropout_seed;
-    check_side(op, "dropout_seed", seed, query, seed.dtype);  // attention_settings sees to the rest
+    check_device(op, "dropout_seed", seed, "query", query);  // attention_settings sees to the rest
   }
   return shape;
 }
@@ -293,7 +248,7 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
   const double root = std::sqrt(static_cast<double>(std::max<int64_t>(shape.head_dim, 1)));
   s.scale = options.scale.value_or(1 / root);
   if (!(options.dropout_p >= 0 && options.dropout_p <= 1)) {
-    fail({"input", argument(op, "dropout_p"), "is out of range", "0 to 1",
+    fail({"input", argument_text(op, "dropout_p"), "is out of range", "0 to 1",
           std::to_string(options.dropout_p), ""});
   }
   if (options.dropout_p > 0) {
@@ -305,16 +260,17 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
     int64_t count = 1;
     for (int64_t i = 0; i < seed.dim; ++i) count *= seed.sizes[i];
     if (count != 1 || seed.dtype != ScalarType::Long) {
-      fail({"input", argument(op, "dropout_seed"), "is no seed", "an int64 tensor of one element",
-            dtype_name(seed.dtype) + " " + seed.shape_text(), ""});
+      fail({"input", argument_text(op, "dropout_seed"), "is no seed",
+            "an int64 tensor of one element", dtype_name(seed.dtype) + " " + seed.shape_text(),
+            ""});
     }
     s.drop_below = static_cast<int>(std::lround(options.dropout_p * 65536));
-    s.keep_scale = s.drop_below < 65536 ? 65536.0 / (65536 - s.drop_below) : 0;
+    s.keep_scale = keep_scale_of(s.drop_below);
   }
   // Kernels take it as a float: one that is 0 there would silently mean none.
   if (!(options.softcap >= 0) || std::isinf(static_cast<float>(options.softcap)) ||
       (options.softcap > 0 && !std::isnormal(static_cast<float>(options.softcap)))) {
-    fail({"input", argument(op, "softcap"), "is out of range",
+    fail({"input", argument_text(op, "softcap"), "is out of range",
           "0 (none) or a number that a normal float32 holds", std::to_string(options.softcap), ""});
   }
   if (options.window_left < -1 || options.window_right < -1) {
@@ -339,19 +295,16 @@ void check_attention_backward(const AttentionShape& shape, const TensorView& que
                               const TensorView& logsumexp) {
   const char* op = "attention_backward";
   const auto check = [&](const char* name, const TensorView& view, const Shape& wanted) {
-    if (view.dim == wanted.dim && std::equal(view.sizes, view.sizes + view.dim, wanted.sizes)) {
-      return;
-    }
-    fail({"input", argument(op, name), "has a wrong shape", tuple_text(wanted.sizes, wanted.dim),
-          view.shape_text(), ""});
+    if (wanted.is_of(view)) return;
+    fail({"input", argument_text(op, name), "has a wrong shape", wanted.text(), view.shape_text(),
+          ""});
   };
   check("grad_out", grad_out, shape.out);
   check("out", out, shape.out);
   check("logsumexp", logsumexp, shape.logsumexp);
-  check_side(op, "grad_out", grad_out, query, query.dtype);
-  check_side(op, "out", out, query, query.dtype);
-  check_side(op, "logsumexp", logsumexp, query,
-             query.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float);
+  check_side(op, "grad_out", grad_out, "query", query, query.dtype);
+  check_side(op, "out", out, "query", query, query.dtype);
+  check_side(op, "logsumexp", logsumexp, "query", query, sums_dtype(query.dtype));
 }
 
 void output_strides(const TensorView& like, const Shape& sizes, int64_t* strides) {

@@ -25,10 +25,6 @@ Tensor multiply(const Tensor& a, const Tensor& b) {
 
 Tensor mT(const Tensor& tensor) { return transpose(tensor, -2, -1); }
 
-ScalarType scores_dtype(ScalarType dtype) {
-  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
-
 Tensor as(const Tensor& tensor, ScalarType dtype) {
   return TensorView(tensor).dtype == dtype ? tensor : torch::stable::to(tensor, dtype);
 }
@@ -62,7 +58,7 @@ struct Parts {
         group(kv_heads > 0 ? heads / kv_heads : 1),
         rows(query.sizes[2]),
         columns(key.sizes[2]) {
-    const double head_bytes = static_cast<double>(element_size(scores_dtype(query.dtype))) *
+    const double head_bytes = static_cast<double>(element_size(sums_dtype(query.dtype))) *
                               static_cast<double>(group) * static_cast<double>(rows) *
                               static_cast<double>(columns);
     const double fitting = kPartBytes / std::max(head_bytes, 1.0);
@@ -138,7 +134,7 @@ std::tuple<Tensor, Tensor> compose_forward(const ComposeInputs& inputs,
                                            const AttentionSettings& settings, bool want_logsumexp) {
   const TensorView q_view(inputs.query), v_view(inputs.value);
   const Parts parts(q_view, TensorView(inputs.key));
-  const ScalarType dtype = scores_dtype(q_view.dtype);
+  const ScalarType dtype = sums_dtype(q_view.dtype);
   const Tensor q = as(inputs.query, dtype), k = as(inputs.key, dtype), v = as(inputs.value, dtype);
   Tensor logsumexp =
       empty_on(q_view,
@@ -175,7 +171,7 @@ std::tuple<Tensor, Tensor, Tensor> compose_backward(const ComposeInputs& inputs,
                                                     const Tensor& logsumexp) {
   const TensorView q_view(inputs.query), k_view(inputs.key), v_view(inputs.value);
   const Parts parts(q_view, k_view);
-  const ScalarType dtype = scores_dtype(q_view.dtype);
+  const ScalarType dtype = sums_dtype(q_view.dtype);
   const Tensor q = as(inputs.query, dtype), k = as(inputs.key, dtype), v = as(inputs.value, dtype);
   const Tensor grad = as(grad_out, dtype), result = as(out, dtype);
   const Tensor sums = torch::stable::contiguous(logsumexp);

@@ -1,6 +1,4 @@
-// The public ops of attention; ops/common/dispatch.h says what such ops may do.
-#include "ops/attention/composite.h"
-
+// The public op scaled_dot_product_attention; ops/common/dispatch.h says what such ops may do.
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
@@ -8,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/attention/attention.h"
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {
@@ -88,20 +87,6 @@ void call_attention_forward(const char* op, const char* caller, StableIValue* st
 void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint64_t) {
   call_with_tensors("scaled_dot_product_attention", {"query", "key", "value"}, stack,
                     [stack] { call_scaled_dot_product_attention(stack); });
-}
-
-void attention_forward_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_with_tensors("attention_forward", {"query", "key", "value"}, stack, [stack] {
-    call_by_grad_mode("cubin::_attention_forward", "cubin::_attention_forward_autograd", stack);
-  });
-}
-
-void attention_backward_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_with_tensors("attention_backward", {"grad_out", "query", "key", "value", "out", "logsumexp"},
-                    stack, [stack] {
-                      call_by_grad_mode("cubin::_attention_backward",
-                                        "cubin::_attention_backward_autograd", stack);
-                    });
 }
 
 }  // namespace torch_cubin

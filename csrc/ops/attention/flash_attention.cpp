@@ -4,15 +4,13 @@
 // Only views and defaults: everything goes through the dispatcher, so that torch.compile, autograd
 // and vmap see ordinary ops.
 // NOTE: no size is read here (ops/common/dispatch.h says why); a rank is no size.
-#include "ops/attention/flash_attention.h"
-
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <string>
 #include <vector>
 
 #include "cubin/error.h"
-#include "ops/attention/composite.h"
+#include "ops/attention/attention.h"
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {
@@ -88,9 +86,7 @@ std::vector<Tensor> separate(const PackedLayout& layout, const Tensor& query,
 
 // (batch, rows, heads, head_dim) from (batch, heads, rows, head_dim), and back.
 Tensor swap_heads(const Tensor& tensor) {
-  StableIValue stack[] = {from(tensor), from(int64_t{1}), from(int64_t{2})};
-  call_op("aten::transpose", "int", stack);
-  return to<Tensor>(stack[0]);
+  return call_tensor_op("aten::transpose", "int", tensor, int64_t{1}, int64_t{2});
 }
 
 }  // namespace
@@ -128,10 +124,8 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
   Tensor out = to<Tensor>(stack[0]);
   to<Tensor>(stack[1]);  // releases the logsumexp
   // Already so where query's dims lie in this order, packed or not (output_strides).
-  StableIValue contiguous[] = {from(varlen ? out : swap_heads(out)),
-                               from(torch::headeronly::MemoryFormat::Contiguous)};
-  call_op("aten::contiguous", "", contiguous);
-  return to<Tensor>(contiguous[0]);
+  return call_tensor_op("aten::contiguous", "", varlen ? out : swap_heads(out),
+                        torch::headeronly::MemoryFormat::Contiguous);
 }
 
 }  // namespace torch_cubin

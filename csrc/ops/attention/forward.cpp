@@ -3,7 +3,6 @@
 
 #include <limits>
 
-#include "ops/attention/arguments.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/fused_operands.h"
@@ -64,9 +63,8 @@ Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& k
   const AttentionShape& shape = call.shape;
   Tensor out = empty_laid_out(q, shape.out, call.dtype);
   if (logsumexp != nullptr) {
-    const ScalarType dtype =
-        call.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-    *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, dtype, call.device_index);
+    *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, sums_dtype(call.dtype),
+                            call.device_index);
   }
   const bool wanted = logsumexp != nullptr && shape.logsumexp.numel() > 0;
   if (shape.out.numel() == 0 && !wanted) return out;
@@ -82,12 +80,9 @@ Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& k
   }
   const auto [composed, lse] =
       compose_forward(compose_inputs(call, query, key, value), call.settings, logsumexp != nullptr);
-  const std::vector<int64_t> sizes(shape.out.sizes, shape.out.sizes + shape.out.dim);
-  torch::stable::copy_(out, torch::stable::reshape(composed, sizes));
+  torch::stable::copy_(out, torch::stable::reshape(composed, shape.out.vector()));
   if (logsumexp != nullptr) {
-    const std::vector<int64_t> rows(shape.logsumexp.sizes,
-                                    shape.logsumexp.sizes + shape.logsumexp.dim);
-    torch::stable::copy_(*logsumexp, torch::stable::reshape(lse, rows));
+    torch::stable::copy_(*logsumexp, torch::stable::reshape(lse, shape.logsumexp.vector()));
   }
   return out;
 }
@@ -99,13 +94,7 @@ Tensor scaled_dot_product_attention_cuda(const Tensor& query, const Tensor& key,
                                          double dropout_p, bool is_causal,
                                          const OptionalTensor& dropout_seed,
                                          std::optional<double> scale, bool enable_gqa) {
-  AttentionOptions options;
-  options.attn_mask = attn_mask;
-  options.dropout_p = dropout_p;
-  options.is_causal = is_causal;
-  options.dropout_seed = dropout_seed;
-  options.scale = scale;
-  options.enable_gqa = enable_gqa;
+  AttentionOptions options = {attn_mask, dropout_p, is_causal, dropout_seed, scale, enable_gqa};
   AttentionCall call("scaled_dot_product_attention", query, key, value, std::move(options));
   return forward_on_cuda(call, query, key, value, nullptr);
 }

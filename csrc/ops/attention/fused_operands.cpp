@@ -97,8 +97,7 @@ ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, con
               std::to_string(shape.head_dim_v),
           "Call it once a sequence."});
   }
-  int64_t batch = 1;
-  for (int64_t i = 0; i < shape.batch.dim; ++i) batch *= shape.batch.sizes[i];
+  const int64_t batch = shape.batch.numel();
   const auto merged = [&](const Tensor& tensor, int64_t heads, int64_t rows, int64_t columns) {
     return torch::stable::reshape(expand_leading(tensor, shape, heads),
                                   {batch, heads, rows, columns});
@@ -116,6 +115,22 @@ ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, con
   inputs.sinks = contiguous(call.options.sinks);
   inputs.dropout_seed = call.options.dropout_seed;
   return inputs;
+}
+
+std::tuple<Tensor, Tensor, Tensor> compose_gradients(const AttentionCall& call,
+                                                     const Tensor& grad_out, const Tensor& query,
+                                                     const Tensor& key, const Tensor& value,
+                                                     const Tensor& out, const Tensor& logsumexp) {
+  const AttentionShape& shape = call.shape;
+  const ComposeInputs in = compose_inputs(call, query, key, value);
+  const std::vector<int64_t> rows = {TensorView(in.query).sizes[0], shape.heads, shape.seqlen_q};
+  std::vector<int64_t> wide = rows;
+  wide.push_back(shape.head_dim_v);
+  const auto [dq, dk, dv] =
+      compose_backward(in, call.settings, torch::stable::reshape(grad_out, wide),
+                       torch::stable::reshape(out, wide), torch::stable::reshape(logsumexp, rows));
+  return {sum_to_operand(dq, shape, TensorView(query)), sum_to_operand(dk, shape, TensorView(key)),
+          sum_to_operand(dv, shape, TensorView(value))};
 }
 
 }  // namespace torch_cubin

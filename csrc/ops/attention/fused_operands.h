@@ -46,4 +46,10 @@ struct FusedOperands {
 ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, const Tensor& key,
                              const Tensor& value);
 
+// compose_backward() of a call: the gradients of query, key and value, summed over what was broadcast.
+std::tuple<Tensor, Tensor, Tensor> compose_gradients(const AttentionCall& call,
+                                                     const Tensor& grad_out, const Tensor& query,
+                                                     const Tensor& key, const Tensor& value,
+                                                     const Tensor& out, const Tensor& logsumexp);
+
 }  // namespace torch_cubin

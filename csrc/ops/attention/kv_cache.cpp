@@ -1,4 +1,4 @@
-// flash_attention_with_kvcache on CUDA: check -> launch; and the public op.
+// flash_attention_with_kvcache on CUDA: check -> launch.
 #include "ops/attention/kv_cache.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -9,7 +9,6 @@
 #include "ops/attention/operands.h"
 #include "ops/attention/plan.h"
 #include "ops/attention/problem.h"
-#include "ops/common/dispatch.h"
 
 namespace torch_cubin {
 namespace {
@@ -56,13 +55,6 @@ Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
   fail({"no_kernel", "flash_attention_with_kvcache", "has no kernel for these tensors",
         "kernels of the kind decode for " + dtype_name(call.dtype), head_dims,
         "Build the kernels with the library."});
-}
-
-void flash_attention_with_kvcache_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_with_tensors("flash_attention_with_kvcache", {"q", "k_cache", "v_cache"}, stack, [stack] {
-    call_by_grad_mode("cubin::_flash_attention_with_kvcache",
-                      "cubin::_flash_attention_with_kvcache_autograd", stack);
-  });
 }
 
 }  // namespace torch_cubin

@@ -82,7 +82,4 @@ class KvCacheKernels {
 Tensor flash_attention_with_kvcache_cpu(TC_KV_CACHE_ARGUMENTS);
 Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS);
 
-// Public op: forwards as ops/common/dispatch.h says.
-void flash_attention_with_kvcache_composite(StableIValue* stack, uint64_t, uint64_t);
-
 }  // namespace torch_cubin

@@ -6,23 +6,20 @@
 namespace torch_cubin {
 
 inline KvCacheCall kv_cache_call(TC_KV_CACHE_ARGUMENTS) {
-  const auto view = [](const OptionalTensor& tensor) {
-    return tensor ? std::optional<TensorView>(*tensor) : std::nullopt;
-  };
   const KvCacheViews views{TensorView(q),
                            TensorView(k_cache),
                            TensorView(v_cache),
-                           view(k),
-                           view(v),
-                           view(rotary_cos),
-                           view(rotary_sin),
-                           view(cache_seqlens),
-                           view(cache_batch_idx),
-                           view(block_table),
-                           view(alibi_slopes),
-                           view(sinks),
-                           view(k_descale),
-                           view(v_descale)};
+                           view_of(k),
+                           view_of(v),
+                           view_of(rotary_cos),
+                           view_of(rotary_sin),
+                           view_of(cache_seqlens),
+                           view_of(cache_batch_idx),
+                           view_of(block_table),
+                           view_of(alibi_slopes),
+                           view_of(sinks),
+                           view_of(k_descale),
+                           view_of(v_descale)};
   const KvCacheOptions options{softmax_scale, causal,  window_left,
                                window_right,  softcap, rotary_interleaved};
   return {check_kv_cache(views, options),

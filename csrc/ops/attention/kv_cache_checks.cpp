@@ -8,6 +8,7 @@
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/kv_cache.h"
 #include "ops/attention/problem.h"
+#include "ops/common/argument_checks.h"
 #include "pytorch/described_tensor.h"
 
 namespace torch_cubin {
@@ -18,9 +19,7 @@ constexpr int64_t kCacheVector = 8;  // elements of 16 bits
 constexpr int64_t kE4m3CacheVector = 16;
 constexpr int64_t kMostHeadDim = 256;
 
-std::string cache_argument(const char* name) {
-  return std::string(kCacheOp) + " argument '" + name + "'";
-}
+std::string cache_argument(const char* name) { return argument_text(kCacheOp, name); }
 
 [[noreturn]] void fail_cache_shape(const char* name, const std::string& expected,
                                    const TensorView& got) {
@@ -36,14 +35,7 @@ void check_cache_shape(const char* name, const TensorView& view,
 
 void check_cache_side(const char* name, const TensorView& view, const TensorView& q,
                       ScalarType dtype) {
-  if (view.device_type != q.device_type || view.device_index != q.device_index) {
-    fail({"input", cache_argument(name), "is on another device", q.device_text() + " like 'q'",
-          view.device_text(), "Move it with .to(device)."});
-  }
-  if (view.dtype != dtype) {
-    fail({"input", cache_argument(name), "has a wrong dtype", dtype_name(dtype),
-          dtype_name(view.dtype), "Convert it with .to(dtype)."});
-  }
+  check_side(kCacheOp, name, view, "q", q, dtype);
 }
 
 // A cache cannot be copied where kernels could not read it: it is written to.
@@ -69,9 +61,7 @@ void check_cache_dtype(const KvCacheViews& views, KvCacheShape& shape) {
   const TensorView &q = views.q, &k_cache = views.k_cache;
   shape.e4m3 = k_cache.dtype == ScalarType::Float8_e4m3fn;
   if (!shape.e4m3 && k_cache.dtype != q.dtype) {
-    fail({"input", cache_argument("k_cache"), "has a wrong dtype",
-          dtype_name(q.dtype) + " or float8_e4m3fn", dtype_name(k_cache.dtype),
-          "Convert it with .to(dtype)."});
+    fail_dtype(kCacheOp, "k_cache", dtype_name(q.dtype) + " or float8_e4m3fn", k_cache);
   }
   check_cache_side("k_cache", k_cache, q, k_cache.dtype);
   check_cache_side("v_cache", views.v_cache, q, k_cache.dtype);

@@ -10,9 +10,6 @@
 
 namespace torch_cubin {
 
-using torch::stable::detail::from;
-using torch::stable::detail::to;
-
 OptionalTensor contiguous(const OptionalTensor& tensor) {
   if (!tensor) return std::nullopt;
   return torch::stable::contiguous(*tensor);
@@ -51,14 +48,12 @@ namespace {
 
 Tensor expand(const Tensor& tensor, const AttentionShape& shape, int64_t heads, int64_t rows,
               int64_t columns) {
-  std::vector<int64_t> sizes(shape.batch.sizes, shape.batch.sizes + shape.batch.dim);
+  std::vector<int64_t> sizes = shape.batch.vector();
   if (shape.has_heads) sizes.push_back(heads);
   sizes.push_back(rows);
   sizes.push_back(columns);
   if (sizes == sizes_of(TensorView(tensor))) return tensor;
-  StableIValue stack[] = {from(tensor), from(sizes), from(false)};
-  call_op("aten::expand", "", stack);
-  return to<Tensor>(stack[0]);
+  return call_tensor_op("aten::expand", "", tensor, sizes, false);
 }
 
 }  // namespace
@@ -67,10 +62,8 @@ Tensor repeat_heads(const Tensor& tensor, const AttentionShape& shape) {
   const TensorView view(tensor);
   const int64_t own = view.dim > 2 && !shape.packed ? view.sizes[view.dim - 3] : 1;
   if (own == 1 || own == shape.kv_heads) return tensor;
-  StableIValue stack[] = {from(tensor), from(shape.kv_heads / own),
-                          from(std::optional<int64_t>(-3)), from(std::nullopt)};
-  call_op("aten::repeat_interleave", "self_int", stack);
-  return to<Tensor>(stack[0]);
+  return call_tensor_op("aten::repeat_interleave", "self_int", tensor, shape.kv_heads / own,
+                        std::optional<int64_t>(-3), std::nullopt);
 }
 
 Tensor expand_leading(const Tensor& tensor, const AttentionShape& shape, int64_t heads) {
@@ -83,14 +76,14 @@ Tensor expand_mask(const Tensor& mask, const AttentionShape& shape) {
 }
 
 Tensor sum_to_operand(const Tensor& grad, const AttentionShape& shape, const TensorView& operand) {
-  std::vector<int64_t> sizes(shape.batch.sizes, shape.batch.sizes + shape.batch.dim);
+  std::vector<int64_t> sizes = shape.batch.vector();
   const TensorView view(grad);
   const int64_t rows = view.sizes[view.dim - 2], columns = view.sizes[view.dim - 1];
   Tensor out = grad;
   if (shape.has_heads) {
-    int64_t heads = 1, batch = 1;
+    int64_t heads = 1;
     for (int64_t i = 0; i < view.dim - 2; ++i) heads *= view.sizes[i];
-    for (const int64_t size : sizes) batch *= size;
+    const int64_t batch = shape.batch.numel();
     heads = batch > 0 ? heads / batch : 0;
     const int64_t own = operand.dim > 2 ? operand.sizes[operand.dim - 3] : 1;
     std::vector<int64_t> split = sizes;

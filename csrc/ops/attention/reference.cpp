@@ -9,20 +9,14 @@
 #include <vector>
 
 #include "cubin/error.h"
-#include "ops/attention/arguments.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
 #include "ops/common/aten.h"
-#include "pytorch/contiguous.h"
-#include "pytorch/torch_error.h"
 
 namespace torch_cubin {
 namespace {
-
-using torch::stable::detail::from;
-using torch::stable::detail::to;
 
 OptionalTensor detach_optional(const OptionalTensor& tensor) {
   if (!tensor) return std::nullopt;
@@ -36,29 +30,13 @@ AttentionOptions detached(AttentionOptions options) {
   return options;
 }
 
-ScalarType sums_dtype(const AttentionCall& call) {
-  return call.dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
-Tensor fresh(const TensorView& like, const Shape& sizes, const int64_t* strides, ScalarType dtype) {
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(sizes.dim, sizes.sizes, strides, static_cast<int32_t>(dtype),
-                               like.device_type, like.device_index,
-                               &handle) != AOTI_TORCH_SUCCESS) {
-    fail({"oom", "the CPU reference's output", "could not be allocated",
-          std::to_string(sizes.numel()) + " elements", "an error", "Free memory."});
-  }
-  return Tensor(handle);
-}
-
 // `computed` (the same numbers in any shape) as a fresh tensor of `dtype`, laid out like `like`.
 Tensor laid_out(const Tensor& computed, const Shape& sizes, const TensorView& like,
                 ScalarType dtype) {
   int64_t strides[kMaxDims];
   output_strides(like, sizes, strides);
-  Tensor out = fresh(like, sizes, strides, dtype);
-  torch::stable::copy_(out,
-                       torch::stable::reshape(computed, {sizes.sizes, sizes.sizes + sizes.dim}));
+  Tensor out = empty_near(like, sizes.sizes, sizes.dim, dtype, strides);
+  torch::stable::copy_(out, torch::stable::reshape(computed, sizes.vector()));
   return out;
 }
 
@@ -70,9 +48,9 @@ Forward forward_dense(const AttentionCall& call, const Tensor& query, const Tens
                       const Tensor& value) {
   const AttentionShape& shape = call.shape;
   if ((shape.seqlen_k == 0 || shape.kv_heads == 0) && !call.options.sinks) {
-    const std::vector<int64_t> out(shape.out.sizes, shape.out.sizes + shape.out.dim);
+    const std::vector<int64_t> out = shape.out.vector();
     const std::vector<int64_t> rows(out.begin(), out.end() - 1);
-    Tensor logsumexp = torch::stable::new_empty(query, rows, sums_dtype(call));
+    Tensor logsumexp = torch::stable::new_empty(query, rows, sums_dtype(call.dtype));
     torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
     return {torch::stable::new_zeros(query, out), logsumexp};
   }
@@ -81,29 +59,23 @@ Forward forward_dense(const AttentionCall& call, const Tensor& query, const Tens
   return {out, logsumexp};
 }
 
-struct Backward {
-  Tensor dq, dk, dv;
-};
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of query, key and value
 
-Backward backward_dense(const AttentionCall& call, const Tensor& grad_out, const Tensor& query,
-                        const Tensor& key, const Tensor& value, const Tensor& out,
-                        const Tensor& logsumexp) {
-  const AttentionShape& shape = call.shape;
+Gradients zeros_like(const Tensor& query, const Tensor& key, const Tensor& value) {
   const auto zeros = [](const Tensor& like) {
     return torch::stable::new_zeros(like, sizes_of(TensorView(like)));
   };
+  return {zeros(query), zeros(key), zeros(value)};
+}
+
+Gradients backward_dense(const AttentionCall& call, const Tensor& grad_out, const Tensor& query,
+                         const Tensor& key, const Tensor& value, const Tensor& out,
+                         const Tensor& logsumexp) {
+  const AttentionShape& shape = call.shape;
   if (shape.logsumexp.numel() == 0 || shape.seqlen_k == 0 || shape.kv_heads == 0) {
-    return {zeros(query), zeros(key), zeros(value)};
+    return zeros_like(query, key, value);
   }
-  const ComposeInputs in = compose_inputs(call, query, key, value);
-  const std::vector<int64_t> rows = {TensorView(in.query).sizes[0], shape.heads, shape.seqlen_q};
-  std::vector<int64_t> wide = rows;
-  wide.push_back(shape.head_dim_v);
-  const auto [dq, dk, dv] =
-      compose_backward(in, call.settings, torch::stable::reshape(grad_out, wide),
-                       torch::stable::reshape(out, wide), torch::stable::reshape(logsumexp, rows));
-  return {sum_to_operand(dq, shape, TensorView(query)), sum_to_operand(dk, shape, TensorView(key)),
-          sum_to_operand(dv, shape, TensorView(value))};
+  return compose_gradients(call, grad_out, query, key, value, out, logsumexp);
 }
 
 // Where each packed sequence begins, and where the last ends.
@@ -166,9 +138,9 @@ std::vector<Sequence> sequences(const AttentionCall& call, const Tensor& query, 
 Forward forward_packed(const AttentionCall& call, const Tensor& query, const Tensor& key,
                        const Tensor& value) {
   const Shape& sizes = call.shape.out;
-  Tensor out = torch::stable::new_zeros(query, {sizes.sizes, sizes.sizes + sizes.dim});
+  Tensor out = torch::stable::new_zeros(query, sizes.vector());
   Tensor logsumexp =
-      torch::stable::new_zeros(query, {call.shape.heads, sizes.sizes[0]}, sums_dtype(call));
+      torch::stable::new_zeros(query, {call.shape.heads, sizes.sizes[0]}, sums_dtype(call.dtype));
   torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
   for (const Sequence& one : sequences(call, query, key)) {
     const Tensor q = one.of_query(query), k = one.of_key(key), v = one.of_key(value);
@@ -183,26 +155,23 @@ Forward forward_packed(const AttentionCall& call, const Tensor& query, const Ten
   return {out, logsumexp};
 }
 
-Backward backward_packed(const AttentionCall& call, const Tensor& grad_out, const Tensor& query,
-                         const Tensor& key, const Tensor& value, const Tensor& out,
-                         const Tensor& logsumexp) {
-  const auto zeros = [](const Tensor& like) {
-    return torch::stable::new_zeros(like, sizes_of(TensorView(like)));
-  };
-  Backward all = {zeros(query), zeros(key), zeros(value)};
+Gradients backward_packed(const AttentionCall& call, const Tensor& grad_out, const Tensor& query,
+                          const Tensor& key, const Tensor& value, const Tensor& out,
+                          const Tensor& logsumexp) {
+  auto [dq, dk, dv] = zeros_like(query, key, value);
   for (const Sequence& one : sequences(call, query, key)) {
     if (one.q_rows == 0 || one.k_rows == 0) continue;
     const Tensor q = one.of_query(query), k = one.of_key(key), v = one.of_key(value);
     const AttentionCall own("attention_backward", q, k, v, one.options);
     Tensor rows = logsumexp;
-    const Backward computed =
+    const auto [own_dq, own_dk, own_dv] =
         backward_dense(own, one.of_query(grad_out), q, k, v, one.of_query(out),
                        torch::stable::narrow(rows, 1, one.q_begin, one.q_rows));
-    Sequence::put(all.dq, one.q_begin, one.q_rows, computed.dq);
-    Sequence::put(all.dk, one.k_begin, one.k_rows, computed.dk);
-    Sequence::put(all.dv, one.k_begin, one.k_rows, computed.dv);
+    Sequence::put(dq, one.q_begin, one.q_rows, own_dq);
+    Sequence::put(dk, one.k_begin, one.k_rows, own_dk);
+    Sequence::put(dv, one.k_begin, one.k_rows, own_dv);
   }
-  return all;
+  return {dq, dk, dv};
 }
 
 std::tuple<Tensor, Tensor> forward_on_cpu(const char* op, const Tensor& query, const Tensor& key,
@@ -211,12 +180,9 @@ std::tuple<Tensor, Tensor> forward_on_cpu(const char* op, const Tensor& query, c
   const AttentionCall call(op, q, k, v, detached(std::move(options)));
   const Forward computed =
       call.shape.packed ? forward_packed(call, q, k, v) : forward_dense(call, q, k, v);
-  int64_t strides[kMaxDims];
   const Shape& rows = call.shape.logsumexp;
-  contiguous_strides(rows.sizes, rows.dim, strides);
-  Tensor logsumexp = fresh(TensorView(q), rows, strides, sums_dtype(call));
-  torch::stable::copy_(
-      logsumexp, torch::stable::reshape(computed.logsumexp, {rows.sizes, rows.sizes + rows.dim}));
+  Tensor logsumexp = empty_near(TensorView(q), rows.sizes, rows.dim, sums_dtype(call.dtype));
+  torch::stable::copy_(logsumexp, torch::stable::reshape(computed.logsumexp, rows.vector()));
   return {laid_out(computed.out, call.shape.out, TensorView(q), call.dtype), logsumexp};
 }
 
@@ -226,13 +192,7 @@ Tensor scaled_dot_product_attention_cpu(const Tensor& query, const Tensor& key, 
                                         const OptionalTensor& attn_mask, double dropout_p,
                                         bool is_causal, const OptionalTensor& dropout_seed,
                                         std::optional<double> scale, bool enable_gqa) {
-  AttentionOptions options;
-  options.attn_mask = attn_mask;
-  options.dropout_p = dropout_p;
-  options.is_causal = is_causal;
-  options.dropout_seed = dropout_seed;
-  options.scale = scale;
-  options.enable_gqa = enable_gqa;
+  AttentionOptions options = {attn_mask, dropout_p, is_causal, dropout_seed, scale, enable_gqa};
   return std::get<0>(
       forward_on_cpu("scaled_dot_product_attention", query, key, value, std::move(options)));
 }
@@ -252,13 +212,13 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(const Tensor& grad_out
   const AttentionCall call("attention_backward", q, k, v, detached(TC_ATTENTION_OPTIONS));
   check_attention_backward(call.shape, TensorView(q), TensorView(g), TensorView(o),
                            TensorView(rows));
-  const Backward d = call.shape.packed ? backward_packed(call, g, q, k, v, o, rows)
-                                       : backward_dense(call, g, q, k, v, o, rows);
+  const auto [dq, dk, dv] = call.shape.packed ? backward_packed(call, g, q, k, v, o, rows)
+                                              : backward_dense(call, g, q, k, v, o, rows);
   const auto finish = [&](const Tensor& grad, const Tensor& operand) {
     const TensorView view(operand);
     return laid_out(grad, shape_of(view), view, view.dtype);
   };
-  return {finish(d.dq, q), finish(d.dk, k), finish(d.dv, v)};
+  return {finish(dq, q), finish(dk, k), finish(dv, v)};
 }
 
 }  // namespace torch_cubin

@@ -9,6 +9,7 @@
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/operands.h"
+#include "ops/common/argument_checks.h"
 #include "pytorch/contiguous.h"
 
 namespace torch_cubin {
@@ -47,16 +48,13 @@ int mask_kind_of(ScalarType dtype) {
 }
 
 void same_device(const char* name, const TensorView& view, const TensorView& scores) {
-  if (view.device_type == scores.device_type && view.device_index == scores.device_index) return;
-  fail({"input", std::string("attention argument '") + name + "'", "is on another device",
-        scores.device_text() + " like the scores", view.device_text(),
-        "Move it with .to(device)."});
+  check_device("attention", name, view, "scores", scores);
 }
 
 void require(bool right, const char* name, const char* expected, const TensorView& got) {
   if (right) return;
-  fail({"input", std::string("attention argument '") + name + "'", "is not what it should be",
-        expected, dtype_name(got.dtype) + " " + got.shape_text(), ""});
+  fail({"input", argument_text("attention", name), "is not what it should be", expected,
+        dtype_name(got.dtype) + " " + got.shape_text(), ""});
 }
 
 bool is_dense(const TensorView& view) { return is_contiguous(view.sizes, view.strides, view.dim); }
@@ -130,12 +128,16 @@ void set_dropout(SoftmaxParams& p, const TensorView& seed, const TensorView& sco
   p.drop_below = drop_below;
 }
 
-void set_dropout(SoftmaxParams& p, const AttentionSettings& settings, const AttentionExtras& extras,
-                 HeadRange heads, const TensorView& scores) {
-  if (settings.drop_below == 0) return;
+// The same for a part of a call: with what takes part beside the scores, and dropout.
+SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& settings,
+                         const AttentionExtras& extras, HeadRange heads) {
+  SoftmaxParams p = params_for(scores, settings);
+  set_extras(p, extras, scores);
+  if (settings.drop_below == 0) return p;
   p.first_head = checked_int(heads.first, "heads");
   p.all_heads = checked_int(heads.all_heads, "heads");
   set_dropout(p, TensorView(*extras.dropout_seed), scores, settings.drop_below);
+  return p;
 }
 
 void require_like(const char* name, const TensorView& view, const TensorView& scores, int64_t dim) {
@@ -147,26 +149,10 @@ void require_like(const char* name, const TensorView& view, const TensorView& sc
 
 }  // namespace
 
-Tensor empty_near(const TensorView& like, const int64_t* sizes, int64_t dim, ScalarType dtype) {
-  if (like.on_cuda()) return empty_cuda(sizes, dim, dtype, like.device_index);
-  int64_t strides[kMaxDims];
-  contiguous_strides(sizes, dim, strides);
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(dim, sizes, strides, static_cast<int32_t>(dtype), like.device_type,
-                               like.device_index, &handle) != 0) {
-    fail({"oom", "the CPU reference's output", "could not be allocated",
-          std::to_string(dim > 0 ? strides[0] * sizes[0] : 1) + " elements", "an error",
-          "Free memory."});
-  }
-  return Tensor(handle);
-}
-
 void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
                      HeadRange heads, const Tensor& scores, const Tensor* logsumexp) {
   const TensorView view(scores);
-  SoftmaxParams p = params_for(view, settings);
-  set_extras(p, extras, view);
-  set_dropout(p, settings, extras, heads, view);
+  SoftmaxParams p = params_for(view, settings, extras, heads);
   p.scores = view.data();
   p.weights = data_of(scores);
   if (logsumexp != nullptr) p.logsumexp = data_of(*logsumexp);
@@ -177,9 +163,7 @@ void softmax_backward(const AttentionSettings& settings, const AttentionExtras& 
                       HeadRange heads, const Tensor& scores, const Tensor& grad,
                       const Tensor& logsumexp, const Tensor& delta) {
   const TensorView view(scores);
-  SoftmaxParams p = params_for(view, settings);
-  set_extras(p, extras, view);
-  set_dropout(p, settings, extras, heads, view);
+  SoftmaxParams p = params_for(view, settings, extras, heads);
   p.scores = view.data();
   p.weights = data_of(scores);
   p.grad = p.grad_scores = data_of(grad);
@@ -248,7 +232,7 @@ Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_b
   const TensorView view(dense);
   AttentionSettings settings;
   settings.drop_below = static_cast<int>(std::clamp<int64_t>(drop_below, 0, 65536));
-  settings.keep_scale = settings.drop_below < 65536 ? 65536.0 / (65536 - settings.drop_below) : 0;
+  settings.keep_scale = keep_scale_of(settings.drop_below);
   SoftmaxParams p = params_for(view, settings);
   set_dropout(p, TensorView(seed), view, settings.drop_below);
   Tensor out = empty_near(view, view.sizes, 4, view.dtype);

@@ -52,9 +52,6 @@ Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
                                   const OptionalTensor& scores, double scale, double softcap);
 Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_below);
 
-// A fresh contiguous tensor on the device of `like`.
-Tensor empty_near(const TensorView& like, const int64_t* sizes, int64_t dim, ScalarType dtype);
-
 enum SoftmaxKind { kSoftmaxForward, kSoftmaxBackward, kSoftmaxDropout, kSoftmaxKinds };
 
 // On the device of the scores: the catalog's kernel, or the reference.

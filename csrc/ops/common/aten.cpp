@@ -7,10 +7,7 @@
 
 namespace torch_cubin {
 
-using torch::stable::detail::from;
-using torch::stable::detail::to;
-
-Tensor call_aten(const char* op, StableIValue* stack) {
+Tensor call_aten_boxed(const char* op, StableIValue* stack) {
   if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
     const std::string text = torch_error();
     const bool memory = text.find("allocate memory") != std::string::npos ||
@@ -18,12 +15,9 @@ Tensor call_aten(const char* op, StableIValue* stack) {
     fail({memory ? "oom" : "internal", std::string("the CPU reference's ") + op, "failed",
           "a result", text.empty() ? "an error" : text, ""});
   }
-  return to<Tensor>(stack[0]);
+  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-Tensor detach(const Tensor& tensor) {
-  StableIValue stack[] = {from(tensor)};
-  return call_aten("aten::detach", stack);
-}
+Tensor detach(const Tensor& tensor) { return call_aten("aten::detach", tensor); }
 
 }  // namespace torch_cubin

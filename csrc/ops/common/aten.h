@@ -11,7 +11,14 @@
 namespace torch_cubin {
 
 // Runs an ATen op on `stack` (its arguments, at least one) and returns its only result.
-Tensor call_aten(const char* op, StableIValue* stack);
+Tensor call_aten_boxed(const char* op, StableIValue* stack);
+
+// The same with its arguments as C++ has them.
+template <class... Args>
+Tensor call_aten(const char* op, const Args&... args) {
+  StableIValue stack[] = {torch::stable::detail::from(args)...};
+  return call_aten_boxed(op, stack);
+}
 
 // Without a backward graph and without a tangent.
 Tensor detach(const Tensor& tensor);

@@ -8,13 +8,11 @@
 #include <vector>
 
 #include "cubin/error.h"
+#include "ops/common/argument_checks.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/torch_error.h"
 
 namespace torch_cubin {
-
-using torch::stable::detail::from;
-using torch::stable::detail::to;
 
 // A dual tensor keeps its tangent under no_grad, so an open forward-AD level counts as well.
 bool differentiable() { return aoti_torch_grad_mode_is_enabled() || dual_level_is_open(); }
@@ -40,15 +38,14 @@ void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stac
 const char* find_undefined(std::initializer_list<const char*> tensors, const StableIValue* stack) {
   for (const char* name : tensors) {
     bool defined = false;
-    aoti_torch_is_defined(to<AtenTensorHandle>(*stack++), &defined);
+    aoti_torch_is_defined(torch::stable::detail::to<AtenTensorHandle>(*stack++), &defined);
     if (!defined) return name;
   }
   return nullptr;
 }
 
 void fail_undefined(const char* op, const char* argument) {
-  fail({"input", std::string(op) + " argument '" + argument + "'", "is missing", "a tensor", "None",
-        ""});
+  fail({"input", argument_text(op, argument), "is missing", "a tensor", "None", ""});
 }
 
 Tensor draw_seed(AtenTensorHandle like) {
@@ -58,14 +55,9 @@ Tensor draw_seed(AtenTensorHandle like) {
     fail({"input", "a tensor argument", "could not be read", "a defined tensor", "", ""});
   }
   const torch::stable::Device device(static_cast<torch::headeronly::DeviceType>(type), index);
-  StableIValue stack[] = {from(int64_t{INT64_MAX}),
-                          from(std::vector<int64_t>{1}),
-                          from(std::optional<ScalarType>(ScalarType::Long)),
-                          from(std::nullopt),
-                          from(std::optional<torch::stable::Device>(device)),
-                          from(std::nullopt)};
-  call_op("aten::randint", "", stack);
-  return to<Tensor>(stack[0]);
+  return call_tensor_op("aten::randint", "", int64_t{INT64_MAX}, std::vector<int64_t>{1},
+                        std::optional<ScalarType>(ScalarType::Long), std::nullopt,
+                        std::optional<torch::stable::Device>(device), std::nullopt);
 }
 
 }  // namespace torch_cubin

@@ -28,6 +28,14 @@ bool differentiable();
 // there. What it throws is thrown again, with its text on every version of PyTorch.
 void call_op(const char* op, const char* overload, StableIValue* stack);
 
+// call_op() with arguments as C++ has them, of an op that returns one tensor.
+template <class... Args>
+Tensor call_tensor_op(const char* op, const char* overload, const Args&... args) {
+  StableIValue stack[] = {torch::stable::detail::from(args)...};
+  call_op(op, overload, stack);
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 // call_op() of the raw op, or of the one with a derivative where what runs may be differentiated.
 void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack);
 

@@ -55,8 +55,7 @@ bool begins_lines(const OperandLayout& x, Access access) {
 }
 
 bool is_unit(const OperandLayout& x, Access access) {
-  const bool along_k = access == kKVectors || access == kKElements;
-  return along_k ? x.k_stride == 1 || x.k == 1 : x.own_stride == 1 || x.own_size == 1;
+  return is_along_k(access) ? x.k_stride == 1 || x.k == 1 : x.own_stride == 1 || x.own_size == 1;
 }
 
 bool is_broadcast(const OperandLayout& x) {

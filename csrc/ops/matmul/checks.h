@@ -5,6 +5,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "kernels/matmul/activation_params.h"
@@ -22,8 +23,9 @@ Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorV
 // Throws where no activation has this name.
 Activation check_activation(const std::string& name);
 
-// Shape of F.linear(input, weight, bias); `bias` may be null.
-Shape check_linear(const TensorView& input, const TensorView& weight, const TensorView* bias);
+// Shape of F.linear(input, weight, bias).
+Shape check_linear(const TensorView& input, const TensorView& weight,
+                   const std::optional<TensorView>& bias);
 
 // The same for a call whose tensors are described: {"op": ..., "tensors": {name: ...}}.
 void check_described_product(const nlohmann::json& call);

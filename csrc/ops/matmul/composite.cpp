@@ -1,10 +1,10 @@
-#include "ops/matmul/composite.h"
-
+// The public op linear; ops/common/dispatch.h says what such ops may do.
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstring>
 
 #include "ops/common/dispatch.h"
+#include "ops/matmul/matmul.h"
 
 namespace torch_cubin {
 
@@ -21,12 +21,6 @@ bool says_none(StableIValue activation) {
 
 }  // namespace
 
-void matmul_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_with_tensors("matmul", {"self", "other"}, stack, [stack] {
-    call_by_grad_mode("cubin::_matmul", "cubin::_matmul_autograd", stack);
-  });
-}
-
 void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
   call_with_tensors("linear", {"input", "weight"}, stack, [stack] {
     if (says_none(stack[3])) {
@@ -34,12 +28,6 @@ void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
       return call_by_grad_mode("cubin::_linear", "cubin::_linear_autograd", stack);
     }
     call_by_grad_mode("cubin::_linear_activation", "cubin::_linear_activation_autograd", stack);
-  });
-}
-
-void addmm_composite(StableIValue* stack, uint64_t, uint64_t) {
-  call_with_tensors("addmm", {"input", "mat1", "mat2"}, stack, [stack] {
-    call_by_grad_mode("cubin::_addmm", "cubin::_addmm_autograd", stack);
   });
 }
 

@@ -17,8 +17,7 @@ void check_described_product(const nlohmann::json& call) {
   } else if (op == "addmm") {
     check_addmm(get("input"), get("mat1"), get("mat2"));
   } else if (op == "linear") {
-    const std::optional<TensorView> bias = tensors.find(named, "bias");
-    check_linear(get("input"), get("weight"), bias ? &*bias : nullptr);
+    check_linear(get("input"), get("weight"), tensors.find(named, "bias"));
   } else {
     fail({"internal", op, "is no product that can be described", "", "", ""});
   }

@@ -8,24 +8,16 @@
 
 namespace torch_cubin {
 
-using torch::stable::detail::from;
-
 Tensor apply_activation(const Tensor& x, Activation activation) {
   switch (activation) {
-    case kActivationRelu: {
-      StableIValue stack[] = {from(x)};
-      return call_aten("aten::relu", stack);
-    }
+    case kActivationRelu:
+      return call_aten("aten::relu", x);
     case kActivationGelu:
-    case kActivationGeluTanh: {
-      const std::string approximate = activation == kActivationGelu ? "none" : "tanh";
-      StableIValue stack[] = {from(x), from(approximate)};
-      return call_aten("aten::gelu", stack);
-    }
-    case kActivationSilu: {
-      StableIValue stack[] = {from(x)};
-      return call_aten("aten::silu", stack);
-    }
+      return call_aten("aten::gelu", x, std::string("none"));
+    case kActivationGeluTanh:
+      return call_aten("aten::gelu", x, std::string("tanh"));
+    case kActivationSilu:
+      return call_aten("aten::silu", x);
     default:
       return x;
   }

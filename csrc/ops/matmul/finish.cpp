@@ -2,6 +2,7 @@
 // The product goes, with its sums unrounded, to whichever kernels are quickest for that, and a second
 // kernel does the rest.
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/matmul/finish_params.h"
 #include "ops/common/launch.h"
@@ -13,10 +14,6 @@ namespace {
 
 constexpr int64_t kFinishColumns = 4;       // of a thread
 constexpr int64_t kFinishBlocksOfOne = 16;  // most blocks a multiprocessor; they share the rows out
-
-ScalarType sums_dtype(ScalarType input) {
-  return input == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
 
 class FinishKernels : public MatmulKernels {
  public:
@@ -119,16 +116,8 @@ class FinishKernels : public MatmulKernels {
   }
 
   PackageKernel* kernel_for(ScalarType dtype) const {
-    switch (dtype) {
-      case ScalarType::Half:
-        return kernels_[0];
-      case ScalarType::BFloat16:
-        return kernels_[1];
-      case ScalarType::Float:
-        return kernels_[2];
-      default:
-        return kernels_[3];
-    }
+    constexpr ScalarType kFirst[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
+    return kernels_[std::find(std::begin(kFirst), std::end(kFirst), dtype) - kFirst];
   }
 
   const Device& device_;

@@ -56,9 +56,9 @@ void run(const MatmulProblem& p, const MatmulOperands& operands, const Device& d
 }
 
 // K = 0: sums of nothing, plus the bias. There is no product to compute, only memory to fill.
-Tensor empty_sums(const Shape& shape, const TensorView& like, const Tensor* bias) {
+Tensor empty_sums(const Shape& shape, const TensorView& like, const std::optional<Tensor>& bias) {
   Tensor out = empty_cuda(shape.sizes, shape.dim, like.dtype, like.device_index);
-  if (bias != nullptr) return torch::stable::copy_(out, *bias);
+  if (bias) return torch::stable::copy_(out, *bias);
   return torch::stable::zero_(out);
 }
 
@@ -69,14 +69,15 @@ int64_t row_stride(const TensorView& bias) {
 
 // `addend` is what the problem was made with.
 Tensor run_matmul(const MatmulProblem& problem, const Shape& shape, const TensorView& a,
-                  const TensorView& b, const TensorView* bias, const TensorView* addend = nullptr) {
+                  const TensorView& b, const std::optional<TensorView>& bias,
+                  const TensorView* addend = nullptr) {
   const Device& gpu = device(a.device_index);
   Tensor out = empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
   MatmulOperands operands;
   operands.a = static_cast<const char*>(a.data());
   operands.b = static_cast<const char*>(b.data());
   operands.c = static_cast<char*>(out.mutable_data_ptr());
-  if (bias != nullptr) {
+  if (bias) {
     operands.bias = static_cast<const char*>(bias->data());
     operands.bias_stride = row_stride(*bias);
   }
@@ -97,17 +98,15 @@ Tensor linear_with(const Tensor& input, const Tensor& weight, const std::optiona
                    Activation activation) {
   const TensorView a(input);
   const TensorView b(weight);
-  std::optional<TensorView> bias_view;
-  if (bias.has_value()) bias_view.emplace(*bias);
-  const TensorView* view = bias_view.has_value() ? &*bias_view : nullptr;
-  const Shape shape = check_linear(a, b, view);
+  const std::optional<TensorView> bias_view = view_of(bias);
+  const Shape shape = check_linear(a, b, bias_view);
   if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
   if (a.sizes[a.dim - 1] == 0) {
-    return apply_activation(empty_sums(shape, a, bias.has_value() ? &*bias : nullptr), activation);
+    return apply_activation(empty_sums(shape, a, bias), activation);
   }
   MatmulProblem problem = linear_problem(a, b);
   problem.activation = activation;
-  return run_matmul(problem, shape, a, b, view);
+  return run_matmul(problem, shape, a, b, bias_view);
 }
 
 }  // namespace
@@ -117,8 +116,8 @@ Tensor matmul_cuda(const Tensor& self, const Tensor& other) {
   const TensorView b(other);
   const Shape shape = check_matmul(a, b);
   if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
-  if (a.sizes[a.dim - 1] == 0) return empty_sums(shape, a, nullptr);
-  return run_matmul(matmul_problem(a, b, shape), shape, a, b, nullptr);
+  if (a.sizes[a.dim - 1] == 0) return empty_sums(shape, a, {});
+  return run_matmul(matmul_problem(a, b, shape), shape, a, b, {});
 }
 
 Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -136,21 +135,21 @@ Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, d
   const Shape shape = check_addmm(addend, a, b);
   if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
   if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
-    return scaled_addend(empty_sums(shape, a, nullptr), input, beta);
+    return scaled_addend(empty_sums(shape, a, {}), input, beta);
   }
   if (beta == 0) {
     MatmulProblem p = matmul_problem(a, b, shape);
     p.alpha = alpha;
-    return run_matmul(p, shape, a, b, nullptr);
+    return run_matmul(p, shape, a, b, {});
   }
   if (alpha == 1 && beta == 1 && b.dim > 1 && is_one_row(addend)) {
     // Made with the addend: without, batches could become columns, which a row of n does not have.
-    return run_matmul(matmul_problem(a, b, shape, &addend), shape, a, b, &addend);
+    return run_matmul(matmul_problem(a, b, shape, &addend), shape, a, b, addend);
   }
   MatmulProblem p = matmul_problem(a, b, shape, &addend);
   p.alpha = alpha;
   p.beta = beta;
-  return run_matmul(p, shape, a, b, nullptr, &addend);
+  return run_matmul(p, shape, a, b, {}, &addend);
 }
 
 }  // namespace torch_cubin

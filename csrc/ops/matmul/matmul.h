@@ -14,6 +14,8 @@
 
 namespace torch_cubin {
 
+void linear_composite(StableIValue* stack, uint64_t, uint64_t);
+
 Tensor matmul_cpu(const Tensor& self, const Tensor& other);
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
 

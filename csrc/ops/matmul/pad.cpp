@@ -55,9 +55,6 @@ struct PadPlan {
   bool a, b;
 };
 
-bool needs_copy(Access access) { return !is_vectors(access); }
-bool is_along_k(Access access) { return access == kKVectors || access == kKElements; }
-
 class PadKernels : public MatmulKernels {
  public:
   PadKernels(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
@@ -141,7 +138,7 @@ class PadKernels : public MatmulKernels {
         (work < kLeastPaddedWork && !c.batch_invariant)) {
       return;
     }
-    const bool must_a = needs_copy(c.a), must_b = needs_copy(c.b);
+    const bool must_a = !is_vectors(c.a), must_b = !is_vectors(c.b);
     for (const bool a : {false, true}) {
       for (const bool b : {false, true}) {
         if ((must_a && !a) || (must_b && !b) || (!a && !b)) continue;
@@ -179,7 +176,7 @@ class PadKernels : public MatmulKernels {
     if (inner.kernels == nullptr) return plan;
     // What kernels for Hopper tell is a share of their time (sm90.cpp), for comparison with kernels
     // that read vectors; those that read by elements tell more of theirs.
-    const bool must = needs_copy(c.a) || needs_copy(c.b);
+    const bool must = !is_vectors(c.a) || !is_vectors(c.b);
     const double beside = c.k <= kShortK ? kInnerOfShortK : kInnerBesideElements;
     const double product = inner.microseconds * (must ? beside : 1);
     plan.microseconds = product + cost_.microseconds(moved + written, device_);

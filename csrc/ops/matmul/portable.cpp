@@ -1,7 +1,7 @@
 // The seam of the kernels that run on every arch: mma.cu, simt.cu, dot.cu and axpy.cu of
 // csrc/kernels/matmul, with reduce.cu, which adds the partial sums of a K that was split.
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "kernels/matmul/matmul_params.h"
 #include "ops/common/launch.h"
@@ -17,18 +17,26 @@ static_assert(kMaxBatchDims == kMaxPlannedBatchDims, "all that is planned can be
 
 void fill_params(MatmulParams& out, const MatmulProblem& p, const PortablePlan& plan,
                  const MatmulOperands& operands, void* partial) {
-  out.a = plan.swapped ? operands.b : operands.a;
-  out.b = plan.swapped ? operands.a : operands.b;
+  struct Side {  // an operand, and its own dim beside K
+    const char* data;
+    int64_t size, stride, k_stride;
+    const int64_t* batch_stride;
+  };
+  Side a = {operands.a, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride};
+  Side b = {operands.b, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride};
+  if (plan.swapped) std::swap(a, b);
+  out.a = a.data;
+  out.b = b.data;
   out.bias = operands.bias;
   out.c = operands.c;
   out.partial = partial;
-  out.m = plan.swapped ? p.n : p.m;
-  out.n = plan.swapped ? p.m : p.n;
+  out.m = a.size;
+  out.n = b.size;
   out.k = p.k;
-  out.a_stride_m = plan.swapped ? p.b_stride_n : p.a_stride_m;
-  out.a_stride_k = plan.swapped ? p.b_stride_k : p.a_stride_k;
-  out.b_stride_k = plan.swapped ? p.a_stride_k : p.b_stride_k;
-  out.b_stride_n = plan.swapped ? p.a_stride_m : p.b_stride_n;
+  out.a_stride_m = a.stride;
+  out.a_stride_k = a.k_stride;
+  out.b_stride_k = b.k_stride;
+  out.b_stride_n = b.stride;
   out.c_stride_m = plan.swapped ? 1 : p.n;
   out.c_stride_n = plan.swapped ? p.n : 1;
   out.bias_stride = operands.bias_stride;
@@ -36,8 +44,8 @@ void fill_params(MatmulParams& out, const MatmulProblem& p, const PortablePlan& 
   for (int i = 0; i < kMaxBatchDims; ++i) {
     const bool used = i < p.batch_dims;
     out.batch_size[i] = used ? p.batch_size[i] : 1;
-    out.a_batch_stride[i] = used ? (plan.swapped ? p.b_batch_stride[i] : p.a_batch_stride[i]) : 0;
-    out.b_batch_stride[i] = used ? (plan.swapped ? p.a_batch_stride[i] : p.b_batch_stride[i]) : 0;
+    out.a_batch_stride[i] = used ? a.batch_stride[i] : 0;
+    out.b_batch_stride[i] = used ? b.batch_stride[i] : 0;
   }
   out.tiles_m = plan.tiles_m;
   out.tiles_n = plan.tiles_n;

@@ -6,19 +6,16 @@
 #include <algorithm>
 #include <vector>
 
-#include "cubin/error.h"
 #include "ops/common/aten.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"
 #include "pytorch/contiguous.h"
-#include "pytorch/torch_error.h"
 
 namespace torch_cubin {
 
-using torch::stable::detail::from;
-using torch::stable::detail::to;
+using torch::stable::reshape;
 
 namespace {
 
@@ -31,28 +28,14 @@ Tensor with_contiguous_strides(const Tensor& result, const Shape& shape) {
   if (std::equal(strides, strides + shape.dim, view.strides)) {
     // NOTE: for some ranks ATen's result is a view, and autograd refuses to let a view that a custom
     // Function returns be changed in place. Ours is fresh on every device.
-    StableIValue stack[] = {from(result),
-                            from(std::vector<int64_t>(shape.sizes, shape.sizes + shape.dim))};
-    return call_aten("aten::_unsafe_view", stack);
+    return call_aten("aten::_unsafe_view", result, shape.vector());
   }
-  AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(shape.dim, shape.sizes, strides, static_cast<int32_t>(view.dtype),
-                               view.device_type, view.device_index,
-                               &handle) != AOTI_TORCH_SUCCESS) {
-    fail({"oom", "the CPU reference's output", "could not be allocated",
-          std::to_string(shape.numel()) + " elements", "an error", "Free memory."});
-  }
-  Tensor out(handle);
+  Tensor out = empty_near(view, shape.sizes, shape.dim, view.dtype);
   torch::stable::copy_(out, result);
   return out;
 }
 
 using Sizes = std::vector<int64_t>;
-
-Tensor with_sizes(const Tensor& tensor, const Sizes& sizes, const char* op) {
-  StableIValue stack[] = {from(tensor), from(sizes)};
-  return call_aten(op, stack);
-}
 
 Tensor contiguous_copy(const Tensor& tensor, const Sizes& sizes) {
   Tensor copy = torch::stable::new_empty(tensor, sizes);
@@ -72,8 +55,7 @@ void multiply_rows(Tensor a, Tensor& out, Multiply&& multiply) {
 }
 
 Tensor aten_matmul(const Tensor& self, const Tensor& other) {
-  StableIValue stack[] = {from(self), from(other)};
-  return call_aten("aten::matmul", stack);
+  return call_aten("aten::matmul", self, other);
 }
 
 // torch.matmul row by row, of which `shape` is the result's.
@@ -88,10 +70,8 @@ Tensor matmul_by_rows(const Tensor& self, const Tensor& other, const Shape& shap
   for (const int64_t size : {m, k}) a_sizes.push_back(size);
   for (const int64_t size : {k, n}) b_sizes.push_back(size);
   const Tensor matrix = b.dim > 1 ? other : torch::stable::unsqueeze(other, -1);
-  const Tensor rows =
-      with_sizes(with_sizes(self, a_sizes, "aten::broadcast_to"), {batch, m, k}, "aten::reshape");
-  const Tensor matrices =
-      with_sizes(with_sizes(matrix, b_sizes, "aten::broadcast_to"), {batch, k, n}, "aten::reshape");
+  const Tensor rows = reshape(call_aten("aten::broadcast_to", self, a_sizes), {batch, m, k});
+  const Tensor matrices = reshape(call_aten("aten::broadcast_to", matrix, b_sizes), {batch, k, n});
   Tensor out = torch::stable::new_empty(self, Sizes{batch, m, n});
   for (int64_t i = 0; i < batch; ++i) {
     Tensor products = torch::stable::select(out, 0, i);
@@ -100,13 +80,11 @@ Tensor matmul_by_rows(const Tensor& self, const Tensor& other, const Shape& shap
     multiply_rows(torch::stable::select(rows, 0, i), products,
                   [&](const Tensor& row) { return aten_matmul(row, factor); });
   }
-  return with_sizes(out, Sizes(shape.sizes, shape.sizes + shape.dim), "aten::reshape");
+  return reshape(out, shape.vector());
 }
 
 Tensor aten_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  StableIValue stack[] = {from(input), from(weight),
-                          bias ? from(std::optional<Tensor>(*bias)) : from(std::nullopt)};
-  return call_aten("aten::linear", stack);
+  return call_aten("aten::linear", input, weight, bias);
 }
 
 // F.linear row by row, of which `shape` is the result's; `weight` is a matrix.
@@ -115,9 +93,9 @@ Tensor linear_by_rows(const Tensor& input, const Tensor& weight, const std::opti
   const int64_t k = weight.size(1), n = weight.size(0);
   const int64_t rows = shape.numel() / n;
   Tensor out = torch::stable::new_empty(input, Sizes{rows, n});
-  multiply_rows(with_sizes(input, {rows, k}, "aten::reshape"), out,
+  multiply_rows(reshape(input, {rows, k}), out,
                 [&](const Tensor& row) { return aten_linear(row, weight, bias); });
-  return with_sizes(out, Sizes(shape.sizes, shape.sizes + shape.dim), "aten::reshape");
+  return reshape(out, shape.vector());
 }
 
 Tensor to_dtype(const Tensor& tensor, ScalarType dtype) { return torch::stable::to(tensor, dtype); }
@@ -142,10 +120,7 @@ Tensor matmul_cpu(const Tensor& self, const Tensor& other) {
 }
 
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  const std::optional<TensorView> bias_view =
-      bias ? std::optional<TensorView>(TensorView(*bias)) : std::nullopt;
-  const Shape shape =
-      check_linear(TensorView(input), TensorView(weight), bias_view ? &*bias_view : nullptr);
+  const Shape shape = check_linear(TensorView(input), TensorView(weight), view_of(bias));
   const bool by_rows = batch_invariant() && shape.numel() > 0;
   // ATen takes a vector as weight, but no bias with it: then the vector is a matrix of one row.
   const bool as_row = TensorView(weight).dim == 1 && (bias || by_rows);
@@ -160,9 +135,7 @@ Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional
 
 Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
                              const std::optional<Tensor>& bias, std::string activation) {
-  const std::optional<TensorView> bias_view =
-      bias ? std::optional<TensorView>(TensorView(*bias)) : std::nullopt;
-  check_linear(TensorView(input), TensorView(weight), bias_view ? &*bias_view : nullptr);
+  check_linear(TensorView(input), TensorView(weight), view_of(bias));
   const Activation wanted = check_activation(activation);
   std::optional<Tensor> wide_bias;
   if (bias) wide_bias = wide(*bias);
@@ -176,7 +149,7 @@ Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, do
   const Shape shape = check_addmm(TensorView(input), a, TensorView(mat2));
   Tensor sums;
   if (alpha == 0) {
-    sums = wide(torch::stable::new_empty(mat1, Sizes(shape.sizes, shape.sizes + shape.dim)));
+    sums = wide(torch::stable::new_empty(mat1, shape.vector()));
     torch::stable::zero_(sums);
   } else {
     sums = scaled(matmul_cpu(wide(mat1), wide(mat2)), alpha);

@@ -47,6 +47,7 @@ enum Access : uint8_t {
 };
 
 inline bool is_vectors(Access access) { return access == kKVectors || access == kOwnVectors; }
+inline bool is_along_k(Access access) { return access == kKVectors || access == kKElements; }
 
 // All that a plan may depend on; equal cases have equal plans, which are remembered. What a seam must
 // know of an operand's address and strides to take a problem stands here, and nowhere else.

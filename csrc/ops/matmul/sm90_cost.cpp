@@ -263,10 +263,7 @@ class Chooser {
 };
 
 void consider_rows(Chooser& chooser, const std::vector<Sm90Row>& rows, const MatmulCase& problem) {
-  const auto along_own = [](Access access) {
-    return access == kOwnVectors || access == kOwnElements;
-  };
-  const bool a_mn_major = along_own(problem.a), b_mn_major = along_own(problem.b);
+  const bool a_mn_major = !is_along_k(problem.a), b_mn_major = !is_along_k(problem.b);
   const bool reads = !is_vectors(problem.a) || !is_vectors(problem.b);
   for (const Sm90Row& row : rows) {
     if (reads != row.reads) continue;

@@ -25,8 +25,6 @@ int64_t transposed_pitch(int64_t k) {
   return ceil_div(k * kFloatBytes, kLineBytes) * kLineBytes / 4;
 }
 
-bool is_along_own(Access access) { return access == kOwnVectors || access == kOwnElements; }
-
 // Which operands a plan copies.
 struct TransposePlan {
   bool a, b;
@@ -39,7 +37,7 @@ class TransposeKernels : public MatmulKernels {
 
   MatmulPlan plan(const MatmulCase& c) const override {
     MatmulPlan plan;
-    const TransposePlan chosen = {is_along_own(c.a), is_along_own(c.b)};
+    const TransposePlan chosen = {!is_along_k(c.a), !is_along_k(c.b)};
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     // Which kernels follow could depend on the number of rows: not for batch-invariant products.
     if (c.math != kMathTF32 || c.split_sums || c.batch_invariant || c.batch_dims > 1 ||
