@@ -211,6 +211,19 @@ std::string_view Elf::symbol_name(const ElfSymbol& symbol) {
   return name_at(symbol_names_, symbol.name, "a symbol");
 }
 
+// Compares in place: no name is read, so the limit on what is read does not count.
+bool Elf::has_symbol(const std::string& name) const {
+  const size_t length = name.size() + 1;  // with its NUL
+  for (uint32_t i = 0; i < symbol_count_; ++i) {
+    const uint64_t at = symbol(i).name;
+    if (symbol_names_.contains(at, length) &&
+        std::memcmp(symbol_names_.data() + at, name.c_str(), length) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Names may overlap, so a small file can hold an endless number of long ones: both are limited.
 std::string_view Elf::name_at(const Bytes& table, uint64_t offset, const std::string& what) {
   if (offset >= table.size()) {

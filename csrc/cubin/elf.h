@@ -98,6 +98,7 @@ class Elf {
   uint32_t symbol_count() const { return symbol_count_; }
   ElfSymbol symbol(uint32_t index) const;
   std::string_view symbol_name(const ElfSymbol& symbol);
+  bool has_symbol(const std::string& name) const;
 
   // Throws [image] for a file that contradicts itself or the format.
   [[noreturn]] void damaged(const std::string& problem, const std::string& expected = "",

@@ -191,6 +191,11 @@ Image inspect_cubin(const uint8_t* data, size_t size, const std::string& origin)
   return CubinReader(data, size, origin).read();
 }
 
+bool has_symbol(const uint8_t* data, size_t size, const std::string& origin,
+                const std::string& name) {
+  return Elf(data, size, origin).has_symbol(name);
+}
+
 const KernelInfo* Image::find(const std::string& name) const {
   const auto found = std::lower_bound(
       kernels.begin(), kernels.end(), name,

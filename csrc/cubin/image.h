@@ -66,6 +66,10 @@ struct Image {
 // for anything else, every truncation and every inconsistent offset included.
 Image parse_cubin(const uint8_t* data, size_t size, const std::string& origin);
 
+// Whether a loadable cubin's symbol table has that name, be it a kernel's, a variable's or another's.
+bool has_symbol(const uint8_t* data, size_t size, const std::string& origin,
+                const std::string& name);
+
 // As parse_cubin, and takes relocatable cubins too: for looking, not for loading.
 Image inspect_cubin(const uint8_t* data, size_t size, const std::string& origin);
 

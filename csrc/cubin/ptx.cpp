@@ -388,4 +388,15 @@ Ptx parse_ptx(const uint8_t* data, size_t size, const std::string& origin) {
   return PtxReader(text, origin).read();
 }
 
+bool has_ptx_word(const uint8_t* data, size_t size, const std::string& word) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  for (size_t at = text.find(word); at != std::string_view::npos; at = text.find(word, at + 1)) {
+    const size_t end = at + word.size();
+    if ((at == 0 || !is_ptx_word(text[at - 1])) && (end == size || !is_ptx_word(text[end]))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace torch_cubin

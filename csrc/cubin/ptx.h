@@ -48,4 +48,7 @@ struct Ptx {
 // open. NULs at the end are taken for the text's end.
 Ptx parse_ptx(const uint8_t* data, size_t size, const std::string& origin);
 
+// Whether the text has that word anywhere: PTX writes the names of its variables as they are.
+bool has_ptx_word(const uint8_t* data, size_t size, const std::string& word);
+
 }  // namespace torch_cubin

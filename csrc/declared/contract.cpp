@@ -249,8 +249,10 @@ void Contract::make_call_key() {
   }
   for (const size_t i : numbers_) {
     const SchemaArgument& argument = schema_.arguments[i];
-    const bool is_read = mentions(conditions, "number", {argument.name, argument.name + "?"});
-    if (argument.is_float() && !is_read) continue;
+    if (argument.is_float() &&
+        !mentions(conditions, "number", {argument.name, argument.name + "?"})) {
+      continue;
+    }
     call_key_.add_number(i, argument.name);
   }
   for (const size_t i : texts_) call_key_.add_text(i, schema_.arguments[i].name);

@@ -60,7 +60,7 @@ class Opener {
     }
     if (format == Format::kFatbin || format == Format::kHostElf || format == Format::kText) {
       if (format == Format::kHostElf) packages(Bytes(data, size), origin);
-      source_ = sources_ = next_source(images_);
+      source_of_next_image_ = last_source_ = next_source(images_);
       container(data, size, origin);
       if (!images_.empty()) return;
       if (skipped_relocatable_) {
@@ -91,7 +91,7 @@ class Opener {
 
   void container(const uint8_t* data, size_t size, const std::string& origin) {
     const Container found = list_entries(data, size, origin);
-    const size_t own = source_;
+    const size_t own = source_of_next_image_;
     std::optional<Error> damage;  // not an exception_ptr, whose copies need a newer libstdc++
     for (size_t i = 0; i < found.entries.size(); ++i) {
       const Entry& entry = found.entries[i];
@@ -106,7 +106,7 @@ class Opener {
         continue;
       }
       const std::string name = "entry " + std::to_string(i) + " of " + origin;
-      source_ = entry.is_file ? ++sources_ : own;
+      source_of_next_image_ = entry.is_file ? ++last_source_ : own;
       try {
         add(entry, name);
       } catch (const Error& error) {
@@ -138,7 +138,7 @@ class Opener {
     image.image = parse_cubin(data, size, origin);
     image.bytes.assign(data, data + size);
     image.origin = origin;
-    image.source = source_;
+    image.source = source_of_next_image_;
     images_.push_back(std::move(image));
   }
 
@@ -149,14 +149,15 @@ class Opener {
     image.bytes.push_back(0);
     image.origin = origin;
     image.is_ptx = true;
-    image.source = source_;
+    image.source = source_of_next_image_;
     images_.push_back(std::move(image));
   }
 
   bool jit_;
   bool skipped_ptx_ = false;
   bool skipped_relocatable_ = false;
-  size_t source_ = 0, sources_ = 0;  // of the images that come next; the last that was given
+  // SourceImage::source: of the images that are added next, and the last that was given to any.
+  size_t source_of_next_image_ = 0, last_source_ = 0;
   Unpacker unpacker_;
   std::vector<SourceImage> images_;
 };

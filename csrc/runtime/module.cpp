@@ -10,6 +10,7 @@
 #include "cubin/arch.h"
 #include "cubin/demangle.h"
 #include "cubin/error.h"
+#include "cubin/ptx.h"
 #include "runtime/device_memory.h"
 
 namespace torch_cubin {
@@ -23,6 +24,9 @@ int rank(const SourceImage& source, int device_sm) {
   const int cubin = rank_cubin(source.image.arch, device_sm);
   return cubin == 0 ? 0 : kBeforePtx + cubin;
 }
+
+constexpr const char* kLoadApart =
+    "Load them apart; from an archive, extract the one that you want and load that file.";
 
 std::string sizes_text(const std::vector<ParamInfo>& params) {
   std::string text = counted(params.size(), "parameter");
@@ -55,20 +59,23 @@ Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lif
 // C++'s one-definition rule holds, and libraries have one template's kernel in many of their images.
 // Two libraries may both have a kernel that their users never ask for, so it is refused by its name.
 void Module::find_different_sources() {
+  // What was compared: two libraries may share thousands of kernels, all in one image of each.
+  std::map<std::pair<const SourceImage*, const SourceImage*>, bool> same;
   std::map<std::tuple<std::string, std::string, bool>, const SourceImage*> first;
   for (const SourceImage& source : images_) {
     const std::string arch = source.image.arch.name();
     for (const KernelInfo& kernel : source.image.kernels) {
       const auto [at, added] = first.emplace(std::tuple(kernel.name, arch, source.is_ptx), &source);
       const SourceImage& other = *at->second;
-      if (added || other.source == source.source || other.bytes == source.bytes) continue;
-      refused_.emplace(
-          kernel.name,
-          Fault{"image", "kernel '" + printable(kernel.name) + "' for " + arch,
-                "is in two of the files that are loaded together, and not the same",
-                "one kernel of a name and architecture", other.origin + " and " + source.origin,
-                "Load them apart; from an archive, extract the one that you want and load that "
-                "file."});
+      if (added || other.source == source.source) continue;
+      const auto [compared, is_new] = same.try_emplace(std::make_pair(&other, &source));
+      if (is_new) compared->second = other.bytes == source.bytes;
+      if (compared->second) continue;
+      refused_.emplace(kernel.name,
+                       Fault{"image", "kernel '" + printable(kernel.name) + "' for " + arch,
+                             "is in two of the files that are loaded together, and not the same",
+                             "one kernel of a name and architecture",
+                             other.origin + " and " + source.origin, kLoadApart});
     }
   }
 }
@@ -220,34 +227,50 @@ std::vector<std::string> Module::names() const {
   return {names.begin(), names.end()};
 }
 
-std::vector<const SourceImage*> Module::chosen(const Device& device) const {
+std::vector<const SourceImage*> Module::images_of_kernels(const Device& device) const {
   std::set<const SourceImage*> used;
   for (const std::string& name : names()) used.insert(choose(device, name));
   std::vector<const SourceImage*> found;
   for (const SourceImage& source : images_) {
     if (used.count(&source) != 0) found.push_back(&source);
   }
-  if (found.empty()) {  // of images with variables alone, the best
-    int best = 1;
-    for (const SourceImage& source : images_) {
-      const int value = source.image.kernels.empty() ? rank(source, device.sm) : 0;
-      if (value > best) found.clear();
-      if (value >= best) found.push_back(&source);
-      best = std::max(best, value);
-    }
-  }
-  if (found.empty()) fail_no_image(device);
   return found;
 }
 
+std::vector<const SourceImage*> Module::images_without_kernels(const Device& device) const {
+  std::vector<const SourceImage*> found;
+  for (const SourceImage& source : images_) {
+    if (source.image.kernels.empty() && rank(source, device.sm) != 0) found.push_back(&source);
+  }
+  std::stable_sort(found.begin(), found.end(), [&](const SourceImage* a, const SourceImage* b) {
+    return rank(*a, device.sm) > rank(*b, device.sm);
+  });
+  return found;
+}
+
+bool Module::may_have(const SourceImage& source, const std::string& symbol) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::vector<uint8_t>& bytes = source.bytes;
+  if (bytes.empty()) return true;  // it is loaded, so that asking the driver costs little
+  return source.is_ptx ? has_ptx_word(bytes.data(), bytes.size(), symbol)
+                       : has_symbol(bytes.data(), bytes.size(), source.origin, symbol);
+}
+
 // Each image has a variable of its own, which only its own kernels see: of two, neither can be meant
-// without being told.
+// without being told. Images without kernels may be one for each architecture, with the same
+// variables in all: there the best image with the variable is meant, as it is for a kernel.
 Module::Global Module::global(const Device& device, const std::string& name) {
   const Use use(*this);
   const ContextGuard guard(device);
+  std::vector<const SourceImage*> images = images_of_kernels(device);
+  const bool no_kernel_runs = images.empty() && !names().empty();
+  for (const SourceImage* source : images_without_kernels(device)) images.push_back(source);
   Global global;
   const SourceImage* found = nullptr;
-  for (const SourceImage* source : chosen(device)) {
+  for (const SourceImage* source : images) {
+    const bool alone = source->image.kernels.empty();
+    if (found != nullptr && alone && rank(*source, device.sm) < rank(*found, device.sm)) break;
+    if (!may_have(*source, name)) continue;
     const std::shared_ptr<const LoadedImage> image = load(device, *source);
     CUdeviceptr address = 0;
     size_t bytes = 0;
@@ -260,13 +283,18 @@ Module::Global Module::global(const Device& device, const std::string& name) {
     if (found != nullptr) {
       fail({"image", "global variable '" + printable(name) + "'",
             "is in two images, whose kernels each see their own", "one",
-            found->origin + " and " + source->origin, "Load the files apart."});
+            found->origin + " and " + source->origin,
+            found->source == source->source
+                ? "Give the variables names of their own, or take the image that you want out of "
+                  "the file, as `cuobjdump -xelf all FILE` does, and load it alone."
+                : kLoadApart});
     }
     found = source;
     global.address = static_cast<uint64_t>(address);
     global.bytes = bytes;
   }
   if (found != nullptr) return global;
+  if (images.empty() || no_kernel_runs) fail_no_image(device);
   fail({"no_kernel", "global variable '" + printable(name) + "'", "is not in " + origin_, "", "",
         "Names are the symbols: C++ mangles variables of namespaces and static ones; one that no "
         "kernel uses may have been dropped by the compiler."});
@@ -275,11 +303,17 @@ Module::Global Module::global(const Device& device, const std::string& name) {
 void Module::preload(const Device& device) {
   const Use use(*this);
   const ContextGuard guard(device);
-  const std::vector<const SourceImage*> images = chosen(device);  // throws where nothing runs there
-  for (const SourceImage* source : images) {
-    if (source->image.kernels.empty()) load(device, *source);
+  const std::vector<std::string> kernels = names();
+  const std::vector<const SourceImage*> images =
+      kernels.empty() ? images_without_kernels(device) : images_of_kernels(device);
+  if (images.empty()) fail_no_image(device);
+  if (kernels.empty()) {
+    const int best = rank(*images.front(), device.sm);
+    for (const SourceImage* source : images) {
+      if (rank(*source, device.sm) == best) load(device, *source);
+    }
   }
-  for (const std::string& name : names()) {
+  for (const std::string& name : kernels) {
     if (refused_.count(name) == 0 && choose(device, name) != nullptr) kernel(name).preload(device);
   }
 }

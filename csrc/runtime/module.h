@@ -29,7 +29,9 @@ struct SourceImage {
   std::vector<uint8_t> bytes;  // PTX ends with a NUL
   std::string origin;          // for errors: "file 'x.cubin'"
   bool is_ptx = false;
-  size_t source = 0;  // which of the files or archive members given to load() it was found in
+  // Images of one number were built together: those of one file, archive member, image of a package
+  // or file that torch_cubin.embed put into a program.
+  size_t source = 0;
 };
 
 // The current stream of a device, for launches that name none. Null stands for the driver's default
@@ -66,11 +68,13 @@ class Module {
     uint64_t address = 0;
     uint64_t bytes = 0;
   };
-  // A __device__ or __constant__ variable on that device; throws [no_kernel] where there is none,
-  // [image] where two of the images that are used there have one.
+  // A __device__ or __constant__ variable on that device, of an image that kernels are taken from
+  // there or of one that has no kernels. Loads only images that may have it. Throws [no_kernel]
+  // where none has, [image] where two have.
   Global global(const Device& device, const std::string& name);
 
-  // Loads every kernel that the device's image has, completely; but those that kernel() refuses.
+  // Loads every kernel that runs on the device, completely; but those that kernel() refuses. Of a
+  // module without kernels, loads the best images. Throws [arch] where it would load nothing.
   void preload(const Device& device);
 
   // True where everything is given back to the driver; false where all stays loaded: a CUDA graph
@@ -129,9 +133,12 @@ class Module {
   const SourceImage* choose(const Device& device, const std::string& kernel) const;
   std::shared_ptr<const LoadedImage> load(const Device& device, const SourceImage& source);
   [[noreturn]] void fail_no_image(const Device& device) const;
-  // The images that kernels are taken from on that device; where there is none, the best of those
-  // that have no kernel. Throws [arch].
-  std::vector<const SourceImage*> chosen(const Device& device) const;
+  // The images that kernels are taken from on that device; empty where none runs there.
+  std::vector<const SourceImage*> images_of_kernels(const Device& device) const;
+  // Those with variables alone that run there, the best first.
+  std::vector<const SourceImage*> images_without_kernels(const Device& device) const;
+  // False where the image's own bytes show that it has no symbol of that name.
+  bool may_have(const SourceImage& source, const std::string& symbol);
   void look_for_capture(CUstream stream);
   // These two fill refused_, while the images' bytes are all there.
   void find_different_sources();

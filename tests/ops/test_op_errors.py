@@ -11,6 +11,8 @@ import pytest
 import torch
 from ops.samples import linear, make, matmul
 
+from torch_cubin import batch_invariant
+
 MODES = {
     "grad": contextlib.nullcontext,
     "no_grad": torch.no_grad,
@@ -314,6 +316,9 @@ def test_no_memory_on_the_cpu(mode):
     row = ones(1)
     text = call(mode, matmul, row.expand(2**24, 1), row.expand(1, 2**24))  # past any address
     assert text.startswith("torch_cubin [oom]: ")
+    with batch_invariant():  # the batches are broadcast to one, and it is no view
+        text = call(mode, matmul, ones(2, 1, 1, 4), ones(1).expand(2**44, 4, 1))
+    assert text.startswith("torch_cubin [oom]: the CPU reference's aten::reshape failed")
 
 
 @pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])

@@ -1,8 +1,9 @@
 // The attention family's entry points, as ops.cpp registers them, and what they share.
 //
 // Each allocates fresh outputs whose dims lie in memory in the order of query's (output_strides in
-// checks.h). The CPU ones are references made of ATen (reference.cpp); the public ops that forward to
-// these are in composite.cpp and flash_attention.cpp.
+// checks.h). The CPU ones are references made of ATen (reference.cpp). The public ops forward to these
+// from csrc/ops.cpp, scaled_dot_product_attention by way of composite.cpp and flash_attention by way
+// of flash_attention.cpp.
 #pragma once
 
 #include <cstdint>

@@ -95,10 +95,10 @@ const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim) {
   return best;
 }
 
-bool check_blocks(int64_t blocks, int64_t most) {
+bool check_blocks(int64_t blocks, int64_t most, const char* unit) {
   if (blocks > most) {
     fail({"input", "this attention", "is too large for one launch",
-          "at most " + std::to_string(most) + " tiles of output", std::to_string(blocks),
+          "at most " + std::to_string(most) + " " + unit, std::to_string(blocks),
           "Compute it in parts."});
   }
   return blocks > 0;

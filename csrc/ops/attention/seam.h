@@ -94,8 +94,8 @@ class AttentionBackwardKernels {
 
 class AttentionSeam : public KernelSeam {
  public:
-  explicit AttentionSeam(std::initializer_list<const char*> kinds)
-      : KernelSeam("attention", kinds) {}
+  template <size_t kKinds>
+  explicit AttentionSeam(const char* const (&kinds)[kKinds]) : KernelSeam("attention", kinds) {}
 
   // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
   // Null where they serve another direction.

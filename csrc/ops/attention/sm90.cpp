@@ -133,7 +133,7 @@ class Sm90Forward : public AttentionForwardKernels {
     const Sm90Rows rows(problem, operands);
     const int64_t tiles = rows.tiles(rows.q, row.rows);
     const int64_t heads = packed ? all.heads : int64_t{all.batch} * all.heads;
-    if (!check_blocks(tiles * heads, kMostTiles)) return;
+    if (!check_blocks(tiles * heads, kMostTiles, "tiles of output")) return;
     Sm90AttentionParams params{};
     fill_sm90_params(params, row, all, rows, kQueryRows, device_);
     params.logsumexp = all.logsumexp;

@@ -100,10 +100,12 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t key_tiles = rows.tiles(rows.k, row.columns);
     const int64_t heads = (packed ? 1 : problem.batch) * problem.heads;
     const int64_t kv_heads = (packed ? 1 : problem.batch) * problem.kv_heads;
-    const int64_t octets = heads * tiles * (row.rows / 8) * (row.head_dim / 64);
+    const int64_t convert_warps = heads * tiles * (row.rows / 8) * (row.head_dim / 64);
     const int64_t delta_blocks = heads * tiles * (row.rows / chosen.delta->rows);
-    const int64_t convert_blocks = ceil_div(octets, chosen.convert->kernel->entry().block[0] / 32);
-    check_blocks(std::max({delta_blocks, convert_blocks, kv_heads * key_tiles, octets}));
+    const int64_t convert_blocks =
+        ceil_div(convert_warps, chosen.convert->kernel->entry().block[0] / 32);
+    check_blocks(std::max({delta_blocks, convert_blocks, kv_heads * key_tiles}));
+    check_blocks(convert_warps, kMaxGrid[0], "warps");  // which that kernel numbers with 32 bits
     // Floats of a tile: two for each query, dq, and the turn; and the ticket.
     const int64_t sums = heads * tiles * 2 * row.rows;
     const int64_t dq_sum = heads * tiles * row.rows * row.head_dim;

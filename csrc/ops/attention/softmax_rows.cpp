@@ -34,7 +34,7 @@ struct SoftmaxRow {
 
 class SoftmaxRowsSeam : public KernelSeam {
  public:
-  SoftmaxRowsSeam() : KernelSeam("softmax", {}) {}
+  SoftmaxRowsSeam() : KernelSeam("softmax") {}
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "softmax", sizeof(SoftmaxParams));
     SoftmaxRow{kernel};  // throws for a field that is wrong

@@ -58,9 +58,7 @@ const json& empty_object() {
 
 }  // namespace
 
-KernelSeam::KernelSeam(const char* family, std::initializer_list<const char*> kinds)
-    : family_(family) {
-  std::copy_n(kinds.begin(), std::min(kinds.size(), kMostKinds), kinds_);
+KernelSeam::KernelSeam(const char* family) : family_(family) {
   *g_last = this;
   g_last = &next_;
 }

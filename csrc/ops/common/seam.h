@@ -6,9 +6,9 @@
 // of the catalog that no seam understands is that entry's error alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <type_traits>
@@ -22,9 +22,14 @@ namespace torch_cubin {
 class KernelSeam {
  public:
   // A static object of the seam's own file. Allocates nothing: it runs while the library is being
-  // loaded. `family` and `kinds` (none: every kind of the family) are those of the manifest's
-  // entries for this device file.
-  KernelSeam(const char* family, std::initializer_list<const char*> kinds);
+  // loaded. `family` and `kinds` are those of the manifest's entries for this device file; without
+  // kinds, it has every kind of the family.
+  explicit KernelSeam(const char* family);
+  template <size_t kKinds>
+  KernelSeam(const char* family, const char* const (&kinds)[kKinds]) : KernelSeam(family) {
+    static_assert(kKinds <= kMostKinds, "raise kMostKinds");
+    std::copy(kinds, kinds + kKinds, kinds_);
+  }
   virtual ~KernelSeam() = default;
   KernelSeam(const KernelSeam&) = delete;
   KernelSeam& operator=(const KernelSeam&) = delete;

@@ -4,7 +4,7 @@
 // read where beta is 0, nor the product where alpha is. Results are rounded once, after everything.
 //
 // Each allocates a fresh contiguous output. The CPU ones are references made of ATen
-// (reference.cpp); the public ops that forward to these are in composite.cpp.
+// (reference.cpp). The public ops forward to these from csrc/ops.cpp, linear by way of composite.cpp.
 #pragma once
 
 #include <optional>

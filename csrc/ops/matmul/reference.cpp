@@ -15,8 +15,6 @@
 
 namespace torch_cubin {
 
-using torch::stable::reshape;
-
 namespace {
 
 // `result` with the strides of a contiguous tensor in every dimension. ATen leaves others where a
@@ -36,6 +34,11 @@ Tensor with_contiguous_strides(const Tensor& result, const Shape& shape) {
 }
 
 using Sizes = std::vector<int64_t>;
+
+// Not torch::stable::reshape, whose failures have no tag.
+Tensor aten_reshape(const Tensor& tensor, const Sizes& sizes) {
+  return call_aten("aten::reshape", tensor, sizes);
+}
 
 Tensor contiguous_copy(const Tensor& tensor, const Sizes& sizes) {
   Tensor copy = torch::stable::new_empty(tensor, sizes);
@@ -70,8 +73,9 @@ Tensor matmul_by_rows(const Tensor& self, const Tensor& other, const Shape& shap
   for (const int64_t size : {m, k}) a_sizes.push_back(size);
   for (const int64_t size : {k, n}) b_sizes.push_back(size);
   const Tensor matrix = b.dim > 1 ? other : torch::stable::unsqueeze(other, -1);
-  const Tensor rows = reshape(call_aten("aten::broadcast_to", self, a_sizes), {batch, m, k});
-  const Tensor matrices = reshape(call_aten("aten::broadcast_to", matrix, b_sizes), {batch, k, n});
+  const Tensor rows = aten_reshape(call_aten("aten::broadcast_to", self, a_sizes), {batch, m, k});
+  const Tensor matrices =
+      aten_reshape(call_aten("aten::broadcast_to", matrix, b_sizes), {batch, k, n});
   Tensor out = torch::stable::new_empty(self, Sizes{batch, m, n});
   for (int64_t i = 0; i < batch; ++i) {
     Tensor products = torch::stable::select(out, 0, i);
@@ -80,7 +84,7 @@ Tensor matmul_by_rows(const Tensor& self, const Tensor& other, const Shape& shap
     multiply_rows(torch::stable::select(rows, 0, i), products,
                   [&](const Tensor& row) { return aten_matmul(row, factor); });
   }
-  return reshape(out, shape.vector());
+  return aten_reshape(out, shape.vector());
 }
 
 Tensor aten_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -93,9 +97,9 @@ Tensor linear_by_rows(const Tensor& input, const Tensor& weight, const std::opti
   const int64_t k = weight.size(1), n = weight.size(0);
   const int64_t rows = shape.numel() / n;
   Tensor out = torch::stable::new_empty(input, Sizes{rows, n});
-  multiply_rows(reshape(input, {rows, k}), out,
+  multiply_rows(aten_reshape(input, {rows, k}), out,
                 [&](const Tensor& row) { return aten_linear(row, weight, bias); });
-  return reshape(out, shape.vector());
+  return aten_reshape(out, shape.vector());
 }
 
 Tensor to_dtype(const Tensor& tensor, ScalarType dtype) { return torch::stable::to(tensor, dtype); }

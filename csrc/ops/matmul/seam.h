@@ -159,7 +159,8 @@ class MatmulKernels {
 
 class AnyMatmulSeam : public KernelSeam {
  public:
-  explicit AnyMatmulSeam(std::initializer_list<const char*> kinds) : KernelSeam("matmul", kinds) {}
+  template <size_t kKinds>
+  explicit AnyMatmulSeam(const char* const (&kinds)[kKinds]) : KernelSeam("matmul", kinds) {}
 
   // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
   virtual std::unique_ptr<MatmulKernels> on(const Device& device,
