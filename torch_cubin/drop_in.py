@@ -2,12 +2,10 @@
 # function becomes is decided in _drop_in/served.py, what is counted in _drop_in/report.py.
 """``with torch_cubin.drop_in(): model(x)``: any model, unchanged, with its products from cubins."""
 
-import contextlib
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -145,8 +143,18 @@ class drop_in(_Serving):
         """As a decorator: every call of the function runs inside a drop_in() of its own.
 
         The body of a generator, a coroutine or an asynchronous generator does, too; whoever resumes
-        it is outside while it is suspended.
+        it is outside while it is suspended. Wrong arguments of these raise at their first step, as
+        under :class:`torch.no_grad`.
         """
+        if isinstance(function, (type, torch.nn.Module)):
+            is_class = isinstance(function, type)
+            raise errors.fault(
+                "input", "torch_cubin.drop_in as a decorator",
+                "is given a class" if is_class else "is given a module", expected="a function",
+                got=function.__name__ if is_class else type(function).__name__,
+                advice="Decorate its methods." if is_class else
+                "Call it inside: with torch_cubin.drop_in(): model(x).",
+            )  # fmt: skip
         return _decorator.decorated("drop_in", function, drop_in, lambda: _INSIDE, _begun)
 
     def __enter__(self):
@@ -186,18 +194,17 @@ class _Outermost:
 _outermost = _Outermost()
 
 
-@contextlib.contextmanager
-def _begun() -> Iterator[None]:
+class _begun:
     """Counts as a drop_in() that is entered, and serves nothing."""
-    if torch.compiler.is_compiling():
-        yield
-        return
-    mode = drop_in()
-    _outermost.enter(mode)
-    try:
-        yield
-    finally:
-        _outermost.leave(mode)
+
+    def __enter__(self):
+        self._mode = None if torch.compiler.is_compiling() else drop_in()
+        if self._mode is not None:
+            _outermost.enter(self._mode)
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        if self._mode is not None:
+            _outermost.leave(self._mode)
 
 
 _compiler.skip_frames([sys.modules[__name__], _decorator, _fast_path, _report, _served, _why_not])

@@ -40,14 +40,23 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython
 
 
 NAMES = sorted(path.stem for path in HERE.glob("fake_*.py"))
-# What is C++ alone, as calls of declared ops are, knows no extension module.
+# What is C++ alone, as the built-in and the declared ops are, knows no extension module.
 ONE_WAY = (
+    "fake_catalog",
+    "fake_contract_arguments",
+    "fake_contract_fuzz",
     "fake_cpp",
+    "fake_epilogue",
     "fake_fmha_library",
     "fake_kernel_lookup",
     "fake_kv_cache",
+    "fake_pad",
+    "fake_requirements",
+    "fake_sm90",
+    "fake_transpose",
     "fake_triton",
     "fake_tuned_calls",
+    "fake_tuning",
     "fake_views",
 )
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import inspect
 import threading
+import types
+import weakref
 
 import pytest
 import torch
@@ -204,13 +207,136 @@ def test_methods_partials_and_objects_that_are_called(a) -> None:
     assert asyncio.run(torch_cubin.drop_in()(Model())())
 
 
-@pytest.mark.parametrize("mode", [torch_cubin.drop_in, torch_cubin.batch_invariant])
+def test_a_generator_that_can_be_awaited_stays_one(a) -> None:
+    @torch_cubin.drop_in()
+    @types.coroutine
+    def step():
+        yield from asyncio.sleep(0).__await__()
+        return served(a)
+
+    @torch_cubin.batch_invariant()
+    @types.coroutine
+    def other():
+        yield from asyncio.sleep(0).__await__()
+        return is_batch_invariant()
+
+    async def main():
+        return await step(), await other(), served(a), is_batch_invariant()
+
+    assert inspect.isawaitable(step())
+    assert asyncio.run(main()) == (True, True, False, False)
+
+
+MODES = {
+    "undecorated": lambda function: function,
+    "drop_in": torch_cubin.drop_in(),
+    "batch_invariant": torch_cubin.batch_invariant(),
+}
+
+
+@pytest.fixture
+def no_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_exception_leaves_no_cycle(mode, no_collection) -> None:
+    """The body's tensors go with the exception, not at a garbage collection to come."""
+    tensors = []
+
+    def tensor() -> torch.Tensor:
+        made = torch.ones(2)
+        tensors.append(weakref.ref(made))
+        return made
+
+    @MODES[mode]
+    def generator():
+        local = tensor()
+        yield
+        return local
+
+    @MODES[mode]
+    async def task():
+        local = tensor()
+        await asyncio.sleep(60)
+        return local
+
+    @MODES[mode]
+    async def asynchronous_generator():
+        local = tensor()
+        yield
+        await asyncio.sleep(0)
+        yield local
+
+    @MODES[mode]
+    async def that_fails():
+        local = tensor()
+        await asyncio.sleep(0)
+        if local is not None:
+            raise KeyError
+
+    running = generator()
+    next(running)
+    with contextlib.suppress(KeyError):
+        running.throw(KeyError())
+    del running
+    assert [ref() for ref in tensors] == [None]
+
+    async def main() -> None:
+        cancelled = asyncio.ensure_future(task())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await cancelled
+        del cancelled
+        await asyncio.sleep(0)  # asyncio's own step lets go of the exception
+        assert [ref() for ref in tensors] == [None] * 2
+        running = asynchronous_generator()
+        await running.__anext__()
+        with contextlib.suppress(KeyError):
+            await running.athrow(KeyError())
+        del running
+        assert [ref() for ref in tensors] == [None] * 3
+        with contextlib.suppress(KeyError):
+            await that_fails()
+        assert [ref() for ref in tensors] == [None] * 4
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
-    ("wrong", "got"), [(torch.nn.Linear, "a class"), (torch.nn.ReLU(), "ReLU"), (3, "int")]
+    ("wrong", "says"),
+    [
+        (torch.nn.Linear, r"a class: expected a function, got Linear\."),
+        (torch.nn.ReLU(), r"a module: expected a function, got ReLU\."),
+        (3, r"what cannot be called: expected a function, got int\."),
+    ],
 )
-def test_what_is_no_function_is_refused(mode, wrong, got) -> None:
-    with pytest.raises(errors.InputError, match=rf"\[input\].*expected a function, got {got}\."):
-        mode()(wrong)
+def test_drop_in_refuses_what_is_no_function(wrong, says) -> None:
+    with pytest.raises(errors.InputError, match=rf"\[input\].* is given {says}"):
+        torch_cubin.drop_in()(wrong)
+
+
+def test_batch_invariance_of_all_that_can_be_called() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made_inside = is_batch_invariant()
+
+        def forward(self, x):
+            return x, is_batch_invariant()
+
+    model = Model()
+    assert not model.made_inside
+    assert torch_cubin.batch_invariant()(model)(5) == (5, True)
+    assert torch_cubin.batch_invariant()(Model)().made_inside
+    assert torch_cubin.batch_invariant()(functools.partial(model, 6))() == (6, True)
+    assert not is_batch_invariant()
+    with pytest.raises(errors.InputError, match=r"\[input\].*expected a function, got int\."):
+        torch_cubin.batch_invariant()(3)
 
 
 @pytest.mark.parametrize("mode", [torch_cubin.drop_in, torch_cubin.batch_invariant])

@@ -134,10 +134,7 @@ REFUSED = {
     "a pointer to a function": ("struct P { void (*f)(int); };", "a pointer to a function"),
     "a size": ("struct P { int a[N]; };", "no constant of the text"),
     "a large size": ("struct P { int a[99999999]; };", "out of range"),
-    "a pragma that packs": (
-        "\n#pragma pack(1)\nstruct P { char a; int b; };",
-        "line 2 packs",
-    ),
+    "a pragma that packs": ("\n#pragma pack(1)\nstruct P { char a; int b; };", "line 3 packs"),
     "an attribute that packs": ("struct P { char a; int b; } __attribute__((packed));", "packs"),
     "another that packs": ("struct [[gnu::packed]] P { char a; int b; };", "packs structs"),
     "void": ("struct P { void a; };", "type void"),
@@ -204,9 +201,35 @@ TYPES = [
 ]  # fmt: skip
 
 
-def test_random_structs_are_laid_out_as_the_compiler_does(tmp_path: Path) -> None:
+def of_the_compiler(text: str, names: list[tuple[str, int]], folder: Path) -> list[list[int]]:
+    """Of structs with so many fields f0, f1, ...: the size and the fields' offsets."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
+    printed = "".join(
+        f'  std::printf("%zu", sizeof({name}));\n'
+        + "".join(f'  std::printf(" %zu", offsetof({name}, f{i}));\n' for i in range(count))
+        + '  std::printf("\\n");\n'
+        for name, count in names
+    )
+    source = folder / "layout.cpp"
+    source.write_text(
+        "#include <cstddef>\n#include <cstdint>\n#include <cstdio>\n"
+        f"{text}int main() {{\n{printed}}}\n"
+    )
+    command = ["c++", "-w", "-std=c++17", str(source), "-o", str(folder / "layout")]
+    subprocess.run(command, check=True, timeout=120)
+    lines = subprocess.run(
+        [str(folder / "layout")], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [[*map(int, line.split())] for line in lines]
+
+
+def layout(text: str, name: str) -> list[int]:
+    found = torch_cubin.c_struct(text, name)
+    return [found.size, *(field.offset for field in found.fields.values())]
+
+
+def test_random_structs_are_laid_out_as_the_compiler_does(tmp_path: Path) -> None:
     r = random.Random(11)
     text = "struct Inner { char a; double b[2]; short c; };\n"
     names = []
@@ -219,25 +242,127 @@ def test_random_structs_are_laid_out_as_the_compiler_does(tmp_path: Path) -> Non
         align = r.choice(["", "", "alignas(32) "])
         text += f"struct {align}S{number} {{\n{''.join(lines)}}};\n"
         names.append((f"S{number}", len(lines)))
-    printed = "".join(
-        f'  std::printf("%zu", sizeof({name}));\n'
-        + "".join(f'  std::printf(" %zu", offsetof({name}, f{i}));\n' for i in range(count))
-        + '  std::printf("\\n");\n'
-        for name, count in names
+    expected = of_the_compiler(text, names, tmp_path)
+    assert [layout(text, name) for name, _ in names] == expected
+
+
+PRAGMAS = [
+    "pack(1)", "pack(2)", "pack(4)", "pack(8)", "pack()", "pack(push)", "pack(push, 1)",
+    "pack(push, 2)", "pack ( push ,\\\n 4 )", "pack(push, 8)", "pack(push, 16)", "pack(pop)",
+    "pack(pop)", "pack(pop)", "once",
+]  # fmt: skip
+ATTRIBUTES = [
+    *[""] * 12, "__attribute__((packed))", "__attribute__((aligned(1), packed))",
+    "__attribute__((unused, __packed__, aligned(4)))", "__attribute__((aligned(16)))",
+    "__attribute__((__aligned__(2), __unused__))", "__attribute((packed))",
+]  # fmt: skip
+
+
+def test_packed_structs_are_refused_and_no_others_are_wrong(tmp_path: Path) -> None:
+    r = random.Random(5)
+    text, names = "", []
+    for number in range(200):
+        types = [*TYPES[:12], *([f"S{r.randrange(number)}"] if number else [])]
+        if r.randrange(3) == 0:
+            text += f"#pragma {r.choice(PRAGMAS)}\n"
+        count = r.randrange(1, 5)
+        rarely = [*ATTRIBUTES, *[""] * 40]
+        fields = "".join(
+            f" {r.choice(types)} f{i}{r.choice(['', '', '[2]'])} {r.choice(rarely)};"
+            for i in range(count)
+        )
+        attributes = ["", r.choice(ATTRIBUTES)]
+        r.shuffle(attributes)
+        text += f"struct {attributes[0]} S{number} {{{fields} }} {attributes[1]};\n"
+        names.append((f"S{number}", count))
+    taken = 0
+    for (name, _), expected in zip(names, of_the_compiler(text, names, tmp_path), strict=True):
+        try:
+            found = layout(text, name)
+        except errors.InputError as error:
+            if "packs structs" not in str(error):
+                raise
+            continue
+        taken += 1
+        assert found == expected, name
+    assert 40 < taken < 160, taken
+
+
+PLAIN = "struct P { char a; int b; };\n"  # 8 bytes
+PACKS = {
+    "behind the brace": "struct P { char a; int b; } __attribute__((aligned(1), packed));",
+    "before the name": "struct __attribute__((aligned(1), packed)) P { char a; int b; };",
+    "with underlines": "struct P { char a; int b; } __attribute__((unused, __packed__));",
+    "the short word": "struct P { char a; int b; } __attribute((packed));",
+    "in a list": "struct [[gnu::aligned(2), gnu::packed]] P { char a; int b; };",
+    "using": "struct [[using gnu: aligned(2), packed]] P { char a; int b; };",
+    "underlines in a list": "struct [[__gnu__::__packed__]] P { char a; int b; };",
+    "a typedef": "typedef struct { char a; int b; } __attribute__((aligned(1), packed)) P;",
+    "a field": "struct P { char a; int b __attribute__((packed)); };",
+    "a field, in a list": "struct P { char a; int b [[gnu::packed]]; };",
+    "an enum": "enum E { A } __attribute__((packed));\nstruct P { E a; E b; };",
+    "a typedef's enum": "typedef enum { A } __attribute__((packed)) E;\nstruct P { E a; };",
+    "a struct in it": "#pragma pack(push, 1)\nstruct I { char a; int b; };\n#pragma pack(pop)\n"
+    "struct M { I i[2]; };\ntypedef M N;\nstruct P { char a; N n; };",
+    "pushed": "#pragma pack(push, 2)\n" + PLAIN,
+    "pushed twice": "#pragma pack(push, 2)\n#pragma pack(push, 8)\n#pragma pack(pop)\n" + PLAIN,
+    "pushed, then said": "#pragma pack(push)\n#  pragma pack ( 1 )\n" + PLAIN,
+    "a push with a name": "#pragma pack(push, before, 1)\n" + PLAIN,
+    "a pop with a name": "#pragma pack(push, 1)\n#pragma pack(pop, before)\n" + PLAIN,
+    "a number that is not there": "#pragma pack(push, N)\n" + PLAIN,
+    "in two lines": "#pragma pack(push, \\\n 1)\n" + PLAIN,
+    "in the struct": "struct P { char a;\n#pragma pack(1)\n int b; };",
+    "a large field": "#pragma pack(8)\nstruct P { char a; float4 b; };",
+    "an alignment": "#pragma pack(8)\nstruct P { char a; alignas(16) int b; };",
+    "in a conditional part": "#ifdef X\n#pragma pack(push, 1)\n#endif\n" + PLAIN,
+    "undone in a conditional part": "#pragma pack(push, 1)\n#ifdef X\n#pragma pack(pop)\n"
+    "#endif\n" + PLAIN,
+    "in one branch": "#if X\n#pragma pack(1)\n#else\n#pragma pack(8)\n#endif\n" + PLAIN,
+    "by an operator": '_Pragma("pack(push, 1)")\n' + PLAIN,
+    "by a raw string": '_Pragma(R"(pack(1))")\n' + PLAIN,
+    "by a macro": '#define BEGIN _Pragma("pack(push, 1)")\nBEGIN\n' + PLAIN,
+    "by an attribute's macro": "#define SMALL \\\n __attribute__((aligned(1), packed))\n"
+    "struct P { char a; int b; } SMALL;",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PACKS)
+def test_a_packed_struct_is_refused(case: str) -> None:
+    with pytest.raises(errors.InputError, match=r"line \d+ packs structs"):
+        torch_cubin.c_struct(PACKS[case], "P")
+
+
+NOT_PACKED = {
+    "beside a packed one": "#pragma pack(push, 1)\nstruct Q { char a; int b; };\n"
+    "#pragma pack(pop)\nstruct R { char a; int b; } __attribute__((packed));\n" + PLAIN,
+    "before it": PLAIN + "#pragma pack(1)\nstruct Q { char a; int b; };",
+    "that points to one": "struct Q { char a; int b; } __attribute__((packed));\n"
+    "struct P { Q* q; };",
+    "packed no more than it is": "#pragma pack(push, 8)\n" + PLAIN + "#pragma pack(pop)\n",
+    "ints in fours": "#pragma pack(4)\n" + PLAIN,
+    "the default again": "#pragma pack(1)\n#pragma pack()\n" + PLAIN,
+    "in a guard": "#ifndef H\n#define H\n#pragma pack(push, 8)\n"
+    + PLAIN + "#pragma pack(pop)\n#endif",
+    "alike in all branches": "#if X\n#pragma pack(8)\n#else\n#pragma pack(8)\n#endif\n" + PLAIN,
+    "a comment": "// #pragma pack(1)\n/* __attribute__((packed)) */" + PLAIN,
+    "other attributes": "struct [[deprecated]] P { char a; int b; } __attribute__((aligned(8)));",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_PACKED)
+def test_a_struct_that_is_not_packed_is_taken(case: str) -> None:
+    assert torch_cubin.c_struct(NOT_PACKED[case], "P").size == 8
+
+
+def test_attributes_that_align() -> None:
+    text = "struct P { int a __attribute__((aligned(8))), b; } __attribute__((aligned(32)));"
+    assert layout(text, "P") == [32, 0, 4]
+    with pytest.raises(errors.InputError, match=r"line 2 has an unknown attribute"):
+        torch_cubin.c_struct("struct Q { int a; };\nstruct [[no::such]] P { Q a; };", "P")
+    assert (
+        torch_cubin.c_struct("struct [[no::such]] P { int a; };\nstruct Q { int a; };", "Q").size
+        == 4
     )
-    source = tmp_path / "layout.cpp"
-    source.write_text(
-        "#include <cstddef>\n#include <cstdint>\n#include <cstdio>\n"
-        f"{text}int main() {{\n{printed}}}\n"
-    )
-    command = ["c++", "-w", "-std=c++17", str(source), "-o", str(tmp_path / "layout")]
-    subprocess.run(command, check=True, timeout=120)
-    lines = subprocess.run(
-        [str(tmp_path / "layout")], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for (name, _), line in zip(names, lines, strict=True):
-        found = torch_cubin.c_struct(text, name)
-        assert [found.size, *(f.offset for f in found.fields.values())] == [*map(int, line.split())]
 
 
 def test_hostile_text() -> None:
@@ -269,6 +394,8 @@ def test_hostile_text() -> None:
         "#define",
         "\n",
     ]
+    words += ["\n#pragma pack(1)\n", "\n#pragma pack(push", "__attribute__", "packed", "aligned"]
+    words += ["\n#if\n", "\n#else\n", "\n#endif\n"]
     for _ in range(3000):
         text = "struct P { " + " ".join(r.choice(words) for _ in range(r.randrange(1, 25)))
         try:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from kernel_sources import KERNELS, kernel_table
+from preloaded import PreloadedPython
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGEST = kernel_table.params_digest(KERNELS / "matmul" / "matmul_params.h")
@@ -75,15 +74,16 @@ def write(folder: Path, *entries: dict, **top: object) -> str:
     return str(folder)
 
 
-def read(*folders: str) -> list[dict]:
-    done = subprocess.run(
-        [sys.executable, "-c", READ, *folders],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.fixture(scope="session")
+def read(torch_python: PreloadedPython) -> Callable[..., list[dict]]:
+    """What a fresh process, the same for all of the folders, makes of their manifests."""
+
+    def answers(*folders: str) -> list[dict]:
+        done = torch_python.run(READ, argv=("-c", *folders))
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return answers
 
 
 OUT_OF_RANGE = {
@@ -124,7 +124,7 @@ FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+def answers(read, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What the library says to each broken manifest, in one process, and to a good one after."""
     folder = tmp_path_factory.mktemp("catalogs")
     cases = {name: (entry,) for name, entry in {**OUT_OF_RANGE, **MALFORMED}.items()}
@@ -154,14 +154,14 @@ def test_a_catalog_that_could_not_be_read_is_asked_for_again(answers: dict) -> N
     assert (good["archs"], good["loaded"], good["refused"]) == (["sm_90a"], [], [])
 
 
-def test_numbers_at_the_edge_of_their_range_are_taken(tmp_path: Path) -> None:
+def test_numbers_at_the_edge_of_their_range_are_taken(read, tmp_path: Path) -> None:
     free = {"k_tile": 0, "fixed": 0, "lone": 0}
     edge = changed(block=[8, 8, 16], cluster=[4, 2, 2], tile=[1, 1, 1], alignment=1, cost=free)
     (answer,) = read(write(tmp_path / "edge", edge))
     assert answer["refused"] == []
 
 
-def test_a_field_that_no_host_code_can_use_is_the_entrys_own_error(tmp_path: Path) -> None:
+def test_a_field_that_no_host_code_can_use_is_the_entrys_own_error(read, tmp_path: Path) -> None:
     entries = [{**entry, "name": case} for case, (_, entry) in FIELDS.items()]
     (answer,) = read(write(tmp_path / "package", changed(name="good"), *entries))
     texts = {refused["name"]: refused["message"] for refused in answer["refused"]}
@@ -171,7 +171,7 @@ def test_a_field_that_no_host_code_can_use_is_the_entrys_own_error(tmp_path: Pat
         assert texts[case].startswith(start), texts[case]
 
 
-def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(tmp_path: Path) -> None:
+def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(read, tmp_path: Path) -> None:
     (answer,) = read(write(tmp_path / "package", ENTRY, changed(name="new", kind="sm999")))
     (refused,) = answer["refused"]
     assert refused["name"] == "new"
@@ -183,7 +183,7 @@ def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(tmp_path: Path) 
 
 
 @pytest.mark.fault_case(18)
-def test_every_kernel_of_the_package_has_a_seam() -> None:
+def test_every_kernel_of_the_package_has_a_seam(read) -> None:
     """What the build made is what this library knows: no entry is refused."""
     manifest = ROOT / "torch_cubin" / "cubins" / "manifest.json"
     if not manifest.is_file():
@@ -192,7 +192,7 @@ def test_every_kernel_of_the_package_has_a_seam() -> None:
     assert answer["refused"] == []
 
 
-def test_a_kernel_of_other_parameters_is_refused(tmp_path: Path) -> None:
+def test_a_kernel_of_other_parameters_is_refused(read, tmp_path: Path) -> None:
     entries = [
         changed(name="own"),
         changed(name="other", params_digest="0" * 64),
@@ -209,7 +209,7 @@ def test_a_kernel_of_other_parameters_is_refused(tmp_path: Path) -> None:
     assert "got family 'convolution'. " in texts["unknown"]
 
 
-def test_the_packages_own_kernels_are_of_this_library() -> None:
+def test_the_packages_own_kernels_are_of_this_library(read) -> None:
     manifest = ROOT / "torch_cubin" / "cubins" / "manifest.json"
     if not manifest.is_file():
         pytest.skip("no kernels are built here")

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin._declared import c_tokens
 
 _MOST_TEXT, _MOST_FIELDS, _MOST_DEPTH = 1 << 20, 4096, 32
 
@@ -73,10 +74,6 @@ _WORDS = {"signed", "unsigned", "char", "short", "int", "long", "float", "double
 _IGNORED = {
     *("const", "volatile", "struct", "class", "enum", "__restrict__", "__restrict", "typename"),
 }
-_TOKEN = re.compile(
-    r"\s*(?:([A-Za-z_]\w*(?:::[A-Za-z_]\w*)*)"
-    r"|(0[xX][0-9a-fA-F]+|\d+\.?\d*(?:[eE][-+]?\d+)?)[uUlLfF]*|(\S))"
-)
 
 
 @errors.named_keywords
@@ -92,7 +89,9 @@ def c_struct(text: str, name: str, *, prefix: int | None = None) -> CStruct:
     `prefix`: the kernel takes the first so many bytes alone, as kernels older than the text do.
 
     Raises InputError [input] for a struct that is not there, and, with its line, for what is no
-    plain declaration: bit fields, functions, templates, base classes, unknown types.
+    plain declaration: bit fields, functions, templates, base classes, unknown types. A struct that
+    `#pragma pack` or an attribute packs, and one that has such a struct, is refused; macros that
+    pack refuse the whole text: give what the preprocessor makes of it.
     """
     if not isinstance(text, str) or not isinstance(name, str):
         got = f"{type(text).__name__}, {type(name).__name__}"
@@ -117,57 +116,30 @@ def _end(field: Field) -> int:
     return field.offset + field.step * (1 if field.count is None else field.count)
 
 
-def _without_comments(text: str) -> str:
-    def blank(match: re.Match[str]) -> str:
-        return "\n" * match[0].count("\n") + " "
-
-    text = re.sub(r"//[^\n]*|/\*.*?\*/", blank, text, flags=re.S)
-    return text
-
-
-def _directive(match: re.Match[str]) -> str:
-    lines = "\n" * match[0].count("\n")
-    return " # " + lines if re.match(r"\s*#\s*(?:if|el|endif)", match[0]) else lines
-
-
-_PACKED = re.compile(
-    r'#[ \t]*pragma[ \t]+pack\b|_Pragma\s*\(\s*"\s*pack\b|'
-    r"__attribute__\s*\(\(\s*(?:__)?packed|\[\[\s*gnu\s*::\s*packed"
-)
+# Of the names that attributes have, those that leave a layout alone.
+_HARMLESS = {
+    *("deprecated", "device_builtin", "gnu", "may_alias", "maybe_unused", "nodiscard", "unused"),
+    *("using", "visibility"),
+}
 
 
 class _Reader:
     def __init__(self, text: str, name: str) -> None:
         self.wanted = name
         self.constants: dict[str, int] = {}
+        # As _SCALARS, a CStruct, or the refusal of a packed one.
         self.types: dict[str, Any] = dict(_SCALARS)
-        text = _without_comments(text)
-        packed = _PACKED.search(text)
-        if packed is not None:  # whose fields lie elsewhere
-            where = f"c_struct '{name}' line {text.count(chr(10), 0, packed.start()) + 1}"
-            raise errors.fault("input", where, "packs structs", expected="plain alignment",
-                               got=packed[0])  # fmt: skip
+        text = c_tokens.without_comments(text)
         defines = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+\(?(\d+)\)?[ \t]*$", re.M)
         for key, value in defines.findall(text):
             self.constants[key] = int(value)
-        # Directives, with the lines that they go on in. Conditional ones leave a token, which no
-        # struct may hold: nothing tells which of its fields the kernel was compiled with.
-        text = re.sub(r"^[ \t]*#(?:[^\n\\]|\\\n|\\.)*", _directive, text, flags=re.M)
-        self.tokens: list[tuple[str, int]] = []
-        at = 0
-        line = 1
-        while True:
-            match = _TOKEN.match(text, at)
-            if match is None:
-                break
-            line += text.count("\n", at, match.end())
-            token = match[1] or match[2] or match[3]
-            self.tokens.append((token.removeprefix("std::"), line))
-            at = match.end()
+        self.tokens = [*c_tokens.tokens(text, f"c_struct '{name}'")]
+        self.attributes: list[tuple[int, errors.Error]] = []  # those refused, with their tokens
         self.at = self.depth = 0
 
-    def refuse(self, problem: str, expected: str = "", got: str = "") -> errors.Error:
-        line = self.tokens[min(self.at, len(self.tokens) - 1)][1] if self.tokens else 1
+    def refuse(self, problem: str, expected: str = "", got: str = "", at: int = -1) -> errors.Error:
+        place = min(self.at if at < 0 else at, len(self.tokens) - 1)
+        line = self.tokens[place][1] if self.tokens else 1
         where = f"c_struct '{self.wanted}' line {line}"
         return errors.fault("input", where, problem, expected=expected, got=f"{got:.80}")
 
@@ -199,6 +171,8 @@ class _Reader:
             else:
                 self.at += 1
         found = self.types.get(self.wanted)
+        if isinstance(found, errors.Error):
+            raise found
         if not isinstance(found, CStruct):
             known = [n for n, t in self.types.items() if isinstance(t, CStruct)]
             raise errors.fault(
@@ -210,16 +184,17 @@ class _Reader:
     def _defines(self) -> bool:
         """Whether a body follows: not a mention of the struct, nor its declaration ahead."""
         ahead = 1
-        depth = 0  # of the parentheses of alignas(16)
+        depth = 0  # of the brackets of alignas(16) and of attributes
         while depth or self.peek(ahead) not in ("{", ";", "", ")", ">", "=", "*", ","):
             token = self.peek(ahead)
             if not token:
                 return False
-            depth += (token == "(") - (token == ")")
+            depth += (token in ("(", "[")) - (token in (")", "]"))
             ahead += 1
         return self.peek(ahead) == "{"
 
     def _definition(self) -> Any:
+        start = self.at
         if self.take() == "union":
             raise self.refuse("has a union", "a struct")
         align = self._alignment()
@@ -230,25 +205,61 @@ class _Reader:
         if self.peek() == ":":
             raise self.refuse("has a base class", "all fields in one struct", name)
         made = self._body(name, align)
+        # Compilers differ in which token of a struct its #pragma pack is looked up at.
+        limit = min(limit for _, _, limit in self.tokens[start : self.at])
+        if self.attributes and self.attributes[-1][0] >= start:
+            made = self.attributes[-1][1]
+        elif isinstance(made, CStruct) and limit < made.align:
+            got = f"#pragma pack({limit})" if limit else "an unclear or conditional #pragma pack"
+            made = self.refuse("packs structs", "plain alignment", got, start)
         if name:
             self.types[name] = made
         return made
 
     def _alignment(self) -> int:
-        most = 1
+        most = self._attributes()
         while self.peek() in ("alignas", "__align__"):
             self.take()
             self.take("(")
-            most = max(most, self._size(")"))
+            most = max(most, self._size(")"), self._attributes())
         return most
 
-    def _body(self, name: str, align: int) -> CStruct:
+    def _attributes(self) -> int:
+        """The most alignment that attributes ask for; what else they do to a layout is noted."""
+        most = 1
+        while self.peek() in ("__attribute__", "__attribute", "__packed") or (
+            self.peek() == self.peek(1) == "["
+        ):
+            start, first = self.at, self.take()
+            depth = int(first == "[")
+            problem = "packs structs" if first == "__packed" else ""
+            while depth or (first.startswith("__attribute") and self.at == start + 1):
+                token = self.take()
+                depth += (token in ("(", "[")) - (token in (")", "]"))
+                word = token.split("::")[-1].strip("_")
+                if depth != 2 or not word.isidentifier() or word in _HARMLESS:
+                    continue
+                if word == "aligned" and self.peek() == "(":
+                    self.take()
+                    most = max(most, self._size(")"))
+                elif word == "packed":
+                    problem = "packs structs"
+                else:
+                    problem = problem or "has an unknown attribute"
+            if problem:
+                got = "".join(token for token, *_ in self.tokens[start : self.at])
+                refusal = self.refuse(problem, "plain alignment", got, start)
+                self.attributes.append((start, refusal))
+        return most
+
+    def _body(self, name: str, align: int) -> CStruct | errors.Error:
         self.take("{")
         self.depth += 1
         if self.depth > _MOST_DEPTH:
             raise self.refuse("is nested too deeply", f"at most {_MOST_DEPTH} structs in one")
         fields: dict[str, Field] = {}
         offset = 0
+        refusal: errors.Error | None = None  # of a field's struct
         while self.peek() != "}":
             if self.peek() in ("public", "private", "protected") and self.peek(1) == ":":
                 self.at += 2
@@ -280,10 +291,15 @@ class _Reader:
                 fields[field_name] = Field(offset, kind, count, size, default)
                 offset += size * (1 if count is None else count)
                 align = max(align, field_align)
+                if isinstance(kind, errors.Error):
+                    refusal = kind
         self.take("}")
+        align = max(align, self._attributes())
         self.depth -= 1
         if not fields:
             raise self.refuse("is a struct without fields", "one or more", name)
+        if refusal is not None:
+            return refusal
         return CStruct(name, -(-offset // align) * align, align, fields)
 
     def _fields(self) -> list[tuple[str, int, int, Any, int | None, Any]]:
@@ -315,13 +331,16 @@ class _Reader:
         if not name.isidentifier():
             raise self.refuse("does not parse", "a field's name", name)
         count: int | None = None
-        while self.peek() == "[":
+        while self.peek() == "[" != self.peek(1):
             self.take()
             count = (1 if count is None else count) * self._size("]")
+        align = max(align, self._attributes())
         if pointer:
             size, natural, kind, items = 8, 8, "pointer", None
         elif isinstance(base, CStruct):
             size, natural, kind, items = base.size, base.align, base, None
+        elif isinstance(base, errors.Error):
+            size, natural, kind, items = 1, 1, base, None
         else:
             size, natural, kind, items = base
             if kind == "void":
@@ -419,10 +438,12 @@ class _Reader:
         self.at = start + 1
         return False
 
-    def _enum(self) -> None:
+    def _enum(self) -> Any:
+        start = self.at
         self.take()
         while self.peek() in ("class", "struct"):
             self.take()
+        align = self._attributes()
         name = "" if self.peek() in ("{", ":") else self.take()
         made = self.types["int"]
         if self.peek() == ":":
@@ -431,8 +452,13 @@ class _Reader:
         if self.peek() == "{":
             while self.take() != "}":
                 pass
+        if max(align, self._attributes()) > 1:
+            made = self.refuse("aligns an enum", "plain enums", name, start)
+        if self.attributes and self.attributes[-1][0] >= start:
+            made = self.attributes[-1][1]
         if name:
             self.types[name] = made
+        return made
 
     def _alias(self) -> None:
         """typedef TYPE NAME; using NAME = TYPE; what is more than that is passed over."""
@@ -445,13 +471,7 @@ class _Reader:
                 self.take(";")
                 return
             if self.peek() in ("struct", "enum") and self._defines():
-                if self.peek() == "enum":
-                    self.take()
-                    while self.take() != "}":
-                        pass
-                    made = self.types["int"]
-                else:
-                    made = self._definition()
+                made = self._enum() if self.peek() == "enum" else self._definition()
                 self.types[self.take()] = made
                 self.take(";")
                 return

@@ -244,7 +244,9 @@ class Module:
         The tensor cannot be resized, does not come from PyTorch's allocator, and keeps the module
         loaded while it lives.
 
-        Raises NoKernelError [no_kernel] for an unknown name, InputError [input] for another size.
+        Raises NoKernelError [no_kernel] for an unknown name, InputError [input] for another size,
+        ImageError [image] for a variable that two of the device's images have: the kernels of each
+        see their own.
         """
         self._check_open()
         index = _device_index(device)
@@ -262,7 +264,10 @@ class Module:
         return flat.view(dtype).view(tuple(shape))
 
     def preload(self, device: int | str | torch.device | None = None) -> None:
-        """Loads every kernel onto a device now (default: PyTorch's current one)."""
+        """Loads the kernels onto a device now (default: PyTorch's current one).
+
+        Those that have no image for it, and those that ``module[name]`` refuses, are passed over.
+        """
         self._check_open()
         library.module_preload(self._handle, _device_index(device))
 

@@ -69,7 +69,11 @@ class batch_invariant:
         _switch(self._before.pop())
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """As a decorator: the function's body runs inside, that of a generator or coroutine too."""
+        """As a decorator: the function's body runs inside, that of a generator or coroutine too.
+
+        Wrong arguments of these two raise at their first step, as under :class:`torch.no_grad`. Any
+        object that can be called may be given; what is returned is a function.
+        """
 
         def anew() -> batch_invariant:
             return batch_invariant(self._enabled)  # the function may run in several threads

@@ -6,11 +6,10 @@
 import contextlib
 import functools
 import inspect
+import types
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any
-
-import torch
 
 from torch_cubin import errors
 
@@ -27,15 +26,13 @@ def decorated(
     """`function` with its body in `context()`. A body that is resumed is in a `step_context()` in
     each of its steps, and in `begun()` from its beginning to its end. `name` is for errors.
     """
-    if not callable(function) or isinstance(function, (type, torch.nn.Module)):
-        is_class = isinstance(function, type)
+    if not callable(function):
         raise errors.fault(
             "input",
             f"torch_cubin.{name} as a decorator",
-            "is given no function",
+            "is given what cannot be called",
             expected="a function",
-            got="a class" if is_class else type(function).__name__,
-            advice="Decorate its methods." if is_class else "",
+            got=type(function).__name__,
         )
     if _is(inspect.isasyncgenfunction, function):
 
@@ -44,18 +41,21 @@ def decorated(
             with begun():
                 generator = function(*args, **kwargs)
                 step = generator.__anext__()
-                while True:
-                    try:
+                try:
+                    while True:
                         item = await _Stepwise(step, step_context)
-                    except StopAsyncIteration:
-                        return
-                    try:
-                        step = generator.asend((yield item))
-                    except GeneratorExit:
-                        await _Stepwise(generator.aclose(), step_context)
-                        raise
-                    except BaseException as error:
-                        step = generator.athrow(error)
+                        step = None
+                        try:
+                            step = generator.asend((yield item))
+                        except GeneratorExit:
+                            await _Stepwise(generator.aclose(), step_context)
+                            raise
+                        except BaseException as error:
+                            step = generator.athrow(error)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    del step  # as in _steps
 
     elif _is(inspect.iscoroutinefunction, function):
 
@@ -70,6 +70,9 @@ def decorated(
         def inside(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             with begun():
                 return (yield from _steps(function(*args, **kwargs), step_context))
+
+        if _is(_is_awaitable_generator, function):
+            inside = types.coroutine(inside)
 
     else:
 
@@ -88,6 +91,12 @@ def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
     return kind(function) or kind(type(function).__call__)
 
 
+def _is_awaitable_generator(function: Any) -> bool:
+    """Whether types.coroutine made it: a generator function whose generators can be awaited."""
+    flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
+    return bool(flags & inspect.CO_ITERABLE_COROUTINE)
+
+
 class _Stepwise:
     """An awaitable whose steps run inside a context each."""
 
@@ -101,18 +110,24 @@ class _Stepwise:
 def _steps(body: Any, context: Contexts) -> Generator[Any, Any, Any]:
     """A generator that resumes another one, or what a coroutine awaits, in a context each time."""
     resume, value = body.send, None
-    while True:
-        try:
+    try:
+        while True:
             with context():
                 item = resume(value)
-        except StopIteration as stop:
-            return stop.value
-        try:
-            value = yield item
-            resume = body.send
-        except GeneratorExit:
-            with context():
-                body.close()
-            raise
-        except BaseException as error:
-            resume, value = body.throw, error
+            value = None
+            try:
+                value = yield item
+                resume = body.send
+            except GeneratorExit:
+                with context():
+                    body.close()
+                raise
+            except BaseException as error:
+                resume, value = body.throw, error
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        # The traceback of an exception that was thrown in refers to this frame. Were the frame to
+        # refer to the exception, or to a body that holds it, the body's tensors would stay until
+        # a garbage collection.
+        del body, resume, value

@@ -1,7 +1,7 @@
 """Fake kernels: what the raw ops return, without data, for torch.compile, export and meta tensors.
 
 The public ops need none: they forward to these. A product is contiguous, as on every device;
-attention follows the order of its arguments' dims (_attention_checks.output_strides).
+attention follows the order of its arguments' dims (attention_checks.output_strides).
 """
 
 from __future__ import annotations

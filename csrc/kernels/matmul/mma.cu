@@ -15,7 +15,8 @@
 // registers.
 //
 // The large 16-bit tiles are not built for sm_90a: beside the kernels of sm90.cu an H200 would run
-// them in 2 of 23,279 launches (tools/kernel_use.py).
+// them in 2 of 23,279 launches (tools/kernel_use.py). Only products of four batch dims that do not
+// merge, one more than a tensor map holds, would take them always; they take smaller tiles.
 #include "epilogue.cuh"
 #include "mma_operand.cuh"
 
