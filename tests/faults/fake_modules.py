@@ -421,6 +421,16 @@ def test_images_without_the_variable_are_not_loaded(driver):
     assert driver.libraries() == libraries + 1
 
 
+def test_variables_of_a_compilers_cubin(driver):
+    """Whose symbols are local, and among many others."""
+    module = torch_cubin.load([SEVERAL, DATA / "launch.sm_90a.cuda130.cubin"])
+    libraries = driver.libraries()
+    for name in ("table", "counter"):
+        driver.declare_global(name, 8)
+        assert value_of(module, name) == 0
+    assert driver.libraries() == libraries + 1
+
+
 def test_ptx_without_the_variable_is_not_compiled(driver):
     def ptx(kernel: str, line: str) -> bytes:
         head = ".version 8.0\n.target sm_90\n.address_size 64\n"
