@@ -157,6 +157,20 @@ def test_what_is_no_plain_struct(case: str) -> None:
     assert says in str(caught.value), caught.value
 
 
+def test_constants_are_read_as_c_reads_them() -> None:
+    text = """
+    #define N 010
+    static constexpr int M = 011;
+    struct P { int a[N]; int b[2 + 3 * 4]; int c[0x10]; int d[M * 2 + 1]; int e = 010; };
+    """
+    struct = torch_cubin.c_struct(text, "P")
+    assert struct.size == 4 * (8 + 14 + 16 + 19 + 1)
+    assert entries(torch_cubin.struct(struct)) == {4 * (8 + 14 + 16 + 19): ["int32", 8]}
+    for wrong in ("int a[08];", "int a = 08;"):
+        with pytest.raises(errors.InputError):
+            torch_cubin.c_struct("struct P { " + wrong + " };", "P")
+
+
 def test_prefixes_and_types() -> None:
     for prefix in (0, 500, "8", True):
         with pytest.raises(errors.InputError):

@@ -8,7 +8,6 @@ a wrong number. The size is compared with the binary's parameter where an op is 
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 from torch_cubin import errors
@@ -126,13 +125,10 @@ _HARMLESS = {
 class _Reader:
     def __init__(self, text: str, name: str) -> None:
         self.wanted = name
-        self.constants: dict[str, int] = {}
         # As _SCALARS, a CStruct, or the refusal of a packed one.
         self.types: dict[str, Any] = dict(_SCALARS)
         text = c_tokens.without_comments(text)
-        defines = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+\(?(\d+)\)?[ \t]*$", re.M)
-        for key, value in defines.findall(text):
-            self.constants[key] = int(value)
+        self.constants = c_tokens.defined_integers(text)
         self.tokens = [*c_tokens.tokens(text, f"c_struct '{name}'")]
         self.attributes: list[tuple[int, errors.Error]] = []  # those refused, with their tokens
         self.at = self.depth = 0
@@ -368,8 +364,9 @@ class _Reader:
         token = self.take()
         words = {"true": 1, "false": 0, "nullptr": 0, "NULL": 0, **self.constants}
         try:
-            value = words[token] if token in words else float(token) if "." in token or (
-                "e" in token and not token.startswith("0x")) else int(token, 0)  # fmt: skip
+            value = words.get(token, c_tokens.integer(token))
+            if value is None:  # 08 is no number of C's
+                value = float("none" if token.isdigit() else token)
         except ValueError:
             raise self.refuse("has an initialiser that is no number", "a number", token) from None
         if braces:
@@ -405,21 +402,22 @@ class _Reader:
 
     def _size(self, end: str) -> int:
         """A constant: a number or a name, and products and sums of them."""
-        value, operator = 0, "+"
+        value, product, operator = 0, 0, "+"
         while True:
             token = self.take()
-            if token in self.constants:
-                number = self.constants[token]
-            elif token.isdigit() or token.lower().startswith("0x"):
-                number = int(token, 0)
-            else:
+            number = self.constants.get(token, c_tokens.integer(token))
+            if number is None:
                 raise self.refuse("has a size that is no constant of the text", "a number", token)
-            value = value * number if operator == "*" else value + number
+            if operator == "*":
+                product *= number
+            else:
+                value, product = value + product, number
             operator = self.take()
             if operator == end:
                 break
             if operator not in ("+", "*"):
                 raise self.refuse("has a size that is no constant", f"'{end}'", operator)
+        value += product
         if not 0 < value <= 1 << 20:
             raise self.refuse("has a size out of range", "1 to 2^20", str(value))
         return value
@@ -430,8 +428,9 @@ class _Reader:
         words = []
         while self.peek() not in ("=", ";", "{", "(", "", "}"):
             words.append(self.take())
-        if self.peek() == "=" and words and re.fullmatch(r"\d+|0[xX]\w+", self.peek(1)):
-            self.constants[words[-1]] = int(self.peek(1), 0)
+        value = c_tokens.integer(self.peek(1))
+        if self.peek() == "=" and words and value is not None:
+            self.constants[words[-1]] = value
             if self.peek(2) == ";":
                 self.at += 3
                 return True

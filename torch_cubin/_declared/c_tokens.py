@@ -28,6 +28,22 @@ _MOST_PUSHES = 64
 _SIZES = {"": NO_LIMIT, "0": NO_LIMIT, "1": 1, "2": 2, "4": 4, "8": 8, "16": 16}
 
 
+def integer(token: str) -> int | None:
+    """The value of C's decimal, octal (010 is 8) or hexadecimal literal; None of another token."""
+    if re.fullmatch(r"0[xX][0-9a-fA-F]+", token):
+        return int(token, 16)
+    if re.fullmatch(r"0[0-7]*", token):
+        return int(token, 8)
+    return int(token) if re.fullmatch(r"[1-9][0-9]*", token) else None
+
+
+def defined_integers(text: str) -> dict[str, int]:
+    """The macros of a text without comments that are an integer each."""
+    defines = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+\(?(\d+)\)?[ \t]*$", re.M)
+    read = {name: integer(digits) for name, digits in defines.findall(text)}
+    return {name: value for name, value in read.items() if value is not None}
+
+
 @dataclasses.dataclass
 class _Conditional:
     """From an #if to its #endif: the limits where each branch starts, and where they end."""
