@@ -153,13 +153,7 @@ def measure(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Microseconds of each, all taking turns."""
 
     def timed(run: Callable[[], object], count: int) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(count):
-            run()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / count * 1e3
+        return common.milliseconds(run, count) / count * 1e3
 
     counts = {}
     for name, run in runs.items():

@@ -80,7 +80,8 @@ def graph_of(
     return graph, outputs[-1]
 
 
-def _milliseconds(run: Callable[[], object], count: int) -> float:
+def milliseconds(run: Callable[[], object], count: int) -> float:
+    """Of `count` runs together, on the GPU."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(count):
@@ -130,7 +131,7 @@ def alternate(
         budget_ms = 3 * 4 * rounds
     counts = []
     for run in contenders:
-        once = min(_milliseconds(run, 1) for _ in range(2))
+        once = min(milliseconds(run, 1) for _ in range(2))
         counts.append(max(1, round(budget_ms / rounds / 4 / max(once, 1e-3))))
     results = []
     for number in range(rounds):
@@ -143,7 +144,7 @@ def alternate(
                 time.sleep(rest_ms / 1e3)
             for _ in range(1 if rest_ms else count):
                 run()
-            times[index] = _milliseconds(run, count) / count / calls_per_run * 1e3
+            times[index] = milliseconds(run, count) / count / calls_per_run * 1e3
         results.append((times[0], times[1]))
     return summarise(results)
 
