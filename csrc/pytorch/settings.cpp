@@ -38,8 +38,7 @@ std::optional<PrecisionReader> find_precision_reader() {
   using OfName = Enumerator (*)(const std::string&);
   const auto context = reinterpret_cast<GlobalContext>(  //
       pytorch_symbol("_ZN2at13globalContextEv"));
-  const auto backend =
-      reinterpret_cast<OfName>(pytorch_symbol("_ZN2at11str2backend" TC_OF_NAME));
+  const auto backend = reinterpret_cast<OfName>(pytorch_symbol("_ZN2at11str2backend" TC_OF_NAME));
   const auto op = reinterpret_cast<OfName>(pytorch_symbol("_ZN2at6str2op" TC_OF_NAME));
   const auto precision =
       reinterpret_cast<OfName>(pytorch_symbol("_ZN2at13str2precision" TC_OF_NAME));

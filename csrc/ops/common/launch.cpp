@@ -1,4 +1,5 @@
 #include "ops/common/launch.h"
+
 #include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
