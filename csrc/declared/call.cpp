@@ -14,7 +14,7 @@
 #include "declared/contract.h"
 #include "declared/described_arguments.h"
 #include "declared/overlap.h"
-#include "declared/tuned_calls.h"
+#include "declared/tuning.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/contiguous.h"

@@ -126,8 +126,7 @@ def parse(schema: str) -> Signature:
     """Raises InputError [input] for what no declared op can have."""
     label = f"schema {schema!r:.200}"
     if not isinstance(schema, str):
-        got = type(schema).__name__
-        raise errors.fault("input", label, "has a wrong type", expected="a str", got=got)
+        raise errors.wrong_type(label, "a str", schema)
     library.check_schema(schema)
     try:
         parsed = operators.parse_schema(schema)
