@@ -1,4 +1,4 @@
-"""Schemas: what csrc/declared/schema_parser.cpp takes, PyTorch's own parser takes and reads alike."""
+"""Schemas: what csrc/declared takes, PyTorch's own parser takes and reads alike."""
 
 from __future__ import annotations
 
