@@ -74,7 +74,7 @@ class Contract {
     bool runs_on(int32_t device_index) const;
     // Whether `when` and all requirements hold.
     bool takes(const CallState& state) const;
-    // Both, for the call's device.
+    // Whether it runs on the call's device and takes its arguments.
     bool fits(const CallState& state) const { return runs_on(state.device) && takes(state); }
 
     std::optional<Expression> when;

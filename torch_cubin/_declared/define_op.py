@@ -200,7 +200,7 @@ def _choice(op: str, choice: Any) -> KernelChoice:
 
 
 def _producer(kernel: Kernel) -> dict[str, Any]:
-    """What compiled it, with the names that stand for its symbol."""
+    """What compiled a kernel, for the manifest, with the names that stand for its symbol."""
     module = kernel.module
     aliases = sorted(alias for alias, symbol in module._aliases.items() if symbol == kernel.name)
     return {**(module._producer or {}), **({"aliases": aliases} if aliases else {})}
@@ -249,7 +249,7 @@ class _Images:
 
 
 class _Files:
-    """What one source holds."""
+    """The files that one source holds, and which of them have a kernel."""
 
     def __init__(self, files: list[Loaded]) -> None:
         self._files = files

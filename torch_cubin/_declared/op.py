@@ -204,7 +204,7 @@ _ops: dict[str, Op] = {}
 
 
 def _op_of_name(name: str) -> Op:
-    """An op out of a pickle."""
+    """The op of that name, for unpickling."""
     op = _ops.get(name)
     if op is None:
         raise errors.fault(

@@ -96,7 +96,7 @@ class Signature:
         return values
 
     def unbind(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and the keyword-only arguments again."""
+        """The positional and the keyword-only arguments of values that bind() gave."""
         args = [values[a.name] for a in self.arguments if not a.keyword_only]
         return args, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
 

@@ -62,7 +62,7 @@ def _why_not(
 
 
 def _why_not_sums(logsumexp: Tensor, query: Tensor) -> str:
-    """For a query whose heads come before its rows."""
+    """Why this logsumexp is not ours; `query` has its heads before its rows."""
     if logsumexp.shape == query.shape[:-1] and logsumexp.dtype == torch.float32:
         return ""
     return "a logsumexp of another layout"
@@ -222,7 +222,7 @@ class Implementation:
         return (out, logsumexp, *_auxiliary(args[0]))
 
     def forward_into(self, keys: Any, out: Tensor, *args: Any, **options: Any) -> Tensor:
-        """The same, into `out`."""
+        """What forward() does, with the output written to `out`."""
         name = "_flash_attention_forward_no_dropout_inplace"
         reason = self._why_not_forward(args, options)
         if reason:
@@ -353,7 +353,7 @@ def _swap_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _swap_ranked(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same for tensors whose rank may be wrong."""
+    """_swap_heads() of tensors of four dims; others, of a wrong rank, as they are."""
     return tuple(x.transpose(1, 2) if x.dim() == 4 else x for x in tensors)
 
 

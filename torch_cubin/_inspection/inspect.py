@@ -119,7 +119,7 @@ def _read(path: str, *, is_device_code: bool = True) -> bytes:
 
 
 def _advice_for_folder(path: str) -> str:
-    """What of a folder may be meant: the cubins in it."""
+    """Advice for who passed a folder: the cubins in it."""
     try:
         cubins = sorted(name for name in os.listdir(path) if name.endswith(".cubin"))
     except OSError:

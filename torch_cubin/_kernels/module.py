@@ -67,11 +67,11 @@ class Kernel(Launcher):
 
     @property
     def name(self) -> str:
-        """The symbol."""
+        """The kernel's symbol."""
         return self.info.name
 
     def __getitem__(self, shape: Any) -> Any:
-        """Refused: Triton and Numba write a launch so."""
+        """Refuses `kernel[grid](...)`, which is how Triton and Numba write a launch."""
         raise errors.fault(
             "input",
             f"the launch of kernel '{self.name}'",
@@ -88,8 +88,9 @@ class Kernel(Launcher):
         return f"<torch_cubin.Kernel '{self.name}' of {self.module.origin}>"
 
 
-def _common(facts: list[KernelFacts]) -> KernelFacts:
-    """The first, with the block of a launch that names none: what all that demand one demand."""
+def _facts_of_all(facts: list[KernelFacts]) -> KernelFacts:
+    """The facts of a kernel of several images: those of the first, and the block that all images
+    demand which demand one, for launches that name none."""
     demanded = {each.required_block for each in facts} - {None}
     return dataclasses.replace(
         facts[0], required_block=demanded.pop() if len(demanded) == 1 else None
@@ -157,7 +158,7 @@ class Module:
         for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
             for kernel in image.kernels:
                 found.setdefault(kernel.name, []).append(kernel)
-        self._facts = {name: _common(facts) for name, facts in found.items()}
+        self._facts = {name: _facts_of_all(facts) for name, facts in found.items()}
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
         self._globals: set[int] = set()  # tensors over global variables (global_memory.py)
         self._closed = False

@@ -26,7 +26,7 @@ class Loaded(NamedTuple):
 
 
 def _loaded(source: Source, what: str) -> Loaded:
-    """One file; `what`: what errors call bytes."""
+    """The bytes of one file; errors call bytes that have no path `what`."""
     if isinstance(source, archive.Member):
         origin = _archive_origin(source.archive, what)
         return Loaded(archive.read([source], origin)[0], f"{origin}: '{shown(source.name)}'")

@@ -86,7 +86,7 @@ def is_symbol(value: Any) -> bool:
 
 
 class _Unknown(Exception):
-    """A call has a size that only run time knows."""
+    """Raised for a call with a size that only run time knows."""
 
 
 def _plain_number(value: Any) -> Any:

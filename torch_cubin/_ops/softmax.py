@@ -32,7 +32,7 @@ OPEN = 1 << 30
 
 
 def _softcap_slope(scores: Tensor | None, scale: float, softcap: float) -> Tensor | float:
-    """Of a capped and scaled score by the score."""
+    """The derivative of a scaled and capped score by the score."""
     if softcap == 0:
         return scale
     return scale * (1 - (scores * (scale / softcap)).tanh().square())
@@ -167,7 +167,7 @@ class _SoftmaxBackward(transforms.SingleLevelFunction):
 
     @classmethod
     def _curvature(cls, ctx: Any, scores: Tensor) -> Tensor:
-        """Of the softcap: how its slope changes with the score."""
+        """The second derivative of a scaled and capped score by the score."""
         t = (scores * (ctx.scale / ctx.softcap)).tanh()
         return (-2 * ctx.scale * ctx.scale / ctx.softcap) * t * (1 - t.square())
 
@@ -259,13 +259,13 @@ def _fake_dropout(probs: Tensor, *rest: Any) -> Tensor:
 
 
 def _merged(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """The batch dimension of a vmap as part of the first one."""
+    """A tensor with vmap's dimension merged into its first one."""
     batched = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return batched.reshape(size * batched.shape[1], *batched.shape[2:])
 
 
 def _merged_mask(mask: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
-    """The same for what broadcasts to (batch, heads, rows, columns)."""
+    """_merged() of a mask, which broadcasts to (batch, heads, rows, columns)."""
     if dim is None and (mask.dim() < 4 or mask.shape[0] == 1):
         return mask
     own = mask.unsqueeze(0) if dim is None else mask.movedim(dim, 0)

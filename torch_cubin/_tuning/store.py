@@ -67,7 +67,7 @@ def _merged(table: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _calls_in(path: Path, table: dict[str, Any]) -> list[Any]:
-    """Those of the file that were measured as the table's were."""
+    """The calls in the file, if they were measured on the table's GPU, driver and kernels."""
     try:
         old = read(path)
         if any(old[name] != table[name] for name in ("version", "gpu", "driver")):
