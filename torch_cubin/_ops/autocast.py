@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_cubin._ops import raw_ops
 from torch_cubin._pytorch import dispatch_keys, operators
 
 
@@ -63,21 +64,10 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     return autocast
 
 
-_NAMES = [
-    f"{prefix}{family}{suffix}"
-    for family in ("matmul", "linear", "addmm", "attention_forward", "attention_backward")
-    for prefix, suffix in (("", ""), ("_", ""), ("_", "_autograd"))
-]
-_NAMES += ["_linear_activation", "_linear_activation_autograd"]
-_NAMES += ["scaled_dot_product_attention", "_scaled_dot_product_attention"]
-_NAMES += ["flash_attention_with_kvcache", "_flash_attention_with_kvcache"]
-_NAMES += ["_flash_attention_with_kvcache_autograd"]
-
-
 def register(library: torch.library.Library) -> None:
     if not dispatch_keys.AUTOCAST.available:
         return
-    for name in _NAMES:
-        op = getattr(torch.ops.cubin, name).default
+    for name in [name for op in raw_ops.ALL for name in raw_ops.all_names(op)]:
+        op = raw_ops.overload(name)
         for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
             library.impl(name, _kernel(op, key, device_type), key)
