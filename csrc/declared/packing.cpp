@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
+#include "cubin/hex.h"
 #include "package/fields.h"
 #include "runtime/tensor_map.h"
 
@@ -34,11 +35,6 @@ constexpr ScalarKind kScalars[] = {
     {"float32", 'f', 4}, {"float64", 'f', 8},
     {"bool", 'b', 1},    {"bfloat16_truncated", 't', 2},
 };
-
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
 
 }  // namespace
 
@@ -323,16 +319,13 @@ uint32_t Packing::add_workspace(const json& argument, uint32_t at, const std::st
 uint32_t Packing::add_bytes(const json& argument, uint32_t at, const std::string& label) {
   const std::string text =
       argument.size() == 2 && argument[1].is_string() ? argument[1].get<std::string>() : "";
-  const bool right =
-      !text.empty() && text.size() % 2 == 0 && text.size() / 2 <= kMaxParamBytes &&
-      std::all_of(text.begin(), text.end(), [](char c) { return hex_digit(c) >= 0; });
-  if (!right) refuse_json(label, "[\"bytes\", lower-case hex digits, two a byte]", argument);
-  const auto size = static_cast<uint32_t>(text.size() / 2);
-  reserve(at, size, label);
-  for (uint32_t i = 0; i < size; ++i) {
-    constant_[at + i] =
-        static_cast<uint8_t>(16 * hex_digit(text[2 * i]) + hex_digit(text[2 * i + 1]));
+  const std::vector<uint8_t> bytes = bytes_of_hex(text);
+  if (bytes.empty() || bytes.size() > kMaxParamBytes) {
+    refuse_json(label, "[\"bytes\", lower-case hex digits, two a byte]", argument);
   }
+  const auto size = static_cast<uint32_t>(bytes.size());
+  reserve(at, size, label);
+  std::copy(bytes.begin(), bytes.end(), constant_.begin() + at);
   return size;
 }
 

@@ -130,14 +130,7 @@ void add_tuned_calls(const json& table) {
     fail({"input", label, "cannot be used", "'ops', a list", shown_json(table.value("ops", json())),
           "Tune again."});
   }
-  std::vector<int> devices;
-  for (int i = 0; i < device_count(); ++i) {
-    if (device(i).name == gpu) devices.push_back(i);
-  }
-  if (devices.empty()) {
-    fail({"input", label, "was measured on a GPU that this process does not have",
-          device_count() > 0 ? device(0).name : "a GPU", printable(gpu), "Tune on this GPU."});
-  }
+  const std::vector<int> devices = devices_of_table(gpu);
   if (driver != driver_version()) {
     fail({"input", label, "was measured with another driver", "CUDA " + driver_version(),
           "CUDA " + printable(driver), "Tune again."});
