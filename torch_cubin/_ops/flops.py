@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops.attention_checks import Options
+from torch_cubin._ops.attention_e4m3 import options_of
 from torch_cubin._pytorch.compiler import TRACING_TYPES
 
 _COUNTER = "torch.utils.flop_counter"
@@ -51,6 +52,13 @@ def _attention_flops(
     out = out_val if isinstance(out_val, Tensor) else out_val[0]
     # One product with keys, one with values.
     return _scores(query, key, out, options) * 2 * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_e4m3_flops(
+    query: Tensor, key: Tensor, value: Tensor, *, out_val: Any, **kwargs: Any
+) -> int:
+    options = options_of(kwargs)._asdict()
+    return _attention_flops(query, key, value, out_val=out_val, **options)
 
 
 def _attention_backward_flops(
@@ -136,6 +144,13 @@ def _add_formulas(counter: ModuleType) -> None:
                 *(ops.attention_forward, ops._attention_forward, ops._attention_forward_autograd),
             ],
             _attention_flops,
+        ),
+        (
+            [
+                ops.attention_forward_e4m3,
+                *(ops._attention_forward_e4m3, ops._attention_forward_e4m3_autograd),
+            ],
+            _attention_e4m3_flops,
         ),
         ([ops.flash_attention], _flash_attention_flops),
         (

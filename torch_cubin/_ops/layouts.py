@@ -40,6 +40,7 @@ def register(library: torch.library.Library) -> None:
         *("_matmul", "_matmul_autograd", "_linear", "_linear_autograd"),
         *("_linear_activation", "_linear_activation_autograd", "_addmm", "_addmm_autograd"),
         *("_scaled_dot_product_attention", "_attention_forward", "_attention_forward_autograd"),
+        *("_attention_forward_e4m3", "_attention_forward_e4m3_autograd"),
         *("_attention_backward", "_attention_backward_autograd"),
         *("_flash_attention_with_kvcache", "_flash_attention_with_kvcache_autograd"),
     ):
