@@ -3,11 +3,11 @@ numbers that the tensors stand for."""
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
 import torch
-from ops.attention_samples import formula
 from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
@@ -64,6 +64,37 @@ def make(
     return args
 
 
+def formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    bottom_right: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """out and logsumexp by the definition; float64 (batch, heads, rows, columns)."""
+    group = query.shape[1] // max(key.shape[1], 1)
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    rows, columns = query.shape[2], key.shape[2]
+    scores = query @ key.mT * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+    i = torch.arange(rows, device=query.device)[:, None]
+    j = torch.arange(columns, device=query.device)
+    i = i + (columns - rows if bottom_right else 0)
+    hidden = torch.zeros(rows, columns, dtype=torch.bool, device=query.device)
+    if is_causal or window_right >= 0:
+        hidden |= j > i + (0 if is_causal else window_right)
+    if window_left >= 0:
+        hidden |= j < i - window_left
+    scores = scores.masked_fill(hidden, -math.inf)
+    logsumexp = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - logsumexp[..., None])
+    weights = weights.masked_fill(logsumexp[..., None] == -math.inf, 0)
+    return weights @ value, logsumexp
+
+
 def expected(
     query: Tensor,
     key: Tensor,
@@ -79,7 +110,6 @@ def expected(
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The output as flash_attention has it, and the logsumexp, in float64."""
-    options = {"bottom_right": True, **options}
     if cu_seqlens_q is None:
         group = query.shape[2] // max(key.shape[2], 1)
 
@@ -90,9 +120,8 @@ def expected(
             return x * descale.double().repeat_interleave(repeat, 1)[..., None, None]
 
         out, logsumexp = formula(
-            wide(query, q_descale, group), wide(key, k_descale), wide(value, v_descale),
-            enable_gqa=True, **options,
-        )  # fmt: skip
+            wide(query, q_descale, group), wide(key, k_descale), wide(value, v_descale), **options
+        )
         return out.transpose(1, 2), logsumexp
     out = torch.zeros(*query.shape[:2], value.shape[2], dtype=torch.float64, device=query.device)
     logsumexp = torch.full((query.shape[1], query.shape[0]), -torch.inf, dtype=torch.float64)
