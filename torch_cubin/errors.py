@@ -138,6 +138,18 @@ def _escaped(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
 
 
+def wrong_type(what: str, expected: str, given: object, advice: str = "") -> Error:
+    """The error for an argument of another type than `expected` says."""
+    got = type(given).__name__
+    return fault("input", what, "has a wrong type", expected=expected, got=got, advice=advice)
+
+
+def other_bytes(what: str, problem: str, wanted: str, found: str, advice: str = "") -> Error:
+    """The error for bytes that have another sha256 than before."""
+    expected, got = f"sha256 {wanted}", f"sha256 {found}"
+    return fault("hash", what, problem, expected=expected, got=got, advice=advice)
+
+
 def nearest(wanted: str, known: Sequence[str]) -> str:
     """For `expected`: the names that come closest to one that is not known, else all."""
     found = difflib.get_close_matches(wanted, known, n=3)

@@ -14,7 +14,7 @@
 #include "declared/contract.h"
 #include "declared/described_arguments.h"
 #include "declared/overlap.h"
-#include "declared/tuned_calls.h"
+#include "declared/tuning.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/contiguous.h"
@@ -180,7 +180,7 @@ class Contract::Call {
     if (arguments_.has_tensor(i)) match(i, arguments_.view(i));
   }
 
-  // An item's sizes are bound anew for each.
+  // Each item of the list binds the names of its pattern anew.
   void match_list(size_t i) {
     const size_t length = arguments_.length(i);
     for (size_t item = 0; item < length; ++item) {
@@ -379,7 +379,7 @@ class Contract::Call {
         break;
       }
     }
-    // None runs here: this throws.
+    // Where no kernel runs on this device, asking for one throws [arch], with what there is.
     if (expected.empty() && elsewhere != nullptr) {
       elsewhere->module->info(device(state_.device), elsewhere->kernel->name());
     }
@@ -453,7 +453,7 @@ class Contract::Call {
           "The definition does not allow for these arguments."});
   }
 
-  // Null for no bytes.
+  // The address of a launch's own memory; null for a workspace of no bytes.
   void* allocate(const WorkspaceArgument& workspace, const torch_cubin_launch_call& call,
                  CallAllocations& made) const {
     int64_t bytes = workspace.bytes->evaluate(state_.arguments()).integer;

@@ -79,7 +79,7 @@ class Expression {
 
   ValueType type() const { return nodes_[0].type; }
 
-  // Whether it reads nothing.
+  // Whether it is a number or bool that reads no argument.
   bool is_constant() const { return nodes_[0].operation == nullptr; }
 
   // Throws [input] with the part of the expression that has no value.

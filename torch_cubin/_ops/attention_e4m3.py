@@ -13,9 +13,9 @@ from torch_cubin import errors
 from torch_cubin._ops import attention_checks
 from torch_cubin._ops.attention_checks import Options, output_strides
 from torch_cubin._ops.autograd import keep
+from torch_cubin._ops.raw_ops import E4M3 as NAME
 from torch_cubin._pytorch import transforms
 
-NAME = "attention_forward_e4m3"
 _DESCALES = ("q_descale", "k_descale", "v_descale")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_cubin._ops import raw_ops
 from torch_cubin._pytorch import dispatch_keys, operators
 
 
@@ -47,7 +48,8 @@ def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
 def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key(key)
     names = operators.argument_names(op)
-    casts = "e4m3" not in op.name()  # the op still runs without the key: so do the CPU's ATen ops
+    # Nothing is cast, but the op runs without the key, as the ATen ops of its CPU reference must.
+    casts = raw_ops.E4M3 not in op.name()
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = _dtype_of(dict(zip(names, args, strict=False)) | kwargs, device_type)
@@ -65,22 +67,10 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     return autocast
 
 
-_NAMES = [
-    f"{prefix}{family}{suffix}"
-    for family in ("matmul", "linear", "addmm", "attention_forward", "attention_backward")
-    for prefix, suffix in (("", ""), ("_", ""), ("_", "_autograd"))
-]
-_NAMES += ["_linear_activation", "_linear_activation_autograd"]
-_NAMES += ["scaled_dot_product_attention", "_scaled_dot_product_attention"]
-_NAMES += ["flash_attention_with_kvcache", "_flash_attention_with_kvcache"]
-_NAMES += ["_flash_attention_with_kvcache_autograd"]
-_NAMES += ["_attention_forward_e4m3", "_attention_forward_e4m3_autograd"]
-
-
 def register(library: torch.library.Library) -> None:
     if not dispatch_keys.AUTOCAST.available:
         return
-    for name in _NAMES:
-        op = getattr(torch.ops.cubin, name).default
+    for name in [name for op in raw_ops.ALL for name in raw_ops.all_names(op)]:
+        op = raw_ops.overload(name)
         for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
             library.impl(name, _kernel(op, key, device_type), key)

@@ -214,15 +214,11 @@ class Reference {
 Tensor flash_attention_with_kvcache_cpu(TC_KV_CACHE_ARGUMENTS) {
   KvCacheCall call = kv_cache_call(TC_KV_CACHE_CALL);
   const auto plain = [](const Tensor& tensor) { return torch::stable::contiguous(detach(tensor)); };
-  const auto optional = [&](OptionalTensor& tensor) {
-    if (tensor) tensor = plain(*tensor);
-  };
   call.q = plain(call.q);
-  for (OptionalTensor* tensor :
-       {&call.k, &call.v, &call.rotary_cos, &call.rotary_sin, &call.cache_seqlens,
-        &call.cache_batch_idx, &call.block_table, &call.alibi_slopes, &call.sinks}) {
-    optional(*tensor);
-  }
+#define TC_PLAIN(name) \
+  if (call.name) call.name = plain(*call.name);
+  TC_KV_CACHE_OPTIONAL_TENSORS(TC_PLAIN)
+#undef TC_PLAIN
   if (call.k) {  // after the copies, which may find no memory
     bump_version(k_cache.get());
     bump_version(v_cache.get());

@@ -74,7 +74,7 @@ class SoftmaxRows {
   Real* of_row(void* tensor) const { return static_cast<Real*>(tensor) + row_ * columns_; }
   double number_of_row(const void* tensor) const { return static_cast<const Real*>(tensor)[row_]; }
 
-  // What dropout multiplies a weight by.
+  // Dropout's factor of the weight in column j.
   double factor(int64_t j) const { return p_.drop_below != 0 ? factors_[j] : 1; }
 
   void fill_factors() {
