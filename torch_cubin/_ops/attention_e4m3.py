@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torch_cubin import errors
-from torch_cubin._ops import attention_checks
+from torch_cubin._ops import attention_checks, checks
 from torch_cubin._ops.attention_checks import Options, output_strides
-from torch_cubin._ops.autograd import keep
 from torch_cubin._ops.raw_ops import E4M3 as NAME
+from torch_cubin._ops.raw_ops import raw_names
 from torch_cubin._pytorch import transforms
 
 _DESCALES = ("q_descale", "k_descale", "v_descale")
@@ -36,16 +36,8 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[
 
 
 def _refusal(transform: str, advice: str) -> errors.Error:
-    error = errors.fault(
-        "input",
-        NAME,
-        f"has no rule for {transform}",
-        expected="a call outside of it",
-        got="one inside",
-        advice=advice,
-    )
-    keep(error)
-    return error
+    problem = f"has no rule for {transform}"
+    return checks.fault(NAME, problem, "a call outside of it", "one inside", advice)
 
 
 def _autograd(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -62,7 +54,7 @@ def _vmap(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
 
 
 def register(library: torch.library.Library) -> None:
-    for suffix in ("", "_autograd"):
-        torch.library.register_fake(f"cubin::_{NAME}{suffix}", _fake, lib=library)
-        library.impl(f"_{NAME}{suffix}", _vmap, "FuncTorchBatched")
+    for name in raw_names(NAME):
+        torch.library.register_fake(f"cubin::{name}", _fake, lib=library)
+        library.impl(name, _vmap, "FuncTorchBatched")
     library.impl(f"_{NAME}_autograd", _autograd, "Autograd")
