@@ -178,7 +178,10 @@ def named_keywords(function: _Function) -> _Function:
     """Decorates a public function, or a method `__init__`, with :func:`check_keywords`."""
     parameters = inspect.signature(function).parameters.values()
     known = [each.name for each in parameters if each.name != "self"]
+    # Producers' functions have the names of others; theirs are torch_cubin.producers.<producer>.
+    producer = re.match(r"torch_cubin\.(?:_|producers\.)(triton|tile)\b", function.__module__)
     name = function.__qualname__.removesuffix(".__init__").removeprefix("_")
+    name = f"producers.{producer[1]}.{name}" if producer else name
 
     @functools.wraps(function)
     def checked(*args: object, **keywords: object) -> object:

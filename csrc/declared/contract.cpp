@@ -131,6 +131,13 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
       kernels.dump(-1, ' ', false, json::error_handler_t::replace).find("\"tensor_map\"") !=
       std::string::npos;
 
+  remembers_ = launches_.size() > 1 && lists_.empty();
+  for (const Launch& launch : launches_) {
+    for (const Requirement& requirement : launch.requirements) {
+      address_mask_ = std::max(address_mask_, requirement.address_mask());
+    }
+  }
+
   // What the op does, without where its images came from.
   json same = definition;
   same["schema"] = schema_.text();
@@ -217,6 +224,7 @@ const TunedCalls& Contract::first_tuned_calls(int32_t device) const {
   auto& place = tuned_calls_[device % kMaxDevices];
   if (place.load() == nullptr) {
     place.store(new TunedCalls(read_tuned_file(*this, device)), std::memory_order_release);
+    tables_version_.fetch_add(1, std::memory_order_release);
   }
   return *place.load();
 }
@@ -228,6 +236,7 @@ void Contract::add_tuned(int32_t device, const json& calls) const {
   json all = place.load()->calls();
   all.insert(all.end(), calls.begin(), calls.end());
   place.store(new TunedCalls(tuned_table(all)), std::memory_order_release);
+  tables_version_.fetch_add(1, std::memory_order_release);
 }
 
 void Contract::read_tensors(const json& tensors, const json& outputs, const json* scratch,

@@ -129,8 +129,12 @@ class Contract {
   CallKey call_key_;                    // of what tune() found
   // By device. Leaked when another takes its place: a thread may be in the middle of a call.
   mutable std::atomic<const TunedCalls*> tuned_calls_[kMaxDevices]{};
-  mutable std::atomic<int> watched_{0};      // by how many threads
-  Scope argument_scope_;                     // of `when`, for errors
+  mutable std::atomic<int> watched_{0};  // by how many threads
+  // Of how many tables tuned_calls_ was made so far: what was chosen before may be chosen otherwise.
+  mutable std::atomic<uint64_t> tables_version_{0};
+  bool remembers_ = false;    // whether calls are worth remembering (remembered_call.h), and can be
+  int64_t address_mask_ = 0;  // the bits of addresses that decide between kernels
+  Scope argument_scope_;      // of `when`, for errors
   std::vector<std::vector<size_t>> groups_;  // of launches_, by their places in the tuned table
   size_t variables_ = 0;                     // of dtypes
   bool reads_outputs_ = false;               // expressions may read what is allocated

@@ -90,6 +90,14 @@ Packing::Packing(const json& arguments, const KernelInfo& kernel, const Argument
     reserve(start, size, label);
     starts_.push_back(start);
   }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const Piece& piece = pieces_[i];
+    if (piece.kind == Kind::kPointer) {
+      pointers_.push_back({piece.at, static_cast<uint32_t>(piece.index)});
+    } else if (holds_address(piece.kind)) {
+      with_address_.push_back(static_cast<uint32_t>(i));
+    }
+  }
 }
 
 void Packing::reserve(uint32_t at, uint32_t size, const std::string& label) {

@@ -105,32 +105,48 @@ const void* Packing::address(const Piece& piece, const CallState& state) const {
   return begin + at * facts.itemsize;
 }
 
+// Of a piece that holds an address.
+void Packing::pack_address(const Piece& piece, const CallState& state, uint8_t* out) const {
+  const auto index = static_cast<size_t>(piece.index);
+  switch (piece.kind) {
+    case Kind::kItem:
+      require_item(piece, state.facts[index]);
+      [[fallthrough]];
+    case Kind::kPointer:
+      std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
+      break;
+    case Kind::kAddress: {
+      const void* const at = address(piece, state);
+      std::memcpy(out + piece.at, &at, sizeof(void*));
+      break;
+    }
+    default:
+      maps_[index].encode(state, out + piece.at);
+  }
+}
+
 void Packing::pack(const CallState& state, uint8_t* out, void** params) const {
   std::memcpy(out, constant_.data(), constant_.size());
   for (size_t i = 0; i < starts_.size(); ++i) params[i] = out + starts_[i];
   const Arguments arguments = state.arguments();
   for (const Piece& piece : pieces_) {
-    const auto index = static_cast<size_t>(piece.index);
-    switch (piece.kind) {
-      case Kind::kPointer:
-        std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
-        break;
-      case Kind::kItem:
-        require_item(piece, state.facts[index]);
-        std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
-        break;
-      case Kind::kAddress: {
-        const void* const at = address(piece, state);
-        std::memcpy(out + piece.at, &at, sizeof(void*));
-        break;
-      }
-      case Kind::kTensorMap:
-        maps_[index].encode(state, out + piece.at);
-        break;
-      default:
-        write(piece, expressions_[index].evaluate(arguments), out);
+    if (holds_address(piece.kind)) {
+      pack_address(piece, state, out);
+    } else {
+      const auto index = static_cast<size_t>(piece.index);
+      write(piece, expressions_[index].evaluate(arguments), out);
     }
   }
+}
+
+void Packing::pack_known(const CallState& state, const uint8_t* before, uint8_t* out,
+                         void** params) const {
+  std::memcpy(out, before, constant_.size());
+  for (size_t i = 0; i < starts_.size(); ++i) params[i] = out + starts_[i];
+  for (const Pointer& pointer : pointers_) {
+    std::memcpy(out + pointer.at, &state.addresses[pointer.tensor], sizeof(void*));
+  }
+  for (const uint32_t i : with_address_) pack_address(pieces_[i], state, out);
 }
 
 }  // namespace torch_cubin

@@ -1,6 +1,4 @@
 // Attention forward on CUDA: check -> plan -> launch. The backward is in backward.cpp.
-#include <torch/csrc/stable/ops.h>
-
 #include <limits>
 
 #include "cubin/error.h"
@@ -10,6 +8,7 @@
 #include "ops/attention/operands.h"
 #include "ops/attention/plan.h"
 #include "ops/common/batch_invariant.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 namespace {

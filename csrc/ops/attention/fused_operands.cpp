@@ -1,11 +1,10 @@
 #include "ops/attention/fused_operands.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <utility>
 
 #include "cubin/error.h"
 #include "ops/attention/operands.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 

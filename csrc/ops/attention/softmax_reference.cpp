@@ -6,7 +6,6 @@
 // for each other after each of its ten passes over the scores. benchmarks/bench_reference.py compares
 // attention with PyTorch's math backend: it takes 0.8 to 2.0 times as long, and up to 2.7 times with a
 // random mask. The products stay in the dtype of the scores: in float64 they would take twice as long.
-#include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
@@ -20,6 +19,7 @@
 
 #include "ops/attention/dropout_bits.h"
 #include "ops/attention/softmax.h"
+#include "ops/common/stable_ops.h"
 
 // The newer versions of these need glibc 2.29 (tests/unit/test_abi.py); they differ in errno alone.
 #if defined(__GLIBC__) && defined(__x86_64__)
