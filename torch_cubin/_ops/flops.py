@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torch_cubin._ops import raw_ops
 from torch_cubin._ops.attention_checks import Options
+from torch_cubin._ops.attention_e4m3 import options_of
 from torch_cubin._pytorch.compiler import TRACING_TYPES
 
 _COUNTER = "torch.utils.flop_counter"
@@ -52,6 +53,13 @@ def _attention_flops(
     out = out_val if isinstance(out_val, Tensor) else out_val[0]
     # One product with keys, one with values.
     return _scores(query, key, out, options) * 2 * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_e4m3_flops(
+    query: Tensor, key: Tensor, value: Tensor, *, out_val: Any, **kwargs: Any
+) -> int:
+    options = options_of(kwargs)._asdict()
+    return _attention_flops(query, key, value, out_val=out_val, **options)
 
 
 def _attention_backward_flops(
@@ -132,6 +140,7 @@ def _add_formulas(counter: ModuleType) -> None:
         ("addmm", _addmm_flops),
         ("scaled_dot_product_attention", _attention_flops),
         ("attention_forward", _attention_flops),
+        (raw_ops.E4M3, _attention_e4m3_flops),
         ("attention_backward", _attention_backward_flops),
     ):
         targets = [getattr(torch.ops.cubin, name) for name in raw_ops.all_names(op)]

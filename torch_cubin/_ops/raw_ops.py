@@ -12,11 +12,12 @@ import torch
 
 PRODUCTS = ("matmul", "linear", "linear_activation", "addmm")
 ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_backward")
+E4M3 = "attention_forward_e4m3"  # what flash_attention of float8_e4m3fn calls
 KV_CACHE = "flash_attention_with_kvcache"
-ALL = (*PRODUCTS, *ATTENTION, KV_CACHE)
+ALL = (*PRODUCTS, *ATTENTION, E4M3, KV_CACHE)
 _WITHOUT_PUBLIC_OP = ("linear_activation",)  # part of cubin::linear
 _WITHOUT_TWIN = ("scaled_dot_product_attention",)  # attention_forward has the derivative
-# What has formulas on its twin; KV_CACHE's twin refuses to be differentiated.
+# What has formulas on its twin; the twins of E4M3 and KV_CACHE refuse to be differentiated.
 DIFFERENTIABLE = tuple(name for name in (*PRODUCTS, *ATTENTION) if name not in _WITHOUT_TWIN)
 
 

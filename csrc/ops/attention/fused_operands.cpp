@@ -16,6 +16,7 @@ AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& 
   shape = check_attention(op, q, TensorView(key), TensorView(value), options, views);
   settings = attention_settings(op, shape, options, views);
   dtype = q.dtype;
+  out_dtype = options.e4m3 ? ScalarType::BFloat16 : dtype;
   device_index = q.device_index;
 }
 
