@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import defaultdict
+from pathlib import Path
 
 import numerics
 import pytest
@@ -192,17 +194,37 @@ def test_drop_in_obeys(generator: torch.Generator) -> None:
         numerics.check_bits(F.linear(a[:16], b.t()), full[:16])
 
 
-ORDERS = [
-    *(("sm90", tile) for tile in ("256x192", "128x256", "128x96", "64x64")),
-    *(("mma", tile) for tile in ("128x128", "64x64", "16x128")),
-    ("persistent", "128x256"),
-    *(("sm90_skinny", tile) for tile in ("64x64", "64x128", "8x64")),
-]
+MANIFEST = Path(torch_cubin.__file__).resolve().parent / "cubins" / "manifest.json"
+# Of the kernels for Hopper, which have one loop over K, some tiles are enough.
+SM90_TILES = {
+    "sm90": {"256x192", "128x256", "128x96", "64x64"},
+    "sm90_skinny": {"64x64", "64x128", "8x64"},
+}
+
+
+def orders() -> list[tuple[str, str]]:
+    """("mma", "64x64"), ...: the tiles of the kernels for sm_90a in the package; of the portable
+    ones all, whichever were built."""
+    kernels = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.is_file() else []
+    kernels = [k for k in kernels if (k["family"], k["arch"]) == ("matmul", "sm_90a")]
+    found = {(k["kind"], "x".join(map(str, k["tile"][:2]))) for k in kernels}
+    return sorted(
+        (kind, tile)
+        for kind, tile in found
+        if kind in ("mma", "persistent") or tile in SM90_TILES.get(kind, ())
+    )
+
+
+def test_tiles_of_all_kinds_are_compared() -> None:
+    """The package that was built for Hopper has the tiles that are named here."""
+    if torch.cuda.get_device_capability() == (9, 0):
+        named = {(kind, tile) for kind, tiles in SM90_TILES.items() for tile in tiles}
+        assert named < set(orders())
 
 
 @pytest.mark.parametrize(
     ("kind", "tile"),
-    [pytest.param(*order, marks=pytest.mark.child("order", *order)) for order in ORDERS],
+    [pytest.param(*order, marks=pytest.mark.child("order", *order)) for order in orders()],
 )
 def test_kernels_of_all_tiles_add_up_alike(kind: str, tile: str, child, record_bits) -> None:
     """What the mode rests on: a kernel that adds up otherwise would break it for some size."""
