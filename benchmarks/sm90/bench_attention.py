@@ -59,9 +59,9 @@ def kernels() -> list[Kernel]:
     return [
         Kernel(b, 128, 128, 2, 2, 2),
         Kernel(b, 128, 128, 2, 2, 2, ping_pong=False),
-        Kernel(b, 64, 128, 3, 2, 2), Kernel(b, 64, 128, 2, 2, 2),
+        Kernel(b, 64, 128, 3, 2, 3), Kernel(b, 64, 128, 2, 2, 2),
         Kernel(b, 256, 80, 2, 1, 2), Kernel("float16", 128, 128, 2, 2, 2),
-        Kernel("float16", 64, 128, 3, 2, 2), Kernel("float16", 256, 80, 2, 1, 2),
+        Kernel("float16", 64, 128, 3, 2, 3), Kernel("float16", 256, 80, 2, 1, 2),
     ]  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class Kernel:
         size += self.q_stages * (8 * self.rows + 4 + 4)
         size += self.q_stages * 8 * self.keys * -(-self.rows // 64)  # a mask's bits
         size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels + 16 * self.wide
-        return (size + 15) // 16 * 16 + 80
+        return (size + 48 + 15) // 16 * 16 + 144
 
 
 def kernels() -> list[Kernel]:
@@ -126,7 +126,7 @@ class Backward:
 
     def __init__(
         self, kernel, functions, q, k, v, out, lse, grad, dq, dk, dv, first=-NO_BOUND,
-        last=NO_BOUND, together=8, scale=None,
+        last=NO_BOUND, together=8, scale=None, blocks=132,
     ) -> None:  # fmt: skip
         import bench_attention
 
@@ -169,7 +169,7 @@ class Backward:
         warps = tiles * (kernel.rows // 8) * (kernel.head_dim // 64)
         self.runs = [
             delta.prepare(aligned, tiles * (kernel.rows // 16), 128),
-            main.prepare(aligned, batch * kv_heads * p.key_tiles, 512, kernel.shared),
+            main.prepare(aligned, min(blocks, batch * kv_heads * p.key_tiles), 512, kernel.shared),
             convert.prepare(aligned, -(-warps // 8), 256),
         ]
 
