@@ -1,6 +1,5 @@
 // Attention of float8_e4m3fn on the CPU: its numbers times their factors in float32, and the reference of
 // attention (reference.cpp). For development and tests, no more.
-#include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "ops/attention/operands.h"
 #include "ops/common/aten.h"
 #include "ops/common/dispatch.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 namespace {
