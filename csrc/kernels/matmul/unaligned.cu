@@ -17,9 +17,9 @@
 //
 // Shared memory: kStages x (A's rows, B's rows) | a barrier a stage. The sums lie over the stages in the end.
 //
-// Measured on an H200: cp.async in place of bulk copies takes 1.5 to 3 times as long (a multiprocessor gets
-// 6 to 9 bytes a cycle of rows that begin between lines, whatever is in flight); an ordinary load for the
-// last elements of an operand before the other copies are on their way, another 2 us.
+// Measured on an H200: cp.async in place of bulk copies takes up to 1.7 times as long (a multiprocessor gets
+// 6 to 9 bytes a cycle of rows that begin between lines, whatever is in flight), and so do k tiles of 64,
+// since a warp issues the copies of its rows one after the other. benchmarks/sm90/README.md has more.
 #include "common/hopper.cuh"
 #include "common/mma.cuh"
 #include "tile.cuh"
