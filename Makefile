@@ -27,13 +27,14 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 endif
 
-.PHONY: help demo test thread-test triton-test gpu-test lint format bench build wheel clean environment
+.PHONY: help demo test thread-test fault-cases triton-test gpu-test lint format bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
 	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
 	@echo 'make gpu-test  the tests that need a GPU, side by side, and their record'
 	@echo 'make thread-test  first uses by 32 threads under ThreadSanitizer'
+	@echo 'make fault-cases  the table of 45 fault cases: what is defined, and which tests show it'
 	@echo 'make triton-test  the tests of Triton kernels with every version of Triton from 3.3 on (every night)'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
@@ -79,6 +80,9 @@ test: built-test
 
 thread-test: | $(READY)
 	@$(PY) tests/threads/run.py
+
+fault-cases: built-test
+	@$(PY) tools/fault_cases.py
 
 triton-test: $(LIBRARY) | $(READY)
 	@$(PY) tools/triton_versions.py

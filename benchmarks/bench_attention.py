@@ -14,6 +14,8 @@ exceed the L2 cache three times, in a CUDA graph. Sections kvcache and paged are
 flash_attention_with_kvcache with lengths on the device: beside the best of cuDNN and flash, which
 get keys and values of exactly that length, and pages of 16 and 64 beside our own contiguous cache;
 e4m3 is caches of float8_e4m3fn, contiguous and in pages, beside our own of bfloat16;
+forward_e4m3 is flash_attention of float8_e4m3fn, what lays out its values included, beside our own
+of bfloat16, and then beside cuDNN's of bfloat16;
 "copy" is the share of a copy's bandwidth, measured in the same process. Outputs are checked.
 Ratios above 1 mean that torch_cubin is faster; the floor is what the project promises on an H200,
 and --check makes a row under it the exit status.
@@ -44,7 +46,7 @@ DECODES = [(1, 8192), (16, 8192), (64, 4096), (128, 2048)]  # batch, keys
 CACHES = [*DECODES, (32, 8192), (1, 32768), (1, 131072)]
 PAGED = [(16, 8192, 16), (16, 8192, 64), (64, 4096, 16), (64, 4096, 64), (1, 32768, 16)]
 E4M3 = [*((*case, 0) for case in CACHES), (16, 8192, 16), (64, 4096, 64)]
-SECTIONS = ("forward", "backward", "fp32", "fp32_backward", "decode")
+SECTIONS = ("forward", "forward_e4m3", "backward", "fp32", "fp32_backward", "decode")
 SECTIONS += ("kvcache", "paged", "e4m3", "host")
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
@@ -193,6 +195,45 @@ def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: f
         cudnn_rate=cudnn_rate,
         cudnn_ratio=cudnn_ratio,
         floor=floor_of(section, length),
+    )
+
+
+def measure_e4m3(head_dim: int, length: int, causal: bool, budget_ms: float) -> Row:
+    """flash_attention of float8_e4m3fn beside the same numbers, widened to bfloat16."""
+    shape = (TOKENS // length, length, COLUMNS // head_dim, head_dim)
+    narrow = [torch.randn(shape, device="cuda").to(torch.float8_e4m3fn) for _ in "qkv"]
+    wide = [x.bfloat16() for x in narrow]
+    heads_first = [x.transpose(1, 2) for x in wide]
+    flash = torch.ops.cubin.flash_attention
+    runs = [lambda x=x: flash(*x, is_causal=causal) for x in (wide, narrow)]
+    own, ours = (run().double() for run in runs)
+    error = ((own - ours).norm() / own.norm()).item()
+    if numerics.exceeds(error, 4.5e-2):  # weights of 4 bits
+        raise AssertionError(f"forward_e4m3 {shape}: relative difference {error:.2e}")
+    del own, ours
+    timed = common.alternate(runs[0], runs[1], 1, budget_ms)
+    beside = common.alternate(
+        lambda: stock(CUDNN)(*heads_first, is_causal=causal), runs[1], 1, budget_ms
+    )
+    rate = [tflops(length, causal, False, us) for us in (timed.first_us, timed.second_us)]
+    return Row(
+        section="forward_e4m3",
+        case=f"d{head_dim} s{length} b{TOKENS // length}",
+        head_dim=head_dim,
+        length=length,
+        causal=causal,
+        peer="bfloat16",
+        peer_us=timed.first_us,
+        cubin_us=timed.second_us,
+        ratio=timed.ratio,
+        low=timed.low,
+        high=timed.high,
+        unit="TFLOP/s",
+        peer_rate=rate[0],
+        cubin_rate=rate[1],
+        cudnn_rate=tflops(length, causal, False, beside.first_us),
+        cudnn_ratio=beside.ratio,
+        floor=0.0,
     )
 
 
@@ -563,9 +604,12 @@ def run(options: argparse.Namespace, sections: list[str]) -> tuple[list[Row], li
             attempt("host", lambda: measure_host(15 if options.quick else 40))
         else:
             for head_dim, length, causal in plan(options, section):
+                case = (head_dim, length, causal, budget)
                 attempt(
                     f"{section} d{head_dim} s{length} causal {causal}",
-                    lambda s=section, d=head_dim, n=length, c=causal: [measure(s, d, n, c, budget)],
+                    lambda s=section, c=case: [
+                        measure_e4m3(*c) if s == "forward_e4m3" else measure(s, *c)
+                    ],
                 )
     return rows, failures
 

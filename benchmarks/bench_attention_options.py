@@ -167,8 +167,15 @@ def measure(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(x) for name, x in times.items()}
 
 
-def rows_of(section: str, head_dim: int, direction: str) -> list[Row]:
-    calls = cases(section, head_dim)
+def rows_of(
+    section: str, head_dim: int, direction: str, left_out: tuple[str, ...] = ()
+) -> list[Row]:
+    """The lines of a table, but for those whose names hold one of `left_out`."""
+    calls = {
+        name: call
+        for name, call in cases(section, head_dim).items()
+        if not any(word in name for word in left_out)
+    }
     run_of, products = (forward, 4) if direction == "forward" else (backward, 10)
     times = measure({name: run_of(call) for name, call in calls.items()})
     rate = {n: products * head_dim * calls[n].scores / us / 1e6 for n, us in times.items()}

@@ -6,7 +6,8 @@ Needs a GPU and Triton; the package was compiled ahead of time. "host": what a c
 the median of batches of calls that do not wait for the GPU, by ways that take turns; small tensors.
 "gpu": microseconds of a large call within a CUDA graph, by ways that take turns. The matmul has the
 configuration that the op takes before torch_cubin.tune was asked, autotuned between one alone, as
-after tuning, and called as a plain @triton.jit function.
+after tuning, and called as a plain @triton.jit function. Beside them stands x + y of 1,024 floats,
+an op of one kernel of nvcc; the last lines say which share of Triton's launcher an op costs.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def ways_of(ops: dict[str, torch_cubin.Op], size: int, rows: int) -> dict[str, C
         )
         return out
 
+    x, y = (torch.randn(1024, device="cuda") for _ in range(2))
+    plain_op = torch.ops.bench_triton_examples.vec_add.default
     matmul_op = ops["triton_example::matmul"].overload
     attention_op = ops["triton_example::attention"].overload
     return {
@@ -110,6 +113,7 @@ def ways_of(ops: dict[str, torch_cubin.Op], size: int, rows: int) -> dict[str, C
         "matmul, op": lambda: matmul_op(a, b),
         "attention, Triton's function": attention,
         "attention, op": lambda: attention_op(q, k, v, True, 0.125),
+        "x + y, op": lambda: plain_op(x, y),
     }
 
 
@@ -127,7 +131,36 @@ def measured(ways: dict[str, Callable], clock: Callable) -> dict[str, dict[str, 
     }
 
 
+def shares(host_times: dict[str, dict[str, object]]) -> list[str]:
+    """What an op's call costs the host, of what Triton's launcher takes for the same kernel."""
+    lines = []
+    for kernel in ("matmul", "attention"):
+        op = host_times[f"{kernel}, op"]["median"]
+        for way in ("function", "autotuner"):
+            name = f"{kernel}, Triton's {way}"
+            if name in host_times:
+                triton_s = host_times[name]["median"]
+                share = op / triton_s
+                lines.append(
+                    f"{kernel}: {op:.1f} us, {share:.2f} of Triton's {way} ({triton_s:.1f})"
+                )
+    return lines
+
+
+def define_plain_op() -> None:
+    """x + y of floats: what an op of the simplest kind costs in the same minute."""
+    torch_cubin.define_op(
+        "bench_triton_examples::vec_add(Tensor x, Tensor y) -> Tensor",
+        kernel=f"{ROOT / 'tests' / 'data' / 'launch.sm_90a.cuda130.cubin'}:vec_add",
+        tensors=dict.fromkeys(("x", "y", "out"), "float32[*s]"),
+        args=lambda x, y, out: (x, y, out, torch_cubin.int32(x.numel())),
+        grid=lambda x: torch_cubin.cdiv(x.numel(), 256),
+        block=256,
+    )
+
+
 def main() -> None:
+    define_plain_op()
     ops = torch_cubin.load_package(ROOT / "examples" / "triton_ahead_of_time" / "package")
     small = ways_of(ops, 128, 128)
     for one, other in (
@@ -149,6 +182,7 @@ def main() -> None:
         "gpu_microseconds_4096": measured(graphs, gpu),
     }
     print(json.dumps(facts, indent=2))
+    print("\n".join(shares(facts["host_microseconds_128"])))
     if OPTIONS.json:
         OPTIONS.json.write_text(json.dumps(facts, indent=2) + "\n")
 

@@ -6,7 +6,7 @@
 #include "cubin/error.h"
 #include "declared/contract.h"
 #include "declared/slots.h"
-#include "declared/tuned_calls.h"
+#include "declared/tuning.h"
 #include "ops/matmul/plan.h"
 #include "ops/matmul/tuned.h"
 #include "package/package.h"
@@ -30,7 +30,7 @@ TORCH_CUBIN_API char* torch_cubin_force_way(const char* name) {
 }
 
 // Adds a tuned table, given as JSON, to this process: of products (ops/matmul/tuned.h), of calls of
-// declared ops (declared/tuned_calls.h), or of both.
+// declared ops (declared/tuning.h), or of both.
 TORCH_CUBIN_API char* torch_cubin_add_tuned_table(const char* text) {
   return answer([&] {
     const nlohmann::json table = parse_json(given(text, "table"), "a tuned table");
@@ -45,7 +45,7 @@ TORCH_CUBIN_API char* torch_cubin_watch_op(const char* name) {
   return answer([&] { watch_op(name == nullptr ? nullptr : &find_contract(name)); });
 }
 
-// {"calls": [...]} of the op that is watched (CallWatch in declared/tuned_calls.h).
+// {"calls": [...]} of the op that is watched (CallWatch in declared/tuning.h).
 TORCH_CUBIN_API char* torch_cubin_watched_calls() {
   return answer([] { return nlohmann::json{{"calls", call_watch().calls}}; });
 }
@@ -64,7 +64,7 @@ TORCH_CUBIN_API char* torch_cubin_force_kernel(int number) {
   });
 }
 
-// tuned_file() of declared/tuned_calls.h.
+// tuned_file() of declared/tuning.h.
 TORCH_CUBIN_API char* torch_cubin_tuned_file(const char* name, int index) {
   return answer(
       [&] { return tuned_file(find_contract(given(name, "name")), device(index).index); });

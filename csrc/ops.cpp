@@ -67,7 +67,17 @@ STABLE_TORCH_LIBRARY(cubin, m) {
       "bool is_causal=False, float? scale=None, int window_left=-1, int window_right=-1, "
       "bool bottom_right=True, float softcap=0.0, Tensor? alibi_slopes=None, "
       "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
-      "int max_seqlen_q=0, int max_seqlen_k=0, float dropout_p=0.0) -> Tensor");
+      "int max_seqlen_q=0, int max_seqlen_k=0, float dropout_p=0.0, Tensor? q_descale=None, "
+      "Tensor? k_descale=None, Tensor? v_descale=None) -> Tensor");
+#define TC_FORWARD_E4M3                                                            \
+  "(Tensor query, Tensor key, Tensor value, *, bool is_causal=False, "             \
+  "float? scale=None, int window_left=-1, int window_right=-1, "                   \
+  "bool bottom_right=False, Tensor? q_descale=None, Tensor? k_descale=None, "      \
+  "Tensor? v_descale=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, " \
+  "int max_seqlen_q=0, int max_seqlen_k=0) -> (Tensor out, Tensor logsumexp)"
+  m.def("attention_forward_e4m3" TC_FORWARD_E4M3);
+  m.def("_attention_forward_e4m3" TC_FORWARD_E4M3);
+  m.def("_attention_forward_e4m3_autograd" TC_FORWARD_E4M3);
 
 #define TC_KV_CACHE                                                                        \
   "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k=None, Tensor? v=None, "    \
@@ -103,6 +113,7 @@ void implement_public_ops(torch::stable::detail::StableLibrary& m) {
   TC_BY_GRAD_MODE("matmul", "self", "other");
   TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
   TC_BY_GRAD_MODE("attention_forward", "query", "key", "value");
+  TC_BY_GRAD_MODE("attention_forward_e4m3", "query", "key", "value");
   TC_BY_GRAD_MODE("attention_backward", "grad_out", "query", "key", "value", "out", "logsumexp");
   TC_BY_GRAD_MODE("flash_attention_with_kvcache", "q", "k_cache", "v_cache");
   m.impl("linear", &linear_composite);
@@ -133,6 +144,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
   TC_RAW_AND_AUTOGRAD(linear_activation, device);                                \
   TC_RAW_AND_AUTOGRAD(addmm, device);                                            \
   TC_RAW_AND_AUTOGRAD(attention_forward, device);                                \
+  TC_RAW_AND_AUTOGRAD(attention_forward_e4m3, device);                           \
   TC_RAW_AND_AUTOGRAD(attention_backward, device);                               \
   TC_RAW_AND_AUTOGRAD(flash_attention_with_kvcache, device);                     \
   TC_RAW(scaled_dot_product_attention, device);                                  \

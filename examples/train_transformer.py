@@ -2,6 +2,7 @@
 
     python examples/train_transformer.py                     # on the GPU where there is one
     python examples/train_transformer.py --size large        # 200 million parameters, half a minute
+    python examples/train_transformer.py --size long         # with 16,384 characters, heads of 64
     python examples/train_transformer.py --dtype float32
     python examples/train_transformer.py --device cpu        # a smaller model, half a minute
 
@@ -62,6 +63,7 @@ SIZES = {
     "cuda": Size(4, 256, 4, 256, 32, 400),
     "cpu": Size(2, 64, 2, 64, 8, 200),
     "large": Size(4, 2048, 16, 8192, 2, 60, rate=2e-4),
+    "long": Size(4, 2048, 32, 16384, 1, 60, rate=2e-4),
 }
 
 
@@ -208,11 +210,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="bfloat16 on a GPU")
     parser.add_argument("--steps", type=int, help="of each of the two trainings")
     parser.add_argument("--plot", type=Path, default=PLOT, help="where matplotlib writes a PNG")
-    parser.add_argument("--size", choices=["small", "large"], default="small")
+    parser.add_argument("--size", choices=["small", "large", "long"], default="small")
     options = parser.parse_args(arguments)
 
     kind = torch.device(options.device).type
-    size = SIZES["large" if options.size == "large" else kind]
+    size = SIZES[kind if options.size == "small" else options.size]
     if options.steps:
         size = dataclasses.replace(size, steps=options.steps)
     dtype = getattr(torch, options.dtype or ("bfloat16" if kind == "cuda" else "float32"))

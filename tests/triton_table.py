@@ -8,6 +8,8 @@ this needs Triton. Longer than files should be: one table, and the kernels that 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -608,6 +610,84 @@ CASES["atomic sums into an argument"] = Case(
     lambda n, BLOCK: torch_cubin.cdiv(n, BLOCK),
     out=lambda x, total: torch.zeros_like(total),
 )  # fmt: skip
+
+
+# --- what the cases show ---
+
+
+def _args(entry: dict[str, Any], *kinds: str) -> bool:
+    return all(any(argument[0] == kind for argument in entry["args"]) for kind in kinds)
+
+
+def _requires(entry: dict[str, Any], value: str, equals: Any) -> bool:
+    return any(
+        one.get("value", [""])[0] == value and one.get("equals") is equals
+        for one in entry.get("requires", ())
+    )
+
+
+def _points_to(dtype: str) -> Callable[[Case, dict[str, Any]], bool]:
+    return lambda case, entry: case.tensors["x" if "x" in case.tensors else "a"].startswith(dtype)
+
+
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "bfloat16_truncated", "float32", "float64")
+# What must be shown, by which cases, and by what the kernel's entry in the contract (for sm_90a)
+# tells that the case is of that kind.
+KINDS: dict[str, tuple[tuple[str, ...], Callable[[Case, dict[str, Any]], bool]]] = {
+    "integers of every width": (
+        ("integers of every width",), lambda case, entry: _args(entry, *_INTEGERS)),
+    "floats of every width": (
+        ("floats of every width",), lambda case, entry: _args(entry, *_FLOATS)),
+    "bools": (
+        ("a bool that is True", "a bool that is False"), lambda case, entry: _args(entry, "bool")),
+    "None": (
+        ("an optional tensor that is None",),
+        lambda case, entry: _requires(entry, "defined", False)),
+    "== 1": (
+        ("an int that is 1, and a 64-bit one",), lambda case, entry: _requires(entry, "number", 1)),
+    "tuples": (("tuples",), lambda case, entry: isinstance(case.args["pair"], tuple)),
+    "scratch": (
+        ("descriptors made on the device, in scratch",),
+        lambda case, entry: _args(entry, "workspace")),
+    "clusters": (
+        ("matmul in clusters of 2", "matmul in clusters of 4"),
+        lambda case, entry: entry["cluster"][0] == case.options["num_ctas"] > 1),
+    "warp specialisation": (
+        ("matmul of specialised warps",), lambda case, entry: entry["block"][0] > 32 * 4),
+    "host descriptors": (
+        ("a host descriptor fp16", "a host descriptor fp32", "a host descriptor bf16, narrow",
+         "a host descriptor int8", "a host descriptor int32", "matmul of host descriptors",
+         "a host descriptor padded with NaN"),
+        lambda case, entry: _args(entry, "tensor_map")),
+    "device descriptors": (
+        ("descriptors made on the device, in scratch",),
+        lambda case, entry: "make_tensor_descriptor" in inspect.getsource(case.kernel.fn)),
+    "more than 48 KB": (
+        ("matmul bf16, more than 48 KB", "matmul of host descriptors"),
+        lambda case, entry: entry["shared_memory"] > 48 << 10),
+    "programmatic dependent launch": (
+        ("programmatic dependent launch", "a dependent, cooperative grid"),
+        lambda case, entry: entry["programmatic_dependent_launch"]),
+    "cooperative": (
+        ("a cooperative grid", "a dependent, cooperative grid"),
+        lambda case, entry: entry["cooperative"]),
+    "fp16 arguments": (("add fp16", "matmul fp16"), _points_to("float16")),
+    "bf16 arguments": (("add bf16", "matmul bf16, more than 48 KB"), _points_to("bfloat16")),
+    "fp8 arguments": (
+        ("fp8e4nv in memory", "fp8e5 in memory", "matmul fp8"), _points_to("float8")),
+}  # fmt: skip
+# Different binaries that are compared with Triton's launcher, bit for bit, at the least.
+LEAST_KERNELS = 24
+
+
+def different_kernels() -> set[str]:
+    """The sha256 of the cubins for sm_90a of all cases that this Triton knows."""
+    return {
+        hashlib.sha256(kernel.cubin).hexdigest()
+        for case in known().values()
+        for kernel in kernels_of(case, ("sm_90a",))
+    }
 
 
 def known() -> dict[str, Case]:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs the tests of the fault cases; prints a table: case, outcome that is defined, what was seen.
 
-    python tools/fault_cases.py [--json FILE]
+    make fault-cases
+    python tools/fault_cases.py [--json FILE]       (in a built checkout)
 
 tests/faults/cases.py lists the cases; a test shows one by the mark `fault_case`. Those that need a
 GPU run where there is one; elsewhere the table says what tests/gpu/last_run.json tells of them.
@@ -63,6 +64,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="the table as JSON")
     options = parser.parse_args()
+    if not (ROOT / "torch_cubin" / "_C.so").is_file():
+        print("fault cases: the library is not built: `make fault-cases` builds it, and runs this")
+        return 1
     files = marked()
     fake = [path for path in files if path.parent.name == "faults" and path.stem[:5] == "fake_"]
     with tempfile.TemporaryDirectory() as name:

@@ -28,6 +28,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +37,7 @@ from typing import Any
 MAGIC = "TCBUNDLE"
 NAMED = "torch_cubin_embedded_"  # TORCH_CUBIN_EMBED in torch_cubin/cubin.h
 TVM_FFI = "__tvm_ffi__cubin_"  # TVM_FFI_EMBED_CUBIN in tvm/ffi/extra/cuda/cubin_launcher.h
+_SYMBOL = re.compile(r"[A-Za-z_.$][\w.$]*", re.ASCII)
 HEADER_BYTES, RECORD_BYTES, ALIGNMENT = 24, 64, 16
 FilePath = str | os.PathLike
 
@@ -59,7 +61,19 @@ def write_unit(
     InputError [input] for no files or two of one name, HashError [hash] for a package whose
     manifest promises other bytes.
     """
-    files = list(files)
+    output = _path(output, "output")
+    files = _paths(files)
+    package = None if package is None else _path(package, "package")
+    for what, text in (("symbol", symbol), ("name", name)):
+        if text is not None and not isinstance(text, str):
+            raise _wrong_type(what, "a str", text)
+    if symbol is not None and not _SYMBOL.fullmatch(symbol):
+        raise _fault(
+            "input",
+            f"the symbol {symbol!r}",
+            "cannot be embedded under",
+            expected="letters, digits, _, . and $, no digit first",
+        )
     if name is not None:
         if not name.isidentifier() or not name.isascii():
             raise _fault(
@@ -78,7 +92,7 @@ def write_unit(
         raise _fault(
             "input", "torch_cubin.embed", "has nothing to do", expected="files, or a package"
         )
-    named = _package_files(Path(package)) if package is not None else _by_name(files)
+    named = _package_files(package) if package is not None else _by_name(files)
     for path in named.values():
         if not str(path).isprintable():  # it would end the line of assembly that names it
             raise _fault(
@@ -99,7 +113,6 @@ def write_unit(
         "/* Made by torch_cubin.embed: files for the section .torch_cubin. */\n"
         f"__asm__(\n{body});\n"
     )
-    output = Path(output)
     try:
         if not output.is_file() or output.read_text() != text:  # else a build would start again
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -164,9 +177,35 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _by_name(files: list[FilePath]) -> dict[str, Path]:
+def _paths(files: Iterable[FilePath]) -> list[Path]:
+    """The files; one path alone is one file."""
+    if isinstance(files, (str, os.PathLike)):
+        return [_path(files, "files")]
+    if isinstance(files, (bytes, bytearray, memoryview)) or not isinstance(files, Iterable):
+        raise _wrong_type("files", "paths", files)
+    return [_path(file, f"files[{index}]") for index, file in enumerate(files)]
+
+
+def _path(path: FilePath, what: str) -> Path:
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        raise _wrong_type(what, "a path", path)
+    return Path(text)
+
+
+def _wrong_type(what: str, expected: str, got: object) -> Exception:
+    return _fault(
+        "input",
+        f"torch_cubin.embed argument '{what}'",
+        "has a wrong type",
+        expected=expected,
+        got=type(got).__name__,
+    )
+
+
+def _by_name(files: list[Path]) -> dict[str, Path]:
     named: dict[str, Path] = {}
-    for path in map(Path, files):
+    for path in files:
         if path.name in named:
             raise _fault(
                 "input", "torch_cubin.embed", "is given two files of one name", got=path.name
@@ -269,12 +308,13 @@ def _extension_class() -> type:
         ) -> None:
             from torch_cubin._inspection.inspect import inspect
 
-            cubins = list(cubins)
+            cubins = _paths(cubins)
+            package = None if package is None else _path(package, "package")
             for path in cubins:
                 inspect(path)
             unit = Path("build", "torch_cubin", f"{name}.c")
             write_unit(unit, cubins, package)
-            embedded = _package_files(Path(package)).values() if package is not None else cubins
+            embedded = _package_files(package).values() if package is not None else cubins
             depends = [*keywords.pop("depends", ()), *map(os.fspath, embedded)]
             keywords.setdefault("py_limited_api", True)  # for the file's name
             super().__init__(

@@ -138,6 +138,18 @@ def _escaped(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
 
 
+def wrong_type(what: str, expected: str, given: object, advice: str = "") -> Error:
+    """The error for an argument of another type than `expected` says."""
+    got = type(given).__name__
+    return fault("input", what, "has a wrong type", expected=expected, got=got, advice=advice)
+
+
+def other_bytes(what: str, problem: str, wanted: str, found: str, advice: str = "") -> Error:
+    """The error for bytes that have another sha256 than before."""
+    expected, got = f"sha256 {wanted}", f"sha256 {found}"
+    return fault("hash", what, problem, expected=expected, got=got, advice=advice)
+
+
 def nearest(wanted: str, known: Sequence[str]) -> str:
     """For `expected`: the names that come closest to one that is not known, else all."""
     found = difflib.get_close_matches(wanted, known, n=3)
@@ -166,7 +178,10 @@ def named_keywords(function: _Function) -> _Function:
     """Decorates a public function, or a method `__init__`, with :func:`check_keywords`."""
     parameters = inspect.signature(function).parameters.values()
     known = [each.name for each in parameters if each.name != "self"]
+    # Producers' functions have the names of others; theirs are torch_cubin.producers.<producer>.
+    producer = re.match(r"torch_cubin\.(?:_|producers\.)(triton|tile)\b", function.__module__)
     name = function.__qualname__.removesuffix(".__init__").removeprefix("_")
+    name = f"producers.{producer[1]}.{name}" if producer else name
 
     @functools.wraps(function)
     def checked(*args: object, **keywords: object) -> object:

@@ -41,7 +41,7 @@ void check_struct(uint64_t size, uint64_t least, const char* name) {
 }
 
 namespace {
-// Made before anybody needs it.
+// Makes that error while the library is loaded, when there is memory for it.
 [[maybe_unused]] torch_cubin_v1_error* const g_no_memory = no_memory_for_errors();
 }  // namespace
 

@@ -20,6 +20,7 @@
 
 namespace torch_cubin {
 
+constexpr uint32_t kFatbinMagic = 0xba55ed50;
 constexpr size_t kMaxEntries = 100000;  // of one container
 
 enum class Compression { kNone, kLz4, kZstd, kUnknown };

@@ -20,6 +20,7 @@ constexpr uint32_t kMaxSymbols = 1000000;
 constexpr size_t kMaxNameBytes = 64 << 10;       // one name
 constexpr size_t kMaxTotalNameBytes = 64 << 20;  // all names that are read
 
+constexpr uint32_t kElfMagic = 0x464c457f;  // "\x7f" "ELF"
 constexpr uint16_t kElfRelocatable = 1;
 constexpr uint16_t kElfExecutable = 2;
 constexpr uint16_t kMachineX86 = 62;

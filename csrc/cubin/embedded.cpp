@@ -4,12 +4,12 @@
 
 #include "cubin/container.h"
 #include "cubin/error.h"
+#include "cubin/hex.h"
 #include "cubin/sha256.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr std::string_view kBundleMagic = "TCBUNDLE";
 constexpr uint64_t kBundleHeaderBytes = 24;
 constexpr uint64_t kRecordBytes = 64;
 constexpr uint64_t kMaxFileNameBytes = 4096;
@@ -20,16 +20,6 @@ constexpr uint64_t kMaxFileNameBytes = 4096;
         "has a damaged bundle of embedded files at offset " + std::to_string(offset) + ": " +
             problem,
         "", "", "Build or copy the file again."});
-}
-
-std::string hex(const Bytes& bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    text += kDigits[bytes.u8(i) >> 4];
-    text += kDigits[bytes.u8(i) & 15];
-  }
-  return text;
 }
 
 Bytes part(const Bytes& whole, uint64_t offset, uint64_t size) {
@@ -63,7 +53,7 @@ Bundle read_bundle(const Bytes& whole, uint64_t at, const std::string& origin) {
     if (file.name.empty() || !names.insert(file.name).second) {
       damaged_bundle(origin, at, "two of its files have one name, or one has none");
     }
-    const std::string expected = hex(part(whole, record + 32, 32));
+    const std::string expected = hex_text(whole.data() + record + 32, 32);
     const std::string got = sha256_hex(file.bytes.data(), file.bytes.size());
     if (got != expected) {
       fail({"hash", "file '" + printable(file.name) + "' embedded in " + origin,

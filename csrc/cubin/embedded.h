@@ -27,6 +27,8 @@ struct EmbeddedFile {
   Bytes bytes;          // what the table's sha256 is of
 };
 
+constexpr std::string_view kBundleMagic = "TCBUNDLE";
+
 using Bundle = std::vector<EmbeddedFile>;
 
 // Whether it is a package: it has a manifest.json.

@@ -4,13 +4,13 @@
 #include <cstddef>
 #include <utility>
 
+#include "cubin/hex.h"
+
 namespace torch_cubin {
 namespace {
 
 // Per thread, so that the shim of one thread never rethrows the text of another.
 thread_local std::string last_error_text;
-
-constexpr char kHexDigits[] = "0123456789abcdef";
 
 // Length of the well-formed UTF-8 sequence at `text[at]`, or 0. Overlong forms, surrogates and
 // code points past U+10FFFF are not well-formed (Unicode 15, table 3-7).

@@ -5,13 +5,13 @@
 
 #include "cubin/container.h"
 #include "cubin/elf.h"
+#include "cubin/embedded.h"
 #include "cubin/error.h"
 #include "cubin/sniff.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr std::string_view kBundleStart = "TCBUNDLE";
 constexpr std::string_view kFatbinStart = "\x50\xed\x55\xba";
 constexpr size_t kElfHeaderBytes = 64;
 constexpr uint64_t kSegmentHeaderBytes = 56;
@@ -76,7 +76,7 @@ size_t extent_of(const uint8_t* data, size_t limit, const std::string& origin) {
     if (outside != nullptr) fail_extent(origin, outside, limit);
     return static_cast<size_t>(end);
   }
-  if (limit >= 16 && begins_with(data, limit, kBundleStart)) {
+  if (limit >= 16 && begins_with(data, limit, kBundleMagic)) {
     const uint64_t size = file.u64(8);
     if (size > limit) fail_extent(origin, std::to_string(size) + " bytes", limit);
     return static_cast<size_t>(size);

@@ -9,7 +9,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr uint32_t kFatbinMagic = 0xba55ed50;
 constexpr uint64_t kFatbinHeaderBytes = 16;
 constexpr uint64_t kEntryHeaderBytes = 64;
 constexpr uint32_t kKindPtx = 1;

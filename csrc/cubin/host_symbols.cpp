@@ -39,8 +39,8 @@ HostSection host_section(const Bytes& file, uint64_t at) {
 
 bool begins_as_image(const Bytes& bytes) {
   if (!bytes.contains(0, 20)) return false;
-  if (bytes.u32(0) == 0xba55ed50) return bytes.u16(4) == 1;  // a fatbin, version 1
-  return bytes.u32(0) == 0x464c457f && bytes.u16(18) == kMachineCuda;
+  if (bytes.u32(0) == kFatbinMagic) return bytes.u16(4) == 1;  // a fatbin, version 1
+  return bytes.u32(0) == kElfMagic && bytes.u16(18) == kMachineCuda;
 }
 
 std::string host_symbol_name(const Bytes& file, const HostSection& names, uint32_t offset) {
@@ -118,14 +118,14 @@ void list_symbol_images(const Bytes& file, const std::string& origin, std::vecto
       size = extent_of(rest.data(), rest.size(), origin);
     } catch (const Error&) {
       // A symbol with a size is an array: that it is damaged is said where it is opened.
-      if (size == 0 || size > limit || rest.u32(0) != 0x464c457f) return;
+      if (size == 0 || size > limit || rest.u32(0) != kElfMagic) return;
     }
     total += size;
     refuse_overlaps(total > file.size() || found == kMaxEntries);
     ++found;
     listed.add(offset, offset + size);
     Entry entry;
-    entry.format = rest.u32(0) == 0x464c457f ? Format::kCubin : Format::kFatbin;
+    entry.format = rest.u32(0) == kElfMagic ? Format::kCubin : Format::kFatbin;
     entry.name = host_symbol_name(file, names, file.u32(at));
     entry.offset = offset;
     entry.stored = Bytes(rest.data(), static_cast<size_t>(size));

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 
+#include "cubin/hex.h"
+
 namespace torch_cubin {
 namespace {
 
@@ -64,7 +66,7 @@ std::string sha256_hex(const uint8_t* data, size_t size) {
 
   std::string hex;
   for (uint32_t word : state) {
-    for (int shift = 28; shift >= 0; shift -= 4) hex += "0123456789abcdef"[word >> shift & 15];
+    for (int shift = 28; shift >= 0; shift -= 4) hex += kHexDigits[word >> shift & 15];
   }
   return hex;
 }

@@ -97,7 +97,7 @@ class Frame {
   bool has_checksum_ = false;
   Buffer out_;
   size_t block_end_ = 0;
-  // What a later block may use again.
+  // Tables and distances of the blocks before, which a block may use again.
   HuffmanTable huffman_;
   FseTable literal_lengths_, offsets_, match_lengths_;
   size_t repeats_[3] = {1, 4, 8};

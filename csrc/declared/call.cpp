@@ -14,7 +14,8 @@
 #include "declared/contract.h"
 #include "declared/described_arguments.h"
 #include "declared/overlap.h"
-#include "declared/tuned_calls.h"
+#include "declared/remembered_call.h"
+#include "declared/tuning.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/contiguous.h"
@@ -93,7 +94,12 @@ class Contract::Call {
       if (state_.addresses[i] != nullptr && !pattern(i).may_overlap()) check_overlaps(i);
     }
 
-    const Launch& launch = contract_.launches_.size() == 1 ? only() : choose();
+    RememberedCall* const slot = contract_.remembers_ ? remembered() : nullptr;
+    const bool known = slot != nullptr && slot->contract == &contract_ &&
+                       slot->tables == tables_version_ && slot->facts == facts_;
+    const Launch& launch = known ? *static_cast<const Launch*>(slot->launch)
+                           : contract_.launches_.size() == 1 ? only()
+                                                             : choose();
     const size_t first = contract_.first_output_place_;
     bool empty = true;
     for (size_t i = 0; i < contract_.outputs_.size(); ++i) {
@@ -106,27 +112,31 @@ class Contract::Call {
       make(contract_.scratch_[i], first + contract_.outputs_.size() + i, scratch);
     }
     torch_cubin_launch_call call;
-    call.size = sizeof(call);
-    call.flags = launch.flags;
-    call.device = state_.device;
-    call.priority = launch.priority;
-    call.stream = nullptr;
-    evaluate(launch.grid, call.grid);
-    if (call.grid[0] == 0 || call.grid[1] == 0 || call.grid[2] == 0) {
-      for (const size_t i : contract_.mutated_) {
-        empty &= !state_.facts[i].defined || state_.addresses[i] == nullptr;
+    if (known) {
+      call = slot->shape;
+    } else {
+      call.size = sizeof(call);
+      call.flags = launch.flags;
+      call.device = state_.device;
+      call.priority = launch.priority;
+      call.stream = nullptr;
+      evaluate(launch.grid, call.grid);
+      if (call.grid[0] == 0 || call.grid[1] == 0 || call.grid[2] == 0) {
+        for (const size_t i : contract_.mutated_) {
+          empty &= !state_.facts[i].defined || state_.addresses[i] == nullptr;
+        }
+        if (!empty) refuse_empty_grid(call);
+        return;
       }
-      if (!empty) refuse_empty_grid(call);
-      return;
+      evaluate(launch.block, call.block);
+      if (!launch.cluster.empty()) evaluate(launch.cluster, call.cluster);
+      call.shared_memory = launch.shared_memory->evaluate(state_.arguments()).integer;
     }
-    evaluate(launch.block, call.block);
-    if (!launch.cluster.empty()) evaluate(launch.cluster, call.cluster);
-    call.shared_memory = launch.shared_memory->evaluate(state_.arguments()).integer;
     // Before the launch: PyTorch refuses it here for a tensor of inference mode.
     for (const size_t i : contract_.mutated_) {
       if (state_.facts[i].defined) bump_version(arguments_.tensor(i));
     }
-    pack_and_launch(launch, call);
+    pack_and_launch(launch, call, slot, known);
   }
 
   json outputs() const {
@@ -180,7 +190,7 @@ class Contract::Call {
     if (arguments_.has_tensor(i)) match(i, arguments_.view(i));
   }
 
-  // An item's sizes are bound anew for each.
+  // Each item of the list binds the names of its pattern anew.
   void match_list(size_t i) {
     const size_t length = arguments_.length(i);
     for (size_t item = 0; item < length; ++item) {
@@ -248,6 +258,47 @@ class Contract::Call {
       fail({"input", contract_.op_, "has no derivative, and a forward-mode level is open", "", "",
             "Call it outside of torch.func.jvp and forward_ad.dual_level."});
     }
+  }
+
+  // Where this thread keeps what a call of these facts came to; null for one that is chosen anew each
+  // time: while tune watches, and where long strings or many dims tell calls apart.
+  RememberedCall* remembered() {
+    static thread_local RememberedCall calls[kRememberedCalls];
+    if (contract_.watched_.load(std::memory_order_relaxed) != 0) return nullptr;
+    tables_version_ = contract_.tables_version_.load(std::memory_order_acquire);
+    facts_.add(state_.device);
+    for (const std::vector<size_t>* places : {&contract_.required_, &contract_.optional_}) {
+      for (const size_t i : *places) {
+        const TensorFacts& tensor = state_.facts[i];
+        const size_t dim = tensor.defined ? static_cast<size_t>(tensor.dim) : 0;
+        if (!facts_.has_room(3 + 2 * dim)) return nullptr;
+        facts_.add(tensor.defined ? tensor.dim : -1);
+        if (!tensor.defined) continue;
+        facts_.add(static_cast<int64_t>(reinterpret_cast<intptr_t>(tensor.dtype)));
+        facts_.add(reinterpret_cast<intptr_t>(state_.addresses[i]) & contract_.address_mask_);
+        for (size_t j = 0; j < dim; ++j) facts_.add(tensor.sizes[j]);
+        for (size_t j = 0; j < dim; ++j) facts_.add(tensor.strides[j]);
+      }
+    }
+    for (const size_t i : contract_.numbers_) {
+      const Value& number = state_.numbers[i];
+      if (!facts_.has_room(2)) return nullptr;
+      int64_t bits = number.integer;  // all bits of a float: -0.0 is packed as such
+      if (number.type == ValueType::kFloat) std::memcpy(&bits, &number.number, sizeof(bits));
+      facts_.add(static_cast<int64_t>(number.type));
+      facts_.add(number.type == ValueType::kNone ? 0 : bits);
+    }
+    for (const size_t i : contract_.texts_) {
+      const std::string_view text = state_.texts[i];
+      int64_t bytes[2]{};
+      if (!facts_.has_room(3) || text.size() > sizeof(bytes)) return nullptr;
+      if (!text.empty()) std::memcpy(bytes, text.data(), text.size());
+      for (const int64_t word : {static_cast<int64_t>(text.size()), bytes[0], bytes[1]}) {
+        facts_.add(word);
+      }
+    }
+    const auto own = reinterpret_cast<uintptr_t>(&contract_) / alignof(Contract);
+    return &calls[(facts_.hash() + own) % kRememberedCalls];
   }
 
   // Whether an image runs on the device is left to the launch, whose error says it.
@@ -379,7 +430,7 @@ class Contract::Call {
         break;
       }
     }
-    // None runs here: this throws.
+    // Where no kernel runs on this device, asking for one throws [arch], with what there is.
     if (expected.empty() && elsewhere != nullptr) {
       elsewhere->module->info(device(state_.device), elsewhere->kernel->name());
     }
@@ -453,7 +504,7 @@ class Contract::Call {
           "The definition does not allow for these arguments."});
   }
 
-  // Null for no bytes.
+  // The address of a launch's own memory; null for a workspace of no bytes.
   void* allocate(const WorkspaceArgument& workspace, const torch_cubin_launch_call& call,
                  CallAllocations& made) const {
     int64_t bytes = workspace.bytes->evaluate(state_.arguments()).integer;
@@ -483,7 +534,9 @@ class Contract::Call {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(address) + step - 1) / step * step);
   }
 
-  void pack_and_launch(const Launch& launch, torch_cubin_launch_call& call) const {
+  // `slot`: null, or where the call is remembered, as it is already where it is `known`.
+  void pack_and_launch(const Launch& launch, torch_cubin_launch_call& call, RememberedCall* slot,
+                       bool known) const {
     const Packing& packing = *launch.packing;
     alignas(16) uint8_t stack[kStackBytes];
     void* stack_params[kStackParams];
@@ -499,7 +552,16 @@ class Contract::Call {
       heap_params.resize(packing.params());
       call.params = heap_params.data();
     }
-    packing.pack(state_, bytes, call.params);
+    if (known) {
+      packing.pack_known(state_, slot->bytes, bytes, call.params);
+    } else {
+      packing.pack(state_, bytes, call.params);
+    }
+    const bool remember = slot != nullptr && !known && packing.bytes() <= slot->kMostBytes;
+    if (remember) {
+      slot->contract = nullptr;  // until the launch has gone through
+      std::memcpy(slot->bytes, bytes, packing.bytes());
+    }
     // It goes back to the allocator right after the launch, which keeps it in the stream's order.
     CallAllocations workspaces;
     for (const WorkspaceArgument& workspace : packing.workspaces()) {
@@ -507,12 +569,20 @@ class Contract::Call {
       std::memcpy(bytes + workspace.at, &address, sizeof(address));
     }
     torch_cubin::launch(*launch.kernel, call, &current_stream);
+    if (!remember) return;
+    slot->tables = tables_version_;
+    slot->launch = &launch;
+    slot->shape = call;
+    slot->facts = facts_;
+    slot->contract = &contract_;
   }
 
   const Contract& contract_;
   Arguments& arguments_;
   const bool grad_mode_;
   CallState state_;
+  CallFacts facts_;  // only of calls that are remembered
+  uint64_t tables_version_ = 0;
   int argument_requiring_grad_ = -1;  // an argument that requires grad
 };
 

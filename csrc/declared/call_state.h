@@ -10,7 +10,7 @@
 
 namespace torch_cubin {
 
-// Checked when an op is defined.
+// Defining an op that needs more of any of these is refused, so a call need not check.
 constexpr size_t kMaxOpArguments = 64;
 constexpr size_t kMaxOpTensors = kMaxOpArguments + 64;  // items of lists, outputs and scratch too
 constexpr size_t kMaxOpNumbers = 256;

@@ -5,10 +5,9 @@
 #include <mutex>
 
 #include "cubin/error.h"
-#include "cubin/sha256.h"
 #include "declared/launch_limits.h"
+#include "declared/tuning.h"
 #include "package/fields.h"
-#include "package/user_images.h"
 
 namespace torch_cubin {
 
@@ -53,64 +52,6 @@ std::vector<Expression> read_three(const json& trees, const Scope& scope,
 }
 
 }  // namespace
-
-void ContractImages::add(std::vector<uint8_t> bytes, const std::string& origin,
-                         const std::string& path) {
-  auto content = std::make_shared<Content>();
-  content->sha256 = sha256_hex(bytes.data(), bytes.size());
-  content->bytes = std::move(bytes);
-  files_.push_back({std::move(content), origin, path});
-  listed_ = nullptr;
-}
-
-std::shared_ptr<const json> ContractImages::files() {
-  if (listed_ != nullptr && (listed_->is_null() || listed_->size() == files_.size())) {
-    return listed_;
-  }
-  json files = json::array();
-  for (const File& file : files_) {
-    if (file.path.empty()) {
-      files = nullptr;
-      break;
-    }
-    files.push_back({{"file", file.path}, {"sha256", file.content->sha256}});
-  }
-  listed_ = std::make_shared<const json>(std::move(files));
-  return listed_;
-}
-
-std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indices, bool jit,
-                                               const std::string& kernel) {
-  std::vector<SourceImage> images;
-  std::vector<const Content*> contents;
-  std::string origin, lacking;
-  for (const size_t i : indices) {
-    const File& file = files_[i];
-    Content& content = *file.content;
-    contents.push_back(&content);
-    std::vector<SourceImage>& opened = content.images[jit];
-    if (opened.empty()) {
-      opened = images_of(content.bytes.data(), content.bytes.size(), file.origin, jit);
-    }
-    origin += (origin.empty() ? "" : ", ") + file.origin;
-    if (std::none_of(opened.begin(), opened.end(), [&](const SourceImage& source) {
-          return source.image.find(kernel) != nullptr;
-        })) {
-      lacking = file.origin;
-    }
-  }
-  std::shared_ptr<Module>& module = modules_[{contents, jit}];
-  if (module == nullptr) {
-    for (const Content* content : contents) append_source(content->images[jit], images);
-    module = std::make_shared<Module>(std::move(images), origin);
-  }
-  module->kernel(kernel);  // throws where none has it: the nearest names
-  if (!lacking.empty()) {
-    fail({"no_kernel", "kernel '" + printable(kernel) + "'", "is not in every image",
-          "an image that has it", lacking, "Leave that image out."});
-  }
-  return module;
-}
 
 Contract::Contract(const json& definition, ContractImages& images, std::string package)
     : definition_(definition), package_(std::move(package)), files_(images.files()) {
@@ -189,6 +130,13 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   reads_outputs_ |=
       kernels.dump(-1, ' ', false, json::error_handler_t::replace).find("\"tensor_map\"") !=
       std::string::npos;
+
+  remembers_ = launches_.size() > 1 && lists_.empty();
+  for (const Launch& launch : launches_) {
+    for (const Requirement& requirement : launch.requirements) {
+      address_mask_ = std::max(address_mask_, requirement.address_mask());
+    }
+  }
 
   // What the op does, without where its images came from.
   json same = definition;
@@ -276,6 +224,7 @@ const TunedCalls& Contract::first_tuned_calls(int32_t device) const {
   auto& place = tuned_calls_[device % kMaxDevices];
   if (place.load() == nullptr) {
     place.store(new TunedCalls(read_tuned_file(*this, device)), std::memory_order_release);
+    tables_version_.fetch_add(1, std::memory_order_release);
   }
   return *place.load();
 }
@@ -287,6 +236,7 @@ void Contract::add_tuned(int32_t device, const json& calls) const {
   json all = place.load()->calls();
   all.insert(all.end(), calls.begin(), calls.end());
   place.store(new TunedCalls(tuned_table(all)), std::memory_order_release);
+  tables_version_.fetch_add(1, std::memory_order_release);
 }
 
 void Contract::read_tensors(const json& tensors, const json& outputs, const json* scratch,

@@ -7,13 +7,13 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "declared/contract_images.h"
 #include "declared/kernel_lookup.h"
 #include "declared/packing.h"
 #include "declared/pattern.h"
@@ -26,40 +26,6 @@
 #include "runtime/module.h"
 
 namespace torch_cubin {
-
-// The images that contracts name by index, each a file's bytes, and the modules made of them.
-class ContractImages {
- public:
-  // `path`: of a package's own file, or "".
-  void add(std::vector<uint8_t> bytes, const std::string& origin, const std::string& path = "");
-  // The same image once more, as a manifest may name it: opened once.
-  void add_again(size_t i) { files_.push_back(files_[i]); }
-
-  size_t count() const { return files_.size(); }
-  const std::string& sha256(size_t i) const { return files_[i].content->sha256; }
-  const std::string& origin(size_t i) const { return files_[i].origin; }
-  // [{"file": its path, "sha256"}] of all; null where one is no file. Made once for all contracts.
-  std::shared_ptr<const nlohmann::json> files();
-
-  // The module of those images, one for every equal set. PTX is taken only with `jit`. Throws what
-  // opening them throws, and [no_kernel] where one of them lacks the kernel.
-  std::shared_ptr<Module> module(const std::vector<size_t>& indices, bool jit,
-                                 const std::string& kernel);
-
- private:
-  struct Content {
-    std::vector<uint8_t> bytes;
-    std::vector<SourceImage> images[2];  // without and with PTX; empty until asked for
-    std::string sha256;
-  };
-  struct File {
-    std::shared_ptr<Content> content;
-    std::string origin, path;
-  };
-  std::vector<File> files_;
-  std::shared_ptr<const nlohmann::json> listed_;  // files(); null until asked for
-  std::map<std::pair<std::vector<const Content*>, bool>, std::shared_ptr<Module>> modules_;
-};
 
 class Contract {
  public:
@@ -91,7 +57,7 @@ class Contract {
   // Loads the kernels that run on that device. Throws [arch] where none does.
   void preload(const Device& device) const;
 
-  // For torch_cubin.tune (tuned_calls.h). `calls` as TunedCalls reads them; throws [input].
+  // For torch_cubin.tune (tuning.h). `calls` as TunedCalls reads them; throws [input].
   TunedCalls tuned_table(const nlohmann::json& calls,
                          TunedCalls::OnBadLine on_bad_line = TunedCalls::kThrow) const;
   void add_tuned(int32_t device, const nlohmann::json& calls) const;
@@ -108,7 +74,7 @@ class Contract {
     bool runs_on(int32_t device_index) const;
     // Whether `when` and all requirements hold.
     bool takes(const CallState& state) const;
-    // Both, for the call's device.
+    // Whether it runs on the call's device and takes its arguments.
     bool fits(const CallState& state) const { return runs_on(state.device) && takes(state); }
 
     std::optional<Expression> when;
@@ -163,8 +129,12 @@ class Contract {
   CallKey call_key_;                    // of what tune() found
   // By device. Leaked when another takes its place: a thread may be in the middle of a call.
   mutable std::atomic<const TunedCalls*> tuned_calls_[kMaxDevices]{};
-  mutable std::atomic<int> watched_{0};      // by how many threads
-  Scope argument_scope_;                     // of `when`, for errors
+  mutable std::atomic<int> watched_{0};  // by how many threads
+  // Of how many tables tuned_calls_ was made so far: what was chosen before may be chosen otherwise.
+  mutable std::atomic<uint64_t> tables_version_{0};
+  bool remembers_ = false;    // whether calls are worth remembering (remembered_call.h), and can be
+  int64_t address_mask_ = 0;  // the bits of addresses that decide between kernels
+  Scope argument_scope_;      // of `when`, for errors
   std::vector<std::vector<size_t>> groups_;  // of launches_, by their places in the tuned table
   size_t variables_ = 0;                     // of dtypes
   bool reads_outputs_ = false;               // expressions may read what is allocated

@@ -10,6 +10,7 @@
 
 #include "cubin/embedded.h"
 #include "cubin/error.h"
+#include "cubin/hex.h"
 #include "declared/slots.h"
 #include "package/fields.h"
 #include "package/files.h"
@@ -49,10 +50,8 @@ void add_image(const json& image, const Package& package, const std::string& fol
   const std::string name = fields.text("file");
   const std::string sha256 = fields.text("sha256");
   fields.finish();
-  const bool digits = sha256.size() == 64 && std::all_of(sha256.begin(), sha256.end(), [](char c) {
-                        return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-                      });
-  if (!digits) refuse_json(fields.at("sha256"), "64 lower-case hex digits", image["sha256"]);
+  if (sha256.size() != 64 || !is_hex(sha256))
+    refuse_json(fields.at("sha256"), "64 lower-case hex digits", image["sha256"]);
   if (!is_inside_package(name)) {
     fail({"file", label, "names a file outside of its package", "a relative path without '..'",
           "'" + printable(name) + "'", ""});

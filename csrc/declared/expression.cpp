@@ -111,6 +111,34 @@ int Scope::find_number(const std::string& name) const {
 Expression::Expression(const json& tree, const Scope& scope, std::string label)
     : label_(std::move(label)) {
   read(tree, scope, 0);
+  find_quick();
+}
+
+void Expression::find_quick() {
+  const auto is = [&](const Node& node, Op::Code code) {
+    return node.operation != nullptr && node.operation->code == code;
+  };
+  const auto operand = [&](const Node& node, int i) -> const Node& {
+    return nodes_[static_cast<size_t>(node.operands[i])];
+  };
+  const Node& root = nodes_[0];
+  if (root.operation == nullptr) {
+    quick_ = Quick::kConstant;
+    constant_ = root.value;
+  } else if (is(root, Op::kNumber)) {
+    quick_ = Quick::kNumber;
+    number_ = root.index;
+  } else if (is(root, Op::kNeg) && is(operand(root, 0), Op::kFloorDiv)) {
+    const Node& quotient = operand(root, 0);
+    const Node &negated = operand(quotient, 0), &divisor = operand(quotient, 1);
+    if (!is(negated, Op::kNeg) || !is(operand(negated, 0), Op::kNumber)) return;
+    if (operand(negated, 0).type != ValueType::kInt) return;
+    if (divisor.operation != nullptr || divisor.type != ValueType::kInt) return;
+    if (divisor.value.integer < 1) return;
+    quick_ = Quick::kCeilDiv;
+    number_ = operand(negated, 0).index;
+    constant_ = divisor.value;
+  }
 }
 
 Expression Expression::integer(const json& tree, const Scope& scope, const std::string& label,

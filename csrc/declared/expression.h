@@ -79,12 +79,23 @@ class Expression {
 
   ValueType type() const { return nodes_[0].type; }
 
-  // Whether it reads nothing.
-  bool is_constant() const { return nodes_[0].operation == nullptr; }
+  // Whether it is a number or bool that reads no argument.
+  bool is_constant() const { return quick_ == Quick::kConstant; }
 
   // Throws [input] with the part of the expression that has no value.
   Value evaluate(const Arguments& arguments) const {
-    return is_constant() ? nodes_[0].value : evaluate(0, arguments);
+    if (quick_ == Quick::kConstant) return constant_;
+    if (quick_ != Quick::kTree) {
+      const Value& number = arguments.numbers[number_];
+      if (quick_ == Quick::kNumber && number.type != ValueType::kNone) return number;
+      // INT64_MIN cannot be negated, which the tree says.
+      if (quick_ == Quick::kCeilDiv && number.type == ValueType::kInt &&
+          number.integer != INT64_MIN) {
+        const int64_t divisor = constant_.integer;
+        return Value::of(number.integer / divisor + (number.integer % divisor > 0 ? 1 : 0));
+      }
+    }
+    return evaluate(0, arguments);
   }
 
   // As Python would write it: "cdiv" is "-(-a // b)".
@@ -104,6 +115,16 @@ class Expression {
     std::string compare;  // a dtype or text that it is compared with
   };
 
+  // What most expressions of a contract are, which calls evaluate without the tree: the driver's own
+  // work leaves the caches empty, and each node is a line of them.
+  enum class Quick : uint8_t {
+    kTree,
+    kConstant,  // constant_
+    kNumber,    // a number of the op
+    kCeilDiv    // -(-n // constant_), a number n and a constant above 0
+  };
+
+  void find_quick();
   int32_t read(const nlohmann::json& tree, const Scope& scope, int depth);
   void read_leaf(Node& node, const nlohmann::json& tree, const Scope& scope);
   void check_operands(Node& node) const;
@@ -116,8 +137,11 @@ class Expression {
   [[noreturn]] void malformed(const std::string& problem, const std::string& expected,
                               const std::string& got) const;
 
-  std::string label_;
+  Quick quick_ = Quick::kTree;
+  int32_t number_ = 0;  // a place
+  Value constant_;
   std::vector<Node> nodes_;  // the root first
+  std::string label_;
   std::vector<Words> words_;
 };
 

@@ -1,3 +1,4 @@
+// Reads a contract's arguments. What a call writes of them: packing_write.cpp.
 #include "declared/packing.h"
 
 #include <algorithm>
@@ -5,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
-#include "declared/small_floats.h"
+#include "cubin/hex.h"
 #include "package/fields.h"
 #include "runtime/tensor_map.h"
 
@@ -34,11 +35,6 @@ constexpr ScalarKind kScalars[] = {
     {"float32", 'f', 4}, {"float64", 'f', 8},
     {"bool", 'b', 1},    {"bfloat16_truncated", 't', 2},
 };
-
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
 
 }  // namespace
 
@@ -93,6 +89,14 @@ Packing::Packing(const json& arguments, const KernelInfo& kernel, const Argument
     }
     reserve(start, size, label);
     starts_.push_back(start);
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const Piece& piece = pieces_[i];
+    if (piece.kind == Kind::kPointer) {
+      pointers_.push_back({piece.at, static_cast<uint32_t>(piece.index)});
+    } else if (holds_address(piece.kind)) {
+      with_address_.push_back(static_cast<uint32_t>(i));
+    }
   }
 }
 
@@ -315,16 +319,13 @@ uint32_t Packing::add_workspace(const json& argument, uint32_t at, const std::st
 uint32_t Packing::add_bytes(const json& argument, uint32_t at, const std::string& label) {
   const std::string text =
       argument.size() == 2 && argument[1].is_string() ? argument[1].get<std::string>() : "";
-  const bool right =
-      !text.empty() && text.size() % 2 == 0 && text.size() / 2 <= kMaxParamBytes &&
-      std::all_of(text.begin(), text.end(), [](char c) { return hex_digit(c) >= 0; });
-  if (!right) refuse_json(label, "[\"bytes\", lower-case hex digits, two a byte]", argument);
-  const auto size = static_cast<uint32_t>(text.size() / 2);
-  reserve(at, size, label);
-  for (uint32_t i = 0; i < size; ++i) {
-    constant_[at + i] =
-        static_cast<uint8_t>(16 * hex_digit(text[2 * i]) + hex_digit(text[2 * i + 1]));
+  const std::vector<uint8_t> bytes = bytes_of_hex(text);
+  if (bytes.empty() || bytes.size() > kMaxParamBytes) {
+    refuse_json(label, "[\"bytes\", lower-case hex digits, two a byte]", argument);
   }
+  const auto size = static_cast<uint32_t>(bytes.size());
+  reserve(at, size, label);
+  std::copy(bytes.begin(), bytes.end(), constant_.begin() + at);
   return size;
 }
 
@@ -343,132 +344,6 @@ bool Packing::reaches(size_t tensor) const {
         return false;
     }
   });
-}
-
-void Packing::write(const Piece& piece, const Value& value, uint8_t* out) const {
-  const auto refuse = [&](const std::string& type) {
-    fail({"input", piece.label, "is out of range", "a value of " + type, value.text(), ""});
-  };
-  uint8_t* const at = out + piece.at;
-  switch (piece.kind) {
-    case Kind::kInteger:
-    case Kind::kAnyInteger: {
-      const int64_t x = value.integer;
-      const int bits = 8 * static_cast<int>(piece.size);
-      const bool any = piece.kind == Kind::kAnyInteger;
-      if (bits < 64) {
-        const int64_t least = any || piece.is_signed ? -(int64_t{1} << (bits - 1)) : 0;
-        const int64_t most =
-            any || !piece.is_signed ? (int64_t{1} << bits) - 1 : (int64_t{1} << (bits - 1)) - 1;
-        if (x < least || x > most) {
-          refuse((any               ? ""
-                  : piece.is_signed ? "int"
-                                    : "uint") +
-                 std::to_string(bits) + (any ? " bits" : ""));
-        }
-      } else if (!any && !piece.is_signed && x < 0) {
-        refuse("uint64");
-      }
-      std::memcpy(at, &x, piece.size);  // little endian
-      return;
-    }
-    case Kind::kFloat16:
-    case Kind::kBFloat16: {
-      uint16_t bits = 0;
-      const bool half = piece.kind == Kind::kFloat16;
-      const double x = value.as_number();
-      if (!(half ? to_float16(x, &bits) : to_bfloat16(x, &bits))) {
-        refuse(half ? "float16" : "bfloat16");
-      }
-      std::memcpy(at, &bits, sizeof(bits));
-      return;
-    }
-    case Kind::kFloat32:
-    case Kind::kTruncated: {
-      float x = 0;
-      if (!to_float32(value.as_number(), &x)) refuse("float32");
-      uint8_t bytes[sizeof(x)];
-      std::memcpy(bytes, &x, sizeof(x));
-      std::memcpy(at, bytes + sizeof(x) - piece.size, piece.size);  // little endian
-      return;
-    }
-    case Kind::kFloat64: {
-      const double x = value.as_number();
-      std::memcpy(at, &x, sizeof(x));
-      return;
-    }
-    default:
-      *at = value.integer != 0;
-  }
-}
-
-void Packing::require_item(const Piece& piece, const TensorFacts& item) {
-  if (item.defined) return;
-  fail(
-      {"input", piece.label, "wants an item that its list does not have", "a longer list", "", ""});
-}
-
-const void* Packing::address(const Piece& piece, const CallState& state) const {
-  const auto tensor = static_cast<size_t>(piece.tensor);
-  const TensorFacts& facts = state.facts[tensor];
-  if (piece.is_item) require_item(piece, facts);
-  if (!facts.defined) return nullptr;
-  const Arguments arguments = state.arguments();
-  const auto index = static_cast<size_t>(piece.index);
-  bool is_empty = false;
-  for (size_t i = 0; i < piece.parts; ++i) {
-    const Expression* const part = &expressions_[index + 1 + 3 * i];
-    const int64_t first = part[0].evaluate(arguments).integer;
-    const int64_t count = part[1].evaluate(arguments).integer;
-    const int64_t size = part[2].evaluate(arguments).integer;
-    // Not the sum of both, which may overflow.
-    if (first < 0 || count < 0 || first > size || count > size - first) {
-      fail({"input", piece.label, "takes a part that its tensor does not have",
-            "places of a dim of " + std::to_string(size),
-            std::to_string(count) + " from " + std::to_string(first) + " on",
-            "The definition does not allow for these arguments."});
-    }
-    is_empty |= count == 0;
-  }
-  const auto* const begin = static_cast<const uint8_t*>(state.addresses[tensor]);
-  if (begin == nullptr || is_empty) return nullptr;
-  int64_t last = 0;  // of the elements, in memory
-  for (int64_t i = 0; i < facts.dim; ++i) last += (facts.sizes[i] - 1) * facts.strides[i];
-  const int64_t at = expressions_[index].evaluate(arguments).integer;
-  if (at < 0 || at > last) {
-    fail({"input", piece.label, "points outside of its tensor",
-          "an element from 0 to " + std::to_string(last), std::to_string(at),
-          "The definition does not allow for these arguments."});
-  }
-  return begin + at * facts.itemsize;
-}
-
-void Packing::pack(const CallState& state, uint8_t* out, void** params) const {
-  std::memcpy(out, constant_.data(), constant_.size());
-  for (size_t i = 0; i < starts_.size(); ++i) params[i] = out + starts_[i];
-  const Arguments arguments = state.arguments();
-  for (const Piece& piece : pieces_) {
-    const auto index = static_cast<size_t>(piece.index);
-    switch (piece.kind) {
-      case Kind::kPointer:
-        std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
-        break;
-      case Kind::kItem:
-        require_item(piece, state.facts[index]);
-        std::memcpy(out + piece.at, &state.addresses[index], sizeof(void*));
-        break;
-      case Kind::kAddress: {
-        const void* const at = address(piece, state);
-        std::memcpy(out + piece.at, &at, sizeof(void*));
-        break;
-      }
-      case Kind::kTensorMap:
-        maps_[index].encode(state, out + piece.at);
-        break;
-      default:
-        write(piece, expressions_[index].evaluate(arguments), out);
-    }
-  }
 }
 
 }  // namespace torch_cubin

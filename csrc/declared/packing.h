@@ -52,6 +52,9 @@ class Packing {
 
   // `out` has room for bytes() at a multiple of 16, `params` for params(). Throws [input].
   void pack(const CallState& state, uint8_t* out, void** params) const;
+  // The same, where `before` is what pack() gave for another call of the same sizes, strides and
+  // numbers: only addresses and what holds some are written.
+  void pack_known(const CallState& state, const uint8_t* before, uint8_t* out, void** params) const;
 
  private:
   enum class Kind : uint8_t {
@@ -68,6 +71,10 @@ class Packing {
     kBool,
     kTensorMap,
   };
+  static bool holds_address(Kind kind) {
+    return kind == Kind::kPointer || kind == Kind::kItem || kind == Kind::kAddress ||
+           kind == Kind::kTensorMap;
+  }
   struct Piece {
     Kind kind;
     bool is_signed = false;
@@ -96,6 +103,7 @@ class Packing {
                          const ArgumentPlaces& places);
   uint32_t add_bytes(const nlohmann::json& argument, uint32_t at, const std::string& label);
   void reserve(uint32_t at, uint32_t size, const std::string& label);
+  void pack_address(const Piece& piece, const CallState& state, uint8_t* out) const;
   void write(const Piece& piece, const Value& value, uint8_t* out) const;
   // Throws [input] for an item that the call's list does not have.
   static void require_item(const Piece& piece, const TensorFacts& item);
@@ -103,8 +111,15 @@ class Packing {
   // outside.
   const void* address(const Piece& piece, const CallState& state) const;
 
+  struct Pointer {
+    uint32_t at;
+    uint32_t tensor;  // its place
+  };
+
   std::vector<uint8_t> constant_;
-  std::vector<uint32_t> starts_;  // of each parameter
+  std::vector<Pointer> pointers_;       // the pieces of kPointer
+  std::vector<uint32_t> with_address_;  // which pieces hold other addresses
+  std::vector<uint32_t> starts_;        // of each parameter
   std::vector<Piece> pieces_;
   std::vector<Expression> expressions_;
   std::vector<TensorMapArgument> maps_;

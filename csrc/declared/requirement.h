@@ -20,6 +20,9 @@ class Requirement {
 
   bool holds(const CallState& state) const;
 
+  // The bits of an address that it reads; 0 where it reads none.
+  int64_t address_mask() const { return kind_ == Kind::kAddress ? mask_of(least_) : 0; }
+
   // For errors: "argument 'n' a multiple of 16", and "1001".
   std::string expected() const;
   std::string got(const CallState& state) const;
@@ -27,13 +30,19 @@ class Requirement {
  private:
   enum class Kind : uint8_t { kAddress, kMultiple, kEquals, kRange };
 
+  // All bits, where they are no power of two.
+  static int64_t mask_of(int64_t multiple) {
+    return (multiple & (multiple - 1)) == 0 ? multiple - 1 : -1;
+  }
+
+  // What calls read comes first.
   Kind kind_;
-  std::string argument_;             // the kernel's name of it
   size_t tensor_ = 0;                // of kAddress
-  std::optional<Expression> value_;  // of the others
+  int64_t least_ = 0;                // of kRange; what a multiple is of
+  std::optional<Expression> value_;  // of all but kAddress
   Value equals_;
-  int64_t least_ = 0;  // of kRange; what a multiple is of
   int64_t most_ = 0;
+  std::string argument_;  // the kernel's name of it
 };
 
 }  // namespace torch_cubin

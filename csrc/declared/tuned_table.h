@@ -37,11 +37,12 @@ class TunedTable {
   };
 
   void read_part(const nlohmann::json& part, const Scope& scope, const std::string& label);
-  // Finds what the part reads, where the key asks whether it is given.
+  // Finds the optional number or tensor that a part reads, where another part asks whether it is given.
   static void find_optional(const nlohmann::json& key, const nlohmann::json& json_part,
                             const Scope& scope, Part* part);
-  // A value of the table's as a key has it.
+  // The word that stands in a key for a value of the table's JSON.
   int64_t read_value(Part& part, const nlohmann::json& value, const std::string& label);
+  // The word for a call's own value of that part.
   int64_t value(const Part& part, const CallState& state) const;
 
   std::vector<Part> parts_;

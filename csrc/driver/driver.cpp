@@ -105,7 +105,7 @@ const Driver* open_driver() {
 constexpr auto kContained = static_cast<CUresult>(226);         // CUDA_ERROR_CONTAINED
 constexpr auto kTensorMemoryLeak = static_cast<CUresult>(721);  // CUDA_ERROR_TENSOR_MEMORY_LEAK
 
-// The process must be started again.
+// Whether the error leaves the context unusable, so that only a new process can use the GPU again.
 bool poisons_context(CUresult result) {
   switch (result) {
     case kContained:

@@ -17,7 +17,8 @@ class Fields {
   // `label` names the object in errors: "op 'mylib::vec_add': kernels[0]". Both must outlive this.
   Fields(const nlohmann::json& object, std::string label);
 
-  // Null where the field is absent or null.
+  // Null where the field is absent or null. What follows throws [input] for a field of another type,
+  // and for one that is absent, but for truth().
   const nlohmann::json* find(const char* name);
   const nlohmann::json& get(const char* name);
 
@@ -42,7 +43,7 @@ class Fields {
 // Whether it is a name as C and Python have them.
 bool is_identifier(const std::string& text);
 
-// The same for what is no object.
+// Throws [input]: what stands at `label` is not what it should be.
 [[noreturn]] void refuse_json(const std::string& label, const std::string& expected,
                               const nlohmann::json& got);
 

@@ -8,7 +8,7 @@ namespace torch_cubin {
 
 extern std::atomic<bool> g_has_load_error;
 
-// The first error counts.
+// Keeps an error of the library's loading, unless one is kept already.
 void keep_load_error(const std::string& tag, const std::string& message);
 
 // Gives the error, which the caller then reports: raise_load_error() no longer throws it. False where

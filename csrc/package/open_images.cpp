@@ -1,8 +1,9 @@
 #include "package/open_images.h"
 
+#include <algorithm>
 #include <climits>
-#include <cstring>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "cubin/embedded.h"
@@ -51,7 +52,8 @@ std::vector<SourceImage> images_in_memory(const void* data, uint64_t size,
     fail({"image", origin, "is too large", "at most " + std::to_string(kMaxImageBytes) + " bytes",
           std::to_string(size) + " bytes", ""});
   }
-  if (size >= 8 && std::memcmp(bytes, "TCBUNDLE", 8) == 0) {
+  const std::string_view start(static_cast<const char*>(data), std::min<size_t>(size, 8));
+  if (start == kBundleMagic) {
     return images_of_bundle(Bytes(bytes, static_cast<size_t>(size)), origin, jit);
   }
   return images_of(bytes, without_padding(bytes, static_cast<size_t>(size)), origin, jit);

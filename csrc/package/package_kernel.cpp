@@ -46,7 +46,7 @@ void read_triple(const json& object, const char* key, uint32_t (&out)[3]) {
   for (size_t i = 0; i < 3; ++i) out[i] = read_number(list[i], key);
 }
 
-// What is handed to the driver.
+// The entry's block, cluster and shared memory, which a launch hands to the driver unchecked.
 void check_shape(const KernelEntry& e) {
   const auto fits = [](const uint32_t (&dims)[3], uint64_t most) {
     if (dims[0] > most || dims[1] > most || dims[2] > most) return false;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
+#include "cubin/hex.h"
 #include "cubin/sha256.h"
 #include "driver/dl.h"
 #include "package/fields.h"
@@ -17,16 +18,12 @@ constexpr size_t kMaxSignatureBytes = 4096;
 constexpr size_t kKeyBytes = 32;
 constexpr size_t kSignatureBytes = 64;
 
-// The bytes of hex digits of either case; empty for what is none, or has another length.
-std::vector<uint8_t> bytes_of_hex(const std::string& text, size_t count) {
-  std::vector<uint8_t> bytes;
-  if (text.size() != 2 * count) return bytes;
-  for (size_t i = 0; i < text.size(); i += 2) {
-    const std::string pair = text.substr(i, 2);
-    if (pair.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) return {};
-    bytes.push_back(static_cast<uint8_t>(std::strtoul(pair.c_str(), nullptr, 16)));
+// So many bytes as hex digits of either case; none for anything else.
+std::vector<uint8_t> bytes_of_digits(std::string text, size_t count) {
+  for (char& c : text) {
+    if (c >= 'A' && c <= 'F') c = static_cast<char>(c - 'A' + 'a');
   }
-  return bytes;
+  return text.size() == 2 * count ? bytes_of_hex(text) : std::vector<uint8_t>();
 }
 
 using Key = std::vector<uint8_t>;
@@ -34,7 +31,7 @@ using Key = std::vector<uint8_t>;
 std::vector<Key> keys_of(const std::vector<std::string>& texts, const std::string& whose) {
   std::vector<Key> keys;
   for (const std::string& text : texts) {
-    keys.push_back(bytes_of_hex(text, kKeyBytes));
+    keys.push_back(bytes_of_digits(text, kKeyBytes));
     if (keys.back().empty()) {
       fail({"input", whose, "has what is no public key", "64 hex digits",
             "'" + printable(text) + "'", ""});
@@ -136,8 +133,8 @@ void check_signature(const Trust& trust, const PackageFiles& files,
   const nlohmann::json json = parse_json(std::string(content.begin(), content.end()), at);
   Fields fields(json, at);
   const std::string algorithm = fields.text("algorithm");
-  const Key key = bytes_of_hex(fields.text("public_key"), kKeyBytes);
-  const std::vector<uint8_t> signature = bytes_of_hex(fields.text("signature"), kSignatureBytes);
+  const Key key = bytes_of_digits(fields.text("public_key"), kKeyBytes);
+  const std::vector<uint8_t> signature = bytes_of_digits(fields.text("signature"), kSignatureBytes);
   fields.finish();
   if (algorithm != "ed25519" || key.empty() || signature.empty()) {
     refuse(label, "a signature of another kind, " + printable(algorithm), kForged);

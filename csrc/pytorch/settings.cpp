@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "driver/dl.h"
+#include "pytorch/internals.h"
 
 namespace torch_cubin {
 namespace {
@@ -34,20 +34,17 @@ std::optional<PrecisionReader> find_precision_reader() {
 #if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
   return std::nullopt;  // std::string is not PyTorch's
 #else
-  void* library = dl_loaded("libtorch_cpu.so");
-  if (library == nullptr) return std::nullopt;
   using GlobalContext = const void* (*)();
   using OfName = Enumerator (*)(const std::string&);
   const auto context = reinterpret_cast<GlobalContext>(  //
-      dl_symbol(library, "_ZN2at13globalContextEv"));
-  const auto backend =
-      reinterpret_cast<OfName>(dl_symbol(library, "_ZN2at11str2backend" TC_OF_NAME));
-  const auto op = reinterpret_cast<OfName>(dl_symbol(library, "_ZN2at6str2op" TC_OF_NAME));
+      pytorch_symbol("_ZN2at13globalContextEv"));
+  const auto backend = reinterpret_cast<OfName>(pytorch_symbol("_ZN2at11str2backend" TC_OF_NAME));
+  const auto op = reinterpret_cast<OfName>(pytorch_symbol("_ZN2at6str2op" TC_OF_NAME));
   const auto precision =
-      reinterpret_cast<OfName>(dl_symbol(library, "_ZN2at13str2precision" TC_OF_NAME));
+      reinterpret_cast<OfName>(pytorch_symbol("_ZN2at13str2precision" TC_OF_NAME));
   PrecisionReader reader{};
   reader.precision = reinterpret_cast<decltype(reader.precision)>(
-      dl_symbol(library, "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE"));
+      pytorch_symbol("_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE"));
   if (context == nullptr || backend == nullptr || op == nullptr || precision == nullptr ||
       reader.precision == nullptr) {
     return std::nullopt;

@@ -77,6 +77,19 @@ int device_count() {
   return count;
 }
 
+std::vector<int> devices_of_table(const std::string& gpu) {
+  const int count = device_count();
+  std::vector<int> devices;
+  for (int i = 0; i < count; ++i) {
+    if (device(i).name == gpu) devices.push_back(i);
+  }
+  if (devices.empty()) {
+    fail({"input", "a tuned table", "was measured on a GPU that this process does not have",
+          count > 0 ? device(0).name : "a GPU", printable(gpu), "Tune on this GPU."});
+  }
+  return devices;
+}
+
 int current_device() {
   const Driver& d = driver();
   CUcontext current = nullptr;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "driver/driver.h"
 
@@ -29,6 +30,9 @@ struct Device {
 const Device& device(int index);
 
 int device_count();
+
+// The indices of the GPUs of the name for which a tuned table was measured; throws where there is none.
+std::vector<int> devices_of_table(const std::string& gpu);
 
 // The device whose primary context is the thread's current one; 0 where the thread has none. Throws
 // [driver] for a context of another kind.

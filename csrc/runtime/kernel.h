@@ -17,7 +17,7 @@ namespace torch_cubin {
 
 class Module;
 
-// The same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per Compute
+// Limits that are the same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per Compute
 // Capability").
 constexpr int64_t kMaxGrid[3] = {2147483647, 65535, 65535};
 constexpr int64_t kMaxBlock[3] = {1024, 1024, 64};
@@ -56,7 +56,7 @@ class Kernel {
       return shared_limit.load(std::memory_order_acquire) > dynamic_shared;
     }
 
-    // What every launch reads stands first.
+    // The members that every launch reads stand first.
     std::atomic<uint32_t> shared_limit{0};  // dynamic bytes allowed + 1; 0: not asked yet
     bool has_cluster = false;               // the binary demands one
     // A CUkernel may be launched too, but the driver then looks this up on every launch (50 ns).

@@ -154,7 +154,7 @@ class Launch {
     clustered_ = cluster_[0] != 0;
   }
 
-  // What needs no device.
+  // The checks that need no device.
   void check_shape() const {
     for (int i = 0; i < 3; ++i) {
       if (call_.grid[i] <= 0) {

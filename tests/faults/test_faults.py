@@ -51,6 +51,7 @@ ONE_WAY = (
     "fake_kernel_lookup",
     "fake_kv_cache",
     "fake_pad",
+    "fake_remembered_calls",
     "fake_requirements",
     "fake_sm90",
     "fake_transpose",

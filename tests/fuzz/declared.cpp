@@ -18,7 +18,7 @@
 #include "declared/expression.h"
 #include "declared/schema.h"
 #include "declared/slots.h"
-#include "declared/tuned_calls.h"
+#include "declared/tuning.h"
 #include "json_mutator.h"
 #include "package/package.h"
 #include "target.h"

@@ -92,11 +92,12 @@ READERS = {
     "zstd": ("cubin/zstd.cpp", "cubin/zstd_entropy.cpp"),
     "lz4": ("cubin/lz4.cpp",),
     "inspect": ("cubin/inspect.cpp", "cubin/sniff.cpp", "cubin/json_facts.cpp", *_IMAGE),
-    "schema": ("declared/schema.cpp",),
+    "schema": ("declared/schema.cpp", "declared/schema_parser.cpp"),
     "expression": ("declared/expression.cpp", "declared/expression_evaluate.cpp"),
     "contract": (
-        *("declared/contract.cpp", "declared/launch_limits.cpp", "declared/names.cpp"),
-        *("declared/packing.cpp", "declared/pattern.cpp", "declared/tensor_map_argument.cpp"),
+        *("declared/contract.cpp", "declared/contract_images.cpp", "declared/names.cpp"),
+        *("declared/launch_limits.cpp", "declared/packing.cpp", "declared/pattern.cpp"),
+        "declared/tensor_map_argument.cpp",
     ),
     "manifest": (
         *("declared/declared_package.cpp", "package/fields.cpp", "package/package.cpp"),
@@ -104,9 +105,9 @@ READERS = {
     ),
     "call": (
         *("declared/call.cpp", "declared/boxed_arguments.cpp", "declared/pattern_match.cpp"),
-        *("declared/packing.cpp", "declared/tensor_map_argument.cpp", "runtime/launch.cpp"),
+        *("declared/packing_write.cpp", "declared/tensor_map_argument.cpp", "runtime/launch.cpp"),
     ),
-    "tuned": ("declared/tuned_calls.cpp",),
+    "tuned": ("declared/tuned_calls.cpp", "declared/tuning.cpp"),
 }
 MOST_INPUTS = 20  # of a format, in CORPUS
 # What runs have found, for the report; each is mended, and its input is in CORPUS under that name.

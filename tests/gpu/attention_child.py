@@ -216,6 +216,11 @@ TILE_CALLS = [
     (1, 2, 2, 900, 500, 0, 0, 1, {"is_causal": True, "bottom_right": True}),
     (2, 2, 2, 1500, 1500, 0, 0, 1, {"window_left": 200, "window_right": 100}),
     (1, 2, 2, 700, 700, 0, 16, 1, {"window_left": 30}),
+    # Edges within a warpgroup's rows, blocks of which one sees nothing, rows that see nothing.
+    (2, 4, 2, 777, 777, 1, 0, 1, {"window_left": 190, "is_causal": True}),
+    (2, 6, 3, 1500, 1200, 0, 0, 1, {"window_left": 64, "is_causal": True, "bottom_right": True}),
+    (2, 8, 8, 1111, 1500, 1, 0, 1, {"window_left": 1023, "window_right": 1}),
+    (8, 16, 4, 1500, 1500, 1, 0, 1, {"window_left": 127, "is_causal": True}),
     (40, 8, 2, 200, 333, 1, 0, 1, {"is_causal": True}),
     (60, 8, 2, 650, 333, 1, 0, 1, {"is_causal": True}),
     (1, 16, 16, 4500, 4500, 1, 0, 1, {"is_causal": True}),

@@ -33,6 +33,10 @@ CALLS = [
     (2, 2, 2, 1500, 1500, {"window_left": 200, "window_right": 100}),
     (1, 2, 2, 700, 700, {"window_left": 30}),
     (1, 2, 2, 700, 900, {"window_right": 0, "window_left": 0}),
+    (2, 6, 3, 1500, 1200, {"window_left": 64, "is_causal": True, "bottom_right": True}),
+    # Blocks that take many works, among them keys that nobody sees.
+    (20, 16, 16, 300, 700, {"window_left": 100, "window_right": 20, "bottom_right": True}),
+    (8, 8, 4, 1500, 1500, {"window_left": 127, "is_causal": True}),
     (20, 8, 2, 250, 333, {"is_causal": True}),
     (1, 8, 8, 2100, 2100, {"is_causal": True}),
     (1, 4, 1, 1300, 2500, {}),

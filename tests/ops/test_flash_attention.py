@@ -17,7 +17,8 @@ SCHEMA = (
     "bool is_causal=False, float? scale=None, int window_left=-1, int window_right=-1, "
     "bool bottom_right=True, float softcap=0., Tensor? alibi_slopes=None, Tensor? sinks=None, "
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int max_seqlen_q=0, "
-    "int max_seqlen_k=0, float dropout_p=0.) -> Tensor"
+    "int max_seqlen_k=0, float dropout_p=0., Tensor? q_descale=None, Tensor? k_descale=None, "
+    "Tensor? v_descale=None) -> Tensor"
 )
 # Relative to the largest element, as in test_attention_semantics.py.
 LIMITS = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5, torch.float64: 1e-12}

@@ -319,6 +319,15 @@ def test_no_memory_on_the_cpu(mode):
     with batch_invariant():  # the batches are broadcast to one, and it is no view
         text = call(mode, matmul, ones(2, 1, 1, 4), ones(1).expand(2**44, 4, 1))
     assert text.startswith("torch_cubin [oom]: the CPU reference's aten::reshape failed")
+    # What the references ask of PyTorch's stable ABI, whose own errors have no tag.
+    past = ones(1).expand(2**46, 1)
+    wanted = "torch_cubin [oom]: PyTorch's aten::new_empty failed: expected a result, got "
+    with batch_invariant():
+        assert call(mode, linear, past, ones(1, 1)).startswith(wanted)
+        assert call(mode, matmul, past, ones(1, 1)).startswith(wanted)
+    addmm = torch.ops.cubin.addmm
+    text = call(mode, lambda a, b, c: addmm(a, b, c, beta=1, alpha=0), ones(1), past, ones(1, 1))
+    assert text.startswith(wanted)
 
 
 @pytest.mark.parametrize("mode", ["grad", "no_grad", "inference"])

@@ -137,6 +137,8 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
             problems.append(f"includes '{header}': csrc/{layer} knows no torch")
         if layer == "ops" and folder == "declared":
             problems.append(f"includes '{header}': built-in ops are no declared ops")
+        if header == "torch/csrc/stable/ops.h" and path != "ops/common/stable_ops.h":
+            problems.append(f"includes '{header}': ops/common/stable_ops.h gives its errors tags")
         if layer == "cubin" and "/" in header and folder not in ("cubin", "nlohmann"):
             problems.append(f"includes '{header}': csrc/cubin stands alone")
         if layer != "driver" and (_CUDA_HEADER.match(header) or header == "dlfcn.h"):

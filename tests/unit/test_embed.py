@@ -170,6 +170,36 @@ def test_what_cannot_be_embedded(tmp_path: Path) -> None:
     assert not unit.exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"output": None}, "argument 'output' has a wrong type: expected a path, got NoneType"),
+        ({"output": b"unit.c"}, "'output' has a wrong type: expected a path, got bytes"),
+        ({"files": 5}, "'files' has a wrong type: expected paths, got int"),
+        ({"files": None}, "'files' has a wrong type: expected paths, got NoneType"),
+        ({"files": b"vec_add.cubin"}, "'files' has a wrong type: expected paths, got bytes"),
+        ({"files": [CUBINS[0], 7]}, r"'files\[1\]' has a wrong type: expected a path, got int"),
+        ({"files": [], "package": 1}, "'package' has a wrong type: expected a path, got int"),
+        ({"name": 1}, "'name' has a wrong type: expected a str, got int"),
+        ({"symbol": 2}, "'symbol' has a wrong type: expected a str, got int"),
+        ({"symbol": "mine\n.byte 0"}, "the symbol .* cannot be embedded under: expected letters"),
+        ({"symbol": "2mine"}, "the symbol '2mine' cannot be embedded under"),
+        ({"name": "mine", "symbol": ""}, "the symbol '' cannot be embedded under"),
+    ],
+)
+def test_arguments_of_wrong_types(given: dict, named: str, tmp_path: Path) -> None:
+    arguments = {"output": tmp_path / "unit.c", "files": [CUBINS[0]], **given}
+    with pytest.raises(errors.InputError, match=named):
+        embed.write_unit(**arguments)
+    assert not any(tmp_path.iterdir())
+
+
+def test_one_path_is_one_file(tmp_path: Path) -> None:
+    embed.write_unit(tmp_path / "one.c", str(CUBINS[0]))
+    embed.write_unit(tmp_path / "listed.c", [CUBINS[0]])
+    assert (tmp_path / "one.c").read_bytes() == (tmp_path / "listed.c").read_bytes()
+
+
 def test_as_a_program(tmp_path: Path) -> None:
     """As CMake runs it: no torch, and torch_cubin/inspect.py must not hide Python's inspect."""
     command = [sys.executable, "-I", str(ROOT / "torch_cubin" / "embed.py"), "--output"]

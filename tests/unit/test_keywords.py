@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import inspect
 import pickle
 
@@ -49,6 +50,31 @@ def test_an_unknown_keyword_is_told_the_nearest(name: str, monkeypatch) -> None:
     assert f"got '{keyword}'" in text
     assert near in text
     assert isinstance(caught.value, TypeError)
+
+
+PRODUCERS = {
+    "triton.define_op": ((["ns::f() -> ()"], "signatures", "'signature'")),
+    "triton.write": ((["folder", []], "overwrites", "'overwrite'")),
+    "triton.read": (([], "paths", "'path'")),
+    "triton.descriptor": ((["x"], "pad", "'padding' (nearest of 2)")),
+    "tile.define_op": ((["ns::f() -> ()", "file"], "signature", "'signatures'")),
+    "tile.compile": (([None, None], "arch", "'archs'")),
+    "tile.parse": (([], "symbols", "'symbol'")),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCERS)
+def test_producers_too(name: str) -> None:
+    args, keyword, near = PRODUCERS[name]
+    module, function = name.split(".")
+    found = importlib.import_module(f"torch_cubin.producers.{module}")
+    with pytest.raises(errors.InputError) as caught:
+        getattr(found, function)(*args, **{keyword: 3})
+    text = str(caught.value)
+    start = f"torch_cubin [input]: torch_cubin.producers.{name} has an unknown argument"
+    assert text.startswith(start), text
+    assert near in text
+    assert f"got '{keyword}'" in text
 
 
 def test_load_inline_s_too() -> None:

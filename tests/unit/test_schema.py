@@ -1,4 +1,4 @@
-"""Schemas: what csrc/declared/schema.cpp takes, PyTorch's own parser takes and reads alike."""
+"""Schemas: what csrc/declared takes, PyTorch's own parser takes and reads alike."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CASES = 5000
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    return cubin_check.build(
-        HERE / "schema_check.cpp", more=[cubin_check.ROOT / "csrc/declared/schema.cpp"]
-    )
+    declared = cubin_check.ROOT / "csrc/declared"
+    sources = [declared / "schema.cpp", declared / "schema_parser.cpp"]
+    return cubin_check.build(HERE / "schema_check.cpp", more=sources)
 
 
 def parse(program: Path, *texts: str) -> list[dict]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cubin_check import json_include
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CXX", "g++")
@@ -77,15 +78,18 @@ def compiled(source: str, name: str, folder: Path, *more: str) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory) -> Path:
-    parts = [str(ROOT / "csrc" / name) for name in ("pytorch/settings.cpp", "driver/dl.cpp")]
-    return compiled(READER, "reader", tmp_path_factory.mktemp("settings"), *parts, "-ldl")
+    names = ("pytorch/settings.cpp", "pytorch/internals.cpp", "driver/dl.cpp", "cubin/error.cpp")
+    parts = [str(ROOT / "csrc" / name) for name in names]
+    include = f"-isystem{json_include()}"
+    return compiled(READER, "reader", tmp_path_factory.mktemp("settings"), *parts, include, "-ldl")
 
 
-def answers(reader: Path, code: str) -> list[int]:
+def answers(reader: Path, code: str, **environment: str) -> list[int]:
     program = f"import ctypes\n{code}"
     done = subprocess.run(
-        [sys.executable, "-c", program, str(reader)], capture_output=True, text=True
-    )
+        [sys.executable, "-c", program, str(reader)], capture_output=True, text=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [int(line) for line in done.stdout.split()]
 
@@ -119,6 +123,31 @@ for tf32 in (0, 1, 0):
     print(reader.allowed())
 """
     assert answers(reader, code) == expected
+
+
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        "_ZN2at13globalContextEv",
+        "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
+        "_ZN2at11str2backendERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        "_ZN2at6str2opERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        "_ZN2at13str2precisionERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+    ],
+)
+def test_without_a_symbol_it_is_ieee(symbol: str, reader, tmp_path) -> None:
+    """Also where the environment alone says that it is missing, which is how that is tested."""
+    macros = [f"-D{name}={value}" for name, value in NOW.items()]
+    stub = compiled(STUB, "stub", tmp_path, *macros, "-Wl,-soname,libtorch_cpu.so")
+    code = f"""
+import sys
+torch = ctypes.CDLL({str(stub)!r}, ctypes.RTLD_GLOBAL)
+reader = ctypes.CDLL(sys.argv[1])
+torch.set_precision(1)
+print(reader.allowed())
+"""
+    assert answers(reader, code) == [1]
+    assert answers(reader, code, TORCH_CUBIN_TEST_MISSING=symbol) == [0]
 
 
 def test_without_torch_it_is_ieee(reader) -> None:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,29 @@ def test_notes_that_cannot_be_launched(case: str, tmp_path: Path) -> None:
     changes, says = REFUSED[case]
     path = changed_metadata(copied(tmp_path), **changes)
     with pytest.raises(errors.Error, match=says):
+        tct.read(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("4.0.0", "4.0.0"), ("3.10.1", "3.10.1"), ("2.2.0", "2.2.0"), (..., "")]
+)
+def test_notes_of_an_unknown_version_warn(version: Any, said: str, tmp_path: Path) -> None:
+    """Their parameters fit, which is all that can be checked."""
+    path = changed_metadata(copied(tmp_path), triton_version=version)
+    words = rf"compiled by Triton {said or '.unknown.'}, and launches are known of 3\.3 to 3\.9"
+    with pytest.warns(UserWarning, match=words) as caught:
+        (found,) = tct.read(path)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert found.version == said
+    op = copy_tile([found])  # and can be launched
+    assert contract_of(op)["producer"]["version"] == said
+
+
+@pytest.mark.parametrize("version", ["3.3.0", "3.6.0", "3.9.7", "3.9.0+git1234"])
+def test_notes_of_a_known_version_do_not_warn(version: str, tmp_path: Path) -> None:
+    path = changed_metadata(copied(tmp_path), triton_version=version)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         tct.read(path)
 
 
@@ -558,6 +582,30 @@ def test_the_compilers_kernels_become_ops(name: str, tmp_path: Path) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("kind", sorted(table.KINDS) if table else ["(none)"])
+def test_each_kind_that_must_be_shown_has_cases(kind: str) -> None:
+    """tests/gpu/test_cuda_producers.py compares all cases with Triton's own launches."""
+    names, is_shown = table.KINDS[kind]
+    shown = 0
+    for name in names:
+        case = table.CASES[name]
+        if case.least > table.VERSION:
+            continue
+        (kernel_,) = table.kernels_of(case, ("sm_90a",))
+        op = table.define(name, namespace(), [kernel_])
+        assert is_shown(case, contract_of(op)), (kind, name, contract_of(op))
+        shown += 1
+    assert shown > 0 or table.VERSION < (3, 6), kind
+
+
+@needs_triton
+def test_enough_kernels_are_compared() -> None:
+    count = len(table.different_kernels())
+    print(f"{count} different kernels of {len(table.known())} cases")
+    assert count >= table.LEAST_KERNELS
+
+
+@needs_triton
 def test_signatures() -> None:
     for signature, says in (
         ("*fp32:16, *fp32, *fp32, i32:7, 256", "16 or :1"),
@@ -569,6 +617,8 @@ def test_signatures() -> None:
         with pytest.raises(errors.InputError) as caught:
             tct.compile(table.add, signature, "sm_90a")
         assert says in str(caught.value)
+    with pytest.raises(errors.InputError, match="'num_warps'.*, got 'num_warp'"):
+        tct.compile(table.add, "*fp32, *fp32, *fp32, i32, 256", "sm_90a", num_warp=8)
     with pytest.raises(errors.InputError, match="no such target"):
         tct.compile(table.add, "*fp32, *fp32, *fp32, i32, 256", "gfx942")
 

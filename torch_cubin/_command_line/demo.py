@@ -186,7 +186,7 @@ def _attention_calls(
     head_dim: int,
     device: str,
 ) -> Calls:
-    """The same for attention."""
+    """What _calls() gives, for attention."""
     batch, query_heads, kv_heads = heads
     normal = _normal(dtype, device)
     query = normal(batch, query_heads, rows, head_dim)

@@ -239,7 +239,7 @@ def _own_kernels() -> Iterator[Finding]:
         ("libtorch_cubin.a", _file(cpp.library_path(), "libtorch_cubin.a"), "static linking"),
         ("a C++ compiler", _cpp_compiler, "cpp.load_inline and cpp.Extension"),
         ("nvcc", _compile._nvcc_path, 'compile(..., compiler="nvcc")'),
-        ("NVRTC", lambda: nvrtc.load()._name, "torch_cubin.compile"),
+        ("NVRTC", lambda: nvrtc.load()._name, 'torch_cubin.compile but by compiler="nvcc"'),
         ("libcrypto", _libcrypto, "load_package(trusted=), which compares signatures"),
         ("Triton", lambda: _module("triton"), "producers.triton.define_op"),
     ):

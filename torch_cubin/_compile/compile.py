@@ -16,8 +16,8 @@ import torch
 from torch_cubin import errors
 from torch_cubin._compile import cache as _cache
 from torch_cubin._compile import headers, nvrtc
-from torch_cubin._kernels import module as _module
-from torch_cubin._kernels.module import Module
+from torch_cubin._inspection.inspect import _read
+from torch_cubin._kernels.module import Module, load
 
 _FILE_NAME = re.compile(r"\s*[^\s;{}()]+\.(cu|cuh|cpp|cc|c|h|hpp|ptx|cubin)\s*")
 _ARCH = re.compile(r"sm_\d+[af]?")
@@ -55,7 +55,7 @@ def compile(
     [file] where there is no compiler.
     """
     if not isinstance(source, (str, os.PathLike)):
-        raise _refuse("source", "has a wrong type", "a str or os.PathLike", type(source).__name__)
+        raise errors.wrong_type(_argument("source"), "a str or os.PathLike", source)
     folders = [Path(os.fspath(folder)) for folder in _listed(include, "include")]
     is_file = isinstance(source, os.PathLike)
     label, name = "the source given", "source.cu"
@@ -63,12 +63,12 @@ def compile(
     if is_file:
         path = Path(os.fspath(source))
         label, name = f"file '{path}'", path.name
-        text = _module._read_file(str(path)).decode("utf-8", "replace")
+        text = _read(str(path)).decode("utf-8", "replace")
         folders.insert(0, path.parent)
     assert isinstance(text, str)
     if not is_file and _FILE_NAME.fullmatch(text):
         raise errors.fault(
-            "input", "torch_cubin.compile argument 'source'", "is a file's name",
+            "input", _argument("source"), "is a file's name",
             expected="a str of source text, or a path object", got=repr(text)[:80],
             advice=f"Pass pathlib.Path({text.strip()!r:.80}).",
         )  # fmt: skip
@@ -93,7 +93,7 @@ def compile(
         version = _nvcc_version()
     else:
         raise _refuse("compiler", "is unknown", "'nvrtc' or 'nvcc'", repr(compiler)[:80])
-    made = _module.load([cubin for cubin, _ in compiled])
+    made = load([cubin for cubin, _ in compiled])
     # A source of variables alone, for global_tensor(), has no __global__ function in its text.
     cubins = [cubin for cubin, _ in compiled]
     only_variables = "__global__" not in text and any(map(_has_variables, cubins))
@@ -135,7 +135,7 @@ def _listed(values: Any, what: str) -> list[str]:
     if isinstance(values, (str, os.PathLike)):
         values = [values]
     if not isinstance(values, Iterable):
-        raise _refuse(what, "has a wrong type", "a list of str", type(values).__name__)
+        raise errors.wrong_type(_argument(what), "a list of str", values)
     listed = list(values)
     for value in listed:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -288,6 +288,9 @@ def _does_not_compile(label: str, log: str, arch: str) -> errors.Error:
     )  # fmt: skip
 
 
+def _argument(name: str) -> str:
+    return f"torch_cubin.compile argument '{name}'"
+
+
 def _refuse(argument: str, problem: str, expected: str, got: str) -> errors.Error:
-    what = f"torch_cubin.compile argument '{argument}'"
-    return errors.fault("input", what, problem, expected=expected, got=got)
+    return errors.fault("input", _argument(argument), problem, expected=expected, got=got)

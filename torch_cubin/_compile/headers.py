@@ -90,7 +90,7 @@ def digest(source: str, folders: Sequence[Path], of_cuda: Sequence[Path]) -> str
             for folder in (*near, *folders):
                 path = folder / name
                 if not path.is_file():
-                    # That it was not here decides, too.
+                    # The same source with that header here would be another program.
                     hashed.update(f"-{path}\0".encode())
                     continue
                 resolved = path.resolve()

@@ -121,7 +121,7 @@ class _Derivative(torch.autograd.Function):
             found = invocation.formula.backward(ctx, *grads)
         finally:
             ctx.needs_input_grad = flags
-        return (None, *_flat(invocation, found))
+        return (None, *_gradients_of_operands(invocation, found))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -151,8 +151,8 @@ class _Derivative(torch.autograd.Function):
         return stacked, (0,) * len(stacked)
 
 
-def _flat(invocation: _Invocation, found: Any) -> list[Any]:
-    """The gradients that a formula gave, one for each operand."""
+def _gradients_of_operands(invocation: _Invocation, found: Any) -> list[Any]:
+    """What a formula returned as gradients, one for each operand."""
     signature = invocation.signature
     gradients = found if isinstance(found, tuple) else (found,)
     arguments = [argument for argument in signature.arguments if not argument.keyword_only]
@@ -208,7 +208,7 @@ def differentiable(
 def autograd_kernel(
     op: Any, signature: Signature, formula: Callable[[], Formula | None]
 ) -> Callable[..., Any]:
-    """For the Autograd key."""
+    """The op's kernel on the Autograd key."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         found = formula()

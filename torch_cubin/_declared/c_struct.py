@@ -40,7 +40,7 @@ class CStruct:
         return f"<torch_cubin.CStruct '{self.name}' of {self.size} bytes: {', '.join(self.fields)}>"
 
 
-# Bytes, alignment, kind, items.
+# Of each type: bytes, alignment, kind, and items where it is a vector.
 _SCALARS: dict[str, tuple[int, int, str, int | None]] = {
     "bool": (1, 1, "bool", None),
     "char": (1, 1, "int8", None), "signed char": (1, 1, "int8", None),
@@ -53,7 +53,7 @@ _SCALARS: dict[str, tuple[int, int, str, int | None]] = {
     "float": (4, 4, "float32", None), "double": (8, 8, "float64", None),
     "half": (2, 2, "float16", None), "__half": (2, 2, "float16", None),
     "__nv_bfloat16": (2, 2, "bfloat16", None), "nv_bfloat16": (2, 2, "bfloat16", None),
-    # Their bits.
+    # Types of CUDA's that are given as the bits that they hold.
     "half2": (4, 4, "uint32", None), "__half2": (4, 4, "uint32", None),
     "__nv_bfloat162": (4, 4, "uint32", None),
     "__nv_fp8_e4m3": (1, 1, "uint8", None), "__nv_fp8_e5m2": (1, 1, "uint8", None),

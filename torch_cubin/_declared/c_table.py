@@ -194,7 +194,7 @@ class CTables:
         return None
 
     def _end(self, at: int) -> int:
-        """Where what is opened here is closed."""
+        """The place of the bracket that closes the one at `at`."""
         wanted: list[str] = []
         for place in range(at, len(self.tokens)):
             token = self.tokens[place]
@@ -392,7 +392,7 @@ class CTables:
                               text or "none")  # fmt: skip
 
     def _row(self, values: Any, fields: list[_Field]) -> dict[str, Any]:
-        """A row of zeros, which ends some tables, is none: {}."""
+        """A row's values by field; {} for the row of zeros that ends some tables."""
         if isinstance(values, dict):
             row = values
         elif isinstance(values, list) and len(values) <= len(fields):
@@ -434,7 +434,7 @@ def _is_name(word: str) -> bool:
 
 
 def _split(words: list[str]) -> list[list[str]]:
-    """Between commas."""
+    """The parts of a declaration between its commas."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == ",":

@@ -11,7 +11,7 @@ from typing import Any
 from torch_cubin import errors
 from torch_cubin._declared import kernel_table
 from torch_cubin._declared.define_op import LAUNCH_ARGUMENTS, KernelChoice
-from torch_cubin._kernels.module import Loaded, opened
+from torch_cubin._kernels.sources import Loaded, opened
 from torch_cubin._native import library
 
 _MOST_CHOICES = 4096  # kernels of one op, as csrc/declared has it

@@ -120,8 +120,7 @@ class Builder:
     def tensors(self, patterns: Mapping[str, Any]) -> None:
         """Reads `tensors=`: an entry for each tensor argument and output."""
         if not isinstance(patterns, Mapping):
-            got = type(patterns).__name__
-            raise self.refuse("tensors", "has a wrong type", "a dict of patterns by name", got)
+            raise errors.wrong_type(f"{self.op}: tensors", "a dict of patterns by name", patterns)
         outputs = self.signature.outputs
         for name, pattern in patterns.items():
             if name in outputs:

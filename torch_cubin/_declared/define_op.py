@@ -11,8 +11,8 @@ from torch_cubin._declared import contract as _contract
 from torch_cubin._declared import op as _op
 from torch_cubin._declared import signature as _signature
 from torch_cubin._declared.contract import Choice
-from torch_cubin._kernels import module as _module
-from torch_cubin._kernels.module import Kernel
+from torch_cubin._kernels.module import Kernel, Module
+from torch_cubin._kernels.sources import Loaded, by_kernel, opened
 
 LAUNCH_ARGUMENTS = (
     *("args", "grid", "block", "shared_memory", "cluster", "cooperative"),
@@ -200,7 +200,7 @@ def _choice(op: str, choice: Any) -> KernelChoice:
 
 
 def _producer(kernel: Kernel) -> dict[str, Any]:
-    """What compiled it, with the names that stand for its symbol."""
+    """What compiled a kernel, for the manifest, with the names that stand for its symbol."""
     module = kernel.module
     aliases = sorted(alias for alias, symbol in module._aliases.items() if symbol == kernel.name)
     return {**(module._producer or {}), **({"aliases": aliases} if aliases else {})}
@@ -218,30 +218,30 @@ class _Images:
 
     def add(self, source: Any, kernel: str) -> list[int]:
         """The places of a source's files; of an archive's, those with that kernel."""
-        if isinstance(source, _module.Loaded):
+        if isinstance(source, Loaded):
             return [self._place(source)]
 
-        def opened() -> list[_module.Loaded]:
+        def read() -> list[Loaded]:
             what = f"image {len(self.found)} of the definition"
-            return [loaded for _, loaded in _module.opened(source, what)]
+            return [loaded for _, loaded in opened(source, what)]
 
         is_path = isinstance(source, (str, os.PathLike))
-        files = self._once(source, os.fsdecode(source) if is_path else id(source), opened)
+        files = self._once(source, os.fsdecode(source) if is_path else id(source), read)
         return [self._place(file) for file in files.with_kernel(kernel)]
 
-    def of(self, kernel: Kernel) -> list[_module.Loaded]:
+    def of(self, kernel: Kernel) -> list[Loaded]:
         """The files that a loaded kernel is in."""
         module = kernel.module
         return self._once(module, id(module), module._read_again).with_kernel(kernel.name)
 
-    def _once(self, source: Any, key: Any, read: Callable[[], list[_module.Loaded]]) -> _Files:
+    def _once(self, source: Any, key: Any, read: Callable[[], list[Loaded]]) -> _Files:
         files = self._files.get(key)
         if files is None:
             self._kept.append(source)
             files = self._files[key] = _Files(read())
         return files
 
-    def _place(self, file: _module.Loaded) -> int:
+    def _place(self, file: Loaded) -> int:
         place = self._places.setdefault(file.data, len(self.found))
         if place == len(self.found):
             self.found.append(file)
@@ -249,18 +249,18 @@ class _Images:
 
 
 class _Files:
-    """What one source holds."""
+    """The files that one source holds, and which of them have a kernel."""
 
-    def __init__(self, files: list[_module.Loaded]) -> None:
+    def __init__(self, files: list[Loaded]) -> None:
         self._files = files
-        self._by_kernel: dict[str, list[_module.Loaded]] | None = None
+        self._by_kernel: dict[str, list[Loaded]] | None = None
 
-    def with_kernel(self, name: str) -> list[_module.Loaded]:
+    def with_kernel(self, name: str) -> list[Loaded]:
         """The files that have a kernel of that name; all where none has it."""
         if len(self._files) == 1:
             return self._files
         if self._by_kernel is None:
-            self._by_kernel = _module.by_kernel(self._files)
+            self._by_kernel = by_kernel(self._files)
         return self._by_kernel.get(name, self._files)
 
 
@@ -299,7 +299,7 @@ def _shown(kernel: Any) -> str:
 
 def _block(op: str, images: list[tuple[bytes, str]], name: str, jit: bool) -> tuple[int, ...]:
     """The block that the binaries demand of a kernel."""
-    module = _module.Module(images, images[0][1], jit)
+    module = Module(images, images[0][1], jit)
     module[name]  # raises where no image has it: the nearest names
     demands = {
         tuple(kernel.required_block): image.arch

@@ -53,14 +53,10 @@ def struct(type: Any, /, **members: Any) -> Struct:
     label = f"torch_cubin.struct of '{getattr(type, '__name__', type)}'"
     for name in {**fields, **members}:
         if name not in members or name not in fields:
+            what = "value for the field" if name in fields else "field"
+            expected, got = ", ".join(fields), ", ".join(members) or "none"
             raise errors.fault(
-                "input",
-                label,
-                f"has no {'value for the' if name in fields else ''} field '{name}'".replace(
-                    "  ", " "
-                ),
-                expected=", ".join(fields),
-                got=", ".join(members) or "none",
+                "input", label, f"has no {what} '{name}'", expected=expected, got=got
             )
     out: list[tuple[int, Any]] = []
     for name, (offset, kind, count, step) in fields.items():
@@ -115,18 +111,13 @@ def _of_c_field(offset: int, kind: Any, value: Any, label: str) -> list[tuple[in
             value = _of_c(kind, value)
         if not isinstance(value, Struct) or value.size != kind.size:
             expected = f"torch_cubin.struct of '{kind.name}', or a dict of its fields"
-            raise errors.fault(
-                "input", label, "has a wrong value", expected=expected, got=_shown(value)
-            )
+            raise _wrong_value(label, expected, value)
         return [(offset + at, member) for at, member in value.members]
     if kind == "bool" and type(value) is int and value in (0, 1):
         value = bool(value)
     if kind == "tensor_map":
         if not isinstance(value, TracedTensorMap):
-            expected = "torch_cubin.TensorMap(...)"
-            raise errors.fault(
-                "input", label, "has a wrong value", expected=expected, got=_shown(value)
-            )
+            raise _wrong_value(label, "torch_cubin.TensorMap(...)", value)
         return [(offset, entry(value, label))]
     return [(offset, _member(kind, value, label))]
 
@@ -239,7 +230,12 @@ def _member(kind: Any, value: Any, label: str) -> list:
         if found in numbers:
             return [kind, tree_of(value)]
     expected = kind if isinstance(kind, str) else f"torch_cubin.struct({kind}, ...)"
-    raise errors.fault("input", label, "has a wrong value", expected=expected, got=_shown(value))
+    raise _wrong_value(label, expected, value)
+
+
+def _wrong_value(label: str, expected: str, value: Any) -> errors.Error:
+    got = _shown(value)
+    return errors.fault("input", label, "has a wrong value", expected=expected, got=got)
 
 
 def entry(value: Any, label: str) -> list:

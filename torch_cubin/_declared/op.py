@@ -102,9 +102,9 @@ class Op:
 
         A first call does the same by itself, inside a CUDA graph capture too.
         """
-        from torch_cubin._kernels.module import _device_index
+        from torch_cubin._kernels.launch import device_index
 
-        _library.preload_op(self.name, _device_index(device))
+        _library.preload_op(self.name, device_index(device))
 
     # What follows is for define_op and packages.
 
@@ -204,7 +204,7 @@ _ops: dict[str, Op] = {}
 
 
 def _op_of_name(name: str) -> Op:
-    """An op out of a pickle."""
+    """The op of that name, for unpickling."""
     op = _ops.get(name)
     if op is None:
         raise errors.fault(

@@ -141,14 +141,9 @@ class _Ops(dict[str, Op]):
 def _path(function: str, folder: Any) -> str:
     if isinstance(folder, (str, bytes, os.PathLike)):
         return os.fsdecode(folder)
-    raise errors.fault(
-        "input",
-        f"torch_cubin.{function} argument 'folder'",
-        "has a wrong type",
-        expected="a str or os.PathLike",
-        got=type(folder).__name__,
-        advice="It comes first: save_package(folder, ops)." if function == "save_package" else "",
-    )
+    what = f"torch_cubin.{function} argument 'folder'"
+    advice = "It comes first: save_package(folder, ops)." if function == "save_package" else ""
+    raise errors.wrong_type(what, "a str or os.PathLike", folder, advice)
 
 
 class _PackageImages:

@@ -27,13 +27,8 @@ class Image:
         data = _read(self.file)
         found = hashlib.sha256(data).hexdigest()
         if found != self.sha256:
-            raise errors.fault(
-                "hash",
-                self.origin,
-                "is not the one that was loaded",
-                expected=f"sha256 {self.sha256}",
-                got=f"sha256 {found}",
-            )
+            problem = "is not the one that was loaded"
+            raise errors.other_bytes(self.origin, problem, self.sha256, found)
         return data
 
 

@@ -96,7 +96,7 @@ class Signature:
         return values
 
     def unbind(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and the keyword-only arguments again."""
+        """The positional and the keyword-only arguments of values that bind() gave."""
         args = [values[a.name] for a in self.arguments if not a.keyword_only]
         return args, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
 
@@ -126,8 +126,7 @@ def parse(schema: str) -> Signature:
     """Raises InputError [input] for what no declared op can have."""
     label = f"schema {schema!r:.200}"
     if not isinstance(schema, str):
-        got = type(schema).__name__
-        raise errors.fault("input", label, "has a wrong type", expected="a str", got=got)
+        raise errors.wrong_type(label, "a str", schema)
     library.check_schema(schema)
     try:
         parsed = operators.parse_schema(schema)

@@ -15,7 +15,7 @@ from torch_cubin import errors
 
 
 def file_name(manifest: bytes) -> str:
-    """Of the signature of a manifest with these bytes."""
+    """The name of the file with the signature of a manifest of these bytes."""
     return f"manifest.{hashlib.sha256(manifest).hexdigest()}.sig"
 
 
@@ -48,7 +48,7 @@ def private_key(key: Any) -> Any:
 
 
 def public_keys(keys: Iterable[Any]) -> list[str]:
-    """Each as 64 hex digits."""
+    """The keys as 64 hex digits each."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
         raise _no_key("load_package(trusted=)", "a list of public keys", type(keys).__name__)
     return [_public_key(key) for key in keys]

@@ -62,18 +62,39 @@ def _why_not(
 
 
 def _why_not_sums(logsumexp: Tensor, query: Tensor) -> str:
-    """For a query whose heads come before its rows."""
+    """Why this logsumexp is not ours; `query` has its heads before its rows."""
     if logsumexp.shape == query.shape[:-1] and logsumexp.dtype == torch.float32:
         return ""
     return "a logsumexp of another layout"
 
 
+_OF_PYTORCH = "a call of PyTorch's own kernel"
 _SEVERAL_KERNELS = "num_splits=1 with packed sequences, which have several kernels on this device"
 
 
 def _has_one_packed_kernel(device: torch.device) -> bool:
     """Whether batch_invariant() covers packed sequences there: the CPU's reference, and Hopper."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
+
+
+# Of the keyword arguments of PyTorch's operators, those that are served whatever they are.
+_OPTIONS = frozenset(("scale", "window_size_left", "window_size_right", "num_splits"))
+
+
+def _unknown_option(options: dict[str, Any]) -> str:
+    """The keyword argument that is not served; "" where all are."""
+    unknown = (
+        name for name, value in options.items() if name not in _OPTIONS and value is not None
+    )
+    return next(unknown, "")
+
+
+def _packed(offsets: tuple[Any, Any], longest: tuple[int, int]) -> dict[str, Any]:
+    """The options of the cubin ops for packed rows; none without offsets."""
+    if offsets[0] is None:
+        return {}
+    options = {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
+    return {**options, "max_seqlen_q": longest[0], "max_seqlen_k": longest[1]}
 
 
 def _window(size: int | None) -> int:
@@ -99,10 +120,7 @@ def _attend(
     window: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
     """Output and logsumexp of (batch, heads, rows, head_dim), or of packed rows."""
-    options: dict[str, Any] = {}
-    if offsets[0] is not None:
-        options = {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
-        options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1]}
+    options = _packed(offsets, longest)
     # The operators of aten have no rule of autocast: they compute in the dtype that they are given.
     with dispatch_keys.without_autocast():
         out, logsumexp = _forward(
@@ -192,68 +210,36 @@ class Implementation:
     def _pytorch_calls(self) -> bool:
         return getattr(self._own, "depth", 0) > 0
 
-    def forward(
-        self,
-        keys: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cum_seq_q: Tensor | None,
-        cum_seq_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        dropout_p: float,
-        is_causal: bool,
-        return_debug_mask: bool,
-        **options: Any,
-    ) -> tuple[Tensor, ...]:
+    def forward(self, keys: Any, *args: Any, **options: Any) -> tuple[Tensor, ...]:
+        """`args`: query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal and
+        return_debug_mask."""
         name = "_flash_attention_forward"
-        args = (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)
-        reason = self._why_not_forward(args, return_debug_mask, options)
+        reason = self._why_not_forward(args, options)
         if reason:
-            return self._decline(keys, name, reason, *args, return_debug_mask, **options)
-        out, logsumexp = self._rows_first(*args, **options)
-        report.count_served(name, (query, key), out)
-        return (out, logsumexp, *_auxiliary(query))
+            return self._decline(keys, name, reason, *args, **options)
+        out, logsumexp = self._rows_first(*args[:-1], **options)
+        report.count_served(name, args[:2], out)
+        return (out, logsumexp, *_auxiliary(args[0]))
 
-    def forward_into(
-        self,
-        keys: Any,
-        out: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cum_seq_q: Tensor | None,
-        cum_seq_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        dropout_p: float,
-        is_causal: bool,
-        return_debug_mask: bool,
-        **options: Any,
-    ) -> Tensor:
+    def forward_into(self, keys: Any, out: Tensor, *args: Any, **options: Any) -> Tensor:
+        """What forward() does, with the output written to `out`."""
         name = "_flash_attention_forward_no_dropout_inplace"
-        args = (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)
-        reason = self._why_not_forward(args, return_debug_mask, options)
+        reason = self._why_not_forward(args, options)
         if reason:
-            return self._decline(keys, name, reason, out, *args, return_debug_mask, **options)
-        computed, logsumexp = self._rows_first(*args, **options)
+            return self._decline(keys, name, reason, out, *args, **options)
+        computed, logsumexp = self._rows_first(*args[:-1], **options)
         out.copy_(computed)
-        report.count_served(name, (query, key), out)
+        report.count_served(name, args[:2], out)
         return logsumexp
 
-    def _why_not_forward(
-        self, args: tuple[Any, ...], return_debug_mask: bool, options: dict[str, Any]
-    ) -> str:
-        query, key, value, cum_seq_q, cum_seq_k, _, _, dropout_p, _ = args
+    def _why_not_forward(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+        query, key, value, cum_seq_q, cum_seq_k, _, _, dropout_p, _, return_debug_mask = args
         if self._pytorch_calls():
-            return "a call of PyTorch's own kernel"
+            return _OF_PYTORCH
         if return_debug_mask:
             return "return_debug_mask"
-        for name, option in options.items():
-            if name not in _OPTIONS and option is not None:
-                return name
-        reason = _why_not(query, key, value, dropout_p, (cum_seq_q, cum_seq_k))
+        reason = _unknown_option(options)
+        reason = reason or _why_not(query, key, value, dropout_p, (cum_seq_q, cum_seq_k))
         if not reason and options.get("num_splits") == 1 and cum_seq_q is not None:
             return "" if _has_one_packed_kernel(query.device) else _SEVERAL_KERNELS
         return reason
@@ -280,8 +266,7 @@ class Implementation:
         if num_splits == 1:
             with batch_invariant():
                 return self._rows_first(
-                    *(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k),
-                    *(dropout_p, is_causal),
+                    *(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal),
                     scale=scale,
                     window_size_left=window_size_left,
                     window_size_right=window_size_right,
@@ -294,56 +279,29 @@ class Implementation:
         )
         return _layout_of(out if packed else out.transpose(1, 2), query), logsumexp
 
-    def backward(
-        self,
-        keys: Any,
-        grad_out: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        logsumexp: Tensor,
-        cum_seq_q: Tensor | None,
-        cum_seq_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        dropout_p: float,
-        is_causal: bool,
-        rng_state: Tensor,
-        unused: Tensor,
-        **options: Any,
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, keys: Any, *args: Any, **options: Any) -> tuple[Tensor | None, ...]:
         name = "_flash_attention_backward"
-        args = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
-        rest = (dropout_p, is_causal, rng_state, unused)
-        reason = self._why_not_backward(args, dropout_p, options)
+        grad_out, query, key, value, out, logsumexp, *more = args
+        cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, _, _ = more
+        offsets = (cum_seq_q, cum_seq_k)
+        reason = _OF_PYTORCH if self._pytorch_calls() else _unknown_option(options)
+        reason = reason or _why_not(query, key, value, dropout_p, offsets)
+        reason = reason or _why_not_sums(logsumexp, query.transpose(-3, -2))
         if reason:
-            return self._decline(keys, name, reason, *args, *rest, **options)
+            return self._decline(keys, name, reason, *args, **options)
         if grad_out is None:
             return None, None, None
         packed = cum_seq_q is not None
         tensors: tuple[Tensor, ...] = (grad_out, query, key, value, out)
         gradients = _differentiate(
             *(tensors if packed else _swap_heads(*tensors)),
-            *(logsumexp, (cum_seq_q, cum_seq_k), (max_q, max_k), is_causal),
+            *(logsumexp, offsets, (max_q, max_k), is_causal),
             **options,
         )
         if not packed:
             gradients = _swap_heads(*gradients)
         report.count_served(name, (query, key), gradients[0])
         return tuple(map(_layout_of, gradients, (query, key, value)))
-
-    def _why_not_backward(
-        self, args: tuple[Any, ...], dropout_p: float, options: dict[str, Any]
-    ) -> str:
-        _, query, key, value, _, logsumexp, cum_seq_q, cum_seq_k, _, _ = args
-        if self._pytorch_calls():
-            return "a call of PyTorch's own kernel"
-        for name, option in options.items():
-            if name not in _OPTIONS and option is not None:
-                return name
-        reason = _why_not(query, key, value, dropout_p, (cum_seq_q, cum_seq_k))
-        return reason or _why_not_sums(logsumexp, query.transpose(-3, -2))
 
     def sdpa(
         self,
@@ -370,34 +328,17 @@ class Implementation:
         return (out, logsumexp, *offsets, *longest, *_auxiliary(query))
 
     def sdpa_backward(
-        self,
-        keys: Any,
-        grad_out: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        logsumexp: Tensor,
-        cum_seq_q: Tensor | None,
-        cum_seq_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        dropout_p: float,
-        is_causal: bool,
-        philox_seed: Tensor,
-        philox_offset: Tensor,
-        *,
-        scale: float | None = None,
+        self, keys: Any, *args: Any, scale: float | None = None
     ) -> tuple[Tensor | None, ...]:
         name = "_scaled_dot_product_flash_attention_backward"
+        grad_out, query, key, value, out, logsumexp, *more = args
+        cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, _, _ = more
         offsets, longest = (cum_seq_q, cum_seq_k), (max_q, max_k)
         reason = "packed sequences" if offsets != (None, None) else ""
         reason = reason or _why_not(*_swap_ranked(query, key, value), dropout_p, (None, None))
         reason = reason or _why_not_sums(logsumexp, query)
         if reason:
-            args = (grad_out, query, key, value, out, logsumexp, *offsets, *longest)
-            rest = (dropout_p, is_causal, philox_seed, philox_offset)
-            return self._decline(keys, name, reason, *args, *rest, scale=scale)
+            return self._decline(keys, name, reason, *args, scale=scale)
         if grad_out is None:
             return None, None, None
         gradients = _differentiate(
@@ -407,16 +348,12 @@ class Implementation:
         return tuple(map(_layout_of, gradients, (query, key, value)))
 
 
-# Of the keyword arguments of PyTorch's operators, those that are served whatever they are.
-_OPTIONS = frozenset(("scale", "window_size_left", "window_size_right", "num_splits"))
-
-
 def _swap_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.transpose(1, 2) for tensor in tensors)
 
 
 def _swap_ranked(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same for tensors whose rank may be wrong."""
+    """_swap_heads() of tensors of four dims; others, of a wrong rank, as they are."""
     return tuple(x.transpose(1, 2) if x.dim() == 4 else x for x in tensors)
 
 
@@ -436,10 +373,7 @@ def _differentiate(
     window_size_right: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, ...]:
-    options: dict[str, Any] = {}
-    if offsets[0] is not None:
-        options = {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
-        options |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1]}
+    options = _packed(offsets, longest)
     with dispatch_keys.without_autocast():
         return _backward(
             grad_out,

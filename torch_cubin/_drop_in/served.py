@@ -157,7 +157,7 @@ def _attention(
 
 
 def _broadcast(*shapes: torch.Size) -> list[int] | None:
-    """What the shapes broadcast to, where they do."""
+    """The shape that the shapes broadcast to; None where they do not."""
     out: list[int] = []
     for shape in shapes:
         if len(shape) > len(out):

@@ -61,7 +61,7 @@ def _why_not_beside(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def _where(a: torch.Tensor) -> str | None:
-    """Whether its device and layout are served."""
+    """The reason why its device or layout is not served, or None."""
     if a.layout is not torch.strided or a.is_nested:
         return _laid_out(a)
     if a.is_cuda:
@@ -71,7 +71,7 @@ def _where(a: torch.Tensor) -> str | None:
 
 
 def _where_traced(a: torch.Tensor) -> str | None:
-    """The same, in attributes that torch.compile folds: others become operators of its graph.
+    """What _where() says, by attributes that torch.compile folds: others become part of its graph.
 
     Layouts need no look here: torch.compile gives up on sparse and nested tensors by itself.
     """

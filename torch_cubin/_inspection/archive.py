@@ -105,7 +105,7 @@ def inspect(source: Any, origin: str) -> Container:
                 advice="If a cubin in it has another name, unpack it and pass that.",
             )  # fmt: skip
         launches = list(archive.launches(infos))
-        found = [dataclasses.replace(one, launches=_of(one, launches)) for one in found]
+        found = [dataclasses.replace(one, launches=_launches_of(one, launches)) for one in found]
         return Container("archive", None, archive.size, tuple(found))
 
 
@@ -322,8 +322,8 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text)
 
 
-def _of(entry: ArchivedFile, launches: list[_Found]) -> tuple[Launch, ...]:
-    """Those of a file's kernels: by the file's name, and first by a wrapper in its own folder."""
+def _launches_of(entry: ArchivedFile, launches: list[_Found]) -> tuple[Launch, ...]:
+    """The launches of a file's kernels, found by its name, first in a wrapper in its own folder."""
     folder, _, file = entry.name.rpartition("/")
     images = entry.content.images() if isinstance(entry.content, Container) else [entry.content]
     symbols = {kernel.name for image in images if image is not None for kernel in image.kernels}

@@ -73,7 +73,7 @@ class _Facts:
 
 
 class _Kernels(_Facts):
-    """Of what has `kernels`: one of them by name."""
+    """Looks one of `kernels` up by its name."""
 
     kernels: tuple[Any, ...]
 

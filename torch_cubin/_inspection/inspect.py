@@ -60,14 +60,8 @@ def inspect(
         if isinstance(path, bytes):
             path = os.fsdecode(path)
         return _content(library.inspect(_read(path), _origin(path)))
-    raise errors.fault(
-        "input",
-        "torch_cubin.inspect argument 'source'",
-        "has a wrong type",
-        expected="str, os.PathLike or bytes",
-        got=type(source).__name__,
-        advice="Pass the file's path, or its bytes.",
-    )
+    what, expected = "torch_cubin.inspect argument 'source'", "str, os.PathLike or bytes"
+    raise errors.wrong_type(what, expected, source, "Pass the file's path, or its bytes.")
 
 
 def _origin(path: str) -> str:
@@ -125,7 +119,7 @@ def _read(path: str, *, is_device_code: bool = True) -> bytes:
 
 
 def _advice_for_folder(path: str) -> str:
-    """What of a folder may be meant: the cubins in it."""
+    """Advice for who passed a folder: the cubins in it."""
     try:
         cubins = sorted(name for name in os.listdir(path) if name.endswith(".cubin"))
     except OSError:

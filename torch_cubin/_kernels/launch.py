@@ -113,6 +113,24 @@ def current_device() -> int:
         ) from error
 
 
+def device_index(device: int | str | torch.device | None) -> int:
+    """Of what preload() and its kin take; None is PyTorch's current CUDA device."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return device
+    if device is not None:
+        problem = "is no CUDA device"
+        try:
+            found = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            got = repr(device)[:80]
+            raise errors.fault("input", "device", problem, expected="cuda:0", got=got) from error
+        if found.type != "cuda":
+            raise errors.fault("input", "device", problem, expected="cuda:0", got=str(found))
+        if found.index is not None:
+            return found.index
+    return current_device()
+
+
 def _refuse(facts: KernelFacts, problem: str, expected: str, got: str) -> errors.Error:
     return errors.fault(
         "launch", f"the launch of kernel '{facts.name}'", problem, expected=expected, got=got
@@ -165,4 +183,4 @@ def _stream(facts: KernelFacts, stream: Any) -> tuple[int, int | None]:
     )
 
 
-__all__ = ["Call", "current_device", "launch"]
+__all__ = ["Call", "current_device", "device_index", "launch"]

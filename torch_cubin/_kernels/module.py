@@ -5,35 +5,23 @@ from __future__ import annotations
 import dataclasses
 import gc
 import hashlib
-import itertools
 import math
 import operator
-import os
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from torch_cubin import errors
-from torch_cubin._inspection import archive
-from torch_cubin._inspection.facts import Container, shown
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
-from torch_cubin._inspection.inspect import _content, _origin
-from torch_cubin._inspection.inspect import _read as _read_file
+from torch_cubin._inspection.inspect import _content
 from torch_cubin._kernels import global_memory, launch
+from torch_cubin._kernels.launch import device_index
+from torch_cubin._kernels.sources import Known, Loaded, Source, aliases_of, opened, read_again
 from torch_cubin._native import library
 from torch_cubin._native.launcher import Launcher
-
-Source = str | os.PathLike | bytes | bytearray | memoryview
-
-
-class Loaded(NamedTuple):
-    """An image that has been read."""
-
-    data: bytes
-    origin: str  # what errors call it
 
 
 class Kernel(Launcher):
@@ -79,11 +67,11 @@ class Kernel(Launcher):
 
     @property
     def name(self) -> str:
-        """The symbol."""
+        """The kernel's symbol."""
         return self.info.name
 
     def __getitem__(self, shape: Any) -> Any:
-        """Refused: Triton and Numba write a launch so."""
+        """Refuses `kernel[grid](...)`, which is how Triton and Numba write a launch."""
         raise errors.fault(
             "input",
             f"the launch of kernel '{self.name}'",
@@ -100,8 +88,9 @@ class Kernel(Launcher):
         return f"<torch_cubin.Kernel '{self.name}' of {self.module.origin}>"
 
 
-def _common(facts: list[KernelFacts]) -> KernelFacts:
-    """The first, with the block of a launch that names none: what all that demand one demand."""
+def _facts_of_all(facts: list[KernelFacts]) -> KernelFacts:
+    """The facts of a kernel of several images: those of the first, and the block that all images
+    demand which demand one, for launches that name none."""
     demanded = {each.required_block for each in facts} - {None}
     return dataclasses.replace(
         facts[0], required_block=demanded.pop() if len(demanded) == 1 else None
@@ -164,12 +153,12 @@ class Module:
         self._drop.atexit = False
         self.origin = origin
         self.images = tuple(_content(entry) for entry in facts["images"])
-        self._sources: list[tuple[Source, str, str]] = []  # with name for errors and sha256
+        self._sources: list[Known] = []
         found: dict[str, list[KernelFacts]] = {}
         for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
             for kernel in image.kernels:
                 found.setdefault(kernel.name, []).append(kernel)
-        self._facts = {name: _common(facts) for name, facts in found.items()}
+        self._facts = {name: _facts_of_all(facts) for name, facts in found.items()}
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
         self._globals: set[int] = set()  # tensors over global variables (global_memory.py)
         self._closed = False
@@ -249,7 +238,7 @@ class Module:
         see their own.
         """
         self._check_open()
-        index = _device_index(device)
+        index = device_index(device)
         address, size = library.module_global(self._handle, index, name)
         wanted = math.prod(shape) * dtype.itemsize
         if wanted != size:
@@ -269,7 +258,7 @@ class Module:
         Those that have no image for it, and those that ``module[name]`` refuses, are passed over.
         """
         self._check_open()
-        library.module_preload(self._handle, _device_index(device))
+        library.module_preload(self._handle, device_index(device))
 
     def unload(self) -> bool:
         """Waits for submitted work, then gives the module back to the driver.
@@ -292,27 +281,7 @@ class Module:
 
     def _read_again(self) -> list[Loaded]:
         """The images' bytes, for define_op. Raises HashError [hash] where they are others now."""
-        found: list[bytes] = []
-        for given, group in itertools.groupby(self._sources, key=lambda entry: _archive(entry[0])):
-            entries = list(group)
-            if given is None:
-                found += [_read(source, name)[0] for source, name, _ in entries]
-            else:
-                origin = _archive_origin(given, "the buffer given")
-                found += archive.read([source for source, _, _ in entries], origin)
-        for data, (_, name, digest) in zip(found, self._sources, strict=True):
-            now = hashlib.sha256(data).hexdigest()
-            if now != digest:
-                raise errors.fault(
-                    "hash",
-                    name,
-                    "is not what the kernel was loaded from",
-                    expected=f"sha256 {digest}",
-                    got=f"sha256 {now}",
-                    advice="Load it again.",
-                )
-        named = zip(found, self._sources, strict=True)
-        return [Loaded(data, name) for data, (_, name, _) in named]
+        return read_again(self._sources)
 
     def _stays(self, what: str, advice: str) -> bool:
         text = f"torch_cubin [closed]: {self.origin} stays loaded: it is needed by {what}. {advice}"
@@ -367,7 +336,7 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     if len(sources) > 1:
         origin += f" and {len(sources) - 1} more"
     module = Module(sources, origin, jit)
-    module._name(_aliases_of(source), None)
+    module._name(aliases_of(source), None)
     # Paths are read again, and bytes are the caller's: nothing is held twice.
     module._sources = [(one, name, hashlib.sha256(data).hexdigest()) for one, (data, name) in found]
     return module
@@ -379,7 +348,7 @@ def _normal(name: str) -> str:
 
 
 def _load_again(
-    sources: tuple[tuple[Source, str, str], ...],
+    sources: tuple[Known, ...],
     jit: bool,
     aliases: dict[str, str] | None = None,
     producer: dict[str, Any] | None = None,
@@ -388,14 +357,8 @@ def _load_again(
     module = load([source for source, _, _ in sources], jit=jit)
     for (_, name, digest), (_, _, found) in zip(sources, module._sources, strict=True):
         if found != digest:
-            raise errors.fault(
-                "hash",
-                name,
-                "is not what the pickled module was loaded from",
-                expected=f"sha256 {digest}",
-                got=f"sha256 {found}",
-                advice="Pickle it again.",
-            )
+            problem = "is not what the pickled module was loaded from"
+            raise errors.other_bytes(name, problem, digest, found, "Pickle it again.")
     module._name(aliases or {}, producer)
     return module
 
@@ -410,116 +373,10 @@ def preload(target: Module | Kernel, device: int | str | torch.device | None = N
     if isinstance(target, Module):
         target.preload(device)
     elif isinstance(target, Kernel):
-        library.kernel_preload(target._handle, _device_index(device))
+        library.kernel_preload(target._handle, device_index(device))
     else:
-        raise errors.fault(
-            "input",
-            "torch_cubin.preload argument",
-            "has a wrong type",
-            expected="a torch_cubin.Module or Kernel",
-            got=type(target).__name__,
-        )
-
-
-def _read(source: Source, what: str) -> tuple[bytes, str]:
-    """The bytes, and what errors call them."""
-    if isinstance(source, archive.Member):
-        origin = _archive_origin(source.archive, what)
-        return archive.read([source], origin)[0], f"{origin}: '{shown(source.name)}'"
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return bytes(source), what
-    if not isinstance(source, (str, os.PathLike)):
-        raise errors.fault(
-            "input",
-            "torch_cubin.load argument 'source'",
-            "has a wrong type",
-            expected="str, os.PathLike or bytes, cuda.core's ObjectCode, or a list of these",
-            got=type(source).__name__,
-        )
-    path = os.fsdecode(source)
-    data = _read_file(path)
-    if path.endswith((".cu", ".cuh")) and b"__global__" in data:
-        raise errors.fault(
-            "image", _origin(path), "is CUDA C++, which no driver loads", expected="a cubin",
-            got="source",
-            advice=f"Compile it: torch_cubin.compile(pathlib.Path({path!r:.80})), or"
-            " nvcc -cubin -arch=sm_XY.",
-        )  # fmt: skip
-    return data, _origin(path)
-
-
-def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
-    """What one source is to load(): of each file in it what reads it again, and what it holds.
-
-    An archive is the files with device code in it. `what`: what errors call bytes.
-    """
-    if _is_object_code(source):
-        source = source.code  # bytes, or a path
-    if not archive.is_archive(source):
-        return [(source, Loaded(*_read(source, what)))]
-    origin = _archive_origin(source, what)
-    return [
-        (member, Loaded(data, f"{origin}: '{shown(member.name)}'"))
-        for member, data in archive.members(source, origin)
-    ]
-
-
-def by_kernel(files: Sequence[Loaded]) -> dict[str, list[Loaded]]:
-    """Of several files, those that have a kernel, by its name."""
-    found: dict[str, list[Loaded]] = {}
-    for file in files:
-        content = _content(library.inspect(file.data, file.origin))
-        images = content.images() if isinstance(content, Container) else [content]
-        for name in {kernel.name for image in images for kernel in image.kernels}:
-            found.setdefault(name, []).append(file)
-    return found
-
-
-def _archive(source: Source) -> Any:
-    """The archive that a source of a module is in; None for a file of its own."""
-    return source.archive if isinstance(source, archive.Member) else None
-
-
-def _is_object_code(source: Any) -> bool:
-    """Whether it is what cuda.core compiles: code, and symbols by the names that were asked for."""
-    return isinstance(getattr(source, "code", None), (bytes, str)) and isinstance(
-        getattr(source, "symbol_mapping", None), dict
-    )
-
-
-def _aliases_of(source: Any) -> dict[str, str]:
-    def text(name: Any) -> str:
-        return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-
-    return {
-        text(alias): text(symbol)
-        for one in (source if isinstance(source, (list, tuple)) else [source])
-        if _is_object_code(one)
-        for alias, symbol in one.symbol_mapping.items()
-    }
-
-
-def _archive_origin(source: Any, what: str) -> str:
-    return _origin(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else what
-
-
-def _device_index(device: int | str | torch.device | None) -> int:
-    if isinstance(device, int) and not isinstance(device, bool):
-        return device
-    if device is not None:
-        try:
-            device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise errors.fault(
-                "input", "device", "is no CUDA device", expected="cuda:0", got=repr(device)[:80]
-            ) from error
-        if device.type != "cuda":
-            raise errors.fault(
-                "input", "device", "is no CUDA device", expected="cuda:0", got=str(device)
-            )
-        if device.index is not None:
-            return device.index
-    return launch.current_device()
+        expected = "a torch_cubin.Module or Kernel"
+        raise errors.wrong_type("torch_cubin.preload argument", expected, target)
 
 
 __all__ = ["Kernel", "Module", "load", "preload"]

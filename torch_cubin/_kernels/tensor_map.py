@@ -87,7 +87,7 @@ class TensorMap(_TensorMap):
 
     def __init__(self, tensor: torch.Tensor, box: Sequence[int], **options: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
-            raise _refuse("tensor", "has a wrong type", "a torch.Tensor", type(tensor).__name__)
+            raise errors.wrong_type("TensorMap argument 'tensor'", "a torch.Tensor", tensor)
         if tensor.device.type not in DEVICE_TYPES:
             problem, advice = "lies on another kind of device", "Copy it with .cuda()."
             raise _refuse("tensor", problem, "a cuda tensor", str(tensor.device), advice)

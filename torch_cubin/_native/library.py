@@ -26,49 +26,36 @@ PATH = Path(__file__).resolve().parents[1] / "_C.so"
 def load() -> ctypes.CDLL:
     """Registers the ops and returns the library; ImportError where it is missing or too old."""
     if not PATH.is_file():
-        message = errors.fault(
-            "file",
-            f"library '{PATH}'",
+        raise _import_error(
             "is missing",
             expected="the compiled half of torch_cubin",
             advice="Build it: `make build` in a checkout, or install the wheel "
             "(`pip install --no-build-isolation .`).",
         )
-        raise ImportError(str(message), path=str(PATH))
     other = process.other_library(PATH)
     if other:
-        message = errors.fault(
-            "file",
-            f"library '{PATH}'",
+        raise _import_error(
             "cannot be loaded beside another copy of itself",
             expected="one torch_cubin in a process",
             got=f"'{other}'",
             advice="Remove one of them from the path.",
         )
-        raise ImportError(str(message), path=str(PATH))
     try:
         torch.ops.load_library(str(PATH))
         library = ctypes.CDLL(str(PATH))  # the same file: the loader hands out the same library
     except OSError as error:
-        message = errors.fault(
-            "file",
-            f"library '{PATH}'",
-            f"cannot be loaded by torch {torch.__version__} ({error})",
-            advice="Build it again with this torch: `make build`.",
-        )
-        raise ImportError(str(message), path=str(PATH)) from error
+        problem = f"cannot be loaded by torch {torch.__version__} ({error})"
+        advice = "Build it again with this torch: `make build`."
+        raise _import_error(problem, advice=advice) from error
     for name, arguments in _FUNCTIONS.items():
         try:
             function = getattr(library, f"torch_cubin_{name}")
         except AttributeError as error:  # a library of older sources than this file
-            message = errors.fault(
-                "file",
-                f"library '{PATH}'",
+            raise _import_error(
                 f"is of another version of torch_cubin ({error})",
                 expected=f"the function torch_cubin_{name}",
                 advice="Build it again: `make build`.",
-            )
-            raise ImportError(str(message), path=str(PATH)) from error
+            ) from error
         # JSON, which the library that made it frees: so it comes as a plain address.
         function.argtypes, function.restype = arguments, ctypes.c_void_p
     library.torch_cubin_launches.restype = ctypes.c_int64
@@ -80,6 +67,11 @@ def load() -> ctypes.CDLL:
     ):
         function.restype = None
     return library
+
+
+def _import_error(problem: str, **parts: str) -> ImportError:
+    message = errors.fault("file", f"library '{PATH}'", problem, **parts)
+    return ImportError(str(message), path=str(PATH))
 
 
 _HANDLE = _ADDRESS = ctypes.c_void_p
@@ -322,7 +314,7 @@ def force_way(name: str) -> None:
 
 def add_tuned_table(table: dict[str, Any]) -> None:
     """Adds a tuned table, of products (csrc/ops/matmul/tuned.h) or of calls of declared ops
-    (csrc/declared/tuned_calls.h), to this process."""
+    (csrc/declared/tuning.h), to this process."""
     _answer(load().torch_cubin_add_tuned_table(json.dumps(table).encode()))
 
 

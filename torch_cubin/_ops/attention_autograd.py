@@ -61,13 +61,7 @@ class _Attention(transforms.SingleLevelFunction):
         with dispatch_keys.without_autocast():
             if grad_logsumexp is None:
                 grads = attention_backward(
-                    grad_out,
-                    query,
-                    key,
-                    value,
-                    out,
-                    logsumexp,
-                    *options.positional(),
+                    *(grad_out, query, key, value, out, logsumexp, *options.positional()),
                     **options.named(),
                 )
             else:
@@ -146,15 +140,8 @@ def _forward(
         return forward_autograd(query, key, value, *args, **kwargs)
 
 
-def _backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    options: Options,
-) -> tuple[Tensor, ...]:
+def _backward(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, ...]:
+    grad_out, query, key, value, out, logsumexp = tensors
     beside = (options.attn_mask, options.alibi_slopes, options.sinks)
     wanted = any(
         tensor is not None and _has_derivative(tensor)
@@ -185,7 +172,8 @@ def _backward(
             )
     return autograd.call_below_autograd(
         backward_autograd,
-        *(grad_out, query, key, value, out, logsumexp, *options.positional()),
+        *tensors,
+        *options.positional(),
         **options.named(),
     )
 
@@ -196,7 +184,7 @@ def _forward_kernel(
     made: list[Tensor] = []
     try:
         return _forward(made, query, key, value, args, kwargs)
-    except transforms.StopRecomputation:  # as in _autograd._apply
+    except transforms.StopRecomputation:  # as in autograd.apply()
         if not made:  # by one of the ops of a composition
             with torch.no_grad():
                 return attention_compose.attention(query, key, value, *args, **kwargs)
@@ -206,19 +194,10 @@ def _forward_kernel(
         raise
 
 
-def _backward_kernel(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[Tensor, ...]:
-    options = Options(*args, **kwargs)
+def _backward_kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    options = Options(*args[6:], **kwargs)
     try:
-        return _backward(grad_out, query, key, value, out, logsumexp, options)
+        return _backward(args[:6], options)
     except BaseException as error:
         autograd.keep(error)
         raise

@@ -43,7 +43,7 @@ class Options(NamedTuple):
         return self.cu_seqlens_q is not None or self.cu_seqlens_k is not None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are given."""
+        """The tensors among the options that are given, by name."""
         return {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
 
     def numbers(self) -> dict[str, Any]:

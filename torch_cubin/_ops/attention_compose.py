@@ -26,7 +26,7 @@ def attention(
     """What `cubin::attention_forward` returns, differentiable by every tensor that has numbers.
 
     The arguments are those of that op; packed sequences are refused. The output's dims lie in
-    memory as everywhere (_attention_checks.output_strides).
+    memory as everywhere (attention_checks.output_strides).
     """
     options = Options(*args, **kwargs)
     op = "attention_forward"

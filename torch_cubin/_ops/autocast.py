@@ -1,6 +1,7 @@
 """Autocast: under torch.autocast the ops take their arguments in its dtype, as torch.matmul does.
 
 Beside a cache of keys and values they take them in the cache's dtype, since it is written to.
+Arguments of float8_e4m3fn stay what they are: nobody makes them but on purpose.
 Kernels on the Autocast keys of all ops, because torch.library.register_autocast fixes one dtype at
 registration and fails on keyword arguments. float64 is left alone, as torch leaves it.
 """
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_cubin._ops import raw_ops
 from torch_cubin._pytorch import dispatch_keys, operators
 
 
@@ -46,12 +48,14 @@ def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
 def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key(key)
     names = operators.argument_names(op)
+    # Nothing is cast, but the op runs without the key, as the ATen ops of its CPU reference must.
+    casts = raw_ops.E4M3 not in op.name()
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = _dtype_of(dict(zip(names, args, strict=False)) | kwargs, device_type)
 
         def cast(name: str, value: Any) -> Any:
-            kept = name in _KEPT or dispatch_keys.autocast_is_off()
+            kept = not casts or name in _KEPT or dispatch_keys.autocast_is_off()
             return value if kept else _cast(value, device_type, dtype)
 
         with without_this_key():
@@ -63,21 +67,10 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     return autocast
 
 
-_NAMES = [
-    f"{prefix}{family}{suffix}"
-    for family in ("matmul", "linear", "addmm", "attention_forward", "attention_backward")
-    for prefix, suffix in (("", ""), ("_", ""), ("_", "_autograd"))
-]
-_NAMES += ["_linear_activation", "_linear_activation_autograd"]
-_NAMES += ["scaled_dot_product_attention", "_scaled_dot_product_attention"]
-_NAMES += ["flash_attention_with_kvcache", "_flash_attention_with_kvcache"]
-_NAMES += ["_flash_attention_with_kvcache_autograd"]
-
-
 def register(library: torch.library.Library) -> None:
     if not dispatch_keys.AUTOCAST.available:
         return
-    for name in _NAMES:
-        op = getattr(torch.ops.cubin, name).default
+    for name in [name for op in raw_ops.ALL for name in raw_ops.all_names(op)]:
+        op = raw_ops.overload(name)
         for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
             library.impl(name, _kernel(op, key, device_type), key)

@@ -62,9 +62,9 @@ def _primal(tensor: Tensor) -> Tensor:
     return forward_ad.unpack_dual(tensor).primal
 
 
-def _apply(
-    function: Any, op: Callable[..., Tensor], *args: Tensor | None, rest: tuple[Any, ...] = ()
-) -> Tensor:
+def apply(
+    function: Any, op: Callable[..., Any], *args: Tensor | None, rest: tuple[Any, ...] = ()
+) -> Any:
     """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated.
 
     `rest` is for `function` alone.
@@ -82,7 +82,8 @@ def _apply(
         # NOTE: non-reentrant checkpointing ends its recomputation so, from a hook on what apply
         # saves after forward, and the type would be lost in the C API between here and the public
         # op. All that it wanted is saved by now: the rest may as well run, on what forward made.
-        return made[0].detach()
+        results = tuple(tensor.detach() for tensor in made)
+        return results if len(results) > 1 else results[0]
     except BaseException as error:
         keep(error)
         raise
@@ -330,11 +331,11 @@ def _grad_of_weight(grad: Tensor, input: Tensor) -> Tensor:
 
 
 def _matmul_kernel(self: Tensor, other: Tensor) -> Tensor:
-    return _apply(_Matmul, matmul_autograd, self, other)
+    return apply(_Matmul, matmul_autograd, self, other)
 
 
 def _linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _apply(_Linear, linear_autograd, input, weight, bias)
+    return apply(_Linear, linear_autograd, input, weight, bias)
 
 
 def _addmm_kernel(
@@ -343,7 +344,7 @@ def _addmm_kernel(
     def op(*tensors: Tensor) -> Tensor:
         return addmm_autograd(*tensors, beta=beta, alpha=alpha)
 
-    return _apply(_Addmm, op, input, mat1, mat2, rest=(beta, alpha))
+    return apply(_Addmm, op, input, mat1, mat2, rest=(beta, alpha))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -377,7 +378,7 @@ def _linear_activation_kernel(
             try:
                 return ACTIVATIONS[activation](out)
             except transforms.StopRecomputation:
-                return out.detach()  # as in _apply
+                return out.detach()  # as in apply()
         with transforms.below_autograd():
             return activation_autograd(*tensors, activation)
     except BaseException as error:

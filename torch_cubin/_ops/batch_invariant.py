@@ -46,14 +46,9 @@ class batch_invariant:
 
     def __init__(self, enabled: bool = True) -> None:
         if not isinstance(enabled, bool):
-            raise errors.fault(
-                "input",
-                "torch_cubin.batch_invariant argument 'enabled'",
-                "has a wrong type",
-                expected="a bool",
-                got=type(enabled).__name__,
-                advice="A decorator is written with brackets: @torch_cubin.batch_invariant().",
-            )
+            what = "torch_cubin.batch_invariant argument 'enabled'"
+            advice = "A decorator is written with brackets: @torch_cubin.batch_invariant()."
+            raise errors.wrong_type(what, "a bool", enabled, advice)
         self._enabled = enabled
         self._before: list[bool] = []
 

@@ -86,7 +86,7 @@ def is_symbol(value: Any) -> bool:
 
 
 class _Unknown(Exception):
-    """A call has a size that only run time knows."""
+    """Raised for a call with a size that only run time knows."""
 
 
 def _plain_number(value: Any) -> Any:
@@ -154,6 +154,11 @@ def check_matmul(
     mapped = {"self": dims[0], "other": dims[1]}
     check_product("matmul", mapped, {"self": self, "other": other})
     a, b = shape_of(self, dims[0]), shape_of(other, dims[1])
+    return _product_shape(a, b)
+
+
+def _product_shape(a: list[int], b: list[int]) -> list[int]:
+    """Of torch.matmul's result for operands of these shapes."""
     unify(a[-1], b[0 if len(b) == 1 else -2])
     batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
     return [*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ())]
@@ -169,10 +174,7 @@ def check_addmm(
     tensors = {"input": input, "mat1": mat1, "mat2": mat2}
     check_product("addmm", dict(zip(tensors, dims, strict=True)), tensors)
     addend = shape_of(input, dims[0])
-    a, b = shape_of(mat1, dims[1]), shape_of(mat2, dims[2])
-    unify(a[-1], b[0 if len(b) == 1 else -2])
-    batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
-    shape = [*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ())]
+    shape = _product_shape(shape_of(mat1, dims[1]), shape_of(mat2, dims[2]))
     for size, wanted in zip(reversed(addend), reversed(shape), strict=False):
         if size != 1:
             unify(size, wanted)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import attention_checks, checks
+from torch_cubin._ops import attention_checks, checks, raw_ops
 from torch_cubin._ops.attention_checks import Options, output_strides
 
 
@@ -76,19 +76,14 @@ def _attention_backward(
 
 
 def register(library: torch.library.Library) -> None:
-    for name, fake in (
-        ("_matmul", _matmul),
-        ("_matmul_autograd", _matmul),
-        ("_linear", _linear),
-        ("_linear_autograd", _linear),
-        ("_linear_activation", _linear_activation),
-        ("_linear_activation_autograd", _linear_activation),
-        ("_addmm", _addmm),
-        ("_addmm_autograd", _addmm),
-        ("_scaled_dot_product_attention", _scaled_dot_product_attention),
-        ("_attention_forward", _attention_forward),
-        ("_attention_forward_autograd", _attention_forward),
-        ("_attention_backward", _attention_backward),
-        ("_attention_backward_autograd", _attention_backward),
+    for op, fake in (
+        ("matmul", _matmul),
+        ("linear", _linear),
+        ("linear_activation", _linear_activation),
+        ("addmm", _addmm),
+        ("scaled_dot_product_attention", _scaled_dot_product_attention),
+        ("attention_forward", _attention_forward),
+        ("attention_backward", _attention_backward),
     ):
-        torch.library.register_fake(f"cubin::{name}", fake, lib=library)
+        for name in raw_ops.raw_names(op):
+            torch.library.register_fake(f"cubin::{name}", fake, lib=library)

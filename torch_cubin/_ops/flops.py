@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_cubin._ops import raw_ops
 from torch_cubin._ops.attention_checks import Options
+from torch_cubin._ops.attention_e4m3 import options_of
 from torch_cubin._pytorch.compiler import TRACING_TYPES
 
 _COUNTER = "torch.utils.flop_counter"
@@ -51,6 +53,13 @@ def _attention_flops(
     out = out_val if isinstance(out_val, Tensor) else out_val[0]
     # One product with keys, one with values.
     return _scores(query, key, out, options) * 2 * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_e4m3_flops(
+    query: Tensor, key: Tensor, value: Tensor, *, out_val: Any, **kwargs: Any
+) -> int:
+    options = options_of(kwargs)._asdict()
+    return _attention_flops(query, key, value, out_val=out_val, **options)
 
 
 def _attention_backward_flops(
@@ -124,26 +133,21 @@ def _is_counted(op: Any) -> bool:
 
 
 def _add_formulas(counter: ModuleType) -> None:
-    ops = torch.ops.cubin
-    for targets, formula in (
-        ([ops.matmul, ops._matmul, ops._matmul_autograd], _matmul_flops),
-        ([ops.linear, ops._linear, ops._linear_autograd], _linear_flops),
-        ([ops._linear_activation, ops._linear_activation_autograd], _linear_flops),
-        ([ops.addmm, ops._addmm, ops._addmm_autograd], _addmm_flops),
-        (
-            [
-                *(ops.scaled_dot_product_attention, ops._scaled_dot_product_attention),
-                *(ops.attention_forward, ops._attention_forward, ops._attention_forward_autograd),
-            ],
-            _attention_flops,
-        ),
-        ([ops.flash_attention], _flash_attention_flops),
-        (
-            [ops.attention_backward, ops._attention_backward, ops._attention_backward_autograd],
-            _attention_backward_flops,
-        ),
+    for op, formula in (
+        ("matmul", _matmul_flops),
+        ("linear", _linear_flops),
+        ("linear_activation", _linear_flops),
+        ("addmm", _addmm_flops),
+        ("scaled_dot_product_attention", _attention_flops),
+        ("attention_forward", _attention_flops),
+        (raw_ops.E4M3, _attention_e4m3_flops),
+        ("attention_backward", _attention_backward_flops),
     ):
+        targets = [getattr(torch.ops.cubin, name) for name in raw_ops.all_names(op)]
         counter.register_flop_formula(targets, get_raw=True)(formula)
+    counter.register_flop_formula(torch.ops.cubin.flash_attention, get_raw=True)(
+        _flash_attention_flops
+    )
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torch_cubin import errors
 from torch_cubin._ops import checks
-from torch_cubin._ops.autograd import keep
+from torch_cubin._ops.raw_ops import KV_CACHE as NAME
+from torch_cubin._ops.raw_ops import raw_names
 from torch_cubin._pytorch import transforms
 
-NAME = "flash_attention_with_kvcache"
 _TENSORS = (
     *("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens"),
     *("cache_batch_idx", "block_table"),
@@ -49,16 +49,8 @@ def _fake(
 
 
 def _refusal(transform: str, advice: str) -> errors.Error:
-    error = errors.fault(
-        "input",
-        NAME,
-        f"has no rule for {transform}: it writes to its caches",
-        expected="a call outside of it",
-        got="one inside",
-        advice=advice,
-    )
-    keep(error)
-    return error
+    problem = f"has no rule for {transform}: it writes to its caches"
+    return checks.fault(NAME, problem, "a call outside of it", "one inside", advice)
 
 
 def _autograd(*args: Any, **kwargs: Any) -> Tensor:
@@ -75,7 +67,7 @@ def _vmap(*args: Any, **kwargs: Any) -> Tensor:
 
 
 def register(library: torch.library.Library) -> None:
-    for suffix in ("", "_autograd"):
-        torch.library.register_fake(f"cubin::_{NAME}{suffix}", _fake, lib=library)
-        library.impl(f"_{NAME}{suffix}", _vmap, "FuncTorchBatched")
+    for name in raw_names(NAME):
+        torch.library.register_fake(f"cubin::{name}", _fake, lib=library)
+        library.impl(name, _vmap, "FuncTorchBatched")
     library.impl(f"_{NAME}_autograd", _autograd, "Autograd")

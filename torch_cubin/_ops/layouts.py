@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from torch_cubin import errors
-from torch_cubin._ops import checks
+from torch_cubin._ops import checks, raw_ops
 from torch_cubin._pytorch import operators
 
 _KEYS = (
@@ -21,9 +21,9 @@ _KEYS = (
 )
 
 
-def _refusal(name: str) -> Callable[..., torch.Tensor]:
-    op = name.removeprefix("_").removesuffix("_autograd").removesuffix("_activation")
-    arguments = operators.argument_names(getattr(torch.ops.cubin, name).default)
+def _refusal(op: str, name: str) -> Callable[..., torch.Tensor]:
+    op = op.removesuffix("_activation")
+    arguments = operators.argument_names(raw_ops.overload(name))
 
     def refuse(*args: object, **kwargs: object) -> torch.Tensor:
         given = {**dict(zip(arguments, args, strict=False)), **kwargs}
@@ -36,13 +36,8 @@ def _refusal(name: str) -> Callable[..., torch.Tensor]:
 
 
 def register(library: torch.library.Library) -> None:
-    for name in (
-        *("_matmul", "_matmul_autograd", "_linear", "_linear_autograd"),
-        *("_linear_activation", "_linear_activation_autograd", "_addmm", "_addmm_autograd"),
-        *("_scaled_dot_product_attention", "_attention_forward", "_attention_forward_autograd"),
-        *("_attention_backward", "_attention_backward_autograd"),
-        *("_flash_attention_with_kvcache", "_flash_attention_with_kvcache_autograd"),
-    ):
-        refuse = _refusal(name)
-        for key in _KEYS:
-            library.impl(name, refuse, key)
+    for op in raw_ops.ALL:
+        for name in raw_ops.raw_names(op):
+            refuse = _refusal(op, name)
+            for key in _KEYS:
+                library.impl(name, refuse, key)

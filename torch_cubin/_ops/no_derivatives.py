@@ -13,20 +13,12 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from torch_cubin._ops import raw_ops
 from torch_cubin._pytorch.transforms import DERIVATIVES
-
-_NAMES = (
-    "matmul",
-    "linear",
-    "linear_activation",
-    "addmm",
-    "attention_forward",
-    "attention_backward",
-)
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    op = getattr(torch.ops.cubin, f"_{name}").default
+    op = raw_ops.overload(f"_{name}")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
@@ -42,5 +34,5 @@ def _is_differentiated(tensor: Tensor) -> bool:
 
 
 def register(library: torch.library.Library) -> None:
-    for name in _NAMES:
+    for name in raw_ops.DIFFERENTIABLE:
         library.impl(f"_{name}_autograd", _kernel(name), "Autograd")

@@ -9,6 +9,7 @@ import torch
 from torch_cubin._ops import (
     attention_autograd,
     attention_compose,
+    attention_e4m3,
     autocast,
     autograd,
     batch_invariant,
@@ -37,6 +38,7 @@ def register() -> torch.library.Library:
     autocast.register(library)
     vmap.register(library)
     kv_cache.register(library)
+    attention_e4m3.register(library)
     layouts.register(library)
     flops.register()
     # What runs below an op is no part of a graph, whatever frame torch.compile gave up on.

@@ -13,12 +13,14 @@ derivative is written in elementwise ops of torch, which compose further.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_cubin._ops import autograd
+from torch_cubin._ops.vmap import one_by_one
 from torch_cubin._pytorch import transforms
 
 softmax = torch.ops.cubin._attention_softmax.default
@@ -29,29 +31,8 @@ dropout = torch.ops.cubin._attention_dropout.default
 OPEN = 1 << 30
 
 
-def _call(function: Any, op: Any, *args: Any) -> Any:
-    """The kernel of an op on the Autograd key."""
-    made: list[Tensor] = []
-    try:
-        if transforms.transforms_active():
-            with transforms.enable_single_level():
-                return function.apply(made, *args)
-        if transforms.dual_level_is_open() or any(
-            isinstance(arg, Tensor) and arg.requires_grad for arg in args
-        ):
-            return function.apply(made, *args)
-        with transforms.below_autograd():
-            return op(*args)
-    except transforms.StopRecomputation:  # as in _autograd._apply
-        results = tuple(tensor.detach() for tensor in made)
-        return results if len(results) > 1 else results[0]
-    except BaseException as error:
-        autograd.keep(error)
-        raise
-
-
 def _softcap_slope(scores: Tensor | None, scale: float, softcap: float) -> Tensor | float:
-    """Of a capped and scaled score by the score."""
+    """The derivative of a scaled and capped score by the score."""
     if softcap == 0:
         return scale
     return scale * (1 - (scores * (scale / softcap)).tanh().square())
@@ -186,7 +167,7 @@ class _SoftmaxBackward(transforms.SingleLevelFunction):
 
     @classmethod
     def _curvature(cls, ctx: Any, scores: Tensor) -> Tensor:
-        """Of the softcap: how its slope changes with the score."""
+        """The second derivative of a scaled and capped score by the score."""
         t = (scores * (ctx.scale / ctx.softcap)).tanh()
         return (-2 * ctx.scale * ctx.scale / ctx.softcap) * t * (1 - t.square())
 
@@ -278,13 +259,13 @@ def _fake_dropout(probs: Tensor, *rest: Any) -> Tensor:
 
 
 def _merged(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """The batch dimension of a vmap as part of the first one."""
+    """A tensor with vmap's dimension merged into its first one."""
     batched = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return batched.reshape(size * batched.shape[1], *batched.shape[2:])
 
 
 def _merged_mask(mask: Tensor, dim: int | None, size: int, batch: int) -> Tensor:
-    """The same for what broadcasts to (batch, heads, rows, columns)."""
+    """_merged() of a mask, which broadcasts to (batch, heads, rows, columns)."""
     if dim is None and (mask.dim() < 4 or mask.shape[0] == 1):
         return mask
     own = mask.unsqueeze(0) if dim is None else mask.movedim(dim, 0)
@@ -297,7 +278,7 @@ def _softmax_rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any
     scores_dim, mask_dim, slopes_dim, sinks_dim, *_ = in_dims
     size = info.batch_size
     if sinks_dim is not None:
-        return _one_by_one(softmax, size, in_dims, args)
+        return one_by_one(softmax, size, args, in_dims)
     scores = _merged(scores, scores_dim, size)
     batch = scores.shape[0] // size
     if mask is not None:
@@ -322,25 +303,14 @@ def _softmax_backward_rule(info: Any, in_dims: tuple[int | None, ...], *args: An
 
 def _dropout_rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
     # What is dropped depends on where in the tensor a weight stands: not to be merged.
-    return _one_by_one(dropout, info.batch_size, in_dims, args)
-
-
-def _one_by_one(op: Any, size: int, dims: tuple[int | None, ...], args: tuple[Any, ...]) -> Any:
-    results = []
-    for i in range(size):
-        own = (x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True))
-        results.append(op(*own))
-    if isinstance(results[0], Tensor):
-        return torch.stack(results), 0
-    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
-    return stacked, (0,) * len(stacked)
+    return one_by_one(dropout, info.batch_size, args, in_dims)
 
 
 def register(library: torch.library.Library) -> None:
-    for op, function, fake, rule in (
-        (softmax, _Softmax, _fake_softmax, _softmax_rule),
-        (softmax_backward, _SoftmaxBackward, _fake_softmax_backward, _softmax_backward_rule),
-        (dropout, _Dropout, _fake_dropout, _dropout_rule),
+    for op, tensors, function, fake, rule in (
+        (softmax, 4, _Softmax, _fake_softmax, _softmax_rule),
+        (softmax_backward, 4, _SoftmaxBackward, _fake_softmax_backward, _softmax_backward_rule),
+        (dropout, 2, _Dropout, _fake_dropout, _dropout_rule),
     ):
         name = op.name()
         torch.library.register_fake(name, fake, lib=library)
@@ -348,7 +318,15 @@ def register(library: torch.library.Library) -> None:
         if not transforms.DERIVATIVES.available:
             continue
 
-        def kernel(*args: Any, function: Any = function, op: Any = op) -> Any:
-            return _call(function, op, *args)
-
+        kernel = _autograd_kernel(op, function, tensors)
         library.impl(name.removeprefix("cubin::"), kernel, "Autograd")
+
+
+def _autograd_kernel(op: Any, function: Any, tensors: int) -> Callable[..., Any]:
+    """`tensors`: so many of the arguments, the first ones, are tensors."""
+
+    def kernel(*args: Any) -> Any:
+        rest = args[tensors:]
+        return autograd.apply(function, lambda *own: op(*own, *rest), *args[:tensors], rest=rest)
+
+    return kernel

@@ -6,12 +6,13 @@ that a transform further out still sees what it can differentiate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import attention_checks, checks
+from torch_cubin._ops import attention_checks, checks, raw_ops
 from torch_cubin._ops.attention_checks import Options
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._pytorch import transforms
@@ -171,7 +172,12 @@ def _batched_attention(
     )
     mask = options.attn_mask
     if not _is_one_call(options, rest):
-        return _one_by_one(op, size, tensors, dims, options, rest)
+
+        def one(*args: Any) -> Any:
+            own = Options(*args[len(tensors) :])
+            return op(*args[: len(tensors)], *own.positional(), **own.named())
+
+        return one_by_one(one, size, (*tensors, *options), (*dims, *rest))
 
     rank = max(3, len(shape.out))  # with a dim of heads, which the batch would become otherwise
     ranks = [rank] * len(tensors)
@@ -210,22 +216,16 @@ def _is_one_call(options: Options, rest: Options) -> bool:
     )
 
 
-def _one_by_one(
-    op: Any, size: int, tensors: list[Tensor], dims: Dims, options: Options, rest: Options
-) -> tuple[Any, Any]:
+def one_by_one(op: Any, size: int, args: Sequence[Any], dims: Sequence[int | None]) -> Any:
+    """A rule's answer by a call of the op for each element of the batch."""
     results = []
     for i in range(size):
-        own = [_element(tensor, dim, i) for tensor, dim in zip(tensors, dims, strict=True)]
-        mine = Options(*(_element(x, dim, i) for x, dim in zip(options, rest, strict=True)))
-        results.append(op(*own, *mine.positional(), **mine.named()))
+        own = (x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True))
+        results.append(op(*own))
     if isinstance(results[0], Tensor):
         return torch.stack(results), 0
     stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
     return stacked, (0,) * len(stacked)
-
-
-def _element(value: Any, dim: int | None, i: int) -> Any:
-    return value if dim is None else value.select(dim, i)
 
 
 _NO_DIMS = Options(*[None] * len(Options._fields))
@@ -255,27 +255,18 @@ def _attention_rule(op: Any) -> Any:
 
 
 def register(library: torch.library.Library) -> None:
-    for suffix in ("", "_autograd"):
-        matmul = getattr(torch.ops.cubin, f"_matmul{suffix}").default
-        linear = getattr(torch.ops.cubin, f"_linear{suffix}").default
-        torch.library.register_vmap(f"cubin::_matmul{suffix}", _matmul_rule(matmul), lib=library)
-        torch.library.register_vmap(
-            f"cubin::_linear{suffix}", _linear_rule(linear, matmul), lib=library
-        )
-        activation = getattr(torch.ops.cubin, f"_linear_activation{suffix}").default
-        torch.library.register_vmap(
-            f"cubin::_linear_activation{suffix}",
-            _activation_rule(activation, linear, matmul),
-            lib=library,
-        )
-        addmm = getattr(torch.ops.cubin, f"_addmm{suffix}").default
-        torch.library.register_vmap(f"cubin::_addmm{suffix}", _addmm_rule(addmm), lib=library)
+    # All raw ops, then all twins: a rule calls the products of its own kind.
+    for ops in zip(*map(raw_ops.raw_names, raw_ops.PRODUCTS), strict=True):
+        matmul, linear, activation, addmm = map(raw_ops.overload, ops)
+        for op, rule in (
+            (matmul, _matmul_rule(matmul)),
+            (linear, _linear_rule(linear, matmul)),
+            (activation, _activation_rule(activation, linear, matmul)),
+            (addmm, _addmm_rule(addmm)),
+        ):
+            torch.library.register_vmap(op.name(), rule, lib=library)
     if not transforms.VMAP_OF_ATTENTION.available:
         return
-    for name in (
-        "_scaled_dot_product_attention",
-        *("_attention_forward", "_attention_forward_autograd"),
-        *("_attention_backward", "_attention_backward_autograd"),
-    ):
-        kernel = _attention_rule(getattr(torch.ops.cubin, name).default)
+    for name in [name for op in raw_ops.ATTENTION for name in raw_ops.raw_names(op)]:
+        kernel = _attention_rule(raw_ops.overload(name))
         library.impl(name, kernel, "FuncTorchBatched", with_keyset=True)

@@ -23,6 +23,7 @@ _ALLOCATOR_ALIGN = 256
 _MOST = (1 << 63) - 1
 
 
+@errors.named_keywords
 def define_op(
     schema: str,
     kernel: Any,
@@ -113,6 +114,7 @@ def _assumptions(signature: TileSignature) -> int:
     return count
 
 
+@errors.named_keywords
 def compile(kernel: Any, signatures: Any, archs: Sequence[str] | str) -> list[bytes]:
     """cuTile's cubins of a @ct.kernel, one for each arch; needs cuTile and no GPU."""
     try:

@@ -64,6 +64,7 @@ class TileSignature:
     parameters: tuple[Array | Scalar | Constant | tuple, ...]
 
 
+@errors.named_keywords
 def parse(symbol: str) -> TileSignature:
     """Raises InputError [input] for a symbol that cuTile did not make, or that says what is not
     known here: lists, data classes, strings."""

@@ -27,6 +27,7 @@ _TYPES = {
 }  # fmt: skip
 
 
+@errors.named_keywords
 def read(path: str | os.PathLike[str]) -> list[TritonKernel]:
     """The kernels in a folder, or in a file of a Triton cache folder.
 
@@ -61,6 +62,7 @@ def read(path: str | os.PathLike[str]) -> list[TritonKernel]:
     )  # fmt: skip
 
 
+@errors.named_keywords
 def write(
     folder: str | os.PathLike[str], kernels: Iterable[TritonKernel], *, overwrite: bool = False
 ) -> Path:

@@ -35,6 +35,8 @@ POINTEES = {
     "fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz",
 }  # fmt: skip
 _DESCRIPTOR = re.compile(r"tensordesc<([a-z0-9]+)\[([0-9, ]+)\](?:,[^>]*)?>")
+# Versions of Triton whose notes and binaries are known (tools/triton_versions.py tests them).
+OLDEST, NEWEST = (3, 3), (3, 9)
 _NUMBERS = (
     *("num_warps", "num_ctas", "num_stages", "shared", "tmem_size"),
     *("global_scratch_size", "global_scratch_align", "profile_scratch_size"),
@@ -192,6 +194,7 @@ def make(
     )
     _check_types(kernel)
     _check_count(kernel, facts)
+    _check_version(kernel)
     return kernel
 
 
@@ -279,6 +282,26 @@ def _refuse_unsupported(metadata: Mapping[str, Any], origin: str) -> None:
             raise refuse(descriptor_ + "has an unknown swizzle", str(entry["swizzle"]), "")
 
 
+def _check_version(kernel: TritonKernel) -> None:
+    """What a version hides in its parameters and its launches nobody can tell from the notes: that
+    the parameters fit, which was checked, shows that they are as many as were known."""
+    found = _version(kernel)
+    if OLDEST <= found <= NEWEST:
+        return
+    known = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    errors.warn(
+        f"torch_cubin: {kernel.origin} was compiled by Triton"
+        f" {shown(kernel.version) or '(unknown)'}, and launches are known of {known}: it"
+        " is launched as those are. Its parameters fit; compare its results with Triton's.",
+        UserWarning,
+    )
+
+
+def _version(kernel: TritonKernel) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", kernel.version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
 def _check_types(kernel: TritonKernel) -> None:
     for parameter in kernel.parameters:
         type_ = parameter.type
@@ -317,8 +340,7 @@ def sizes_of(kernel: TritonKernel, parameter: Parameter) -> list[int]:
 def descriptor_flags(kernel: TritonKernel) -> int:
     """How many bools follow a descriptor's strides where the GPU has no maps: whether what is out
     of bounds is NaN (3.5), and whether loads round to TF32 (3.7)."""
-    match = re.match(r"(\d+)\.(\d+)", kernel.version)
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    version = _version(kernel)
     return 2 if version >= (3, 7) else 1 if version >= (3, 5) else 0
 
 

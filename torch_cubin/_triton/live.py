@@ -175,7 +175,8 @@ def compile(
     arguments that have defaults may be left out. `archs`: "sm_80", "sm_90a". More keywords are
     Triton's options: num_warps, num_stages, num_ctas, maxnreg.
 
-    Raises InputError [input] for a signature that does not fit the function.
+    Raises InputError [input] for a signature that does not fit the function, and for options that
+    the installed Triton does not have.
     """
     package = triton()
     from triton.backends.compiler import GPUTarget
@@ -194,14 +195,28 @@ def compile(
             fn=function, signature=dict(types_), constexprs=dict(constants), attrs=dict(attributes)
         )
         target = GPUTarget("cuda", int(match[1]), 32)
+        _check_options(package, target, options, label)
         try:
             compiled = package.compile(source, target=target, options=dict(options))
-        except (KeyError, TypeError) as error:  # an option that the compiler does not know
+        except (KeyError, TypeError) as error:  # an option's value that the compiler does not take
             raise errors.fault(
                 "input", label, f"does not compile ({error})", expected=_OPTIONS
             ) from error
         out.append(of_compiled(compiled))
     return ask_for_heuristics(out, given)
+
+
+def _check_options(
+    package: types.ModuleType, target: Any, options: Mapping[str, Any], label: str
+) -> None:
+    """Refuses options that this Triton does not have: it passes over them without a word."""
+    known = getattr(package.compiler.make_backend(target).parse_options({}), "__dict__", {})
+    for name in options:
+        if known and name not in known:
+            raise errors.fault(
+                "input", label, "is compiled with an option that Triton does not have",
+                expected=errors.nearest(name, sorted(known)), got=f"'{name}'",
+            )  # fmt: skip
 
 
 def named_signature(function: Any, signature: Any, constants: Mapping[str, Any]) -> dict[str, Any]:

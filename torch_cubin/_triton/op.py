@@ -25,6 +25,7 @@ _EXPECTED = (
 )
 
 
+@errors.named_keywords
 def define_op(
     schema: str,
     *,

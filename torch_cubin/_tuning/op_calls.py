@@ -58,7 +58,7 @@ class CallTimes:
         return best if self.gain(best) > LEAST_GAIN else self.chosen
 
     def line(self) -> dict[str, Any]:
-        """As a tuned table has it."""
+        """The call's line of a tuned table."""
         best = self.best
         return {
             "key": self.key,
@@ -274,7 +274,7 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """That memory, of a tensor that has elements."""
+    """The memory that _bytes_of() counts, as one dim, of a tensor that has elements."""
     count = _bytes_of(tensor) // tensor.element_size()
     return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())
 
@@ -309,7 +309,7 @@ def _difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
 
 
 def _far(one: Tensor, other: Tensor) -> str:
-    """_difference() of a result that has elements."""
+    """_difference() of one pair of results that have elements."""
     if one.dtype.is_complex:
         one, other = (torch.view_as_real(x.resolve_conj()) for x in (one, other))
     if not one.dtype.is_floating_point:

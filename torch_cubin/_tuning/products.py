@@ -79,7 +79,7 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        """Of the operands."""
+        """The bytes of both operands."""
         return self.batch * (self.m + self.n) * self.k * self.torch_dtype.itemsize
 
     @property

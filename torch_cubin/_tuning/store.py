@@ -2,7 +2,7 @@
 
 A file appears at once: any number of processes may read and write it side by side. What tune()
 keeps of a declared op is merged with what is there, under a lock. C++ names that file and reads it
-(csrc/declared/tuned_calls.h).
+(csrc/declared/tuning.h).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from torch_cubin import errors
 from torch_cubin._declared.package import write_file
 
-# Below what C++ reads of a file (csrc/declared/tuned_calls.cpp), which refuses a longer one.
+# Below what C++ reads of a file (csrc/declared/tuning.cpp), which refuses a longer one.
 _MOST_CALLS, _MOST_BYTES = 1 << 15, 8 << 20
 
 
@@ -67,7 +67,7 @@ def _merged(table: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _calls_in(path: Path, table: dict[str, Any]) -> list[Any]:
-    """Those of the file that were measured as the table's were."""
+    """The calls in the file, if they were measured on the table's GPU, driver and kernels."""
     try:
         old = read(path)
         if any(old[name] != table[name] for name in ("version", "gpu", "driver")):

@@ -159,7 +159,7 @@ def _tune_op(op: Op, inputs: Any, any_condition: bool, seconds: float) -> Tuning
 
 
 def _use(op: Op, times: Sequence[op_calls.CallTimes]) -> tuple[dict[str, Any], str]:
-    """From now on, and on disk: the table, and where it is."""
+    """Uses what was measured from now on, and keeps it on disk: the table, and where it is."""
     # All were measured on GPUs of one name, to which a table belongs.
     device = times[0].device if times else torch.cuda.current_device()
     table = op_calls.table_of(op, device, times)

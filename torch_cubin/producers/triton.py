@@ -26,6 +26,7 @@ from torch_cubin._triton.op import define_op
 from torch_cubin._triton.record import Recorded, Recording, record
 
 
+@errors.named_keywords
 def descriptor(tensor: Any, *, padding: str = "zero") -> Descriptor:
     """In define_op's `args`: a host TensorDescriptor of a whole tensor, by its name, whose elements
     out of bounds read as `padding`, "zero" or "nan". A tensor's name alone means "zero"."""

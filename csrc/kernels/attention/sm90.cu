@@ -36,6 +36,9 @@ struct AttentionConfig {
   static constexpr int kStages = kStages_;
   // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
   static constexpr bool kPingPong = kPingPong_;
+  // A warpgroup leaves out the tile's first block of keys, or its last one, where it sees nothing of it.
+  // Both, of two tiles, may follow each other while a product with the V before them is still to come.
+  static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kGeneral;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
   // With 32, the warp that deals out tiles spills a few words; nobody waits for it.
@@ -159,6 +162,7 @@ struct Consumer {
   u32 mask[2];                            // bits of a boolean mask
   u32 number = 0;                         // of the tile whose scores are being made
   u32 step = 0;                           // blocks of keys scored so far, of all tiles
+  u32 scored = 0;                         // the last one of them, where some are left out
   KeyBlocks<C::kRows, C::kGeneral> keys;  // of this tile; its block is the next one to score
   int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
 
@@ -192,10 +196,45 @@ struct Consumer {
     const Sm90Sequence& q = tile.sequence;
     open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
     open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
+    if constexpr (C::kLeavesOut) {
+      int last, blocks;
+      key_blocks<C::kN>(q, row, 64, last, blocks);
+      bool above = last < tile.last_block;
+      bool below = last - blocks > tile.last_block - tile.blocks;
+      if (tile.blocks > above + below) keys.leave_out(above, below);
+    }
     if (C::kGeneral && p.score.alibi_slopes != nullptr) {
       slope = p.score.alibi_slopes[tile.batch * p.score.alibi_stride + tile.head];
     }
     return true;
+  }
+
+  // Blocks of the tile that this warpgroup leaves out before its first one, and after its last one.
+  TC_DEVICE bool leaves_out_first() const {
+    return C::kLeavesOut && keys.block != tiles[number % C::kRing].last_block;
+  }
+  TC_DEVICE bool leaves_out_last() const {
+    const AttentionTile& tile = tiles[number % C::kRing];
+    return C::kLeavesOut && keys.block != tile.last_block - tile.blocks + 1;
+  }
+
+  TC_DEVICE void begin_turn() {
+    if (C::kPingPong) named_sync(kTurn + group, 2 * kWarpgroup);
+  }
+  TC_DEVICE void end_turn() {
+    if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
+  }
+
+  // Takes the turn of a block that this warpgroup leaves out. Every warp waits for it, or it could mistake
+  // the slot's next phase but one for the next.
+  TC_DEVICE void leave_out() {
+    begin_turn();
+    end_turn();
+    barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
+    release(shared + C::kKEmpty + 8 * slot(step));
+    barrier_wait(shared + C::kVFull + 8 * slot(step), phase(step));
+    release(shared + C::kVEmpty + 8 * slot(step));
+    ++step;
   }
 
   // The high word is the same for all.
@@ -216,10 +255,12 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // The step before the one that is scored.
+  // The step that was scored before.
+  TC_DEVICE u32 before() const { return C::kLeavesOut ? scored : step - 1; }
+
   TC_DEVICE void multiply_v(int add) {
-    u32 v = v_base + slot(step - 1) * (C::kKvBytes >> 4);
-    barrier_wait(shared + C::kVFull + 8 * slot(step - 1), phase(step - 1));
+    u32 v = v_base + slot(before()) * (C::kKvBytes >> 4);
+    barrier_wait(shared + C::kVFull + 8 * slot(before()), phase(before()));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kN / 16; ++i) {
@@ -381,7 +422,7 @@ struct Consumer {
     for (int h = 0; h < 2; ++h) {
       int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
       float total = totals[h];
-      inverse[h] = total == 0.0f ? 0.0f : factor[h] / total;
+      inverse[h] = total == 0.0f ? 0.0f : __fdividef(factor[h], total);
       if (p.logsumexp != nullptr && lane % 4 == 0 && i < tile.sequence.rows) {
         out[i] = total == 0.0f ? -kInfinity : (softmax.reference[h] + log2_approx(total)) * kLn2;
       }
@@ -428,14 +469,19 @@ struct Consumer {
   TC_DEVICE void end_step() {
     release(shared + C::kKEmpty + 8 * slot(step));
     if (keys.is_last()) release(shared + C::kQEmpty + 8 * q_slot());
+    if (C::kLeavesOut) scored = step;
     ++step;
   }
 
+  static constexpr int kTurn = 1;  // named barriers from here on: one of each consumer's turn
+
   TC_DEVICE void run() {
-    constexpr int kTurn = 1;  // named barriers from here on: one of each consumer's turn
     if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
     if (begin()) {
+      if (leaves_out_first()) leave_out();
+      if (C::kLeavesOut) begin_turn();
       score();
+      if (C::kLeavesOut) end_turn();
       load_mask();
       wgmma_wait<0>();
       keep_in_place(s);
@@ -450,31 +496,35 @@ struct Consumer {
       float factor[2];
 #pragma unroll 1
       for (;;) {
-        factor[0] = factor[1] = 1.0f;
         bool fresh = keys.is_last();
-        if (fresh) {
-          finish_sums(tiles[number % C::kRing], factor);
+        factor[0] = factor[1] = 1.0f;
+        if (__builtin_expect(fresh, 0)) {
+          if (leaves_out_last()) leave_out();
           ++number;
-          if (!begin()) break;
+          bool more = begin();  // what it reads is on its way while sums are added
+          finish_sums(tiles[(number - 1) % C::kRing], factor);
+          if (!more) break;
           softmax.reset();
+          if (leaves_out_first()) leave_out();
         } else {
           keys.next();
         }
-        if (C::kPingPong) named_sync(kTurn + group, 2 * kWarpgroup);
+        begin_turn();
         score();
         multiply_v(add);
-        if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
+        end_turn();
         add = !fresh;
         load_mask();
         wgmma_wait<1>();
         keep_in_place(s);
+        u32 multiplied = before();
         bool moves = weigh(factor);
         drop();
         end_step();
         wgmma_wait<0>();
         keep_in_place(o);
         keep_in_place(s);
-        release(shared + C::kVEmpty + 8 * slot(step - 2));
+        release(shared + C::kVEmpty + 8 * slot(multiplied));
         if (__builtin_expect(fresh, 0)) {
           store(tiles[(number - 1) % C::kRing], factor);
         } else if (__builtin_expect(moves, 0)) {
@@ -557,19 +607,19 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   {"name": "sm90_attention_{d.short}_{t.name}", "kind": "sm90",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
                "TC_GENERAL": 0},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
-     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "threads": 512,
-      "shared": 115456, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
-     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "threads": 384,
+     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
+      "shared": 148256, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
+     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "stages": 2, "threads": 384,
       "shared": 99040, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
-     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
+     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
       "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
-     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "threads": 384,
+     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
       "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}}]}},
   {"name": "sm90_attention_{d.short}_general_{t.name}", "kind": "sm90_general",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",

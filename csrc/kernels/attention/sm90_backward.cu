@@ -4,8 +4,8 @@
 //   S = scale q k^T      P = exp(S - logsumexp)      dP = grad_out v^T     dS = P (dP - delta)
 //   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
 //
-// A block owns 128 keys of one head of keys; it walks through the tiles of queries that see them, last
-// queries first, each of all heads of the group. Its warpgroups:
+// A block owns 128 keys of one head of keys at a time; it walks through the tiles of queries that see them,
+// last queries first, each of all heads of the group. Its warpgroups:
 //
 //   producer, queries   of sm90_backward_block.cuh: loads, dq
 //   keys (2)            64 keys each: S, dP and dS, transposed, so that P and dS are operands in registers
@@ -13,7 +13,7 @@
 //
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while others
 // multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
-// wants 32 beside the accumulators.
+// wants 32 beside the accumulators. What spills is the warp that fetches works, once in each.
 #include "common/dropout.cuh"
 #include "numbers.cuh"
 #include "sm90_backward_block.cuh"
@@ -29,24 +29,20 @@ template <class C>
 struct Keys {
   const Sm90BackwardParams& p;
   u32 shared;
-  const KeyBlock& work;
+  const KeyBlock* works;
   int group, key;        // key: the warpgroup's first
-  u32 step = 0;          // of all heads
+  u32 number = 0;        // of the work
+  u32 step = 0;          // of all works
   u32 sums, store_base;  // this thread's
   float dk[C::kD / 2], dv[C::kD / 2], s[C::kRows / 2], dp[C::kRows / 2];
 
-  TC_DEVICE Keys(const Sm90BackwardParams& params, u32 memory, const KeyBlock& block, int number)
-      : p(params),
-        shared(memory),
-        work(block),
-        group(number),
-        key(block.key_tile * C::kKeys + 64 * number) {
+  TC_DEVICE Keys(const Sm90BackwardParams& params, u32 memory, const KeyBlock* all, int own_group)
+      : p(params), shared(memory), works(all), group(own_group) {
     sums = shared + C::kSums + lane() % 4 * 8;
     store_base = shared + C::kScore + (64 * group + 16 * warp() + lane() % 16) * 128;
-#pragma unroll
-    for (int i = 0; i < C::kD / 2; ++i) dk[i] = dv[i] = 0.0f;
   }
 
+  TC_DEVICE const KeyBlock& work() const { return works[slot<C::kWorks>(number)]; }
   static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
   static TC_DEVICE int lane() { return threadIdx.x % 32; }
   TC_DEVICE u32 q() const { return slot<C::kQStages>(step); }
@@ -86,15 +82,15 @@ struct Keys {
   TC_DEVICE void add_mask(int head, int query, int own) {
     tc_int64 size = p.mask_floats != 0 ? 4 : 2, row_size = p.mask_stride[2] * size;
     auto first = static_cast<const unsigned char*>(p.mask) +
-                 (work.batch * p.mask_stride[0] + head * p.mask_stride[1]) * size;
+                 (work().batch * p.mask_stride[0] + head * p.mask_stride[1]) * size;
     const unsigned char* from[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      from[h] = first + min(own + 8 * h, work.sequence.columns - 1) * p.mask_stride[3] * size;
+      from[h] = first + min(own + 8 * h, work().sequence.columns - 1) * p.mask_stride[3] * size;
     }
 #pragma unroll
     for (int i = 0; i < C::kRows / 2; ++i) {
-      int row = min(query + i / 4 * 8 + i % 2, work.sequence.rows - 1);
+      int row = min(query + i / 4 * 8 + i % 2, work().sequence.rows - 1);
       const unsigned char* at = from[i / 2 % 2] + row * row_size;
       float value;
       if (p.mask_floats != 0) {
@@ -124,7 +120,7 @@ struct Keys {
 #pragma unroll
       for (int i = 0; i < C::kRows / 4; ++i) {
         int at = i / 2 * 8 + i % 2;
-        DropoutBits bits(*p.score.dropout_seed, work.batch * p.heads + head, query + at, own / 32,
+        DropoutBits bits(*p.score.dropout_seed, work().batch * p.heads + head, query + at, own / 32,
                          own % 8 / 2);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -150,9 +146,9 @@ struct Keys {
     }
     float slope = 0.0f;
     if (p.score.alibi_slopes != nullptr) {
-      slope = __ldg(p.score.alibi_slopes + work.batch * p.score.alibi_stride + head);
+      slope = __ldg(p.score.alibi_slopes + work().batch * p.score.alibi_stride + head);
     }
-    TileRule<true> rule(p.score, work.sequence, query, own, slope);
+    TileRule<true> rule(p.score, work().sequence, query, own, slope);
     auto each = [&](auto&& function) {
 #pragma unroll
       for (int i = 0; i < C::kRows / 2; ++i) {
@@ -181,7 +177,7 @@ struct Keys {
 
   // P and dS of what is hidden become 0, whatever is in q, k, v and grad_out there.
   TC_DEVICE void hide() {
-    for_each_hidden<C>(work.sequence, shared, q(), group, key + 16 * warp() + lane() / 4,
+    for_each_hidden<C>(work().sequence, shared, q(), group, key + 16 * warp() + lane() / 4,
                        [&](int i) { s[i] = dp[i] = 0.0f; });
   }
 
@@ -198,68 +194,91 @@ struct Keys {
       }
   }
 
-  TC_DEVICE void run(u32 steps) {
-    if (steps > 0) {
-      barrier_wait(shared + C::kKeysFull, 0);
-      keep_in_place(dk);
-      keep_in_place(dv);
-      begin_scores();
-      begin_dp();
-#pragma unroll 1
-      for (;;) {
-        wgmma_wait<1>();
-        keep_in_place(s);
-        if (!C::kGeneral) exponentiate<C>(s, sums + q() * C::kSumBytes, p.unit);
-        keep_in_place(s);
-        // It is complete. ptxas would otherwise wait for dP before the exponentials.
-        wait_for_grad();
-        wgmma_wait<0>();
-        keep_in_place(dp);
-        if constexpr (C::kGeneral) {
-          differentiate_general();
-        } else {
-          differentiate();
-        }
-        hide();
-        u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4];
-        pack(weights, ds);
-        wgmma_fence();
-        add_rows<C>(dv, weights, shared + C::kGrad + grad() * C::kQBytes);
-        add_rows<C>(dk, ds, shared + C::kQ + q() * C::kQBytes);
-        barrier_wait(shared + C::kScoreEmpty + 8 * score(), phase<C::kScoreStages>(step) ^ 1);
-        store_scores<C>(ds, store_base + score() * C::kScoreBytes,
-                        shared + C::kScoreFull + 8 * score());
-        u32 q_empty = shared + C::kQEmpty + 8 * q();
-        u32 grad_empty = shared + C::kGradEmpty + 8 * grad();
-        if (++step == steps) break;
-        begin_scores();
-        wgmma_wait<1>();
-        keep_in_place(dk);
-        keep_in_place(dv);
-        // After this all four warps have read their sums, and waited for their products.
-        named_sync(kGroupBarrier + group, kWarpgroup);
-        if (threadIdx.x % kWarpgroup == 0) {
-          barrier_arrive(grad_empty);
-          barrier_arrive(q_empty);
-        }
-        begin_dp();
-      }
-      wgmma_wait<0>();
-      keep_in_place(dk);
-      keep_in_place(dv);
+  TC_DEVICE void release(u32 barrier) {
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(barrier);
+  }
+
+  // After this all four warps have read their sums, and waited for their products.
+  TC_DEVICE void end_step(u32 q_empty, u32 grad_empty) {
+    named_sync(kGroupBarrier + group, kWarpgroup);
+    if (threadIdx.x % kWarpgroup == 0) {
+      barrier_arrive(grad_empty);
+      barrier_arrive(q_empty);
     }
-    int own = key + 16 * warp() + lane() / 4;
-    store_sums<C>(dk, p.scale, p.dk, p.dk_stride, p.head_dim, work, own);
-    store_sums<C>(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride, p.head_dim_v,
-                  work, own);
+  }
+
+  TC_DEVICE void run_steps(u32 end) {
+    u32 first = step, q_empty = 0, grad_empty = 0;
+#pragma unroll 1
+    for (;;) {
+      begin_scores();
+      wgmma_wait<1>();
+      keep_in_place(dk);
+      keep_in_place(dv);
+      if (step != first) end_step(q_empty, grad_empty);
+      begin_dp();
+      wgmma_wait<1>();
+      keep_in_place(s);
+      if (!C::kGeneral) exponentiate<C>(s, sums + q() * C::kSumBytes, p.unit);
+      keep_in_place(s);
+      // It is complete. ptxas would otherwise wait for dP before the exponentials.
+      wait_for_grad();
+      wgmma_wait<0>();
+      keep_in_place(dp);
+      if constexpr (C::kGeneral) {
+        differentiate_general();
+      } else {
+        differentiate();
+      }
+      hide();
+      u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4];
+      pack(weights, ds);
+      wgmma_fence();
+      add_rows<C>(dv, weights, shared + C::kGrad + grad() * C::kQBytes);
+      add_rows<C>(dk, ds, shared + C::kQ + q() * C::kQBytes);
+      barrier_wait(shared + C::kScoreEmpty + 8 * score(), phase<C::kScoreStages>(step) ^ 1);
+      store_scores<C>(ds, store_base + score() * C::kScoreBytes,
+                      shared + C::kScoreFull + 8 * score());
+      q_empty = shared + C::kQEmpty + 8 * q();
+      grad_empty = shared + C::kGradEmpty + 8 * grad();
+      if (++step == end) break;
+    }
+    wgmma_wait<0>();
+    keep_in_place(dk);
+    keep_in_place(dv);
+    end_step(q_empty, grad_empty);
+  }
+
+  TC_DEVICE void run() {
+#pragma unroll 1
+    for (;; ++number) {
+      if (!begin_work<C>(shared, works, number)) return;
+      key = work().key_tile * C::kKeys + 64 * group;
+#pragma unroll
+      for (int i = 0; i < C::kD / 2; ++i) dk[i] = dv[i] = 0.0f;
+      barrier_wait(shared + C::kKeysFull, phase<1>(number));
+      keep_in_place(dk);
+      keep_in_place(dv);
+      step = whole_warp(step);
+      u32 steps = whole_warp(work().steps);
+      if (steps > 0) run_steps(step + steps);
+      release(shared + C::kKeysEmpty);
+      int own = key + 16 * warp() + lane() / 4;
+      store_sums<C>(dk, p.scale, p.dk, p.dk_stride, p.head_dim, work(), own);
+      store_sums<C>(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride, p.head_dim_v,
+                    work(), own);
+      __syncwarp();
+      if (lane() == 0) release_work<C>(shared, number);
+    }
   }
 };
 
 struct Roles {
   template <class C>
-  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
-                            int group, u32 steps) {
-    Keys<C>(p, shared, work, group).run(steps);
+  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works,
+                            int group) {
+    Keys<C>(p, shared, works, group).run();
   }
 };
 
@@ -284,12 +303,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 96},
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 160},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
-           "spill": 800}],
+           "spill": 900}],
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 217600,
+     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 217712,
       "cost": {"k_tile": 2900, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 213408,
+     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 213520,
       "cost": {"k_tile": 3000, "fixed": 7000}}]}}]}
 */

@@ -3,12 +3,16 @@
 // have the warpgroups of keys, which hold dk and dv. Longer than files should be: the roles meet in one
 // step's barriers and shared memory, and none can be followed without the others.
 //
-//   producer   one thread loads k and v, then a step's q, grad_out and sums; two threads, for one step in
-//              two each, add dq, as it lies in shared memory, to dq_sum
+//   producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for one step in
+//              two each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the next work
 //   queries    dq, transposed, from dS in shared memory
 //
 //   shared memory:  k, v | q: kQStages | grad_out: kGradStages | dS: 2 | dq: kDqSlots pieces of 64 columns |
-//                   P (wide) | sums: kQStages | mask: kQStages | barriers
+//                   P (wide) | sums: kQStages | mask: kQStages | barriers | work: 2
+//
+// Blocks are persistent: they take one work (128 or 64 keys of a head) after the other, and what rings
+// hold, steps and their phases, runs on from work to work. So the next one's first loads are on their way
+// while one's last sums are added and stored.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -21,24 +25,30 @@ namespace sm90 {
 
 constexpr int kBackwardThreads = 4 * kWarpgroup;
 
-// What a block does, as one thread tells the others through shared memory.
+// What a block does next, as one thread tells the others through shared memory.
 struct KeyBlock {
   Sm90Sequence sequence;
-  int key_tile;     // negative: nothing
+  int key_tile;     // negative: there is no more
   int head, batch;  // head: of the keys
   int first_tile;   // the number of the first tile of queries of the group's first head
   int begin, end;   // tiles of queries that see the keys
   int steps;        // of all heads of the group, without those that a mask hides
 
-  // By one thread of the block. Neighbouring blocks have the same keys' place in `together` heads; then
-  // come the next keys.
+  // The next one, by one thread of the block. Neighbouring works have the same keys' place in `together`
+  // heads; then come the next keys.
   TC_DEVICE KeyBlock(const Sm90BackwardParams& p, int rows, int keys) {
     int kv_heads = p.heads / p.group;
     bool packed = p.order != nullptr;
     u32 pairs = static_cast<u32>(packed ? 1 : p.batch) * kv_heads;
-    u32 each = static_cast<u32>(p.together) * p.key_tiles;
-    // Not blockIdx.x: blocks wait for the turns of those before them, which must have begun.
+    u32 places = packed ? p.order->count : p.key_tiles;
+    u32 all = pairs * places;
+    // Not blockIdx.x: blocks wait for the turns of the works before theirs, which must have been taken.
     u32 index = atomicAdd(p.ticket, 1u);
+    if (index >= all) {
+      key_tile = -1;
+      return;
+    }
+    u32 each = static_cast<u32>(p.together) * places;
     u32 set = index / each, rest = index % each;
     u32 here = min(static_cast<u32>(p.together), pairs - set * p.together);
     u32 pair = set * p.together + rest % here;
@@ -46,10 +56,6 @@ struct KeyBlock {
     batch = static_cast<int>(pair / kv_heads);
     head = static_cast<int>(pair % kv_heads);
     if (packed) {
-      if (key_tile >= p.order->count) {
-        key_tile = -1;
-        return;
-      }
       Sm90OrderPlace place = p.order->places[key_tile];
       key_tile = place.tile;
       batch = place.sequence;
@@ -73,13 +79,15 @@ struct BackwardConfig {
   static constexpr bool kWide = kD_ > 128;
   static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
   static constexpr int kQStages = kQStages_, kGradStages = kGradStages_, kScoreStages = 2,
-                       kDqStages = 2;
+                       kDqStages = 2, kWorks = 2;
   static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64,
                        kThreads = kBackwardThreads;
   static constexpr int kPanels = kD / 64, kRowPanels = (kRows + 63) / 64;
   // Arrivals of those who have read q or grad_out, and of those who have stored dS.
   static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups;
-  static constexpr int kProducerRegisters = 24, kKeyRegisters = kD == 64 ? 200 : 208;
+  // Of the 12 warps that multiply; and of the threads of the producer that read works.
+  static constexpr int kKeyReaders = 12, kWorkReaders = kKeyReaders + 1 + kDqStages;
+  static constexpr int kProducerRegisters = 32, kKeyRegisters = kD == 64 ? 200 : 208;
   static constexpr int kQueryRegisters = 512 - kProducerRegisters - 2 * kKeyRegisters;
   static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
 
@@ -97,8 +105,10 @@ struct BackwardConfig {
   static constexpr int kWeights = kDq + kDqSlots * kPieceBytes;
   static constexpr int kSums = kWeights + (kWide ? 64 * kRows * 4 : 0);
   static constexpr int kMask = kSums + kQStages * kSumBytes;
-  static constexpr int kKeysFull = kMask + kQStages * kMaskBytes;
-  static constexpr int kQFull = kKeysFull + 8, kQEmpty = kQFull + 8 * kQStages;
+  static constexpr int kKeysFull = kMask + kQStages * kMaskBytes, kKeysEmpty = kKeysFull + 8;
+  static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorks;
+  static constexpr int kWanted = kWorkEmpty + 8 * kWorks;  // the next work
+  static constexpr int kQFull = kWanted + 8, kQEmpty = kQFull + 8 * kQStages;
   static constexpr int kGradFull = kQEmpty + 8 * kQStages, kGradEmpty = kGradFull + 8 * kGradStages;
   static constexpr int kScoreFull = kGradEmpty + 8 * kGradStages;
   static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
@@ -111,7 +121,8 @@ struct BackwardConfig {
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
   static constexpr int kWork = (kHead + 4 * kQStages + 15) / 16 * 16;
-  static constexpr int kSharedBytes = kWork + (static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
+  static constexpr int kSharedBytes =
+      kWork + (kWorks * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static_assert(kPanels <= 4 && kRows % 16 == 0 && !(kWide && kGeneral));
 
   // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it: 0 the
@@ -124,7 +135,7 @@ struct BackwardConfig {
   }
 };
 
-// The steps of a block: tiles of queries, the last one first, each of all heads of the group. One head
+// The steps of a work: tiles of queries, the last one first, each of all heads of the group. One head
 // after the other would let blocks of keys that few queries see wait, for the next head's turns, for
 // those that many see. Steps that a mask hides are among them; see mask_class().
 struct Steps {
@@ -148,16 +159,15 @@ TC_DEVICE u32 mask_class(const Sm90BackwardParams& p, const KeyBlock& work, int 
   return __ldg(p.bits.classes + (at.pair * p.key_tiles + work.key_tile) * p.bits.tiles + at.tile);
 }
 
-// By all threads of a block with a mask; work.steps was 0.
-TC_DEVICE void count_steps(const Sm90BackwardParams& p, KeyBlock& work) {
+// How many steps a mask leaves of a work, by a whole warp.
+TC_DEVICE int count_steps(const Sm90BackwardParams& p, const KeyBlock& work) {
   int all = max(0, work.end - work.begin) * p.group, own = 0;
-  for (int i = threadIdx.x; i < all; i += kBackwardThreads) {
+#pragma unroll 4
+  for (int i = threadIdx.x % 32; i < all; i += 32) {
     u32 what = mask_class(p, work, i % p.group, work.begin + i / p.group);
     own += what < kStepHidesAll ? 1 : 0;
   }
-  own = __reduce_add_sync(~0u, own);
-  if (threadIdx.x % 32 == 0 && own > 0) atomicAdd(&work.steps, own);
-  __syncthreads();
+  return __reduce_add_sync(~0u, own);
 }
 
 // Which slot of a ring step `step` has, and the parity of its phase.
@@ -171,7 +181,60 @@ TC_DEVICE u32 phase(u32 step) {
   return step / kStages % 2;
 }
 
+// Waits until work `number` is known. False where there is none.
+template <class C>
+TC_DEVICE bool wait_for_work(u32 shared, const KeyBlock* works, u32 number) {
+  u32 at = slot<C::kWorks>(number);
+  barrier_wait(shared + C::kWorkFull + 8 * at, phase<C::kWorks>(number));
+  return works[at].key_tile >= 0;
+}
+
+// NOTE: a value that a whole warp has read from shared memory, so that ptxas knows it to be the same in all
+// lanes. Without it each product's descriptors are made by every lane, at 4% of the speed.
+TC_DEVICE u32 whole_warp(u32 value) { return __shfl_sync(~0u, value, 0); }
+
+// wait_for_work() by a whole warp.
+template <class C>
+TC_DEVICE bool begin_work(u32 shared, const KeyBlock* works, u32 number) {
+  return whole_warp(wait_for_work<C>(shared, works, number)) != 0;
+}
+
+// By who has read work `number` for the last time: a warp's first lane, or a single thread.
+template <class C>
+TC_DEVICE void release_work(u32 shared, u32 number) {
+  barrier_arrive(shared + C::kWorkEmpty + 8 * slot<C::kWorks>(number));
+}
+
 // ---- producer -----------------------------------------------------------------------------------
+
+// A whole warp: fetches one work after the other, as late as the loads of the one before allow. Works taken
+// long before they are begun would let blocks wait for their turns.
+template <class C>
+TC_DEVICE void fetch_works(const Sm90BackwardParams& p, u32 shared, KeyBlock* works) {
+#pragma unroll 1
+  for (u32 number = 0;; ++number) {
+    u32 at = slot<C::kWorks>(number);
+    if (number > 0) barrier_sleep(shared + C::kWanted, phase<1>(number) ^ 1);
+    barrier_sleep(shared + C::kWorkEmpty + 8 * at, phase<C::kWorks>(number) ^ 1);
+    KeyBlock& work = works[at];
+    if (threadIdx.x % 32 == 0) work = KeyBlock(p, C::kRows, C::kKeys);
+    __syncwarp();
+    bool any = work.key_tile >= 0;
+    // Of 64 columns alone: 1 to 2% there, a loss of up to 4% with 256.
+    u32 lane = threadIdx.x % 32;
+    if (C::kPanels == 1 && any && lane < 2) {
+      const Sm90Sequence& s = work.sequence;
+      tma_prefetch(lane == 0 ? &p.k : &p.v, 0, s.k.place + work.key_tile * C::kKeys, work.head,
+                   s.k.batch, s.wrap);
+    }
+    if (any && p.bits.words != nullptr) {
+      int steps = count_steps(p, work);
+      if (threadIdx.x % 32 == 0) work.steps = steps;
+    }
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared + C::kWorkFull + 8 * at);
+    if (!any) return;
+  }
+}
 
 template <class C>
 TC_DEVICE void load_panels(u32 to, int panel_bytes, const Sm90AttentionMap& map, u32 barrier,
@@ -190,26 +253,32 @@ TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
          row + C::kRows - 1 + s.first > key;
 }
 
+// The keys of a work, and then its steps, of which `next` is the first's number.
 template <class C>
-TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work) {
-  if (work.steps == 0) return;
+TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, u32 number,
+                         u32& next) {
   Steps step(p, work);
   const Sm90Sequence& s = work.sequence;
-  u32 keys = shared + C::kKeysFull;
-  barrier_expect(keys, 2 * C::kKeyBytes);
   int key = work.key_tile * C::kKeys;
-  load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, keys, s.k, key, work.head, s.wrap);
-  load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, keys, s.k, key, work.head, s.wrap);
+  auto load_keys = [&] {
+    u32 full = shared + C::kKeysFull;
+    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
+    barrier_expect(full, 2 * C::kKeyBytes);
+    load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, full, s.k, key, work.head, s.wrap);
+    load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, full, s.k, key, work.head, s.wrap);
+  };
+  u32 first = next, end = next + work.steps;
+  if (work.steps == 0) load_keys();
 #pragma unroll 1
-  for (int i = 0; i < work.steps; step.next()) {
+  for (; next != end; step.next()) {
     u32 what = mask_class(p, work, step.head, step.tile);
     if (what >= kStepHidesAll) continue;
     int row = step.tile * C::kRows, head = work.head * p.group + step.head;
-    u32 q = slot<C::kQStages>(i), grad = slot<C::kGradStages>(i);
+    u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
     u32 hidden = 8 * row + (what != kStepHidesNone ? 4 : 0) + (what | hides<C>(s, key, row));
     if (C::kKeyGroups == 2) hidden |= 2 * hides<C>(s, key + 64, row);
-    barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(i) ^ 1);
+    barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(next) ^ 1);
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
     if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
     barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
@@ -225,11 +294,25 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock& wor
     bulk_load(shared + C::kSums + q * C::kSumBytes, p.sums + tile * (2 * C::kRows), C::kSumBytes,
               full);
     full = shared + C::kGradFull + 8 * grad;
-    barrier_sleep(shared + C::kGradEmpty + 8 * grad, phase<C::kGradStages>(i) ^ 1);
+    barrier_sleep(shared + C::kGradEmpty + 8 * grad, phase<C::kGradStages>(next) ^ 1);
     barrier_expect(full, C::kQBytes);
     load_panels<C>(shared + C::kGrad + grad * C::kQBytes, C::kRows * 128, p.grad_out, full, s.q,
                    row, head, s.wrap);
-    ++i;
+    // Behind a step's loads, which wait for less of the work before.
+    if (next++ == first) load_keys();
+  }
+}
+
+template <class C>
+TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works) {
+  u32 step = 0;
+#pragma unroll 1
+  for (u32 number = 0;; ++number) {
+    if (!wait_for_work<C>(shared, works, number)) return;
+    const KeyBlock& work = works[slot<C::kWorks>(number)];
+    load_work<C>(p, shared, work, number, step);
+    barrier_arrive(shared + C::kWanted);
+    release_work<C>(shared, number);
   }
 }
 
@@ -253,15 +336,16 @@ TC_DEVICE void wait_for_turn(const int* at, int rank) {
 // Adds the dq of every kDqStages-th step to dq_sum, each tile of queries when it is this block's turn. A
 // thread each stage: from an addition's begin to the next block's turn some 2 us pass, more than a step.
 template <class C>
-TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, int stage) {
+TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
+                              u32 stage, u32& next) {
   Steps step(p, work);
   u32 full = shared + C::kDqFull + 8 * C::kPanels * stage;
   u32 empty = shared + C::kDqEmpty + 8 * C::kPanels * stage;
   u32 from = shared + C::kDq + stage * C::kPanels % C::kDqSlots * C::kPieceBytes;
 #pragma unroll 1
-  for (int next = 0; next < work.steps; step.next()) {
+  for (u32 end = next + work.steps; next != end; step.next()) {
     if (mask_class(p, work, step.head, step.tile) >= kStepHidesAll) continue;
-    int i = next++;
+    u32 i = next++;
     if (i % C::kDqStages != stage) continue;
     tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
     int first = first_key_tile(work.sequence, step.tile, C::kRows, C::kKeys);
@@ -302,6 +386,18 @@ TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock& w
     tma_store_wait<0>();
     fence_async_proxy_everywhere();
     store_turn(p.turns + tile, rank + 1);
+  }
+}
+
+template <class C>
+TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works, u32 stage) {
+  u32 step = 0;
+#pragma unroll 1
+  for (u32 number = 0;; ++number) {
+    if (!wait_for_work<C>(shared, works, number)) return;
+    const KeyBlock& work = works[slot<C::kWorks>(number)];
+    add_dq_of_work<C>(p, shared, work, stage, step);
+    release_work<C>(shared, number);
   }
 }
 
@@ -348,10 +444,25 @@ struct Queries {
     release(shared + C::kDqFull + 8 * (C::kPanels * stage + piece));
   }
 
-  TC_DEVICE void run(u32 steps) {
-    if (steps > 0) barrier_wait(shared + C::kKeysFull, 0);
+  TC_DEVICE void run(const KeyBlock* works) {
+    u32 step = 0;
 #pragma unroll 1
-    for (u32 step = 0; step < steps; ++step) {
+    for (u32 number = 0;; ++number) {
+      if (!begin_work<C>(shared, works, number)) return;
+      step = whole_warp(step);
+      u32 end = step + whole_warp(works[slot<C::kWorks>(number)].steps);
+      if (lane() == 0) release_work<C>(shared, number);
+      barrier_wait(shared + C::kKeysFull, phase<1>(number));
+      run_steps(step, end);
+      step = end;
+      release(shared + C::kKeysEmpty);
+    }
+  }
+
+ private:
+  TC_DEVICE void run_steps(u32 step, u32 end) {
+#pragma unroll 1
+    for (; step != end; ++step) {
       u32 score = slot<C::kScoreStages>(step), out = slot<C::kDqStages>(step);
       barrier_wait(shared + C::kScoreFull + 8 * score, phase<C::kScoreStages>(step));
 #pragma unroll
@@ -510,6 +621,12 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     prefetch_tensor_map(&p.v);
     prefetch_tensor_map(&p.grad_out);
     barrier_init(shared + C::kKeysFull, 1);
+    barrier_init(shared + C::kKeysEmpty, C::kKeyReaders);
+    barrier_init(shared + C::kWanted, 1);
+    for (int i = 0; i < C::kWorks; ++i) {
+      barrier_init(shared + C::kWorkFull + 8 * i, 1);
+      barrier_init(shared + C::kWorkEmpty + 8 * i, C::kWorkReaders);
+    }
     for (int i = 0; i < C::kQStages; ++i) {
       barrier_init(shared + C::kQFull + 8 * i, 1);
       barrier_init(shared + C::kQEmpty + 8 * i, C::kReaders);
@@ -534,27 +651,22 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
   }
   wait_for_previous_grid();
   launch_next_grid();
-  auto& work = *reinterpret_cast<KeyBlock*>(memory + C::kWork);
-  if (threadIdx.x == 32) work = KeyBlock(p, C::kRows, C::kKeys);
   __syncthreads();
-  if (work.key_tile < 0) return;
-  if (p.bits.words != nullptr) count_steps(p, work);
+  auto works = reinterpret_cast<KeyBlock*>(memory + C::kWork);
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
-    if (threadIdx.x == 0) load<C>(p, shared, work);
+    if (threadIdx.x == 0) load<C>(p, shared, works);
     if (warp > 0 && warp <= C::kDqStages && threadIdx.x % 32 == 0) {
-      add_dq<C>(p, shared, work, warp - 1);
+      add_dq<C>(p, shared, works, warp - 1);
     }
+    if (warp == 3) fetch_works<C>(p, shared, works);
     __syncwarp();
+  } else if (warp < 12) {
+    more_registers<C::kKeyRegisters>();
+    Roles::template run<C>(p, shared, works, warp / 4 - 1);
   } else {
-    int steps = work.steps;
-    if (warp < 12) {
-      more_registers<C::kKeyRegisters>();
-      Roles::template run<C>(p, shared, work, warp / 4 - 1, steps);
-    } else {
-      fewer_registers<C::kQueryRegisters>();
-      Queries<C>{p, shared}.run(steps);
-    }
+    fewer_registers<C::kQueryRegisters>();
+    Queries<C>{p, shared}.run(works);
   }
 }
 

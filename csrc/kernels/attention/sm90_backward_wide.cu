@@ -19,8 +19,9 @@ template <class C>
 struct WideGroup {
   const Sm90BackwardParams& p;
   u32 shared;
-  const KeyBlock& work;
-  u32 step = 0;
+  const KeyBlock* works;
+  u32 number = 0;  // of the work
+  u32 step = 0;    // of all works
 
   static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
   static TC_DEVICE int lane() { return threadIdx.x % 32; }
@@ -31,7 +32,8 @@ struct WideGroup {
   TC_DEVICE u32 grad_at() const { return shared + C::kGrad + grad() * C::kQBytes; }
   TC_DEVICE u32 sums_at() const { return shared + C::kSums + q() * C::kSumBytes + lane() % 4 * 8; }
   TC_DEVICE u32 weights_at() const { return shared + C::kWeights + threadIdx.x % kWarpgroup * 16; }
-  TC_DEVICE int own_key() const { return work.key_tile * C::kKeys + 16 * warp() + lane() / 4; }
+  TC_DEVICE const KeyBlock& work() const { return works[slot<C::kWorks>(number)]; }
+  TC_DEVICE int own_key() const { return work().key_tile * C::kKeys + 16 * warp() + lane() / 4; }
 
   TC_DEVICE void wait_for_q() {
     barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
@@ -46,7 +48,20 @@ struct WideGroup {
   }
 
   TC_DEVICE void hide(float (&x)[C::kRows / 2]) {
-    for_each_hidden<C>(work.sequence, shared, q(), 0, own_key(), [&](int i) { x[i] = 0.0f; });
+    for_each_hidden<C>(work().sequence, shared, q(), 0, own_key(), [&](int i) { x[i] = 0.0f; });
+  }
+
+  // False after the last work.
+  TC_DEVICE bool begin() {
+    if (!begin_work<C>(shared, works, number)) return false;
+    barrier_wait(shared + C::kKeysFull, phase<1>(number));
+    return true;
+  }
+  // The work's sums are stored.
+  TC_DEVICE void end() {
+    __syncwarp();
+    if (lane() == 0) release_work<C>(shared, number);
+    ++number;
   }
 
   static TC_DEVICE void pack(u32 (&out)[C::kRows / 16][4], const float (&x)[C::kRows / 2]) {
@@ -61,11 +76,8 @@ template <class C>
 struct Values : WideGroup<C> {
   float dv[C::kD / 2], s[C::kRows / 2];
 
-  TC_DEVICE Values(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work)
-      : WideGroup<C>{p, shared, work} {
-#pragma unroll
-    for (int i = 0; i < C::kD / 2; ++i) dv[i] = 0.0f;
-  }
+  TC_DEVICE Values(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works)
+      : WideGroup<C>{p, shared, works} {}
 
   TC_DEVICE void begin_scores() {
     this->wait_for_q();
@@ -83,36 +95,47 @@ struct Values : WideGroup<C> {
     this->release(this->shared + C::kWeightsFull);
   }
 
-  TC_DEVICE void run(u32 steps) {
-    if (steps > 0) {
-      barrier_wait(this->shared + C::kKeysFull, 0);
-      keep_in_place(dv);
-      begin_scores();
+  TC_DEVICE void run_steps(u32 end) {
+    u32 first = this->step, grad_empty = 0;
 #pragma unroll 1
-      for (;;) {
-        wgmma_wait<0>();
-        keep_in_place(s);
-        exponentiate<C>(s, this->sums_at(), this->p.unit);
-        this->hide(s);
-        this->release(this->shared + C::kQEmpty + 8 * this->q());
-        hand_over();
-        u32 weights[C::kRows / 16][4];
-        this->pack(weights, s);
-        this->wait_for_grad();
-        wgmma_fence();
-        add_rows<C>(dv, weights, this->grad_at());
-        u32 grad_empty = this->shared + C::kGradEmpty + 8 * this->grad();
-        if (++this->step == steps) break;
-        begin_scores();
-        wgmma_wait<1>();
-        keep_in_place(dv);
-        this->release(grad_empty);
-      }
-      wgmma_wait<0>();
+    for (;;) {
+      begin_scores();
+      wgmma_wait<1>();
       keep_in_place(dv);
+      if (this->step != first) this->release(grad_empty);
+      wgmma_wait<0>();
+      keep_in_place(s);
+      exponentiate<C>(s, this->sums_at(), this->p.unit);
+      this->hide(s);
+      this->release(this->shared + C::kQEmpty + 8 * this->q());
+      hand_over();
+      u32 weights[C::kRows / 16][4];
+      this->pack(weights, s);
+      this->wait_for_grad();
+      wgmma_fence();
+      add_rows<C>(dv, weights, this->grad_at());
+      grad_empty = this->shared + C::kGradEmpty + 8 * this->grad();
+      if (++this->step == end) break;
     }
-    store_sums<C>(dv, 1.0f, this->p.dv, this->p.dv_stride, this->p.head_dim_v, this->work,
-                  this->own_key());
+    wgmma_wait<0>();
+    keep_in_place(dv);
+    this->release(grad_empty);
+  }
+
+  TC_DEVICE void run() {
+#pragma unroll 1
+    while (this->begin()) {
+#pragma unroll
+      for (int i = 0; i < C::kD / 2; ++i) dv[i] = 0.0f;
+      keep_in_place(dv);
+      this->step = whole_warp(this->step);
+      u32 steps = whole_warp(this->work().steps);
+      if (steps > 0) run_steps(this->step + steps);
+      this->release(this->shared + C::kKeysEmpty);
+      store_sums<C>(dv, 1.0f, this->p.dv, this->p.dv_stride, this->p.head_dim_v, this->work(),
+                    this->own_key());
+      this->end();
+    }
   }
 };
 
@@ -120,11 +143,8 @@ template <class C>
 struct WideKeys : WideGroup<C> {
   float dk[C::kD / 2], dp[C::kRows / 2];
 
-  TC_DEVICE WideKeys(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work)
-      : WideGroup<C>{p, shared, work} {
-#pragma unroll
-    for (int i = 0; i < C::kD / 2; ++i) dk[i] = 0.0f;
-  }
+  TC_DEVICE WideKeys(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works)
+      : WideGroup<C>{p, shared, works} {}
 
   TC_DEVICE void begin_dp() {
     this->wait_for_grad();
@@ -146,50 +166,59 @@ struct WideKeys : WideGroup<C> {
     this->release(this->shared + C::kWeightsEmpty);
   }
 
-  TC_DEVICE void run(u32 steps) {
-    if (steps > 0) {
-      barrier_wait(this->shared + C::kKeysFull, 0);
-      keep_in_place(dk);
-      u32 store_base = this->shared + C::kScore + (16 * this->warp() + this->lane() % 16) * 128;
-      begin_dp();
+  TC_DEVICE void run_steps(u32 end) {
+    u32 store_base = this->shared + C::kScore + (16 * this->warp() + this->lane() % 16) * 128;
 #pragma unroll 1
-      for (;;) {
-        this->wait_for_q();
-        barrier_wait(this->shared + C::kWeightsFull, phase<1>(this->step));
-        wgmma_wait<0>();
-        keep_in_place(dp);
-        this->release(this->shared + C::kGradEmpty + 8 * this->grad());
-        differentiate();
-        this->hide(dp);
-        u32 ds[C::kRows / 16][4];
-        this->pack(ds, dp);
-        wgmma_fence();
-        add_rows<C>(dk, ds, this->q_at());
-        barrier_wait(this->shared + C::kScoreEmpty + 8 * this->score(),
-                     phase<C::kScoreStages>(this->step) ^ 1);
-        store_scores<C>(ds, store_base + this->score() * C::kScoreBytes,
-                        this->shared + C::kScoreFull + 8 * this->score());
-        wgmma_wait<0>();
-        keep_in_place(dk);
-        // Before grad_out, of which the next step's is read when dv has been added to: q's buffer is free.
-        this->release(this->shared + C::kQEmpty + 8 * this->q());
-        if (++this->step == steps) break;
-        begin_dp();
-      }
+    for (;;) {
+      begin_dp();
+      this->wait_for_q();
+      barrier_wait(this->shared + C::kWeightsFull, phase<1>(this->step));
+      wgmma_wait<0>();
+      keep_in_place(dp);
+      this->release(this->shared + C::kGradEmpty + 8 * this->grad());
+      differentiate();
+      this->hide(dp);
+      u32 ds[C::kRows / 16][4];
+      this->pack(ds, dp);
+      wgmma_fence();
+      add_rows<C>(dk, ds, this->q_at());
+      barrier_wait(this->shared + C::kScoreEmpty + 8 * this->score(),
+                   phase<C::kScoreStages>(this->step) ^ 1);
+      store_scores<C>(ds, store_base + this->score() * C::kScoreBytes,
+                      this->shared + C::kScoreFull + 8 * this->score());
+      wgmma_wait<0>();
+      keep_in_place(dk);
+      // Before grad_out, of which the next step's is read when dv has been added to: q's buffer is free.
+      this->release(this->shared + C::kQEmpty + 8 * this->q());
+      if (++this->step == end) return;
     }
-    store_sums<C>(dk, this->p.scale, this->p.dk, this->p.dk_stride, this->p.head_dim, this->work,
-                  this->own_key());
+  }
+
+  TC_DEVICE void run() {
+#pragma unroll 1
+    while (this->begin()) {
+#pragma unroll
+      for (int i = 0; i < C::kD / 2; ++i) dk[i] = 0.0f;
+      keep_in_place(dk);
+      this->step = whole_warp(this->step);
+      u32 steps = whole_warp(this->work().steps);
+      if (steps > 0) run_steps(this->step + steps);
+      this->release(this->shared + C::kKeysEmpty);
+      store_sums<C>(dk, this->p.scale, this->p.dk, this->p.dk_stride, this->p.head_dim,
+                    this->work(), this->own_key());
+      this->end();
+    }
   }
 };
 
 struct Roles {
   template <class C>
-  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
-                            int group, u32 steps) {
+  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works,
+                            int group) {
     if (group == 0) {
-      Values<C>(p, shared, work).run(steps);
+      Values<C>(p, shared, works).run();
     } else {
-      WideKeys<C>(p, shared, work).run(steps);
+      WideKeys<C>(p, shared, works).run();
     }
   }
 };
@@ -209,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   {"name": "sm90_backward_attention_{d.short}_64x64x256", "kind": "sm90_backward",
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
    "alignment": 16, "tile": [64, 64, 256], "stages": 2, "block": [512, 1, 1],
-   "dynamic_shared": 231760, "cost": {"k_tile": 5200, "fixed": 9000},
+   "dynamic_shared": 231872, "cost": {"k_tile": 5200, "fixed": 9000},
    "accepted_spill": {"sm_90a": 160},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1},
    "for": {

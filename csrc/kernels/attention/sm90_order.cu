@@ -196,6 +196,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
  "kernels": [
   {"name": "sm90_order_attention_{k.of}", "archs": ["sm_90a"],
    "for": {"k": [{"of": "queries", "kind": "sm90_order", "backward": 0},
+                 {"of": "e4m3_queries", "kind": "sm90_e4m3_order", "backward": 0},
                  {"of": "keys", "kind": "sm90_backward_order", "backward": 1}]},
    "defines": {"TC_BACKWARD": "{k.backward}"},
    "kind": "{k.kind}", "dtype": "any", "math": "any", "layout": "any",

@@ -48,6 +48,12 @@ class KeyBlocks {
 
   TC_DEVICE bool is_last() const { return block == last_; }
 
+  // Without the first one, or the last one.
+  TC_DEVICE void leave_out(int first, int last) {
+    block -= first;
+    last_ += last;
+  }
+
   // Whether bits say which keys of the block are visible. Where no block has a visible key, the one
   // that every tile has is of the class that hides all.
   TC_DEVICE bool has_bits() const {

@@ -120,24 +120,30 @@ struct RunningSoftmax {
   // warp's references is huge (`look` stays true), it is subtracted from the scores here.
   template <int kCount>
   TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
-    float raw[2];
+    float top[2], before[2];
     look = kGeneral && grows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float top = fmaxf(row_maximum(s, h), kLowest);
-      float scaled = top > kLowest ? top * unit : reference[h];
-      // A reference that stays is that of an earlier block, whose scores are gone.
-      raw[h] = top > kLowest && scaled < reference[h] ? reference[h] / unit : top;
-      scaled = fmaxf(reference[h], scaled);
-      if (reference[h] != kLowest) factor[h] = exp2_approx(reference[h] - scaled);
-      sum[h] *= reference[h] != kLowest ? factor[h] : 1.0f;
+      top[h] = fmaxf(row_maximum(s, h), kLowest);
+      before[h] = reference[h];
+      float scaled = fmaxf(before[h], top[h] > kLowest ? top[h] * unit : before[h]);
+      if (before[h] != kLowest) factor[h] = exp2_approx(before[h] - scaled);
+      sum[h] *= before[h] != kLowest ? factor[h] : 1.0f;
       reference[h] = scaled;
       look |= !(fabsf(scaled) <= kHuge);
     }
     look = __any_sync(~0u, look);
     if (!look) return;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] -= raw[i / 2 % 2];
+    for (int h = 0; h < 2; ++h) {
+      // A reference that stays is that of an earlier block, whose scores are gone.
+      bool stays = top[h] > kLowest && top[h] * unit < before[h];
+      float raw = stays ? before[h] / unit : top[h];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i / 2 % 2 == h) s[i] -= raw;
+      }
+    }
   }
 
   // Divides this block's weights and what came before by the power of two in the largest weight.

@@ -222,6 +222,13 @@ TC_DEVICE void tma_prefetch(const void* map, int x, int y) {
                : "memory");
 }
 
+TC_DEVICE void tma_prefetch(const void* map, int x, int y, int b0, int b1, int b2) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(map),
+      "r"(x), "r"(y), "r"(b0), "r"(b1), "r"(b2)
+      : "memory");
+}
+
 // A box of the tensor to `shared`; `barrier` receives its bytes. Coordinates from the innermost dim.
 TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y) {
   asm volatile(

@@ -29,6 +29,10 @@ struct AttentionOptions {
   double softcap = 0;
   OptionalTensor alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{};
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
+  // Query, key and value of float8_e4m3fn; the output is then bfloat16. What they are multiplied by:
+  // float32 (batch, heads of key), none: 1.
+  bool e4m3 = false;
+  OptionalTensor q_descale{}, k_descale{}, v_descale{};
 };
 
 // The same as numbers, ready for a kernel; defaults resolved, ranges checked.
@@ -62,6 +66,20 @@ inline double keep_scale_of(int drop_below) {
         max_seqlen_k                                                                             \
   }
 
+// The same for the ops of float8_e4m3fn.
+#define TC_E4M3_ARGUMENTS                                                                  \
+  bool is_causal, std::optional<double> scale, int64_t window_left, int64_t window_right,  \
+      bool bottom_right, const OptionalTensor &q_descale, const OptionalTensor &k_descale, \
+      const OptionalTensor &v_descale, const OptionalTensor &cu_seqlens_q,                 \
+      const OptionalTensor &cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k
+
+#define TC_E4M3_OPTIONS                                                                          \
+  AttentionOptions {                                                                             \
+    std::nullopt, 0.0, is_causal, std::nullopt, scale, true, window_left, window_right,          \
+        bottom_right, 0.0, std::nullopt, std::nullopt, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, \
+        max_seqlen_k, true, q_descale, k_descale, v_descale                                      \
+  }
+
 // The public ops that do more than to forward by the grad mode.
 void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint64_t);
 // Other layouts of the same attention. Throws [input] where a rank or the packing is wrong;
@@ -71,10 +89,12 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
                        int64_t window_right, bool bottom_right, double softcap,
                        const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
                        const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p);
+                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+                       const OptionalTensor& q_descale, const OptionalTensor& k_descale,
+                       const OptionalTensor& v_descale);
 
-// call_op() of cubin::_attention_forward or its twin with a derivative for another public op, the
-// `caller`: errors name that one.
+// call_op() of cubin::_attention_forward, of _attention_forward_e4m3 or of the twin of either with a
+// derivative for another public op, the `caller`: errors name that one.
 void call_attention_forward(const char* op, const char* caller, StableIValue* stack);
 
 Tensor scaled_dot_product_attention_cpu(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -91,6 +111,11 @@ std::tuple<Tensor, Tensor> attention_forward_cpu(const Tensor& query, const Tens
                                                  const Tensor& value, TC_ATTENTION_ARGUMENTS);
 std::tuple<Tensor, Tensor> attention_forward_cuda(const Tensor& query, const Tensor& key,
                                                   const Tensor& value, TC_ATTENTION_ARGUMENTS);
+
+std::tuple<Tensor, Tensor> attention_forward_e4m3_cpu(const Tensor& query, const Tensor& key,
+                                                      const Tensor& value, TC_E4M3_ARGUMENTS);
+std::tuple<Tensor, Tensor> attention_forward_e4m3_cuda(const Tensor& query, const Tensor& key,
+                                                       const Tensor& value, TC_E4M3_ARGUMENTS);
 
 std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(const Tensor& grad_out,
                                                           const Tensor& query, const Tensor& key,

@@ -1,11 +1,10 @@
 // Attention backward on CUDA: check -> plan -> launch. Gradients of operands that were broadcast are
 // summed at the end.
-#include <torch/csrc/stable/ops.h>
-
 #include "ops/attention/attention.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
 #include "ops/attention/plan.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 namespace {

@@ -21,8 +21,12 @@ struct Argument {
   const TensorView* view;
 };
 
-void check_dtypes(const char* op, const Argument (&all)[3]) {
+void check_dtypes(const char* op, const Argument (&all)[3], bool e4m3) {
   for (const Argument& each : all) {
+    if (e4m3) {
+      check_side(op, each.name, *each.view, "query", *all[0].view, ScalarType::Float8_e4m3fn);
+      continue;
+    }
     check_float_dtype(op, each.name, *each.view,
                       "torch.nn.functional.scaled_dot_product_attention");
   }
@@ -173,18 +177,51 @@ void check_per_head(const char* op, const char* name, const std::optional<Tensor
         view.shape_text(), ""});
 }
 
+// What holds for float8_e4m3fn beside the rest. A factor belongs to a head of the keys, which is never
+// copied, so there is no broadcasting.
+void check_e4m3(const char* op, const AttentionShape& shape, const Argument (&all)[3],
+                const AttentionViews& views) {
+  const TensorView &query = *all[0].view, &key = *all[1].view, &value = *all[2].view;
+  for (const Argument& each : all) {
+    if (shape.packed || each.view->dim == 4) continue;
+    fail({"input", argument_text(op, each.name), "has a wrong rank for float8_e4m3fn",
+          "(batch, heads, rows, head_dim)", each.view->shape_text(), ""});
+  }
+  for (const Argument& each : {all[1], all[2]}) {
+    const int64_t heads = each.view->sizes[1];
+    const bool batch = shape.packed || each.view->sizes[0] == query.sizes[0];
+    if (heads == shape.kv_heads && heads == key.sizes[1] && batch) continue;
+    fail({"input", argument_text(op, each.name),
+          "needs broadcasting, which float8_e4m3fn has none of",
+          "the batch of query, and as many heads in key and value",
+          query.shape_text() + ", " + key.shape_text() + ", " + value.shape_text(), ""});
+  }
+  const auto check = [&](const char* name, const std::optional<TensorView>& given) {
+    if (!given) return;
+    check_side(op, name, *given, "query", query, ScalarType::Float);
+    const int64_t sizes[] = {shape.batch.sizes[0], shape.kv_heads};
+    if (given->dim == 2 && std::equal(sizes, sizes + 2, given->sizes)) return;
+    fail({"input", argument_text(op, name), "has a wrong shape",
+          "(batch, heads of key) = " + tuple_text(sizes, 2), given->shape_text(), ""});
+  };
+  check("q_descale", views.q_descale);
+  check("k_descale", views.k_descale);
+  check("v_descale", views.v_descale);
+}
+
 }  // namespace
 
 AttentionViews views_of(const AttentionOptions& options) {
   return {view_of(options.attn_mask), view_of(options.dropout_seed), view_of(options.alibi_slopes),
-          view_of(options.sinks),     view_of(options.cu_seqlens_q), view_of(options.cu_seqlens_k)};
+          view_of(options.sinks),     view_of(options.cu_seqlens_q), view_of(options.cu_seqlens_k),
+          view_of(options.q_descale), view_of(options.k_descale),    view_of(options.v_descale)};
 }
 
 AttentionShape check_attention(const char* op, const TensorView& query, const TensorView& key,
                                const TensorView& value, const AttentionOptions& options,
                                const AttentionViews& views) {
   const Argument all[] = {{"query", &query}, {"key", &key}, {"value", &value}};
-  check_dtypes(op, all);
+  check_dtypes(op, all, options.e4m3);
   for (const Argument& each : all) {
     if (each.view->dim < 2) {
       fail({"input", argument_text(op, each.name), "has too few dimensions", "at least 2",
@@ -231,6 +268,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
           "less than " + std::to_string(kMaxLength),
           query.shape_text() + ", " + key.shape_text() + ", " + value.shape_text(), ""});
   }
+  if (options.e4m3) check_e4m3(op, shape, all, views);
   if (views.attn_mask) check_mask(op, shape, query, *views.attn_mask, options.is_causal);
   check_per_head(op, "alibi_slopes", views.alibi_slopes, shape, query, true);
   check_per_head(op, "sinks", views.sinks, shape, query, false);

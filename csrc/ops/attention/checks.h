@@ -29,7 +29,7 @@ struct AttentionShape {
 // The optional tensors of AttentionOptions.
 struct AttentionViews {
   std::optional<TensorView> attn_mask, dropout_seed, alibi_slopes, sinks, cu_seqlens_q,
-      cu_seqlens_k;
+      cu_seqlens_k, q_descale, k_descale, v_descale;
 };
 AttentionViews views_of(const AttentionOptions& options);
 

@@ -1,10 +1,9 @@
 #include "ops/attention/compose.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <vector>
 
+#include "ops/common/stable_ops.h"
 #include "ops/matmul/matmul.h"
 
 namespace torch_cubin {

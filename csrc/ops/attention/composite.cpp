@@ -75,7 +75,9 @@ void call_attention_forward(const char* op, const char* caller, StableIValue* st
   try {
     call_op(op, "", stack);
   } catch (const std::runtime_error& error) {
-    const std::string callee = "]: attention_forward ", text = error.what();
+    const bool e4m3 = std::string(op).find("_e4m3") != std::string::npos;
+    const std::string callee = e4m3 ? "]: attention_forward_e4m3 " : "]: attention_forward ";
+    const std::string text = error.what();
     const size_t at = text.find(callee);
     // Only as the object of an error, right behind its tag.
     if (text.rfind("torch_cubin [", 0) != 0 || at != text.find("]: ")) throw;

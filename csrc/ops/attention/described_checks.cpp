@@ -25,7 +25,9 @@ void check_described_attention(const nlohmann::json& call) {
   const auto find = [&](const char* name) { return tensors.find(named, name); };
   const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
   const AttentionViews views{find("attn_mask"), find("dropout_seed"), find("alibi_slopes"),
-                             find("sinks"),     find("cu_seqlens_q"), find("cu_seqlens_k")};
+                             find("sinks"),     find("cu_seqlens_q"), find("cu_seqlens_k"),
+                             find("q_descale"), find("k_descale"),    find("v_descale")};
+  options.e4m3 = op == "attention_forward_e4m3";
   const TensorView query = get("query");
   const AttentionShape shape =
       check_attention(op.c_str(), query, get("key"), get("value"), options, views);

@@ -84,6 +84,36 @@ std::vector<Tensor> separate(const PackedLayout& layout, const Tensor& query,
   return {query, *key, *value};
 }
 
+bool is_e4m3(const Tensor& tensor) {
+  int32_t dtype = 0;
+  if (aoti_torch_get_dtype(tensor.get(), &dtype) != AOTI_TORCH_SUCCESS) return false;
+  return dtype == aoti_torch_dtype_float8_e4m3fn();
+}
+
+// The first result of a raw op, or of its twin where what runs may be differentiated.
+template <class... Args>
+Tensor attend(const char* raw, const char* twin, const Args&... args) {
+  StableIValue stack[] = {from(args)...};
+  call_attention_forward(differentiable() ? twin : raw, "flash_attention", stack);
+  Tensor out = to<Tensor>(stack[0]);
+  to<Tensor>(stack[1]);  // releases the logsumexp
+  return out;
+}
+
+// What float8_e4m3fn alone has, and what it has not.
+void check_e4m3_options(bool e4m3, bool has_descale, double softcap,
+                        const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+                        double dropout_p) {
+  if (!e4m3 && has_descale) {
+    fail({"input", "flash_attention", "is given factors without a query of float8_e4m3fn",
+          "none of 'q_descale', 'k_descale' and 'v_descale'", "some", ""});
+  }
+  if (!e4m3 || (softcap == 0 && !alibi_slopes && !sinks && dropout_p == 0)) return;
+  fail({"input", "flash_attention of float8_e4m3fn", "has options that it does not take",
+        "none of 'softcap', 'alibi_slopes', 'sinks' and 'dropout_p'", "some",
+        "Convert query, key and value with .to(torch.bfloat16)."});
+}
+
 // (batch, rows, heads, head_dim) from (batch, heads, rows, head_dim), and back.
 Tensor swap_heads(const Tensor& tensor) {
   return call_tensor_op("aten::transpose", "int", tensor, int64_t{1}, int64_t{2});
@@ -96,8 +126,13 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
                        int64_t window_right, bool bottom_right, double softcap,
                        const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
                        const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p) {
+                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+                       const OptionalTensor& q_descale, const OptionalTensor& k_descale,
+                       const OptionalTensor& v_descale) {
   if (!query.defined()) fail_undefined("flash_attention", "query");
+  const bool e4m3 = is_e4m3(query);
+  check_e4m3_options(e4m3, q_descale || k_descale || v_descale, softcap, alibi_slopes, sinks,
+                     dropout_p);
   const bool varlen = cu_seqlens_q || cu_seqlens_k;
   const bool all_packed = !key && !value;
   std::vector<Tensor> qkv = separate(varlen ? kVarlen : kPlain, query, key, value);
@@ -110,19 +145,19 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
   const bool same_offsets = all_packed && !cu_seqlens_k;
   const OptionalTensor& offsets_k = same_offsets ? cu_seqlens_q : cu_seqlens_k;
   const int64_t longest_k = same_offsets && max_seqlen_k == 0 ? max_seqlen_q : max_seqlen_k;
-  const OptionalTensor no_mask;
-  const bool enable_gqa = true;  // the heads' numbers say what is shared
-  StableIValue stack[] = {
-      from(qkv[0]),     from(qkv[1]),       from(qkv[2]),       from(no_mask),
-      from(dropout_p),  from(is_causal),    from(seed),         from(scale),
-      from(enable_gqa), from(window_left),  from(window_right), from(bottom_right),
-      from(softcap),    from(alibi_slopes), from(sinks),        from(cu_seqlens_q),
-      from(offsets_k),  from(max_seqlen_q), from(longest_k)};
-  call_attention_forward(
-      differentiable() ? "cubin::_attention_forward_autograd" : "cubin::_attention_forward",
-      "flash_attention", stack);
-  Tensor out = to<Tensor>(stack[0]);
-  to<Tensor>(stack[1]);  // releases the logsumexp
+  Tensor out;
+  if (e4m3) {
+    out = attend("cubin::_attention_forward_e4m3", "cubin::_attention_forward_e4m3_autograd",
+                 qkv[0], qkv[1], qkv[2], is_causal, scale, window_left, window_right, bottom_right,
+                 q_descale, k_descale, v_descale, cu_seqlens_q, offsets_k, max_seqlen_q, longest_k);
+  } else {
+    const OptionalTensor no_mask;
+    const bool enable_gqa = true;  // the heads' numbers say what is shared
+    out = attend("cubin::_attention_forward", "cubin::_attention_forward_autograd", qkv[0], qkv[1],
+                 qkv[2], no_mask, dropout_p, is_causal, seed, scale, enable_gqa, window_left,
+                 window_right, bottom_right, softcap, alibi_slopes, sinks, cu_seqlens_q, offsets_k,
+                 max_seqlen_q, longest_k);
+  }
   // Already so where query's dims lie in this order, packed or not (output_strides).
   return call_tensor_op("aten::contiguous", "", varlen ? out : swap_heads(out),
                         torch::headeronly::MemoryFormat::Contiguous);

@@ -1,14 +1,14 @@
 // Attention forward on CUDA: check -> plan -> launch. The backward is in backward.cpp.
-#include <torch/csrc/stable/ops.h>
-
 #include <limits>
 
+#include "cubin/error.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
 #include "ops/attention/plan.h"
 #include "ops/common/batch_invariant.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 namespace {
@@ -31,12 +31,13 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
 
   FusedOperands operands(call, query, key, value);
   // Rows that are no whole vectors are written beside the output, and copied.
-  const bool beside = operands.one_launch || !has_vector_rows(TensorView(out));
+  const bool beside = operands.one_launch || !has_vector_rows(TensorView(out)) ||
+                      (call.options.e4m3 && problem.head_dim_v != shape.head_dim_v);
   Tensor wide_out = out;
   if (beside) {
     Shape sizes = shape.out;
     sizes.sizes[sizes.dim - 1] = problem.head_dim_v;
-    wide_out = empty_cuda(sizes.sizes, sizes.dim, call.dtype, call.device_index);
+    wide_out = empty_cuda(sizes.sizes, sizes.dim, call.out_dtype, call.device_index);
   }
   operands.problem.add(kOut, TensorView(wide_out));
   operands.problem.merge();
@@ -61,7 +62,7 @@ Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& k
                        const Tensor& value, Tensor* logsumexp) {
   const TensorView q(query);
   const AttentionShape& shape = call.shape;
-  Tensor out = empty_laid_out(q, shape.out, call.dtype);
+  Tensor out = empty_laid_out(q, shape.out, call.out_dtype);
   if (logsumexp != nullptr) {
     *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, sums_dtype(call.dtype),
                             call.device_index);
@@ -77,6 +78,13 @@ Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& k
   const bool fusable = shape.out.numel() > 0 && (!no_keys || shape.packed);
   if (fusable && run_fused(call, query, key, value, out, logsumexp)) {
     return out;
+  }
+  if (call.options.e4m3) {
+    fail({"no_kernel", "attention_forward_e4m3", "has no kernel for float8_e4m3fn",
+          "kernels of the kind sm90_e4m3, which sm_90a has, and head dims up to 256",
+          "none for head_dim " + std::to_string(shape.head_dim) + " and " +
+              std::to_string(shape.head_dim_v),
+          "Convert query, key and value with .to(torch.bfloat16) on this GPU."});
   }
   const auto [composed, lse] =
       compose_forward(compose_inputs(call, query, key, value), call.settings, logsumexp != nullptr);
@@ -102,6 +110,14 @@ Tensor scaled_dot_product_attention_cuda(const Tensor& query, const Tensor& key,
 std::tuple<Tensor, Tensor> attention_forward_cuda(const Tensor& query, const Tensor& key,
                                                   const Tensor& value, TC_ATTENTION_ARGUMENTS) {
   AttentionCall call("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
+  Tensor logsumexp;
+  Tensor out = forward_on_cuda(call, query, key, value, &logsumexp);
+  return {out, logsumexp};
+}
+
+std::tuple<Tensor, Tensor> attention_forward_e4m3_cuda(const Tensor& query, const Tensor& key,
+                                                       const Tensor& value, TC_E4M3_ARGUMENTS) {
+  AttentionCall call("attention_forward_e4m3", query, key, value, TC_E4M3_OPTIONS);
   Tensor logsumexp;
   Tensor out = forward_on_cuda(call, query, key, value, &logsumexp);
   return {out, logsumexp};

@@ -1,11 +1,10 @@
 #include "ops/attention/fused_operands.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <utility>
 
 #include "cubin/error.h"
 #include "ops/attention/operands.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 
@@ -17,6 +16,7 @@ AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& 
   shape = check_attention(op, q, TensorView(key), TensorView(value), options, views);
   settings = attention_settings(op, shape, options, views);
   dtype = q.dtype;
+  out_dtype = options.e4m3 ? ScalarType::BFloat16 : dtype;
   device_index = q.device_index;
 }
 

@@ -15,7 +15,7 @@ struct AttentionCall {
   AttentionOptions options;
   AttentionShape shape;
   AttentionSettings settings;
-  ScalarType dtype;
+  ScalarType dtype, out_dtype;
   int32_t device_index;
 };
 

@@ -1,14 +1,13 @@
 // flash_attention_with_kvcache on CUDA: check -> launch.
 #include "ops/attention/kv_cache.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/kv_cache_arguments.h"
 #include "ops/attention/operands.h"
 #include "ops/attention/plan.h"
 #include "ops/attention/problem.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 namespace {

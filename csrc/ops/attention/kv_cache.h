@@ -21,12 +21,22 @@ struct KvCacheOptions {
   bool rotary_interleaved = true;
 };
 
-// The tensors of a call: as they came, or described.
-struct KvCacheViews {
-  TensorView q, k_cache, v_cache;
-  std::optional<TensorView> k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-      block_table, alibi_slopes, sinks, k_descale, v_descale;
+// Does something with the name of each tensor that a call may leave out.
+#define TC_KV_CACHE_OPTIONAL_TENSORS(X)                                                          \
+  X(k)                                                                                           \
+  X(v)                                                                                           \
+  X(rotary_cos) X(rotary_sin) X(cache_seqlens) X(cache_batch_idx) X(block_table) X(alibi_slopes) \
+      X(sinks) X(k_descale) X(v_descale)
+
+// The tensors of a call.
+template <class T>
+struct KvCacheTensors {
+  T q, k_cache, v_cache;
+#define TC_MEMBER(name) std::optional<T> name;
+  TC_KV_CACHE_OPTIONAL_TENSORS(TC_MEMBER)
+#undef TC_MEMBER
 };
+using KvCacheViews = KvCacheTensors<TensorView>;  // of a call's own, or described
 
 struct KvCacheShape {
   int64_t batch, heads, kv_heads, head_dim, head_dim_v;
@@ -52,14 +62,12 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
 void check_described_kv_cache(const nlohmann::json& call);
 
 // The tensors as kernels read them; those of the cache are where they were.
-struct KvCacheCall {
+struct KvCacheCall : KvCacheTensors<Tensor> {
   KvCacheShape shape;
   KvCacheOptions options;
   ScalarType dtype;
   int32_t device_index;
-  Tensor q, k_cache, v_cache, out;  // out: contiguous
-  OptionalTensor k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, block_table,
-      alibi_slopes, sinks, k_descale, v_descale;
+  Tensor out;  // contiguous
 };
 
 // A seam's kernels for it on one device.

@@ -6,41 +6,20 @@
 namespace torch_cubin {
 
 inline KvCacheCall kv_cache_call(TC_KV_CACHE_ARGUMENTS) {
-  const KvCacheViews views{TensorView(q),
-                           TensorView(k_cache),
-                           TensorView(v_cache),
-                           view_of(k),
-                           view_of(v),
-                           view_of(rotary_cos),
-                           view_of(rotary_sin),
-                           view_of(cache_seqlens),
-                           view_of(cache_batch_idx),
-                           view_of(block_table),
-                           view_of(alibi_slopes),
-                           view_of(sinks),
-                           view_of(k_descale),
-                           view_of(v_descale)};
+#define TC_VIEW(name) view_of(name),
+  const KvCacheViews views{TensorView(q), TensorView(k_cache), TensorView(v_cache),
+                           TC_KV_CACHE_OPTIONAL_TENSORS(TC_VIEW)};
+#undef TC_VIEW
   const KvCacheOptions options{softmax_scale, causal,  window_left,
                                window_right,  softcap, rotary_interleaved};
-  return {check_kv_cache(views, options),
+#define TC_SAME(name) name,
+  return {{q, k_cache, v_cache, TC_KV_CACHE_OPTIONAL_TENSORS(TC_SAME)},
+          check_kv_cache(views, options),
           options,
           views.q.dtype,
           views.q.device_index,
-          q,
-          k_cache,
-          v_cache,
-          Tensor(),
-          k,
-          v,
-          rotary_cos,
-          rotary_sin,
-          cache_seqlens,
-          cache_batch_idx,
-          block_table,
-          alibi_slopes,
-          sinks,
-          k_descale,
-          v_descale};
+          Tensor()};
+#undef TC_SAME
 }
 
 #define TC_KV_CACHE_CALL                                                                           \

@@ -238,11 +238,10 @@ void check_described_kv_cache(const nlohmann::json& call) {
   DescribedTensors tensors;
   const auto find = [&](const char* name) { return tensors.find(named, name); };
   const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
-  check_kv_cache(
-      {get("q"), get("k_cache"), get("v_cache"), find("k"), find("v"), find("rotary_cos"),
-       find("rotary_sin"), find("cache_seqlens"), find("cache_batch_idx"), find("block_table"),
-       find("alibi_slopes"), find("sinks"), find("k_descale"), find("v_descale")},
-      options);
+#define TC_FIND(name) find(#name),
+  check_kv_cache({get("q"), get("k_cache"), get("v_cache"), TC_KV_CACHE_OPTIONAL_TENSORS(TC_FIND)},
+                 options);
+#undef TC_FIND
 }
 
 }  // namespace torch_cubin

@@ -1,7 +1,6 @@
 // flash_attention_with_kvcache on the CPU: plain loops that write, rotate and gather rows as decode_append.cu
 // and decode.cu do, and the reference of attention (reference.cpp) for each sequence, in float32 where the
 // caches are of e4m3. For development and tests, no more.
-#include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Float8_e4m3fn.h>
 #include <torch/headeronly/util/Half.h>
@@ -12,6 +11,7 @@
 #include "ops/attention/kv_cache_arguments.h"
 #include "ops/attention/operands.h"
 #include "ops/common/aten.h"
+#include "ops/common/stable_ops.h"
 #include "pytorch/autograd_state.h"
 
 namespace torch_cubin {
@@ -214,15 +214,11 @@ class Reference {
 Tensor flash_attention_with_kvcache_cpu(TC_KV_CACHE_ARGUMENTS) {
   KvCacheCall call = kv_cache_call(TC_KV_CACHE_CALL);
   const auto plain = [](const Tensor& tensor) { return torch::stable::contiguous(detach(tensor)); };
-  const auto optional = [&](OptionalTensor& tensor) {
-    if (tensor) tensor = plain(*tensor);
-  };
   call.q = plain(call.q);
-  for (OptionalTensor* tensor :
-       {&call.k, &call.v, &call.rotary_cos, &call.rotary_sin, &call.cache_seqlens,
-        &call.cache_batch_idx, &call.block_table, &call.alibi_slopes, &call.sinks}) {
-    optional(*tensor);
-  }
+#define TC_PLAIN(name) \
+  if (call.name) call.name = plain(*call.name);
+  TC_KV_CACHE_OPTIONAL_TENSORS(TC_PLAIN)
+#undef TC_PLAIN
   if (call.k) {  // after the copies, which may find no memory
     bump_version(k_cache.get());
     bump_version(v_cache.get());

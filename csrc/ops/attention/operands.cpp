@@ -1,12 +1,11 @@
 #include "ops/attention/operands.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "ops/attention/problem.h"
 #include "ops/common/dispatch.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 

@@ -36,7 +36,7 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
   return best;
 }
 
-// Of all but the mask.
+// The variant that the call needs for everything but its mask.
 AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
   // A scale that is not positive turns the order of the scores around, which only the general
   // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,

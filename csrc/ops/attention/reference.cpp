@@ -3,8 +3,6 @@
 //
 // NOTE: ATen's scaled_dot_product_attention knows neither our options nor our seed for dropout, and
 // tells no logsumexp.
-#include <torch/csrc/stable/ops.h>
-
 #include <limits>
 #include <vector>
 
@@ -14,6 +12,7 @@
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"
 #include "ops/common/aten.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 namespace {

@@ -6,26 +6,16 @@
 #include <optional>
 
 #include "kernels/attention/sm90_mask_params.h"
+#include "ops/attention/sm90_deal.h"
 #include "ops/attention/sm90_map.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMostBlocks = 160;  // whose work the kernel's scheduler can balance
-constexpr int64_t kQueryRows = 64;    // of a box: those of a warpgroup
-constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kMostBlocks;
+constexpr int64_t kQueryRows = 64;  // of a box: those of a warpgroup
+constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
 
-// Dealing out balanced tiles takes a block about 15 us for each tile of its own, beside its work. On
-// an H200 it pays where an average tile takes so many cycles: from about 8,192 rows on.
-constexpr double kWorthBalancing = 104000;
-// So many tiles of a head, or of several, are worked at together, and share keys in the L2 cache.
-constexpr int64_t kTilesTogether = 256;
-// A window's tiles are dealt out by queries where all heads' keys and values take up to half of the L2
-// cache, and so many blocks work at a head at a time: 3% less time than in turn with 8 and 16 of them on an
-// H200. In turn takes up to 8% less than in pairs.
-constexpr int64_t kWindowBytes = int64_t{24} << 20;
-constexpr int64_t kBlocksOfHead = 8;
 // Of packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
 constexpr int kPackedRowsTogether = 32768;
 constexpr const char* kGeneralKind = "sm90_general";
@@ -33,35 +23,10 @@ constexpr const char* kOrderKind = "sm90_order";
 constexpr const char* kMaskKind = "sm90_mask";
 constexpr double kLog2e = 1.4426950408889634;
 
-// The band of one launch, and how many blocks of keys a tile of queries sees of it.
-struct Band {
-  int64_t seqlen_q, seqlen_k;
-  int64_t first, last;
-
-  int64_t key_blocks(const AttentionRow& row, int64_t tile) const {
-    const int64_t begin = tile * row.rows, end = std::min(begin + row.rows, seqlen_q) - 1;
-    const int64_t most = std::min(seqlen_k - 1, end + last);
-    const int64_t least = std::max<int64_t>(0, begin + first);
-    return most < least ? 1 : most / row.columns - least / row.columns + 1;
-  }
-
-  // Of an average tile. Exact where the band's edges are straight, nearly so where lengths cut them.
-  double average(const AttentionRow& row) const {
-    const int64_t tiles = ceil_div(seqlen_q, row.rows);
-    const auto at = [&](int64_t tile) { return static_cast<double>(key_blocks(row, tile)); };
-    return (at(0) + 2 * at(tiles / 2) + at(tiles - 1)) / 4;
-  }
-};
-
-// Cycles of an average tile.
-double tile_cycles(const AttentionRow& row, const Band& band) {
-  return band.average(row) * row.cost_tile + row.cost_fixed;
-}
-
 class Sm90Forward : public AttentionForwardKernels {
  public:
   Sm90Forward(const Device& device, const std::vector<PackageKernel*>& kernels)
-      : device_(device), blocks_(std::min<int64_t>(device.multiprocessors, kMostBlocks)) {
+      : device_(device), blocks_(sm90_blocks(device)) {
     for (PackageKernel* kernel : kernels) {
       const std::string& kind = kernel->entry().kind;
       if (kind == kOrderKind || kind == kMaskKind) {
@@ -81,7 +46,7 @@ class Sm90Forward : public AttentionForwardKernels {
         problem.head_dim_v == 0) {
       return plan;
     }
-    const Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
+    const Sm90Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
     const AttentionRow* row = choose(problem, all, &plan.microseconds);
     if (row != nullptr && problem.packed && problem.batch_invariant) plan.microseconds = 0;
     return plan;
@@ -103,7 +68,8 @@ class Sm90Forward : public AttentionForwardKernels {
 
  private:
   // The quickest kernel that is wide enough. Null, and infinitely long, where there is none.
-  const AttentionRow* choose(const AttentionCase& problem, const Band& band, double* time) const {
+  const AttentionRow* choose(const AttentionCase& problem, const Sm90Band& band,
+                             double* time) const {
     *time = std::numeric_limits<double>::infinity();
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return nullptr;
@@ -114,8 +80,8 @@ class Sm90Forward : public AttentionForwardKernels {
     for (const AttentionRow& row : rows) {
       if (row.head_dim != fits->head_dim) continue;
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
-      const double own = static_cast<double>(ceil_div(tiles, blocks_)) * tile_cycles(row, band) /
-                         device_.cycles_per_microsecond;
+      const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
+                         sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
       if (!(own < *time)) continue;
       *time = own;
       best = &row;
@@ -126,7 +92,7 @@ class Sm90Forward : public AttentionForwardKernels {
   void launch_part(const AttentionCase& problem, const FusedOperands& operands,
                    const AttentionParams& all) const {
     const Sm90Lengths lengths = sm90_lengths(all);
-    const Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
+    const Sm90Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
     double time;
     const AttentionRow& row = *choose(problem, band, &time);
     const bool packed = problem.packed;
@@ -146,7 +112,7 @@ class Sm90Forward : public AttentionForwardKernels {
     std::optional<Workspace> mask;
     if (all.mask != nullptr) lay_out_mask(all, row, params.mask, mask);
     if (!packed) {
-      params.deal = mask ? heads_together(tiles) : deal(row, band, tiles, heads);
+      params.deal = mask ? sm90_heads_together(tiles) : sm90_deal(row, band, tiles, heads, blocks_);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
       return;
     }
@@ -207,24 +173,6 @@ class Sm90Forward : public AttentionForwardKernels {
     out.class_stride[0] = batch == 1 ? 0 : heads * tiles * class_line;
     out.class_stride[1] = heads == 1 ? 0 : tiles * class_line;
     out.class_stride[2] = rows == 1 ? 0 : class_line;
-  }
-
-  static int heads_together(int64_t tiles) {
-    return static_cast<int>(std::max<int64_t>(1, kTilesTogether / tiles));
-  }
-
-  int deal(const AttentionRow& row, const Band& band, int64_t tiles, int64_t heads) const {
-    const bool alike = band.key_blocks(row, 0) == band.key_blocks(row, tiles - 1);
-    if (alike || tiles * heads <= blocks_) return kInTurn;
-    if (tile_cycles(row, band) >= kWorthBalancing) return heads_together(tiles);
-    // Of a window most tiles are about as long as the longest.
-    const bool is_window = band.first > -kNoBound && 8 * band.key_blocks(row, tiles / 2) >=
-                                                         7 * band.key_blocks(row, tiles - 1);
-    if (!is_window) return kInPairs;
-    const int64_t keys = band.key_blocks(row, tiles - 1) * row.columns;
-    const bool together =
-        heads * kBlocksOfHead <= blocks_ && heads * keys * row.head_dim * 4 <= kWindowBytes;
-    return together ? kByQueries : kInTurn;
   }
 
   const Device& device_;

@@ -104,7 +104,9 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t delta_blocks = heads * tiles * (row.rows / chosen.delta->rows);
     const int64_t convert_blocks =
         ceil_div(convert_warps, chosen.convert->kernel->entry().block[0] / 32);
-    check_blocks(std::max({delta_blocks, convert_blocks, kv_heads * key_tiles}));
+    const int64_t works = kv_heads * key_tiles;
+    const int64_t blocks = std::min<int64_t>(works, device_.multiprocessors);
+    check_blocks(std::max({delta_blocks, convert_blocks, works}));
     check_blocks(convert_warps, kMaxGrid[0], "warps");  // which that kernel numbers with 32 bits
     // Floats of a tile: two for each query, dq, and the turn; and the ticket.
     const int64_t sums = heads * tiles * 2 * row.rows;
@@ -143,7 +145,7 @@ class Sm90Backward : public AttentionBackwardKernels {
       std::optional<Workspace> mask;
       if (all.mask != nullptr) fill_mask(params, all, mask);
       torch_cubin::launch(*chosen.delta->kernel, {delta_blocks}, device_, params);
-      torch_cubin::launch(*row.kernel, {kv_heads * key_tiles}, device_, params);
+      torch_cubin::launch(*row.kernel, {blocks}, device_, params);
       torch_cubin::launch(*chosen.convert->kernel, {convert_blocks}, device_, params);
     }
   }

@@ -5,36 +5,55 @@
 namespace torch_cubin {
 namespace {
 
-constexpr uint32_t kPanel = 64;  // columns of a box: 128 bytes, the swizzle's
+constexpr int64_t kPanel = 64;  // columns of a box of 16-bit types: 128 bytes, the swizzle's
 constexpr int64_t kAnyRow = 0x7fff0000;
 constexpr int64_t kClearingBlocks = 32;
 
 static_assert(kOpenSide == kNoBound, "one way to say that a band has no end");
+
+struct Box {
+  MapType type;
+  int64_t bytes;  // of an element
+  int64_t columns, rows;
+  MapSwizzle swizzle;
+};
+
+void encode(Sm90AttentionMap& out, const Box& box, const Sm90MapRows& rows, const Device& device) {
+  const auto dim = [&](int64_t size, int64_t stride, int64_t box_size) {
+    // The stride of a single index is any.
+    return MapDim{static_cast<uint64_t>(size),
+                  static_cast<uint64_t>(size == 1 ? 16 : stride * box.bytes),
+                  static_cast<uint32_t>(box_size)};
+  };
+  const int64_t row = rows.rows == 1 ? 16 / box.bytes : rows.stride[2];  // as above
+  const MapDim columns = dim(rows.columns, 1, box.columns);
+  const MapDim heads = dim(rows.heads, rows.stride[1], 1);
+  if (rows.packed) {
+    const int64_t wrap = (int64_t{1} << 35) / box.bytes;  // sm90_params.h says why
+    encode_tiled_map(&out, rows.data, box.type, box.swizzle,
+                     {columns, dim(kRaggedRows, row, box.rows), heads, dim(kAnyRow, row, 1),
+                      dim(kAnyRow, wrap - row, 1)},
+                     device.index);
+    return;
+  }
+  encode_tiled_map(&out, rows.data, box.type, box.swizzle,
+                   {columns, dim(rows.rows, row, box.rows), heads,
+                    dim(rows.batch, rows.stride[0], 1), dim(1, 0, 1)},
+                   device.index);
+}
 
 }  // namespace
 
 void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const Sm90MapRows& rows,
                      int64_t box_rows, const Device& device) {
   const MapType type = kernel.dtype == kAttendFloat16 ? MapType::kFloat16 : MapType::kBFloat16;
-  const auto dim = [](int64_t size, int64_t stride, int64_t box) {
-    // The stride of a single index is any.
-    return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(size == 1 ? 16 : stride * 2),
-                  static_cast<uint32_t>(box)};
-  };
-  const int64_t row = rows.rows == 1 ? 8 : rows.stride[2];  // as above
-  const MapDim columns = dim(rows.columns, 1, kPanel), heads = dim(rows.heads, rows.stride[1], 1);
-  if (rows.packed) {
-    constexpr int64_t kWrap = int64_t{1} << 34;  // elements: sm90_params.h says why
-    encode_tiled_map(&out, rows.data, type, MapSwizzle::k128Bytes,
-                     {columns, dim(kRaggedRows, row, box_rows), heads, dim(kAnyRow, row, 1),
-                      dim(kAnyRow, kWrap - row, 1)},
-                     device.index);
-    return;
-  }
-  encode_tiled_map(&out, rows.data, type, MapSwizzle::k128Bytes,
-                   {columns, dim(rows.rows, row, box_rows), heads,
-                    dim(rows.batch, rows.stride[0], 1), dim(1, 0, 1)},
-                   device.index);
+  encode(out, {type, 2, kPanel, box_rows, MapSwizzle::k128Bytes}, rows, device);
+}
+
+void encode_sm90_byte_map(Sm90AttentionMap& out, const Sm90MapRows& rows, int64_t box_columns,
+                          int64_t box_rows, const Device& device) {
+  const MapSwizzle swizzle = box_columns == 128 ? MapSwizzle::k128Bytes : MapSwizzle::k64Bytes;
+  encode(out, {MapType::kUInt8, 1, box_columns, box_rows, swizzle}, rows, device);
 }
 
 Sm90Lengths sm90_lengths(const AttentionParams& all) {

@@ -26,6 +26,10 @@ struct Sm90MapRows {
 void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const Sm90MapRows& rows,
                      int64_t box_rows, const Device& device);
 
+// The same for elements of one byte, whose boxes have 64 or 128 columns under the swizzle of as many bytes.
+void encode_sm90_byte_map(Sm90AttentionMap& out, const Sm90MapRows& rows, int64_t box_columns,
+                          int64_t box_rows, const Device& device);
+
 // The lengths and the band of a launch; of packed sequences the band as it is before any shift.
 Sm90Lengths sm90_lengths(const AttentionParams& all);
 

@@ -1,8 +1,6 @@
 // The softmax family: check -> fill the parameters -> launch (softmax_rows.cpp).
 #include "ops/attention/softmax.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -10,6 +8,7 @@
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/operands.h"
 #include "ops/common/argument_checks.h"
+#include "ops/common/stable_ops.h"
 #include "pytorch/contiguous.h"
 
 namespace torch_cubin {

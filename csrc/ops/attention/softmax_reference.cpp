@@ -6,7 +6,6 @@
 // for each other after each of its ten passes over the scores. benchmarks/bench_reference.py compares
 // attention with PyTorch's math backend: it takes 0.8 to 2.0 times as long, and up to 2.7 times with a
 // random mask. The products stay in the dtype of the scores: in float64 they would take twice as long.
-#include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
@@ -20,6 +19,7 @@
 
 #include "ops/attention/dropout_bits.h"
 #include "ops/attention/softmax.h"
+#include "ops/common/stable_ops.h"
 
 // The newer versions of these need glibc 2.29 (tests/unit/test_abi.py); they differ in errno alone.
 #if defined(__GLIBC__) && defined(__x86_64__)
@@ -74,7 +74,7 @@ class SoftmaxRows {
   Real* of_row(void* tensor) const { return static_cast<Real*>(tensor) + row_ * columns_; }
   double number_of_row(const void* tensor) const { return static_cast<const Real*>(tensor)[row_]; }
 
-  // What dropout multiplies a weight by.
+  // Dropout's factor of the weight in column j.
   double factor(int64_t j) const { return p_.drop_below != 0 ? factors_[j] : 1; }
 
   void fill_factors() {

@@ -11,11 +11,11 @@ namespace torch_cubin {
 // "linear argument 'bias'"
 std::string argument_text(const char* op, const char* name);
 
-// Lies where `first`, another argument, does.
+// Throws unless `view` lies on the device of `first`, another argument.
 void check_device(const char* op, const char* name, const TensorView& view, const char* first_name,
                   const TensorView& first);
 
-// The same, and has its dtype.
+// Throws unless `view` has the device and the dtype of `first`.
 void check_like(const char* op, const char* name, const TensorView& view, const char* first_name,
                 const TensorView& first);
 
@@ -23,7 +23,7 @@ void check_like(const char* op, const char* name, const TensorView& view, const 
 [[noreturn]] void fail_dtype(const char* op, const char* name, const std::string& expected,
                              const TensorView& view);
 
-// Lies where `first` does, and has that dtype.
+// Throws unless `view` lies on the device of `first` and has that dtype.
 void check_side(const char* op, const char* name, const TensorView& view, const char* first_name,
                 const TensorView& first, ScalarType dtype);
 

@@ -4,10 +4,10 @@
 
 namespace torch_cubin {
 
-// Of this thread. Ops read it when they run, so that code compiled outside of the switch obeys it.
+// How the switch of this thread stands. Ops read it when they run, so that code compiled outside of the switch obeys it.
 bool batch_invariant();
 
-// Returns what it was.
+// Turns the switch of this thread; returns how it stood before.
 bool set_batch_invariant(bool on);
 
 }  // namespace torch_cubin

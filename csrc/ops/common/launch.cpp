@@ -1,6 +1,6 @@
 #include "ops/common/launch.h"
 
-#include <torch/csrc/stable/ops.h>
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 

@@ -10,7 +10,7 @@
 
 namespace torch_cubin {
 
-// See PackageKernel::launch().
+// PackageKernel::launch() on PyTorch's current stream of the device.
 template <class Params>
 void launch(PackageKernel& kernel, const Grid& grid, const Device& device, const Params& params,
             bool overlap = true) {

@@ -102,7 +102,7 @@ class KernelFields {
   // The fields of the object that stands in a field; of none where there is no such field.
   KernelFields object(const char* name) const;
 
-  // All of them.
+  // All fields, as the manifest has them.
   const nlohmann::json& all() const { return object_; }
 
   [[noreturn]] void refuse(const char* name, const std::string& expected) const;

@@ -1,10 +1,9 @@
 #include "ops/matmul/elementwise.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <string>
 
 #include "ops/common/aten.h"
+#include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
 

@@ -1,11 +1,10 @@
 // matmul and linear on CUDA: check -> plan -> launch.
 #include "ops/matmul/matmul.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 
 #include "cubin/error.h"
+#include "ops/common/stable_ops.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/plan.h"

@@ -33,7 +33,7 @@ constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
 constexpr double kInnerBesideElements = 1.28, kInnerOfShortK = 1.6;
 constexpr int64_t kShortK = 128;
 
-// An operand as rows along its unit dim.
+// An operand as rows of the dim whose stride is 1.
 struct PaddedOperand {
   int64_t batch, rows, columns;
   int64_t row_stride, batch_stride;  // elements of the operand

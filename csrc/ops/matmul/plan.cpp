@@ -84,7 +84,7 @@ MatmulPlan quickest(const MatmulTable& table, const Device& device, const Matmul
 
 std::atomic<bool> g_watched{false};
 std::mutex g_watch_mutex;  // guards what follows
-// By device and product, as text.
+// What was planned while plans are watched; the key is the device and the product, as text.
 std::map<std::string, json>& watched() {
   static auto* const all = new std::map<std::string, json>;  // leaked on purpose
   return *all;
@@ -168,10 +168,10 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
   const bool watched = g_watched.load(std::memory_order_relaxed);
   if (watched || slot.table != &table || slot.generation != generation ||
       !(slot.problem == problem)) {
-    // Which may use the slot for another.
+    // Planning may ask for other plans, which may take the same slot: the answer is copied.
     const MatmulPlan plan =
         watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
-    // Split sums are a way to run other cases, and nobody's need.
+    // A case with split sums is a part of another case's plan: without a kernel that plan is left out.
     const bool needed = !plan.too_large && !problem.split_sums;
     if (plan.kernels == nullptr && needed) table.family.fail_no_kernel("this product");
     slot.plan = plan;

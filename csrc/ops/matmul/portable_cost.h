@@ -26,7 +26,7 @@ struct PortableWay {
 // The quickest way of each kernel that takes the problem.
 std::vector<PortableWay> portable_ways(const PortableTable& table, const MatmulCase& problem);
 
-// The quickest of them.
+// The quickest of portable_ways().
 PortableWay plan_portable(const PortableTable& table, const MatmulCase& problem);
 
 }  // namespace torch_cubin

@@ -99,7 +99,7 @@ MatmulProblem problem_of(ScalarType dtype) {
 MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out,
                              const TensorView* addend) {
   MatmulProblem p = problem_of(self.dtype);
-  // Of the output's dim i.
+  // The addend's stride along dim i of the output; 0 where it is broadcast.
   const auto addend_stride = [&](int64_t i) -> int64_t {
     const int64_t own = addend == nullptr ? -1 : i - (out.dim - addend->dim);
     return own < 0 || addend->sizes[own] == 1 ? 0 : addend->strides[own];

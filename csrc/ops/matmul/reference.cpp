@@ -1,13 +1,12 @@
 // The CPU kernels: ATen through the dispatcher. References for development and tests, no more.
 // What our own checks refuse never gets to ATen: errors are alike on every device.
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "ops/common/aten.h"
 #include "ops/common/batch_invariant.h"
+#include "ops/common/stable_ops.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"

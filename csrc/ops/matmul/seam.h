@@ -80,7 +80,7 @@ struct MatmulCase {
   friend bool operator==(const MatmulCase& x, const MatmulCase& y) {
     return x.m == y.m && x.n == y.n && x.k == y.k && x.batch == y.batch && x.facts() == y.facts();
   }
-  // All but the sizes, in one number.
+  // Everything but the sizes, packed into one number.
   uint64_t facts() const {
     uint64_t packed = static_cast<uint64_t>(static_cast<uint8_t>(input));
     packed = packed << 8 | static_cast<uint64_t>(static_cast<uint8_t>(output));

@@ -66,12 +66,7 @@ class TunedTables {
 
   void add(const json& table) {
     const std::string gpu = checked_gpu(table);
-    bool here = false;
-    for (int i = 0; i < device_count(); ++i) here = here || device(i).name == gpu;
-    if (!here) {
-      fail({"input", "a tuned table", "was measured on a GPU that this process does not have",
-            device_count() > 0 ? device(0).name : "a GPU", gpu, "Tune on this GPU."});
-    }
+    devices_of_table(gpu);  // throws where there is none
     std::lock_guard<std::mutex> lock(mutex_);
     Ways ways = ways_of(gpu);
     read_lines(table, ways);

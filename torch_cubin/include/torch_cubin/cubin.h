@@ -1,4 +1,5 @@
-// torch_cubin for C++: modules, kernels and launches of cubins, fatbins and PTX, in one header.
+// torch_cubin for C++: modules, kernels and launches of cubins, fatbins and PTX. Longer than files should
+// be: what a program includes is one header.
 //
 //   #include <torch_cubin/cubin.h>            // C++17; link torch_cubin (docs/cpp.md says how)
 //   using namespace torch_cubin;

@@ -1,0 +1,200 @@
+"""torch.ops.cubin's attention over the cases of the project's goals, by group.
+
+    python benchmarks/bench_attention_goals.py --lines --json result.json    # about two minutes
+    python benchmarks/bench_attention_goals.py --only windows,paged
+
+`forward` and `backward` are bf16, 16,384 tokens and 2,048 columns of all heads, rows of 512 to
+16,384, beside cuDNN, alternating (common.py): PyTorch's time over ours. FlashAttention-3 is not
+installed where this runs: `forward, best` and `backward, FA3` divide those ratios by what it had
+over cuDNN in one process on an H200 (FA3_OVER_CUDNN), the forward only where it was the faster one.
+The other groups are shares: of our own dense rate for each visible score
+(bench_attention_options.py), of a copy's bandwidth, of our own contiguous cache, or beside the
+better of cuDNN and flash (bench_attention.py's sections kvcache and paged). Outputs are checked. A
+group's goal is a geometric mean and a least value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import bench_attention
+import bench_attention_options
+import common
+import torch
+
+# Group: (geometric mean, least value) that the project aims at on one H200.
+GOALS = {
+    "forward": (1.12, 0.98),
+    "forward, best": (1.00, 0.93),
+    "backward": (1.07, 0.97),
+    "backward, FA3": (0.93, 0.85),
+    "windows, packed, GQA": (0.90, 0.80),
+    "boolean masks": (0.85, 0.75),
+    "decode, of a copy": (0.97, 0.94),
+    "decode, one sequence": (1.30, 1.00),
+    "paged": (0.97, 0.95),
+}
+MEASURED = {  # what --only takes, and the groups that it gives
+    "forward": ("forward", "forward, best"),
+    "backward": ("backward", "backward, FA3"),
+    "options": ("windows, packed, GQA", "boolean masks"),
+    "caches": ("decode, of a copy", "decode, one sequence", "paged"),
+}
+# (head_dim, causal): rates of FlashAttention-3 over cuDNN's, for rows of bench_attention.LENGTHS.
+FA3_OVER_CUDNN = {
+    (64, False): (316 / 375, 363 / 411, 465 / 426, 489 / 441, 534 / 445, 544 / 449),
+    (64, True): (216 / 252, 285 / 320, 399 / 368, 455 / 401, 511 / 418, 529 / 433),
+    (128, False): (476 / 480, 528 / 507, 618 / 576, 653 / 597, 681 / 609, 685 / 614),
+    (128, True): (309 / 310, 454 / 382, 555 / 439, 627 / 479, 676 / 513, 696 / 533),
+    (256, False): (494 / 480, 584 / 516, 676 / 601, 709 / 629, 739 / 652, 749 / 654),
+    (256, True): (322 / 308, 463 / 409, 577 / 476, 673 / 521, 728 / 551, 753 / 565),
+}
+# The same of the backward, for 16,384 rows alone.
+FA3_OVER_CUDNN_BACKWARD = {
+    (64, False): 535 / 437,
+    (64, True): 549 / 410,
+    (128, False): 600 / 532,
+    (128, True): 599 / 518,
+    (256, False): 459 / 351,
+    (256, True): 447 / 377,
+}
+# Of bench_attention_options.py's lines, those that a goal names.
+BANDED = ("packed", "window", "GQA")
+MASKED = ("all visible", "as a mask", "documents", "padding", "random")
+
+
+@dataclass(frozen=True)
+class Line:
+    group: str
+    case: str
+    value: float
+    microseconds: float
+    rate: float  # TFLOP/s, or GB/s of keys and values
+
+
+def measure_dense(
+    backward: bool, head_dim: int, length: int, causal: bool, budget_ms: float
+) -> common.Ratio:
+    """cuDNN's time over ours."""
+    q, k, v, grad = bench_attention.tensors(head_dim, length, torch.bfloat16)
+    functions = (bench_attention.stock(bench_attention.CUDNN), bench_attention.cubin)
+    runs: list[Callable[[], object]]
+    if backward:
+        runs = [bench_attention.gradients_of(f, q, k, v, grad, causal) for f in functions]
+        bench_attention.check_gradients(runs[1](), runs[0](), 2e-2)
+    else:
+        runs = [lambda f=f: f(q, k, v, is_causal=causal) for f in functions]
+        bench_attention.check_forward(runs[1](), runs[0](), q, k, v, causal)
+    return common.alternate(runs[0], runs[1], 1, budget_ms)
+
+
+def dense(backward: bool, budget_ms: float) -> Iterator[Line]:
+    lengths = list(enumerate(bench_attention.LENGTHS))
+    for head_dim, causal, (i, length) in itertools.product((64, 128, 256), (False, True), lengths):
+        timed = measure_dense(backward, head_dim, length, causal, budget_ms)
+        values = {"backward" if backward else "forward": timed.ratio}
+        if not backward:
+            better = max(1.0, FA3_OVER_CUDNN[head_dim, causal][i])
+            values["forward, best"] = timed.ratio / better
+        elif length == bench_attention.LENGTHS[-1]:
+            values["backward, FA3"] = timed.ratio / FA3_OVER_CUDNN_BACKWARD[head_dim, causal]
+        case = f"d{head_dim} s{length}{' causal' if causal else ''}"
+        rate = bench_attention.tflops(length, causal, backward, timed.second_us)
+        for group, value in values.items():
+            yield Line(group, case, value, timed.second_us, rate)
+
+
+def options() -> Iterator[Line]:
+    for section, head_dim in itertools.product(("packed", "bands", "masks"), (64, 128, 256)):
+        for direction in ("forward", "backward"):
+            # What only the portable kernels take is no goal, and takes half of the time.
+            skipped = ("added", "random") if direction == "backward" else ("added",)
+            for row in bench_attention_options.rows_of(section, head_dim, direction, skipped):
+                named = [w for w in BANDED + MASKED if w in row.case]
+                if row.share is None or not named:
+                    continue
+                group = "windows, packed, GQA" if named[0] in BANDED else "boolean masks"
+                case = f"{direction} d{head_dim} {row.case}"
+                yield Line(group, case, row.share, row.microseconds, row.tflops)
+
+
+def caches(budget_ms: float) -> Iterator[Line]:
+    copies = bench_attention.copy_rate()
+    for batch, length in bench_attention.CACHES:
+        row = bench_attention.measure_cache("kvcache", batch, length, 0, copies, budget_ms)
+        if batch == 1:
+            yield Line("decode, one sequence", f"{row.case}, to {row.peer}", row.ratio,
+                       row.cubin_us, row.cubin_rate)  # fmt: skip
+        else:
+            yield Line("decode, of a copy", row.case, row.copy or 0.0, row.cubin_us, row.cubin_rate)
+    for batch, length, page_size in bench_attention.PAGED:
+        row = bench_attention.measure_cache("paged", batch, length, page_size, copies, budget_ms)
+        yield Line("paged", row.case, row.ratio, row.cubin_us, row.cubin_rate)
+
+
+def print_groups(lines: list[Line], markdown: bool) -> None:
+    table = []
+    for group, (mean, least) in GOALS.items():
+        values = [line for line in lines if line.group == group]
+        if not values:
+            continue
+        worst = min(values, key=lambda line: line.value)
+        reached = common.geometric_mean([line.value for line in values])
+        table.append([
+            group, str(len(values)), f"{reached:.3f}", f"{mean:.2f}",
+            f"{worst.value:.3f} ({worst.case})", f"{least:.2f}",
+            "met" if reached >= mean and worst.value >= least else "missed",
+        ])  # fmt: skip
+    headers = ["group", "lines", "mean", "goal", "worst", "goal", ""]
+    common.print_table(headers, table, markdown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(MEASURED)}")
+    parser.add_argument("--budget", type=float, default=60, help="milliseconds a line (60)")
+    parser.add_argument("--lines", action="store_true", help="print each line, too")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers")
+    parser.add_argument("--markdown", action="store_true")
+    chosen = parser.parse_args()
+    parts = chosen.only.split(",") if chosen.only else list(MEASURED)
+    if not set(parts) <= set(MEASURED):
+        parser.error(f"--only takes {', '.join(MEASURED)}")
+    common.require_gpu()
+    common.print_machine("torch.ops.cubin's attention beside the project's goals")
+    torch.manual_seed(0)
+    measures: dict[str, Callable[[], Iterator[Line]]] = {
+        "forward": lambda: dense(False, chosen.budget),
+        "backward": lambda: dense(True, chosen.budget),
+        "options": options,
+        "caches": lambda: caches(chosen.budget),
+    }
+    lines: list[Line] = []
+    failures: list[str] = []
+    with torch.no_grad():
+        bench_attention.warm_up()
+        for part in parts:
+            try:
+                for line in measures[part]():
+                    lines.append(line)
+            except Exception as error:  # one part must not lose the others' numbers
+                failures.append(f"{part}: {type(error).__name__}: {error}")
+            torch.cuda.empty_cache()
+    if chosen.lines:
+        headers = ["group", "case", "value", "us", "rate"]
+        rows = [
+            [x.group, x.case, f"{x.value:.3f}", f"{x.microseconds:.1f}", f"{x.rate:.0f}"]
+            for x in lines
+        ]
+        common.print_table(headers, rows, chosen.markdown)
+        print()
+    print_groups(lines, chosen.markdown)
+    common.write_json(chosen.json, [asdict(line) for line in lines])
+    common.end_with(failures)
+
+
+if __name__ == "__main__":
+    main()

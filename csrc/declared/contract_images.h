@@ -1,0 +1,50 @@
+// ContractImages: the images that contracts name by index, each a file's bytes, and the modules made of
+// them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/module.h"
+
+namespace torch_cubin {
+
+class ContractImages {
+ public:
+  // `path`: of a package's own file, or "".
+  void add(std::vector<uint8_t> bytes, const std::string& origin, const std::string& path = "");
+  // The same image once more, as a manifest may name it: opened once.
+  void add_again(size_t i) { files_.push_back(files_[i]); }
+
+  size_t count() const { return files_.size(); }
+  const std::string& sha256(size_t i) const { return files_[i].content->sha256; }
+  const std::string& origin(size_t i) const { return files_[i].origin; }
+  // [{"file": its path, "sha256"}] of all; null where one is no file. Made once for all contracts.
+  std::shared_ptr<const nlohmann::json> files();
+
+  // The module of those images, one for every equal set. PTX is taken only with `jit`. Throws what
+  // opening them throws, and [no_kernel] where one of them lacks the kernel.
+  std::shared_ptr<Module> module(const std::vector<size_t>& indices, bool jit,
+                                 const std::string& kernel);
+
+ private:
+  struct Content {
+    std::vector<uint8_t> bytes;
+    std::vector<SourceImage> images[2];  // without and with PTX; empty until asked for
+    std::string sha256;
+  };
+  struct File {
+    std::shared_ptr<Content> content;
+    std::string origin, path;
+  };
+  std::vector<File> files_;
+  std::shared_ptr<const nlohmann::json> listed_;  // files(); null until asked for
+  std::map<std::pair<std::vector<const Content*>, bool>, std::shared_ptr<Module>> modules_;
+};
+
+}  // namespace torch_cubin

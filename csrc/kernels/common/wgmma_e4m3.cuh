@@ -1,0 +1,93 @@
+// Hopper's tensor cores (sm_90a) for operands of e4m3: wgmma with float32 sums, both operands K-major.
+//
+// NOTE: the sums are not those of float32. Each product of 32 of K is added to what is there with some
+// 14 bits of the largest addend, the rest cut off.
+#pragma once
+
+#include "wgmma.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// Descriptor of a K-major operand at a multiple of 1024 bytes whose rows in shared memory are of kRowBytes,
+// 64 or 128, under the swizzle of that size; wider operands lie in panels. 32 of K further is
+// k_major_bytes().
+template <int kRowBytes>
+TC_DEVICE u64 k_major_descriptor(u32 shared) {
+  static_assert(kRowBytes == 64 || kRowBytes == 128);
+  return (u64(kRowBytes == 128 ? 1 : 2) << 62) | (u64(8 * kRowBytes >> 4) << 32) |
+         ((shared & 0x3FFFF) >> 4);
+}
+
+// Where elements 32 * i and on of K begin, in panels of kRowBytes of them and kRows rows.
+template <int kRowBytes, int kRows>
+constexpr TC_DEVICE int k_major_bytes(int i) {
+  return 32 * i / kRowBytes * (kRows * kRowBytes) + 32 * i % kRowBytes;
+}
+
+// d (+)= a * b for 64 x kN outputs, 32 of K deep, by a warpgroup; d is laid out as by Wgmma. `add` false: d
+// is overwritten.
+template <int kN>
+struct WgmmaE4m3;
+
+// The same for a in registers: a[0] and a[2] are of row 16w + g, columns 4t to 4t + 3 and 16 more, a[1] and
+// a[3] of row 16w + g + 8. The registers may be written again only after a wgmma_wait that covers this
+// product.
+template <int kN>
+struct WgmmaE4m3Registers;
+
+#define TC_WGMMA_E4M3(N, I, A, B, S)                                                         \
+  template <>                                                                                \
+  struct WgmmaE4m3<N> {                                                                      \
+    static TC_DEVICE void run(float (&d)[N / 2], u64 a, u64 b, int add) {                    \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" S                                  \
+                   ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" TC_D##I \
+                   "}, %" A ", %" B ", add, 1, 1; }"                                         \
+                   : TC_F##I                                                                 \
+                   : "l"(a), "l"(b), "r"(add));                                              \
+    }                                                                                        \
+  };
+
+#define TC_WGMMA_E4M3_REGISTERS(N, I, A0, A1, A2, A3, B, S)                                  \
+  template <>                                                                                \
+  struct WgmmaE4m3Registers<N> {                                                             \
+    static TC_DEVICE void run(float (&d)[N / 2], const u32 (&a)[4], u64 b, int add) {        \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, %" S                                  \
+                   ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" TC_D##I \
+                   "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", add, 1, 1; }"           \
+                   : TC_F##I                                                                 \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));          \
+    }                                                                                        \
+  };
+
+TC_WGMMA_E4M3(64, 7, "32", "33", "34")
+TC_WGMMA_E4M3(128, 15, "64", "65", "66")
+TC_WGMMA_E4M3(192, 23, "96", "97", "98")
+TC_WGMMA_E4M3_REGISTERS(64, 7, "32", "33", "34", "35", "36", "37")
+TC_WGMMA_E4M3_REGISTERS(128, 15, "64", "65", "66", "67", "68", "69")
+TC_WGMMA_E4M3_REGISTERS(256, 31, "128", "129", "130", "131", "132", "133")
+
+#undef TC_WGMMA_E4M3
+#undef TC_WGMMA_E4M3_REGISTERS
+
+// The same product by one warp: d += a * b for one m16n8 tile; a as above, b[t] of 4t to 4t + 3 and 16 more.
+TC_DEVICE void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four numbers of e4m3, the first in the lowest byte, rounded as by pack_e4m3.
+TC_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
+  u32 out;
+  asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"
+      " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+      : "=r"(out)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return out;
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin

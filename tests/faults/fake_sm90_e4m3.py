@@ -1,0 +1,164 @@
+"""What attention_forward_e4m3 launches, on the stand-in driver: values, maps, factors."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import partial
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults import catalogs
+from faults.fake_sm90_attention import Params as AttentionParams
+from faults.fake_sm90_launch import read_map
+from faults.forked import forked
+
+E4M3 = torch.float8_e4m3fn
+
+
+class Descale(ctypes.Structure):
+    """Sm90Descale of csrc/kernels/attention/sm90_e4m3_params.h."""
+
+    _fields_ = [("data", ctypes.c_uint64), ("stride", ctypes.c_int64 * 2)]
+
+
+class Params(ctypes.Structure):
+    """Sm90E4m3Params, there."""
+
+    _fields_ = [
+        ("all", AttentionParams),
+        *[(name, Descale) for name in ("q_descale", "k_descale", "v_descale")],
+    ]
+
+
+class ValuesParams(ctypes.Structure):
+    """Sm90E4m3ValuesParams of csrc/kernels/attention/sm90_e4m3_values_params.h."""
+
+    _fields_ = [
+        ("v", ctypes.c_uint64), ("out", ctypes.c_uint64), ("stride", ctypes.c_int64 * 3),
+        ("cu_seqlens", ctypes.c_uint64),
+        *[(name, ctypes.c_int) for name in (
+            "seqlen", "total", "sequences", "heads", "columns", "keys", "blocks", "granule")],
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
+    """The attention kernels for Hopper, by name."""
+    kernels = catalogs.kernels_of("attention")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+    return {kernel["name"]: kernel for kernel in kernels}
+
+
+def launches_of(driver, call) -> list[dict]:
+    def run() -> list:
+        call()
+        return driver.launches()
+
+    return forked(run)
+
+
+def attend(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **options) -> None:
+    """Of (batch, rows, heads, columns) in memory."""
+
+    def made(heads: int, rows: int) -> torch.Tensor:
+        return tensors.strided((b, heads, rows, d), (rows * heads * d, d, heads * d, 1), E4M3)
+
+    descale = tensors.strided((b, kv_heads), (0, 1), torch.float32)
+    operands = (made(h, s), made(kv_heads, keys), made(kv_heads, keys))
+    torch.ops.cubin.attention_forward_e4m3(*operands, k_descale=descale, **options)
+
+
+def check_main(kernel: dict, launch: dict, d: int) -> Params:
+    params = Params.from_buffer_copy(bytes.fromhex(launch["params"][0]))
+    panel, keys = 64 if d <= 64 else 128, kernel["tile"][1]
+    boxes = [[panel, 64, 1, 1, 1], [panel, keys, 1, 1, 1], [128, kernel["tile"][2], 1, 1, 1]]
+    for words, box, swizzle in zip(params.all.maps, boxes, (panel, panel, 128), strict=True):
+        found = read_map(words)
+        assert found["box"] == box
+        assert found["swizzle"] == {64: 2, 128: 3}[swizzle]
+    assert params.q_descale.data == params.v_descale.data == 0
+    assert params.k_descale.data != 0
+    assert list(params.k_descale.stride) == [0, 1]
+    assert params.all.unit == pytest.approx(math.log2(math.e) / math.sqrt(d), rel=1e-6)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("b", "h", "s", "d", "kv_heads", "keys"),
+    [(2, 4, 1000, 64, 2, 777), (1, 16, 4096, 128, 16, 4096), (3, 8, 520, 256, 1, 16),
+     (2, 2, 33, 48, 2, 100)],
+)  # fmt: skip
+def test_what_the_launches_hold(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
+    before, launch = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys))
+    assert before["kernel"] == "sm90_e4m3_values_attention"
+    values = ValuesParams.from_buffer_copy(bytes.fromhex(before["params"][0]))
+    padded = -(-keys // 16) * 16
+    batch = keys * kv_heads * d if b > 1 else 0
+    head = d if kv_heads > 1 else 0
+    assert list(values.stride) == [batch, head, kv_heads * d]
+    assert (values.cu_seqlens, values.seqlen, values.heads) == (0, keys, kv_heads)
+    assert (values.columns, values.keys, values.granule) == (d, padded, 16)
+    assert before["grid"] == [b * kv_heads * values.blocks, 1, 1]
+    # A thread for each 16 keys and 4 columns, eight neighbours in 128 keys.
+    assert values.blocks * 256 >= -(-padded // 128) * 8 * (d // 4) > (values.blocks - 1) * 256
+    params = check_main(catalog[launch["kernel"]], launch, d)
+    maps = [read_map(words) for words in params.all.maps]
+    assert maps[0]["dims"] == [d, s, h, b, 1]
+    assert maps[1]["dims"] == [d, keys, kv_heads, b, 1]
+    assert maps[2]["dims"] == [padded, d, kv_heads, b, 1]
+    assert maps[0]["strides"][:2] == [h * d, d]  # rows, heads
+    assert maps[2]["strides"][0] == padded
+    assert kv_heads == 1 or maps[2]["strides"][1] == padded * d
+    assert b == 1 or maps[2]["strides"][2] == padded * d * kv_heads
+    assert params.all.lengths.cu_seqlens_q == 0
+    assert (params.all.batch, params.all.heads, params.all.group) == (b, h, h // kv_heads)
+
+
+def test_packed_sequences(driver, catalog) -> None:
+    def call() -> None:
+        q = tensors.empty(1000, 4, 128, dtype=E4M3)
+        k, v = (tensors.empty(1200, 2, 128, dtype=E4M3) for _ in range(2))
+        offsets = tensors.empty(6, dtype=torch.int32)
+        descale = tensors.strided((5, 2), (0, 1), torch.float32)
+        torch.ops.cubin.attention_forward_e4m3(
+            q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=300, max_seqlen_k=400,
+            k_descale=descale,
+        )  # fmt: skip
+
+    before, order, launch = launches_of(driver, call)
+    assert order["kernel"] == "sm90_order_attention_e4m3_queries"
+    values = ValuesParams.from_buffer_copy(bytes.fromhex(before["params"][0]))
+    keys = (-(-1200 // 128) + 5) * 128
+    assert (values.seqlen, values.total, values.sequences) == (400, 1200, 5)
+    assert (values.keys, values.granule, list(values.stride)) == (keys, 128, [0, 128, 256])
+    params = check_main(catalog[launch["kernel"]], launch, 128)
+    maps = [read_map(words) for words in params.all.maps]
+    assert maps[2]["dims"] == [keys, 128, 2, 1, 1]
+    for found, heads in ((maps[0], 4), (maps[1], 2)):
+        row = heads * 128
+        assert found["strides"] == [row, 128, row, 2**35 - row]  # the last one wraps around
+    assert params.all.order != 0
+    assert params.all.lengths.cu_seqlens_q != 0
+
+
+@pytest.mark.parametrize(
+    ("dim", "s", "rows"), [(64, 16384, 192), (128, 16384, 192), (128, 128, 128)]
+)
+def test_tiles(driver, catalog, dim: int, s: int, rows: int) -> None:
+    """Long sequences have the large tiles."""
+    *_, launch = launches_of(driver, partial(attend, 1, 2048 // dim, s, dim, 2048 // dim, s))
+    assert catalog[launch["kernel"]]["tile"] == [rows, 128, dim]
+
+
+def test_other_gpus_have_no_kernel(driver, tmp_path, monkeypatch) -> None:
+    kernels = catalogs.kernels_of("attention", lambda k: "e4m3" not in k["kind"])
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+
+    def run() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            attend(1, 2, 64, 64, 2, 64)
+        return str(caught.value)
+
+    assert "[no_kernel]: attention_forward_e4m3 has no kernel for float8_e4m3fn" in forked(run)

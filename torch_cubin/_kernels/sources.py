@@ -1,0 +1,126 @@
+"""What load() and define_op() take, paths, bytes and archives: read, with names for errors."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch_cubin import errors
+from torch_cubin._inspection import archive
+from torch_cubin._inspection.facts import Container, shown
+from torch_cubin._inspection.inspect import _content, _origin, _read
+from torch_cubin._native import library
+
+Source = str | os.PathLike | bytes | bytearray | memoryview
+Known = tuple[Source, str, str]  # what reads an image again, its name for errors, its sha256
+
+
+class Loaded(NamedTuple):
+    """An image that has been read."""
+
+    data: bytes
+    origin: str  # what errors call it
+
+
+def _loaded(source: Source, what: str) -> Loaded:
+    """The bytes of one file; errors call bytes that have no path `what`."""
+    if isinstance(source, archive.Member):
+        origin = _archive_origin(source.archive, what)
+        return Loaded(archive.read([source], origin)[0], f"{origin}: '{shown(source.name)}'")
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return Loaded(bytes(source), what)
+    if not isinstance(source, (str, os.PathLike)):
+        expected = "str, os.PathLike or bytes, cuda.core's ObjectCode, or a list of these"
+        raise errors.wrong_type("torch_cubin.load argument 'source'", expected, source)
+    path = os.fsdecode(source)
+    data = _read(path)
+    if path.endswith((".cu", ".cuh")) and b"__global__" in data:
+        raise errors.fault(
+            "image", _origin(path), "is CUDA C++, which no driver loads", expected="a cubin",
+            got="source",
+            advice=f"Compile it: torch_cubin.compile(pathlib.Path({path!r:.80})), or"
+            " nvcc -cubin -arch=sm_XY.",
+        )  # fmt: skip
+    return Loaded(data, _origin(path))
+
+
+def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
+    """What one source is to load(): of each file in it what reads it again, and what it holds.
+
+    An archive is the files with device code in it. `what`: what errors call bytes.
+    """
+    if _is_object_code(source):
+        source = source.code  # bytes, or a path
+    if not archive.is_archive(source):
+        return [(source, _loaded(source, what))]
+    origin = _archive_origin(source, what)
+    return [
+        (member, Loaded(data, f"{origin}: '{shown(member.name)}'"))
+        for member, data in archive.members(source, origin)
+    ]
+
+
+def read_again(known: Sequence[Known]) -> list[Loaded]:
+    """The same images as before. Raises HashError [hash] where their bytes are others now."""
+    found: list[bytes] = []
+    for given, group in itertools.groupby(known, key=lambda entry: _archive(entry[0])):
+        entries = list(group)
+        if given is None:
+            found += [_loaded(source, name).data for source, name, _ in entries]
+        else:
+            origin = _archive_origin(given, "the buffer given")
+            found += archive.read([source for source, _, _ in entries], origin)
+    for data, (_, name, digest) in zip(found, known, strict=True):
+        now = hashlib.sha256(data).hexdigest()
+        if now != digest:
+            problem = "is not what the kernel was loaded from"
+            raise errors.other_bytes(name, problem, digest, now, "Load it again.")
+    named = zip(found, known, strict=True)
+    return [Loaded(data, name) for data, (_, name, _) in named]
+
+
+def by_kernel(files: Sequence[Loaded]) -> dict[str, list[Loaded]]:
+    """Of several files, those that have a kernel, by its name."""
+    found: dict[str, list[Loaded]] = {}
+    for file in files:
+        content = _content(library.inspect(file.data, file.origin))
+        images = content.images() if isinstance(content, Container) else [content]
+        for name in {kernel.name for image in images for kernel in image.kernels}:
+            found.setdefault(name, []).append(file)
+    return found
+
+
+def _archive(source: Source) -> Any:
+    """The archive that a source of a module is in; None for a file of its own."""
+    return source.archive if isinstance(source, archive.Member) else None
+
+
+def _is_object_code(source: Any) -> bool:
+    """Whether it is what cuda.core compiles: code, and symbols by the names that were asked for."""
+    return isinstance(getattr(source, "code", None), (bytes, str)) and isinstance(
+        getattr(source, "symbol_mapping", None), dict
+    )
+
+
+def aliases_of(source: Any) -> dict[str, str]:
+    """The names that cuda.core's objects among the sources know their kernels by."""
+
+    def text(name: Any) -> str:
+        return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+    return {
+        text(alias): text(symbol)
+        for one in (source if isinstance(source, (list, tuple)) else [source])
+        if _is_object_code(one)
+        for alias, symbol in one.symbol_mapping.items()
+    }
+
+
+def _archive_origin(source: Any, what: str) -> str:
+    return _origin(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else what
+
+
+__all__ = ["Known", "Loaded", "Source", "aliases_of", "by_kernel", "opened", "read_again"]

@@ -1,0 +1,36 @@
+"""The ops that csrc/ops.cpp defines, by name: what each rule here is registered for.
+
+Most have a public op, `cubin::matmul`, which forwards to the raw op `cubin::_matmul` or, with
+gradients on, to its twin `cubin::_matmul_autograd`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+PRODUCTS = ("matmul", "linear", "linear_activation", "addmm")
+ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_backward")
+E4M3 = "attention_forward_e4m3"  # what flash_attention of float8_e4m3fn calls
+KV_CACHE = "flash_attention_with_kvcache"
+ALL = (*PRODUCTS, *ATTENTION, E4M3, KV_CACHE)
+_WITHOUT_PUBLIC_OP = ("linear_activation",)  # part of cubin::linear
+_WITHOUT_TWIN = ("scaled_dot_product_attention",)  # attention_forward has the derivative
+# What has formulas on its twin; the twins of E4M3 and KV_CACHE refuse to be differentiated.
+DIFFERENTIABLE = tuple(name for name in (*PRODUCTS, *ATTENTION) if name not in _WITHOUT_TWIN)
+
+
+def raw_names(name: str) -> list[str]:
+    """Of "matmul": "_matmul" and "_matmul_autograd"."""
+    return [f"_{name}"] if name in _WITHOUT_TWIN else [f"_{name}", f"_{name}_autograd"]
+
+
+def all_names(name: str) -> list[str]:
+    """The same, with the public op first where there is one."""
+    return [*([] if name in _WITHOUT_PUBLIC_OP else [name]), *raw_names(name)]
+
+
+def overload(name: str) -> Any:
+    """torch.ops.cubin.<name>.default"""
+    return getattr(torch.ops.cubin, name).default
