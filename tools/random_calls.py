@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "gpu"
 SEEDS = 1000  # a process
+GRACE = 8  # seconds, for the tests that are running when the time is up
 # What processes run, in turns: products are most of all calls, and the quickest.
 SHARES = (
     "test_cuda_differential.py",
@@ -42,8 +44,9 @@ SHARES = (
 class Count:
     """A plugin of pytest: ends the run in time, and counts the calls of the tests that passed."""
 
-    def __init__(self, end: float) -> None:
+    def __init__(self, end: float, output: Path) -> None:
         self.end = end
+        self.output = output
         self.calls = self.passed = 0
         self.failures: list[str] = []
 
@@ -59,17 +62,25 @@ class Count:
         if call.when == "call" and call.excinfo is None:
             self.passed += 1
             self.calls += item.module.CASES
+        if call.when == "teardown":
+            self.write()
         if time.time() > self.end:
             item.session.shouldstop = "the time is up"
 
+    def write(self) -> None:
+        """What is known so far: the process may be ended in the middle of a test."""
+        text = json.dumps({"calls": self.calls, "tests": self.passed, "failures": self.failures})
+        self.output.with_suffix(".new").write_text(text)
+        self.output.with_suffix(".new").replace(self.output)
 
-def worker(file: str, end: float) -> int:
+
+def worker(file: str, end: float, output: Path) -> int:
     import pytest
 
-    count = Count(end)
-    pytest.main(["-q", "-p", "no:cacheprovider", str(TESTS / file)], plugins=[count])
-    print(json.dumps({"calls": count.calls, "tests": count.passed, "failures": count.failures}))
-    return 0
+    count = Count(end, output)
+    status = pytest.main(["-q", "-p", "no:cacheprovider", str(TESTS / file)], plugins=[count])
+    count.write()
+    return 0 if status in (pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED) else int(status)
 
 
 def main() -> int:
@@ -82,42 +93,48 @@ def main() -> int:
     parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return worker(options.worker, options.end)
+        return worker(options.worker, options.end, options.json)
     import torch
 
     if not torch.cuda.is_available():
         print("random_calls: torch finds no GPU here")
         return 1
     end = time.time() + options.seconds
-    started = []
-    for number in range(options.processes):
-        file = SHARES[number % len(SHARES)]
-        first = options.first_seed + SEEDS * number
-        environment = {**os.environ, "TORCH_CUBIN_REQUIRE_GPU": "1"}
-        environment["TORCH_CUBIN_TEST_SEED"] = f"{first}-{first + SEEDS - 1}"
-        command = [sys.executable, __file__, "--worker", file, "--end", str(end)]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True,
-        )  # fmt: skip
-        started.append((file, first, process))
     calls: Counter[str] = Counter()
     seeds: dict[str, list[int]] = {}
-    failures = []
-    for file, first, process in started:
-        said, _ = process.communicate()
-        try:
-            answer = json.loads(said.rstrip().rpartition("\n")[2])
-        except ValueError:
-            failures.append(
-                f"{file} from seed {first} on ended with {process.returncode}: {said[-2000:]}"
-            )
-            continue
-        calls[file] += answer["calls"]
-        seeds.setdefault(file, []).append(first)
-        failures += answer["failures"]
-        wrong = len(answer["failures"])
-        print(f"{file} from seed {first} on: {answer['calls']} calls, {wrong} failures")
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for number in range(options.processes):
+            file = SHARES[number % len(SHARES)]
+            first = options.first_seed + SEEDS * number
+            environment = {**os.environ, "TORCH_CUBIN_REQUIRE_GPU": "1"}
+            environment["TORCH_CUBIN_TEST_SEED"] = f"{first}-{first + SEEDS - 1}"
+            output, log = Path(folder) / f"{number}.json", Path(folder) / f"{number}.log"
+            command = [sys.executable, __file__, "--worker", file, "--end", str(end)]
+            with log.open("w") as stream:
+                process = subprocess.Popen(
+                    [*command, "--json", str(output)], cwd=ROOT, env=environment, stdout=stream,
+                    stderr=subprocess.STDOUT,
+                )  # fmt: skip
+            started.append((file, first, process, output, log))
+        for file, first, process, output, log in started:
+            try:
+                status = process.wait(max(0.1, end + GRACE - time.time()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = 0  # in the middle of a test, which is not counted
+            answer = json.loads(output.read_text()) if output.is_file() else {}
+            wrong = answer.get("failures", [])
+            if not answer or (status != 0 and not wrong):
+                text = log.read_text()[-2000:]
+                wrong = [*wrong, f"{file} from seed {first} on ended with {status}: {text}"]
+            calls[file] += answer.get("calls", 0)
+            seeds.setdefault(file, []).append(first)
+            failures += wrong
+            got = answer.get("calls", 0)
+            print(f"{file} from seed {first} on: {got} calls, {len(wrong)} failures")
     result = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -133,7 +150,7 @@ def main() -> int:
     print(f"{result['calls']} random calls, {len(failures)} failures, on {result['gpu']}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if failures or not calls else 0
+    return 1 if failures or not result["calls"] else 0
 
 
 if __name__ == "__main__":

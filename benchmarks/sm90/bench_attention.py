@@ -26,7 +26,7 @@ from pathlib import Path
 
 from attention_bench import NO_BOUND, TOKENS, WIDTH, compile_kernel, laid_out, milliseconds
 
-IN_TURN, IN_PAIRS = 0, -1  # or so many heads to balance
+IN_TURN, IN_PAIRS, BY_QUERIES = 0, -1, -2  # or so many heads to balance
 
 
 @dataclass(frozen=True)
@@ -327,6 +327,29 @@ def timed(contenders: dict, rounds: int, duration: float = 8) -> dict:
     return {name: statistics.median(t) for name, t in times.items()}
 
 
+def time_window(functions: dict, d: int, window: int, rounds: int) -> None:
+    """Prints what the window's visible scores cost each kernel, and those of causal attention."""
+    q, k, v = (
+        torch.randn(1, TOKENS, WIDTH // d, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for _ in range(3)
+    )
+    contenders, out = {}, torch.empty_like(q)
+    for kernel, function in functions.items():
+        for last, first, deal in ((0, 1 - window, BY_QUERIES), (0, -NO_BOUND, 2)):
+            contenders[kernel.name, first] = Forward(
+                kernel, function, q, k, v, out, first=first, last=last, deal=deal
+            )
+    times = timed(contenders, rounds)
+    for kernel in functions:
+        rates = []
+        for first, keys in ((1 - window, window), (-NO_BOUND, TOKENS)):
+            scores = sum(min(i + 1, keys) for i in range(TOKENS))
+            rates.append(4 * scores * WIDTH / times[kernel.name, first] / 1e9)
+        own, causal = rates
+        text = f"window {window}: {own:.0f} TFLOP/s, causal {causal:.0f}, share {own / causal:.2f}"
+        print(f"{kernel.name} {text}", flush=True)
+
+
 def clocks(contenders: dict, seconds: float = 0.5) -> None:
     """Prints the clock and power in the middle of a long run of each."""
     for name, run in contenders.items():
@@ -355,6 +378,7 @@ def main() -> None:
     parser.add_argument("--flash", action="store_true", help="time flash, too")
     parser.add_argument("--groups", default="", help="how to deal out causal tiles")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--window", type=int, help="time it at 16,384 rows, beside causal")
     parser.add_argument("--without", action="append", default=[], help="a kernel to leave out")
     parser.add_argument("--clocks", action="store_true")
     parser.add_argument("--once", action="store_true", help="launch each once, for a profiler")
@@ -392,6 +416,11 @@ def main() -> None:
         busy @ busy
     torch.cuda.synchronize()
     print(f"checked and warm after {time.time() - start:.1f} s", flush=True)
+    if arguments.window:
+        for d in map(int, arguments.head_dims.split(",")):
+            here = {k: f for k, f in functions.items() if k.dtype == "bfloat16" and k.head_dim == d}
+            time_window(here, d, arguments.window, arguments.rounds)
+        return
     for d in map(int, arguments.head_dims.split(",")):
         for s in map(int, arguments.lengths.split(",")):
             b, h = TOKENS // s, WIDTH // d

@@ -326,6 +326,37 @@ def rate_of(function, flops: float) -> float:
     return flops / milliseconds(function, max(2, round(50 / one))) / 1e9
 
 
+def rates_of(contenders: dict, flops: dict, rounds: int) -> dict:
+    """Median TFLOP/s of each; they take turns."""
+    rates = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name in random.sample(list(contenders), len(contenders)):
+            rates[name].append(rate_of(contenders[name], flops[name]))
+    return {name: statistics.median(x) for name, x in rates.items()}
+
+
+def time_window(kernel: Kernel, functions, window: int, rounds: int) -> None:
+    """Prints what visible scores cost with the window and without, of 16,384 causal rows."""
+    d = kernel.head_dim
+    q, k, v, grad = (
+        torch.randn(1, TOKENS, WIDTH // d, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for _ in range(4)
+    )
+    with torch.no_grad():
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+    results = [torch.empty_like(x) for x in (q, k, v)]
+    contenders, flops = {}, {}
+    for keys, first in ((window, 1 - window), (TOKENS, -NO_BOUND)):
+        # What logsumexp a window has makes no difference to the time.
+        contenders[keys] = Backward(
+            kernel, functions, q, k, v, out, lse, grad, *results, first, 0, max(4, 512 // d)
+        )
+        flops[keys] = 10 * WIDTH * sum(min(i + 1, keys) for i in range(TOKENS))
+    own, causal = rates_of(contenders, flops, rounds).values()
+    text = f"window {window}: {own:.0f} TFLOP/s, causal {causal:.0f}, share {own / causal:.2f}"
+    print(f"{kernel.name} {text}", flush=True)
+
+
 def contenders_of(kernels, functions, d: int, s: int, causal: bool, together: str) -> dict:
     """cuDNN and ours, whose results agree with it, by name."""
     q, k, v, grad = (
@@ -366,6 +397,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
     parser.add_argument("--together", default="8")
+    parser.add_argument("--window", type=int, help="time it at 16,384 rows, beside causal")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     chosen = [x for x in kernels() if arguments.only in x.name]
@@ -384,6 +416,10 @@ def main() -> None:
         for kernel in chosen:
             print(check(kernel, functions[kernel]), flush=True)
         print(f"checked after {time.time() - start:.1f} s", flush=True)
+    if arguments.window:
+        for kernel in (x for x in chosen if x.dtype == "bfloat16"):
+            time_window(kernel, functions[kernel], arguments.window, arguments.rounds)
+        return
     lines = []
     for d, s, causal in itertools.product(
         (256, 128, 64), map(int, filter(None, arguments.lengths.split(","))), (False, True)
@@ -393,13 +429,7 @@ def main() -> None:
             continue
         contenders = contenders_of(here, functions, d, s, causal, arguments.together)
         flops = 10 * TOKENS * s * WIDTH / (2 if causal else 1)
-        rates = {name: [] for name in contenders}
-        for _ in range(arguments.rounds):
-            order = list(contenders)
-            random.shuffle(order)
-            for name in order:
-                rates[name].append(rate_of(contenders[name], flops))
-        medians = {name: statistics.median(x) for name, x in rates.items()}
+        medians = rates_of(contenders, dict.fromkeys(contenders, flops), arguments.rounds)
         lines.append({"d": d, "s": s, "causal": causal, "tflops": medians})
         ordered = sorted(medians.items(), key=lambda x: -x[1])
         text = " | ".join(f"{name} {rate:.0f}" for name, rate in ordered)

@@ -127,6 +127,17 @@ def test_empty(sizes, shape, device):
     assert (logsumexp == -torch.inf).all()
 
 
+@pytest.mark.parametrize("ends", [[0], [0, 0], [0, 2], [0, 1, 3]], ids=str)
+def test_rows_of_no_sequence(ends, device):
+    tensors = [quantised((5, 2, 32), device) for _ in "qkv"]
+    offsets = torch.tensor(ends, dtype=torch.int32, device=device)
+    out, logsumexp = forward(*tensors, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
+    assert not out[ends[-1] :].any()
+    assert (logsumexp[:, ends[-1] :] == -torch.inf).all()
+    assert out[: ends[-1]].any(-1).all()
+    assert logsumexp[:, : ends[-1]].isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["query", "value", "k_descale"])
 def test_derivatives_are_refused(name, device):
     args = make(device, descale="qkv")

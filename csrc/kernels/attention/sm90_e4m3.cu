@@ -6,10 +6,9 @@
 //   - Weights become e4m3, whose range is small: sm90_e4m3_softmax.cuh.
 //   - The factors q_descale, k_descale and v_descale are read by the warp that deals out the tiles: the
 //     scores' go into the softmax's unit, the values' into the division by the row's sum.
-//
-//   - Sums of wgmma's of e4m3 have some 14 bits (common/wgmma_e4m3.cuh). So a block's product with V is added
-//     to the outputs in float32. Its registers are those of the scores: a consumer multiplies by V, then scores
-//     the next block, and makes weights of the scores while the others do so. They take turns.
+//   - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh). So a block's product with V is added to
+//     the outputs in float32. Its registers are those of the scores: a consumer multiplies by V, then scores
+//     the next block, and makes weights of the scores while the others multiply. They take turns.
 //
 // The sums of weights, and so the logsumexp, are float32.
 // Longer than files should be, as sm90.cu is: producer and consumers meet in one set of barriers.
@@ -41,7 +40,8 @@ struct E4m3Config {
   // Bytes of a row of Q and K, and of a row of the values, in one panel.
   static constexpr int kPanel = kD < 128 ? 64 : 128, kPanels = kD / kPanel;
   static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
-  // The warp that deals out tiles spills a few words with less than 40; nobody waits for it.
+  // With less than 40 the warp that deals out tiles spills, for which nobody waits; with 160, a few outputs are
+  // spilled, and three consumers are still quicker than two.
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
 
@@ -409,8 +409,8 @@ struct Consumer {
     for (int i = 0; i < C::kD / 2; ++i) o[i] = 0.0f;
   }
 
-  // The scores of a step, when they are there, to weights in registers. Returns what outputs so far are to be
-  // multiplied by.
+  // The scores of a step, when they are there, to weights in registers. `factor`: 1, or what outputs so far are
+  // then to be multiplied by.
   TC_DEVICE void finish_step(float (&factor)[2]) {
     wgmma_wait<0>();
     keep_in_place(s);

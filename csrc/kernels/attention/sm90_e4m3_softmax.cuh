@@ -2,26 +2,22 @@
 // number is 448, and what is below 2^-10 becomes 0.
 //
 // So a row's largest weight of its first block of keys is 2^kLift, not 1, and 2^-(kLift + 10) of it still
-// counts. Later blocks' maxima are not looked at. Of each 16 weights (kMost) the sum must be at most 448,
-// which bounds each of them, too; beyond, the reference moves by a power of two, which rounds nothing.
+// counts. Later blocks' maxima are not looked at: the sum of each 16 weights that a thread has must be at most
+// 448, which bounds each of them, too. Beyond, the reference moves by a power of two, which rounds nothing.
 #pragma once
 
 #include "sm90_softmax.cuh"
-
-#ifndef TC_LIFT
-#define TC_LIFT 7
-#endif
 
 namespace torch_cubin {
 namespace sm90 {
 
 class E4m3Softmax {
  public:
-  static constexpr float kLift = TC_LIFT;
+  static constexpr float kLift = 7.0f;
   static constexpr float kMostE4m3 = 448.0f;
 
-  float reference
-      [2];       // of the row, in powers of two: what has weight 1. kLowest until a score was seen
+  // Of two rows, in powers of two: what has weight 1. kLowest until a score was seen.
+  float reference[2];
   float sum[2];  // this thread's part, of weights that are not rounded yet
 
   TC_DEVICE void reset() {

@@ -18,6 +18,7 @@ struct Keys {
 
 // The packed sequence, and its rows, at place `at` of the output.
 TC_DEVICE Keys find_packed(const Sm90E4m3ValuesParams& p, int at) {
+  if (p.sequences == 0) return {0, 0};
   int low = 0, high = p.sequences;  // the last sequence that begins at or before it
   while (high - low > 1) {
     int middle = (low + high) / 2;

@@ -90,12 +90,11 @@ bool is_e4m3(const Tensor& tensor) {
   return dtype == aoti_torch_dtype_float8_e4m3fn();
 }
 
-// The first result of cubin::_`op` or of its twin with a derivative.
+// The first result of a raw op, or of its twin where what runs may be differentiated.
 template <class... Args>
-Tensor attend(const std::string& op, const Args&... args) {
-  const std::string name = "cubin::_" + op + (differentiable() ? "_autograd" : "");
+Tensor attend(const char* raw, const char* twin, const Args&... args) {
   StableIValue stack[] = {from(args)...};
-  call_attention_forward(name.c_str(), "flash_attention", stack);
+  call_attention_forward(differentiable() ? twin : raw, "flash_attention", stack);
   Tensor out = to<Tensor>(stack[0]);
   to<Tensor>(stack[1]);  // releases the logsumexp
   return out;
@@ -148,15 +147,16 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
   const int64_t longest_k = same_offsets && max_seqlen_k == 0 ? max_seqlen_q : max_seqlen_k;
   Tensor out;
   if (e4m3) {
-    out = attend("attention_forward_e4m3", qkv[0], qkv[1], qkv[2], is_causal, scale, window_left,
-                 window_right, bottom_right, q_descale, k_descale, v_descale, cu_seqlens_q,
-                 offsets_k, max_seqlen_q, longest_k);
+    out = attend("cubin::_attention_forward_e4m3", "cubin::_attention_forward_e4m3_autograd",
+                 qkv[0], qkv[1], qkv[2], is_causal, scale, window_left, window_right, bottom_right,
+                 q_descale, k_descale, v_descale, cu_seqlens_q, offsets_k, max_seqlen_q, longest_k);
   } else {
     const OptionalTensor no_mask;
     const bool enable_gqa = true;  // the heads' numbers say what is shared
-    out = attend("attention_forward", qkv[0], qkv[1], qkv[2], no_mask, dropout_p, is_causal, seed,
-                 scale, enable_gqa, window_left, window_right, bottom_right, softcap, alibi_slopes,
-                 sinks, cu_seqlens_q, offsets_k, max_seqlen_q, longest_k);
+    out = attend("cubin::_attention_forward", "cubin::_attention_forward_autograd", qkv[0], qkv[1],
+                 qkv[2], no_mask, dropout_p, is_causal, seed, scale, enable_gqa, window_left,
+                 window_right, bottom_right, softcap, alibi_slopes, sinks, cu_seqlens_q, offsets_k,
+                 max_seqlen_q, longest_k);
   }
   // Already so where query's dims lie in this order, packed or not (output_strides).
   return call_tensor_op("aten::contiguous", "", varlen ? out : swap_heads(out),

@@ -142,7 +142,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     values.cu_seqlens = all.cu_seqlens_k;
     values.seqlen = all.seqlen_k;
     values.total = static_cast<int>(rows.k);
-    values.sequences = static_cast<int>(rows.sequences);
+    values.sequences = all.batch;
     values.heads = static_cast<int>(kv_heads);
     values.columns = static_cast<int>(columns);
     values.keys = static_cast<int>(keys);
