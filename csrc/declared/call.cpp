@@ -12,11 +12,11 @@
 #include "declared/boxed_arguments.h"
 #include "declared/choice.h"
 #include "declared/described_arguments.h"
-#include "declared/overlap.h"
 #include "declared/remembered_call.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/contiguous.h"
+#include "pytorch/overlap.h"
 #include "pytorch/stream.h"
 #include "runtime/device.h"
 
@@ -219,25 +219,25 @@ class Contract::Call {
 
   // What one block of the kernel writes, another may be about to read.
   void check_overlaps(size_t mutated) const {
-    const auto check = [&](size_t other, const void* address, const TensorFacts& facts) {
-      if (share_memory(state_.addresses[mutated], state_.facts[mutated], address, facts)) {
-        pattern(mutated).refuse_overlap(contract_.schema_.arguments[other].name);
-      }
+    const auto memory = [](const void* address, const TensorFacts& facts) {
+      return MemoryFacts{address, facts.sizes, facts.strides, facts.dim, facts.itemsize};
+    };
+    const MemoryFacts own = memory(state_.addresses[mutated], state_.facts[mutated]);
+    const auto check = [&](size_t other, const MemoryFacts& facts) {
+      if (!share_memory(own, facts)) return;
+      pattern(mutated).refuse_overlap(contract_.schema_.arguments[other].name);
     };
     for (const std::vector<size_t>* places : {&contract_.required_, &contract_.optional_}) {
       for (const size_t i : *places) {
-        if (i != mutated) check(i, state_.addresses[i], state_.facts[i]);
+        if (i != mutated) check(i, memory(state_.addresses[i], state_.facts[i]));
       }
     }
     for (const size_t i : contract_.lists_) {
       for (size_t item = 0; item < arguments_.length(i); ++item) {
         const TensorView& view = arguments_.item(i, item);
-        TensorFacts facts;
-        facts.sizes = view.sizes;
-        facts.strides = view.strides;
-        facts.dim = view.dim;
-        facts.itemsize = element_size(view.dtype);
-        if (has_elements(view.sizes, view.dim)) check(i, arguments_.data(view), facts);
+        if (!has_elements(view.sizes, view.dim)) continue;
+        check(i, {arguments_.data(view), view.sizes, view.strides, view.dim,
+                  element_size(view.dtype)});
       }
     }
   }
