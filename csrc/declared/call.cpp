@@ -1,9 +1,8 @@
 // A call of a declared op: match, choose, allocate, pack, launch.
 //
 // Nothing here asks the heap for memory, but for outputs, unless a kernel has more than kStackBytes
-// of parameters. Longer than files should be: real tensors, described ones and tune's forced calls take
-// the same steps, and one that differed in any would check or measure another call.
-#include <algorithm>
+// of parameters. Real tensors, described ones and tune's forced calls take the same steps: one that
+// differed in any would check or measure another call.
 #include <cstring>
 #include <tuple>
 #include <type_traits>
@@ -11,14 +10,13 @@
 
 #include "cubin/error.h"
 #include "declared/boxed_arguments.h"
-#include "declared/contract.h"
+#include "declared/choice.h"
 #include "declared/described_arguments.h"
-#include "declared/overlap.h"
 #include "declared/remembered_call.h"
-#include "declared/tuning.h"
 #include "package/load_error.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/contiguous.h"
+#include "pytorch/overlap.h"
 #include "pytorch/stream.h"
 #include "runtime/device.h"
 
@@ -103,9 +101,10 @@ class Contract::Call {
       call = slot->shape;
       times = slot->times;
     }
+    const Choice choice(contract_, state_);
     const Launch& launch = known ? *static_cast<const Launch*>(slot->launch)
-                           : contract_.launches_.size() == 1 ? only()
-                                                             : choose();
+                           : contract_.launches_.size() == 1 ? choice.only()
+                                                             : choice.choose();
     const size_t first = contract_.first_output_place_;
     bool empty = true;
     for (size_t i = 0; i < contract_.outputs_.size(); ++i) {
@@ -224,25 +223,25 @@ class Contract::Call {
 
   // What one block of the kernel writes, another may be about to read.
   void check_overlaps(size_t mutated) const {
-    const auto check = [&](size_t other, const void* address, const TensorFacts& facts) {
-      if (share_memory(state_.addresses[mutated], state_.facts[mutated], address, facts)) {
-        pattern(mutated).refuse_overlap(contract_.schema_.arguments[other].name);
-      }
+    const auto memory = [](const void* address, const TensorFacts& facts) {
+      return MemoryFacts{address, facts.sizes, facts.strides, facts.dim, facts.itemsize};
+    };
+    const MemoryFacts own = memory(state_.addresses[mutated], state_.facts[mutated]);
+    const auto check = [&](size_t other, const MemoryFacts& facts) {
+      if (!share_memory(own, facts)) return;
+      pattern(mutated).refuse_overlap(contract_.schema_.arguments[other].name);
     };
     for (const std::vector<size_t>* places : {&contract_.required_, &contract_.optional_}) {
       for (const size_t i : *places) {
-        if (i != mutated) check(i, state_.addresses[i], state_.facts[i]);
+        if (i != mutated) check(i, memory(state_.addresses[i], state_.facts[i]));
       }
     }
     for (const size_t i : contract_.lists_) {
       for (size_t item = 0; item < arguments_.length(i); ++item) {
         const TensorView& view = arguments_.item(i, item);
-        TensorFacts facts;
-        facts.sizes = view.sizes;
-        facts.strides = view.strides;
-        facts.dim = view.dim;
-        facts.itemsize = element_size(view.dtype);
-        if (has_elements(view.sizes, view.dim)) check(i, arguments_.data(view), facts);
+        if (!has_elements(view.sizes, view.dim)) continue;
+        check(i, {arguments_.data(view), view.sizes, view.strides, view.dim,
+                  element_size(view.dtype)});
       }
     }
   }
@@ -303,176 +302,6 @@ class Contract::Call {
     }
     const auto own = reinterpret_cast<uintptr_t>(&contract_) / alignof(Contract);
     return &calls[(facts_.hash() + own) % kRememberedCalls];
-  }
-
-  // Whether an image runs on the device is left to the launch, whose error says it.
-  const Launch& only() const {
-    const Launch& launch = contract_.launches_[0];
-    if (!launch.takes(state_)) refuse_choice();
-    return launch;
-  }
-
-  const Launch& choose() const {
-    if (contract_.watched_.load(std::memory_order_relaxed) != 0) return watched_choice();
-    const Launch& chosen = first_choice();
-    const TunedCalls& tuned = contract_.tuned_calls(state_.device);
-    if (!tuned.empty()) {
-      const int32_t i = tuned.find(state_, contract_.call_key_, chosen.number);
-      if (i >= 0) {
-        const Launch& launch = contract_.launches_[static_cast<size_t>(i)];
-        if (&launch == &chosen) return chosen;
-        if (launch.fits(state_)) return launch;
-      }
-    }
-    return chosen;
-  }
-
-  // While torch_cubin.tune measures: its thread's calls take the kernel that it says, or are written
-  // down. No table is asked.
-  const Launch& watched_choice() const {
-    CallWatch& watch = call_watch();
-    if (watch.contract != &contract_) return first_choice();
-    const auto fits = [&](const Launch& launch) {
-      try {
-        return launch.fits(state_) && has_shared_memory(launch);
-      } catch (const Error&) {
-        return false;  // its condition reads what this call does not have
-      }
-    };
-    if (watch.forced >= 0) {
-      const Launch& launch = contract_.launches_.at(static_cast<size_t>(watch.forced));
-      if (!fits(launch)) refuse_choice();
-      return launch;
-    }
-    const Launch& chosen = first_choice();
-    const json& kernels = contract_.definition_["kernels"];
-    const auto condition = [&](size_t i) { return kernels[i].value("when", json()); };
-    const size_t own = chosen.number;
-    json fitting = json::array(), same = json::array();
-    for (size_t i = 0; i < contract_.launches_.size(); ++i) {
-      if (i != own && !fits(contract_.launches_[i])) continue;
-      fitting.push_back(i);
-      if (condition(i) == condition(own)) same.push_back(i);
-    }
-    watch.calls.push_back({{"device", state_.device},
-                           {"key", contract_.call_key_.shown(state_)},
-                           {"chosen", own},
-                           {"fits", std::move(fitting)},
-                           {"same", std::move(same)}});
-    return chosen;
-  }
-
-  // Whether a block may have so much. What reads an output's sizes is left to the launch: outputs are
-  // not there yet.
-  bool has_shared_memory(const Launch& launch) const {
-    if (contract_.reads_outputs_) return true;
-    return launch.shared_memory->evaluate(state_.arguments()).integer <=
-           device(state_.device).shared_optin;
-  }
-
-  const Launch& first_choice() const {
-    if (contract_.lookup_) {
-      const Launch* found = nullptr;
-      const bool looked_up = contract_.lookup_->find(state_, [&](size_t i) {
-        const Launch& launch = contract_.launches_[i];
-        if (launch.fits(state_)) found = &launch;
-        return found != nullptr;
-      });
-      if (found != nullptr) return *found;
-      if (looked_up) refuse_choice();
-    }
-    if (!contract_.tuned_) {
-      for (const Launch& launch : contract_.launches_) {
-        if (launch.fits(state_)) return launch;
-      }
-      refuse_choice();
-    }
-    const TunedTable& tuned = *contract_.tuned_;
-    for (const int32_t group : {tuned.find(state_), tuned.otherwise()}) {
-      for (const size_t i : contract_.groups_[static_cast<size_t>(group)]) {
-        if (contract_.launches_[i].fits(state_)) return contract_.launches_[i];
-      }
-    }
-    refuse_choice();
-  }
-
-  // Says of each kernel that runs on the device what it wants and does not get; of many, of those
-  // that lack least.
-  [[noreturn]] void refuse_choice() const {
-    constexpr size_t kMost = 4, kNearest = 3;
-    std::vector<std::string> expected, got;
-    const auto add = [](std::vector<std::string>& list, const std::string& text) {
-      if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(text);
-    };
-    const Launch* elsewhere = nullptr;  // a kernel for other GPUs
-    std::vector<const Launch*> here;
-    for (const Launch& launch : contract_.launches_) {
-      if (launch.runs_on(state_.device)) {
-        here.push_back(&launch);
-      } else {
-        elsewhere = &launch;
-      }
-    }
-    const bool many = here.size() > kMost;
-    if (many) here = nearest(here, kNearest);
-    for (const Launch* launch : here) {
-      if (many) {
-        const KernelLookup::Difference lacks = difference(*launch);
-        if (lacks.parts > 0) {
-          add(expected, lacks.expected + " for kernel '" + launch->kernel->name() + "'");
-          for (const std::string& value : lacks.got) add(got, value);
-          continue;
-        }
-      } else if (launch->when && launch->when->evaluate(state_.arguments()).integer == 0) {
-        add(expected, launch->when->text());
-        continue;
-      }
-      for (const Requirement& requirement : launch->requirements) {
-        if (requirement.holds(state_)) continue;
-        add(expected, requirement.expected());
-        add(got, requirement.got(state_));
-        break;
-      }
-    }
-    // Where no kernel runs on this device, asking for one throws [arch], with what there is.
-    if (expected.empty() && elsewhere != nullptr) {
-      elsewhere->module->info(device(state_.device), elsewhere->kernel->name());
-    }
-    const auto joined = [&](const std::vector<std::string>& list, const char* between) {
-      std::string text;
-      for (size_t i = 0; i < std::min(list.size(), kMost); ++i) {
-        text += (i > 0 ? between : "") + list[i];
-      }
-      return list.size() > kMost ? text + " and others" : text;
-    };
-    std::string all = joined(expected, " or ");
-    if (many) all += ", the nearest of " + std::to_string(contract_.launches_.size()) + " kernels";
-    fail({"input", contract_.op_, "has no kernel for these arguments", all,
-          got.empty() ? "none of them" : joined(got, ", "), ""});
-  }
-
-  KernelLookup::Difference difference(const Launch& launch) const {
-    if (!launch.when) return {};
-    const json& kernel = contract_.definition_["kernels"][launch.number];
-    return KernelLookup::difference(kernel["when"], contract_.argument_scope_, state_);
-  }
-
-  // Those whose conditions and requirements lack least, in their order.
-  std::vector<const Launch*> nearest(const std::vector<const Launch*>& launches,
-                                     size_t count) const {
-    std::vector<std::pair<size_t, const Launch*>> ranked;
-    for (const Launch* launch : launches) {
-      size_t lacks = difference(*launch).parts;
-      for (const Requirement& requirement : launch->requirements) {
-        if (lacks == 0 && !requirement.holds(state_)) lacks = 1;
-      }
-      ranked.emplace_back(lacks, launch);
-    }
-    std::stable_sort(ranked.begin(), ranked.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<const Launch*> out;
-    for (size_t i = 0; i < std::min(count, ranked.size()); ++i) out.push_back(ranked[i].second);
-    return out;
   }
 
   // Allocates an output or scratch; true if it has no elements.

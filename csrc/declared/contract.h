@@ -95,6 +95,7 @@ class Contract {
   };
   template <class Arguments>
   class Call;
+  class Choice;
 
   void check_outputs_are_written() const;
   void read_tuned(const nlohmann::json* tuned, const Names& names);

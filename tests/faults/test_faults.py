@@ -55,6 +55,7 @@ ONE_WAY = (
     "fake_requirements",
     "fake_sm90",
     "fake_transpose",
+    "fake_unaligned",
     "fake_triton",
     "fake_tuned_calls",
     "fake_tuning",

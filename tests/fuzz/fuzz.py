@@ -104,7 +104,8 @@ READERS = {
         *("package/package_files.cpp", "package/package_kernel.cpp"),
     ),
     "call": (
-        *("declared/call.cpp", "declared/boxed_arguments.cpp", "declared/pattern_match.cpp"),
+        *("declared/call.cpp", "declared/choice.cpp", "declared/boxed_arguments.cpp"),
+        "declared/pattern_match.cpp",
         *("declared/packing_write.cpp", "declared/tensor_map_argument.cpp", "runtime/launch.cpp"),
     ),
     "tuned": ("declared/tuned_calls.cpp", "declared/tuning.cpp"),

@@ -10,11 +10,13 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 import os
 import random
 import sys
 import threading
 import time
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -450,6 +452,96 @@ def tile(kind: str, name: str) -> dict:
     loaded = {entry["name"] for entry in library.catalog()["loaded"]}
     unused = sorted({kernel["name"] for kernel in kernels} - loaded)
     return {"wrong": wrong, "calls": calls, "unused": unused, "kernels": len(kernels)}
+
+
+def unaligned(kind: str, name: str) -> dict:
+    """Every kernel of one kind and tile, and every split of each, by products of small integers of
+    operands whose rows begin anywhere: tails of all dims, gaps, offsets, batches, broadcasts, a
+    bias; and the same bits again while another stream keeps the GPU busy. Operands lie
+    among NaN, which no product may see."""
+    import torch_cubin  # noqa: F401
+    from torch_cubin._native import library
+
+    kernels = [k for k in library.catalog()["kernels"] if k["kind"] == kind]
+    bm, bn = map(int, name.split("x"))
+    draw = random.Random(name)
+    wrong, calls, ways = [], 0, set()
+    busy, side = torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
+
+    def operand(batch: tuple, rows: int, columns: int, turned: bool, dtype: torch.dtype):
+        """[*batch, rows, columns] with gaps and an offset; contiguous along rows if `turned`."""
+        rows, columns = (columns, rows) if turned else (rows, columns)
+        pitch, offset = columns + draw.choice((0, 0, 1, 2, 3, 8)), draw.choice((1, 2, 3, 4, 7, 9))
+        count = math.prod(batch) * rows * pitch + offset
+        memory = torch.full((count,), torch.nan, device="cuda", dtype=dtype)
+        strides = [pitch, 1]
+        for size in reversed((*batch[1:], rows)):
+            strides.insert(0, strides[0] * size)
+        value = memory.as_strided((*batch, rows, columns), strides[-len(batch) - 2 :], offset)
+        value.copy_(torch.randint(-3, 4, value.shape, device="cuda"))
+        return value.mT if turned else value
+
+    def every_way(
+        label: str, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, bias=None
+    ) -> None:
+        nonlocal calls
+        library.watch_plans(True)
+        try:
+            run = partial(torch.ops.cubin.matmul, a, b)
+            if bias is not None:
+                run = partial(torch.ops.cubin.linear, a, b.mT, bias)
+            run()
+            names = [way["name"] for way in library.watched_plans()[-1]["ways"]]
+            for way in names:
+                library.force_way(way)
+                calls += 1
+                ways.add(way)
+                if not torch.equal(run(), exact.to(a.dtype)):
+                    wrong.append(f"{label} {way}")
+        finally:
+            library.force_way("")
+            library.watch_plans(False)
+
+    for kernel in kernels:
+        dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[kernel["math"]]
+        turned = kernel["layout"] == "nt"
+        shapes = [
+            (1, 3, 3), (2, 5, 2), (bm, bn, 65), (bm + 1, bn - 1, 63), (bm - 1, 3 * bn + 1, 129),
+            (33, 31, 1001), (3 * bm + 7, 130, 517), (5, 3 * bn + 3, 4099),
+            (5 * bm, 9 * bn + 1, 191),
+        ]  # fmt: skip
+        for m, n, k in shapes:
+            label = f"{kernel['name']} {(m, n, k)}"
+            a, b = operand((), m, k, False, dtype), operand((), k, n, turned, dtype)
+            exact = a.double() @ b.double()
+            every_way(label, a, b, exact)
+            bias = torch.randint(-3, 4, (n,), device="cuda").to(dtype)
+            every_way(f"{label} bias", a, b, exact + bias.double(), bias)
+            if m * n > 4 * bm * bn:
+                first = torch.ops.cubin.matmul(a, b)
+                with torch.cuda.stream(side):
+                    for _ in range(4):
+                        busy @ busy
+                again = [torch.ops.cubin.matmul(a, b) for _ in range(200)]
+                wrong += [f"{label} again" for x in again if not torch.equal(x, first)][:1]
+        for a_batch, b_batch in (
+            ((3,), (1,)),
+            ((2, 1), (2, 3)),
+            ((5,), ()),
+            ((2, 1, 3, 1), (1, 2, 1, 2)),
+        ):
+            a = operand(a_batch, bm + 5, 131, False, dtype)
+            b = operand(b_batch, 131, bn + 9, turned, dtype)
+            every_way(
+                f"{kernel['name']} batches {a_batch} {b_batch}", a, b, a.double() @ b.double()
+            )
+    torch.cuda.synchronize()
+    loaded = {entry["name"] for entry in library.catalog()["loaded"]}
+    unused = sorted({kernel["name"] for kernel in kernels} - loaded)
+    return {
+        "wrong": wrong[:20], "calls": calls, "unused": unused, "kernels": len(kernels),
+        "ways": sorted(ways),
+    }  # fmt: skip
 
 
 def order(kind: str, name: str) -> dict:

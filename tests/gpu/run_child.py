@@ -128,8 +128,9 @@ def sanitizer() -> str | None:
 
 
 def run(scenario: str, *arguments: str) -> Result:
-    """Runs one scenario. 'catalog KIND', '...sanitize TOOL', and 'tile', 'order' and
-    'attention_tile', each with KIND TILE, and 'attention_options' prepare what a child cannot."""
+    """Runs one scenario. 'catalog KIND', '...sanitize TOOL', and 'tile', 'order',
+    'unaligned' and 'attention_tile', each with KIND TILE, and 'attention_options' prepare what a
+    child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     script = "child.py"
     for prefix in ("attention", "fault"):
@@ -139,7 +140,7 @@ def run(scenario: str, *arguments: str) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         if scenario == "catalog":
             environment["TORCH_CUBIN_CATALOG"] = str(broken_catalog(arguments[0], Path(folder)))
-        if scenario in ("tile", "order", "attention_tile"):
+        if scenario in ("tile", "order", "unaligned", "attention_tile"):
             family = "attention" if scenario.startswith("attention_") else "matmul"
             path = tile_catalog(family, *arguments, Path(folder))
             environment["TORCH_CUBIN_CATALOG"] = str(path)

@@ -368,3 +368,51 @@ def test_refused(case, fake):
         }
     with torch.no_grad(), pytest.raises(RuntimeError, match=rf"\[input\]: .*{text}"):
         attend(**args)
+
+
+@pytest.mark.parametrize("offset", [1, 4, 8])
+def test_queries_and_new_rows_at_any_address(offset, device):
+    """Contiguous ones, too: a part of a tensor may begin anywhere."""
+    args = make(device, lengths=[3, 40, 60], new=2, rows=2, rotary_dim=32, causal=True)
+    for name in ("q", "k", "v", "rotary_cos", "rotary_sin"):
+        value = args[name]
+        memory = torch.full((value.numel() + 16,), torch.nan, dtype=value.dtype, device=device)
+        args[name] = memory[offset : offset + value.numel()].view_as(value).copy_(value)
+        assert args[name].is_contiguous()
+    check(args)
+
+
+SHARED = {
+    "one cache": lambda args: args.update(v_cache=args["k_cache"]),
+    "columns of the other": lambda args: args.update(
+        v_cache=args["k_cache"][..., :32], v=args["v"][..., :32]
+    ),
+    "rows of a cache as new keys": lambda args: args.update(k=args["k_cache"][:, 3:5]),
+    "rows of a cache as new values": lambda args: args.update(v=args["v_cache"][:, 90:92]),
+    "a query in a cache": lambda args: args.update(q=args["v_cache"][:, :1]),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_memory_that_is_written_and_shared(name, device):
+    """Blocks write in any order: keys would be values, or new rows what was just written."""
+    args = make(device, lengths=[3, 40, 60], new=2)
+    SHARED[name](args)
+    before = args["k_cache"].clone(), args["v_cache"].clone()
+    with pytest.raises(RuntimeError, match=r"\[input\].*_cache'.*shares memory with"):
+        attend(**args)
+    assert torch.equal(args["k_cache"], before[0])
+    assert torch.equal(args["v_cache"], before[1])
+    if name.startswith("one"):  # what is only read may lie anywhere
+        for each in ("k", "v"):
+            del args[each]
+        check(args)
+
+
+def test_caches_that_are_slices_of_one_tensor(device):
+    for dim in (2, 4):
+        args = make(device, lengths=[3, 40, 60], new=2)
+        both = torch.stack([args["k_cache"], args["v_cache"]], dim)
+        both = both if dim == 2 else both.transpose(3, 4).contiguous().transpose(3, 4)
+        args["k_cache"], args["v_cache"] = both.unbind(dim)
+        check(args)

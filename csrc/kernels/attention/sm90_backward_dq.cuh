@@ -7,8 +7,8 @@
 //
 // The blocks of a head's keys add to a tile in the order of their keys (those that a boolean mask hides
 // from it altogether do not), the first one stores: the same bits in every run, and nothing to clear. A
-// block waits only for blocks that took their work before it did, by an atomic counter, so they run or have
-// run, in whichever order the device starts blocks.
+// block waits only for works that were taken before its own, by an atomic counter, and every block ends its
+// works in the order in which it took them: of those that have not ended, the first waits for nobody.
 #pragma once
 
 #include "sm90_backward_params.h"

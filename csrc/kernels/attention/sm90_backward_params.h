@@ -31,7 +31,7 @@ struct Sm90BackwardParams {
   float* sums;       // [2][tile_rows]: logsumexp * log2(e) (general: logsumexp), and delta
   float* dq_sum;     // [tile_columns * tile_rows], in the order of sm90_backward_dq.cuh
   int* turns;        // how many blocks have added to dq_sum
-  unsigned* ticket;  // of all: how many blocks of sm90_backward.cu have begun
+  unsigned* ticket;  // of all: how many works the blocks of sm90_backward.cu have taken
 
   const void* out;            // with those of grad_out, for delta
   const void* grad_out_rows;  // what the map describes

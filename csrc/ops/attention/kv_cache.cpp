@@ -12,15 +12,9 @@
 namespace torch_cubin {
 namespace {
 
-// Rows that are whole vectors already, by the checks; a copy where they are not where they must be.
-Tensor readable(const Tensor& tensor) {
-  if (has_vector_rows(TensorView(tensor))) return tensor;
-  return torch::stable::contiguous(tensor);
-}
-
-OptionalTensor readable(const OptionalTensor& tensor) {
+OptionalTensor vector_rows_of(const OptionalTensor& tensor) {
   if (!tensor) return std::nullopt;
-  return readable(*tensor);
+  return vector_rows(*tensor);
 }
 
 }  // namespace
@@ -31,9 +25,9 @@ Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
   const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v};
   call.out = empty_cuda(sizes, 4, call.dtype, call.device_index);
   if (shape.batch == 0 || (!shape.has_queries() && shape.new_columns == 0)) return call.out;
-  call.q = readable(q);
-  call.k = readable(k);
-  call.v = readable(v);
+  call.q = vector_rows(q);
+  call.k = vector_rows_of(k);
+  call.v = vector_rows_of(v);
   call.rotary_cos = contiguous(rotary_cos);
   call.rotary_sin = contiguous(rotary_sin);
   call.cache_seqlens = contiguous(cache_seqlens);

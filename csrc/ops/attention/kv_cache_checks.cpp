@@ -10,6 +10,7 @@
 #include "ops/attention/problem.h"
 #include "ops/common/argument_checks.h"
 #include "pytorch/described_tensor.h"
+#include "pytorch/overlap.h"
 
 namespace torch_cubin {
 namespace {
@@ -54,6 +55,32 @@ void check_cache(const char* name, const TensorView& view, int64_t vector, bool 
   fail({"input", cache_argument(name), "cannot be read in vectors of 16 bytes",
         "contiguous columns, and every other stride and the address a multiple of 16 bytes",
         tuple_text(view.strides, view.dim) + " as strides", ""});
+}
+
+MemoryFacts memory_of(const TensorView& view) {
+  const void* data = view.handle == nullptr ? nullptr : view.find_data();
+  return {data, view.sizes, view.strides, view.dim, element_size(view.dtype)};
+}
+
+// What is written into a cache must be neither read nor written elsewhere: blocks run in any order.
+void check_apart(const KvCacheViews& views) {
+  const TensorView* caches[] = {&views.k_cache, &views.v_cache};
+  const char* names[] = {"k_cache", "v_cache"};
+  for (int i = 0; i < 2; ++i) {
+    const MemoryFacts written = memory_of(*caches[i]);
+    const auto check = [&](const char* other, const TensorView& view) {
+      if (!share_memory(written, memory_of(view))) return;
+      fail({"input", cache_argument(names[i]),
+            std::string("shares memory with '") + other + "', and is written to",
+            "memory of its own", "memory of both", "Clone one of them."});
+    };
+    if (i == 0) check("v_cache", views.v_cache);
+    check("q", views.q);
+#define TC_CHECK(name) \
+  if (views.name) check(#name, *views.name);
+    TC_KV_CACHE_OPTIONAL_TENSORS(TC_CHECK)
+#undef TC_CHECK
+  }
 }
 
 // Caches are of the query's dtype or of e4m3, which alone have factors.
@@ -202,6 +229,7 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
                       "(batch, new rows, heads_k, head_dim)");
   }
   check_rotary(views, shape);
+  if (views.k) check_apart(views);
 
   // The rest is as for every attention: keys and values as (batch, heads, rows, head_dim).
   const int64_t sizes[3][4] = {{shape.batch, shape.heads, shape.seqlen_q, shape.head_dim},

@@ -1,10 +1,9 @@
 // The seam of the kernels that run on every arch: mma.cu, simt.cu, dot.cu and axpy.cu of
 // csrc/kernels/matmul, with reduce.cu, which adds the partial sums of a K that was split.
 #include <algorithm>
-#include <utility>
 
-#include "kernels/matmul/matmul_params.h"
 #include "ops/common/launch.h"
+#include "ops/matmul/params.h"
 #include "ops/matmul/portable_cost.h"
 #include "ops/matmul/seam.h"
 
@@ -13,45 +12,15 @@ namespace {
 
 constexpr int kReduceBlocks = 16;  // a multiprocessor: full, and no more rounds than needed
 
-static_assert(kMaxBatchDims == kMaxPlannedBatchDims, "all that is planned can be launched");
-
-void fill_params(MatmulParams& out, const MatmulProblem& p, const PortablePlan& plan,
-                 const MatmulOperands& operands, void* partial) {
-  struct Side {  // an operand, and its own dim beside K
-    const char* data;
-    int64_t size, stride, k_stride;
-    const int64_t* batch_stride;
-  };
-  Side a = {operands.a, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride};
-  Side b = {operands.b, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride};
-  if (plan.swapped) std::swap(a, b);
-  out.a = a.data;
-  out.b = b.data;
-  out.bias = operands.bias;
-  out.c = operands.c;
+MatmulParams params_of(const MatmulProblem& p, const PortablePlan& plan,
+                       const MatmulOperands& operands, void* partial) {
+  MatmulParams out = matmul_params(p, operands, plan.swapped);
   out.partial = partial;
-  out.m = a.size;
-  out.n = b.size;
-  out.k = p.k;
-  out.a_stride_m = a.stride;
-  out.a_stride_k = a.k_stride;
-  out.b_stride_k = b.k_stride;
-  out.b_stride_n = b.stride;
-  out.c_stride_m = plan.swapped ? 1 : p.n;
-  out.c_stride_n = plan.swapped ? p.n : 1;
-  out.bias_stride = operands.bias_stride;
-  out.batch = p.batch();
-  for (int i = 0; i < kMaxBatchDims; ++i) {
-    const bool used = i < p.batch_dims;
-    out.batch_size[i] = used ? p.batch_size[i] : 1;
-    out.a_batch_stride[i] = used ? a.batch_stride[i] : 0;
-    out.b_batch_stride[i] = used ? b.batch_stride[i] : 0;
-  }
   out.tiles_m = plan.tiles_m;
   out.tiles_n = plan.tiles_n;
   out.k_tiles_per_split = plan.k_tiles_per_split;
   out.splits = plan.splits;
-  out.flags = plan.swapped ? kFlagSwapped : 0;
+  return out;
 }
 
 class PortableMatmul : public MatmulKernels {
@@ -82,11 +51,10 @@ class PortableMatmul : public MatmulKernels {
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
               const MatmulOperands& operands) const override {
     const auto chosen = plan.get<PortablePlan>();
-    MatmulParams params;
     if (!chosen.reduces) {
       // Sums of 16-bit types, as they are: what a split would leave.
       void* sums = p.output == p.input ? nullptr : operands.c;
-      fill_params(params, p, chosen, operands, sums);
+      const MatmulParams params = params_of(p, chosen, operands, sums);
       // Blocks of several tiles run long: an early start of the next gains nothing and, where they
       // do not fill the device, costs locality in L2 (0.4% of 4096^3 on the H200; 2048^3 gains 1%).
       const bool one_tile = chosen.blocks == chosen.tiles_m * chosen.tiles_n * p.batch();
@@ -95,7 +63,7 @@ class PortableMatmul : public MatmulKernels {
     }
     const int64_t outputs = p.batch() * p.m * p.n;
     const Workspace partials(device_, outputs * chosen.splits * (p.math == kMathFloat64 ? 8 : 4));
-    fill_params(params, p, chosen, operands, partials.data());
+    const MatmulParams params = params_of(p, chosen, operands, partials.data());
     torch_cubin::launch(*chosen.kernel, {chosen.blocks, chosen.splits}, device_, params);
     // Any number of blocks is right: they share the outputs out among themselves.
     const Math math = p.output == p.input ? p.math : kMathFloat32;

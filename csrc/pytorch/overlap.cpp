@@ -1,7 +1,6 @@
-#include "declared/overlap.h"
+#include "pytorch/overlap.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include "pytorch/tensor.h"
 
@@ -22,7 +21,7 @@ struct Span {
   size_t count = 0;
   int64_t bytes;  // from the first byte to the last
 
-  explicit Span(const TensorFacts& facts) : bytes(facts.itemsize) {
+  explicit Span(const MemoryFacts& facts) : bytes(facts.itemsize) {
     for (int64_t i = 0; i < facts.dim; ++i) {
       if (facts.sizes[i] < 2 || facts.strides[i] == 0) continue;
       dims[count] = {facts.strides[i] * facts.itemsize, facts.sizes[i]};
@@ -78,12 +77,11 @@ class Question {
 
 }  // namespace
 
-bool share_memory(const void* first, const TensorFacts& first_facts, const void* second,
-                  const TensorFacts& second_facts) {
-  if (first == nullptr || second == nullptr) return false;
-  const Span a(first_facts), b(second_facts);
-  const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(second) -
-                                           reinterpret_cast<uintptr_t>(first));
+bool share_memory(const MemoryFacts& first, const MemoryFacts& second) {
+  if (first.data == nullptr || second.data == nullptr) return false;
+  const Span a(first), b(second);
+  const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(second.data) -
+                                           reinterpret_cast<uintptr_t>(first.data));
   return Question(a, b).ask(0, a.bytes, 0, b.bytes, offset);
 }
 

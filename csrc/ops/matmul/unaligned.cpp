@@ -1,0 +1,201 @@
+// The seam of csrc/kernels/matmul/unaligned.cu: small products on Hopper of 16-bit operands whose rows begin
+// anywhere, which it reads without a copy.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "ops/common/launch.h"
+#include "ops/matmul/cluster_room.h"
+#include "ops/matmul/params.h"
+#include "ops/matmul/seam.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kUnalignedMostSplits = 8;  // blocks of a cluster, on every GPU
+constexpr int64_t kUnalignedStretch = 64;    // of K, what is multiplied at a time
+constexpr int64_t kUnalignedWarps = 8;
+constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
+
+// What the kernels take, in us, fitted to 197 timings of 61 products on an H200 (root mean square error 13%;
+// chosen among these ways and the others' by it, 61 products take 1.7% longer than by the best, 12% less than
+// without these kernels): a launch; a row of a k tile, which a warp brings one after the other; a stretch of K
+// of a tile of 64 rows; stores of 1,024 results; a split, and each one. Of the blocks of a multiprocessor each
+// but the first takes a share of its time, and more. And megabytes a us.
+constexpr double kUnalignedFixed = 0.612, kUnalignedRow = 0.0692, kUnalignedStretchTime = 0.359,
+                 kUnalignedStore = 0.233, kUnalignedSplit = 0.786, kUnalignedEachSplit = 0.142,
+                 kUnalignedFurtherShare = 0.355, kUnalignedFurther = 1.19, kUnalignedMemory = 1.47,
+                 kUnalignedMemoryFixed = 2.09;
+// Batches were not measured: there these kernels are taken only where they are much quicker.
+constexpr double kUnalignedBatches = 1.5;
+// Multiplications of the largest product: the fit knows none that is larger, and a copy pays there.
+constexpr double kUnalignedMostWork = 1 << 30;
+
+// One entry of the catalog.
+struct UnalignedRow {
+  explicit UnalignedRow(PackageKernel& kernel) : kernel(&kernel) {
+    const KernelFields fields(kernel);
+    constexpr const char* kMaths[] = {"float16", "bfloat16"};
+    constexpr const char* kLayouts[] = {"nt", "nn"};
+    constexpr Math kMathOf[] = {kMathFloat16, kMathBFloat16};
+    math = kMathOf[fields.index("math", kMaths)];
+    b_along_k = fields.index("layout", kLayouts) == 0;
+    int64_t tile[3];
+    fields.triple("tile", 32, tile);
+    tile_m = tile[0];
+    tile_n = tile[1];
+    tile_k = tile[2];
+    if (tile_m % kUnalignedMostSplits != 0) fields.refuse("tile", "rows that all splits share");
+    slots = fields.integer("blocks_per_multiprocessor", 1);
+  }
+
+  PackageKernel* kernel;
+  Math math;
+  bool b_along_k;
+  int64_t tile_m, tile_n, tile_k;
+  int64_t slots;  // blocks of a multiprocessor
+};
+
+// What a launch needs besides the problem.
+struct UnalignedPlan {
+  const UnalignedRow* row;
+  int64_t tiles_m, tiles_n, k_tiles_per_split, splits;
+};
+
+class Unaligned : public MatmulKernels {
+ public:
+  Unaligned(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
+    for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
+  }
+
+  MatmulPlan plan(const MatmulCase& c) const override {
+    MatmulPlan best;
+    for_each_way(c, [&](const MatmulPlan& plan) {
+      if (plan.microseconds < best.microseconds) best = plan;
+    });
+    return best;
+  }
+
+  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+    for_each_way(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
+  }
+
+  bool has_room(const MatmulPlan& plan) const override {
+    const int64_t splits = plan.get<UnalignedPlan>().splits;
+    const auto shared = [](const UnalignedRow& x) { return x.kernel->entry().dynamic_shared; };
+    const auto largest = std::max_element(
+        rows_.begin(), rows_.end(),
+        [&](const UnalignedRow& x, const UnalignedRow& y) { return shared(x) < shared(y); });
+    return splits == 1 || splits <= clusters_.ask(*largest->kernel, device_);
+  }
+
+  std::string name(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<UnalignedPlan>();
+    return "unaligned " + std::to_string(chosen.row->tile_m) + "x" +
+           std::to_string(chosen.row->tile_n) +
+           (chosen.splits > 1 ? " " + std::to_string(chosen.splits) + " splits" : "");
+  }
+
+  void launch(const MatmulPlan& plan, const MatmulProblem& p,
+              const MatmulOperands& operands) const override {
+    const auto chosen = plan.get<UnalignedPlan>();
+    MatmulParams params = matmul_params(p, operands);
+    params.tiles_m = chosen.tiles_m;
+    params.tiles_n = chosen.tiles_n;
+    params.k_tiles_per_split = chosen.k_tiles_per_split;
+    params.splits = static_cast<int>(chosen.splits);
+    const int64_t blocks = chosen.tiles_m * chosen.tiles_n * p.batch() * chosen.splits;
+    torch_cubin::launch(*chosen.row->kernel, {blocks, 1, 1, chosen.splits}, device_, params);
+  }
+
+ private:
+  // Rows of A along K, rows of B along either dim. What is all aligned has quicker kernels.
+  static bool takes(const MatmulCase& c) {
+    return (c.math == kMathFloat16 || c.math == kMathBFloat16) && c.output == c.input &&
+           c.a_scales == Scales::kNone && c.b_scales == Scales::kNone && c.only_bias() &&
+           !c.batch_invariant && !c.split_sums && is_along_k(c.a) && c.a_unit && c.b_unit &&
+           !(is_vectors(c.a) && is_vectors(c.b));
+  }
+
+  template <class Visit>
+  void for_each_way(const MatmulCase& c, Visit visit) const {
+    if (!takes(c)) return;
+    for (const UnalignedRow& row : rows_) {
+      if (row.math != c.math || row.b_along_k != is_along_k(c.b)) continue;
+      for (int64_t splits = 1; splits <= clusters_.largest(); splits *= 2) {
+        const MatmulPlan plan = plan_with(c, row, splits);
+        if (std::isfinite(plan.microseconds)) visit(plan);
+      }
+    }
+  }
+
+  MatmulPlan plan_with(const MatmulCase& c, const UnalignedRow& row, int64_t splits) const {
+    MatmulPlan plan;
+    UnalignedPlan chosen;
+    chosen.row = &row;
+    chosen.tiles_m = ceil_div(c.m, row.tile_m);
+    chosen.tiles_n = ceil_div(c.n, row.tile_n);
+    const int64_t k_tiles = ceil_div(c.k, row.tile_k);
+    chosen.k_tiles_per_split = ceil_div(k_tiles, splits);
+    chosen.splits = splits;
+    const double work = static_cast<double>(c.batch) * static_cast<double>(c.m) *
+                        static_cast<double>(c.n) * static_cast<double>(c.k);
+    if (std::max({c.m, c.n, c.k}) > kUnalignedMostSize || work > kUnalignedMostWork) return plan;
+    if (splits > 1 && splits > k_tiles) return plan;
+    if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / (c.batch * splits)) return plan;
+    plan.set(chosen);
+    plan.microseconds = (c.batch > 1 ? kUnalignedBatches : 1) * microseconds(c, chosen);
+    return plan;
+  }
+
+  double microseconds(const MatmulCase& c, const UnalignedPlan& plan) const {
+    const UnalignedRow& row = *plan.row;
+    const int64_t blocks = plan.tiles_m * plan.tiles_n * c.batch * plan.splits;
+    const int64_t k = std::min(c.k, plan.k_tiles_per_split * row.tile_k);  // of a block
+    const int64_t rows = plan.k_tiles_per_split * std::min(c.m, row.tile_m) +
+                         (row.b_along_k ? plan.k_tiles_per_split * std::min(c.n, row.tile_n) : k);
+    const double block = kUnalignedRow * static_cast<double>(rows) / kUnalignedWarps +
+                         kUnalignedStretchTime *
+                             static_cast<double>(ceil_div(k, kUnalignedStretch)) *
+                             (0.5 + static_cast<double>(row.tile_m) / 128);
+    // Up to `slots` blocks share a multiprocessor, then come the next ones.
+    const int64_t multiprocessors = device_.multiprocessors, at_once = multiprocessors * row.slots;
+    const double turns =
+        blocks > at_once
+            ? static_cast<double>(ceil_div(blocks, at_once) * row.slots)
+            : std::max(1.0, static_cast<double>(blocks) / static_cast<double>(multiprocessors));
+    const double results =
+        static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n)) / 1024;
+    double busy = kUnalignedFixed + block * (1 + (turns - 1) * kUnalignedFurtherShare) +
+                  (turns - 1) * kUnalignedFurther + kUnalignedStore * turns * results;
+    if (plan.splits > 1) {
+      busy += kUnalignedSplit + kUnalignedEachSplit * static_cast<double>(plan.splits);
+    }
+    const double m = static_cast<double>(c.m), n = static_cast<double>(c.n);
+    const double megabytes =
+        2e-6 * static_cast<double>(c.batch) * (static_cast<double>(c.k) * (m + n) + m * n);
+    const double memory = megabytes / kUnalignedMemory + kUnalignedMemoryFixed;
+    const double squares = busy * busy * busy * busy + memory * memory * memory * memory;
+    return std::sqrt(std::sqrt(squares));
+  }
+
+  const Device& device_;
+  std::vector<UnalignedRow> rows_;
+  ClusterRoom clusters_{kUnalignedMostSplits};
+};
+
+class UnalignedSeam : public MatmulSeam<Unaligned> {
+ public:
+  UnalignedSeam() : MatmulSeam({"unaligned"}) {}
+
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul", sizeof(MatmulParams));
+    UnalignedRow{kernel};  // throws for a field that is wrong
+  }
+};
+
+const UnalignedSeam g_unaligned;
+
+}  // namespace
+}  // namespace torch_cubin

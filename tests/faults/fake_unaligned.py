@@ -1,0 +1,160 @@
+"""Small products whose rows begin anywhere: which go to unaligned.cu, and what it is told."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults import catalogs
+from faults.forked import forked
+
+import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
+
+PARAMS = struct.Struct("<5Q11q4q4q4q3q2i")
+NAMES = (
+    *("a", "b", "bias", "c", "partial", "m", "n", "k"),
+    *("a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m", "c_stride_n"),
+    *("bias_stride", "batch"),
+    *(f"{what}_{i}" for what in ("size", "a_batch", "b_batch") for i in range(4)),
+    *("tiles_m", "tiles_n", "k_tiles_per_split", "splits", "flags"),
+)
+
+
+@pytest.fixture
+def catalog(driver) -> None:
+    catalogs.declare(driver, catalogs.kernels_of("matmul"))
+
+
+def multiply(driver, a, b, way: str = "", batch_invariant: bool = False, bias: int = 0) -> list:
+    """Addresses of the operands, and what was launched."""
+
+    def run() -> list:
+        x, y = (tensors.strided(*each) for each in (a, b))
+        library.watch_plans(True)
+        library.force_way(way)
+        if batch_invariant:
+            with torch_cubin.batch_invariant():
+                torch.ops.cubin._matmul(x, y)
+        elif bias:
+            torch.ops.cubin._linear(x, y, tensors.empty(bias, dtype=x.dtype))
+        else:
+            torch.ops.cubin._matmul(x, y)
+        return [x.data_ptr(), y.data_ptr(), driver.launches()]
+
+    return forked(run)
+
+
+def params_of(record: dict) -> dict[str, int]:
+    return dict(zip(NAMES, PARAMS.unpack(bytes.fromhex(record["params"][0])), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_small_odd_product_is_one_launch(driver, catalog, dtype: torch.dtype) -> None:
+    m, n, k = 97, 156, 66
+    a, b = ((m, k), (k + 1, 1), dtype, 0, 3), ((k, n), (n + 1, 1), dtype)
+    first, second, (record,) = multiply(driver, a, b)
+    short = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    assert record["kernel"] == f"unaligned_matmul_{short}_nn_32x64"
+    told = params_of(record)
+    assert (told["a"], told["b"], told["bias"], told["partial"]) == (first, second, 0, 0)
+    assert [told[x] for x in ("m", "n", "k", "batch", "splits")] == [m, n, k, 1, 1]
+    assert [told[x] for x in ("a_stride_m", "b_stride_k")] == [k + 1, n + 1]
+    assert (told["tiles_m"], told["tiles_n"], told["k_tiles_per_split"]) == (4, 3, 1)
+    assert record["grid"] == [12, 1, 1]
+    assert record["block"] == [256, 1, 1]
+
+
+def test_k_is_shared_out_over_a_cluster(driver, catalog) -> None:
+    m, n, k = 134, 34, 2385
+    a, b = ((m, k), (k, 1), torch.bfloat16), ((k, n), (1, k), torch.bfloat16)
+    *_, (record,) = multiply(driver, a, b, way="unaligned 64x64 4 splits")
+    assert record["kernel"] == "unaligned_matmul_bf16_nt_64x64"
+    told = params_of(record)
+    assert (told["tiles_m"], told["tiles_n"]) == (3, 1)
+    assert (told["splits"], told["k_tiles_per_split"]) == (4, 5)  # of 128: 5, 5, 5 and 4
+    assert record["grid"] == [3 * 4, 1, 1]
+    assert record["attributes"]["4"] == [4, 1, 1]
+
+
+def test_batches_that_share_an_operand(driver, catalog) -> None:
+    a = ((5, 50, 67), (50 * 67, 67, 1), torch.bfloat16)
+    b = ((5, 67, 33), (0, 33, 1), torch.bfloat16)
+    *_, (record,) = multiply(driver, a, b, way="unaligned 32x64")
+    told = params_of(record)
+    # One matrix for all of them: their rows are one product's.
+    assert (told["m"], told["batch"]) == (250, 1)
+    b = ((5, 67, 33), (67 * 33, 33, 1), torch.bfloat16)
+    *_, (record,) = multiply(driver, a, b, way="unaligned 32x64")
+    told = params_of(record)
+    assert (told["m"], told["batch"], told["size_0"]) == (50, 5, 5)
+    assert (told["a_batch_0"], told["b_batch_0"]) == (50 * 67, 67 * 33)
+    assert record["grid"] == [2 * 5, 1, 1]
+
+
+def ways_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
+    def run() -> list[str]:
+        x, y = (tensors.strided(*each) for each in (a, b))
+        library.watch_plans(True)
+        if batch_invariant:
+            with torch_cubin.batch_invariant():
+                torch.ops.cubin._matmul(x, y)
+        else:
+            torch.ops.cubin._matmul(x, y)
+        (plan,) = [p for p in library.watched_plans() if p["product"]["m"] == x.shape[0]][:1]
+        return [way["name"] for way in plan["ways"] if way["name"].startswith("unaligned")]
+
+    return set(forked(run))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (((60, 65), (65, 1)), ((65, 70), (70, 1)), True),
+        (((60, 65), (65, 1)), ((65, 70), (1, 65)), True),
+        (((60, 64), (64, 1)), ((64, 70), (70, 1)), True),  # A is aligned
+        (((60, 64), (64, 1)), ((64, 72), (72, 1)), False),  # both are
+        (((60, 65), (1, 61)), ((65, 70), (70, 1)), False),  # A along M
+        (((60, 65), (131, 2)), ((65, 70), (70, 1)), False),  # neighbours apart
+        (((1300, 1301), (1301, 1)), ((1301, 1300), (1300, 1)), False),  # too large
+    ],
+)
+def test_what_the_kernels_take(driver, catalog, a, b, expected: bool) -> None:
+    a, b = (*a, torch.bfloat16), (*b, torch.bfloat16)
+    assert bool(ways_of(driver, a, b)) == expected
+    assert not ways_of(driver, a, b, batch_invariant=True)
+
+
+def test_short_k_is_not_split_further_than_its_tiles(driver, catalog) -> None:
+    a, b = ((60, 300), (301, 1), torch.bfloat16), ((300, 70), (71, 1), torch.bfloat16)
+    tiles = ("32x64", "64x64")
+    expected = {f"unaligned {tile}{text}" for tile in tiles for text in ("", " 2 splits")}
+    assert ways_of(driver, a, b) == expected
+
+
+@pytest.mark.parametrize("largest", [1, 2, 4])
+def test_splits_that_find_no_room_are_not_launched(driver, catalog, largest: int) -> None:
+    """Where a process may use few multiprocessors, as under MPS, large clusters have no room."""
+
+    def run() -> list[dict]:
+        driver.set("largest_cluster", largest)
+        a, b = ((141, 3395), (3395, 1), torch.bfloat16), ((3395, 117), (1, 3395), torch.bfloat16)
+        x, y = tensors.strided(*a), tensors.strided(*b)
+        torch.ops.cubin._matmul(x, y)  # 8 splits, had they room
+        last = []
+        with measure.watching():
+            for splits in (largest, 2 * largest):
+                way = "unaligned 32x64" + (f" {splits} splits" if splits > 1 else "")
+                library.force_way(way)
+                torch.ops.cubin._matmul(x, y)
+                last.append(driver.launches()[-1])
+        return [driver.launches(), *last]
+
+    launches, with_room, without = forked(run)
+    assert params_of(with_room)["splits"] == largest
+    assert with_room["attributes"].get("4", [1, 1, 1]) == [largest, 1, 1]
+    assert without["attributes"].get("4", [1, 1, 1])[0] <= largest
+    assert all(x["attributes"].get("4", [1])[0] <= largest for x in launches)
