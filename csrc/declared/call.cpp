@@ -95,6 +95,12 @@ class Contract::Call {
     RememberedCall* const slot = contract_.remembers_ ? remembered() : nullptr;
     const bool known = slot != nullptr && slot->contract == &contract_ &&
                        slot->tables == tables_version_ && slot->facts == facts_;
+    torch_cubin_launch_call call;
+    uint64_t times = 0;
+    if (known) {
+      call = slot->shape;
+      times = slot->times;
+    }
     const Choice choice(contract_, state_);
     const Launch& launch = known ? *static_cast<const Launch*>(slot->launch)
                            : contract_.launches_.size() == 1 ? choice.only()
@@ -110,10 +116,7 @@ class Contract::Call {
     for (size_t i = 0; i < contract_.scratch_.size(); ++i) {
       make(contract_.scratch_[i], first + contract_.outputs_.size() + i, scratch);
     }
-    torch_cubin_launch_call call;
-    if (known) {
-      call = slot->shape;
-    } else {
+    if (!known) {
       call.size = sizeof(call);
       call.flags = launch.flags;
       call.device = state_.device;
@@ -135,7 +138,8 @@ class Contract::Call {
     for (const size_t i : contract_.mutated_) {
       if (state_.facts[i].defined) bump_version(arguments_.tensor(i));
     }
-    pack_and_launch(launch, call, slot, known);
+    // What was allocated meanwhile may have run another call of this thread.
+    pack_and_launch(launch, call, slot, known && slot->times == times);
   }
 
   json outputs() const {
@@ -387,8 +391,10 @@ class Contract::Call {
       packing.pack(state_, bytes, call.params);
     }
     const bool remember = slot != nullptr && !known && packing.bytes() <= slot->kMostBytes;
+    uint64_t times = 0;
     if (remember) {
       slot->contract = nullptr;  // until the launch has gone through
+      times = ++slot->times;
       std::memcpy(slot->bytes, bytes, packing.bytes());
     }
     // It goes back to the allocator right after the launch, which keeps it in the stream's order.
@@ -398,7 +404,7 @@ class Contract::Call {
       std::memcpy(bytes + workspace.at, &address, sizeof(address));
     }
     torch_cubin::launch(*launch.kernel, call, &current_stream);
-    if (!remember) return;
+    if (!remember || slot->times != times) return;
     slot->tables = tables_version_;
     slot->launch = &launch;
     slot->shape = call;

@@ -52,6 +52,7 @@ struct RememberedCall {
   // Contracts are leaked, so an address is one contract's for good.
   const Contract* contract = nullptr;
   uint64_t tables = 0;  // Contract::tables_version_
+  uint64_t times = 0;   // that this was filled: a call within a call, by an allocator, may do so
   const void* launch = nullptr;
   torch_cubin_launch_call shape{};
   CallFacts facts;

@@ -358,9 +358,13 @@ module["vec_add"](x, x, x, 64, grid=1, block=64)
 
 
 @pytest.mark.fault_case(15)
-@pytest.mark.parametrize("name", ["", "x" * 65536, "vec_add\0", "vec_add ", "VEC_ADD"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 65536, "vec_add\0", "vec_add ", "VEC_ADD", "\ud800", "vec_add\udcff"]
+)
 def test_names_of_no_kernel(name):
+    """Those that no UTF-8 has, too, in messages that can be printed."""
     module = torch_cubin.load(SEVERAL)
+    assert name not in module
     with pytest.raises(errors.NoKernelError) as caught:
         module[name]
-    assert len(str(caught.value)) < 1000
+    assert len(str(caught.value).encode()) < 1000
