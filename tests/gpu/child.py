@@ -340,7 +340,7 @@ def ways_sanitize(tool: str) -> dict:
                         key=lambda x: sum("lines" in x["product"][side] for side in "ab"),
                     )
                     ways = [w["name"] for w in plan["ways"]]
-                    ways = [name for name in ways if name.startswith("sm90") or name == "split"]
+                    ways = [n for n in ways if n.startswith(("sm90", "unaligned")) or n == "split"]
                     if (m, n, k) == streamed:
                         ways = [name for name in ways if "streamed" in name]
                     for number, way in enumerate(ways):
