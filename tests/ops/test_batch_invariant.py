@@ -42,6 +42,22 @@ def test_a_row_of_the_reference_depends_on_itself_alone(dtype: torch.dtype) -> N
     torch.testing.assert_close(full, x @ weight.t(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_activations_of_a_row_depend_on_itself_alone(dtype: torch.dtype, activation: str) -> None:
+    """Of widths that are no multiple of a vector: the last elements of a tensor are special."""
+    for n in (1, 13, 41):
+        x, weight, bias = operands(dtype, m=50, n=n, k=9)
+        with torch_cubin.batch_invariant():
+            full = linear(x, weight, bias, activation=activation)
+            for i in range(50):
+                row = linear(x[i], weight, bias, activation=activation)
+                assert torch.equal(row, full[i]), (n, i)
+        plain = linear(x, weight, bias, activation=activation)
+        assert full.shape == plain.shape
+        torch.testing.assert_close(full, plain)
+
+
 SHAPES = [
     ((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4, 5)),
     ((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (6, 4, 5)), ((4,), (2, 4, 5)), ((2, 3, 4), (4,)),

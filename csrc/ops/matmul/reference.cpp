@@ -138,12 +138,22 @@ Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional
 
 Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
                              const std::optional<Tensor>& bias, std::string activation) {
-  check_linear(TensorView(input), TensorView(weight), view_of(bias));
+  const Shape shape = check_linear(TensorView(input), TensorView(weight), view_of(bias));
   const Activation wanted = check_activation(activation);
   std::optional<Tensor> wide_bias;
   if (bias) wide_bias = wide(*bias);
   const Tensor sums = linear_cpu(wide(input), wide(weight), wide_bias);
-  return narrow_to(apply_activation(sums, wanted), TensorView(input).dtype);
+  const ScalarType dtype = TensorView(input).dtype;
+  if (!batch_invariant() || shape.numel() == 0) {
+    return narrow_to(apply_activation(sums, wanted), dtype);
+  }
+  // ATen computes the last elements of a tensor by other functions, whose last bits differ.
+  const int64_t columns = TensorView(weight).dim == 2 ? weight.size(0) : 1;
+  const int64_t rows = shape.numel() / columns;
+  Tensor out = torch::stable::new_empty(sums, Sizes{rows, columns});
+  multiply_rows(aten_reshape(sums, {rows, columns}), out,
+                [&](const Tensor& row) { return apply_activation(row, wanted); });
+  return narrow_to(aten_reshape(out, shape.vector()), dtype);
 }
 
 Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
