@@ -22,12 +22,13 @@ struct KvCacheOptions {
 };
 
 // Does something with the name of each tensor that a call may leave out.
-#define TC_KV_CACHE_OPTIONAL_TENSORS(X)                                                     \
-  X(k)                                                                                      \
-  X(v)                                                                                      \
-  X(rotary_cos)                                                                             \
-  X(rotary_sin) X(cache_seqlens) X(cache_batch_idx) X(block_table) X(alibi_slopes) X(sinks) \
-      X(k_descale) X(v_descale)
+#define TC_KV_CACHE_OPTIONAL_TENSORS(X) \
+  X(k)                                  \
+  X(v)                                  \
+  X(rotary_cos)                         \
+  X(rotary_sin)                         \
+  X(cache_seqlens)                      \
+  X(cache_batch_idx) X(block_table) X(alibi_slopes) X(sinks) X(k_descale) X(v_descale)
 
 // The tensors of a call.
 template <class T>
