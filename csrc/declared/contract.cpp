@@ -134,7 +134,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   remembers_ = launches_.size() > 1 && lists_.empty();
   for (const Launch& launch : launches_) {
     for (const Requirement& requirement : launch.requirements) {
-      address_mask_ = std::max(address_mask_, requirement.address_mask());
+      address_mask_ |= requirement.address_mask();
     }
   }
 

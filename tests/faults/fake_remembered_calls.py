@@ -210,3 +210,18 @@ def test_a_failed_launch_is_not_remembered(driver) -> None:
         with pytest.raises(RuntimeError, match="torch_cubin"):
             op(*call)
         assert_same(launch_of(driver, op, call), fresh, call)
+
+
+def test_an_address_may_be_of_any_multiple(driver) -> None:
+    """24 is no power of two, so that every bit of an address decides."""
+    contract = several_kernels()
+    contract["kernels"][0]["requires"][0]["multiple_of"] = 24
+    op = op_of(contract)
+    blocks, kept = [], []
+    for offset in (*range(12), *range(12)):
+        x = tensors.strided((2, 3), (3, 1), offset=offset)
+        kept.append(x)  # so that the next one lies elsewhere
+        launch = launch_of(driver, op, (x, None, 1, None, 0.5, True, "relu"))
+        assert (launch["block"][0] == 32) == (x.data_ptr() % 24 == 0), offset
+        blocks.append(launch["block"][0])
+    assert len(set(blocks)) == 2

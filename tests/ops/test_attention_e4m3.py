@@ -170,6 +170,26 @@ def test_autocast_leaves_it_alone(device):
         assert torch.equal(flash_attention(**args), wanted)
 
 
+@pytest.mark.parametrize("changed", ["query", "key", "value"])
+def test_other_dtypes_beside_it_are_refused_under_autocast_too(changed, device):
+    """A cast would drop the factors."""
+    args = make(device)
+    args[changed] = args[changed].to(torch.bfloat16)
+    for enabled in (False, True):
+        autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=enabled)
+        with autocast, pytest.raises(RuntimeError, match=r"\[input\]"):
+            flash_attention(**args)
+
+
+@pytest.mark.parametrize("name", ["query and key", "value"])
+def test_no_columns_are_refused(name, device):
+    args = make(device)
+    for part in name.split(" and "):
+        args[part] = args[part][..., :0]
+    with pytest.raises(RuntimeError, match=r"\[input\]: .*has no columns"):
+        flash_attention(**args)
+
+
 @pytest.mark.parametrize("name", ["plain", "factors", "heads first", "packed, factors", "window"])
 def test_opcheck(name, device):
     args = make(device, **CASES[name])

@@ -1,7 +1,8 @@
 """Autocast: under torch.autocast the ops take their arguments in its dtype, as torch.matmul does.
 
 Beside a cache of keys and values they take them in the cache's dtype, since it is written to.
-Arguments of float8_e4m3fn stay what they are: nobody makes them but on purpose.
+Attention's arguments of float8 stay what they are: beside others they are an error, since a cast
+would drop the factors that belong to them. Products of float8 are cast, as torch's are.
 Kernels on the Autocast keys of all ops, because torch.library.register_autocast fixes one dtype at
 registration and fails on keyword arguments. float64 is left alone, as torch leaves it.
 """
@@ -50,12 +51,14 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     names = operators.argument_names(op)
     # Nothing is cast, but the op runs without the key, as the ATen ops of its CPU reference must.
     casts = raw_ops.E4M3 not in op.name()
+    attends = "attention" in op.name()
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = _dtype_of(dict(zip(names, args, strict=False)) | kwargs, device_type)
 
         def cast(name: str, value: Any) -> Any:
             kept = not casts or name in _KEPT or dispatch_keys.autocast_is_off()
+            kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
             return value if kept else _cast(value, device_type, dtype)
 
         with without_this_key():

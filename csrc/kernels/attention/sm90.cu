@@ -231,8 +231,10 @@ struct Consumer {
     begin_turn();
     end_turn();
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
+    __syncwarp();  // one lane releases for all, which elsewhere a product stands before
     release(shared + C::kKEmpty + 8 * slot(step));
     barrier_wait(shared + C::kVFull + 8 * slot(step), phase(step));
+    __syncwarp();
     release(shared + C::kVEmpty + 8 * slot(step));
     ++step;
   }

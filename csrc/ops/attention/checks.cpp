@@ -187,6 +187,10 @@ void check_e4m3(const char* op, const AttentionShape& shape, const Argument (&al
     fail({"input", argument_text(op, each.name), "has a wrong rank for float8_e4m3fn",
           "(batch, heads, rows, head_dim)", each.view->shape_text(), ""});
   }
+  if (shape.head_dim == 0 || shape.head_dim_v == 0) {
+    fail({"input", argument_text(op, shape.head_dim == 0 ? "query" : "value"), "has no columns",
+          "a head_dim of 1 to 256", "0", ""});
+  }
   for (const Argument& each : {all[1], all[2]}) {
     const int64_t heads = each.view->sizes[1];
     const bool batch = shape.packed || each.view->sizes[0] == query.sizes[0];

@@ -17,6 +17,7 @@ constexpr const char* kE4m3ValuesKind = "sm90_e4m3_values";
 constexpr const char* kE4m3OrderKind = "sm90_e4m3_order";
 constexpr int64_t kE4m3QueryRows = 64;  // of a box: those of a warpgroup
 constexpr int64_t kE4m3MostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
+constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
 constexpr int64_t kValuesGroup = 16;       // keys whose order is one pattern
 constexpr int64_t kValuesThreadGroup = 8;  // threads that write neighbouring groups
 constexpr int kE4m3RowsTogether = 32768;   // as in sm90.cpp
@@ -131,6 +132,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const int64_t kv_heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
     const int64_t granule = rows.packed ? row.columns : kValuesGroup;
     const int64_t keys = (ceil_div(rows.k, granule) + (rows.packed ? rows.sequences : 0)) * granule;
+    check_blocks(keys, kMostKeys, "keys with room between sequences");
     const int64_t columns = all.head_dim_v, words = columns / 4;
     Workspace memory(device_, batch * kv_heads * columns * keys);
 
