@@ -3,6 +3,8 @@
 Each is a function that returns a JSON object, printed as the last line of output; what it should
 say is asserted by the test that carries the `child` marker. Nothing is imported at the top but
 the standard library and torch, because several scenarios test the import and the first use.
+
+The file is long because it is a list: no scenario knows of another, and each is begun by its name.
 """
 
 from __future__ import annotations

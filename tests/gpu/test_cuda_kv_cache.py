@@ -81,6 +81,13 @@ def test_random_calls(first):
         compare(kv_cache_cases.random_case(random.Random(seed), DEVICE), f"seed {seed}")
 
 
+@pytest.mark.parametrize("offset", [1, 4, 8])
+def test_queries_and_new_rows_at_any_address(offset):
+    """Kernels copy 16 bytes at once, which needs addresses that are multiples of 16."""
+    torch.manual_seed(offset)
+    compare(kv_cache_cases.at_odd_addresses(offset, DEVICE), offset)
+
+
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_a_captured_step_follows_lengths_that_change(page_size):
     """A graph of one step writes, reads and advances the lengths; each replay is the next token."""

@@ -259,6 +259,20 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def at_odd_addresses(offset: int, device: str) -> dict[str, Any]:
+    """A call whose contiguous tensors begin so many elements behind an aligned address.
+
+    A part of a larger tensor may begin anywhere.
+    """
+    args = make(device, lengths=[3, 40, 60], new=2, rows=2, rotary_dim=32, causal=True)
+    for name in ("q", "k", "v", "rotary_cos", "rotary_sin"):
+        value = args[name]
+        memory = torch.full((value.numel() + 16,), torch.nan, dtype=value.dtype, device=device)
+        args[name] = memory[offset : offset + value.numel()].view_as(value).copy_(value)
+        assert args[name].is_contiguous()
+    return args
+
+
 def random_case(generator: random.Random, device: str) -> dict[str, Any]:
     """Any options together."""
     pick = generator.choice

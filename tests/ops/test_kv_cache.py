@@ -372,14 +372,7 @@ def test_refused(case, fake):
 
 @pytest.mark.parametrize("offset", [1, 4, 8])
 def test_queries_and_new_rows_at_any_address(offset, device):
-    """Contiguous ones, too: a part of a tensor may begin anywhere."""
-    args = make(device, lengths=[3, 40, 60], new=2, rows=2, rotary_dim=32, causal=True)
-    for name in ("q", "k", "v", "rotary_cos", "rotary_sin"):
-        value = args[name]
-        memory = torch.full((value.numel() + 16,), torch.nan, dtype=value.dtype, device=device)
-        args[name] = memory[offset : offset + value.numel()].view_as(value).copy_(value)
-        assert args[name].is_contiguous()
-    check(args)
+    check(kv_cache_cases.at_odd_addresses(offset, device))
 
 
 SHARED = {
