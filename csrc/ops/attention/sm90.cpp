@@ -19,6 +19,7 @@ constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
 // Of packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
 constexpr int kPackedRowsTogether = 32768;
 constexpr const char* kGeneralKind = "sm90_general";
+constexpr const char* kMaskedKind = "sm90_masked";
 constexpr const char* kOrderKind = "sm90_order";
 constexpr const char* kMaskKind = "sm90_mask";
 constexpr double kLog2e = 1.4426950408889634;
@@ -34,7 +35,8 @@ class Sm90Forward : public AttentionForwardKernels {
         continue;
       }
       const AttentionRow row(*kernel, device);
-      rows_[row.dtype][row.variant].push_back(row);
+      if (kind != kMaskedKind) rows_[row.dtype][row.variant].push_back(row);
+      if (kind != "sm90") masked_[row.dtype].push_back(row);
     }
   }
 
@@ -73,7 +75,8 @@ class Sm90Forward : public AttentionForwardKernels {
     *time = std::numeric_limits<double>::infinity();
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return nullptr;
-    const AttentionRows& rows = rows_[dtype][problem.variant];
+    const bool only_masked = problem.mask == kBoolMask && problem.score_variant == kFull;
+    const AttentionRows& rows = only_masked ? masked_[dtype] : rows_[dtype][problem.variant];
     const AttentionRow* fits = narrowest(rows, std::max(problem.head_dim, problem.head_dim_v));
     if (fits == nullptr) return nullptr;
     const AttentionRow* best = nullptr;
@@ -178,13 +181,14 @@ class Sm90Forward : public AttentionForwardKernels {
   const Device& device_;
   int64_t blocks_;
   AttentionRows rows_[kAttendDtypes][kAttentionVariants];
+  AttentionRows masked_[kAttendDtypes];  // for calls with a boolean mask and no other option
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
 };
 
 class Sm90AttentionSeam : public AttentionSeam {
  public:
-  Sm90AttentionSeam() : AttentionSeam({"sm90", kGeneralKind, kOrderKind, kMaskKind}) {}
+  Sm90AttentionSeam() : AttentionSeam({"sm90", kGeneralKind, kMaskedKind, kOrderKind, kMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kOrderKind) {
@@ -197,11 +201,12 @@ class Sm90AttentionSeam : public AttentionSeam {
     }
     check_params(kernel.entry(), "attention/sm90", sizeof(Sm90AttentionParams));
     const AttentionRow row(kernel, Device());
-    const bool general = kernel.entry().kind == kGeneralKind;
-    check_sm90_row(row, general);
-    // sm90_mask.cu has room for such tiles.
-    if (general && (row.rows > 128 || row.columns > 128)) {
-      KernelFields(kernel).refuse("tile", "at most 128 queries and 128 keys");
+    const bool reads_masks = kernel.entry().kind != "sm90";
+    check_sm90_row(row, reads_masks);
+    if (reads_masks && (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
+      KernelFields(kernel).refuse("tile", "at most " + std::to_string(kMaskTileRows) +
+                                              " queries and " + std::to_string(kMaskTileColumns) +
+                                              " keys");
     }
   }
 
