@@ -74,6 +74,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_TILE_K": kernel.head_dim,
         "TC_Q_SLOTS": kernel.q_slots,
         "TC_STAGES": kernel.stages,
+        "TC_MASKED": 0,
         "TC_GENERAL": 0,
         "TC_PING_PONG": int(kernel.ping_pong),
         "TC_THREADS": 128 * (kernel.groups + 1),
