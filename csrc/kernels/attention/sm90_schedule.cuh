@@ -155,8 +155,8 @@ TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
 
 // Run by one whole warp. Every block makes the same list, and takes its own part of it. Of packed
 // sequences sm90_order.cu has made the list, and each block takes the next tile when it needs one, as it
-// does where a mask decides how long a tile takes.
-template <int kRows, int kTileN, bool kMasked>
+// does where there is a kernel before this one that can make `next` 0 (kTakesNext).
+template <int kRows, int kTileN, bool kTakesNext>
 class AttentionSchedule {
  public:
   // Reads nothing of global memory.
@@ -181,7 +181,7 @@ class AttentionSchedule {
   TC_DEVICE bool next(TilePlace& tile) {
     if (p_.order != nullptr) return take(tile);
     if (takes_next()) {
-      int number = take_number(p_.mask.next);
+      int number = take_number(p_.next);
       if (number >= total_) return false;
       Place place = locate(number);
       set(tile, place.query, place.first_head + place.head);
@@ -261,7 +261,7 @@ class AttentionSchedule {
     tile = {query, head_of_all - batch * p_.heads, batch};
   }
 
-  TC_DEVICE bool takes_next() const { return kMasked && p_.mask.words != nullptr; }
+  TC_DEVICE bool takes_next() const { return kTakesNext && p_.next != nullptr; }
 
   static TC_DEVICE int take_number(int* next) {
     int number = 0;

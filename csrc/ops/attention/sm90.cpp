@@ -113,9 +113,10 @@ class Sm90Forward : public AttentionForwardKernels {
                       !std::isnormal(params.unit);
     if (params.has_rule) params.unit = static_cast<float>(kLog2e);
     std::optional<Workspace> mask;
-    if (all.mask != nullptr) lay_out_mask(all, row, params.mask, mask);
+    if (all.mask != nullptr) params.next = lay_out_mask(all, row, params.mask, mask);
     if (!packed) {
-      params.deal = mask ? sm90_heads_together(tiles) : sm90_deal(row, band, tiles, heads, blocks_);
+      params.deal =
+          mask ? sm90_heads_together(tiles, heads) : sm90_deal(row, band, tiles, heads, blocks_);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
       return;
     }
@@ -135,8 +136,8 @@ class Sm90Forward : public AttentionForwardKernels {
   }
 
   // Launches the kernel that lays out a boolean mask for `row`'s tiles, as many batches, heads and rows
-  // as it has.
-  void lay_out_mask(const AttentionParams& all, const AttentionRow& row, Sm90MaskTiles& out,
+  // as it has. Returns the counter of tiles that it makes 0.
+  int* lay_out_mask(const AttentionParams& all, const AttentionRow& row, Sm90MaskTiles& out,
                     std::optional<Workspace>& memory) const {
     const auto size = [&](int dim, int64_t all_of) {
       return all.mask_stride[dim] == 0 ? int64_t{1} : all_of;
@@ -168,7 +169,6 @@ class Sm90Forward : public AttentionForwardKernels {
     torch_cubin::launch(*mask_, {pairs * tiles * chunks}, device_, params);
     out.words = params.words;
     out.classes = reinterpret_cast<const unsigned*>(params.classes);
-    out.next = params.next;
     const int64_t class_line = classes / 4;
     out.word_stride[0] = batch == 1 ? 0 : heads * rows * line;
     out.word_stride[1] = heads == 1 ? 0 : rows * line;
@@ -176,6 +176,7 @@ class Sm90Forward : public AttentionForwardKernels {
     out.class_stride[0] = batch == 1 ? 0 : heads * tiles * class_line;
     out.class_stride[1] = heads == 1 ? 0 : tiles * class_line;
     out.class_stride[2] = rows == 1 ? 0 : class_line;
+    return params.next;
   }
 
   const Device& device_;

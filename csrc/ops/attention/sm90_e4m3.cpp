@@ -86,6 +86,11 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const Grid grid = {std::min(blocks_, tiles * heads)};
     if (!rows.packed) {
       params.deal = sm90_deal(row, band, tiles, heads, blocks_, 1);
+      if (params.deal == kInPairs || params.deal > 0) {
+        params.deal = sm90_heads_together(tiles, heads);
+      } else {
+        params.next = nullptr;
+      }
       torch_cubin::launch(*row.kernel, grid, device_, params);
       return;
     }
@@ -116,8 +121,13 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     for (const AttentionRow& row : rows_) {
       if (fits == nullptr || row.head_dim != fits->head_dim) continue;
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
-      const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
-                         sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
+      // Tiles of unlike length even out: each block takes the next one when it needs it.
+      const bool alike =
+          band.key_blocks(row, 0) == band.key_blocks(row, ceil_div(band.seqlen_q, row.rows) - 1);
+      const double each =
+          alike ? static_cast<double>(ceil_div(tiles, blocks_))
+                : std::max(1.0, static_cast<double>(tiles) / static_cast<double>(blocks_));
+      const double own = each * sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
       if (!(own < *time)) continue;
       *time = own;
       best = &row;
@@ -134,11 +144,14 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const int64_t keys = (ceil_div(rows.k, granule) + (rows.packed ? rows.sequences : 0)) * granule;
     check_blocks(keys, kMostKeys, "keys with room between sequences");
     const int64_t columns = all.head_dim_v, words = columns / 4;
-    Workspace memory(device_, batch * kv_heads * columns * keys);
+    const int64_t bytes = batch * kv_heads * columns * keys;  // a multiple of 16
+    Workspace memory(device_, bytes + static_cast<int64_t>(sizeof(int)));
+    params.next = reinterpret_cast<int*>(memory.data() + bytes);
 
     Sm90E4m3ValuesParams values{};
     values.v = static_cast<const unsigned char*>(all.v);
     values.out = reinterpret_cast<unsigned char*>(memory.data());
+    values.next = params.next;
     std::copy_n(all.v_stride, 3, values.stride);
     if (rows.packed) values.stride[0] = 0;
     values.cu_seqlens = all.cu_seqlens_k;
