@@ -93,24 +93,23 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
     int block = chunk * kMaskTileBlocks + of_chunk;
     u32 classes = 0;
     if (row < rows && block < p.blocks) {
-      u32 word[4] = {0, 0, 0, 0}, all = ~0u;
-      int count = p.columns - block * p.tile_columns;
+      u32 word[4] = {0, 0, 0, 0};
+      int visible = 0, count = min(p.columns - block * p.tile_columns, p.tile_columns);
 #pragma unroll 1
-      for (int piece = 0; piece < block_pieces; ++piece) {
-        u32 sixteen = bits[row][of_chunk * block_pieces + piece];
-        int exist = min(max(count - 16 * piece, 0), 16);
-        if (sixteen != (1u << exist) - 1) all = 0;
+      for (int piece = 0; piece < block_pieces; piece += 2) {
+        const u16* two = &bits[row][of_chunk * block_pieces + piece];
+        u32 keys = two[0] | (piece + 1 < block_pieces ? static_cast<u32>(two[1]) << 16 : 0);
+        visible += __popc(keys);
+        // Two bits of each byte, one behind the other: the product has them in its last byte.
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-          u32 four = (sixteen >> 2 * t & 3) | (sixteen >> (8 + 2 * t) & 3) << 2;
-          word[t] |= four << (4 * piece);
+          word[t] |= (keys >> 2 * t & 0x03030303u) * 0x01041040u >> 24 << 4 * piece;
         }
       }
       auto to =
           reinterpret_cast<uint4*>(p.words) + (pair * p.rows + first_row + row) * p.blocks + block;
       *to = make_uint4(word[0], word[1], word[2], word[3]);
-      u32 any = word[0] | word[1] | word[2] | word[3];
-      classes = ((any != 0 ? 1u : 0u) | (all == 0 ? 2u : 0u)) << 2 * of_chunk;
+      classes = ((visible != 0 ? 1u : 0u) | (visible != count ? 2u : 0u)) << 2 * of_chunk;
     }
     classes = __reduce_or_sync(~0u, classes);
     if (threadIdx.x % 32 == 0) atomicOr(&found, classes);

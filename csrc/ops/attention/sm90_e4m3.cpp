@@ -2,6 +2,7 @@
 // lengths and the band alone. sm90_e4m3_values.cu lays out the values before it; packed sequences take
 // sm90_order.cu, too.
 #include <algorithm>
+#include <cstdlib>
 
 #include "kernels/attention/sm90_e4m3_params.h"
 #include "kernels/attention/sm90_e4m3_values_params.h"
@@ -86,7 +87,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const Grid grid = {std::min(blocks_, tiles * heads)};
     if (!rows.packed) {
       params.deal = sm90_deal(row, band, tiles, heads, blocks_, 1);
-      if (params.deal == kInPairs || params.deal > 0) {
+      if ((params.deal == kInPairs || params.deal > 0) && sm90_tile_cycles(row, band) >= (getenv("TC_DYN") ? atof(getenv("TC_DYN")) : 0)) {
         params.deal = sm90_heads_together(tiles, heads);
       } else {
         params.next = nullptr;
