@@ -102,6 +102,40 @@ class KeyBlocks {
   u32 word_;
 };
 
+// A tile's blocks of keys as consumers of `masked` kernels learn of them: the first one from the tile, each
+// other one with the block before it from the thread that loads the keys, which has the time to look for it.
+class ToldKeyBlocks {
+ public:
+  int block;
+
+  ToldKeyBlocks() = default;
+  TC_DEVICE ToldKeyBlocks(const Sm90AttentionParams&, const MaskedTile& tile)
+      : block(tile.last_block), told_(tile.blocks == 1 ? kLast : 0) {
+    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) told_ |= kHasBits;
+  }
+
+  TC_DEVICE bool is_last() const { return (told_ & kLast) != 0; }
+  TC_DEVICE bool has_bits() const { return (told_ & kHasBits) != 0; }
+
+  TC_DEVICE void next(u32 told) {
+    told_ = told;
+    block = static_cast<int>(told & (kHasBits - 1));
+  }
+
+  // What next() is to be told after the block of `blocks`; of no meaning after the last one.
+  template <int kRows>
+  static TC_DEVICE u32 tell(KeyBlocks<kRows, true> blocks) {
+    if (blocks.is_last()) return 0;
+    blocks.next();
+    return static_cast<u32>(blocks.block) | (blocks.is_last() ? kLast : 0) |
+           (blocks.has_bits() ? kHasBits : 0);
+  }
+
+ private:
+  static constexpr u32 kHasBits = 1u << 30, kLast = 1u << 31;
+  u32 told_;
+};
+
 // What the schedule gives: the number of a tile among those of its sequence's queries.
 struct TilePlace {
   int query, head, batch;

@@ -115,8 +115,7 @@ class Sm90Forward : public AttentionForwardKernels {
     std::optional<Workspace> mask;
     if (all.mask != nullptr) params.next = lay_out_mask(all, row, params.mask, mask);
     if (!packed) {
-      params.deal =
-          mask ? sm90_heads_together(tiles, heads) : sm90_deal(row, band, tiles, heads, blocks_);
+      params.deal = mask ? sm90_heads_together(tiles) : sm90_deal(row, band, tiles, heads, blocks_);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
       return;
     }

@@ -18,17 +18,15 @@ constexpr int64_t kBlocksOfHead = 8;
 
 }  // namespace
 
-int sm90_heads_together(int64_t tiles, int64_t heads) {
-  // Groups of heads of nearly one size: blocks that come to the end of a small one find only long tiles.
-  const int64_t groups = std::max<int64_t>(1, heads * tiles / kTilesTogether);
-  return static_cast<int>(ceil_div(heads, groups));
+int sm90_heads_together(int64_t tiles) {
+  return static_cast<int>(std::max<int64_t>(1, kTilesTogether / tiles));
 }
 
 int sm90_deal(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
               int64_t blocks, int64_t bytes) {
   const bool alike = band.key_blocks(row, 0) == band.key_blocks(row, tiles - 1);
   if (alike || tiles * heads <= blocks) return kInTurn;
-  if (sm90_tile_cycles(row, band) >= kWorthBalancing) return sm90_heads_together(tiles, heads);
+  if (sm90_tile_cycles(row, band) >= kWorthBalancing) return sm90_heads_together(tiles);
   // Of a window most tiles are about as long as the longest.
   const bool is_window = band.first > -kNoBound &&
                          8 * band.key_blocks(row, tiles / 2) >= 7 * band.key_blocks(row, tiles - 1);

@@ -31,7 +31,7 @@ struct Sm90Band {
   double average(const AttentionRow& row) const {
     const int64_t tiles = ceil_div(seqlen_q, row.rows);
     const auto at = [&](int64_t tile) { return static_cast<double>(key_blocks(row, tile)); };
-    return (at(0) + at((tiles - 1) / 2) + at(tiles / 2) + at(tiles - 1)) / 4;
+    return (at(0) + 2 * at(tiles / 2) + at(tiles - 1)) / 4;
   }
 };
 
@@ -40,8 +40,8 @@ inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band) {
   return band.average(row) * row.cost_tile + row.cost_fixed;
 }
 
-// A positive number for Sm90AttentionParams::deal: of so many `heads` of `tiles` each that share the L2 cache.
-int sm90_heads_together(int64_t tiles, int64_t heads);
+// A positive number for Sm90AttentionParams::deal: heads of `tiles` each that share the L2 cache.
+int sm90_heads_together(int64_t tiles);
 
 // Sm90AttentionParams::deal of `tiles` of each of `heads`, to `blocks`. `bytes`: of an element.
 int sm90_deal(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
