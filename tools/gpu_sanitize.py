@@ -1,7 +1,7 @@
 """Runs GPU tests under compute-sanitizer and counts what it finds in the kernels of this project.
 
     python tools/gpu_sanitize.py {initcheck,memcheck,synccheck} [--processes 12] [--seconds 600]
-                                 [--json FILE] [tests ...]
+                                 [--json FILE] [--output FILE] [tests ...]
 
 Without tests: all files of tests/gpu but those that are listed below, whose time is a compiler's or
 whose memory is all of the GPU's. PyTorch's caching allocator is off, so that each tensor is an
@@ -115,6 +115,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--output", type=Path, help="where pytest's output is kept: a line a test")
     options = parser.parse_args()
     tests = options.tests or default_tests()
     began = time.monotonic()
@@ -154,6 +155,8 @@ def main() -> int:
         ).most_common(10),
     }
     print(output[-1500:])
+    if options.output:
+        options.output.write_text(output)
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
