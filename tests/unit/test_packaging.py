@@ -472,7 +472,7 @@ def test_a_wheel_is_complete():
 def test_gpu_tests_run_side_by_side_where_they_can():
     tool = load_file("tools/gpu_tests.py")
     words = tool.command(16, True, ["-v"])
-    assert words[words.index("-n") + 1] == "12"
+    assert words[words.index("-n") + 1] == "14"
     assert words[-1] == "-v"
     # NOTE: loadgroup was seen to group nothing with pytest 9, without a word.
     assert words[words.index("--dist") + 1] == "loadfile"
