@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
       fill_all(p, false);
       fill_all(p, true);
     } else if (threadIdx.x == 0) {
-      p.order->count = 0;
+      p.order->next = p.order->count = 0;
       p.order->wrong_offsets = 1;
     }
   } else if (blockIdx.x == 0) {
