@@ -607,12 +607,7 @@ class SumRows {
       u32 word[4];
       pack(word, half, a);
       if (row < end_ && 32 * a + 8 * t < width_) {
-#ifdef TC_CS
-        __stcs(reinterpret_cast<uint4*>(to + 32 * a),
-               make_uint4(word[0], word[1], word[2], word[3]));
-#else
         *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
-#endif
       }
     }
   }
