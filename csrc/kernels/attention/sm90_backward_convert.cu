@@ -17,6 +17,7 @@ constexpr DType kDType = DType::TC_DTYPE;
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   wait_for_previous_kernel();
+  if (p.order != nullptr && p.order->wrong_offsets != 0) return;
   int octets = p.tile_rows / 8, panels = p.tile_columns / 64, here = octets * panels;
   u32 index = blockIdx.x * (TC_THREADS / 32) + threadIdx.x / 32;
   u32 tile = index / here;

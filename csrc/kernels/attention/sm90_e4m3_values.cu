@@ -27,9 +27,9 @@ TC_DEVICE Keys find_packed(const Sm90E4m3ValuesParams& p, int at) {
   }
   int begin = __ldg(p.cu_seqlens + low), end = __ldg(p.cu_seqlens + low + 1);
   int first = at - sm90::values_place(begin, low, p.granule);
-  // Offsets that are no offsets must not lead outside of v.
+  // Offsets that are none must not lead outside of v.
   begin = max(begin, 0);
-  int rows = min(min(end, p.total) - begin, p.seqlen);
+  int rows = min(max(0, min(end, p.total)) - begin, p.seqlen);
   return {tc_int64{begin} + first, first < 0 ? 0 : max(0, min(rows - first, 16))};
 }
 

@@ -158,7 +158,8 @@ class PortableKvCache : public KvCacheKernels {
     strides_of(TensorView(call.v_cache), {0, 2, 1}, p.v_stride);
     strides_of(TensorView(call.out), {0, 2, 1}, p.out_stride);
     p.group = static_cast<int>(shape.group());
-    p.seqlen_k = static_cast<int>(shape.capacity);
+    p.seqlen_k = p.total_k = static_cast<int>(shape.capacity);
+    p.total_q = p.seqlen_q;
     p.first = s.first;
     p.last = s.last;
     p.flags = kAttendBottomRight;
