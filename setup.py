@@ -326,7 +326,11 @@ def build_ext_class():
 
         def build_libraries(self, compilers: int) -> None:
             os.environ["MAX_JOBS"] = str(compilers)  # what PyTorch's build extension reads
-            super().run()
+            try:
+                super().run()
+            except RuntimeError as error:  # of ninja: what the compiler said is printed already
+                text = f"the C++ library is not built: {error}: above, behind 'FAILED:'"
+                raise SystemExit(f"\ntorch_cubin [file]: {text}\n") from None
             package = PACKAGE if self.inplace else Path(self.build_lib) / "torch_cubin"
             build_launch_extension(package / "_launch.abi3.so")
             units = Path(self.build_temp) / GENERATED.relative_to(ROOT) / "units"

@@ -115,6 +115,16 @@ def of_forward(device: str) -> dict:
         "rank of packed": (qkv, both, "wrong rank for packed sequences"),
         "mask of packed": (packed, {**both, "attn_mask": ones(6, 6, device=device)}, "a mask"),
         "heads of packed": ([rows, rows[:, :1], rows], both, "need no broadcasting"),
+        "rows of packed queries": (
+            [rows[:1].expand(2**31, -1, -1), rows, rows],
+            {**both, "max_seqlen_q": 5, "max_seqlen_k": 5},
+            "too many rows in its packed sequences",
+        ),
+        "rows of packed keys": (
+            [rows, *[rows[:1].expand(2**31 - 4, -1, -1)] * 2],
+            {**both, "max_seqlen_q": 5, "max_seqlen_k": 5},
+            "too many rows in its packed sequences",
+        ),
     }
 
 

@@ -110,7 +110,8 @@ class Builder:
         self.cache = cache
         self.include = os.path.relpath(sources, ROOT)
         self.digests: dict[pathlib.Path, str] = {}
-        self.sizes: dict[pathlib.Path, int] = {}  # of the structs that headers declare
+        self.headers: set[pathlib.Path] = set()  # of the kernels' parameters
+        self.sizes: dict[pathlib.Path, int] = {}  # of the structs that they declare
         self.sizes_lock = threading.Lock()
         self.main_checkout = None if cache.is_absolute() else main_checkout(ROOT)
 
@@ -237,21 +238,21 @@ class Builder:
         """Bytes of the struct that the header declares, as the compiler says."""
         with self.sizes_lock:
             if header not in self.sizes:
-                self.sizes[header] = self.probe_size(header)
+                self.sizes |= self.probe_sizes(sorted(self.headers | {header}))
             return self.sizes[header]
 
-    def probe_size(self, header: pathlib.Path) -> int:
-        output = self.cache / "params" / header.parent.name / f"{header.stem}.ptx"
-        probe, flags = cubin_facts.size_probe(header), " ".join(NVCC_FLAGS)
-        digest = kernel_table.source_digest(header)
-        key = kernel_table.digest(digest, probe, flags, self.tools.release)
+    def probe_sizes(self, headers: Sequence[pathlib.Path]) -> dict[pathlib.Path, int]:
+        output = self.cache / "params" / "sizes.ptx"
+        probe, flags = cubin_facts.size_probe(headers), " ".join(NVCC_FLAGS)
+        digests = map(kernel_table.source_digest, headers)
+        key = kernel_table.digest(*digests, probe, flags, self.tools.release)
         if not self.fresh(output, key):
             source = output.with_suffix(".cu")
             replace_file(ROOT / source, probe.encode())
             command = [self.tools.nvcc, *NVCC_FLAGS, f"-arch=compute_{PROBE_ARCH}"]
-            run([*command, "-I", self.include, "-o", output, source], f"'{header.name}'")
+            run([*command, "-I", self.include, "-o", output, source], "a header of parameters")
             self.finish(output, key)
-        return cubin_facts.probed_size((ROOT / output).read_text())
+        return cubin_facts.probed_sizes((ROOT / output).read_text(), headers)
 
     def entry(self, kernel: kernel_table.Kernel, arch: str) -> dict[str, Any]:
         """The manifest's entry of a finished cubin, checked."""
@@ -305,6 +306,7 @@ class Builder:
     ) -> list[dict[str, Any]]:
         """Makes what is out of date, in parallel, `other` beside it; the entries, in the order of
         `jobs`. The first error ends it, once what has been begun has ended."""
+        self.headers = {kernel_table.params_header(kernel.source) for kernel, _ in jobs}
         stale = [(kernel, arch) for kernel, arch in jobs if not self.cubin_fresh(kernel, arch)]
         if len(stale) < len(jobs):
             log(f"{len(jobs) - len(stale)} of {len(jobs)} cubins are up to date")
