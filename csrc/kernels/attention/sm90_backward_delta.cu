@@ -39,14 +39,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ticket = 0;
-  if (p.order != nullptr && p.order->wrong_offsets != 0) return;
   int blocks = p.tile_rows / Config::kTileM;  // of a tile
   u32 index = blockIdx.x / blocks;
   int within = blockIdx.x % blocks * Config::kTileM + threadIdx.x / kLanes;
+  bool wrong_offsets = has_wrong_offsets(p);
   QueryTile tile(p, index);
   Sm90Sequence sequence(p.lengths, tile.batch);
   int row = tile.tile * p.tile_rows + within, lane = threadIdx.x % kLanes;
-  if (tile.tile < 0 || tile.tile * p.tile_rows >= sequence.rows) return;
+  if (wrong_offsets || tile.tile < 0 || tile.tile * p.tile_rows >= sequence.rows) return;
   if (threadIdx.x == 0 && within == 0) p.turns[index] = 0;
   float sum = 0.0f, logsumexp = kInfinity;
   if (row < sequence.rows) {
