@@ -23,10 +23,10 @@ struct alignas(64) Sm90TensorMap {
 };
 
 enum Sm90Flags {
-  kSm90Batched = 1,    // tensor maps have 5 dims
+  kSm90Batched = 1,  // tensor maps have 5 dims
   // log2 of a cluster's blocks along N, which share A's tile: each loads an equal part for all of them.
-  kSm90AlongN = 1,     // at bits 1 and 2; along M, which share B's: kSm90AlongM
-  kSm90SplitPair = 8,  // cluster of 2, one tile, half of K each; at most one tile a cluster
+  kSm90AlongN = 1,       // at bits 1 and 2; along M, which share B's: kSm90AlongM
+  kSm90SplitPair = 8,    // cluster of 2, one tile, half of K each; at most one tile a cluster
   kSm90Serpentine = 16,  // K backwards in every other tile: what is in the L2 cache is used again
   kSm90GroupN = 32,      // the groups of the tile order run along N instead of M
   kSm90General = 64,     // the epilogue by way of shared memory, for what kSm90Finish does not take
@@ -40,7 +40,7 @@ enum Sm90Flags {
   // (not general) Bias, alpha and, in 16 bits, activation and addend are applied to the accumulators.
   // Bias and addend are then contiguous along columns and aligned to pairs; with an addend n is even.
   kSm90Finish = 1 << 16,
-  kSm90Activate = 1 << 17,  // there is more than a bias to finish
+  kSm90Activate = 1 << 17,  // (kSm90Finish) there is more to do than a bias and relu
   // (general) The outermost dim of the tiles' order is a split of K: each split's sums go to a matrix
   // of out of its own, out_batch_stride[0] apart.
   kSm90SplitK = 1 << 18,

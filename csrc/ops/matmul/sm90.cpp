@@ -28,7 +28,7 @@ constexpr int64_t kFewRows = 64;
 constexpr double kShareToCompare = 0.615, kShareOfFewRows = 0.64;
 // Of rows that are read by threads, beside kernels that read by elements and copies.
 constexpr double kShareOfReads = 0.8;
-constexpr int64_t kLargestCluster = 8;  // blocks
+constexpr int64_t kLargestCluster = 8;  // blocks; more are not portable
 constexpr int64_t kMostReadK = 128;     // where K is longer a copy is quicker
 
 // Of 1, 2, 4 or 8.
@@ -222,8 +222,9 @@ class Sm90Matmul : public MatmulKernels {
     out.flags |= p.activation << kSm90Activation;
     if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
 
+    const bool to_activate = p.activation != kActivationNone && p.activation != kActivationRelu;
+    if (to_activate || p.alpha != 1 || operands.addend != nullptr) out.flags |= kSm90Activate;
     if (to_finish && (stored_by_tma || (in_registers && out_bytes == 2))) out.flags |= kSm90Finish;
-    if (!sum_and_bias || getenv("KIT_LOOP") != nullptr) out.flags |= kSm90Activate;
     if (stored_by_tma) {
       const int64_t in_row = row.tile_n * out_bytes;
       const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;

@@ -33,7 +33,8 @@ constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
 // others: 64 x 4096 x 4096 with tiles of 128 x 64 took 19 us, 128 x 4096 x 4096 took 12.
 constexpr double kOutside = 1.13;
 // Clusters of four find room for fewer blocks than there are multiprocessors, since these come in groups of
-// 16 or 18: 30 of 33 on an H200. And more blocks wait for one another.
+// 16 or 18: 30 of 33 on an H200, and 15 of 16 of eight. And more blocks wait for one another: the timings of
+// eight do not tell these constants from those of four.
 constexpr int64_t kFoursOf = 11, kFoursFound = 10;
 constexpr double kFourCycles = 1.06, kFourFixed = 0.25;  // us
 // Where nearly all clusters of four that find room are needed and an eighth of their tiles lie outside,

@@ -35,10 +35,10 @@ struct Sm90Cluster {
   int64_t size() const { return splits_k ? 2 : of_a * of_b; }
 };
 constexpr Sm90Cluster kSm90Clusters[] = {
-    {"", 1, 1, false},           {" share_a", 2, 1, false}, {" share_b", 1, 2, false},
-    {" split_k", 1, 1, true},    {" share_both", 2, 2, false}, {" four_a", 4, 1, false},
-    {" four_b", 1, 4, false},    {" 2x4", 4, 2, false}, {" 4x2", 2, 4, false},
-    {" eight_a", 8, 1, false},   {" eight_b", 1, 8, false}};
+    {"", 1, 1, false},         {" share_a", 2, 1, false},    {" share_b", 1, 2, false},
+    {" split_k", 1, 1, true},  {" share_both", 2, 2, false}, {" four_a", 4, 1, false},
+    {" four_b", 1, 4, false},  {" 2x4", 4, 2, false},        {" 4x2", 2, 4, false},
+    {" eight_a", 8, 1, false}, {" eight_b", 1, 8, false}};
 
 struct Sm90Plan {
   const Sm90Row* row = nullptr;  // null: none takes the problem
