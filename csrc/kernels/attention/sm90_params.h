@@ -61,7 +61,8 @@ struct Sm90OrderPlace {
 struct Sm90Order {
   int next;                  // the tiles that have been taken, of all heads
   int count;                 // places, of one head
-  int unused[2];             // places begin at a multiple of 16 bytes
+  int wrong_offsets;         // cu_seqlens are no offsets of the tensors' rows: there are no places
+  int unused;                // places begin at a multiple of 16 bytes
   Sm90OrderPlace places[1];  // and more
 };
 

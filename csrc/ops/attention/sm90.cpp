@@ -124,10 +124,10 @@ class Sm90Forward : public AttentionForwardKernels {
     making.tile_columns = static_cast<int>(row.columns);
     making.rows_together = kPackedRowsTogether;
     making.logsumexp = all.logsumexp;
-    making.logsumexp_head = all.sums_stride;
+    making.logsumexp_head = all.total_q;
     making.rows_of_none[0] =
         sm90_rows_of_none(all.out, all.out_stride, all.heads, all.head_dim_v, false);
-    order.make(*order_, device_, all, operands, making);
+    order.make(*order_, device_, all, making);
     torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
   }
 

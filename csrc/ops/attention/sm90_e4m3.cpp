@@ -97,10 +97,10 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     making.tile_columns = static_cast<int>(row.columns);
     making.rows_together = kE4m3RowsTogether;
     making.logsumexp = logsumexp;
-    making.logsumexp_head = all.sums_stride;
+    making.logsumexp_head = all.total_q;
     making.rows_of_none[0] =
         sm90_rows_of_none(all.out, all.out_stride, all.heads, all.head_dim_v, false);
-    order.make(*order_, device_, all, operands, making);
+    order.make(*order_, device_, all, making);
     torch_cubin::launch(*row.kernel, grid, device_, params);
   }
 
@@ -170,7 +170,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     params.out = all.out;
     std::copy_n(all.out_stride, 3, params.out_stride);
     params.logsumexp_stride[0] = rows.packed ? 0 : tc_int64{all.heads} * all.seqlen_q;
-    params.logsumexp_stride[1] = rows.packed ? all.sums_stride : all.seqlen_q;
+    params.logsumexp_stride[1] = rows.packed ? all.total_q : all.seqlen_q;
     params.lengths = sm90_lengths(all);
     params.batch = all.batch;
     params.heads = all.heads;
