@@ -8,6 +8,7 @@
 namespace torch_cubin {
 namespace {
 
+constexpr int kPrefetchedTiles = 8;
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: a kind without variants
 
@@ -37,6 +38,7 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   head_dim = tile[2];
   slots = device.multiprocessors * fields.integer("blocks_per_multiprocessor", 1);
   dynamic_shared = entry.entry().dynamic_shared;
+  saturating = fields.integer("saturating_blocks", 2);
   const KernelFields cost = fields.object("cost");
   cost_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
@@ -55,15 +57,18 @@ void launch_combine(const AttentionRow& combine, const AttentionParams& params, 
   CombineParams p{};
   static_cast<AttentionParams&>(p) = params;
   p.warps_per_row = one_order || params.splits > 16 ? 8 : params.splits > 4 ? 4 : 1;
-  launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row), 1, device);
+  const int blocks_per_row = std::max(1, (params.head_dim_v + kCombinedColumns - 1) / kCombinedColumns);
+  launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row),
+                   blocks_per_row, device);
 }
 
 DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,
                          const Device& device) {
   DecodeSplit best;
   const int64_t multiprocessors = device.multiprocessors;
-  // Two blocks a multiprocessor saturate the memory of an H200, all in one wave; parts cost time to join.
-  const int64_t fewest = std::max<int64_t>(1, ceil_div(9 * 2 * multiprocessors, 10 * blocks));
+  // All in one wave; parts cost time to join.
+  const int64_t fewest =
+      std::max<int64_t>(1, ceil_div(9 * decode.saturating * multiprocessors, 10 * blocks));
   double best_score = -1;
   for (int64_t parts = fewest; parts <= std::min(2 * fewest, most); ++parts) {
     const int64_t all = blocks * parts;
@@ -81,9 +86,11 @@ DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t mos
   // Blocks of the kernel before may still hold some multiprocessors when these are dealt out, and the
   // others would get more than their share.
   const int64_t each = ceil_div(blocks * best.parts, multiprocessors);
-  const double share = each == 2 ? 0.375 : each == 3 ? 0.29 : 0;
+  const double share = each == 1 ? 0.52 : each == 2 ? 0.375 : each == 3 ? 0.29 : 0;
   const auto shared = static_cast<int64_t>(share * device.shared_optin) / 1024 * 1024;
   if (shared > decode.dynamic_shared) best.dynamic_shared = shared;
+  // Blocks of a second wave start after the kernel ahead has ended.
+  if (blocks * best.parts <= decode.slots) best.prefetched = kPrefetchedTiles;
   return best;
 }
 
@@ -91,6 +98,16 @@ const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim) {
   const AttentionRow* best = nullptr;
   for (const AttentionRow& row : rows) {
     if (row.head_dim >= head_dim && (best == nullptr || row.head_dim < best->head_dim)) best = &row;
+  }
+  return best;
+}
+
+const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
+                               const Device& device) {
+  const AttentionRow* best = narrowest(rows, head_dim);
+  if (best == nullptr || blocks > device.multiprocessors) return best;
+  for (const AttentionRow& row : rows) {
+    if (row.head_dim == best->head_dim && row.columns > best->columns) best = &row;
   }
   return best;
 }
