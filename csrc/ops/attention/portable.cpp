@@ -38,7 +38,7 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   head_dim = tile[2];
   slots = device.multiprocessors * fields.integer("blocks_per_multiprocessor", 1);
   dynamic_shared = entry.entry().dynamic_shared;
-  saturating = fields.integer("saturating_blocks", 2);
+  saturating = static_cast<int64_t>(fields.number("saturating_blocks", 1, 2));
   const KernelFields cost = fields.object("cost");
   cost_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
