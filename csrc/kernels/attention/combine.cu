@@ -138,7 +138,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
     }
   }
   if (exists && has_column) {
-    store4<kDType>(static_cast<Storage*>(p.out) + s.q_offset(p, p.out_stride, row) + column, joined);
+    store4<kDType>(static_cast<Storage*>(p.out) + s.q_offset(p, p.out_stride, row) + column,
+                   joined);
   }
 }
 

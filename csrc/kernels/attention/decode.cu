@@ -334,8 +334,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     int shift = p.flags & kAttendBottomRight ? s.columns - s.rows : 0;
     s.first = p.first == -kNoBound ? -kNoBound : p.first + shift;
     s.last = p.last == kNoBound ? kNoBound : p.last + shift;
-    of_cache.batch =
-        p.block_table != nullptr ? 0 : uniform(cached_batch<false>(p, s.batch));
+    of_cache.batch = p.block_table != nullptr ? 0 : uniform(cached_batch<false>(p, s.batch));
   }
   int packed = uniform(tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
   if (last_packed < packed) return;

@@ -109,8 +109,7 @@ TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache) {
   int shift = p.flags & kAttendBottomRight ? columns - p.seqlen_q : 0;
   int last_packed = min(first_packed + 16, p.seqlen_q * p.group) - 1;
   int begin = p.first == -kNoBound ? 0 : max(0, first_packed / p.group + p.first + shift);
-  int end =
-      p.last == kNoBound ? columns : min(columns, last_packed / p.group + p.last + shift + 1);
+  int end = p.last == kNoBound ? columns : min(columns, last_packed / p.group + p.last + shift + 1);
   auto part = Part<kTileN>::template of<true>(p, cache, begin, end);
   int tile = thread % 16;
   int column = part.begin + tile * kTileN + thread / 32 * 16;

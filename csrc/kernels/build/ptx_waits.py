@@ -9,8 +9,8 @@ It knows what is harmless, not what is harmful: an instruction that it does not 
 touch. Shared, local and constant memory, parameters, barriers of the block and the cluster, and a
 prefetch of a tensor map that is a parameter are harmless. So is a prefetch to L2: all reads and
 writes of the GPU pass through that cache, so what an earlier kernel still writes stays right. What
-to prefetch may stand in memory: `read_early` (ptx.cuh) reads it in a form that nothing else uses, and
-leaves no old copy of it in L1.
+to prefetch may stand in memory: `read_early` (ptx.cuh) reads it in a form that nothing else uses,
+and leaves no old copy of it in L1.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ void launch_combine(const AttentionRow& combine, const AttentionParams& params, 
   CombineParams p{};
   static_cast<AttentionParams&>(p) = params;
   p.warps_per_row = one_order || params.splits > 16 ? 8 : params.splits > 4 ? 4 : 1;
-  const int blocks_per_row = std::max(1, (params.head_dim_v + kCombinedColumns - 1) / kCombinedColumns);
+  const int blocks_per_row =
+      std::max(1, (params.head_dim_v + kCombinedColumns - 1) / kCombinedColumns);
   launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row),
                    blocks_per_row, device);
 }

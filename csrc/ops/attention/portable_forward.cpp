@@ -68,8 +68,9 @@ class PortableForward : public AttentionForwardKernels {
     if (chosen != nullptr) {
       details.blocks =
           ceil_div(problem.seqlen_q * problem.group(), chosen->rows) * problem.kv_heads;
-      const DecodeSplit wanted = split_decode(
-          *chosen, std::max<int64_t>(1, details.blocks * problem.batch), kMostCombinedParts, device_);
+      const DecodeSplit wanted =
+          split_decode(*chosen, std::max<int64_t>(1, details.blocks * problem.batch),
+                       kMostCombinedParts, device_);
       split(details, dtype, *chosen, problem, wanted.parts);
       details.dynamic_shared = wanted.dynamic_shared;
       if (!problem.packed) details.prefetched = wanted.prefetched;

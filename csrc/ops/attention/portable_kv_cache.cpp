@@ -81,10 +81,9 @@ class PortableKvCache : public KvCacheKernels {
     const AttentionRows& append_rows = shape.e4m3 ? append_e4m3_[dtype] : append_[dtype];
     if (combine_[dtype].empty() || append_rows.empty()) return false;
     const int64_t blocks = ceil_div(shape.seqlen_q * shape.group(), 16) * shape.kv_heads;
-    const AttentionRow* decode =
-        decode_row(shape.e4m3 ? decode_e4m3_ : decode_[dtype],
-                   std::max(shape.head_dim, shape.head_dim_v),
-                   batch_invariant() ? INT64_MAX : blocks * shape.batch, device_);
+    const AttentionRow* decode = decode_row(
+        shape.e4m3 ? decode_e4m3_ : decode_[dtype], std::max(shape.head_dim, shape.head_dim_v),
+        batch_invariant() ? INT64_MAX : blocks * shape.batch, device_);
     if (decode == nullptr) return false;
     Tensor q = call.q;
     if (call.k) append(call, *append_rows[0].kernel, q);
@@ -195,8 +194,9 @@ class PortableKvCache : public KvCacheKernels {
                                                     shape.capacity > 0 && p.sinks ? 2 : 1));
       return -1;
     }
-    const DecodeSplit wanted = split_decode(decode, std::max<int64_t>(1, tiles * shape.batch),
-                                            std::min<int64_t>(kMostCombinedParts, longest), device_);
+    const DecodeSplit wanted =
+        split_decode(decode, std::max<int64_t>(1, tiles * shape.batch),
+                     std::min<int64_t>(kMostCombinedParts, longest), device_);
     p.splits = static_cast<int>(wanted.parts);
     p.prefetched = wanted.prefetched;
     // A little less than equal lengths need, so that rounding gives them all of the parts.
