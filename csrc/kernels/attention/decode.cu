@@ -317,17 +317,16 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   __shared__ float2 statistics[kWarps][16];  // reference and sum
 
   const bool cache = Config::kE4m3 || p.cache;
-  launch_next_grid();
-#if __CUDA_ARCH__ >= 900
-  // NOTE: with it ptxas 13.0 spills 100 to 190 bytes of the others.
+  BlockPlace place(p);
+#if __CUDA_ARCH__ >= 900  // others start no kernel early
+  // NOTE: with it ptxas 13.0 spills 100 to 190 bytes of the other kernels.
   if constexpr (Config::kTileK <= 128 && !Config::kE4m3) {
-    prefetch_part<Config::kTileN, kElement>(p, cache);
+    prefetch_part<Config::kTileN, kElement>(p, cache, place);
   }
 #endif
-  wait_for_previous_grid();
+  wait_for_previous_kernel();
 
-  auto [batch, kv_head, tile] = BlockPlace(p, blockIdx.x);
-  Sequence s(p, uniform(batch), uniform(kv_head) * p.group);
+  Sequence s(p, uniform(place.batch), uniform(place.kv_head) * p.group);
   Sequence of_cache = s;  // as the cache has it
   if (cache) {
     s.columns = uniform(cached_columns<false>(p, s.batch));
@@ -336,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     s.last = p.last == kNoBound ? kNoBound : p.last + shift;
     of_cache.batch = p.block_table != nullptr ? 0 : uniform(cached_batch<false>(p, s.batch));
   }
-  int packed = uniform(tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
+  int packed = uniform(place.tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
   if (last_packed < packed) return;
   int first_row = packed / p.group, last_row = last_packed / p.group;
 

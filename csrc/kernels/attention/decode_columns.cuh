@@ -11,10 +11,10 @@ namespace torch_cubin {
 struct BlockPlace {
   u32 batch, kv_head, tile;
 
-  TC_DEVICE BlockPlace(const DecodeParams& p, u32 block) {
+  explicit TC_DEVICE BlockPlace(const DecodeParams& p) {
     u32 tiles = (static_cast<u32>(p.seqlen_q) * p.group + 15) / 16, kv_heads = p.heads / p.group;
-    u32 head = block / tiles;
-    tile = block - head * tiles;
+    u32 head = blockIdx.x / tiles;
+    tile = blockIdx.x - head * tiles;
     batch = head / kv_heads;
     kv_head = head - batch * kv_heads;
   }
@@ -84,47 +84,41 @@ struct Part {
   }
 };
 
-#if __CUDA_ARCH__ >= 900  // others start no kernel early
 // Has the L2 cache fetch the first p.prefetched tiles of this block, before the kernel ahead has ended:
-// keys and values stream from memory while that one ends and this one waits for it. Where the rows of all
-// heads lie together, 16 of them are one piece, of which the block of each head asks for its share: a
-// request for each row costs a block more time than it saves. Other layouts go without.
-// Lane l of a warp asks for the warp's columns of tile l % 16, of k below lane 16, else of v.
+// keys and values come from memory while that one ends and this one waits for it. Lane l of a warp asks
+// for row l % 16 of the warp's columns, of k below lane 16, else of v.
 template <int kTileN, int kElement>
-TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache) {
-  u32 block = blockIdx.x, thread = threadIdx.x;
-  asm volatile("" : "+r"(block), "+r"(thread));  // nothing of this is kept in registers for later
-  auto [batch, kv_head, row_tile] = BlockPlace(p, block);
-  int first_packed = row_tile * 16;
-  bool of_k = thread % 32 < 16;
-  tc_int64 outer_stride = of_k ? p.k_stride[0] : p.v_stride[0];
-  tc_int64 head_stride = of_k ? p.k_stride[1] : p.v_stride[1];
-  tc_int64 row_stride = of_k ? p.k_stride[2] : p.v_stride[2];
-  int head_columns = of_k ? p.head_dim : p.head_dim_v;
-  bool paged = cache && p.block_table != nullptr;
-  bool together = head_stride == head_columns && row_stride == p.heads / p.group * head_stride;
-  if (p.prefetched == 0 || (paged && p.page_size % 16 != 0)) return;
-
+TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache, const BlockPlace& place) {
+  if (p.prefetched == 0) return;
+  int batch = place.batch, first_packed = place.tile * 16;
+  int last_packed = min(first_packed + 16, p.seqlen_q * p.group) - 1;
   int columns = cache ? cached_columns<true>(p, batch) : p.seqlen_k;
   int shift = p.flags & kAttendBottomRight ? columns - p.seqlen_q : 0;
-  int last_packed = min(first_packed + 16, p.seqlen_q * p.group) - 1;
   int begin = p.first == -kNoBound ? 0 : max(0, first_packed / p.group + p.first + shift);
   int end = p.last == kNoBound ? columns : min(columns, last_packed / p.group + p.last + shift + 1);
   auto part = Part<kTileN>::template of<true>(p, cache, begin, end);
-  int tile = thread % 16;
-  int column = part.begin + tile * kTileN + thread / 32 * 16;
-  if (!together || tile >= p.prefetched || column + 16 > part.end) return;
 
+  bool of_k = threadIdx.x % 32 < 16, paged = cache && p.block_table != nullptr;
+  tc_int64 outer_stride = of_k ? p.k_stride[0] : p.v_stride[0];
+  tc_int64 head_stride = of_k ? p.k_stride[1] : p.v_stride[1];
+  tc_int64 row_stride = of_k ? p.k_stride[2] : p.v_stride[2];
+  int row_bytes = (of_k ? p.head_dim : p.head_dim_v) * kElement;
   tc_int64 outer = cache && !paged ? cached_batch<true>(p, batch) : batch;
-  if (paged) {
-    u32 page = read_early(p.block_table + batch * p.block_table_stride + column / p.page_size);
-    outer = min(page, p.pages - 1u);
-    column %= p.page_size;
+  int column = part.begin + threadIdx.x / 32 * 16 + threadIdx.x % 16;
+  end = min(part.end, column + p.prefetched * kTileN);
+#pragma unroll 1
+  for (; column < end; column += kTileN) {
+    int row = column;
+    if (paged) {
+      u32 page = read_early(p.block_table + batch * p.block_table_stride + column / p.page_size);
+      outer = min(page, p.pages - 1u);
+      row = column % p.page_size;
+    }
+    tc_int64 from = outer * outer_stride + place.kv_head * head_stride + row * row_stride;
+    for (int at = 0; at < row_bytes; at += 128) {
+      prefetch_l2(static_cast<const char*>(of_k ? p.k : p.v) + from * kElement + at);
+    }
   }
-  tc_int64 from = outer * outer_stride + column * row_stride + kv_head * 16 * head_columns;
-  prefetch_l2(static_cast<const char*>(of_k ? p.k : p.v) + from * kElement,
-              16 * head_columns * kElement);
 }
-#endif
 
 }  // namespace torch_cubin

@@ -60,12 +60,10 @@ TC_DEVICE int read_early(const int* at) {
   return value;
 }
 
-#if __CUDA_ARCH__ >= 900
-// Has the L2 cache fetch `bytes`, a multiple of 16 from a multiple of 16 on.
-TC_DEVICE void prefetch_l2(const void* global, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
+// Has the L2 cache fetch the 128 bytes around an address.
+TC_DEVICE void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
-#endif
 
 TC_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));

@@ -62,8 +62,8 @@ void launch_combine(const AttentionRow& combine, const AttentionParams& params, 
                     bool one_order, const Device& device);
 
 // The kernel for few queries of so wide heads, or null. `blocks`: of 16 rows, without a split. Of two for the
-// same head_dim the one with more columns a tile is for fewer blocks than multiprocessors: it fills one
-// alone, so that there are half as many parts to join.
+// same head_dim the one with more columns a tile is for blocks whose parts can be one for each of nearly all
+// multiprocessors: it fills one alone, so that there are half as many parts to join.
 const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
                                const Device& device);
 

@@ -81,9 +81,11 @@ class PortableKvCache : public KvCacheKernels {
     const AttentionRows& append_rows = shape.e4m3 ? append_e4m3_[dtype] : append_[dtype];
     if (combine_[dtype].empty() || append_rows.empty()) return false;
     const int64_t blocks = ceil_div(shape.seqlen_q * shape.group(), 16) * shape.kv_heads;
-    const AttentionRow* decode = decode_row(
-        shape.e4m3 ? decode_e4m3_ : decode_[dtype], std::max(shape.head_dim, shape.head_dim_v),
-        batch_invariant() ? INT64_MAX : blocks * shape.batch, device_);
+    // Pages keep the memory busier with two blocks a multiprocessor (measured: 2%).
+    const bool few_blocks = !batch_invariant() && !call.block_table;
+    const AttentionRow* decode = decode_row(shape.e4m3 ? decode_e4m3_ : decode_[dtype],
+                                            std::max(shape.head_dim, shape.head_dim_v),
+                                            few_blocks ? blocks * shape.batch : INT64_MAX, device_);
     if (decode == nullptr) return false;
     Tensor q = call.q;
     if (call.k) append(call, *append_rows[0].kernel, q);
