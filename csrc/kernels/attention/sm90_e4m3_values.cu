@@ -45,6 +45,7 @@ TC_DEVICE void transpose_bytes(u32 (&x)[4]) {
 extern "C" __global__ void __launch_bounds__(kThreads)
     TC_KERNEL(const __grid_constant__ Sm90E4m3ValuesParams p) {
   wait_for_previous_kernel();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
   // Eight neighbours write 128 bytes of a column.
   int words = p.columns / 4, index = blockIdx.x % p.blocks * (kThreads / 8) + threadIdx.x / 8;
   int row = blockIdx.x / p.blocks, batch = row / p.heads, head = row % p.heads;
