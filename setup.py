@@ -9,9 +9,10 @@ where it looks), no GPU. The library stands on PyTorch's stable ABI and links no
 nothing of Python, so one wheel, tagged py3-none-<platform>, serves every torch from TORCH_MIN on.
 
 Environment: TORCH_CUBIN_ARCHS (architectures of the kernels, or "all"; default: those of this
-machine's GPUs, all where there is none), MAX_JOBS (compilers at a time, default 2 for C++ and one
-more than processors for kernels), TORCH_CUBIN_SKIP_KERNELS=1 (leave torch_cubin/cubins as it is:
-only for work on the C++ in a checkout; a wheel made so holds whatever kernels lie there, or none).
+machine's GPUs, all where there is none), MAX_JOBS (compilers at a time, default one more than
+processors; half of them are for C++ until that is done), TORCH_CUBIN_SKIP_KERNELS=1 (leave
+torch_cubin/cubins as it is: only for work on the C++ in a checkout; a wheel made so holds whatever
+kernels lie there, or none).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from pathlib import Path
 
 import setuptools
@@ -65,7 +65,8 @@ def check_setuptools() -> None:
         )
 
 
-def check_torch() -> None:
+def check_torch(version: bool = True) -> None:
+    """That it is there; and its version, which takes seconds to import."""
     wanted = ".".join(map(str, TORCH_MIN))
     if importlib.util.find_spec("torch") is None:
         fail(
@@ -76,6 +77,8 @@ def check_torch() -> None:
             "Install torch, then build without isolation, so that the build sees it: "
             "pip install --no-build-isolation .",
         )
+    if not version:
+        return
     import torch
 
     found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -297,31 +300,42 @@ def build_ext_class():
 
     class BuildLibraryAndKernels(BuildExtension):
         def run(self) -> None:
-            # Kernels first: what is wrong with the CUDA compiler shows at once.
+            write_params_digests(kernel_build())
+            jobs = int(os.environ.get("MAX_JOBS") or 0)
             if os.environ.get("TORCH_CUBIN_SKIP_KERNELS") == "1":
                 print("torch_cubin: kernels left as they are (TORCH_CUBIN_SKIP_KERNELS=1)")
+                self.build_libraries(jobs or 2)  # a compiler takes up to 0.7 GB
             else:
-                self.build_kernels()
-            write_params_digests(kernel_build())
-            os.environ.setdefault("MAX_JOBS", "2")  # a compiler takes about 1 GB
-            super().run()
+                self.build_all(jobs)
+            if not self.inplace and (PACKAGE / "cubins" / "manifest.json").is_file():
+                # Not package_data: that is collected before the kernels are built.
+                copy_kernels(PACKAGE / "cubins", Path(self.build_lib) / "torch_cubin" / "cubins")
+
+        def build_all(self, jobs: int) -> None:
+            kernels = kernel_build()
+
+            def log(line: str) -> None:
+                print(line, flush=True)  # ninja writes beside it, to the same pipe
+
+            try:
+                archs = kernel_archs(kernels, log)
+                folder = PACKAGE / "cubins"
+                kernels.build_package(folder, archs, jobs, log, other=self.build_libraries)
+            except kernels.BuildError as error:
+                raise SystemExit(f"\n{error}\n") from None
+
+        def build_libraries(self, compilers: int) -> None:
+            os.environ["MAX_JOBS"] = str(compilers)  # what PyTorch's build extension reads
+            try:
+                super().run()
+            except RuntimeError as error:  # of ninja: what the compiler said is printed already
+                text = f"the C++ library is not built: {error}: above, behind 'FAILED:'"
+                raise SystemExit(f"\ntorch_cubin [file]: {text}\n") from None
             package = PACKAGE if self.inplace else Path(self.build_lib) / "torch_cubin"
             build_launch_extension(package / "_launch.abi3.so")
             units = Path(self.build_temp) / GENERATED.relative_to(ROOT) / "units"
             objects = [units / f"all_of_{name}.o" for name in WITHOUT_TORCH]
             build_cpp_library(objects, package / "lib")
-            if not self.inplace and (PACKAGE / "cubins" / "manifest.json").is_file():
-                # Not package_data: that is collected before the kernels are built.
-                copy_kernels(PACKAGE / "cubins", Path(self.build_lib) / "torch_cubin" / "cubins")
-
-        def build_kernels(self) -> None:
-            kernels = kernel_build()
-            try:
-                archs = kernel_archs(kernels)
-                jobs = int(os.environ.get("MAX_JOBS") or 0) or None
-                kernels.build_package(PACKAGE / "cubins", archs, jobs, print)
-            except kernels.BuildError as error:
-                raise SystemExit(f"\n{error}\n") from None
 
     return BuildLibraryAndKernels.with_options(no_python_abi_suffix=True)
 
@@ -337,26 +351,11 @@ def partial_build_number(manifest: Path) -> str | None:
     return "0" + "".join(archs).replace("_", "")
 
 
-def compress_best(wheel: Path) -> None:
-    """At zlib's best level in place of its default: 0.3 MB less of a complete wheel."""
-    part = wheel.with_name(f"{wheel.name}.part")
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w") as new:
-        for info in old.infolist():
-            new.writestr(info, old.read(info), zipfile.ZIP_DEFLATED, 9)
-    part.replace(wheel)
-
-
 def bdist_wheel_class():
     from setuptools.command.bdist_wheel import bdist_wheel
 
     class Wheel(bdist_wheel):
         """py3-none-<platform>: the library uses none of Python's C API, so any Python 3 will do."""
-
-        def run(self) -> None:
-            super().run()
-            for command, _, path in self.distribution.dist_files:
-                if command == "bdist_wheel":
-                    compress_best(Path(path))
 
         def get_tag(self) -> tuple[str, str, str]:
             # Asked for after the build, so that the kernels are those that the wheel holds.
@@ -375,7 +374,9 @@ class BinaryDistribution(Distribution):
 def main() -> None:
     check_setuptools()
     options = {}
-    if "sdist" not in sys.argv:  # the one command that needs no torch
+    if "dist_info" in sys.argv:  # what pip asks for first: the name and what is required
+        check_torch(version=False)
+    elif "sdist" not in sys.argv:  # the one command that needs no torch
         check_torch()
         options = {
             "ext_modules": [extension()],

@@ -49,7 +49,11 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 from gpu import record  # noqa: E402  (needs the path above)
 from preloaded import PreloadedPython  # noqa: E402
 
-_run = {"counts": Counter(), "fault_cases": Counter(), "deselected": 0, "complete": False}
+_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+# What the reports of this run say, the tests that have yet to report, and, in the process that
+# collects, whether it was asked for all of tests/gpu.
+_run = {"counts": Counter(), "fault_cases": Counter(), "waiting": set(), "deselected": 0}
+_run["whole"] = False
 
 
 @cache
@@ -98,7 +102,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = set((TESTS / "gpu").glob("test_*.py"))
     collected = {item.path for item in session.items}
     partial = _run["deselected"] or any("::" in argument for argument in session.config.args)
-    _run["complete"] = wanted <= collected and not partial
+    _run["whole"] = wanted <= collected and not partial
+    if not _WORKER and not session.config.option.collectonly:
+        _run["waiting"] = {item.nodeid for item in session.items}
     # The modules and tests live to the end. Without them a whole collection of garbage, which some
     # tests ask for at every step, takes a tenth of its time.
     gc.freeze()
@@ -118,9 +124,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(reason)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Says it with each report: a worker's last words may never arrive."""
+    report = yield
+    report.of_a_whole_run = _run["whole"]
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    """Every worker collects all tests; the process that hands them out collects none."""
+    _run["waiting"] = _run["waiting"] or set(ids)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if not (report.when == "call" or report.failed or report.skipped):
-        return
+    if report.when == "call" or report.failed or report.skipped:
+        _count(report)
+    if report.when == "teardown" and report.nodeid in _run["waiting"]:
+        _run["waiting"].remove(report.nodeid)
+        # Now, not at the run's end: that waits for the ends of all processes, and may be killed.
+        if not _run["waiting"] and report.of_a_whole_run and gpu_count():
+            record.write(ROOT, dict(_run["counts"]), dict(_run["fault_cases"]))
+
+
+def _count(report: pytest.TestReport) -> None:
     cases = [value for name, value in report.user_properties if name == "fault_case"]
     if cases and "TORCH_CUBIN_FAULT_CASES" in os.environ and not hasattr(report, "node"):
         line = {"cases": cases, "test": report.nodeid, "outcome": report.outcome}
@@ -132,25 +160,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _run["counts"][report.outcome] += 1
     if report.passed:
         _run["fault_cases"].update(cases)
-
-
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
-def pytest_testnodedown(node, error) -> None:
-    """Every worker collects all tests; the process that hands them out collects none."""
-    _run["complete"] = getattr(node, "workeroutput", {}).get("complete", False)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    options = session.config.option
-    if getattr(options, "collectonly", False):
-        return
-    if hasattr(session.config, "workerinput"):
-        session.config.workeroutput["complete"] = _run["complete"]
-        return
-    if _run["complete"] and finished and gpu_count():
-        record.write(ROOT, dict(_run["counts"]), dict(_run["fault_cases"]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,7 +1,8 @@
 """What the built library needs of the system it is loaded on, and the platform tag that follows.
 
     python tools/portability.py [torch_cubin/_C.so]     what it needs
-    python tools/portability.py --tag dist              gives the wheels of a folder their tag
+    python tools/portability.py --tag dist              gives the wheels of a folder their tag, as
+                                                        small as zlib can make them
 
 The tag manylinux_2_28 promises glibc 2.28 and the libstdc++ of GCC 8 (RHEL 8, Debian 10, Ubuntu
 18.10 and newer), the same as PyTorch's own wheels. A wheel gets it if its library needs no more;
@@ -74,6 +75,16 @@ def summary(library: Path) -> str:
     return ", ".join(f"{kind} {'.'.join(map(str, newest[kind]))}" for kind in sorted(newest))
 
 
+def compress_best(wheel: Path) -> None:
+    """At zlib's best level in place of its default: 0.3 MB less of a complete wheel, in 5 s more,
+    which an installation from source need not wait for."""
+    part = wheel.with_name(f"{wheel.name}.part")
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w") as new:
+        for info in old.infolist():
+            new.writestr(info, old.read(info), zipfile.ZIP_DEFLATED, 9)
+    part.replace(wheel)
+
+
 def tag(wheel: Path) -> Path:
     """Renames a wheel by what its library needs."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
@@ -98,6 +109,7 @@ def tag(wheel: Path) -> Path:
 def main() -> int:
     if sys.argv[1:2] == ["--tag"]:
         for wheel in sorted(Path(sys.argv[2]).glob("torch_cubin-*.whl")):
+            compress_best(wheel)
             tag(wheel)
         return 0
     library = Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY

@@ -74,6 +74,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_TILE_K": kernel.head_dim,
         "TC_Q_SLOTS": kernel.q_slots,
         "TC_STAGES": kernel.stages,
+        "TC_MASKED": 0,
         "TC_GENERAL": 0,
         "TC_PING_PONG": int(kernel.ping_pong),
         "TC_THREADS": 128 * (kernel.groups + 1),
@@ -90,7 +91,7 @@ def setup() -> None:
     class Params(ctypes.Structure):  # Sm90AttentionParams
         _fields_ = [
             ("maps", driver.TensorMap * 3),
-            *[(n, ctypes.c_void_p) for n in ("out", "logsumexp", "order")],
+            *[(n, ctypes.c_void_p) for n in ("out", "logsumexp", "order", "next")],
             ("out_stride", ctypes.c_int64 * 3),
             ("logsumexp_stride", ctypes.c_int64 * 2),
             ("lengths", Lengths),
@@ -116,7 +117,7 @@ class ScoreRule(ctypes.Structure):  # Sm90ScoreRule, of `general` kernels: none 
 
 class MaskTiles(ctypes.Structure):  # Sm90MaskTiles, of `general` kernels: none here
     _fields_ = [
-        *[(n, ctypes.c_void_p) for n in ("words", "classes", "next")],
+        *[(n, ctypes.c_void_p) for n in ("words", "classes")],
         ("word_stride", ctypes.c_int64 * 3),
         ("class_stride", ctypes.c_int64 * 3),
     ]

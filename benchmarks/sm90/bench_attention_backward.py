@@ -57,7 +57,8 @@ class Kernel:
         size += self.q_stages * (8 * self.rows + 4 + 4)
         size += self.q_stages * 8 * self.keys * -(-self.rows // 64)  # a mask's bits
         size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels + 16 * self.wide
-        return (size + 48 + 15) // 16 * 16 + 144
+        rows_out = 0 if self.wide else 8 * 8 * row  # of dk and dv, on their way out
+        return (size + 48 + 15) // 16 * 16 + 144 + rows_out
 
 
 def kernels() -> list[Kernel]:

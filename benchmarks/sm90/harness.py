@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 CUDA = ctypes.CDLL("libcuda.so.1")
-(BATCHED, SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL, BIAS_ROW, OUT_FLOAT,
- OUT_VECTOR, ADD_VECTOR, NO_SKEW) = (1 << i for i in range(12))  # fmt: skip
-FOUR = 1 << 17
+BATCHED = 1
+(SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL, BIAS_ROW, OUT_FLOAT, OUT_VECTOR, ADD_VECTOR,
+ NO_SKEW) = (1 << i for i in range(3, 12))  # fmt: skip
+ALONG_N, ALONG_M = 1, 21  # the first of two bits
 # Blocks of a cluster along M and along N.
 CLUSTERS = {
     "": (1, 1),
@@ -24,6 +25,10 @@ CLUSTERS = {
     "mn": (2, 2),
     "m4": (4, 1),
     "n4": (1, 4),
+    "2x4": (2, 4),
+    "4x2": (4, 2),
+    "m8": (8, 1),
+    "n8": (1, 8),
 }
 ACTIVATIONS = {None: 0, "relu": 1, "gelu_erf": 2, "gelu_tanh": 3, "silu": 4}
 
@@ -233,7 +238,7 @@ class Launch:
             workspace.need(2 * clusters * per_cluster * bm * bn)
             p.partial, p.counters = workspace.partial.data_ptr(), workspace.counters.data_ptr()
             assert p.stream_tiles * per_cluster * facts["consumers"] <= 4096
-        flags = SHARE_A * (cn > 1) | SHARE_B * (cm > 1) | FOUR * (4 in (cm, cn))
+        flags = (cn.bit_length() - 1) << ALONG_N | (cm.bit_length() - 1) << ALONG_M
         flags |= SPLIT_PAIR * (how.cluster == "k")
         flags |= BATCHED * batched | GROUP_N * how.group_n | SERPENTINE * how.serpentine
         flags |= NO_SKEW * (not how.skew)

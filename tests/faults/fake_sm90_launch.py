@@ -15,8 +15,10 @@ import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
-BATCHED, SHARE_A, SHARE_B, SPLIT_PAIR, SERPENTINE, GENERAL = 1, 2, 4, 8, 16, 64
-OUT_FLOAT, OUT_UNALIGNED, FINISH, FOUR = 1 << 8, 1 << 15, 1 << 16, 1 << 17
+BATCHED, SPLIT_PAIR, SERPENTINE, GENERAL = 1, 8, 16, 64
+ALONG_N, ALONG_M = 1, 21  # the first of two bits
+CLUSTER = 3 << ALONG_N | 3 << ALONG_M | SPLIT_PAIR
+OUT_FLOAT, OUT_UNALIGNED, FINISH, ACTIVATE = 1 << 8, 1 << 15, 1 << 16, 1 << 17
 SPLIT_K, READ_A, READ_B = 1 << 18, 1 << 19, 1 << 20
 
 
@@ -102,10 +104,9 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
     kernel = next(x for x in sm90 if x["name"] == launch["kernel"])
     assert kernel["layout"] == layout
     tile = kernel["tile"]
-    many = 4 if params.flags & FOUR else 2
-    per_m = many if params.flags & SHARE_B else 1
-    per_n = many if params.flags & SHARE_A else 1
-    assert per_m * per_n <= 4
+    per_m = 1 << (params.flags >> ALONG_M & 3)
+    per_n = 1 << (params.flags >> ALONG_N & 3)
+    assert per_m * per_n <= 8
     for index, (own, mn_major, size, parts) in enumerate(
         [(tile[0], layout[0] == "t", m, per_n), (tile[1], layout[1] == "n", n, per_m)]
     ):
@@ -132,22 +133,29 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
     assert read_map(params.maps[2])["dims"] == [n, m]
 
 
-def test_clusters_of_four_share_one_operand_or_both(driver, sm90) -> None:
-    """For these products they are what the model chooses."""
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+@pytest.mark.parametrize(
+    ("name", "along_m", "along_n"),
+    [("share_a", 1, 2), ("share_b", 2, 1), ("share_both", 2, 2), ("four_a", 1, 4), ("four_b", 4, 1),
+     ("2x4", 2, 4), ("4x2", 4, 2)],
+)  # fmt: skip
+def test_blocks_of_a_cluster_share_operands(
+    driver, sm90, layout: str, name: str, along_m: int, along_n: int
+) -> None:
+    m, n, k = 1000, 1096, 264
 
-    def multiply(m: int, n: int, k: int, along_k: bool) -> None:
+    def multiply() -> None:
         a = tensors.empty(m, k, dtype=torch.bfloat16)
-        b = tensors.strided((k, n), (1, k) if along_k else (n, 1), torch.bfloat16)
-        torch.ops.cubin._matmul(a, b)
+        b = tensors.strided((k, n), (1, k) if layout == "nt" else (n, 1), torch.bfloat16)
+        with measure.watching():
+            library.force_way(f"sm90 128x64 {name}")
+            torch.ops.cubin._matmul(a, b)
 
-    calls = [(504, 4744, 2856, False), (6112, 48, 6136, False), (536, 6136, 6992, False)]
-    found = launches_of(driver, [partial(multiply, *call) for call in calls])
-    both, four = SHARE_A | SHARE_B, FOUR
-    shared = [params.flags & (both | four) for _, params in found]
-    assert shared == [both, SHARE_B | four, SHARE_A | four]
-    for (launch, params), (m, n, k, along_k) in zip(found, calls, strict=True):
-        check_launch(sm90, "nt" if along_k else "nn", (m, n, k), launch, params)
-        assert launch["attributes"]["4"] == [4, 1, 1]
+    [(launch, params)] = launches_of(driver, [multiply])
+    assert launch["kernel"].endswith("_128x64")
+    assert 1 << (params.flags >> ALONG_M & 3) == along_m
+    assert 1 << (params.flags >> ALONG_N & 3) == along_n
+    check_launch(sm90, layout, (m, n, k), launch, params)
 
 
 @pytest.mark.parametrize("largest", [1, 2, 4])
@@ -209,7 +217,7 @@ def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:
     ):
         params = Params.from_buffer_copy(bytes.fromhex(launch["params"][0]))
         assert "64x64_read" in launch["kernel"]
-        assert params.flags & (READ_A | READ_B | SHARE_A | SHARE_B | SPLIT_PAIR) == flags
+        assert params.flags & (READ_A | READ_B | CLUSTER) == flags
         assert params.k == 61
         b_rows, b_columns = (203, 61) if layout == "nt" else (61, 203)
         for rows, address, pitch, count, columns in (

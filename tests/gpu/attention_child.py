@@ -294,6 +294,69 @@ def attention_tile(kind: str, tile: str) -> dict:
     return {"wrong": wrong, "calls": calls, "kernels": len(kernels), "unused": unused}
 
 
+LENGTHS = [300, 0, 129, 640, 31]  # of packed sequences
+
+
+def wrong_offsets() -> dict[str, list[int]]:
+    """What is no list of offsets of as many rows as LENGTHS have."""
+    right = [sum(LENGTHS[:i]) for i in range(len(LENGTHS) + 1)]
+    far, least = 2**31 - 1, -(2**31)
+    return {
+        "last past the end": [*right[:-1], right[-1] + 1],
+        "far past the end": [*right[:-2], 10**7, 2 * 10**7],
+        "all past the end": [x + 10**8 for x in right],
+        "below 0": [-128, *right[1:]],
+        "far below 0": [-(10**8), *right[1:]],
+        "falling": right[::-1],
+        "once falling": [0, 640, 129, 640, 429, 1100],
+        "tiles of two": [0, 400, 10, 410, 20, 420],
+        "extreme": [0, far, least, far, least, 5],
+        "the other way": [least, far, -1, far, least, far],
+    }
+
+
+def attention_wrong_offsets(dtype: str, head_dim: str, option: str) -> dict:
+    """Offsets that are none, of queries, of keys, and of both: every call comes to its end, faults
+    nowhere, and leaves calls behind it what they were."""
+    import torch_cubin  # noqa: F401
+
+    g = torch.Generator("cuda").manual_seed(5)
+    rows, at = sum(LENGTHS), torch.tensor([0, *LENGTHS], device="cuda").cumsum(0).int()
+    e4m3 = dtype == "float8_e4m3fn"
+    rule = {"softcap": 20.0} if option == "softcap" else {"is_causal": option == "causal"}
+    rule |= {} if e4m3 else {"enable_gqa": True}
+    forward = torch.ops.cubin.attention_forward_e4m3 if e4m3 else torch.ops.cubin.attention_forward
+    q, k, v, grad = (
+        torch.randn(rows, heads, int(head_dim), device="cuda", generator=g).to(
+            getattr(torch, dtype)
+        )
+        for heads in (4, 2, 2, 4)
+    )
+
+    def run(q_at: torch.Tensor, k_at: torch.Tensor) -> list[torch.Tensor]:
+        named = {"cu_seqlens_q": q_at, "cu_seqlens_k": k_at, **rule}
+        out, logsumexp = forward(q, k, v, **named)
+        if e4m3:
+            return [out, logsumexp]
+        grads = torch.ops.cubin.attention_backward(grad, q, k, v, out, logsumexp, **named)
+        return [out, logsumexp, *grads]
+
+    def same(ours: list[torch.Tensor]) -> bool:
+        return all(torch.equal(x, y) for x, y in zip(ours, right, strict=True))
+
+    right, not_nan, changed = run(at, at), [], []
+    for name, offsets in wrong_offsets().items():
+        wrong = torch.tensor(offsets, device="cuda").int()
+        for q_at, k_at in ((wrong, at), (at, wrong), (wrong, wrong)):
+            results = run(q_at, k_at)
+            torch.cuda.synchronize()
+            if not all(bool(x.isnan().all()) for x in results):
+                not_nan.append(name)
+        if not same(run(at, at)):
+            changed.append(name)
+    return {"not_nan": not_nan, "changed": changed, "sane": bool(right[0].isfinite().all())}
+
+
 def attention_options(name: str, seed: str) -> dict:
     """Random calls with every option (test_cuda_attention_options.py), by the kernels for Hopper
     wherever they take a call: how quick they are does not count here."""

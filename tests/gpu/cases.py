@@ -159,6 +159,12 @@ class Case:
     bias_layout: Layout
     integers: bool
 
+    def has_equal_terms(self) -> bool:
+        """Whether both operands repeat one value along K: all terms of a sum are the same."""
+        b_dims = len(self.b_shape)
+        b_k = b_dims - 1 if self.op == "linear" or b_dims == 1 else b_dims - 2
+        return len(self.a_shape) - 1 in self.a_layout.expand and b_k in self.b_layout.expand
+
 
 def _size(r: random.Random, sizes: Sequence[int]) -> int:
     return 0 if r.random() < 0.03 else r.choice(sizes)

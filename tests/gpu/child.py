@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -583,6 +584,16 @@ def order(kind: str, name: str) -> dict:
     torch.cuda.synchronize()
     loaded = {entry["name"] for entry in library.catalog()["loaded"]}
     return {"bits": bits, "kernels": len(loaded)}
+
+
+def your_own_kernel() -> dict:
+    """Every step of docs/your_own_kernel.md; how many of each kind ran."""
+    import tempfile
+
+    import tutorial
+
+    with tempfile.TemporaryDirectory() as folder:
+        return tutorial.run(Path(folder), gpu=True)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import faulthandler
 import gc
+import itertools
 import os
 
 import pytest
 import torch
+from _pytest.skipping import evaluate_skip_marks
 from gpu import run_child
 
 # Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
@@ -20,11 +22,11 @@ _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = 
 # Files that take longest, by their set-up or their child processes: with several processes they are
 # begun first.
 _SLOW_FILES = (
-    *("sanitizer", "aoti", "cpp", "tutorial", "attention_sm90_options", "attention_sm90"),
-    *("define_op_torch", "capture", "precision", "sm90", "tuning", "attention_differential"),
-    *("loading", "producers", "attention_sm90_packed", "numerics", "attention_numerics"),
-    *("attention_semantics", "attention_options", "faults", "torch", "examples"),
-    *("attention_determinism", "batch_invariant", "define_op", "sm90_skinny"),
+    *("sanitizer", "examples", "cpp", "attention_sm90_options", "attention_sm90", "producers"),
+    *("aoti", "define_op_torch", "attention_options", "precision", "sm90", "numerics"),
+    *("attention_sm90_packed", "attention_differential", "capture", "loading", "tuning"),
+    *("unaligned", "attention_numerics", "attention_semantics", "epilogue", "kv_cache", "faults"),
+    *("torch", "attention_determinism", "batch_invariant", "define_op", "sm90_skinny"),
 )
 
 
@@ -38,16 +40,27 @@ def _begins(item: pytest.Item) -> int:
     return _SLOW_FILES.index(name) if name in _SLOW_FILES else len(_SLOW_FILES)
 
 
+def _waits(item: pytest.Item) -> bool:
+    return item.get_closest_marker("child") is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts the tests in the order in which little waits.
 
-    In one process, tests that wait for child processes come last: the children run while the others
-    do. In several, every file's children are started with its first test.
+    Tests that wait for child processes come late: the children run while the others do. In several
+    processes every file's children are started with its first test, and come before its last two
+    other tests: with two tests left a process is given its next file, which waits for them.
     """
-    if _is_worker(config):
-        items.sort(key=_begins)
-    else:
-        items.sort(key=lambda item: item.get_closest_marker("child") is not None)
+    if not _is_worker(config):
+        items.sort(key=_waits)
+        return
+    items.sort(key=_begins)
+    for _, tests in itertools.groupby(list(items), key=lambda item: item.path):
+        tests = list(tests)
+        others = [test for test in tests if not _waits(test)]
+        waiting = [test for test in tests if _waits(test)]
+        at = items.index(tests[0])
+        items[at : at + len(tests)] = [*others[:-2], *waiting, *others[-2:]]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -138,8 +151,13 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
 
 
 def _start_children(items: list[pytest.Item]) -> None:
-    """Starts the child processes of all these tests: each costs seconds, most of it import."""
+    """Starts the child processes of these tests, each of which costs seconds, most of it import.
+
+    Not those of tests that are skipped: under a sanitizer they take minutes.
+    """
     for item in items:
+        if evaluate_skip_marks(item) is not None:
+            continue
         for marker in item.iter_markers("child"):
             if marker.args not in _children:
                 _children[marker.args] = _pool.submit(run_child.run, *marker.args)

@@ -223,6 +223,44 @@ def test_no_sequence_at_all(nan_memory) -> None:
     assert bool((lse == -math.inf).all())
 
 
+def check_wrong_offsets(child, is_nan: bool) -> None:
+    answer = child.check()
+    assert answer["sane"]
+    assert answer["changed"] == []
+    if is_nan:
+        assert answer["not_nan"] == []
+
+
+@pytest.mark.child("attention_wrong_offsets", "bfloat16", "64", "causal")
+def test_wrong_offsets_64(child) -> None:
+    check_wrong_offsets(child, True)
+
+
+@pytest.mark.child("attention_wrong_offsets", "float16", "128", "softcap")
+def test_wrong_offsets_128(child) -> None:
+    check_wrong_offsets(child, True)
+
+
+@pytest.mark.child("attention_wrong_offsets", "bfloat16", "256", "full")
+def test_wrong_offsets_256(child) -> None:
+    check_wrong_offsets(child, True)
+
+
+@pytest.mark.child("attention_wrong_offsets", "float8_e4m3fn", "128", "causal")
+def test_wrong_offsets_e4m3(child) -> None:
+    check_wrong_offsets(child, True)
+
+
+@pytest.mark.child("attention_wrong_offsets", "float32", "128", "causal")
+def test_wrong_offsets_float32(child) -> None:
+    check_wrong_offsets(child, False)
+
+
+@pytest.mark.child("attention_wrong_offsets", "bfloat16", "256", "softcap")
+def test_wrong_offsets_portable(child) -> None:
+    check_wrong_offsets(child, False)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_thousands_of_runs_have_the_same_bits(head_dim: int) -> None:
     """While another stream moves blocks in time: turns, and tiles that blocks take as they come."""

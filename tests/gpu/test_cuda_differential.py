@@ -35,12 +35,17 @@ def _inputs(case: cases.Case, dtype: torch.dtype, g: torch.Generator) -> list[to
     return inputs
 
 
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_random_calls_match_pytorch(mode: str, seed: int) -> None:
     rng = random.Random(f"{mode} {seed}")
     generator = torch.Generator("cuda").manual_seed(seed)
     differences: list[tuple[str, torch.Tensor]] = []
+    repeated: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     with cases.math_mode(mode) as dtype, torch.no_grad():
         judge = numerics.Judge(dtype)
         for index in range(CASES):
@@ -70,10 +75,23 @@ def test_random_calls_match_pytorch(mode: str, seed: int) -> None:
             reference = product(*inputs[:2])
             own = cases.peer(mode, own, reference, product, *inputs[:2])
             k = case.a_shape[-1]
+            if case.has_equal_terms() and reference.numel():
+                # Roundings of equal terms do not average out, as those in the pool do.
+                sums = torch.float64 if dtype == torch.float64 else torch.float32
+                relative = k * torch.finfo(sums).eps / 4 + torch.finfo(dtype).eps
+                limit = 2 * _largest(own - reference) + relative * _largest(reference)
+                repeated.append((label, _largest(out - reference), limit))
+                continue
             judge.add(label, out, own, reference, scale=math.sqrt(max(k, 1)))
         wrong = torch.stack([count for _, count in differences]).tolist()
         failures = [label for (label, _), count in zip(differences, wrong, strict=True) if count]
         assert not failures, "not exact:\n" + "\n".join(failures[:10])
+        broken = [
+            f"{label}: max error {error.item():.3e}, limit {limit.item():.3e}"
+            for label, error, limit in repeated
+            if not (error <= limit)
+        ]
+        assert not broken, "\n".join(broken)
         judge.finish()
 
 

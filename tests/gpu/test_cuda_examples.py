@@ -1,4 +1,5 @@
-"""The examples as a user runs them: each compares with PyTorch itself and exits with 0 if right."""
+"""The examples, and the tutorial's steps, as a user runs them: each compares with PyTorch itself;
+an example exits with 0 if right."""
 
 from __future__ import annotations
 
@@ -48,6 +49,14 @@ def test_example(name: str, monkeypatch, capfd) -> None:
     assert "right" in said
     for words in SAYS[name]:
         assert words in said, said
+
+
+@pytest.mark.child("your_own_kernel")
+def test_every_step_of_the_tutorial_runs(child) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the page compiles for compute capability 9.0")
+    assert child.check()["python gpu"] == 4
+    assert "expected float32" in child.output  # the refused call of step 3
 
 
 def test_no_example_is_forgotten() -> None:

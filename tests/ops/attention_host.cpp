@@ -199,7 +199,7 @@ struct Emulated {
     return row(static_cast<const T*>(p.v), p.v_stride, s.b, h / p.group, s.k0 + j);
   }
   int64_t index(const Sequence& s, int64_t h, int64_t i) const {
-    if (p.cu_seqlens_q != nullptr) return h * p.sums_stride + s.q0 + i;
+    if (p.cu_seqlens_q != nullptr) return h * p.total_q + s.q0 + i;
     return (s.b * p.heads + h) * p.seqlen_q + i;
   }
 

@@ -115,6 +115,16 @@ def of_forward(device: str) -> dict:
         "rank of packed": (qkv, both, "wrong rank for packed sequences"),
         "mask of packed": (packed, {**both, "attn_mask": ones(6, 6, device=device)}, "a mask"),
         "heads of packed": ([rows, rows[:, :1], rows], both, "need no broadcasting"),
+        "rows of packed queries": (
+            [rows[:1].expand(2**31, -1, -1), rows, rows],
+            {**both, "max_seqlen_q": 5, "max_seqlen_k": 5},
+            "too many rows in its packed sequences",
+        ),
+        "rows of packed keys": (
+            [rows, *[rows[:1].expand(2**31 - 4, -1, -1)] * 2],
+            {**both, "max_seqlen_q": 5, "max_seqlen_k": 5},
+            "too many rows in its packed sequences",
+        ),
     }
 
 
@@ -127,6 +137,23 @@ def test_mistakes_in_options(case, mode, device):
     assert part in text
     inputs = [arg.requires_grad_() for arg in args] if mode == "grad" else args
     assert call(mode, lambda *args: ops.attention_forward(*args, **options), *inputs) == text
+
+
+@pytest.mark.parametrize("which", ["cu_seqlens_q", "cu_seqlens_k"])
+@pytest.mark.parametrize(
+    "wrong", [[0, 2, 7], [-1, 2, 6], [0, 4, 2], [7, 7, 7], [0, 2**31 - 1, -(2**31)]], ids=str
+)
+def test_the_reference_refuses_what_are_no_offsets(wrong, which):
+    """On a GPU nobody reads them but the kernels, whose results are then NaN."""
+    rows, right = ones(6, 2, 8, device="cpu"), torch.tensor([0, 2, 6]).int()
+    options = {"cu_seqlens_q": right, "cu_seqlens_k": right, which: torch.tensor(wrong).int()}
+    grads = (rows, rows, rows, rows, rows, torch.zeros(2, 6))
+    for op, args in ((ops.attention_forward, grads[:3]), (ops.attention_backward, grads)):
+        text = call("no_grad", lambda *args, op=op: op(*args, **options), *args)
+        assert text.startswith(f"torch_cubin [input]: attention argument '{which}' is no list of")
+    eights = [rows.repeat(1, 1, 2).to(torch.float8_e4m3fn)] * 3
+    text = call("no_grad", lambda *args: ops.attention_forward_e4m3(*args, **options), *eights)
+    assert text.startswith(f"torch_cubin [input]: attention argument '{which}' is no list of")
 
 
 @pytest.mark.parametrize("mode", ["grad", "no_grad"])

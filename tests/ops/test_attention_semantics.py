@@ -198,6 +198,24 @@ def test_views_of_one_tensor(device):
     check([packed[:, :, 0].permute(0, 2, 3, 1)] * 3)  # columns are not innermost
 
 
+@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slopes_of_any_stride(dtype, batch, device):
+    """Of no batch, too, where a tensor counts as contiguous whatever its strides are."""
+    q, k, v = (torch.randn(batch, 4, 6, 8, dtype=dtype, device=device) for _ in range(3))
+    numbers = torch.rand(8, device=device)
+    for slopes in (
+        numbers[:1].expand(4),
+        numbers[::2],
+        numbers[:1].expand(3, 4)[:batch],
+        numbers.view(4, 2).t()[:1].expand(batch, 4),
+    ):
+        ours = torch.ops.cubin.attention_forward(q, k, v, alibi_slopes=slopes)
+        want = torch.ops.cubin.attention_forward(q, k, v, alibi_slopes=slopes.clone().contiguous())
+        for x, y in zip(ours, want, strict=True):
+            assert torch.equal(x, y)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logsumexp(dtype, device):
     for shapes in SHAPES:

@@ -347,6 +347,32 @@ WRONG = {
         },
         "shares memory",
     ),
+    # Views that read one row again and again: their product is 2^64.
+    "rows of pages": (
+        both_caches(bfloat16(1, 1, 2, 64).expand(1, 1 << 32, -1, -1))
+        | {"block_table": int32(2, 1).expand(2, 1 << 32)},
+        "too large",
+    ),
+    "length of pages": (
+        both_caches(bfloat16(1, 1, 2, 64).expand(1, 1 << 30, -1, -1))
+        | {"block_table": int32(2, 1).expand(2, 1 << 34)},
+        "too large",
+    ),
+    "pages": (
+        both_caches(bfloat16(1, 4, 2, 64).expand(1 << 31, -1, -1, -1))
+        | {"block_table": int32(2, 2)},
+        "k_cache' has a dimension that is too large",
+    ),
+    "sequences": (
+        both_caches(bfloat16(1, 4, 2, 64).expand(1 << 31, -1, -1, -1))
+        | {"cache_batch_idx": int32(2)},
+        "k_cache' has a dimension that is too large",
+    ),
+    "new rows": (
+        dict.fromkeys("kv", bfloat16(2, 1, 2, 64).expand(2, 1 << 31, -1, -1))
+        | {"cache_seqlens": int32(2)},
+        "'k' has a dimension that is too large",
+    ),
 }
 
 

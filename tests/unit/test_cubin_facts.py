@@ -83,7 +83,7 @@ def test_a_header_of_several_parameters_or_none_is_refused(tmp_path: Path) -> No
     ):
         header.write_text(text)
         with pytest.raises(BuildError, match=rf"'x_params.h' does not declare.*{got}"):
-            cubin_facts.size_probe(header)
+            cubin_facts.size_probe([header])
 
 
 # What Hopper kernels do, and more: each reads or writes memory of other kernels, or nobody knows.

@@ -115,9 +115,10 @@ class Package:
     def table(self, *entries: dict, source: str = SOURCE) -> None:
         (self.sources / "matmul" / "simt.cu").write_text(source + table(*entries))
 
-    def build(self, *archs: str) -> list[str]:
+    def build(self, *archs: str, jobs: int = 2, other=None) -> list[str]:
         lines: list[str] = []
-        build.build_package(self.out, archs, 2, lines.append, self.sources, self.cache, self.tools)
+        folders = (self.sources, self.cache)
+        build.build_package(self.out, archs, jobs, lines.append, *folders, self.tools, other)
         return lines
 
     def files(self) -> dict[str, bytes]:
@@ -372,6 +373,39 @@ def test_kernels_that_compile_only_one_by_one_are_refused(package: Package) -> N
     says = r"(?s)kernels of 'matmul/simt.cu' compile one by one but not together.*twice"
     with pytest.raises(BuildError, match=says):
         package.build("sm_80")
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_other_work_is_done_beside_the_kernels(package: Package, jobs: int) -> None:
+    """On half of the compilers; on all of them, where every cubin is up to date."""
+    given = []
+    lines = package.build("sm_80", "sm_90a", jobs=jobs, other=given.append)
+    assert lines[-2].startswith("[4/4] ")
+    assert given == [max(1, jobs // 2)]
+    lines = package.build("sm_80", "sm_90a", jobs=jobs, other=given.append)
+    assert lines[1] == "4 of 4 cubins are up to date"
+    assert given[1:] == [jobs]
+
+
+def test_the_first_error_ends_kernels_and_other_work(package: Package) -> None:
+    def fails(compilers: int) -> None:
+        raise RuntimeError("the C++ does not compile")
+
+    def runs(compilers: int) -> None:
+        ran.append(compilers)
+
+    package.table({"name": "k_{n}", "for": {"n": list("abcdefghijklmnopqrstuvwx")}})
+    with pytest.raises(RuntimeError, match=r"the C\+\+ does not compile"):
+        package.build("sm_80", jobs=1, other=fails)
+    cubins = list(package.cache.glob("sm_80/*.cubin"))
+    assert 0 < len(cubins) < 24, "the kernels ahead of it are there, those behind it are not"
+    assert not (package.out / "manifest.json").exists()
+
+    ran: list[int] = []
+    package.header("no C++")
+    with pytest.raises(BuildError, match="does not compile"):
+        package.build("sm_80", jobs=4, other=runs)
+    assert not ran, "nothing else is compiled with a CUDA compiler that does not work"
 
 
 def test_worktree_takes_what_its_main_checkout_has_built(

@@ -12,7 +12,7 @@ import torch
 import tutorial
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="a GPU is here: tests/gpu/test_cuda_tutorial.py runs it all"
+    torch.cuda.is_available(), reason="a GPU is here: tests/gpu/test_cuda_examples.py runs it all"
 )
 
 

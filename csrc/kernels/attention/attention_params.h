@@ -40,7 +40,7 @@ struct AttentionParams {
   const tc_int64* dropout_seed;  // on the device: one number
   const float* alibi_slopes;     // [heads] or [batch, heads]: score += -slope * |i + shift - j|
   const float* sinks;            // [heads]: a logit that joins every row's softmax, without a value
-  const int* cu_seqlens_q;       // null, or batch + 1 row offsets of packed sequences
+  const int* cu_seqlens_q;  // null, or batch + 1 row offsets of packed sequences; may hold anything
   const int* cu_seqlens_k;
   // Backward.
   const void* grad_out;
@@ -60,9 +60,9 @@ struct AttentionParams {
   tc_int64 dv_stride[3];
   tc_int64 mask_stride[4];  // batch, head, row, column
   tc_int64 alibi_stride;    // of a batch in alibi_slopes: 0 or heads
-  tc_int64 sums_stride;     // packed sequences: of a head in logsumexp and delta
   int batch, heads, group;
   int seqlen_q, seqlen_k;  // with cu_seqlens: the longest
+  int total_q, total_k;    // rows of the tensors; of packed sequences logsumexp is [head][total_q]
   int head_dim, head_dim_v;
   int first, last;
   int splits, columns_per_split;  // split KV: a multiple of the tile's columns

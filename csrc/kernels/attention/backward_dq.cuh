@@ -24,8 +24,7 @@ constexpr int kDqLaneStep = 1, kDqElementStep = 32;
 TC_DEVICE tc_int64 dq_sum_offset(const AttentionParams& p, const Sequence& s, int row_tile) {
   tc_int64 first;
   if (p.cu_seqlens_q != nullptr) {
-    first = static_cast<tc_int64>(s.head) * (p.cu_seqlens_q[p.batch] / 16 + p.batch) +
-            s.q_row / 16 + s.batch;
+    first = static_cast<tc_int64>(s.head) * (p.total_q / 16 + p.batch) + s.q_row / 16 + s.batch;
   } else {
     first = (static_cast<tc_int64>(s.batch) * p.heads + s.head) * ((p.seqlen_q + 15) / 16);
   }

@@ -13,7 +13,8 @@
 // tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
 // wgmma to the operand registers of the other without a shuffle.
 //
-// `general` kernels (TC_GENERAL) change scores on their way to the softmax by sm90_rule.cuh, and drop weights.
+// `masked` kernels (TC_MASKED) read a boolean mask. `general` ones (TC_GENERAL) do, too; they change scores on
+// their way to the softmax by sm90_rule.cuh, and drop weights.
 // Longer than files should be: producer and consumers meet in one set of barriers and one shared memory, and
 // neither can be followed without the other.
 #include "common/dropout.cuh"
@@ -28,17 +29,21 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_,
-          bool kPingPong_, bool kGeneral_>
+          bool kPingPong_, bool kMasked_, bool kGeneral_>
 struct AttentionConfig {
   static constexpr DType kDType = kDType_;
-  static constexpr bool kGeneral = kGeneral_;
+  static constexpr bool kMasked = kMasked_, kGeneral = kGeneral_;
+  static_assert(kMasked || !kGeneral);
   static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
   static constexpr int kStages = kStages_;
   // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
   static constexpr bool kPingPong = kPingPong_;
   // A warpgroup leaves out the tile's first block of keys, or its last one, where it sees nothing of it.
   // Both, of two tiles, may follow each other while a product with the V before them is still to come.
-  static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kGeneral;
+  static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kMasked;
+  // The thread that loads K tells consumers which block is next. Looking for it in the classes of the mask, in
+  // the chain of every step, took 2 to 6% of the time.
+  static constexpr bool kTells = kMasked && !kGeneral;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
   // With 32, the warp that deals out tiles spills a few words; nobody waits for it.
@@ -53,7 +58,10 @@ struct AttentionConfig {
   static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
   static constexpr int kTileFull = kVEmpty + 8 * kStages;
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
-  static constexpr int kSharedBytes = kTiles + kRing * static_cast<int>(sizeof(AttentionTile));
+  using Tile = TileOf<kMasked>;
+  static constexpr int kTold = kTiles + kRing * static_cast<int>(sizeof(Tile));
+  static constexpr int kSharedBytes = kTold + (kTells ? 16 : 0);
+  static_assert(4 * kStages <= 16, "a word of what is told for each block of K");
   static_assert(kN % 16 == 0 && kD % 64 == 0);
   static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
 };
@@ -74,8 +82,8 @@ struct Slot {
 
 // A whole warp: deals out tiles, and loads Q of each.
 template <class C>
-TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile* tiles) {
-  AttentionSchedule<C::kRows, C::kN, C::kGeneral> schedule(p);
+TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, typename C::Tile* tiles) {
+  AttentionSchedule<C::kRows, C::kN, C::kMasked> schedule(p);
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kQSlots> slot;
   TilePlace place{};
@@ -85,9 +93,9 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile
     if (elected) {
       // Consumers read a tile's entry until they have stored it; they are then at most three tiles
       // behind, as many as Q and K have slots for.
-      AttentionTile& tile = tiles[number % C::kRing];
+      typename C::Tile& tile = tiles[number % C::kRing];
       if (any) {
-        describe<C::kRows, C::kN, C::kGeneral>(tile, p, place);
+        describe<C::kRows, C::kN, C::kMasked>(tile, p, place);
       } else {
         tile.blocks = 0;
       }
@@ -119,14 +127,14 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, AttentionTile
 // One thread: loads the blocks of K, or of V, of one tile after the other.
 template <class C>
 TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap& map, u32 shared,
-                            u32 ring, u32 full, u32 empty, const AttentionTile* tiles) {
+                            u32 ring, u32 full, u32 empty, const typename C::Tile* tiles) {
   Slot<C::kStages> slot;
   wait_for_previous_grid();
   for (int number = 0;; ++number) {
     int entry = number % C::kRing;
     barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
     if (tiles[entry].blocks == 0) return;
-    KeyBlocks<C::kRows, C::kGeneral> blocks(p, tiles[entry]);
+    KeyBlocks<C::kRows, C::kMasked> blocks(p, tiles[entry]);
     int head = tiles[entry].kv_head;
     MapPlace keys = tiles[entry].sequence.k;
     int wrap = tiles[entry].sequence.wrap;
@@ -135,6 +143,11 @@ TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap
       int row = keys.place + blocks.block * C::kN;
       u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
       barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
+      if constexpr (C::kTells) {
+        if (ring == shared + C::kK) {
+          store_shared(shared + C::kTold + 4 * slot.stage, ToldKeyBlocks::tell(blocks));
+        }
+      }
       barrier_expect(arrived, C::kKvBytes);
 #pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
@@ -150,24 +163,27 @@ TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap
 
 template <class C>
 struct Consumer {
+  using Tile = typename C::Tile;
   const Sm90AttentionParams& p;
   u32 shared;
-  const AttentionTile* tiles;
+  const Tile* tiles;
   int group, warp, lane;
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
   u32 w[C::kN / 16][4];
   RunningSoftmax<C::kGeneral> softmax;
-  float slope = 0.0f;                     // of ALiBi
-  u32 mask[2];                            // bits of a boolean mask
-  u32 number = 0;                         // of the tile whose scores are being made
-  u32 step = 0;                           // blocks of keys scored so far, of all tiles
-  u32 scored = 0;                         // the last one of them, where some are left out
-  KeyBlocks<C::kRows, C::kGeneral> keys;  // of this tile; its block is the next one to score
+  float slope = 0.0f;  // of ALiBi
+  u32 mask[2];         // bits of a boolean mask
+  u32 number = 0;      // of the tile whose scores are being made
+  u32 step = 0;        // blocks of keys scored so far, of all tiles
+  u32 scored = 0;      // the last one of them, where some are left out
+  // Of this tile; its block is the next one to score.
+  using Keys = std::conditional_t<C::kTells, ToldKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
+  Keys keys;
+  u32 told = 0;               // kTells: of the block after it
   int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
 
-  TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const AttentionTile* ring,
-                     int own_group)
+  TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const Tile* ring, int own_group)
       : p(params), shared(memory), tiles(ring), group(own_group) {
     warp = threadIdx.x / 32 % 4;
     lane = threadIdx.x % 32;
@@ -184,15 +200,15 @@ struct Consumer {
   static TC_DEVICE u32 phase(u32 of_step) { return of_step / C::kStages % 2; }
 
   // The first row of this warpgroup in a tile.
-  TC_DEVICE int first_row(const AttentionTile& tile) const { return tile.row + 64 * group; }
+  TC_DEVICE int first_row(const Tile& tile) const { return tile.row + 64 * group; }
 
   // False after the last tile.
   TC_DEVICE bool begin() {
     barrier_wait(q_full(), q_phase());
-    const AttentionTile& tile = tiles[number % C::kRing];
+    const Tile& tile = tiles[number % C::kRing];
     if (tile.blocks == 0) return false;
     int row = first_row(tile);
-    keys = KeyBlocks<C::kRows, C::kGeneral>(p, tile);
+    keys = Keys(p, tile);
     const Sm90Sequence& q = tile.sequence;
     open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
     open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
@@ -214,7 +230,7 @@ struct Consumer {
     return C::kLeavesOut && keys.block != tiles[number % C::kRing].last_block;
   }
   TC_DEVICE bool leaves_out_last() const {
-    const AttentionTile& tile = tiles[number % C::kRing];
+    const Tile& tile = tiles[number % C::kRing];
     return C::kLeavesOut && keys.block != tile.last_block - tile.blocks + 1;
   }
 
@@ -248,6 +264,7 @@ struct Consumer {
     u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
     u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
+    if constexpr (C::kTells) load_shared(told, shared + C::kTold + 4 * slot(step));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kD / 16; ++i) {
@@ -305,7 +322,7 @@ struct Consumer {
   TC_DEVICE void change() {
     if constexpr (C::kGeneral) {
       if (!p.has_rule) return;
-      const AttentionTile& tile = tiles[number % C::kRing];
+      const Tile& tile = tiles[number % C::kRing];
       int query = first_row(tile) + 16 * warp + lane / 4, key = keys.block * C::kN + lane % 4 * 2;
       TileRule<false> rule(p.score, tile.sequence, query, key, slope);
       auto each = [&](auto&& function) {
@@ -319,11 +336,12 @@ struct Consumer {
     }
   }
 
-  // The bits of this thread's keys, long before they are needed.
+  // The bits of this thread's keys of the next block to score. Asked for before its product is issued, which
+  // takes until the product before it has run.
   TC_DEVICE void load_mask() {
-    if constexpr (C::kGeneral) {
+    if constexpr (C::kMasked) {
       if (!keys.has_bits()) return;
-      const AttentionTile& tile = tiles[number % C::kRing];
+      const Tile& tile = tiles[number % C::kRing];
       int row = first_row(tile) + 16 * warp + lane / 4;
       auto from = p.mask.words + tile.batch * p.mask.word_stride[0] +
                   tile.head * p.mask.word_stride[1] + keys.block * 4 + lane % 4;
@@ -338,7 +356,7 @@ struct Consumer {
   TC_DEVICE void drop() {
     if constexpr (C::kGeneral) {
       if (p.score.drop_below == 0) return;
-      const AttentionTile& tile = tiles[number % C::kRing];
+      const Tile& tile = tiles[number % C::kRing];
       constexpr int kColumns = C::kN % 32 == 0 ? 32 : 16;
       int row = first_row(tile) + 16 * warp + lane / 4, head = tile.batch * p.heads + tile.head;
 #pragma unroll
@@ -365,7 +383,8 @@ struct Consumer {
   TC_DEVICE void hide() {
     bool open = keys.block >= open_first && keys.block <= open_last;
     if (__builtin_expect(open && !keys.has_bits(), 1)) return;
-    const AttentionTile& tile = tiles[number % C::kRing];
+    if (C::kMasked && open) return hide_unseen(s, mask);
+    const Tile& tile = tiles[number % C::kRing];
     const Sm90Sequence& q = tile.sequence;
     int column = keys.block * C::kN + lane % 4 * 2;
     u32 seen[2];
@@ -410,7 +429,7 @@ struct Consumer {
   }
 
   // Ends a tile's sums: writes logsumexp, and gives what the outputs are to be multiplied by.
-  TC_DEVICE void finish_sums(const AttentionTile& tile, float (&inverse)[2]) {
+  TC_DEVICE void finish_sums(const Tile& tile, float (&inverse)[2]) {
     auto out = p.logsumexp + tile.batch * p.logsumexp_stride[0] +
                tile.head * p.logsumexp_stride[1] + tile.sequence.q_row;
     float totals[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])};
@@ -431,7 +450,7 @@ struct Consumer {
     }
   }
 
-  TC_DEVICE void store(const AttentionTile& tile, const float (&inverse)[2]) {
+  TC_DEVICE void store(const Tile& tile, const float (&inverse)[2]) {
     int t = lane % 4;
     auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
                tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
@@ -481,10 +500,10 @@ struct Consumer {
     if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
     if (begin()) {
       if (leaves_out_first()) leave_out();
+      load_mask();
       if (C::kLeavesOut) begin_turn();
       score();
       if (C::kLeavesOut) end_turn();
-      load_mask();
       wgmma_wait<0>();
       keep_in_place(s);
       softmax.reset();
@@ -509,14 +528,18 @@ struct Consumer {
           softmax.reset();
           if (leaves_out_first()) leave_out();
         } else {
-          keys.next();
+          if constexpr (C::kTells) {
+            keys.next(told);
+          } else {
+            keys.next();
+          }
         }
+        load_mask();
         begin_turn();
         score();
         multiply_v(add);
         end_turn();
         add = !fresh;
-        load_mask();
         wgmma_wait<1>();
         keep_in_place(s);
         u32 multiplied = before();
@@ -547,7 +570,7 @@ template <class C>
 TC_DEVICE void run(const Sm90AttentionParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   u32 shared = shared_address(memory);
-  auto tiles = reinterpret_cast<AttentionTile*>(memory + C::kTiles);
+  auto tiles = reinterpret_cast<typename C::Tile*>(memory + C::kTiles);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
   if (threadIdx.x == 0) {
@@ -596,7 +619,7 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90AttentionParams p) {
   using C = AttentionConfig<DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS,
-                            TC_STAGES, TC_PING_PONG, TC_GENERAL>;
+                            TC_STAGES, TC_PING_PONG, TC_MASKED, TC_GENERAL>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   run<C>(p);
 }
@@ -611,7 +634,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_GENERAL": 0},
+               "TC_MASKED": 0, "TC_GENERAL": 0},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
@@ -623,19 +646,36 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
       "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}}]}},
+  {"name": "sm90_attention_{d.short}_masked_{t.name}", "kind": "sm90_masked",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
+   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
+               "TC_MASKED": 1, "TC_GENERAL": 0},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
+      "shared": 148304, "spill": 128, "cost": {"k_tile": 3100, "fixed": 3500}},
+     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "stages": 2, "threads": 384,
+      "shared": 99088, "spill": 16, "cost": {"k_tile": 2900, "fixed": 2400}},
+     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
+      "shared": 197392, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
+     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
+      "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}}]}},
   {"name": "sm90_attention_{d.short}_general_{t.name}", "kind": "sm90_general",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
    "tile": "{t.tile}", "block": [384, 1, 1], "dynamic_shared": "{t.shared}",
    "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_GENERAL": 1},
+               "TC_MASKED": 1, "TC_GENERAL": 1},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2,
-      "shared": 99040, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
+      "shared": 99072, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2,
-      "shared": 197344, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
+      "shared": 197376, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1,
-      "shared": 230080, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
+      "shared": 230112, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
 */

@@ -8,7 +8,7 @@
 //   queries    dq, transposed, from dS in shared memory
 //
 //   shared memory:  k, v | q: kQStages | grad_out: kGradStages | dS: 2 | dq: kDqSlots pieces of 64 columns |
-//                   P (wide) | sums: kQStages | mask: kQStages | barriers | work: 2
+//                   P (wide) | sums: kQStages | mask: kQStages | barriers | work: 2 | dk, dv (not wide): 8 rows a warp
 //
 // Blocks are persistent: they take one work (128 or 64 keys of a head) after the other, and what rings
 // hold, steps and their phases, runs on from work to work. So the next one's first loads are on their way
@@ -121,8 +121,10 @@ struct BackwardConfig {
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
   static constexpr int kWork = (kHead + 4 * kQStages + 15) / 16 * 16;
-  static constexpr int kSharedBytes =
-      kWork + (kWorks * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
+  // Rows of dk or dv on their way out: what shared memory has room for.
+  static constexpr int kOut = kWork + (kWorks * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
+  static constexpr int kOutBytes = kWide ? 0 : 8 * kD * 2;  // of a warp
+  static constexpr int kSharedBytes = kOut + 8 * kOutBytes;
   static_assert(kPanels <= 4 && kRows % 16 == 0 && !(kWide && kGeneral));
 
   // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it: 0 the
@@ -578,32 +580,75 @@ TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) 
   if (lane == 0) barrier_arrive(full);
 }
 
-// A warp's dk or dv to global memory; `own`: this thread's first key.
+// A warp's dk or dv on its way to global memory.
 template <class C>
-TC_DEVICE void store_sums(const float (&sum)[C::kD / 2], float factor, void* out,
-                          const tc_int64 (&stride)[3], int width, const KeyBlock& work, int own) {
-  int t = threadIdx.x % 4;
-  auto base = static_cast<u16*>(out) + work.batch * stride[0] + work.head * stride[1] +
-              work.sequence.k_row * stride[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int row = own + 8 * h;
-    u16* to = base + row * stride[2] + 8 * t;
+class SumRows {
+ public:
+  // `width`: columns of `out`. `own`: this thread's first key.
+  TC_DEVICE SumRows(const float (&sum)[C::kD / 2], float factor, void* out,
+                    const tc_int64 (&stride)[3], int width, const KeyBlock& work, int own)
+      : sum_(sum), factor_(factor), width_(width), own_(own), end_(work.sequence.columns) {
+    row_stride_ = stride[2];
+    base_ = static_cast<u16*>(out) + work.batch * stride[0] + work.head * stride[1] +
+            work.sequence.k_row * row_stride_;
+  }
+
+  TC_DEVICE void store_all() const {
+    store(0);
+    store(1);
+  }
+
+  // Rows 0 to 7 (`half` 0) or 8 to 15, by ordinary stores.
+  TC_DEVICE void store(int half) const {
+    int row = own_ + 8 * half, t = threadIdx.x % 4;
+    u16* to = base_ + row * row_stride_ + 8 * t;
 #pragma unroll
     for (int a = 0; a < C::kD / 32; ++a) {
       u32 word[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        int at = 16 * a + 4 * j + 2 * h;
-        word[j] = DTypeTraits<C::kDType>::pack(sum[at] * factor, sum[at + 1] * factor);
-      }
-      quad_transpose(word);
-      if (row < work.sequence.columns && 32 * a + 8 * t < width) {
+      pack(word, half, a);
+      if (row < end_ && 32 * a + 8 * t < width_) {
         *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
       }
     }
   }
-}
+
+  // The same by way of the warp's `room` in shared memory, from where the TMA copies them while the warp goes
+  // on. Each row's first thread waits until the ones before have left.
+  TC_DEVICE void send(int half, u32 room) const {
+    int row = own_ + 8 * half, t = threadIdx.x % 4;
+    u32 from = room + threadIdx.x % 32 / 4 * (C::kD * 2);
+    if (t == 0) tma_store_wait_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int a = 0; a < C::kD / 32; ++a) {
+      u32 word[4];
+      pack(word, half, a);
+      store_shared(from + 64 * a + 16 * t, word);
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (t != 0) return;
+    if (row < end_) bulk_store(base_ + row * row_stride_, from, width_ * 2);
+    tma_store_commit();
+  }
+
+ private:
+  // Columns 32 a + 8 t to 32 a + 8 t + 7 of a row.
+  TC_DEVICE void pack(u32 (&word)[4], int half, int a) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      int at = 16 * a + 4 * j + 2 * half;
+      word[j] = DTypeTraits<C::kDType>::pack(sum_[at] * factor_, sum_[at + 1] * factor_);
+    }
+    quad_transpose(word);
+  }
+
+  const float (&sum_)[C::kD / 2];
+  float factor_;
+  int width_, own_, end_;
+  tc_int64 row_stride_;
+  u16* base_;
+};
 
 // ---- block --------------------------------------------------------------------------------------
 

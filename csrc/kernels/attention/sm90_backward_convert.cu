@@ -22,10 +22,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   u32 tile = index / here;
   int piece = static_cast<int>(index % here) / octets, octet = static_cast<int>(index % octets);
   if (tile >= static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1)) return;
+  int wrong_offsets = wrong_offsets_of(p);
   QueryTile place(p, tile);
   Sm90Sequence sequence(p.lengths, place.batch);
   int first = place.tile * p.tile_rows + octet * 8, lane = threadIdx.x % 32;
-  if (place.tile < 0 || first >= sequence.rows || piece * 64 >= p.head_dim) return;
+  if (wrong_offsets != 0 || place.tile < 0 || first >= sequence.rows || piece * 64 >= p.head_dim)
+    return;
   bool any = sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys);
   if (any && p.bits.words != nullptr) {
     MaskPlace at(p.bits, place.batch, place.head, place.tile);

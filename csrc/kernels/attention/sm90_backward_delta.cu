@@ -42,10 +42,11 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   int blocks = p.tile_rows / Config::kTileM;  // of a tile
   u32 index = blockIdx.x / blocks;
   int within = blockIdx.x % blocks * Config::kTileM + threadIdx.x / kLanes;
+  int wrong_offsets = wrong_offsets_of(p);
   QueryTile tile(p, index);
   Sm90Sequence sequence(p.lengths, tile.batch);
   int row = tile.tile * p.tile_rows + within, lane = threadIdx.x % kLanes;
-  if (tile.tile < 0 || tile.tile * p.tile_rows >= sequence.rows) return;
+  if (wrong_offsets != 0 || tile.tile < 0 || tile.tile * p.tile_rows >= sequence.rows) return;
   if (threadIdx.x == 0 && within == 0) p.turns[index] = 0;
   float sum = 0.0f, logsumexp = kInfinity;
   if (row < sequence.rows) {

@@ -74,6 +74,12 @@ TC_DEVICE int first_query_tile(const int* cu_seqlens_q, int sequence, int rows) 
   return __ldg(cu_seqlens_q + sequence) / rows + sequence;
 }
 
+// Not 0 where cu_seqlens are no offsets.
+// NOTE: read it before the offsets and compare it behind them, or one wait for memory comes behind the other.
+TC_DEVICE int wrong_offsets_of(const Sm90BackwardParams& p) {
+  return p.order == nullptr ? 0 : p.order->wrong_offsets;
+}
+
 // A tile of queries by its number.
 struct QueryTile {
   int batch, head;

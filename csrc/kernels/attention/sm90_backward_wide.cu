@@ -132,8 +132,9 @@ struct Values : WideGroup<C> {
       u32 steps = whole_warp(this->work().steps);
       if (steps > 0) run_steps(this->step + steps);
       this->release(this->shared + C::kKeysEmpty);
-      store_sums<C>(dv, 1.0f, this->p.dv, this->p.dv_stride, this->p.head_dim_v, this->work(),
-                    this->own_key());
+      SumRows<C>(dv, 1.0f, this->p.dv, this->p.dv_stride, this->p.head_dim_v, this->work(),
+                 this->own_key())
+          .store_all();
       this->end();
     }
   }
@@ -204,8 +205,9 @@ struct WideKeys : WideGroup<C> {
       u32 steps = whole_warp(this->work().steps);
       if (steps > 0) run_steps(this->step + steps);
       this->release(this->shared + C::kKeysEmpty);
-      store_sums<C>(dk, this->p.scale, this->p.dk, this->p.dk_stride, this->p.head_dim,
-                    this->work(), this->own_key());
+      SumRows<C>(dk, this->p.scale, this->p.dk, this->p.dk_stride, this->p.head_dim, this->work(),
+                 this->own_key())
+          .store_all();
       this->end();
     }
   }

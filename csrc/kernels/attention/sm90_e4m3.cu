@@ -88,7 +88,7 @@ TC_DEVICE void describe_e4m3(E4m3Tile& tile, const Sm90E4m3Params& p, const Tile
 // A whole warp: deals out tiles, and loads Q of each.
 template <class C>
 TC_DEVICE void produce_q(const Sm90E4m3Params& p, u32 shared, E4m3Tile* tiles) {
-  AttentionSchedule<C::kRows, C::kN, false> schedule(p);
+  AttentionSchedule<C::kRows, C::kN, true> schedule(p);
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kQSlots> slot;
   TilePlace place{};

@@ -10,7 +10,8 @@
 // 128 keys, or of 64 where tile N is no multiple of 128, under the swizzle of a panel's bytes:
 //   q: {panel, 64, 1, 1, 1}    k: {panel, tile N, 1, 1, 1}    v: {panel of keys, head_dim, 1, 1, 1}
 //
-// Of Sm90AttentionParams `unit` is scale * log2(e), any number; has_rule, score and mask are not used.
+// Of Sm90AttentionParams `unit` is scale * log2(e), any number; has_rule, score and mask are not
+// used.
 #pragma once
 
 #include "sm90_params.h"

@@ -25,11 +25,10 @@ TC_DEVICE Keys find_packed(const Sm90E4m3ValuesParams& p, int at) {
     bool before = sm90::values_place(__ldg(p.cu_seqlens + middle), middle, p.granule) <= at;
     (before ? low : high) = middle;
   }
-  int begin = __ldg(p.cu_seqlens + low), end = __ldg(p.cu_seqlens + low + 1);
-  int first = at - sm90::values_place(begin, low, p.granule);
-  // Offsets that are no offsets must not lead outside of v.
-  begin = max(begin, 0);
-  int rows = min(min(end, p.total) - begin, p.seqlen);
+  // Offsets that are none must not lead outside of v.
+  int begin = max(0, min(__ldg(p.cu_seqlens + low), p.total));
+  int end = max(begin, min(__ldg(p.cu_seqlens + low + 1), p.total));
+  int first = at - sm90::values_place(begin, low, p.granule), rows = min(end - begin, p.seqlen);
   return {tc_int64{begin} + first, first < 0 ? 0 : max(0, min(rows - first, 16))};
 }
 
@@ -46,6 +45,7 @@ TC_DEVICE void transpose_bytes(u32 (&x)[4]) {
 extern "C" __global__ void __launch_bounds__(kThreads)
     TC_KERNEL(const __grid_constant__ Sm90E4m3ValuesParams p) {
   wait_for_previous_kernel();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
   // Eight neighbours write 128 bytes of a column.
   int words = p.columns / 4, index = blockIdx.x % p.blocks * (kThreads / 8) + threadIdx.x / 8;
   int row = blockIdx.x / p.blocks, batch = row / p.heads, head = row % p.heads;

@@ -12,6 +12,7 @@ namespace torch_cubin {
 struct Sm90E4m3ValuesParams {
   const unsigned char* v;  // rows of 16-byte vectors
   unsigned char* out;      // [batch][head][column][keys]; packed: [head][column][keys]
+  int* next;               // becomes 0: Sm90AttentionParams::next
   tc_int64 stride[3];      // of v: batch, head, row; packed sequences have 0 for batch
   const int* cu_seqlens;   // null, or where packed sequences begin
   int seqlen;              // with cu_seqlens: the most rows of a sequence that count

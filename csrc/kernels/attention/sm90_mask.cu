@@ -9,8 +9,8 @@
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kTileRows = 128;                    // at most
-constexpr int kMostPieces = kMaskTileBlocks * 8;  // of 16 keys, of a row
+constexpr int kMostPieces = kMaskTileBlocks * kMaskTileColumns / 16;  // of 16 keys, of a row
+constexpr int kTogether = 8;  // rows of which a thread asks for its keys at once
 
 // A bit for each byte that is not 0: its bit 7 says so, once 0x7f is added to the others, and is moved to
 // the word's end.
@@ -19,14 +19,13 @@ TC_DEVICE u32 bits_of(u32 bytes) {
   return (any | any >> 7 | any >> 14 | any >> 21) & 15;
 }
 
+TC_DEVICE u32 bits_of(uint4 bytes) {
+  return bits_of(bytes.x) | bits_of(bytes.y) << 4 | bits_of(bytes.z) << 8 | bits_of(bytes.w) << 12;
+}
+
 // Of 16 keys of a row, of which the first `count` exist: one bit each.
 TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) {
   u32 bits = 0;
-  if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 16 == 0) {
-    uint4 bytes = __ldg(reinterpret_cast<const uint4*>(from));
-    return bits_of(bytes.x) | bits_of(bytes.y) << 4 | bits_of(bytes.z) << 8 |
-           bits_of(bytes.w) << 12;
-  }
   if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -41,10 +40,10 @@ TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) 
   return bits;
 }
 
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
     TC_KERNEL(const __grid_constant__ Sm90MaskParams p) {
   // Two words more, so that threads of neighbouring rows do not meet in one bank.
-  __shared__ u16 bits[kTileRows][kMostPieces + 2];
+  __shared__ u16 bits[kMaskTileRows][kMostPieces + 2];
   __shared__ u32 found;  // two bits a block of keys: some key is visible, some key is hidden
   wait_for_previous_kernel();
   int chunk = blockIdx.x % p.chunks;
@@ -58,40 +57,59 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
                               (pair - batch * p.heads) * p.stride[1] + first_row * p.stride[2];
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
   if (threadIdx.x == 0) found = 0;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < rows * pieces; i += TC_THREADS) {
-    int row = i / pieces, piece = i - row * pieces, column = first_column + 16 * piece;
-    int count = p.columns - column;
-    bits[row][piece] =
-        static_cast<u16>(count > 0 ? sixteen_bits(from + row * p.stride[2] + column * p.stride[3],
-                                                  p.stride[3], count)
-                                   : 0);
+  // A warp has a row, and a lane 16 keys of it.
+  constexpr int kWarps = TC_THREADS / 32;
+  static_assert(kMostPieces == 32);
+  int warp = threadIdx.x / 32, piece = threadIdx.x % 32, column = first_column + 16 * piece;
+  int count = piece < pieces ? p.columns - column : 0;
+  from += column * p.stride[3];
+  bool vectors = p.stride[3] == 1 && p.stride[2] % 16 == 0 && reinterpret_cast<u64>(from) % 16 == 0;
+  if (vectors && count >= 16) {
+#pragma unroll 1
+    for (int first = warp; first < rows; first += kTogether * kWarps) {
+      uint4 bytes[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        int row = min(first + j * kWarps, rows - 1);
+        bytes[j] = __ldg(reinterpret_cast<const uint4*>(from + row * p.stride[2]));
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        int row = min(first + j * kWarps, rows - 1);
+        bits[row][piece] = static_cast<u16>(bits_of(bytes[j]));
+      }
+    }
+  } else if (piece < pieces) {
+#pragma unroll 1
+    for (int row = warp; row < rows; row += kWarps) {
+      bits[row][piece] = static_cast<u16>(
+          count > 0 ? sixteen_bits(from + row * p.stride[2], p.stride[3], count) : 0);
+    }
   }
   __syncthreads();
   // A multiple of the warp's size, because all of its lanes report together.
-  for (int i = threadIdx.x; i < kTileRows * kMaskTileBlocks; i += TC_THREADS) {
+  for (int i = threadIdx.x; i < p.tile_rows * kMaskTileBlocks; i += TC_THREADS) {
     int row = i / kMaskTileBlocks, of_chunk = i % kMaskTileBlocks;
     int block = chunk * kMaskTileBlocks + of_chunk;
     u32 classes = 0;
     if (row < rows && block < p.blocks) {
-      u32 word[4] = {0, 0, 0, 0}, all = ~0u;
-      int count = p.columns - block * p.tile_columns;
+      u32 word[4] = {0, 0, 0, 0};
+      int visible = 0, count = min(p.columns - block * p.tile_columns, p.tile_columns);
 #pragma unroll 1
-      for (int piece = 0; piece < block_pieces; ++piece) {
-        u32 sixteen = bits[row][of_chunk * block_pieces + piece];
-        int exist = min(max(count - 16 * piece, 0), 16);
-        if (sixteen != (1u << exist) - 1) all = 0;
+      for (int piece = 0; piece < block_pieces; piece += 2) {
+        const u16* two = &bits[row][of_chunk * block_pieces + piece];
+        u32 keys = two[0] | (piece + 1 < block_pieces ? static_cast<u32>(two[1]) << 16 : 0);
+        visible += __popc(keys);
+        // Two bits of each byte, one behind the other: the product has them in its last byte.
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-          u32 four = (sixteen >> 2 * t & 3) | (sixteen >> (8 + 2 * t) & 3) << 2;
-          word[t] |= four << (4 * piece);
+          word[t] |= (keys >> 2 * t & 0x03030303u) * 0x01041040u >> 24 << 4 * piece;
         }
       }
       auto to =
           reinterpret_cast<uint4*>(p.words) + (pair * p.rows + first_row + row) * p.blocks + block;
       *to = make_uint4(word[0], word[1], word[2], word[3]);
-      u32 any = word[0] | word[1] | word[2] | word[3];
-      classes = ((any != 0 ? 1u : 0u) | (all == 0 ? 2u : 0u)) << 2 * of_chunk;
+      classes = ((visible != 0 ? 1u : 0u) | (visible != count ? 2u : 0u)) << 2 * of_chunk;
     }
     classes = __reduce_or_sync(~0u, classes);
     if (threadIdx.x % 32 == 0) atomicOr(&found, classes);

@@ -6,6 +6,8 @@ typedef long long tc_int64;  // device code includes no <cstdint>
 namespace torch_cubin {
 
 constexpr int kMaskTileBlocks = 4;  // blocks of keys that one block of threads lays out
+// The largest tiles that it has room for.
+constexpr int kMaskTileRows = 192, kMaskTileColumns = 128;
 
 struct Sm90MaskParams {
   const unsigned char* mask;  // a byte a key: 0 hides
@@ -16,8 +18,8 @@ struct Sm90MaskParams {
   int* next;           // becomes 0
   tc_int64 stride[4];  // batch, head, row, key; in bytes
   int heads, rows, columns;
-  int tile_rows;        // at most 128
-  int tile_columns;     // a multiple of 16, at most 128
+  int tile_rows;        // a multiple of 64, at most kMaskTileRows
+  int tile_columns;     // a multiple of 16, at most kMaskTileColumns
   int tiles;            // of rows
   int blocks;           // of keys, the last one perhaps in part
   int chunks;           // of kMaskTileBlocks blocks

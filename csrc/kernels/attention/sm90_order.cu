@@ -9,6 +9,9 @@
 // The first block makes the order by counting how many tiles there are of each cost; a warp has a
 // sequence. The others look for rows of no sequence: behind a sequence's last one, where a bound cuts it
 // short, and before the first and behind the last sequence.
+//
+// Where cu_seqlens fall, or leave the tensors' rows, there are no tiles, so that no kernel behind this one
+// reads or writes what they point at, or waits for a turn that does not come; and all results are NaN.
 #include "numbers.cuh"
 #include "sm90_order_params.h"
 #include "sm90_sequence.cuh"
@@ -47,7 +50,7 @@ TC_DEVICE void deal_tiles(const Sm90OrderParams& p, int* start, int groups, int 
     Sm90Sequence s(p.lengths, sequence);
     int tiles = TC_BACKWARD ? (s.columns + p.tile_columns - 1) / p.tile_columns
                             : (s.rows + p.tile_rows - 1) / p.tile_rows;
-    int group = min(max(s.q_row, 0) / group_rows, groups - 1);
+    int group = min(s.q_row / group_rows, groups - 1);
     [[maybe_unused]] int carried = 1 << 30;
     for (int i = lane; i - lane < tiles; i += 32) {
       int tile = TC_BACKWARD ? i : tiles - 1 - i;
@@ -104,12 +107,20 @@ TC_DEVICE int sum_before(int* start, int* of_warps) {
   return all;
 }
 
-TC_DEVICE void make_order(const Sm90OrderParams& p, int* start, int* of_warps) {
-  // To the L1 cache, since a warp reads a sequence's offsets when it comes to it, one after the other.
-  for (int i = threadIdx.x * 32; i <= p.batch; i += kThreads * 32) {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(p.lengths.cu_seqlens_q + i));
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(p.lengths.cu_seqlens_k + i));
+// Whether cu_seqlens rise from row to row of the tensors, by the whole block. All of them are then in the
+// L1 cache: a warp will read a sequence's when it comes to it, one after the other.
+TC_DEVICE bool has_offsets(const Sm90OrderParams& p) {
+  bool good = true;
+  for (int i = threadIdx.x; i <= p.batch; i += kThreads) {
+    int q = __ldg(p.lengths.cu_seqlens_q + i), k = __ldg(p.lengths.cu_seqlens_k + i);
+    int least_q = i == 0 ? 0 : __ldg(p.lengths.cu_seqlens_q + i - 1);
+    int least_k = i == 0 ? 0 : __ldg(p.lengths.cu_seqlens_k + i - 1);
+    good = good && least_q <= q && q <= p.total_q && least_k <= k && k <= p.total_k;
   }
+  return __syncthreads_and(good) != 0;
+}
+
+TC_DEVICE void make_order(const Sm90OrderParams& p, int* start, int* of_warps) {
   for (int i = threadIdx.x; i < kBuckets; i += kThreads) start[i] = 0;
   int group_rows = max(p.rows_together, p.total_q / kMostGroups + 1);
   int groups = p.total_q / group_rows + 1;
@@ -121,10 +132,19 @@ TC_DEVICE void make_order(const Sm90OrderParams& p, int* start, int* of_warps) {
   if (threadIdx.x == 0) {
     p.order->next = 0;
     p.order->count = min(count, p.capacity);
+    p.order->wrong_offsets = 0;
   }
 }
 
-TC_DEVICE void clear_row(const Sm90OrderParams& p, tc_int64 row, bool of_keys) {
+// What a row becomes.
+struct Filling {
+  u32 word;
+  float logsumexp;
+};
+constexpr Filling kZeros = {0, -kInfinity};
+constexpr Filling kNans = {0x7FFF7FFF, __builtin_nanf("")};  // two, of either type of 16 bits
+
+TC_DEVICE void fill_row(const Sm90OrderParams& p, tc_int64 row, bool of_keys, Filling with) {
 #pragma unroll 1
   for (int i = 0; i < 3; ++i) {
     const Sm90RowsOfNone& to = p.rows_of_none[i];
@@ -132,12 +152,13 @@ TC_DEVICE void clear_row(const Sm90OrderParams& p, tc_int64 row, bool of_keys) {
     for (int at = threadIdx.x; at < to.heads * to.vectors; at += kThreads) {
       int head = at / to.vectors, vector = at - head * to.vectors;
       auto base = static_cast<u16*>(to.data) + head * to.stride[0] + row * to.stride[1];
-      reinterpret_cast<uint4*>(base)[vector] = make_uint4(0, 0, 0, 0);
+      reinterpret_cast<uint4*>(base)[vector] =
+          make_uint4(with.word, with.word, with.word, with.word);
     }
   }
   if (of_keys || p.logsumexp == nullptr) return;
   for (int head = threadIdx.x; head < p.heads; head += kThreads) {
-    p.logsumexp[head * p.logsumexp_head + row] = -kInfinity;
+    p.logsumexp[head * p.logsumexp_head + row] = with.logsumexp;
   }
 }
 
@@ -164,14 +185,20 @@ TC_DEVICE void clear_rows_of_none(const Sm90OrderParams& p, Gap* gaps, int* foun
     } else if (sequence == p.batch + 1) {
       gap = {0, __ldg(offsets)};
     }
-    gap = {max(gap.begin, 0), min(gap.end, total)};
     if (gap.begin < gap.end) gaps[atomicAdd(found, 1)] = gap;
     __syncthreads();
     for (int i = 0; i < *found; ++i) {
       for (int row = gaps[i].begin + blockIdx.x - 1; row < gaps[i].end; row += gridDim.x - 1) {
-        clear_row(p, row, of_keys);
+        fill_row(p, row, of_keys, kZeros);
       }
     }
+  }
+}
+
+TC_DEVICE void fill_all(const Sm90OrderParams& p, bool of_keys) {
+  int total = of_keys ? p.total_k : p.total_q;
+  for (int row = blockIdx.x - 1; row < total; row += gridDim.x - 1) {
+    fill_row(p, row, of_keys, kNans);
   }
 }
 
@@ -180,7 +207,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   __shared__ int start[kBuckets], of_warps[kWarps];
   __shared__ int found;
   wait_for_previous_kernel();
-  if (blockIdx.x == 0) {
+  if (!has_offsets(p)) {
+    if (blockIdx.x > 0) {
+      fill_all(p, false);
+      fill_all(p, true);
+    } else if (threadIdx.x == 0) {
+      p.order->next = p.order->count = 0;
+      p.order->wrong_offsets = 1;
+    }
+  } else if (blockIdx.x == 0) {
     make_order(p, start, of_warps);
   } else {
     static_assert(sizeof(Gap) * kThreads <= sizeof(start), "one memory for both");

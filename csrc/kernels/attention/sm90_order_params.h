@@ -5,7 +5,8 @@
 
 namespace torch_cubin {
 
-// A tensor of packed sequences, whose rows that belong to no sequence are to become zeros.
+// A tensor of packed sequences, whose rows that belong to no sequence are to become zeros, and all rows NaN
+// where cu_seqlens are no offsets.
 struct Sm90RowsOfNone {
   void* data;          // null: none
   tc_int64 stride[2];  // head, row; in elements of 16 bits

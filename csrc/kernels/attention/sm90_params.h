@@ -36,8 +36,8 @@ enum Sm90AttentionDeal {
   // tiles are short and so even out the end.
   kByQueries = -2,
   // A positive number: tiles of so many heads at a time, the last queries first, each to the block
-  // with the least to do. Every block makes the whole list, 100 ns or more for each tile, so that
-  // an average tile must take much longer than 15 us.
+  // with the least to do. With `next` a block takes one when it needs it. Without, every block makes the
+  // whole list, 100 ns or more for each tile, so that an average tile must take much longer than 15 us.
 };
 
 constexpr int kRaggedRows = 1 << 30;  // of a packed map's dim of rows
@@ -61,7 +61,8 @@ struct Sm90OrderPlace {
 struct Sm90Order {
   int next;                  // the tiles that have been taken, of all heads
   int count;                 // places, of one head
-  int unused[2];             // places begin at a multiple of 16 bytes
+  int wrong_offsets;         // cu_seqlens are no offsets of the tensors' rows: there are no places
+  int unused;                // places begin at a multiple of 16 bytes
   Sm90OrderPlace places[1];  // and more
 };
 
@@ -103,31 +104,31 @@ struct Sm90MaskTiles {
   const unsigned* words;
   // For each tile of queries, words of kMaskWordBlocks blocks of keys, two bits each: a Sm90MaskClass.
   const unsigned* classes;
-  int* next;                 // how many tiles blocks have taken
   tc_int64 word_stride[3];   // batch, head, row
   tc_int64 class_stride[3];  // batch, head, tile of queries
 };
 
 struct Sm90AttentionParams {
   Sm90AttentionMap q, k, v;
-  void* out;                     // rows of 16-byte vectors
-  float* logsumexp;              // null, or a float a row
-  Sm90Order* order;              // of packed sequences, else null
+  void* out;         // rows of 16-byte vectors
+  float* logsumexp;  // null, or a float a row
+  Sm90Order* order;  // of packed sequences, else null
+  // Null, or how many tiles blocks have taken, which a kernel before this one has made 0; of kernels that
+  // have one before them: `general` and `masked` ones and those of sm90_e4m3.cu.
+  int* next;
   tc_int64 out_stride[3];        // batch, head, row; in elements; packed sequences have 0 for batch
   tc_int64 logsumexp_stride[2];  // batch, head
   Sm90Lengths lengths;
   int batch, heads, group;
   int head_dim_v;  // columns of out, a multiple of 8
   int tiles;       // along the queries, where all sequences are equally long
-  // A Sm90AttentionDeal or a positive number of heads; at most 160 blocks. With a mask a positive number:
-  // the order in which blocks take the tiles.
-  int deal;
+  int deal;        // a Sm90AttentionDeal or a positive number of heads; at most 160 blocks
   // What brings scores to powers of two, a positive normal number: scale * log2(e), or log2(e) where
   // `score` says how scores become logits.
   float unit;
   int has_rule;         // of `general` kernels: scale, softcap or ALiBi of `score` count
   Sm90ScoreRule score;  // of `general` kernels
-  Sm90MaskTiles mask;   // of `general` kernels
+  Sm90MaskTiles mask;   // of `general` and `masked` kernels
 };
 
 }  // namespace torch_cubin

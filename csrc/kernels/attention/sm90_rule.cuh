@@ -29,7 +29,7 @@ class TileRule {
   TC_DEVICE bool has_mask() const { return false; }
 
   // NOTE: off by up to 2^-22, which is 2^-16 of a softcap of 64: far below a rounding of 16-bit types.
-  // The host brings softcaps to 1024; larger ones and float32 need the longer way of score.cuh.
+  // The host brings softcaps up to 128; larger ones and float32 need the longer way of score.cuh.
   TC_DEVICE float cap_tanh(float score) const {
     float e = exp2_approx(score * (2.0f * kLog2e / p_.softcap));
     return 1.0f - __fdividef(2.0f, e + 1.0f);

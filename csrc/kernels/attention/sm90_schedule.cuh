@@ -1,6 +1,8 @@
 // Which tiles of attention's output a block computes, and which keys each of them needs.
 #pragma once
 
+#include <type_traits>
+
 #include "sm90_sequence.cuh"
 
 namespace torch_cubin {
@@ -15,6 +17,14 @@ struct AttentionTile {
   int blocks;      // at least 1; 0: there are no more tiles
   Sm90Sequence sequence;
 };
+
+// What kernels that read a boolean mask know of a tile beside it.
+struct MaskedTile : AttentionTile {
+  u32 classes;  // the word of Sm90MaskClass of `last_block`
+};
+
+template <bool kMasked>
+using TileOf = std::conditional_t<kMasked, MaskedTile, AttentionTile>;
 
 // Of a word of Sm90MaskClass, a bit for each block of keys that is not hidden wholly: bit 0 of its class.
 TC_DEVICE u32 visible_blocks(u32 word) { return word & 0x55555555u; }
@@ -32,17 +42,17 @@ TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionT
 }
 
 // The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides wholly.
-template <int kRows, bool kGeneral>
+template <int kRows, bool kMasked>
 class KeyBlocks {
  public:
   int block;
 
   KeyBlocks() = default;
-  TC_DEVICE KeyBlocks(const Sm90AttentionParams& p, const AttentionTile& tile)
+  TC_DEVICE KeyBlocks(const Sm90AttentionParams& p, const TileOf<kMasked>& tile)
       : block(tile.last_block), last_(tile.last_block - tile.blocks + 1) {
-    if constexpr (kGeneral) {
+    if constexpr (kMasked) {
       classes_ = mask_classes<kRows>(p, tile);
-      if (classes_ != nullptr) word_ = __ldg(classes_ + block / kMaskWordBlocks);
+      word_ = tile.classes;
     }
   }
 
@@ -57,14 +67,14 @@ class KeyBlocks {
   // Whether bits say which keys of the block are visible. Where no block has a visible key, the one
   // that every tile has is of the class that hides all.
   TC_DEVICE bool has_bits() const {
-    return kGeneral && classes_ != nullptr &&
+    return kMasked && classes_ != nullptr &&
            (word_ >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone;
   }
 
   // Only before the last one.
   TC_DEVICE void next() {
     --block;
-    if constexpr (kGeneral) {
+    if constexpr (kMasked) {
       if (classes_ != nullptr) find();
     }
   }
@@ -92,6 +102,40 @@ class KeyBlocks {
   u32 word_;
 };
 
+// A tile's blocks of keys as consumers of `masked` kernels learn of them: the first one from the tile, each
+// other one with the block before it from the thread that loads the keys, which has the time to look for it.
+class ToldKeyBlocks {
+ public:
+  int block;
+
+  ToldKeyBlocks() = default;
+  TC_DEVICE ToldKeyBlocks(const Sm90AttentionParams&, const MaskedTile& tile)
+      : block(tile.last_block), told_(tile.blocks == 1 ? kLast : 0) {
+    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) told_ |= kHasBits;
+  }
+
+  TC_DEVICE bool is_last() const { return (told_ & kLast) != 0; }
+  TC_DEVICE bool has_bits() const { return (told_ & kHasBits) != 0; }
+
+  TC_DEVICE void next(u32 told) {
+    told_ = told;
+    block = static_cast<int>(told & (kHasBits - 1));
+  }
+
+  // What next() is to be told after the block of `blocks`; of no meaning after the last one.
+  template <int kRows>
+  static TC_DEVICE u32 tell(KeyBlocks<kRows, true> blocks) {
+    if (blocks.is_last()) return 0;
+    blocks.next();
+    return static_cast<u32>(blocks.block) | (blocks.is_last() ? kLast : 0) |
+           (blocks.has_bits() ? kHasBits : 0);
+  }
+
+ private:
+  static constexpr u32 kHasBits = 1u << 30, kLast = 1u << 31;
+  u32 told_;
+};
+
 // What the schedule gives: the number of a tile among those of its sequence's queries.
 struct TilePlace {
   int query, head, batch;
@@ -110,36 +154,43 @@ TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_bl
 
 // Leaves the blocks of keys out that a mask hides wholly before the first visible one and after the last,
 // but for one of them where there is none that is visible.
-TC_DEVICE void trim(AttentionTile& tile, const u32* classes) {
+TC_DEVICE void trim(MaskedTile& tile, const u32* classes) {
   int first = tile.last_block - tile.blocks + 1, last = -1, least = 0;
+  tile.classes = 0;
 #pragma unroll 1
   for (int word = tile.last_block / kMaskWordBlocks; word >= first / kMaskWordBlocks; --word) {
-    u32 seen = visible_blocks(__ldg(classes + word));
+    u32 all = __ldg(classes + word), seen = visible_blocks(all);
     if (word == tile.last_block / kMaskWordBlocks) seen &= blocks_up_to(tile.last_block);
     if (word == first / kMaskWordBlocks) seen &= blocks_from(first);
     if (seen == 0) continue;
-    if (last < 0) last = word * kMaskWordBlocks + (31 - __clz(seen)) / 2;
+    if (last < 0) {
+      last = word * kMaskWordBlocks + (31 - __clz(seen)) / 2;
+      tile.classes = all;
+    }
     least = word * kMaskWordBlocks + (__ffs(seen) - 1) / 2;
   }
   tile.blocks = last < 0 ? 1 : last - least + 1;
   if (last >= 0) tile.last_block = last;
 }
 
-template <int kRows, int kTileN, bool kGeneral>
-TC_DEVICE void describe(AttentionTile& tile, const Sm90AttentionParams& p, const TilePlace& place) {
+template <int kRows, int kTileN, bool kMasked>
+TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
+                        const TilePlace& place) {
   tile.row = place.query * kRows;
   tile.sequence = Sm90Sequence(p.lengths, place.batch);
   key_blocks<kTileN>(tile.sequence, tile.row, kRows, tile.last_block, tile.blocks);
   tile.batch = place.batch;
   tile.head = place.head;
   tile.kv_head = place.head / p.group;
-  if (kGeneral && p.mask.words != nullptr) trim(tile, mask_classes<kRows>(p, tile));
+  if constexpr (kMasked) {
+    if (p.mask.words != nullptr) trim(tile, mask_classes<kRows>(p, tile));
+  }
 }
 
 // Run by one whole warp. Every block makes the same list, and takes its own part of it. Of packed
 // sequences sm90_order.cu has made the list, and each block takes the next tile when it needs one, as it
-// does where a mask decides how long a tile takes.
-template <int kRows, int kTileN, bool kGeneral>
+// does where there is a kernel before this one that can make `next` 0 (kTakesNext).
+template <int kRows, int kTileN, bool kTakesNext>
 class AttentionSchedule {
  public:
   // Reads nothing of global memory.
@@ -164,7 +215,7 @@ class AttentionSchedule {
   TC_DEVICE bool next(TilePlace& tile) {
     if (p_.order != nullptr) return take(tile);
     if (takes_next()) {
-      int number = take_number(p_.mask.next);
+      int number = take_number(p_.next);
       if (number >= total_) return false;
       Place place = locate(number);
       set(tile, place.query, place.first_head + place.head);
@@ -244,7 +295,7 @@ class AttentionSchedule {
     tile = {query, head_of_all - batch * p_.heads, batch};
   }
 
-  TC_DEVICE bool takes_next() const { return kGeneral && p_.mask.words != nullptr; }
+  TC_DEVICE bool takes_next() const { return kTakesNext && p_.next != nullptr; }
 
   static TC_DEVICE int take_number(int* next) {
     int number = 0;

@@ -19,6 +19,8 @@ TC_DEVICE int uniform(int x) { return __reduce_max_sync(~0u, x); }
 // Keeps the compiler from keeping what it computed of x: it is cheaper to compute it again.
 TC_DEVICE void forget(int& x) { asm volatile("" : "+r"(x)); }
 
+TC_DEVICE int clamp(int x, int least, int most) { return max(least, min(x, most)); }
+
 // One (batch, head)'s sequence: its sizes, and where its rows begin in packed tensors. A whole warp
 // must make it together.
 struct Sequence {
@@ -41,11 +43,12 @@ struct Sequence {
     // NOTE: uniform() stands outside of every condition. Inside of one, ptxas 13.0 makes predicated
     // REDUX instructions of it, some with a wrong predicate (d256 backward hung on packed
     // sequences).
-    q_row = uniform(q_begin);
-    // A bound that is too small must not lead outside of the buffers that it sized.
-    rows = min(uniform(q_end) - q_row, p.seqlen_q);
-    k_row = uniform(k_begin);
-    columns = min(uniform(k_end) - k_row, p.seqlen_k);
+    // Offsets that are none must not lead outside of the tensors, nor a bound that is too small outside of
+    // the buffers that it sized.
+    q_row = clamp(uniform(q_begin), 0, p.total_q);
+    rows = clamp(uniform(q_end), q_row, min(p.total_q, q_row + p.seqlen_q)) - q_row;
+    k_row = clamp(uniform(k_begin), 0, p.total_k);
+    columns = clamp(uniform(k_end), k_row, min(p.total_k, k_row + p.seqlen_k)) - k_row;
     kv_head = uniform(p.group > 1 ? head / p.group : head);
     int shift = p.flags & kAttendBottomRight ? columns - rows : 0;
     first = p.first == -kNoBound ? -kNoBound : p.first + shift;
@@ -66,7 +69,7 @@ struct Sequence {
   // Index of a row in logsumexp and delta.
   TC_DEVICE tc_int64 row_index(const AttentionParams& p, int row) const {
     if (p.cu_seqlens_q != nullptr) {
-      return head * p.sums_stride + q_row + row;
+      return static_cast<tc_int64>(head) * p.total_q + q_row + row;
     }
     return (static_cast<tc_int64>(batch) * p.heads + head) * p.seqlen_q + row;
   }

@@ -50,6 +50,8 @@ PROBE_ARCH = "80"  # sizes are the same on every arch
 MANIFEST_VERSION = 1
 
 Log = Callable[[str], None]
+# Work that is done beside the kernels: called with how many compilers it may run at a time.
+OtherWork = Callable[[int], object]
 
 
 def run(command: Sequence[str | pathlib.Path], what: str) -> str:
@@ -108,7 +110,8 @@ class Builder:
         self.cache = cache
         self.include = os.path.relpath(sources, ROOT)
         self.digests: dict[pathlib.Path, str] = {}
-        self.sizes: dict[pathlib.Path, int] = {}  # of the structs that headers declare
+        self.headers: set[pathlib.Path] = set()  # of the kernels' parameters
+        self.sizes: dict[pathlib.Path, int] = {}  # of the structs that they declare
         self.sizes_lock = threading.Lock()
         self.main_checkout = None if cache.is_absolute() else main_checkout(ROOT)
 
@@ -235,21 +238,21 @@ class Builder:
         """Bytes of the struct that the header declares, as the compiler says."""
         with self.sizes_lock:
             if header not in self.sizes:
-                self.sizes[header] = self.probe_size(header)
+                self.sizes |= self.probe_sizes(sorted(self.headers | {header}))
             return self.sizes[header]
 
-    def probe_size(self, header: pathlib.Path) -> int:
-        output = self.cache / "params" / header.parent.name / f"{header.stem}.ptx"
-        probe, flags = cubin_facts.size_probe(header), " ".join(NVCC_FLAGS)
-        digest = kernel_table.source_digest(header)
-        key = kernel_table.digest(digest, probe, flags, self.tools.release)
+    def probe_sizes(self, headers: Sequence[pathlib.Path]) -> dict[pathlib.Path, int]:
+        output = self.cache / "params" / "sizes.ptx"
+        probe, flags = cubin_facts.size_probe(headers), " ".join(NVCC_FLAGS)
+        digests = map(kernel_table.source_digest, headers)
+        key = kernel_table.digest(*digests, probe, flags, self.tools.release)
         if not self.fresh(output, key):
             source = output.with_suffix(".cu")
             replace_file(ROOT / source, probe.encode())
             command = [self.tools.nvcc, *NVCC_FLAGS, f"-arch=compute_{PROBE_ARCH}"]
-            run([*command, "-I", self.include, "-o", output, source], f"'{header.name}'")
+            run([*command, "-I", self.include, "-o", output, source], "a header of parameters")
             self.finish(output, key)
-        return cubin_facts.probed_size((ROOT / output).read_text())
+        return cubin_facts.probed_sizes((ROOT / output).read_text(), headers)
 
     def entry(self, kernel: kernel_table.Kernel, arch: str) -> dict[str, Any]:
         """The manifest's entry of a finished cubin, checked."""
@@ -295,9 +298,15 @@ class Builder:
         }
 
     def build(
-        self, jobs: list[tuple[kernel_table.Kernel, str]], workers: int, log: Log
+        self,
+        jobs: list[tuple[kernel_table.Kernel, str]],
+        workers: int,
+        log: Log,
+        other: OtherWork | None = None,
     ) -> list[dict[str, Any]]:
-        """Makes what is out of date, in parallel; the entries, in the order of `jobs`."""
+        """Makes what is out of date, in parallel, `other` beside it; the entries, in the order of
+        `jobs`. The first error ends it, once what has been begun has ended."""
+        self.headers = {kernel_table.params_header(kernel.source) for kernel, _ in jobs}
         stale = [(kernel, arch) for kernel, arch in jobs if not self.cubin_fresh(kernel, arch)]
         if len(stale) < len(jobs):
             log(f"{len(jobs) - len(stale)} of {len(jobs)} cubins are up to date")
@@ -315,12 +324,28 @@ class Builder:
             # many PTX jobs as there are workers: nobody waits long, and never for a job that cannot
             # start.
             ptx: dict[tuple[str, str], concurrent.futures.Future[None]] = {}
-            waiting: dict[concurrent.futures.Future[float], tuple[kernel_table.Kernel, str]] = {}
+            waiting: dict[concurrent.futures.Future[Any], tuple[kernel_table.Kernel, str] | None]
+            waiting = {}
 
             def queue_cubins(virtual: str, kernels: list[kernel_table.Kernel]) -> None:
                 for kernel, arch in stale:
                     if kernel in kernels and kernel.virtual_arch(arch) == virtual:
                         waiting[pool.submit(assemble, kernel, arch)] = (kernel, arch)
+
+            def queue_other(other: OtherWork) -> None:
+                first = next(iter(waiting), None)
+                places = max(1, workers // 2) if first else workers
+
+                def run_other() -> None:
+                    # What is wrong with the CUDA compiler shows before other compilers start.
+                    if first is not None:
+                        first.result()
+                    other(places)
+
+                future = pool.submit(run_other)
+                waiting[future] = None
+                for _ in range(places - 1):  # workers that leave their places to its compilers
+                    pool.submit(concurrent.futures.wait, [future])
 
             batches = batches_of(stale)
             for index, (virtual, kernels) in enumerate(batches):
@@ -328,12 +353,18 @@ class Builder:
                 ptx |= {(kernel.name, virtual): future for kernel in kernels}
                 if index >= workers:
                     queue_cubins(*batches[index - workers])
+                if index == workers and other is not None:
+                    queue_other(other)
             for batch in batches[-workers:]:
                 queue_cubins(*batch)
+            if len(batches) <= workers and other is not None:
+                queue_other(other)
             try:
                 for future in concurrent.futures.as_completed(waiting):
-                    kernel, arch = waiting[future]
-                    seconds = future.result()
+                    seconds, job = future.result(), waiting[future]
+                    if job is None:
+                        continue
+                    kernel, arch = job
                     done += 1
                     log(f"[{done}/{len(stale)}] {arch}/{kernel.name}.cubin {seconds:.1f} s")
             except BaseException:
@@ -422,8 +453,12 @@ def build_package(
     sources: pathlib.Path = SOURCES,
     cache: pathlib.Path = CACHE,
     tools: Toolkit | None = None,
+    other: OtherWork | None = None,
 ) -> None:
-    """Builds every kernel of `sources` for `archs` into `out_dir`; BuildError when that fails."""
+    """Builds every kernel of `sources` for `archs` into `out_dir`; BuildError when that fails.
+
+    `other` is run beside it, on half of the `jobs`, so that no processor waits for either to end.
+    """
     start = time.monotonic()
     archs = tuple(archs) if archs else choose_archs(None)
     tools = tools or cuda_toolkit.find_toolkit()
@@ -438,7 +473,7 @@ def build_package(
     builder = Builder(tools, sources, cache)
     with locked(ROOT / cache):
         # One more than processors: a worker also reads, hashes and checks what its compiler made.
-        entries = builder.build(pairs, jobs or (os.cpu_count() or 1) + 1, log)
+        entries = builder.build(pairs, jobs or (os.cpu_count() or 1) + 1, log, other)
         total = install(pathlib.Path(out_dir), entries, builder, f"nvcc {tools.release}")
     seconds = time.monotonic() - start
     log(f"{len(entries)} cubins, {total / 1e6:.1f} MB in {out_dir} ({seconds:.0f} s)")

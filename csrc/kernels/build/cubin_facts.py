@@ -10,6 +10,7 @@ import dataclasses
 import pathlib
 import re
 import struct
+from collections.abc import Sequence
 
 import ptx_waits
 from kernel_table import split_arch
@@ -56,8 +57,8 @@ def read_params(cubin: bytes, kernel: str) -> list[dict[str, int]]:
     return sorted(params, key=lambda param: param["index"])
 
 
-def size_probe(header: pathlib.Path) -> str:
-    """Source whose PTX tells the size of the one struct that a header declares."""
+def params_struct(header: pathlib.Path) -> str:
+    """The name of the one struct that a header declares."""
     names = re.findall(
         r"^struct (?:alignas\([^()]*\) )?(\w+Params)(?: : \w+)? \{", header.read_text(), re.M
     )
@@ -69,15 +70,22 @@ def size_probe(header: pathlib.Path) -> str:
             expected="one 'struct <name>Params {'",
             got=", ".join(names) or "none",
         )
-    return (
+    return names[0]
+
+
+def size_probe(headers: Sequence[pathlib.Path]) -> str:
+    """Source whose PTX tells the sizes of the headers' structs."""
+    return "".join(
         f'#include "{header.parent.name}/{header.name}"\n'
-        "using namespace torch_cubin;\n"
-        f'extern "C" __device__ const unsigned long long tc_params_size = sizeof({names[0]});\n'
+        f'extern "C" __device__ const unsigned long long tc_params_size_{i} ='
+        f" sizeof(torch_cubin::{params_struct(header)});\n"
+        for i, header in enumerate(headers)
     )
 
 
-def probed_size(ptx: str) -> int:
-    return int(re.search(r"\btc_params_size = (\d+);", ptx).group(1))
+def probed_sizes(ptx: str, headers: Sequence[pathlib.Path]) -> dict[pathlib.Path, int]:
+    found = {int(i): int(size) for i, size in re.findall(r"\btc_params_size_(\d+) = (\d+);", ptx)}
+    return {header: found[i] for i, header in enumerate(headers)}
 
 
 # --- the log of ptxas -v --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ and leaves no old copy of it in L1.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 # Up to the first dot of an instruction: it computes, or synchronises the cluster, or is an error.
@@ -65,7 +66,6 @@ class Body:
         self.outer = {0: 0}  # the scope around a scope
         text = _NOISE.sub(" ", ptx)
         self._read(text, text.index("{", text.index(".entry")) + 1)
-        self.definitions = self._definitions()
 
     def _read(self, text: str, start: int) -> None:
         scope, nested, begin = 0, 0, start
@@ -102,7 +102,8 @@ class Body:
                 Statement(bool(found[1]), found[2], " ".join(found[3].split()), scope)
             )
 
-    def _definitions(self) -> dict[str, list[Statement]]:
+    @functools.cached_property
+    def definitions(self) -> dict[str, list[Statement]]:
         """By register, what gives it a value: an instruction's first operand."""
         found: dict[str, list[Statement]] = {}
         for statement in self.statements:

@@ -1,10 +1,10 @@
 // Matrix product on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
 //
 // A block is one producer thread, which keeps kStages tiles of A and B on their way from memory, and
-// one or two consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two or four blocks
-// share A's tile, B's, or both: each loads a part and multicasts it (they then stay within kStages of
-// one another). Where an operand's rows begin anywhere, which the TMA cannot read, and a copy of it
-// would cost more, the producer's warpgroup reads them (sm90_read.cuh).
+// one to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or eight
+// blocks share A's tile, B's, or both: each loads a part and multicasts it (they then stay within
+// kStages of one another). Where an operand's rows begin anywhere, which the TMA cannot read, and a
+// copy of it would cost more, the producer's warpgroup reads them (sm90_read.cuh).
 //
 //   shared memory:  kStages x (A tile, B tile) | a staging buffer a warp | full, empty barriers
 //   full[s]:   the producer's arrivals and all bytes of the stage
@@ -209,10 +209,12 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int stage = 0, number = 0, turn = 0;
   u32 phase = 0;
   int group = warp / 4;
-  // The first warp frees a stage in this block, the others in the blocks that share something with it:
-  // ranks that differ in one bit or, of four in a row, in any.
-  bool frees = threadIdx.x % 32 == 0 && warp % 4 < ClusterShape(p.flags).sources();
-  u32 target = cluster_rank() ^ (warp % 4);
+  // One lane each, of all warps in turn, frees a stage in this block and in those that share something
+  // with it.
+  const ClusterShape cluster(p.flags);
+  int source = threadIdx.x % 32 * 4 + warp % 4;
+  bool frees = source < cluster.sources();
+  u32 target = cluster_rank() ^ cluster.source(source);
   bool finishes = p.flags & kSm90Finish;
   bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90NoSkew);
   u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
@@ -269,8 +271,11 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     int m = w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16;
     if (finishes) {
       wait_for_bias(group);
-      finish_and_store<C>(p, staging, bias, turn, m, w, sum);
-      continue;
+      if (p.flags & kSm90Activate) {
+        finish_and_store<C>(p, staging, bias, turn, m, w, sum);
+        continue;
+      }
+      add_bias<C>(p, bias, sum);
     }
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
@@ -294,7 +299,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
   auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  bool together = p.flags & (kSm90ShareA | kSm90ShareB | kSm90SplitPair);
+  bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM | kSm90SplitPair);
   bool reads = C::kReads && (p.flags & (kSm90ReadA | kSm90ReadB));
 
   if (threadIdx.x == 0) {
@@ -318,7 +323,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   // The next grid's blocks may come as soon as there is room: they wait for this one's end.
   launch_next_grid();
   if (warp < 4) {
-    if constexpr (C::kConsumers == 2) fewer_registers<C::kProducerRegisters>();
+    if constexpr (C::kConsumers > 1) fewer_registers<C::kProducerRegisters>();
     if (reads) {
       if constexpr (C::kReads) produce_by_reading<C>(p, shared, full, empty, ring);
     } else if (threadIdx.x == 0) {
@@ -335,7 +340,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       }
     }
   } else {
-    if constexpr (C::kConsumers == 2) more_registers<C::kConsumerRegisters>();
+    if constexpr (C::kConsumers > 1) more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
     consume<C>(p, shared, full, empty, word, ring, warp - 4);
   }
@@ -372,9 +377,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 128},
+      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 160},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 226496, "streams": 0, "pairs": 0, "reads": 0, "spill": 128},
+      "shared": 226496, "streams": 0, "pairs": 0, "reads": 0, "spill": 160},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
@@ -391,6 +396,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 218112, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x80", "tile": [128, 80, 64], "stages": 7, "consumers": 2, "threads": 384,
       "shared": 220096, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+     {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
+      "shared": 222928, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+     {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
+      "shared": 230384, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
       "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
@@ -424,6 +433,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 230384, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+     {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
+      "shared": 222928, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+     {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
+      "shared": 230384, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
       "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,

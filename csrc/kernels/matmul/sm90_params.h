@@ -23,10 +23,10 @@ struct alignas(64) Sm90TensorMap {
 };
 
 enum Sm90Flags {
-  kSm90Batched = 1,    // tensor maps have 5 dims
-  kSm90ShareA = 2,     // cluster of 2 along N: each block loads half of A's tile for both
-  kSm90ShareB = 4,     // cluster of 2 along M: the same for B; both flags: 2 x 2 blocks share both
-  kSm90SplitPair = 8,  // cluster of 2, one tile, half of K each; at most one tile a cluster
+  kSm90Batched = 1,  // tensor maps have 5 dims
+  // log2 of a cluster's blocks along N, which share A's tile: each loads an equal part for all of them.
+  kSm90AlongN = 1,       // at bits 1 and 2; along M, which share B's: kSm90AlongM
+  kSm90SplitPair = 8,    // cluster of 2, one tile, half of K each; at most one tile a cluster
   kSm90Serpentine = 16,  // K backwards in every other tile: what is in the L2 cache is used again
   kSm90GroupN = 32,      // the groups of the tile order run along N instead of M
   kSm90General = 64,     // the epilogue by way of shared memory, for what kSm90Finish does not take
@@ -40,13 +40,14 @@ enum Sm90Flags {
   // (not general) Bias, alpha and, in 16 bits, activation and addend are applied to the accumulators.
   // Bias and addend are then contiguous along columns and aligned to pairs; with an addend n is even.
   kSm90Finish = 1 << 16,
-  kSm90Four = 1 << 17,  // with one of ShareA and ShareB: cluster of 4, each block loads a quarter
+  kSm90Activate = 1 << 17,  // (kSm90Finish) there is more to do than a bias and relu
   // (general) The outermost dim of the tiles' order is a split of K: each split's sums go to a matrix
   // of out of its own, out_batch_stride[0] apart.
   kSm90SplitK = 1 << 18,
   // No tensor map: the producer's threads read A's rows, which begin anywhere; the same for B.
   kSm90ReadA = 1 << 19,
   kSm90ReadB = 1 << 20,
+  kSm90AlongM = 21,  // at bits 21 and 22
 };
 
 // An operand of 16-bit elements that the producer's threads read: rows along its contiguous dim.

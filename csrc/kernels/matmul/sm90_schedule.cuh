@@ -51,9 +51,11 @@ struct Config {
   static_assert(kTileM == 64 * kConsumers * kBlocksM && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(kBlocksM * kTileN <= 384, "accumulators: 192 registers at most");
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
-  // setmaxnreg deals out the 3 x 168 registers that three warpgroups have at launch.
+  // setmaxnreg deals out the 3 x 168 or 4 x 128 registers that the warpgroups have at launch.
   static constexpr int kProducerRegisters = kBlocksM * kTileN > 256 ? 40 : 56;
-  static constexpr int kConsumerRegisters = kBlocksM * kTileN > 256 ? 232 : 224;
+  static constexpr int kConsumerRegisters = kConsumers == 3           ? 152
+                                            : kBlocksM * kTileN > 256 ? 232
+                                                                      : 224;
   // Readers need 128 registers and more for what is on its way.
   static_assert(!kReads || (kElement == 2 && kConsumers == 1 && kTileN % 64 == 0));
 };
@@ -62,11 +64,8 @@ struct Config {
 struct ClusterShape {
   int along_m, along_n;
 
-  TC_DEVICE explicit ClusterShape(int flags) {
-    bool shares_a = flags & kSm90ShareA, shares_b = flags & kSm90ShareB, four = flags & kSm90Four;
-    along_n = shares_a ? (four ? 2 : 1) : 0;
-    along_m = shares_b ? (four ? 2 : 1) : 0;
-  }
+  TC_DEVICE explicit ClusterShape(int flags)
+      : along_m(flags >> kSm90AlongM & 3), along_n(flags >> kSm90AlongN & 3) {}
 
   TC_DEVICE int log_size() const { return along_m + along_n; }
   TC_DEVICE int place_along_n(int rank) const { return rank & ((1 << along_n) - 1); }
@@ -77,11 +76,17 @@ struct ClusterShape {
     return static_cast<u16>(in_row << (place_along_m(rank) << along_n));
   }
   TC_DEVICE u16 same_columns(int rank) const {
-    int in_column = along_m == 0 ? 1 : along_m == 1 ? 1 | 1 << (1 << along_n) : 15;
+    int in_column = 0;
+    for (int place = 0; place < 1 << along_m; ++place) in_column |= 1 << (place << along_n);
     return static_cast<u16>(in_column << place_along_n(rank));
   }
   // Blocks that load something for a block: itself, those that share A with it, those that share B.
   TC_DEVICE int sources() const { return (1 << along_m) + (1 << along_n) - 1; }
+  // The `number`th of them, this block being number 0, as what its rank differs in.
+  TC_DEVICE int source(int number) const {
+    int in_row = 1 << along_n;
+    return number < in_row ? number : (number - in_row + 1) << along_n;
+  }
 };
 
 // A stretch of K of one tile: what the producer tells the consumers, in shared memory. It is written

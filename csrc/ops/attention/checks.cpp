@@ -125,7 +125,8 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
   shape.packed = shape.has_heads = true;
   shape.batch.dim = 1;
   shape.batch.sizes[0] = q_offsets.sizes[0] - 1;
-  const int64_t rows_q = query.sizes[0], rows_k = all[1].view->sizes[0];
+  const int64_t rows_q = shape.total_q = query.sizes[0];
+  const int64_t rows_k = shape.total_k = all[1].view->sizes[0];
   // A bound that is not given is the rows of all sequences: right, with blocks that find no work.
   shape.seqlen_q = options.max_seqlen_q > 0 ? std::min(options.max_seqlen_q, rows_q) : rows_q;
   shape.seqlen_k = options.max_seqlen_k > 0 ? std::min(options.max_seqlen_k, rows_k) : rows_k;
@@ -249,8 +250,8 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   if (packed) {
     set_packed(op, shape, all, options, views);
   } else {
-    shape.seqlen_q = size_from_end(query, 2);
-    shape.seqlen_k = size_from_end(key, 2);
+    shape.seqlen_q = shape.total_q = size_from_end(query, 2);
+    shape.seqlen_k = shape.total_k = size_from_end(key, 2);
     shape.has_heads = query.dim > 2 || key.dim > 2 || value.dim > 2;
     if (options.enable_gqa && (query.dim < 3 || key.dim < 3 || value.dim < 3)) {
       fail({"input", op, "with enable_gqa=True needs a dimension of heads",
@@ -271,6 +272,12 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
     fail({"input", op, "has a dimension that is too large",
           "less than " + std::to_string(kMaxLength),
           query.shape_text() + ", " + key.shape_text() + ", " + value.shape_text(), ""});
+  }
+  // Kernels add a row of its sequence to the rows before it.
+  if (std::max(shape.total_q + shape.seqlen_q, shape.total_k + shape.seqlen_k) > INT_MAX) {
+    fail({"input", op, "has too many rows in its packed sequences",
+          "less than 2^31, those of the longest sequence counted twice",
+          query.shape_text() + ", " + key.shape_text(), "Split the sequences between calls."});
   }
   if (options.e4m3) check_e4m3(op, shape, all, views);
   if (views.attn_mask) check_mask(op, shape, query, *views.attn_mask, options.is_causal);

@@ -20,6 +20,8 @@ struct AttentionShape {
   bool packed = false;
   int64_t heads = 1, kv_heads = 1;  // kv_heads divides heads
   int64_t seqlen_q = 0, seqlen_k = 0;
+  int64_t total_q = 0,
+          total_k = 0;  // rows of the tensors: of a sequence, or of all that are packed
   int64_t head_dim = 0, head_dim_v = 0;
   Shape out, logsumexp;
 

@@ -73,7 +73,6 @@ AttentionParams FusedOperands::params(int64_t head_dim, int64_t head_dim_v) cons
                                             : kAttendOwnMask;
   }
   if (slopes && TensorView(*slopes).dim == 2) p.alibi_stride = call.shape.heads;
-  if (call.shape.packed) p.sums_stride = call.shape.logsumexp.sizes[1];
   if (sinks) p.sinks = static_cast<const float*>(sinks->data_ptr());
   if (cu_seqlens_q) p.cu_seqlens_q = static_cast<const int*>(cu_seqlens_q->data_ptr());
   if (cu_seqlens_k) p.cu_seqlens_k = static_cast<const int*>(cu_seqlens_k->data_ptr());

@@ -1,6 +1,8 @@
 // What flash_attention_with_kvcache requires of its arguments, checked alike on every device and for
 // calls that are only described.
 #include <algorithm>
+#include <climits>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -32,6 +34,13 @@ void check_cache_shape(const char* name, const TensorView& view,
   const auto dim = static_cast<int64_t>(sizes.size());
   if (view.dim == dim && std::equal(sizes.begin(), sizes.end(), view.sizes)) return;
   fail_cache_shape(name, names + " = " + tuple_text(sizes.begin(), dim), view);
+}
+
+// Kernels count rows, pages and sequences in 32 bits.
+void check_counts(const char* name, const TensorView& view) {
+  if (std::max(view.sizes[0], view.sizes[1]) <= INT_MAX) return;
+  fail({"input", cache_argument(name), "has a dimension that is too large", "less than 2^31",
+        view.shape_text(), ""});
 }
 
 void check_cache_side(const char* name, const TensorView& view, const TensorView& q,
@@ -195,7 +204,11 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
     }
     shape.pages = k_cache.sizes[0];
     shape.page_size = k_cache.sizes[1];
-    shape.capacity = shape.pages == 0 ? 0 : table.sizes[1] * shape.page_size;
+    if (shape.pages == 0) {
+      shape.capacity = 0;
+    } else if (__builtin_mul_overflow(table.sizes[1], shape.page_size, &shape.capacity)) {
+      shape.capacity = INT64_MAX;  // refused below, as every length from 2^30 on
+    }
   } else {
     shape.cache_batch = k_cache.sizes[0];
     shape.capacity = shape.cache_batch == 0 ? 0 : k_cache.sizes[1];
@@ -228,6 +241,8 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
                       {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim_v},
                       "(batch, new rows, heads_k, head_dim)");
   }
+  check_counts("k_cache", k_cache);
+  if (views.k) check_counts("k", *views.k);
   check_rotary(views, shape);
   if (views.k) check_apart(views);
 

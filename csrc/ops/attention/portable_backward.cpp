@@ -38,8 +38,8 @@ struct DqSum {
       : tiles_of_head(ceil_div(problem.seqlen_q, 16)) {
     int64_t tiles = problem.batch * problem.heads * tiles_of_head;
     if (problem.packed) {
-      tiles = problem.heads *
-              (TensorView(operands.query).sizes[0] / 16 + operands.call.shape.batch.sizes[0]);
+      const AttentionShape& shape = operands.call.shape;
+      tiles = problem.heads * (shape.total_q / 16 + shape.batch.sizes[0]);
     }
     const int64_t floats = tiles * 16 * problem.head_dim;
     sum = empty_cuda(&floats, 1, ScalarType::Float, device.index);

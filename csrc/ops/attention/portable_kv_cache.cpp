@@ -127,8 +127,9 @@ class PortableKvCache : public KvCacheKernels {
     p.q_one_position = !shape.rotates_by_row(call.options);
     const int64_t new_rows = shape.batch * shape.new_columns * shape.kv_heads;
     const int64_t q_rows = rotates ? shape.batch * shape.seqlen_q * shape.heads : 0;
+    // Head dims are multiples of 8; the elements of expanded rows may be more than 2^63.
     const int64_t vectors =
-        (new_rows * (shape.head_dim + shape.head_dim_v) + q_rows * shape.head_dim) / 8;
+        new_rows * ((shape.head_dim + shape.head_dim_v) / 8) + q_rows * (shape.head_dim / 8);
     if (vectors == 0) return;
     if (vectors > INT_MAX) {
       fail({"input", "flash_attention_with_kvcache", "has too many new rows for one launch",
@@ -161,7 +162,8 @@ class PortableKvCache : public KvCacheKernels {
     strides_of(TensorView(call.v_cache), {0, 2, 1}, p.v_stride);
     strides_of(TensorView(call.out), {0, 2, 1}, p.out_stride);
     p.group = static_cast<int>(shape.group());
-    p.seqlen_k = static_cast<int>(shape.capacity);
+    p.seqlen_k = p.total_k = static_cast<int>(shape.capacity);
+    p.total_q = p.seqlen_q;
     p.first = s.first;
     p.last = s.last;
     p.flags = kAttendBottomRight;

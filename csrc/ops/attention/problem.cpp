@@ -113,6 +113,8 @@ void AttentionProblem::fill(AttentionParams& params, int64_t part) const {
   params.group = static_cast<int>(shape_.group());
   params.seqlen_q = static_cast<int>(shape_.seqlen_q);
   params.seqlen_k = static_cast<int>(shape_.seqlen_k);
+  params.total_q = static_cast<int>(shape_.total_q);
+  params.total_k = static_cast<int>(shape_.total_k);
 }
 
 }  // namespace torch_cubin

@@ -19,6 +19,7 @@ constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
 // Of packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
 constexpr int kPackedRowsTogether = 32768;
 constexpr const char* kGeneralKind = "sm90_general";
+constexpr const char* kMaskedKind = "sm90_masked";
 constexpr const char* kOrderKind = "sm90_order";
 constexpr const char* kMaskKind = "sm90_mask";
 constexpr double kLog2e = 1.4426950408889634;
@@ -34,7 +35,8 @@ class Sm90Forward : public AttentionForwardKernels {
         continue;
       }
       const AttentionRow row(*kernel, device);
-      rows_[row.dtype][row.variant].push_back(row);
+      if (kind != kMaskedKind) rows_[row.dtype][row.variant].push_back(row);
+      if (kind != "sm90") masked_[row.dtype].push_back(row);
     }
   }
 
@@ -73,7 +75,8 @@ class Sm90Forward : public AttentionForwardKernels {
     *time = std::numeric_limits<double>::infinity();
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return nullptr;
-    const AttentionRows& rows = rows_[dtype][problem.variant];
+    const bool only_masked = problem.mask == kBoolMask && problem.score_variant == kFull;
+    const AttentionRows& rows = only_masked ? masked_[dtype] : rows_[dtype][problem.variant];
     const AttentionRow* fits = narrowest(rows, std::max(problem.head_dim, problem.head_dim_v));
     if (fits == nullptr) return nullptr;
     const AttentionRow* best = nullptr;
@@ -110,7 +113,7 @@ class Sm90Forward : public AttentionForwardKernels {
                       !std::isnormal(params.unit);
     if (params.has_rule) params.unit = static_cast<float>(kLog2e);
     std::optional<Workspace> mask;
-    if (all.mask != nullptr) lay_out_mask(all, row, params.mask, mask);
+    if (all.mask != nullptr) params.next = lay_out_mask(all, row, params.mask, mask);
     if (!packed) {
       params.deal = mask ? sm90_heads_together(tiles) : sm90_deal(row, band, tiles, heads, blocks_);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
@@ -124,16 +127,16 @@ class Sm90Forward : public AttentionForwardKernels {
     making.tile_columns = static_cast<int>(row.columns);
     making.rows_together = kPackedRowsTogether;
     making.logsumexp = all.logsumexp;
-    making.logsumexp_head = all.sums_stride;
+    making.logsumexp_head = all.total_q;
     making.rows_of_none[0] =
         sm90_rows_of_none(all.out, all.out_stride, all.heads, all.head_dim_v, false);
-    order.make(*order_, device_, all, operands, making);
+    order.make(*order_, device_, all, making);
     torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
   }
 
   // Launches the kernel that lays out a boolean mask for `row`'s tiles, as many batches, heads and rows
-  // as it has.
-  void lay_out_mask(const AttentionParams& all, const AttentionRow& row, Sm90MaskTiles& out,
+  // as it has. Returns the counter of tiles that it makes 0.
+  int* lay_out_mask(const AttentionParams& all, const AttentionRow& row, Sm90MaskTiles& out,
                     std::optional<Workspace>& memory) const {
     const auto size = [&](int dim, int64_t all_of) {
       return all.mask_stride[dim] == 0 ? int64_t{1} : all_of;
@@ -165,7 +168,6 @@ class Sm90Forward : public AttentionForwardKernels {
     torch_cubin::launch(*mask_, {pairs * tiles * chunks}, device_, params);
     out.words = params.words;
     out.classes = reinterpret_cast<const unsigned*>(params.classes);
-    out.next = params.next;
     const int64_t class_line = classes / 4;
     out.word_stride[0] = batch == 1 ? 0 : heads * rows * line;
     out.word_stride[1] = heads == 1 ? 0 : rows * line;
@@ -173,18 +175,20 @@ class Sm90Forward : public AttentionForwardKernels {
     out.class_stride[0] = batch == 1 ? 0 : heads * tiles * class_line;
     out.class_stride[1] = heads == 1 ? 0 : tiles * class_line;
     out.class_stride[2] = rows == 1 ? 0 : class_line;
+    return params.next;
   }
 
   const Device& device_;
   int64_t blocks_;
   AttentionRows rows_[kAttendDtypes][kAttentionVariants];
+  AttentionRows masked_[kAttendDtypes];  // for calls with a boolean mask and no other option
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
 };
 
 class Sm90AttentionSeam : public AttentionSeam {
  public:
-  Sm90AttentionSeam() : AttentionSeam({"sm90", kGeneralKind, kOrderKind, kMaskKind}) {}
+  Sm90AttentionSeam() : AttentionSeam({"sm90", kGeneralKind, kMaskedKind, kOrderKind, kMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kOrderKind) {
@@ -197,11 +201,12 @@ class Sm90AttentionSeam : public AttentionSeam {
     }
     check_params(kernel.entry(), "attention/sm90", sizeof(Sm90AttentionParams));
     const AttentionRow row(kernel, Device());
-    const bool general = kernel.entry().kind == kGeneralKind;
-    check_sm90_row(row, general);
-    // sm90_mask.cu has room for such tiles.
-    if (general && (row.rows > 128 || row.columns > 128)) {
-      KernelFields(kernel).refuse("tile", "at most 128 queries and 128 keys");
+    const bool reads_masks = kernel.entry().kind != "sm90";
+    check_sm90_row(row, reads_masks);
+    if (reads_masks && (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
+      KernelFields(kernel).refuse("tile", "at most " + std::to_string(kMaskTileRows) +
+                                              " queries and " + std::to_string(kMaskTileColumns) +
+                                              " keys");
     }
   }
 

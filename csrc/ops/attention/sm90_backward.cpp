@@ -133,7 +133,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     if (packed) {
       operands.fill(all, 0);
       order.emplace(device_, key_tiles);
-      order_tiles(*order, problem, operands, row, params.together, all);
+      order_tiles(*order, problem, row, params.together, all);
       params.order = order->data();
       if (problem.batch == 0) return;
     }
@@ -154,8 +154,7 @@ class Sm90Backward : public AttentionBackwardKernels {
 
  private:
   void order_tiles(const Sm90TileOrder& order, const AttentionCase& problem,
-                   const FusedOperands& operands, const AttentionRow& row, int64_t together,
-                   const AttentionParams& all) const {
+                   const AttentionRow& row, int64_t together, const AttentionParams& all) const {
     Sm90OrderParams params{};
     params.tile_rows = static_cast<int>(row.rows);
     params.tile_columns = static_cast<int>(row.columns);
@@ -167,7 +166,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     params.rows_of_none[1] = sm90_rows_of_none(all.dk, all.dk_stride, kv_heads, all.head_dim, true);
     params.rows_of_none[2] =
         sm90_rows_of_none(all.dv, all.dv_stride, kv_heads, all.head_dim_v, true);
-    order.make(*order_, device_, all, operands, params);
+    order.make(*order_, device_, all, params);
   }
 
   // For a boolean mask it launches the kernel that makes bits of it, for as many batches, heads and tiles

@@ -104,13 +104,13 @@ Sm90RowsOfNone sm90_rows_of_none(void* data, const tc_int64 (&stride)[3], int64_
 }
 
 void Sm90TileOrder::make(PackageKernel& kernel, const Device& device, const AttentionParams& all,
-                         const FusedOperands& operands, Sm90OrderParams& params) const {
+                         Sm90OrderParams& params) const {
   params.lengths = sm90_lengths(all);
   params.order = data();
   params.batch = all.batch;
   params.heads = all.heads;
-  params.total_q = static_cast<int>(TensorView(operands.query).sizes[0]);
-  params.total_k = static_cast<int>(TensorView(operands.key).sizes[0]);
+  params.total_q = all.total_q;
+  params.total_k = all.total_k;
   params.capacity = static_cast<int>(capacity_);
   launch(kernel, {1 + kClearingBlocks}, device, params);
 }

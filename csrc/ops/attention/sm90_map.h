@@ -41,8 +41,8 @@ struct Sm90Rows {
   Sm90Rows(const AttentionCase& problem, const FusedOperands& operands)
       : packed(problem.packed),
         sequences(std::max<int64_t>(problem.batch, 1)),
-        q(packed ? TensorView(operands.query).sizes[0] : problem.seqlen_q),
-        k(packed ? TensorView(operands.key).sizes[0] : problem.seqlen_k) {}
+        q(operands.call.shape.total_q),
+        k(operands.call.shape.total_k) {}
 
   // Tiles of so many rows, of a head. Packed sequences have at most so many: each may end with a part
   // of one.
@@ -73,7 +73,7 @@ void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionPa
   std::copy_n(all.out_stride, 3, params.out_stride);
   const bool packed = all.cu_seqlens_q != nullptr;
   params.logsumexp_stride[0] = packed ? 0 : tc_int64{all.heads} * all.seqlen_q;  // batch, head
-  params.logsumexp_stride[1] = packed ? all.sums_stride : all.seqlen_q;
+  params.logsumexp_stride[1] = packed ? all.total_q : all.seqlen_q;
   params.lengths = sm90_lengths(all);
   params.batch = all.batch;
   params.heads = all.heads;
@@ -96,7 +96,7 @@ class Sm90TileOrder {
 
   // Launches it. `params` has all but the order, the lengths and what follows from `all`.
   void make(PackageKernel& kernel, const Device& device, const AttentionParams& all,
-            const FusedOperands& operands, Sm90OrderParams& params) const;
+            Sm90OrderParams& params) const;
 
   Sm90Order* data() const { return reinterpret_cast<Sm90Order*>(memory_.data()); }
 
@@ -106,7 +106,7 @@ class Sm90TileOrder {
   int64_t capacity_;
 };
 
-// A tensor whose rows of no sequence become zeros.
+// A tensor whose rows of no sequence become zeros, and all NaN where cu_seqlens are no offsets.
 Sm90RowsOfNone sm90_rows_of_none(void* data, const tc_int64 (&stride)[3], int64_t heads,
                                  int64_t columns, bool of_keys);
 

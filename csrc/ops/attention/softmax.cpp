@@ -53,7 +53,9 @@ void same_device(const char* name, const TensorView& view, const TensorView& sco
 void require(bool right, const char* name, const char* expected, const TensorView& got) {
   if (right) return;
   fail({"input", argument_text("attention", name), "is not what it should be", expected,
-        dtype_name(got.dtype) + " " + got.shape_text(), ""});
+        dtype_name(got.dtype) + " " + got.shape_text() + " with strides " +
+            tuple_text(got.strides, got.dim),
+        ""});
 }
 
 bool is_dense(const TensorView& view) { return is_contiguous(view.sizes, view.strides, view.dim); }
@@ -81,7 +83,8 @@ void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorVie
     const bool batched = slopes.dim == 2 && slopes.sizes[0] == scores.sizes[0];
     require(slopes.dtype == ScalarType::Float && (batched || slopes.dim == 1) &&
                 slopes.sizes[slopes.dim - 1] == scores.sizes[1] &&
-                (slopes.strides[slopes.dim - 1] == 1 || scores.sizes[1] <= 1),
+                (slopes.strides[slopes.dim - 1] == 1 || scores.sizes[1] <= 1 ||
+                 !has_elements(slopes.sizes, slopes.dim)),
             "alibi_slopes", "float32 (heads,) or (batch, heads), contiguous heads", slopes);
     p.alibi_slopes = static_cast<const float*>(slopes.data());
     p.alibi_stride = batched ? slopes.strides[0] : 0;

@@ -28,8 +28,11 @@ constexpr int64_t kFewRows = 64;
 constexpr double kShareToCompare = 0.615, kShareOfFewRows = 0.64;
 // Of rows that are read by threads, beside kernels that read by elements and copies.
 constexpr double kShareOfReads = 0.8;
-constexpr int64_t kLargestCluster = 4;  // blocks
+constexpr int64_t kLargestCluster = 8;  // blocks; more are not portable
 constexpr int64_t kMostReadK = 128;     // where K is longer a copy is quicker
+
+// Of 1, 2, 4 or 8.
+int log2_of(int64_t size) { return size == 8 ? 3 : static_cast<int>(size / 2); }
 
 // A matrix of up to 5 dims, innermost first, as the TMA sees it.
 struct Mapped {
@@ -84,7 +87,7 @@ class Sm90Matmul : public MatmulKernels {
 
   bool has_room(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<Sm90Plan>();
-    const int64_t size = cluster_size(chosen.cluster);
+    const int64_t size = chosen.cluster.size();
     // Blocks of all these kernels take a multiprocessor each.
     return size == 1 || size <= clusters_.ask(*rows_.front().kernel, device_);
   }
@@ -98,7 +101,7 @@ class Sm90Matmul : public MatmulKernels {
     const auto chosen = plan.get<Sm90Plan>();
     Sm90MatmulParams params{};
     fill(params, chosen, p, operands);
-    const int64_t size = cluster_size(chosen.cluster);
+    const int64_t size = chosen.cluster.size();
     const Grid grid = {chosen.clusters * size, 1, 1, size};
     if (chosen.stream_tiles == 0) {
       torch_cubin::launch(*chosen.row->kernel, grid, device_, params);
@@ -149,7 +152,7 @@ class Sm90Matmul : public MatmulKernels {
   void fill(Sm90MatmulParams& out, const Sm90Plan& plan, const MatmulProblem& p,
             const MatmulOperands& operands) const {
     const Sm90Row& row = *plan.row;
-    const int64_t of_a = sharers_of_a(plan.cluster), of_b = sharers_of_b(plan.cluster);
+    const int64_t of_a = plan.cluster.of_a, of_b = plan.cluster.of_b;
     const bool batched = p.batch_dims > 0;
     const int64_t bytes = element_size(p.input);
     const MapType type = p.math == kMathTF32      ? MapType::kTFloat32
@@ -219,6 +222,8 @@ class Sm90Matmul : public MatmulKernels {
     out.flags |= p.activation << kSm90Activation;
     if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
 
+    const bool to_activate = p.activation != kActivationNone && p.activation != kActivationRelu;
+    if (to_activate || p.alpha != 1 || operands.addend != nullptr) out.flags |= kSm90Activate;
     if (to_finish && (stored_by_tma || (in_registers && out_bytes == 2))) out.flags |= kSm90Finish;
     if (stored_by_tma) {
       const int64_t in_row = row.tile_n * out_bytes;
@@ -248,16 +253,14 @@ class Sm90Matmul : public MatmulKernels {
     }
     out.bias = operands.bias;
     if (batched) out.flags |= kSm90Batched;
-    if (of_a > 1) out.flags |= kSm90ShareA;
-    if (of_b > 1) out.flags |= kSm90ShareB;
-    if (of_a > 2 || of_b > 2) out.flags |= kSm90Four;
+    out.flags |= log2_of(of_a) << kSm90AlongN | log2_of(of_b) << kSm90AlongM;
     if (plan.splits > 1) {
       out.flags |= kSm90SplitK;
       out.split_blocks = plan.split_blocks;
       out.batch[0] = plan.splits;
       out.out_batch_stride[0] = p.m * p.n;
     }
-    if (plan.cluster == Sm90Cluster::kSplitK) out.flags |= kSm90SplitPair;
+    if (plan.cluster.splits_k) out.flags |= kSm90SplitPair;
     if (!p.batch_invariant) out.flags |= kSm90Serpentine;
     out.m = static_cast<int>(p.m);
     out.n = static_cast<int>(p.n);

@@ -33,7 +33,8 @@ constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
 // others: 64 x 4096 x 4096 with tiles of 128 x 64 took 19 us, 128 x 4096 x 4096 took 12.
 constexpr double kOutside = 1.13;
 // Clusters of four find room for fewer blocks than there are multiprocessors, since these come in groups of
-// 16 or 18: 30 of 33 on an H200. And more blocks wait for one another.
+// 16 or 18: 30 of 33 on an H200, and 15 of 16 of eight. And more blocks wait for one another: the timings of
+// eight do not tell these constants from those of four.
 constexpr int64_t kFoursOf = 11, kFoursFound = 10;
 constexpr double kFourCycles = 1.06, kFourFixed = 0.25;  // us
 // Where nearly all clusters of four that find room are needed and an eighth of their tiles lie outside,
@@ -82,7 +83,7 @@ double shared_cycles(const Sm90Row& row) {
 // Cycles of one block for 128 bytes of K: the tensor cores, shared memory, and what the L2 cache
 // delivers, or what the producer's threads read.
 double k_block_cycles(const Sm90Row& row, const Sm90Plan& plan, const MatmulCase& c) {
-  const int64_t of_a = sharers_of_a(plan.cluster), of_b = sharers_of_b(plan.cluster);
+  const int64_t of_a = plan.cluster.of_a, of_b = plan.cluster.of_b;
   const double a = loaded_size(row.tile_m, row.a_mn_major) * (c.a_lines ? 1 : kSplitLines);
   const double b = loaded_size(row.tile_n, row.b_mn_major) * (c.b_lines ? 1 : kSplitLines);
   double loaded = 0, read = 0;
@@ -122,15 +123,14 @@ class Chooser {
     }
     const int64_t tiles = tiles_m * tiles_n * c_.batch;
     const bool reads_a = !is_vectors(c_.a), reads_b = !is_vectors(c_.b);
-    for (const Sm90Cluster cluster : kSm90Clusters) {
-      const int64_t of_a = sharers_of_a(cluster), of_b = sharers_of_b(cluster);
-      const int64_t size = cluster_size(cluster);
+    for (const Sm90Cluster& cluster : kSm90Clusters) {
+      const int64_t of_a = cluster.of_a, of_b = cluster.of_b, size = cluster.size();
       if ((of_a > 1 && tiles_n < of_a) || (of_b > 1 && tiles_m < of_b)) continue;
       // Each block loads whole groups of 8 rows.
       if (row.tile_m % (8 * of_a) != 0 || row.tile_n % (8 * of_b) != 0) continue;
       if (size > largest_cluster_ || (size > 1 && (reads_a || reads_b))) continue;
       const int64_t slots =  // clusters that run at a time
-          size == 4 ? multiprocessors_ * kFoursFound / kFoursOf / size : multiprocessors_ / size;
+          size >= 4 ? multiprocessors_ * kFoursFound / kFoursOf / size : multiprocessors_ / size;
       if (slots == 0) continue;
       Sm90Plan plan;
       plan.row = &row;
@@ -151,16 +151,16 @@ class Chooser {
                              (crowded ? kFourCrowded : 1);
       const double readers_of_a = readers(reads_a || c_.a_lines, tiles_n / of_a, row.tile_m);
       const double readers_of_b = readers(reads_b || c_.b_lines, tiles_m / of_b, row.tile_n);
-      const double extra = (size == 4   ? kFourFixed
+      const double extra = (size >= 4   ? kFourFixed
                             : size == 2 ? kShareFixed
                                         : 0) +
                            kCrowdedRows * std::max(readers_of_a, readers_of_b);
       if (c_.split_sums) {
-        if (cluster != Sm90Cluster::kSplitK) split(plan, slots, k_blocks, k_block, extra);
+        if (!cluster.splits_k) split(plan, slots, k_blocks, k_block, extra);
         continue;
       }
       const double waves = std::max(1.0, static_cast<double>(cluster_tiles) / slots);
-      if (cluster == Sm90Cluster::kSplitK) {
+      if (cluster.splits_k) {
         if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
         if (c_.batch_invariant) continue;
         const double exchange = static_cast<double>(row.tile_m * row.tile_n * 4) /
@@ -309,11 +309,9 @@ std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCas
 }
 
 std::string sm90_name(const Sm90Plan& plan) {
-  constexpr const char* kClusters[] = {"",        " share_a", " share_b", " split_k", " share_both",
-                                       " four_a", " four_b"};
   const bool reads = plan.reads_a || plan.reads_b;
   return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
-         kClusters[static_cast<int>(plan.cluster)] + (reads ? " read" : "") +
+         plan.cluster.name + (reads ? " read" : "") +
          (plan.splits > 1 ? " " + std::to_string(plan.splits) + " splits" : "") +
          (plan.stream_tiles != 0 ? " streamed" : "");
 }

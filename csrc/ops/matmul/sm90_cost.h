@@ -25,29 +25,24 @@ struct Sm90Row {
   bool reads;          // for operands whose rows begin anywhere, and no others
 };
 
-// What the blocks of a cluster have in common: two share an operand, or split K; four share both, each with
-// one other block, or all one.
-enum class Sm90Cluster : uint8_t { kNone, kShareA, kShareB, kSplitK, kShareBoth, kFourA, kFourB };
-constexpr Sm90Cluster kSm90Clusters[] = {
-    Sm90Cluster::kNone,      Sm90Cluster::kShareA, Sm90Cluster::kShareB, Sm90Cluster::kSplitK,
-    Sm90Cluster::kShareBoth, Sm90Cluster::kFourA,  Sm90Cluster::kFourB};
+// What the blocks of a cluster have in common: so many along N share a tile of A, so many along M one of B;
+// or two split K.
+struct Sm90Cluster {
+  const char* name;  // in a way's
+  int64_t of_a, of_b;
+  bool splits_k;
 
-// How many blocks of a cluster share a tile of A (they lie along N), and one of B.
-inline int64_t sharers_of_a(Sm90Cluster cluster) {
-  const bool two = cluster == Sm90Cluster::kShareA || cluster == Sm90Cluster::kShareBoth;
-  return cluster == Sm90Cluster::kFourA ? 4 : two ? 2 : 1;
-}
-inline int64_t sharers_of_b(Sm90Cluster cluster) {
-  const bool two = cluster == Sm90Cluster::kShareB || cluster == Sm90Cluster::kShareBoth;
-  return cluster == Sm90Cluster::kFourB ? 4 : two ? 2 : 1;
-}
-inline int64_t cluster_size(Sm90Cluster cluster) {
-  return cluster == Sm90Cluster::kSplitK ? 2 : sharers_of_a(cluster) * sharers_of_b(cluster);
-}
+  int64_t size() const { return splits_k ? 2 : of_a * of_b; }
+};
+constexpr Sm90Cluster kSm90Clusters[] = {
+    {"", 1, 1, false},         {" share_a", 2, 1, false},    {" share_b", 1, 2, false},
+    {" split_k", 1, 1, true},  {" share_both", 2, 2, false}, {" four_a", 4, 1, false},
+    {" four_b", 1, 4, false},  {" 2x4", 4, 2, false},        {" 4x2", 2, 4, false},
+    {" eight_a", 8, 1, false}, {" eight_b", 1, 8, false}};
 
 struct Sm90Plan {
   const Sm90Row* row = nullptr;  // null: none takes the problem
-  Sm90Cluster cluster = Sm90Cluster::kNone;
+  Sm90Cluster cluster = kSm90Clusters[0];
   int32_t tiles_m = 0, tiles_n = 0;  // of a cluster
   int32_t clusters = 0;
   int32_t whole_tiles = 0, stream_tiles = 0, stream_clusters = 0;

@@ -1,0 +1,76 @@
+"""The order of the GPU tests, and which of their child processes are started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Collects as a process of several does, starts the children of what is there, and runs nothing.
+PLUGIN = """
+import concurrent.futures, sys, pytest
+
+class Pool:
+    def submit(self, run, *arguments):
+        print("child", *arguments)
+
+def pytest_configure(config):
+    if "worker" in sys.argv:
+        config.workerinput, config.workeroutput = {"workerid": "gw0"}, {}
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    (conftest,) = [m for m in list(sys.modules.values())
+                   if str(getattr(m, "__file__", "")).endswith("tests/gpu/conftest.py")]
+    conftest._pool = Pool()
+    conftest._start_children(items)
+    for item in items:
+        print("test", item.path.stem, item.get_closest_marker("child") is not None)
+"""
+
+
+def collected(folder: Path, worker: bool, *names: str, **environment: str) -> list[list[str]]:
+    """The words of the lines above, for these files of tests/gpu."""
+    (folder / "starts.py").write_text(PLUGIN)
+    code = f"import sys, pytest; sys.path[:0] = [{str(folder)!r}]; "
+    code += "sys.exit(pytest.main(sys.argv[1 + ('worker' in sys.argv) :]))"
+    command = [sys.executable, "-c", code, *(["worker"] if worker else [])]
+    command += ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += ["-p", "starts", *(f"tests/gpu/test_cuda_{name}.py" for name in names)]
+    kept = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    kept.pop("TORCH_CUBIN_SLOW_TESTS", None)
+    done = subprocess.run(
+        command, env={**kept, **environment}, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line.split() for line in done.stdout.splitlines() if line[:5] in ("child", "test ")]
+
+
+def test_children_of_skipped_tests_are_not_started(tmp_path: Path) -> None:
+    lines = collected(tmp_path, True, "sanitizer")
+    assert ["child", "sanitize", "memcheck"] in lines
+    assert not [line for line in lines if "ways_sanitize" in line]
+    lines = collected(tmp_path, True, "sanitizer", TORCH_CUBIN_SLOW_TESTS="1")
+    assert ["child", "ways_sanitize", "memcheck"] in lines
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def test_tests_that_wait_come_late(tmp_path: Path, worker: bool) -> None:
+    names = ("streams", "examples", "capture")
+    lines = collected(tmp_path, worker, *names)
+    tests = [line[1:] for line in lines if line[0] == "test"]
+    waits = [waiting == "True" for _, waiting in tests]
+    if not worker:
+        assert waits == sorted(waits)
+        return
+    order = list(dict.fromkeys(name.removeprefix("test_cuda_") for name, _ in tests))
+    assert order == ["examples", "capture", "streams"], "those that take longest come first"
+    for name in names:
+        of_file = [w for (file, _), w in zip(tests, waits, strict=True) if file.endswith(name)]
+        assert of_file[:-2] == sorted(of_file[:-2])
+        assert of_file[-2:] == [False, False]
