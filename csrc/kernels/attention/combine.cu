@@ -2,7 +2,7 @@
 // so that the same inputs give the same bits. Sinks join here, since each counts once a row.
 //
 // A block's warps share its rows, warps_per_row of them each: grid.x = ceil(batch * heads * seqlen_q /
-// rows of a block).
+// rows of a block), grid.y = ceil(head_dim_v / 128).
 #include "combine_params.h"
 #include "epilogue.cuh"
 
@@ -16,7 +16,7 @@ struct Config {
 constexpr DType kDType = Config::kDType;
 using Storage = DTypeTraits<kDType>::Storage;
 constexpr int kWarps = Config::kThreads / 32;
-constexpr int kColumns = 256;  // of a pass
+constexpr int kTogether = 8;  // parts that a warp loads at a time
 
 TC_DEVICE float warp_max(float x) {
 #pragma unroll
@@ -40,10 +40,24 @@ TC_DEVICE void store4(To* to, float4 x) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads)
+// Four columns a lane of one row, of several parts, all asked for before the first is used.
+struct PartRows {
+  float4 x[kTogether];
+
+  TC_DEVICE void load(const float* from, tc_int64 stride, int first, int step, int parts) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      int part = first + i * step;
+      if (part < parts) x[i] = *reinterpret_cast<const float4*>(from + part * stride);
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
     TC_KERNEL(const __grid_constant__ CombineParams p) {
-  wait_for_previous_kernel();
-  __shared__ float4 sums[kWarps][2][32];
+  launch_next_grid();  // whose blocks then come, and prefetch, while the parts are being computed
+  __shared__ float4 sums[kWarps][32];
+  __shared__ float weights[kWarps][kMostCombinedParts];
   int of_row = p.warps_per_row, lane = threadIdx.x % 32;
   int slot = threadIdx.x / 32 / of_row, warp = threadIdx.x / 32 - slot * of_row;
   tc_int64 rows = static_cast<tc_int64>(p.batch) * p.heads * p.seqlen_q;
@@ -53,69 +67,79 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   u32 head_index = static_cast<u32>(index / p.seqlen_q);
   int row = static_cast<int>(index - static_cast<tc_int64>(head_index) * p.seqlen_q);
   int batch = head_index / p.heads;
+  int column = blockIdx.y * kCombinedColumns + 4 * lane;
+  bool has_column = column < p.head_dim_v;
+  const float* from = p.partial_out + index * p.head_dim_v + (has_column ? column : 0);
+  const tc_int64 stride = rows * p.head_dim_v;
+  wait_for_previous_grid();
+
+  float weight[kMostCombinedParts / 32];  // of part 32 * i + lane
+#pragma unroll
+  for (int i = 0; i < kMostCombinedParts / 32; ++i) {
+    int part = 32 * i + lane;
+    weight[i] = part < p.splits ? p.partial_logsumexp[part * rows + index] : -kInfinity;
+  }
+  PartRows part_rows;
+  part_rows.load(from, stride, warp, of_row, p.splits);
+
   Sequence s(p, batch, head_index - batch * p.heads);
   exists &= row < s.rows;
-  int splits = exists ? p.splits : 0;
-
-  const float* logsumexps = p.partial_logsumexp + index;
   float maximum = p.sinks != nullptr ? p.sinks[s.head] : -kInfinity;
-  int used = 0;  // splits: those behind saw nothing, and may have written nothing else
-  for (int split = lane; split < splits; split += 32) {
-    float logsumexp = logsumexps[split * rows];
-    if (logsumexp != -kInfinity) used = split + 1;
-    maximum = fmaxf(maximum, logsumexp);
+  int used = 0;  // parts: those behind saw nothing, and may have written nothing else
+#pragma unroll
+  for (int i = 0; i < kMostCombinedParts / 32; ++i) {
+    if (weight[i] != -kInfinity) used = 32 * i + lane + 1;
+    maximum = fmaxf(maximum, weight[i]);
   }
-  splits = __reduce_max_sync(~0u, used);
+  int parts = __reduce_max_sync(~0u, used);
   maximum = fmaxf(warp_max(maximum), kLowest);
   float sum = 0.0f;
-  for (int split = lane; split < splits; split += 32) {
-    sum += exp2_approx((logsumexps[split * rows] - maximum) * kLog2e);
+#pragma unroll
+  for (int i = 0; i < kMostCombinedParts / 32; ++i) {
+    weight[i] = exp2_approx((weight[i] - maximum) * kLog2e);
+    sum += weight[i];
   }
   sum = warp_sum(sum);
   if (p.sinks != nullptr) sum += exp2_approx((p.sinks[s.head] - maximum) * kLog2e);
-  if (exists && lane == 0 && warp == 0 && p.logsumexp != nullptr) {
+  if (exists && threadIdx.x % (32 * of_row) == 0 && blockIdx.y == 0 && p.logsumexp != nullptr) {
     p.logsumexp[s.row_index(p, row)] = sum == 0.0f ? -kInfinity : maximum + logf(sum);
   }
-
   float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-  auto out = static_cast<Storage*>(p.out) + s.q_offset(p, p.out_stride, exists ? row : 0);
-  for (int first = 0; first < p.head_dim_v; first += kColumns) {
-    float4 joined[2] = {};
-    const float* part = p.partial_out + index * p.head_dim_v + first;
-#pragma unroll 4
-    for (int split = warp; split < splits; split += of_row) {
-      float weight = exp2_approx((logsumexps[split * rows] - maximum) * kLog2e) * factor;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int column = 128 * half + 4 * lane;
-        if (first + column < p.head_dim_v) {
-          float4 x = *reinterpret_cast<const float4*>(part + split * rows * p.head_dim_v + column);
-          joined[half].x += weight * x.x;
-          joined[half].y += weight * x.y;
-          joined[half].z += weight * x.z;
-          joined[half].w += weight * x.w;
-        }
-      }
+  for (int i = 0; i < kMostCombinedParts / 32; ++i) {
+    weights[threadIdx.x / 32][32 * i + lane] = weight[i] * factor;
+  }
+  __syncwarp();
+
+  float4 joined = {};
+  for (int first = warp; first < parts; first += kTogether * of_row) {
+    if (first > warp) part_rows.load(from, stride, first, of_row, parts);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      int part = first + i * of_row;
+      if (part >= parts) break;
+      float of_part = weights[threadIdx.x / 32][part];
+      joined.x += of_part * part_rows.x[i].x;
+      joined.y += of_part * part_rows.x[i].y;
+      joined.z += of_part * part_rows.x[i].z;
+      joined.w += of_part * part_rows.x[i].w;
     }
-    if (of_row > 1) {
-      sums[threadIdx.x / 32][0][lane] = joined[0];
-      sums[threadIdx.x / 32][1][lane] = joined[1];
-      __syncthreads();
-    }
-    for (int half = warp; half < 2; half += of_row) {
-      float4 total = half == 0 ? joined[0] : joined[1];
-      if (of_row > 1) total = sums[slot * of_row][half][lane];
-      for (int w = 1; w < of_row; ++w) {
-        float4 x = sums[slot * of_row + w][half][lane];
-        total.x += x.x;
-        total.y += x.y;
-        total.z += x.z;
-        total.w += x.w;
-      }
-      int column = first + 128 * half + 4 * lane;
-      if (exists && column < p.head_dim_v) store4<kDType>(out + column, total);
-    }
+  }
+  if (of_row > 1) {
+    sums[threadIdx.x / 32][lane] = joined;
     __syncthreads();
+    if (warp > 0) return;
+    for (int w = 1; w < of_row; ++w) {
+      float4 x = sums[slot * of_row + w][lane];
+      joined.x += x.x;
+      joined.y += x.y;
+      joined.z += x.z;
+      joined.w += x.w;
+    }
+  }
+  if (exists && has_column) {
+    store4<kDType>(static_cast<Storage*>(p.out) + s.q_offset(p, p.out_stride, row) + column,
+                   joined);
   }
 }
 

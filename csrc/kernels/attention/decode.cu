@@ -18,7 +18,7 @@
 // q . k has another order in both operands; and two neighbouring columns of two values, so the even and the odd
 // columns of 16 make an n8 tile each. The file is long because both kinds of keys share all but that.
 #include "common/dropout.cuh"
-#include "decode_params.h"
+#include "decode_columns.cuh"
 #include "epilogue.cuh"
 #include "score.cuh"
 #include "softmax.cuh"
@@ -144,28 +144,9 @@ struct PagedRows {
   }
 };
 
-// Columns of a cache's sequence.
-TC_DEVICE int cached_columns(const DecodeParams& p, int batch) {
-  if (p.cache_seqlens == nullptr) return p.seqlen_k;
-  return min(min(max(p.cache_seqlens[batch], 0), p.seqlen_k) + p.new_columns, p.seqlen_k);
-}
-
 // The factor of e4m3 keys or values.
 TC_DEVICE float descale_of(const float* descale, const tc_int64 (&stride)[2], const Sequence& s) {
   return descale != nullptr ? descale[s.batch * stride[0] + s.kv_head * stride[1]] : 1.0f;
-}
-
-// Into how many parts a sequence's `columns` are cut. A whole warp must ask together.
-TC_DEVICE int parts_of(const DecodeParams& p, int columns) {
-  float size = p.fewest_columns;
-  if (p.share > 0.0f) {
-    u32 total = 0;  // in units of 16 columns, so that it fits
-    for (int batch = threadIdx.x % 32; batch < p.batch; batch += 32) {
-      total += min(cached_columns(p, batch), p.seen_columns) / 16u;
-    }
-    size = fmaxf(size, p.share * 16.0f * __reduce_add_sync(~0u, total));
-  }
-  return max(1, min(p.splits, static_cast<int>(__fdividef(static_cast<float>(columns), size))));
 }
 
 struct Decode {
@@ -332,59 +313,49 @@ struct Decode {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     TC_KERNEL(const __grid_constant__ DecodeParams p) {
-  wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ float2 statistics[kWarps][16];  // reference and sum
 
-  u32 tiles = (static_cast<u32>(p.seqlen_q) * p.group + 15) / 16;
-  u32 kv_heads = p.heads / p.group;
-  u32 kv_head = blockIdx.x / tiles, tile = blockIdx.x - kv_head * tiles;
-  u32 batch = kv_head / kv_heads;
-  Sequence s(p, uniform(batch), uniform(kv_head - batch * kv_heads) * p.group);
-  Sequence of_cache = s;  // as the cache has it
   const bool cache = Config::kE4m3 || p.cache;
+  BlockPlace place(p);
+#if __CUDA_ARCH__ >= 900  // others start no kernel early
+  // NOTE: with it ptxas 13.0 spills 100 to 190 bytes of the other kernels.
+  if constexpr (Config::kTileK <= 128 && !Config::kE4m3) {
+    prefetch_part<Config::kTileN, kElement>(p, cache, place);
+  }
+#endif
+  wait_for_previous_kernel();
+
+  Sequence s(p, uniform(place.batch), uniform(place.kv_head) * p.group);
+  Sequence of_cache = s;  // as the cache has it
   if (cache) {
-    s.columns = uniform(cached_columns(p, s.batch));
+    s.columns = uniform(cached_columns<false>(p, s.batch));
     int shift = p.flags & kAttendBottomRight ? s.columns - s.rows : 0;
     s.first = p.first == -kNoBound ? -kNoBound : p.first + shift;
     s.last = p.last == kNoBound ? kNoBound : p.last + shift;
-    if (p.block_table != nullptr) {
-      of_cache.batch = 0;
-    } else if (p.cache_batch_idx != nullptr) {
-      of_cache.batch = uniform(min(max(p.cache_batch_idx[s.batch], 0), p.cache_batch - 1));
-    }
+    of_cache.batch = p.block_table != nullptr ? 0 : uniform(cached_batch<false>(p, s.batch));
   }
-  int packed = uniform(tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
+  int packed = uniform(place.tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
   if (last_packed < packed) return;
   int first_row = packed / p.group, last_row = last_packed / p.group;
 
-  int begin = max(0, first_row + s.first), end = min(s.columns, last_row + s.last + 1);
-  if (p.splits > 1 && cache) {
-    begin = begin / Config::kTileN * Config::kTileN;
-    int parts = parts_of(p, end - begin), part = blockIdx.y;
-    if (part >= parts) {
-      PackedRow row(p, s, packed + threadIdx.x);
-      if (threadIdx.x < 16 && row.exists) {
-        Sequence of_head = s;
-        of_head.head = row.head;
-        *RowOutput<kDType>(p, of_head, row.row).logsumexp = -kInfinity;
-      }
-      return;
+  auto part = Part<Config::kTileN>::of<false>(p, cache, max(0, first_row + s.first),
+                                              min(s.columns, last_row + s.last + 1));
+  if (part.none) {
+    PackedRow row(p, s, packed + threadIdx.x);
+    if (threadIdx.x < 16 && row.exists) {
+      Sequence of_head = s;
+      of_head.head = row.head;
+      *RowOutput<kDType>(p, of_head, row.row).logsumexp = -kInfinity;
     }
-    int per_part = ((end - begin + parts - 1) / parts + Config::kTileN - 1) / Config::kTileN;
-    begin += part * per_part * Config::kTileN;
-    end = min(end, begin + per_part * Config::kTileN);
-  } else if (p.splits > 1) {
-    int from = blockIdx.y * p.columns_per_split;
-    begin = max(begin, from);
-    end = min(end, from + p.columns_per_split);
+    return;
   }
-  begin = begin / Config::kTileN * Config::kTileN;
+  const int end = part.end;
   // Columns [whole_begin, whole_end) are visible to all rows.
   int whole_begin = last_row + s.first, whole_end = min(s.columns, first_row + s.last + 1);
 
   int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  int column = begin + 16 * warp;
+  int column = part.begin + 16 * warp;
   bool paged = cache && p.block_table != nullptr;
   int first_column = paged ? 0 : column;
   WarpCopy k_copy(
@@ -565,16 +536,19 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
    "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
    "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "cost": "{t.cost}", "accepted_spill": "{t.spill}",
+   "saturating_blocks": "{t.fill}",
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "t": [
      {"name": "16x64x64", "tile": [16, 64, 64], "stages": 4, "threads": 128, "shared": 65536,
-      "blocks": 3, "spill": {}, "cost": {"k_tile": 700, "fixed": 6000}},
+      "blocks": 3, "spill": {}, "fill": 2, "cost": {"k_tile": 700, "fixed": 6000}},
      {"name": "16x32x128", "tile": [16, 32, 128], "stages": 3, "threads": 64, "shared": 49152,
-      "blocks": 4, "spill": {}, "cost": {"k_tile": 900, "fixed": 7000}},
+      "blocks": 4, "spill": {}, "fill": 2, "cost": {"k_tile": 900, "fixed": 7000}},
+     {"name": "16x64x128", "tile": [16, 64, 128], "stages": 3, "threads": 128, "shared": 98304,
+      "blocks": 2, "spill": {}, "fill": 1, "cost": {"k_tile": 900, "fixed": 7000}},
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
       "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 16},
-      "cost": {"k_tile": 900, "fixed": 8000}}]},
+      "fill": 2, "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}},
   {"name": "decode_attention_e4m3_{t.name}", "kind": "decode_e4m3", "layout": "general",
    "dtype": "float8_e4m3fn", "math": "float16", "alignment": 16, "tile": "{t.tile}", "archs": ["sm_90a"],

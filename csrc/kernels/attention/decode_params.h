@@ -31,6 +31,8 @@ struct DecodeParams : AttentionParams {
   // sequence alone. A sequence counts with at most seen_columns, of the window.
   float fewest_columns, share;
   int seen_columns;
+  // So many tiles of columns go to the L2 cache before the kernel ahead has ended; 0 with cu_seqlens.
+  int prefetched;
   int bfloat16;  // e4m3 caches: the dtype of q and out; 0: float16
   const float* k_descale;
   const float* v_descale;

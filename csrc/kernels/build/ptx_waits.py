@@ -8,7 +8,9 @@ without an error. `first_touch` follows a kernel's branches in PTX and finds suc
 It knows what is harmless, not what is harmful: an instruction that it does not know counts as a
 touch. Shared, local and constant memory, parameters, barriers of the block and the cluster, and a
 prefetch of a tensor map that is a parameter are harmless. So is a prefetch to L2: all reads and
-writes of the GPU pass through that cache, so what an earlier kernel still writes stays right.
+writes of the GPU pass through that cache, so what an earlier kernel still writes stays right. What
+to prefetch may stand in memory: `read_early` (ptx.cuh) reads it in a form that nothing else uses,
+and leaves no old copy of it in L1.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ OWN_SPACES = frozenset(("shared", "param", "local", "const"))
 HARMLESS_FORMS = re.compile(
     r"griddepcontrol\.launch_dependents$|cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)\b"
     r"|(cp\.async\.bulk\.prefetch\.(tensor\.\dd\.)?|prefetch\.global\.)L2\b"
+    r"|ld\.relaxed\.gpu\.global\.L1::no_allocate\.b32$"  # read_early
     r"|cp\.async\.mbarrier\.arrive\b|tcgen05\.(alloc|relinquish_alloc_permit)\b"
 )
 WAIT = "griddepcontrol.wait"

@@ -181,16 +181,6 @@ TC_DEVICE void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// ---- programmatic dependent launch --------------------------------------------------------------
-
-// The two halves of wait_for_previous_kernel() (ptx.cuh), for kernels that work between them. Every thread
-// that reads or writes global memory calls the first one before.
-TC_DEVICE void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-TC_DEVICE void launch_next_grid() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
 // ---- registers ----------------------------------------------------------------------------------
 
 // By all warps of a warpgroup. Multiples of 8; ignored unless the kernel has __launch_bounds__(n, 1).

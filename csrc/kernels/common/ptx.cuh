@@ -27,15 +27,42 @@ TC_DEVICE void unrolled(Body&& body) {
   unrolled(body, std::make_integer_sequence<int, kCount>{});
 }
 
-// The first statement of every kernel. The host launches kernels on sm_90 and newer so that they may
-// start while the one before them in the stream is ending (programmatic dependent launch): their
-// blocks wait here until it has ended and its results are visible, and let the next kernel's come.
+// ---- programmatic dependent launch --------------------------------------------------------------
+
+// The host launches kernels on sm_90 and newer so that they may start while the one before them in the
+// stream is ending. Every thread that reads or writes global memory waits here before, until that one
+// has ended and its results are visible.
 // NOTE: no block may return before it, or the kernel after this one could miss what came before.
-TC_DEVICE void wait_for_previous_kernel() {
+TC_DEVICE void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel's blocks come, which wait in turn.
+TC_DEVICE void launch_next_grid() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// The first statement of a kernel that has nothing to do between the two.
+TC_DEVICE void wait_for_previous_kernel() {
+  wait_for_previous_grid();
+  launch_next_grid();
+}
+
+// A number that the kernel ahead may still be writing, from the cache that all multiprocessors share:
+// what it gives may be old, and is good for a prefetch alone (build/ptx_waits.py lets it pass).
+TC_DEVICE int read_early(const int* at) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.L1::no_allocate.b32 %0, [%1];" : "=r"(value) : "l"(at));
+  return value;
+}
+
+// Has the L2 cache fetch the 128 bytes around an address.
+TC_DEVICE void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
 TC_DEVICE u32 shared_address(const void* pointer) {

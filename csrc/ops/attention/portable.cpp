@@ -8,6 +8,9 @@
 namespace torch_cubin {
 namespace {
 
+// Each costs a block 0.15 us of requests: measured, 2 are best for a kernel alone on its multiprocessors, and
+// more blocks keep the memory busy without.
+constexpr int kPrefetchedTiles = 2;
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: a kind without variants
 
@@ -37,6 +40,7 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   head_dim = tile[2];
   slots = device.multiprocessors * fields.integer("blocks_per_multiprocessor", 1);
   dynamic_shared = entry.entry().dynamic_shared;
+  saturating = static_cast<int64_t>(fields.number("saturating_blocks", 1, 2));
   const KernelFields cost = fields.object("cost");
   cost_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
@@ -55,15 +59,19 @@ void launch_combine(const AttentionRow& combine, const AttentionParams& params, 
   CombineParams p{};
   static_cast<AttentionParams&>(p) = params;
   p.warps_per_row = one_order || params.splits > 16 ? 8 : params.splits > 4 ? 4 : 1;
-  launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row), 1, device);
+  const int blocks_per_row =
+      std::max(1, (params.head_dim_v + kCombinedColumns - 1) / kCombinedColumns);
+  launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row),
+                   blocks_per_row, device);
 }
 
 DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,
                          const Device& device) {
   DecodeSplit best;
   const int64_t multiprocessors = device.multiprocessors;
-  // Two blocks a multiprocessor saturate the memory of an H200, all in one wave; parts cost time to join.
-  const int64_t fewest = std::max<int64_t>(1, ceil_div(9 * 2 * multiprocessors, 10 * blocks));
+  // All in one wave; parts cost time to join.
+  const int64_t fewest =
+      std::max<int64_t>(1, ceil_div(9 * decode.saturating * multiprocessors, 10 * blocks));
   double best_score = -1;
   for (int64_t parts = fewest; parts <= std::min(2 * fewest, most); ++parts) {
     const int64_t all = blocks * parts;
@@ -81,9 +89,10 @@ DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t mos
   // Blocks of the kernel before may still hold some multiprocessors when these are dealt out, and the
   // others would get more than their share.
   const int64_t each = ceil_div(blocks * best.parts, multiprocessors);
-  const double share = each == 2 ? 0.375 : each == 3 ? 0.29 : 0;
+  const double share = each == 1 ? 0.52 : each == 2 ? 0.375 : each == 3 ? 0.29 : 0;
   const auto shared = static_cast<int64_t>(share * device.shared_optin) / 1024 * 1024;
   if (shared > decode.dynamic_shared) best.dynamic_shared = shared;
+  if (each == 1) best.prefetched = kPrefetchedTiles;
   return best;
 }
 
@@ -91,6 +100,17 @@ const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim) {
   const AttentionRow* best = nullptr;
   for (const AttentionRow& row : rows) {
     if (row.head_dim >= head_dim && (best == nullptr || row.head_dim < best->head_dim)) best = &row;
+  }
+  return best;
+}
+
+const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
+                               const Device& device) {
+  const AttentionRow* best = narrowest(rows, head_dim);
+  const int64_t busy = device.multiprocessors / std::max<int64_t>(1, blocks) * blocks;
+  if (best == nullptr || 10 * busy < 9 * device.multiprocessors) return best;
+  for (const AttentionRow& row : rows) {
+    if (row.head_dim == best->head_dim && row.columns > best->columns) best = &row;
   }
   return best;
 }

@@ -27,6 +27,7 @@ struct AttentionRow {
   int64_t rows, columns, head_dim;  // of a tile; head_dim: the largest that it takes
   int64_t slots;                    // blocks that the device runs at a time
   int64_t dynamic_shared;           // bytes of a block
+  int64_t saturating;               // decode: blocks of a multiprocessor that keep the memory busy
   double cost_tile, cost_fixed;     // cycles of a block: a tile of columns, the rest
 };
 
@@ -60,11 +61,18 @@ Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& devic
 void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
                     bool one_order, const Device& device);
 
-// How a decode's blocks share out the columns: into how many parts, and the shared memory that puts
-// equally many blocks on each multiprocessor.
+// The kernel for few queries of so wide heads, or null. `blocks`: of 16 rows, without a split. Of two for the
+// same head_dim the one with more columns a tile is for blocks whose parts can be one for each of nearly all
+// multiprocessors: it fills one alone, so that there are half as many parts to join.
+const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
+                               const Device& device);
+
+// How a decode's blocks share out the columns: into how many parts, the shared memory that puts equally
+// many blocks on each multiprocessor, and the tiles that a block prefetches (DecodeParams).
 struct DecodeSplit {
   int64_t parts = 1;
   int64_t dynamic_shared = -1;
+  int prefetched = 0;
 };
 
 // `blocks`: without a split; `most`: parts that the columns allow.

@@ -11,7 +11,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMostSplits = 128;
 constexpr int64_t kFewestColumns = 256;  // of a split
 constexpr int64_t kDecodeQueries = 16;
 constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
@@ -26,6 +25,7 @@ struct PortableForwardPlan {
   int32_t splits = 1;
   bool decodes = false;         // by the kernel for few queries
   int64_t dynamic_shared = -1;  // of a block, where it is not the kernel's own
+  int prefetched = 0;
 };
 
 // Cycles until the last of `blocks` is done.
@@ -63,15 +63,17 @@ class PortableForward : public AttentionForwardKernels {
     const AttentionRow* fits = narrowest(rows, head_dim);
     if (fits == nullptr) return plan;
     PortableForwardPlan details;
-    const AttentionRow* chosen = decode_row(dtype, problem, head_dim);
+    const AttentionRow* chosen = decodes(dtype, problem, head_dim);
     details.decodes = chosen != nullptr;
     if (chosen != nullptr) {
       details.blocks =
           ceil_div(problem.seqlen_q * problem.group(), chosen->rows) * problem.kv_heads;
-      const DecodeSplit wanted = split_decode(
-          *chosen, std::max<int64_t>(1, details.blocks * problem.batch), kMostSplits, device_);
+      const DecodeSplit wanted =
+          split_decode(*chosen, std::max<int64_t>(1, details.blocks * problem.batch),
+                       kMostCombinedParts, device_);
       split(details, dtype, *chosen, problem, wanted.parts);
       details.dynamic_shared = wanted.dynamic_shared;
+      if (!problem.packed) details.prefetched = wanted.prefetched;
     } else {
       double best = 0;
       for (const AttentionRow& row : rows) {
@@ -111,6 +113,7 @@ class PortableForward : public AttentionForwardKernels {
       if (chosen.decodes) {
         DecodeParams decode{};
         static_cast<AttentionParams&>(decode) = params;
+        decode.prefetched = chosen.prefetched;
         launch_attention(*chosen.kernel, decode, blocks, chosen.splits, device_,
                          chosen.dynamic_shared);
       } else {
@@ -125,13 +128,15 @@ class PortableForward : public AttentionForwardKernels {
  private:
   // The kernel for few queries, if these are few: it reads keys and values once for all heads of a
   // group, and has one variant, the general one.
-  const AttentionRow* decode_row(AttentionDtype dtype, const AttentionCase& problem,
-                                 int64_t head_dim) const {
+  const AttentionRow* decodes(AttentionDtype dtype, const AttentionCase& problem,
+                              int64_t head_dim) const {
     if ((problem.packed && problem.batch_invariant) || problem.seqlen_q > kDecodeQueries ||
         problem.seqlen_q * problem.group() > kDecodeRows) {
       return nullptr;
     }
-    return narrowest(decode_[dtype][kGeneral], head_dim);
+    const int64_t blocks = ceil_div(problem.seqlen_q * problem.group(), 16) * problem.kv_heads;
+    return decode_row(decode_[dtype][kGeneral], head_dim,
+                      problem.batch_invariant ? INT64_MAX : blocks * problem.batch, device_);
   }
 
   // Splits the columns into so many parts, but no finer than is worth a second kernel.
@@ -143,7 +148,7 @@ class PortableForward : public AttentionForwardKernels {
     if (combine_[dtype].empty() || blocks == 0 || problem.packed) return;
     const int64_t tiles = ceil_div(problem.seqlen_k, row.columns);
     const int64_t fewest = std::max<int64_t>(1, kFewestColumns / row.columns);
-    const int64_t wanted = std::min({parts, tiles / fewest, kMostSplits});
+    const int64_t wanted = std::min<int64_t>({parts, tiles / fewest, kMostCombinedParts});
     if (wanted <= 1) return;
     const int64_t tiles_per_split = ceil_div(tiles, wanted);
     plan.columns_per_split = tiles_per_split * row.columns;

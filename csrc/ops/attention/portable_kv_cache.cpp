@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "kernels/attention/combine_params.h"
 #include "kernels/attention/decode_append_params.h"
 #include "kernels/attention/decode_params.h"
 #include "ops/attention/portable.h"
@@ -13,7 +14,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMostParts = 128;
 constexpr int64_t kFewestCachedColumns = 128;  // of a part
 // Under batch_invariant(): so many parts a sequence at most, whatever else there is.
 constexpr int64_t kInvariantParts = 32;
@@ -80,8 +80,12 @@ class PortableKvCache : public KvCacheKernels {
     if (dtype == kAttendDtypes) return false;
     const AttentionRows& append_rows = shape.e4m3 ? append_e4m3_[dtype] : append_[dtype];
     if (combine_[dtype].empty() || append_rows.empty()) return false;
-    const AttentionRow* decode = narrowest(shape.e4m3 ? decode_e4m3_ : decode_[dtype],
-                                           std::max(shape.head_dim, shape.head_dim_v));
+    const int64_t blocks = ceil_div(shape.seqlen_q * shape.group(), 16) * shape.kv_heads;
+    // Pages keep the memory busier with two blocks a multiprocessor (measured: 2%).
+    const bool few_blocks = !batch_invariant() && !call.block_table;
+    const AttentionRow* decode = decode_row(shape.e4m3 ? decode_e4m3_ : decode_[dtype],
+                                            std::max(shape.head_dim, shape.head_dim_v),
+                                            few_blocks ? blocks * shape.batch : INT64_MAX, device_);
     if (decode == nullptr) return false;
     Tensor q = call.q;
     if (call.k) append(call, *append_rows[0].kernel, q);
@@ -194,9 +198,11 @@ class PortableKvCache : public KvCacheKernels {
                                                     shape.capacity > 0 && p.sinks ? 2 : 1));
       return -1;
     }
-    const DecodeSplit wanted = split_decode(decode, std::max<int64_t>(1, tiles * shape.batch),
-                                            std::min(kMostParts, longest), device_);
+    const DecodeSplit wanted =
+        split_decode(decode, std::max<int64_t>(1, tiles * shape.batch),
+                     std::min<int64_t>(kMostCombinedParts, longest), device_);
     p.splits = static_cast<int>(wanted.parts);
+    p.prefetched = wanted.prefetched;
     // A little less than equal lengths need, so that rounding gives them all of the parts.
     p.share = static_cast<float>(0.999 / static_cast<double>(wanted.parts * shape.batch));
     return wanted.dynamic_shared;
