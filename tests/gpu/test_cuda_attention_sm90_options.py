@@ -104,7 +104,7 @@ def test_boolean_masks(broadcast: tuple, head_dim: int, nan_memory) -> None:
     names = {entry["name"] for entry in library.catalog()["loaded"]}
     assert "sm90_mask_attention" in names
     assert "sm90_backward_mask_attention" in names
-    tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
+    tile = {64: "192x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
     assert f"sm90_attention_f16_masked_{tile}" in names
 
 

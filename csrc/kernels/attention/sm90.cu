@@ -657,8 +657,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "t": [
      {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
       "shared": 148304, "spill": 128, "cost": {"k_tile": 3100, "fixed": 3500}},
-     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "stages": 2, "threads": 384,
-      "shared": 99088, "spill": 16, "cost": {"k_tile": 2900, "fixed": 2400}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
       "shared": 197392, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
