@@ -102,8 +102,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = set((TESTS / "gpu").glob("test_*.py"))
     collected = {item.path for item in session.items}
     partial = _run["deselected"] or any("::" in argument for argument in session.config.args)
+    options = session.config.option
+    partial = partial or getattr(options, "setuponly", False)  # of each test no more than that
     _run["whole"] = wanted <= collected and not partial
-    if not _WORKER and not session.config.option.collectonly:
+    if not _WORKER and not options.collectonly:
         _run["waiting"] = {item.nodeid for item in session.items}
     # The modules and tests live to the end. Without them a whole collection of garbage, which some
     # tests ask for at every step, takes a tenth of its time.

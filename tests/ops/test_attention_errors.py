@@ -120,6 +120,11 @@ def of_forward(device: str) -> dict:
             {**both, "max_seqlen_q": 5, "max_seqlen_k": 5},
             "too many rows in its packed sequences",
         ),
+        "rows of packed queries that maps have no place for": (
+            [rows[:1].expand(0x7FFF0000, -1, -1), rows, rows],
+            {**both, "max_seqlen_q": 5, "max_seqlen_k": 5},
+            "less than 2147418112 rows",
+        ),
         "rows of packed keys": (
             [rows, *[rows[:1].expand(2**31 - 4, -1, -1)] * 2],
             {**both, "max_seqlen_q": 5, "max_seqlen_k": 5},

@@ -104,7 +104,7 @@ def test_the_record_does_not_wait_for_the_end_of_the_run(
     [
         *[("-k", "not test_a", "tests/gpu"), ("tests/gpu", "--deselect", "tests/gpu/test_one.py")],
         *[("tests/gpu/test_one.py",), ("tests/gpu/test_one.py::test_a", "tests/gpu/test_two.py")],
-        ("--collect-only", "tests/gpu"),
+        *[("--collect-only", "tests/gpu"), ("--setup-only", "tests/gpu")],
     ],
     ids=" ".join,
 )

@@ -274,9 +274,11 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
           query.shape_text() + ", " + key.shape_text() + ", " + value.shape_text(), ""});
   }
   // Kernels add a row of its sequence to the rows before it.
-  if (std::max(shape.total_q + shape.seqlen_q, shape.total_k + shape.seqlen_k) > INT_MAX) {
+  if (std::max(shape.total_q, shape.total_k) >= kMostPackedRows ||
+      std::max(shape.total_q + shape.seqlen_q, shape.total_k + shape.seqlen_k) > INT_MAX) {
     fail({"input", op, "has too many rows in its packed sequences",
-          "less than 2^31, those of the longest sequence counted twice",
+          "less than " + std::to_string(kMostPackedRows) +
+              " rows, and less than 2^31 with those of the longest sequence counted twice",
           query.shape_text() + ", " + key.shape_text(), "Split the sequences between calls."});
   }
   if (options.e4m3) check_e4m3(op, shape, all, views);

@@ -1,12 +1,12 @@
 #include "ops/attention/sm90_map.h"
 
+#include "ops/attention/checks.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
 namespace {
 
 constexpr int64_t kPanel = 64;  // columns of a box of 16-bit types: 128 bytes, the swizzle's
-constexpr int64_t kAnyRow = 0x7fff0000;
 constexpr int64_t kClearingBlocks = 32;
 
 static_assert(kOpenSide == kNoBound, "one way to say that a band has no end");
@@ -31,8 +31,8 @@ void encode(Sm90AttentionMap& out, const Box& box, const Sm90MapRows& rows, cons
   if (rows.packed) {
     const int64_t wrap = (int64_t{1} << 35) / box.bytes;  // sm90_params.h says why
     encode_tiled_map(&out, rows.data, box.type, box.swizzle,
-                     {columns, dim(kRaggedRows, row, box.rows), heads, dim(kAnyRow, row, 1),
-                      dim(kAnyRow, wrap - row, 1)},
+                     {columns, dim(kRaggedRows, row, box.rows), heads, dim(kMostPackedRows, row, 1),
+                      dim(kMostPackedRows, wrap - row, 1)},
                      device.index);
     return;
   }
