@@ -344,8 +344,8 @@ class Builder:
 
                 future = pool.submit(run_other)
                 waiting[future] = None
-                # Workers that leave their places to its compilers. NOTE: not by futures.wait(), which
-                # never returns for work that was withdrawn before it began.
+                # Workers that leave their places to its compilers. NOTE: not by futures.wait(): for
+                # work that is withdrawn before it begins, that never returns.
                 for _ in range(places - 1):
                     pool.submit(future.exception)
 
