@@ -209,6 +209,7 @@ def extension():
         ],
         extra_link_args=[
             "-Wl,--as-needed",
+            "-Wl,-s",  # a tenth of the library would be names of what it does not export
             "-Wl,-z,defs",
             f"-Wl,--version-script={csrc / 'exports.map'}",
             "-ldl",  # a build machine with glibc before 2.34 has dlopen there
@@ -252,7 +253,7 @@ def build_cpp_library(objects: list[Path], folder: Path) -> None:
     joined = folder / "torch_cubin.o"
     files = [str(path) for path in objects]
     link = [*host_compiler(), "-shared", *files, "-o", str(shared), "-Wl,-soname,libtorch_cubin.so"]
-    link += ["-Wl,--as-needed", "-Wl,-z,defs", f"-Wl,--version-script={exports}", "-ldl"]
+    link += ["-Wl,--as-needed", "-Wl,-s", "-Wl,-z,defs", f"-Wl,--version-script={exports}", "-ldl"]
     static.unlink(missing_ok=True)  # ar would add to it
     try:
         for command in (

@@ -85,6 +85,10 @@ def compress_best(wheel: Path) -> None:
     part.replace(wheel)
 
 
+def megabytes(wheel: Path) -> str:
+    return f"{wheel.stat().st_size / 1e6:.2f} MB"
+
+
 def tag(wheel: Path) -> Path:
     """Renames a wheel by what its library needs."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
@@ -92,24 +96,24 @@ def tag(wheel: Path) -> Path:
         excess, text = too_new(library), summary(library)
         if "torch_cubin/_launch.abi3.so" in archive.namelist():
             excess += too_new(Path(archive.extract("torch_cubin/_launch.abi3.so", folder)))
-    size = f"{wheel.stat().st_size / 1e6:.1f} MB"
     if excess or "-linux_" not in wheel.name:
         why = f"; not {MANYLINUX}: {' '.join(excess)}" if excess else ""
-        print(f"wheel: {wheel} ({size}; needs {text}{why})")
+        compress_best(wheel)
+        print(f"wheel: {wheel} ({megabytes(wheel)}; needs {text}{why})")
         return wheel
     platform = wheel.name.removesuffix(".whl").split("-linux_")[1]
     command = [sys.executable, "-m", "wheel", "tags", "--remove"]
     command += ["--platform-tag", f"{MANYLINUX}_{platform}", str(wheel)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     renamed = wheel.with_name(Path(answer.stdout.split()[-1]).name)
-    print(f"wheel: {renamed} ({size}; needs {text})")
+    compress_best(renamed)  # last: `wheel tags` writes the archive anew
+    print(f"wheel: {renamed} ({megabytes(renamed)}; needs {text})")
     return renamed
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--tag"]:
         for wheel in sorted(Path(sys.argv[2]).glob("torch_cubin-*.whl")):
-            compress_best(wheel)
             tag(wheel)
         return 0
     library = Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import cubin_check
@@ -406,6 +409,44 @@ def test_the_first_error_ends_kernels_and_other_work(package: Package) -> None:
     with pytest.raises(BuildError, match="does not compile"):
         package.build("sm_80", jobs=4, other=runs)
     assert not ran, "nothing else is compiled with a CUDA compiler that does not work"
+
+
+def test_a_build_ends_whoever_takes_the_last_work(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other work is withdrawn, and before what waits for it is, a worker begins that."""
+    shutdown = concurrent.futures.ThreadPoolExecutor.shutdown
+
+    def withdraw(pool, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        while cancel_futures and not pool._work_queue.empty():
+            item = pool._work_queue.get_nowait()
+            item.future.cancel()
+            if "run_other" in str(item.fn):
+                time.sleep(0.5)
+                break
+        shutdown(pool, wait, cancel_futures=cancel_futures)
+
+    def assemble(builder, kernel, arch: str) -> None:
+        if kernel.name == "k_a":
+            raise BuildError("input", "k_a", "fails")
+        time.sleep(0.2)
+
+    monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "shutdown", withdraw)
+    monkeypatch.setattr(build.Builder, "compile", lambda *arguments: None)
+    monkeypatch.setattr(build.Builder, "assemble", assemble)
+    monkeypatch.setattr(build.Builder, "entry", lambda *arguments: {})
+    package.table({"name": "k_{n}", "for": {"n": list("abcdefghijklmnopqrstuvwx")}})
+    errors: list[BuildError] = []
+
+    def run() -> None:
+        with pytest.raises(BuildError, match="k_a") as error:
+            package.build("sm_80", jobs=4, other=lambda compilers: None)
+        errors.append(error.value)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert errors
 
 
 def test_worktree_takes_what_its_main_checkout_has_built(

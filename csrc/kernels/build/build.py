@@ -344,8 +344,10 @@ class Builder:
 
                 future = pool.submit(run_other)
                 waiting[future] = None
-                for _ in range(places - 1):  # workers that leave their places to its compilers
-                    pool.submit(concurrent.futures.wait, [future])
+                # Workers that leave their places to its compilers. NOTE: not by futures.wait(): for
+                # work that is withdrawn before it begins, that never returns.
+                for _ in range(places - 1):
+                    pool.submit(future.exception)
 
             batches = batches_of(stale)
             for index, (virtual, kernels) in enumerate(batches):

@@ -191,7 +191,7 @@ def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
                     source=source,
                     virtual_archs=virtual,
                     defines={key: str(value) for key, value in row.get("defines", {}).items()},
-                    archs=tuple(row["archs"]) if "archs" in row else None,
+                    archs=tuple(row["archs"]) if row.get("archs") else None,
                     accepted_spill=row.get("accepted_spill", {}),
                     fields=fields,
                 )
