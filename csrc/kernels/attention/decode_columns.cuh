@@ -97,6 +97,8 @@ TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache, const BlockPlace
   int begin = p.first == -kNoBound ? 0 : max(0, first_packed / p.group + p.first + shift);
   int end = p.last == kNoBound ? columns : min(columns, last_packed / p.group + p.last + shift + 1);
   auto part = Part<kTileN>::template of<true>(p, cache, begin, end);
+  // NOTE: past the parts blockIdx.y times a part's columns may not fit 32 bits, and give rows below 0.
+  if (part.none) return;
 
   bool of_k = threadIdx.x % 32 < 16, paged = cache && p.block_table != nullptr;
   tc_int64 outer_stride = of_k ? p.k_stride[0] : p.v_stride[0];
