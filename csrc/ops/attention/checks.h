@@ -12,12 +12,12 @@
 
 namespace torch_cubin {
 
-// The problem's sizes. With cu_seqlens (`packed`) tensors are (rows of all sequences, heads,
-// head_dim): then batch is the number of sequences, and the lengths are upper bounds.
 // All rows of packed sequences are fewer: the place behind a sequence is an index of its tensor map, and
 // kernels count on from it in 32 bits.
 constexpr int64_t kMostPackedRows = 0x7fff0000;
 
+// The problem's sizes. With cu_seqlens (`packed`) tensors are (rows of all sequences, heads,
+// head_dim): then batch is the number of sequences, and the lengths are upper bounds.
 struct AttentionShape {
   Shape batch;             // leading dims before the heads, broadcast
   bool has_heads = false;  // whether the output has a dim of heads

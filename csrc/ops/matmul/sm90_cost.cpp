@@ -113,7 +113,7 @@ class Chooser {
     const int64_t tiles_m = ceil_div(c_.m, row.tile_m), tiles_n = ceil_div(c_.n, row.tile_n);
     const int64_t k_blocks = ceil_div(c_.k, row.tile_k);
     // Sizes, and numbers of tiles and of k blocks, are 32-bit on the device.
-    constexpr int64_t kMostRows = (int64_t{1} << 31) - 1024;  // a whole last tile fits, too
+    constexpr int64_t kMostRows = (int64_t{1} << 31) - 2048;  // the last cluster's tiles fit, too
     constexpr int64_t kMostTiles = int64_t{1} << 30;
     if (c_.m > kMostRows || c_.n > kMostRows || c_.k > kMostTiles) return;
     if (static_cast<double>(tiles_m + 1) * static_cast<double>(tiles_n + 1) *
