@@ -245,7 +245,7 @@ def plot(path: str, lines: list[Line], gpu: str) -> None:
     axes.set_xticks(
         range(len(groups)), [TITLES[g].replace(", ", ",\n") for g in groups], fontsize=8
     )
-    axes.set_ylabel("speed over cuBLAS's (epilogues: over our plain product's)")
+    axes.set_ylabel("speed over cuBLAS's\n(bias, activation: over our plain product's)", fontsize=9)
     axes.set_title(f"torch.ops.cubin.matmul on one {gpu}", fontsize=10)
     figure.savefig(path, dpi=130)
 
