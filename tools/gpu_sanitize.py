@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # They compile most of the time, run sanitizers or lose contexts themselves, or want all memory.
 LEFT_OUT = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
-    *("sanitizer", "tuning", "tutorial"),
+    *("sanitizer", "tuning"),
 )
 # What initcheck reports of these is not read uninitialised. The first two read sums that kernels
 # for Hopper have stored or added by the TMA, which the tool does not follow; that these are whole

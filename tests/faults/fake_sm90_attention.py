@@ -43,7 +43,7 @@ class MaskTiles(ctypes.Structure):
     """Sm90MaskTiles, there."""
 
     _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("words", "classes", "next")],
+        *[(name, ctypes.c_uint64) for name in ("words", "classes")],
         ("word_stride", ctypes.c_int64 * 3), ("class_stride", ctypes.c_int64 * 3),
     ]  # fmt: skip
 
@@ -53,7 +53,7 @@ class Params(ctypes.Structure):
 
     _fields_ = [
         ("maps", ctypes.c_uint64 * 16 * 3),
-        ("out", ctypes.c_uint64), ("logsumexp", ctypes.c_uint64), ("order", ctypes.c_uint64),
+        *[(name, ctypes.c_uint64) for name in ("out", "logsumexp", "order", "next")],
         ("out_stride", ctypes.c_int64 * 3), ("logsumexp_stride", ctypes.c_int64 * 2),
         ("lengths", Lengths),
         *[(name, ctypes.c_int) for name in (
@@ -237,5 +237,6 @@ GENERAL = {"softcap": {"softcap": 30.0}, "scale": {"scale": -1.0}}
 @pytest.mark.parametrize("what", ["boolean mask", *GENERAL])
 def test_options_have_kernels_of_their_own(driver, catalog, what: str) -> None:
     *before, kernel = kernels_of_a_call(driver, what, GENERAL)
-    assert kernel.startswith("sm90_attention_bf16_general_")
+    layout = "masked" if what == "boolean mask" else "general"
+    assert kernel.startswith(f"sm90_attention_bf16_{layout}_")
     assert [name.startswith("sm90_mask") for name in before] == [True] * (what == "boolean mask")

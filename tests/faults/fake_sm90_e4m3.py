@@ -36,7 +36,8 @@ class ValuesParams(ctypes.Structure):
     """Sm90E4m3ValuesParams of csrc/kernels/attention/sm90_e4m3_values_params.h."""
 
     _fields_ = [
-        ("v", ctypes.c_uint64), ("out", ctypes.c_uint64), ("stride", ctypes.c_int64 * 3),
+        *[(name, ctypes.c_uint64) for name in ("v", "out", "next")],
+        ("stride", ctypes.c_int64 * 3),
         ("cu_seqlens", ctypes.c_uint64),
         *[(name, ctypes.c_int) for name in (
             "seqlen", "total", "sequences", "heads", "columns", "keys", "blocks", "granule")],
