@@ -22,6 +22,7 @@
 #include "common/wgmma.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_read.cuh"
+#include "sm90_registers.cuh"
 #include "sm90_split.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -58,9 +59,9 @@ TC_DEVICE void load_operand(const Sm90TensorMap& map, u32 to, u32 full, const Sh
   if constexpr (kMnMajor) {
     int skipped = share.part * (kTileK >> share.log_parts);
 #pragma unroll
-    for (int panel = 0; panel < (kRows + 63) / 64; ++panel) {
-      load_box(map, to + panel * 8192 + skipped * 128, full, share, batched, mn + 64 * panel,
-               k + skipped, w);
+    for (int panel = 0; panel < (kRows + kTileK - 1) / kTileK; ++panel) {
+      load_box(map, to + panel * (kTileK * 128) + skipped * 128, full, share, batched,
+               mn + kTileK * panel, k + skipped, w);
     }
   } else {
     int skipped = share.part * (kRows >> share.log_parts);
@@ -306,10 +307,12 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     if (shared % 1024 != 0) asm volatile("trap;");
     if (!(p.flags & kSm90ReadA)) prefetch_tensor_map(&p.a);
     if (!(p.flags & kSm90ReadB)) prefetch_tensor_map(&p.b);
-    if (!(p.flags & (kSm90General | kSm90OutUnaligned))) prefetch_tensor_map(&p.out_map);
+    if (!C::kFromRegisters && !(p.flags & (kSm90General | kSm90OutUnaligned))) {
+      prefetch_tensor_map(&p.out_map);
+    }
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(full + 8 * s, reads ? kReadArrivals : 1);
-      barrier_init(empty + 8 * s, C::kConsumers * ClusterShape(p.flags).sources());
+      barrier_init(empty + 8 * s, C::kFreeing * ClusterShape(p.flags).sources());
     }
     fence_barrier_init();
   }
@@ -342,7 +345,11 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   } else {
     if constexpr (C::kConsumers > 1) more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
-    consume<C>(p, shared, full, empty, word, ring, warp - 4);
+    if constexpr (C::kFromRegisters) {
+      consume_from_registers<C>(p, shared, full, empty, ring, warp - 4);
+    } else {
+      consume<C>(p, shared, full, empty, word, ring, warp - 4);
+    }
   }
   // No block leaves while another of its cluster may still write to its memory.
   if (together) cluster_meet();

@@ -48,6 +48,9 @@ enum Sm90Flags {
   kSm90ReadA = 1 << 19,
   kSm90ReadB = 1 << 20,
   kSm90AlongM = 21,  // at bits 21 and 22
+  // (A from registers) out is contiguous along m, and out_stride_m is the stride along n. With kSm90Finish
+  // there is a bias of rows, which is contiguous.
+  kSm90Transposed = 1 << 23,
 };
 
 // An operand of 16-bit elements that the producer's threads read: rows along its contiguous dim.
