@@ -4,11 +4,13 @@
 // one to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or eight
 // blocks share A's tile, B's, or both: each loads a part and multicasts it (they then stay within
 // kStages of one another). Where an operand's rows begin anywhere, which the TMA cannot read, and a
-// copy of it would cost more, the producer's warpgroup reads them (sm90_read.cuh).
+// copy of it would cost more, the producer's warpgroup reads them (sm90_read.cuh). TF32 whose A is not
+// contiguous along K goes through the consumers' registers (sm90_registers.cuh).
 //
 //   shared memory:  kStages x (A tile, B tile) | a staging buffer a warp | full, empty barriers
 //   full[s]:   the producer's arrivals and all bytes of the stage
-//   empty[s]:  one arrival a consumer warpgroup, of all blocks that get some of this block's loads
+//   empty[s]:  one arrival a consumer warpgroup (a warp, where A goes through registers), of all blocks
+//              that get some of this block's loads
 //
 // What was measured on an H200, in shares of the speed (README.md has the table): one wgmma group
 // stays in flight while the next is issued (without 0.985); the second warpgroup starts one k block
@@ -475,5 +477,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 231024, "streams": 0, "pairs": 1, "reads": 0},
      {"name": "64x128", "tile": [64, 128, 32], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 231056, "streams": 0, "pairs": 0, "reads": 0}]}}]}
+      "shared": 231056, "streams": 0, "pairs": 0, "reads": 0}]}},
+  {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
+   "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
+    "t": [
+     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0},
+     {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0}]}}]}
 */

@@ -6,7 +6,7 @@
 // three batch dims) with kBatched: any sizes, broadcast batches by stride 0. Their boxes depend on
 // the tile and on the cluster:
 //   K-major operand of R rows a tile:   {128 bytes of K, R}, or R / s where s blocks share it
-//   MN-major operand:                   {128 bytes of M or N, 64 of K}, or 64 / s
+//   MN-major operand:                   {128 bytes of M or N, tile K}, or tile K / s
 //   out (16-bit, or float of TF32):     {panel columns, 16}, swizzled by the panel's bytes
 // NOTE: the TMA clips stores in steps of 16 bytes, so rows of out that are no multiple of that (in
 // length, not only in stride) are kSm90OutUnaligned, or take the general epilogue.
