@@ -15,9 +15,10 @@ namespace {
 // The blocks of one place in the keys run beside each other for so many heads that what they all read
 // and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better than keys side
 // by side, since blocks of one head wait for each other's additions to dq; long heads are walked through
-// in step, so that a part of them suffices, the more so the shorter the steps' way is. Measured on an H200.
+// in step, so that a part of them suffices, the more so the shorter a band makes the steps' way. Measured
+// on an H200.
 constexpr int64_t kBytesTogether = int64_t{32} << 20;
-constexpr int64_t kLongHead = 4096, kLeastTogether = 4;
+constexpr int64_t kLongHead = 2048, kLeastTogether = 4;
 
 // At least so many that one set of them has a block for every multiprocessor: the next set's longest
 // blocks come after this one's shortest, and a device that is full of one set never waits for them.
@@ -26,7 +27,7 @@ int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bo
   const int64_t each = problem.seqlen_q * row.head_dim * 8 * problem.group();
   const int64_t more = has_band && problem.seqlen_q >= kLongHead ? 2 : 1;
   const int64_t blocks = ceil_div(problem.seqlen_k, row.columns);
-  return std::max({kLeastTogether, ceil_div(multiprocessors, blocks),
+  return std::max({more * kLeastTogether, ceil_div(multiprocessors, blocks),
                    more * kBytesTogether / std::max<int64_t>(each, 1)});
 }
 
