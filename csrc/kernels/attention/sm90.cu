@@ -211,8 +211,8 @@ struct Consumer {
     int row = first_row(tile);
     keys = Keys(p, tile);
     const Sm90Sequence& q = tile.sequence;
-    open_first = row + 63 + q.first;
-    open_last = min(row + q.last, q.columns - 1);
+    open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
+    open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
     if constexpr (C::kLeavesOut) {
       int last, blocks;
       key_blocks<C::kN>(q, row, 64, last, blocks);
@@ -382,13 +382,12 @@ struct Consumer {
   // Scores outside of the band, and those that a mask hides, become -inf. Blocks of which everything is
   // visible pay a comparison.
   TC_DEVICE void hide() {
-    int key = keys.block * C::kN;
-    bool open = key >= open_first && key + C::kN - 1 <= open_last;
+    bool open = keys.block >= open_first && keys.block <= open_last;
     if (__builtin_expect(open && !keys.has_bits(), 1)) return;
     if (C::kMasked && open) return hide_unseen(s, mask);
     const Tile& tile = tiles[number % C::kRing];
     const Sm90Sequence& q = tile.sequence;
-    int column = key + lane % 4 * 2;
+    int column = keys.block * C::kN + lane % 4 * 2;
     u32 seen[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
