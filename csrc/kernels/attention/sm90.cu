@@ -181,8 +181,7 @@ struct Consumer {
   using Keys = std::conditional_t<C::kTells, ToldKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
   Keys keys;
   u32 told = 0;  // kTells: of the block after it
-  int open_first,
-      open_last;  // keys of which all of this warpgroup's rows see everything but for a mask
+  int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
 
   TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const Tile* ring, int own_group)
       : p(params), shared(memory), tiles(ring), group(own_group) {
