@@ -113,7 +113,7 @@ def main() -> None:
         for layout in arguments.layouts.split(","):
             for tile in TILES:
                 kernel = describe(kind, layout, *tile)
-                if kernel is None or (kind == "tf32" and layout != "nt"):
+                if kernel is None or (kind == "tf32" and layout not in ("nt", "tt")):
                     continue
                 short = kernel["name"].removeprefix(f"sm90_matmul_{kind}_")
                 if arguments.names and short not in arguments.names.split(","):

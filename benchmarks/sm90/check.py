@@ -36,7 +36,7 @@ def operand(
 
 
 def case(kernels, workspace, name, how, shape, batch_a=(), batch_b=(), exact=True, epilogue=None,
-         out_dtype=None, odd_out=False, repeats=1):  # fmt: skip
+         out_dtype=None, odd_out=False, repeats=1, transposed=False):  # fmt: skip
     kernel = kernels[name]
     kind, layout = kernel.facts["type"], kernel.facts["layout"]
     m, n, k = shape
@@ -44,9 +44,12 @@ def case(kernels, workspace, name, how, shape, batch_a=(), batch_b=(), exact=Tru
     b = operand(kind, batch_b, k, n, layout[1] == "t", exact)
     sizes = torch.broadcast_shapes(batch_a, batch_b)
     dtype = out_dtype or TYPES[kind][1]
-    pad = (1 if n % 2 == 0 else 0) if odd_out else -n % 8
-    store = torch.full((*sizes, m + 2, n + pad), float("nan"), device="cuda", dtype=dtype)
-    out = store[..., :m, :n]
+    rows, columns = (n, m) if transposed else (m, n)  # of the output in memory
+    pad = (1 if columns % 2 == 0 else 0) if odd_out else -columns % 8
+    store = torch.full((*sizes, rows + 2, columns + pad), float("nan"), device="cuda", dtype=dtype)
+    out = store[..., :rows, :columns]
+    if transposed:
+        out = out.mT
     reference = torch.matmul(a.double(), b.double())
     scale = k**0.5
     if epilogue is not None:
@@ -71,7 +74,8 @@ def case(kernels, workspace, name, how, shape, batch_a=(), batch_b=(), exact=Tru
             elif not torch.equal(first, bits):
                 return "DIFFERENT BITS"
     torch.cuda.synchronize()
-    if not torch.isnan(store[..., m:, :]).all() or not torch.isnan(store[..., n:]).all():
+    outside = (store[..., rows:, :], store[..., columns:])
+    if not all(torch.isnan(x).all() for x in outside):
         return "WROTE OUTSIDE"
     if exact and (epilogue is None or epilogue.activation in (None, "relu")):
         expected = reference.to(dtype)
@@ -173,11 +177,18 @@ def main() -> None:
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     kernels = {k: v for k, v in load(arguments.folder).items() if arguments.only in k}
+    everything = list(cases(kernels))
+    # Those that take A from registers write a transposed output, too.
+    everything += [
+        (name, how, shape, {**keywords, "transposed": True})
+        for name, how, shape, keywords in everything
+        if kernels[name].facts["type"] == "tf32" and kernels[name].facts["a_mn"]
+    ]
     workspace = Workspace()
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
     results, bad, start = [], 0, time.time()
-    for name, how, shape, keywords in cases(kernels):
+    for name, how, shape, keywords in everything:
         facts = kernels[name].facts
         if (how.stream and not facts["streams"]) or (how.cluster == "k" and not facts["pairs"]):
             continue

@@ -16,6 +16,7 @@ BATCHED = 1
 (SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL, BIAS_ROW, OUT_FLOAT, OUT_VECTOR, ADD_VECTOR,
  NO_SKEW) = (1 << i for i in range(3, 12))  # fmt: skip
 ALONG_N, ALONG_M = 1, 21  # the first of two bits
+FINISH, TRANSPOSED = 1 << 16, 1 << 23
 # Blocks of a cluster along M and along N.
 CLUSTERS = {
     "": (1, 1),
@@ -249,7 +250,7 @@ class Launch:
                 t.stride(-1), t.stride(-2))  # fmt: skip
             if mn_major:
                 assert stride_mn == 1, (stride_mn, stride_k)
-                dims, strides, box = [mn, k], [stride_k], [64, tile_k // parts]
+                dims, strides, box = [mn, k], [stride_k], [tile_k, tile_k // parts]
             else:
                 assert stride_k == 1, (stride_mn, stride_k)
                 dims, strides, box = [k, mn], [stride_mn], [tile_k, rows // parts]
@@ -266,28 +267,34 @@ class Launch:
         general = epilogue is not None or unaligned or out.dtype != dtype
         out_strides = [out.stride(i) for i in range(out.dim() - 2)][::-1]
         out_strides = [*out_strides, 0, 0, 0][:3]
-        assert out.stride(-1) == 1
-        if general:
+        from_registers = facts["type"] == "tf32" and facts["a_mn"]
+        transposed = out.stride(-1) != 1
+        assert out.stride(-2 if transposed else -1) == 1
+        if from_registers:
+            row = out.stride(-1 if transposed else -2)
+            flags |= TRANSPOSED * transposed
+            pairs = all(x % 2 == 0 for x in (row, out.data_ptr() // 4, *out_strides))
+            pairs = pairs and (m if transposed else n) % 2 == 0
+            simple = e.activation is None and e.alpha == 1 and e.addend is None
+            if e.bias is not None:
+                flags |= BIAS_ROW * e.bias_row
+                simple = simple and transposed and e.bias_row
+            if not pairs or not simple:
+                flags |= GENERAL | ACTIVATIONS[e.activation] << 12
+            elif e.bias is not None:
+                flags |= FINISH
+            p.out, p.out_stride_m = out.data_ptr(), row
+            p.out_batch_stride = (ctypes.c_int64 * 3)(*out_strides)
+            self.set_epilogue(p, e, sizes, m, n)
+        elif general:
             flags |= GENERAL | ACTIVATIONS[e.activation] << 12
             flags |= OUT_FLOAT * (out.dtype == torch.float32)
             aligned = out.data_ptr() % 16 == 0 and out.stride(-2) % 4 == 0 and n % 4 == 0
             flags |= OUT_VECTOR * (aligned and all(s % 4 == 0 for s in out_strides))
             p.out, p.out_stride_m = out.data_ptr(), out.stride(-2)
             p.out_batch_stride = (ctypes.c_int64 * 3)(*out_strides)
-            p.alpha, p.beta = e.alpha, e.beta
-            p.curve = (ctypes.c_float * 7)(*activation_curves()[ACTIVATIONS[e.activation]])
-            if e.bias is not None:
-                p.bias, p.bias_stride = e.bias.data_ptr(), e.bias.stride(0)
-                flags |= BIAS_ROW * e.bias_row
-            if e.addend is not None:
-                c = e.addend.expand(*sizes, m, n)
-                p.addend, p.addend_stride_m, p.addend_stride_n = (
-                    c.data_ptr(), c.stride(-2), c.stride(-1))  # fmt: skip
-                strides = [c.stride(i) for i in range(c.dim() - 2)]
-                strides = [*strides[::-1], 0, 0, 0][:3]
-                p.addend_batch_stride = (ctypes.c_int64 * 3)(*strides)
-                vector = c.stride(-1) == 1 and c.data_ptr() % 16 == 0
-                flags |= ADD_VECTOR * (vector and all(s % 4 == 0 for s in [c.stride(-2), *strides]))
+            flags |= BIAS_ROW * (e.bias is not None and e.bias_row)
+            flags |= ADD_VECTOR * self.set_epilogue(p, e, sizes, m, n)
         else:
             row_bytes = bn * size
             panel = next(b for b in (128, 64, 32) if row_bytes % b == 0)
@@ -329,6 +336,23 @@ class Launch:
         self.config.shared = facts["shared"]
         self.config.attributes = ctypes.addressof(self.attributes)
         self.config.count = count
+
+    @staticmethod
+    def set_epilogue(p: Params, e: Epilogue, sizes: list[int], m: int, n: int) -> bool:
+        """Whether the addend can be read by vectors."""
+        p.alpha, p.beta = e.alpha, e.beta
+        p.curve = (ctypes.c_float * 7)(*activation_curves()[ACTIVATIONS[e.activation]])
+        if e.bias is not None:
+            p.bias, p.bias_stride = e.bias.data_ptr(), e.bias.stride(0)
+        if e.addend is None:
+            return False
+        c = e.addend.expand(*sizes, m, n)
+        p.addend, p.addend_stride_m, p.addend_stride_n = c.data_ptr(), c.stride(-2), c.stride(-1)
+        strides = [c.stride(i) for i in range(c.dim() - 2)]
+        strides = [*strides[::-1], 0, 0, 0][:3]
+        p.addend_batch_stride = (ctypes.c_int64 * 3)(*strides)
+        vector = c.stride(-1) == 1 and c.data_ptr() % 16 == 0
+        return vector and all(s % 4 == 0 for s in [c.stride(-2), *strides])
 
     def __call__(self) -> None:
         self.config.stream = torch.cuda.current_stream().cuda_stream

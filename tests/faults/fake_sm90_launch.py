@@ -19,7 +19,8 @@ BATCHED, SPLIT_PAIR, SERPENTINE, GENERAL = 1, 8, 16, 64
 ALONG_N, ALONG_M = 1, 21  # the first of two bits
 CLUSTER = 3 << ALONG_N | 3 << ALONG_M | SPLIT_PAIR
 OUT_FLOAT, OUT_UNALIGNED, FINISH, ACTIVATE = 1 << 8, 1 << 15, 1 << 16, 1 << 17
-SPLIT_K, READ_A, READ_B = 1 << 18, 1 << 19, 1 << 20
+SPLIT_K, READ_A, READ_B, TRANSPOSED = 1 << 18, 1 << 19, 1 << 20, 1 << 23
+BIAS_ROW = 128
 
 
 class Params(ctypes.Structure):
@@ -304,6 +305,50 @@ def test_a_bias_of_tf32_rows_that_have_no_map(driver, sm90, n: int, flag: int) -
     assert launch["kernel"].startswith("sm90_matmul_tf32_nt_")
     assert params.flags & (GENERAL | FINISH) == flag
     assert any(params.maps[2]) == (flag == FINISH)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_tf32_along_m_or_n_is_a_of_the_kernel(driver, sm90, layout: str) -> None:
+    """The product is the transposed one where that is B. Sums are stored in pairs, with the bias of
+    a transposed product; all else takes the general epilogue."""
+    m, k = 1000, 520
+    plain = FINISH if layout == "nn" else GENERAL
+    cases = [
+        (768, False, 1, 0),
+        (768, True, 1, plain),
+        (766, True, 2, GENERAL),
+        (765, False, 1, GENERAL),
+    ]
+
+    def call(n: int, has_bias: bool, alpha: float, _: int) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        a = tensors.strided((m, k), (k, 1) if layout == "nn" else (1, m))
+        along_k, along_n = (n + -n % 4, 1) if layout == "nn" else (1, k)
+        if alpha != 1:
+            b = tensors.strided((k, n), (along_k, along_n))
+            torch.ops.cubin._addmm(tensors.empty(m, n), a, b, alpha=alpha)
+        else:
+            weight = tensors.strided((n, k), (along_n, along_k))
+            torch.ops.cubin._linear(a, weight, tensors.empty(n) if has_bias else None)
+
+    found = launches_of(driver, [partial(call, *case) for case in cases])
+    for (n, has_bias, alpha, flag), (launch, params) in zip(cases, found, strict=True):
+        assert launch["kernel"].startswith("sm90_matmul_tf32_tt_")
+        assert (params.m, params.n) == ((n, m) if layout == "nn" else (m, n))
+        assert params.flags & (GENERAL | FINISH) == flag
+        assert params.flags & (TRANSPOSED | BIAS_ROW) == (
+            TRANSPOSED | BIAS_ROW if layout == "nn" else 0
+        )
+        assert params.strides[0] == n  # of rows of out
+        assert (params.pointers[1] != 0) == (has_bias and alpha == 1)
+        if params.pointers[2]:
+            assert list(params.strides[4:6]) == ([1, n] if layout == "nn" else [n, 1])
+        kernel = next(x for x in sm90 if x["name"] == launch["kernel"])
+        sharers = 1 << (params.flags >> ALONG_N & 3), 1 << (params.flags >> ALONG_M & 3)
+        boxes = [[32, 32 // sharers[0]], [32, kernel["tile"][1] // sharers[1]]]
+        assert [read_map(words)["box"] for words in params.maps[:2]] == boxes
+        assert read_map(params.maps[0])["dims"] == [params.m, k]
+        assert not any(params.maps[2])
 
 
 def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -> None:

@@ -47,17 +47,17 @@ def jobs_of(record: dict) -> list[dict[str, int]]:
     return [job for job in jobs if job["rows"]]
 
 
-def test_b_is_copied_where_n_is_contiguous(driver, catalog) -> None:
+def test_b_is_copied_where_n_is_contiguous_and_rows_begin_anywhere(driver, catalog) -> None:
     m, n, k = 4096, 2048, 1000
-    _, address, records = launches_of(driver, ((m, k), (k, 1)), ((k, n), (n, 1)))
+    _, address, records = launches_of(driver, ((m, k), (k, 1)), ((k, n), (n + 1, 1)))
     assert records[1]["kernel"].startswith("sm90_matmul_tf32_nt_")
     (job,) = jobs_of(records[0])
     to = job.pop("to")
     assert to % 256 == 0
     assert job == {
-        "source": address, "row_stride": n, "batch_stride": 0, "to_row_stride": 1024,
+        "source": address, "row_stride": n + 1, "batch_stride": 0, "to_row_stride": 1024,
         "to_batch_stride": n * 1024, "rows": k, "columns": n, "tiles_rows": 16,
-        "tiles_columns": 32, "vectors": 1,
+        "tiles_columns": 32, "vectors": 0,
     }  # fmt: skip
     assert records[0]["grid"] == [16 * 32, 1, 1]
 
@@ -65,11 +65,11 @@ def test_b_is_copied_where_n_is_contiguous(driver, catalog) -> None:
 def test_both_are_copied_at_once_and_batches_too(driver, catalog) -> None:
     m, n, k = 4096, 2056, 2052
     a = ((3, m, k), (m * k + 1, 1, m))
-    b = ((3, k, n), (0, n, 1))
+    b = ((3, k, n), (0, n + 1, 1))
     *addresses, records = launches_of(driver, a, b)
     first, second = jobs_of(records[0])
     assert [first["source"], second["source"]] == addresses
-    assert (first["vectors"], second["vectors"]) == (0, 1)
+    assert (first["vectors"], second["vectors"]) == (0, 0)
     assert (first["batch_stride"], second["batch_stride"]) == (m * k + 1, 0)
     assert first["to_row_stride"] == second["to_row_stride"] == 2080
     assert first["to_batch_stride"] == m * 2080
@@ -79,11 +79,22 @@ def test_both_are_copied_at_once_and_batches_too(driver, catalog) -> None:
     assert struct.unpack_from("<I", data, 2 * JOB.size) == (blocks[0],)
 
 
+@pytest.mark.parametrize(("m", "n", "copied"), [(8192, 512, 1), (512, 8192, 0)])
+def test_the_smaller_of_two_is_copied(driver, catalog, m: int, n: int, copied: int) -> None:
+    k = 2048
+    *addresses, records = launches_of(driver, ((m, k), (1, m)), ((k, n), (n, 1)))
+    (job,) = jobs_of(records[0])
+    assert (job["source"], job["vectors"]) == (addresses[copied], 1)
+    assert records[1]["kernel"].startswith("sm90_matmul_tf32_tt_")
+
+
 def test_other_products_are_not(driver, catalog) -> None:
     n = 2048
     rows, columns = ((n, n), (n, 1)), ((n, n), (1, n))
     for a, b, mode in (
         (rows, columns, False),  # nothing to copy
+        (rows, rows, False),  # a kernel takes one that is not contiguous along K
+        (columns, columns, False),
         (rows, rows, True),  # batch-invariant
         (((64, 64), (64, 1)), ((64, 64), (64, 1)), False),  # too small
     ):

@@ -361,13 +361,13 @@ def attention_options(name: str, seed: str) -> dict:
     """Random calls with every option (test_cuda_attention_options.py), by the kernels for Hopper
     wherever they take a call: how quick they are does not count here."""
     from gpu import attention_cases as ac
+    from gpu import fresh_memory
     from gpu import test_cuda_attention_options as options
 
     import torch_cubin  # noqa: F401
     from torch_cubin._native import library
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # with NaN
+    fresh_memory.fill()
     r, g = random.Random(f"Hopper's options {name} {seed}"), ac.generator(int(seed))
     wrong = []
     for index in range(2 * options.CASES):
@@ -381,5 +381,8 @@ def attention_options(name: str, seed: str) -> dict:
 
 
 if __name__ == "__main__":
+    from gpu import fresh_memory
+
+    fresh_memory.fill_if_wanted()
     scenario = globals()[sys.argv[1]]
     print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)

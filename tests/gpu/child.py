@@ -414,8 +414,11 @@ def tile(kind: str, name: str) -> dict:
         if not torch.equal(out, expected.to(out.dtype)):
             wrong.append(label)
 
-    for kernel in kernels:
-        dtype, layout = dtypes[kernel["math"]], kernel["layout"]
+    # Those that take TF32 from registers compute nn, too: as the transposed product.
+    jobs = [(kernel, kernel["layout"]) for kernel in kernels]
+    jobs += [(k, "nn") for k, layout in jobs if k["math"] == "tf32" and layout == "tt"]
+    for kernel, layout in jobs:
+        dtype = dtypes[kernel["math"]]
         torch.backends.cuda.matmul.allow_tf32 = kernel["math"] == "tf32"
         shapes = [
             (1, 8, 8), (2 * bm, 2 * bn, 520), (bm - 3, 3 * bn + 8, 200), (3 * bm + 1, bn, 136),
@@ -423,7 +426,7 @@ def tile(kind: str, name: str) -> dict:
             (24 * bm + 8, 23 * bn, 1016), (9 * bm, 35 * bn, 72),
         ]  # fmt: skip
         for m, n, k in shapes:
-            label = f"{kernel['name']} {(m, n, k)}"
+            label = f"{kernel['name']} {layout} {(m, n, k)}"
             a = operand((), m, k, layout[0] == "t", dtype)
             b = operand((), k, n, layout[1] == "t", dtype)
             bias = torch.randint(-3, 4, (n,), device="cuda").to(dtype)
@@ -431,6 +434,8 @@ def tile(kind: str, name: str) -> dict:
             first = torch.ops.cubin.matmul(a, b)
             compare(label, first, exact)
             compare(f"{label} bias", torch.ops.cubin.linear(a, b.mT, bias), exact + bias.double())
+            out = torch.ops.cubin.addmm(bias, a, b, alpha=2.0, beta=-3.0)
+            compare(f"{label} addmm", out, 2 * exact - 3 * bias.double())
             if m > 8 * bm:
                 with torch.cuda.stream(side):
                     for _ in range(4):
@@ -449,7 +454,7 @@ def tile(kind: str, name: str) -> dict:
         for a_batch, b_batch in (((3,), (1,)), ((2, 1), (2, 3)), ((4, 1, 2), (3, 1)), ((5,), ())):
             a = operand(a_batch, bm + 8, 200, layout[0] == "t", dtype)
             b = operand(b_batch, 200, bn + 16, layout[1] == "t", dtype)
-            label = f"{kernel['name']} batches {a_batch} {b_batch}"
+            label = f"{kernel['name']} {layout} batches {a_batch} {b_batch}"
             compare(label, torch.ops.cubin.matmul(a, b), a.double() @ b.double())
     torch.cuda.synchronize()
     loaded = {entry["name"] for entry in library.catalog()["loaded"]}
@@ -597,5 +602,8 @@ def your_own_kernel() -> dict:
 
 
 if __name__ == "__main__":
+    from gpu import fresh_memory
+
+    fresh_memory.fill_if_wanted()
     scenario = globals()[sys.argv[1]]
     print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)

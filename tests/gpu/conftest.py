@@ -11,7 +11,7 @@ import os
 import pytest
 import torch
 from _pytest.skipping import evaluate_skip_marks
-from gpu import run_child
+from gpu import fresh_memory, run_child
 
 # Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
 _LIMIT = float(os.environ.get("TORCH_CUBIN_TEST_LIMIT", "240"))
@@ -120,20 +120,21 @@ def torch_settings():
 
 @pytest.fixture
 def nan_memory():
-    """Fills fresh memory with NaN, as torch.empty does under deterministic algorithms.
-
-    TORCH_CUBIN_TEST_FILL=0 leaves it as it comes, for sanitizers that know what was written.
-    """
-    if os.environ.get("TORCH_CUBIN_TEST_FILL") == "0":
+    """Fills fresh memory with NaN, unless TORCH_CUBIN_TEST_FILL=0 forbids it (fresh_memory.py)."""
+    if fresh_memory.wanted() == "0":
         yield
         return
     deterministic = torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    fresh_memory.fill()
     yield
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+@pytest.fixture(autouse=fresh_memory.wanted() == "1")
+def filled_memory(nan_memory) -> None:
+    """For every test, also after one that has ended deterministic mode."""
 
 
 @pytest.fixture

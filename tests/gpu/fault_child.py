@@ -181,5 +181,8 @@ def fault_exit(kind: str) -> dict:
 
 
 if __name__ == "__main__":
+    from gpu import fresh_memory
+
+    fresh_memory.fill_if_wanted()
     scenario = globals()[sys.argv[1]]
     print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 RECORD = "tests/gpu/last_run.json"
 FOLDERS = ("csrc", "torch_cubin", "tests")
+# No run on a GPU reads these: they test on the CPU or on the stand-in driver.
+NOT_READ = tuple(f"tests/{name}" for name in ("fake_driver", "faults", "fuzz", "threads", "unit"))
 
 
 def _ignored_patterns(root: Path) -> list[str]:
@@ -45,13 +47,14 @@ def _is_ignored(path: str, is_folder: bool, patterns: list[str]) -> bool:
 
 
 def source_files(root: Path) -> list[str]:
-    """The files of the three folders that git would track, the record itself left out, sorted."""
+    """The files of the three folders that git would track, sorted, without those that no run on a
+    GPU reads and without the record itself."""
     patterns = _ignored_patterns(root)
 
     def walk(folder: Path) -> Iterator[str]:
         for path in folder.iterdir():
             name = path.relative_to(root).as_posix()
-            if _is_ignored(name, path.is_dir(), patterns):
+            if name in NOT_READ or _is_ignored(name, path.is_dir(), patterns):
                 continue
             if path.is_dir():
                 yield from walk(path)
@@ -108,7 +111,10 @@ def write(root: Path, counts: dict[str, int], fault_cases: dict[int, int] | None
         if before.get("gpus", 1) > 1 and before.get("sources") == content["sources"]:
             one = {name: content[name] for name in ("date", "passed", "failed", "skipped")}
             content = {**before, "on_one_gpu": one}
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    # At once, so that a run that is ended here leaves the old record or the new one.
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n")
+    unfinished.replace(path)
     return path
 
 

@@ -46,15 +46,36 @@ def test_racecheck(child) -> None:
     _check(child, 50)
 
 
-@pytest.mark.skipif(
-    "TORCH_CUBIN_SLOW_TESTS" not in os.environ, reason="a minute: TORCH_CUBIN_SLOW_TESTS=1"
+slow = pytest.mark.skipif(
+    "TORCH_CUBIN_SLOW_TESTS" not in os.environ, reason="two minutes: TORCH_CUBIN_SLOW_TESTS=1"
 )
+
+
+@slow
 @pytest.mark.parametrize(
     "tool",
     [
         pytest.param(tool, marks=pytest.mark.child("ways_sanitize", tool))
-        for tool in ("memcheck", "racecheck", "synccheck")
+        for tool in ("memcheck", "racecheck", "synccheck", "initcheck")
     ],
 )
 def test_every_kernel_for_hopper(tool: str, child) -> None:
     _check(child, 100)
+
+
+@slow
+@pytest.mark.child("sanitize", "initcheck")
+def test_initcheck(child) -> None:
+    _check(child, 50)
+
+
+@slow
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=pytest.mark.child("attention_sanitize", "initcheck", dtype))
+        for dtype in ("bfloat16", "float16", "float32", "float64")
+    ],
+)
+def test_initcheck_attention(dtype: str, child) -> None:
+    _check(child, 90)

@@ -1,4 +1,5 @@
-"""TF32 products of operands that are not contiguous along K (csrc/kernels/matmul/transpose.cu)."""
+"""TF32 products of operands that are not contiguous along K: through registers where their rows are
+aligned (csrc/kernels/matmul/sm90_registers.cuh), else copied (csrc/kernels/matmul/transpose.cu)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_products_are_exact_on_small_integers(generator: torch.Generator) -> Non
                         wrong.append(f"{(m, n, k)} {a_name} {b_name} + bias")
         torch.cuda.synchronize()
     assert wrong == []
-    assert "transpose_matmul_4_bytes" in names_of(profile)
+    names = names_of(profile)
+    assert "transpose_matmul_4_bytes" in names
+    assert any(name.startswith("sm90_matmul_tf32_tt_") for name in names)
 
 
 def test_batches_and_broadcasts(generator: torch.Generator) -> None:
@@ -57,7 +60,7 @@ def test_batches_and_broadcasts(generator: torch.Generator) -> None:
 
 
 def test_errors_are_those_of_rounded_operands(generator: torch.Generator) -> None:
-    """As cuBLAS rounds operands to TF32; the operand that is not copied loses its low bits."""
+    """As cuBLAS rounds operands to TF32."""
     with cases.math_mode("tf32"):
         a, b = (torch.randn(2048, 2048, device="cuda", generator=generator) for _ in range(2))
         exact = a.double() @ b.double()

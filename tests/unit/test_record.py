@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,11 @@ def test_record_is_stale_after_files_come_go_or_move(tree: Path, change) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["torch_cubin/_C.so", "torch_cubin/cubins/a.cubin", "tests/__pycache__/a.pyc", "docs/a"]
+    "name",
+    [
+        *("torch_cubin/_C.so", "torch_cubin/cubins/a.cubin", "tests/__pycache__/a.pyc", "docs/a"),
+        *(f"{folder}/a.py" for folder in record.NOT_READ),
+    ],
 )
 def test_record_ignores_build_products_and_other_folders(tree: Path, name: str) -> None:
     (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,9 +103,23 @@ def test_record_hashes_what_git_would_track() -> None:
         pytest.skip("not a git checkout")
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     tracked = sorted(
-        n for n in set(listed.splitlines()) if (ROOT / n).exists() and n != record.RECORD
+        n
+        for n in set(listed.splitlines())
+        if (ROOT / n).exists()
+        and n != record.RECORD
+        and not n.startswith(tuple(f"{folder}/" for folder in record.NOT_READ))
     )
     assert record.source_files(ROOT) == tracked
+
+
+def test_no_test_of_the_gpu_imports_what_the_record_leaves_out() -> None:
+    names = "|".join(folder.removeprefix("tests/") for folder in record.NOT_READ)
+    reads = re.compile(rf"^\s*(?:from|import) (?:{names})\b", re.MULTILINE)
+    hashed = [ROOT / name for name in record.source_files(ROOT) if name.startswith("tests/")]
+    found = [
+        str(file) for file in hashed if file.suffix == ".py" and reads.search(file.read_text())
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("", "1 skipped"), ("1", "1 error")])

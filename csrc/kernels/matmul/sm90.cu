@@ -4,11 +4,13 @@
 // one to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or eight
 // blocks share A's tile, B's, or both: each loads a part and multicasts it (they then stay within
 // kStages of one another). Where an operand's rows begin anywhere, which the TMA cannot read, and a
-// copy of it would cost more, the producer's warpgroup reads them (sm90_read.cuh).
+// copy of it would cost more, the producer's warpgroup reads them (sm90_read.cuh). TF32 whose A is not
+// contiguous along K goes through the consumers' registers (sm90_registers.cuh).
 //
 //   shared memory:  kStages x (A tile, B tile) | a staging buffer a warp | full, empty barriers
 //   full[s]:   the producer's arrivals and all bytes of the stage
-//   empty[s]:  one arrival a consumer warpgroup, of all blocks that get some of this block's loads
+//   empty[s]:  one arrival a consumer warpgroup (a warp, where A goes through registers), of all blocks
+//              that get some of this block's loads
 //
 // What was measured on an H200, in shares of the speed (README.md has the table): one wgmma group
 // stays in flight while the next is issued (without 0.985); the second warpgroup starts one k block
@@ -22,6 +24,7 @@
 #include "common/wgmma.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_read.cuh"
+#include "sm90_registers.cuh"
 #include "sm90_split.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -58,9 +61,9 @@ TC_DEVICE void load_operand(const Sm90TensorMap& map, u32 to, u32 full, const Sh
   if constexpr (kMnMajor) {
     int skipped = share.part * (kTileK >> share.log_parts);
 #pragma unroll
-    for (int panel = 0; panel < (kRows + 63) / 64; ++panel) {
-      load_box(map, to + panel * 8192 + skipped * 128, full, share, batched, mn + 64 * panel,
-               k + skipped, w);
+    for (int panel = 0; panel < (kRows + kTileK - 1) / kTileK; ++panel) {
+      load_box(map, to + panel * (kTileK * 128) + skipped * 128, full, share, batched,
+               mn + kTileK * panel, k + skipped, w);
     }
   } else {
     int skipped = share.part * (kRows >> share.log_parts);
@@ -306,10 +309,12 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     if (shared % 1024 != 0) asm volatile("trap;");
     if (!(p.flags & kSm90ReadA)) prefetch_tensor_map(&p.a);
     if (!(p.flags & kSm90ReadB)) prefetch_tensor_map(&p.b);
-    if (!(p.flags & (kSm90General | kSm90OutUnaligned))) prefetch_tensor_map(&p.out_map);
+    if (!C::kFromRegisters && !(p.flags & (kSm90General | kSm90OutUnaligned))) {
+      prefetch_tensor_map(&p.out_map);
+    }
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(full + 8 * s, reads ? kReadArrivals : 1);
-      barrier_init(empty + 8 * s, C::kConsumers * ClusterShape(p.flags).sources());
+      barrier_init(empty + 8 * s, C::kFreeing * ClusterShape(p.flags).sources());
     }
     fence_barrier_init();
   }
@@ -342,7 +347,11 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   } else {
     if constexpr (C::kConsumers > 1) more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
-    consume<C>(p, shared, full, empty, word, ring, warp - 4);
+    if constexpr (C::kFromRegisters) {
+      consume_from_registers<C>(p, shared, full, empty, ring, warp - 4);
+    } else {
+      consume<C>(p, shared, full, empty, word, ring, warp - 4);
+    }
   }
   // No block leaves while another of its cluster may still write to its memory.
   if (together) cluster_meet();
@@ -468,5 +477,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 231024, "streams": 0, "pairs": 1, "reads": 0},
      {"name": "64x128", "tile": [64, 128, 32], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 231056, "streams": 0, "pairs": 0, "reads": 0}]}}]}
+      "shared": 231056, "streams": 0, "pairs": 0, "reads": 0}]}},
+  {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
+   "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
+    "t": [
+     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0},
+     {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0}]}}]}
 */

@@ -6,7 +6,7 @@
 // three batch dims) with kBatched: any sizes, broadcast batches by stride 0. Their boxes depend on
 // the tile and on the cluster:
 //   K-major operand of R rows a tile:   {128 bytes of K, R}, or R / s where s blocks share it
-//   MN-major operand:                   {128 bytes of M or N, 64 of K}, or 64 / s
+//   MN-major operand:                   {128 bytes of M or N, tile K}, or tile K / s
 //   out (16-bit, or float of TF32):     {panel columns, 16}, swizzled by the panel's bytes
 // NOTE: the TMA clips stores in steps of 16 bytes, so rows of out that are no multiple of that (in
 // length, not only in stride) are kSm90OutUnaligned, or take the general epilogue.
@@ -48,6 +48,9 @@ enum Sm90Flags {
   kSm90ReadA = 1 << 19,
   kSm90ReadB = 1 << 20,
   kSm90AlongM = 21,  // at bits 21 and 22
+  // (A from registers) out is contiguous along m, and out_stride_m is the stride along n. With kSm90Finish
+  // there is a bias of rows, which is contiguous.
+  kSm90Transposed = 1 << 23,
 };
 
 // An operand of 16-bit elements that the producer's threads read: rows along its contiguous dim.

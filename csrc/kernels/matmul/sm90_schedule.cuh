@@ -26,6 +26,10 @@ struct Config {
   static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 of one warpgroup
   static constexpr int kElement = kType == DType::float32 ? 4 : 2;
   static constexpr int kTileK = 128 / kElement;
+  // TF32 whose A is not K-major: sm90_registers.cuh.
+  static constexpr bool kFromRegisters = kAMnMajor && kElement == 4;
+  // Arrivals of a block at an empty barrier: one a warpgroup, or one a warp that has read A.
+  static constexpr int kFreeing = kFromRegisters ? 4 * kConsumers : kConsumers;
   static constexpr int kABytes = kTileM * 128;
   static constexpr int kBBytes = (kBMnMajor ? (kTileN + 63) / 64 * 64 : kTileN) * 128;
   static constexpr int kStageBytes = kABytes + kBBytes;

@@ -1,5 +1,6 @@
 // The seam of csrc/kernels/matmul/sm90.cu: products on Hopper whose operands the TMA can read.
 #include <algorithm>
+#include <utility>
 
 #include "kernels/matmul/sm90_params.h"
 #include "ops/common/launch.h"
@@ -67,6 +68,13 @@ void encode(const Mapped& x, const MatmulProblem& p, const Device& device, Sm90T
   }
 }
 
+// What the kernel calls A or B. Strides in elements.
+struct Operand {
+  const char* data;
+  int64_t size, own_stride, k_stride;  // of M or N, which is the operand's own dim; of K
+  const int64_t* batch_stride;
+};
+
 class Sm90Matmul : public MatmulKernels {
  public:
   Sm90Matmul(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
@@ -75,12 +83,12 @@ class Sm90Matmul : public MatmulKernels {
 
   MatmulPlan plan(const MatmulCase& c) const override {
     if (!takes(c)) return {};
-    return plan_of(plan_sm90(rows_, c, room()), c);
+    return plan_of(plan_sm90(rows_, seen_by_kernels(c), room()), c);
   }
 
   void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
     if (!takes(c)) return;
-    for (const Sm90Way& way : sm90_ways(rows_, c, room())) {
+    for (const Sm90Way& way : sm90_ways(rows_, seen_by_kernels(c), room())) {
       out.push_back(plan_of(way, c));
     }
   }
@@ -137,9 +145,28 @@ class Sm90Matmul : public MatmulKernels {
            (c.b_mappable || (!is_vectors(c.b) && c.b_unit));
   }
 
-  static MatmulPlan plan_of(const Sm90Way& way, const MatmulCase& c) {
+  // Kernels take TF32 that is not contiguous along K as A alone: where B is, and A is not, the product is
+  // transposed.
+  static bool transposes(const MatmulCase& c) {
+    return c.math == kMathTF32 && is_along_k(c.a) && !is_along_k(c.b);
+  }
+
+  static MatmulCase seen_by_kernels(const MatmulCase& c) {
+    MatmulCase seen = c;
+    if (!transposes(c)) return seen;
+    std::swap(seen.m, seen.n);
+    std::swap(seen.a, seen.b);
+    std::swap(seen.a_mappable, seen.b_mappable);
+    std::swap(seen.a_lines, seen.b_lines);
+    std::swap(seen.a_unit, seen.b_unit);
+    std::swap(seen.a_broadcast, seen.b_broadcast);
+    return seen;
+  }
+
+  static MatmulPlan plan_of(Sm90Way way, const MatmulCase& c) {
     MatmulPlan plan;
     if (way.plan.row == nullptr) return plan;
+    way.plan.transposed = transposes(c);
     plan.set(way.plan);
     plan.splits = way.plan.splits;
     plan.microseconds = way.microseconds;
@@ -155,44 +182,43 @@ class Sm90Matmul : public MatmulKernels {
     const int64_t of_a = plan.cluster.of_a, of_b = plan.cluster.of_b;
     const bool batched = p.batch_dims > 0;
     const int64_t bytes = element_size(p.input);
-    const MapType type = p.math == kMathTF32      ? MapType::kTFloat32
-                         : p.math == kMathFloat16 ? MapType::kFloat16
-                                                  : MapType::kBFloat16;
-    const auto operand = [&](const char* data, bool mn_major, int64_t size, int64_t own_stride,
-                             int64_t k_stride, const int64_t* batch_stride, int64_t tile,
-                             int64_t sharers, Sm90TensorMap& map) {
-      Mapped x{
-          data, type, bytes, {}, 0, batched ? batch_stride : nullptr, {}, MapSwizzle::k128Bytes};
+    const MapType type = map_type(p.math);
+    Operand a = {operands.a, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride};
+    Operand b = {operands.b, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride};
+    if (plan.transposed) std::swap(a, b);
+    const auto describe = [&](const Operand& of, bool mn_major, int64_t tile, int64_t sharers,
+                              Sm90TensorMap& map) {
+      Mapped x{of.data, type,
+               bytes,   {},
+               0,       batched ? of.batch_stride : nullptr,
+               {},      MapSwizzle::k128Bytes};
       const int64_t rows = mn_major ? row.tile_k : tile;
-      x.dims[0] = mn_major ? size : p.k;
-      x.dims[1] = mn_major ? p.k : size;
-      x.stride = mn_major ? k_stride : own_stride;
+      x.dims[0] = mn_major ? of.size : p.k;
+      x.dims[1] = mn_major ? p.k : of.size;
+      x.stride = mn_major ? of.k_stride : of.own_stride;
       x.box[0] = kRowBytes / bytes;
       x.box[1] = rows / sharers;
       encode(x, p, device_, map);
     };
-    const auto to_read = [&](const char* data, bool mn_major, int64_t size, int64_t own_stride,
-                             int64_t k_stride, Sm90Rows& rows) {
-      rows.from = data;
-      rows.stride = mn_major ? k_stride : own_stride;
-      const int64_t last = ((mn_major ? p.k : size) - 1) * rows.stride * bytes;
-      rows.low = reinterpret_cast<tc_int64>(data) + std::min<int64_t>(last, 0);
-      rows.high = reinterpret_cast<tc_int64>(data) + std::max<int64_t>(last, 0) +
-                  (mn_major ? size : p.k) * bytes;
+    const auto to_read = [&](const Operand& of, bool mn_major, Sm90Rows& rows) {
+      rows.from = of.data;
+      rows.stride = mn_major ? of.k_stride : of.own_stride;
+      const int64_t last = ((mn_major ? p.k : of.size) - 1) * rows.stride * bytes;
+      rows.low = reinterpret_cast<tc_int64>(of.data) + std::min<int64_t>(last, 0);
+      rows.high = reinterpret_cast<tc_int64>(of.data) + std::max<int64_t>(last, 0) +
+                  (mn_major ? of.size : p.k) * bytes;
     };
     if (plan.reads_a) {
-      to_read(operands.a, row.a_mn_major, p.m, p.a_stride_m, p.a_stride_k, out.a_rows);
+      to_read(a, row.a_mn_major, out.a_rows);
       out.flags |= kSm90ReadA;
     } else {
-      operand(operands.a, row.a_mn_major, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride,
-              row.tile_m, of_a, out.a);
+      describe(a, row.a_mn_major, row.tile_m, of_a, out.a);
     }
     if (plan.reads_b) {
-      to_read(operands.b, row.b_mn_major, p.n, p.b_stride_n, p.b_stride_k, out.b_rows);
+      to_read(b, row.b_mn_major, out.b_rows);
       out.flags |= kSm90ReadB;
     } else {
-      operand(operands.b, row.b_mn_major, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride,
-              row.tile_n, of_b, out.b);
+      describe(b, row.b_mn_major, row.tile_n, of_b, out.b);
     }
     out.k = static_cast<int>(p.k);
 
@@ -205,51 +231,14 @@ class Sm90Matmul : public MatmulKernels {
       c_batch_stride[i] = inner;
       inner *= p.batch_size[i];
     }
-    const int64_t out_bytes = element_size(p.output);
-    const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
-    const bool paired = operands.bias_stride == 1 &&
-                        reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
-    const bool sum_and_bias =
-        p.activation == kActivationNone && p.alpha == 1 && operands.addend == nullptr;
-    // What the kernel does to the accumulators themselves.
-    const bool in_registers =
-        (sum_and_bias || (out_bytes == 2 && addend_in_pairs(p, operands.addend))) &&
-        (operands.bias == nullptr || paired) && p.output == p.input;
-    const bool to_finish = operands.bias != nullptr || !sum_and_bias;
-    const bool stored_by_tma = in_registers && aligned && p.n * out_bytes % kVectorBytes == 0;
     out.curve = kActivationCurves[p.activation];
     out.alpha = static_cast<float>(p.alpha);
     out.flags |= p.activation << kSm90Activation;
     if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
-
-    const bool to_activate = p.activation != kActivationNone && p.activation != kActivationRelu;
-    if (to_activate || p.alpha != 1 || operands.addend != nullptr) out.flags |= kSm90Activate;
-    if (to_finish && (stored_by_tma || (in_registers && out_bytes == 2))) out.flags |= kSm90Finish;
-    if (stored_by_tma) {
-      const int64_t in_row = row.tile_n * out_bytes;
-      const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
-      const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
-                                 : panel == 64 ? MapSwizzle::k64Bytes
-                                               : MapSwizzle::k32Bytes;
-      Mapped x{operands.c, p.math == kMathTF32 ? MapType::kFloat32 : type,
-               out_bytes,  {p.n, p.m},
-               p.n,        batched ? c_batch_stride : nullptr,
-               {},         swizzle};
-      x.box[0] = panel / out_bytes;
-      x.box[1] = 16;
-      encode(x, p, device_, out.out_map);
+    if (row.from_registers()) {
+      fill_out_from_registers(out, plan, c_batch_stride, p, operands);
     } else {
-      out.out = operands.c;
-      out.out_stride_m = p.n;
-      std::copy_n(c_batch_stride, kSm90BatchDims, out.out_batch_stride);
-      if (in_registers && out_bytes == 2) {
-        out.flags |= kSm90OutUnaligned;
-      } else {
-        out.flags |= kSm90General;
-        if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
-        if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
-        out.bias_stride = operands.bias_stride;
-      }
+      fill_out(out, row, c_batch_stride, p, operands);
     }
     out.bias = operands.bias;
     if (batched) out.flags |= kSm90Batched;
@@ -262,8 +251,8 @@ class Sm90Matmul : public MatmulKernels {
     }
     if (plan.cluster.splits_k) out.flags |= kSm90SplitPair;
     if (!p.batch_invariant) out.flags |= kSm90Serpentine;
-    out.m = static_cast<int>(p.m);
-    out.n = static_cast<int>(p.n);
+    out.m = static_cast<int>(a.size);
+    out.n = static_cast<int>(b.size);
     out.k_blocks = static_cast<int>(ceil_div(p.k, row.tile_k));
     out.tiles_m = plan.tiles_m;
     out.tiles_n = plan.tiles_n;
@@ -272,6 +261,84 @@ class Sm90Matmul : public MatmulKernels {
     out.stream_tiles = plan.stream_tiles;
     out.stream_clusters = plan.stream_clusters;
     out.polls = kPolls;
+  }
+
+  // How the tiles get to C, whose batch strides these are.
+  void fill_out(Sm90MatmulParams& out, const Sm90Row& row, const int64_t* batch_stride,
+                const MatmulProblem& p, const MatmulOperands& operands) const {
+    const int64_t out_bytes = element_size(p.output);
+    const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
+    const bool paired = operands.bias_stride == 1 &&
+                        reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
+    const bool sum_and_bias = is_sum_and_bias(p, operands);
+    // What the kernel does to the accumulators themselves.
+    const bool in_registers =
+        (sum_and_bias || (out_bytes == 2 && addend_in_pairs(p, operands.addend))) &&
+        (operands.bias == nullptr || paired) && p.output == p.input;
+    const bool to_finish = operands.bias != nullptr || !sum_and_bias;
+    const bool stored_by_tma = in_registers && aligned && p.n * out_bytes % kVectorBytes == 0;
+    const bool to_activate = p.activation != kActivationNone && p.activation != kActivationRelu;
+    if (to_activate || p.alpha != 1 || operands.addend != nullptr) out.flags |= kSm90Activate;
+    if (to_finish && (stored_by_tma || (in_registers && out_bytes == 2))) out.flags |= kSm90Finish;
+    if (stored_by_tma) {
+      const int64_t in_row = row.tile_n * out_bytes;
+      const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
+      const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
+                                 : panel == 64 ? MapSwizzle::k64Bytes
+                                               : MapSwizzle::k32Bytes;
+      Mapped x{operands.c, p.math == kMathTF32 ? MapType::kFloat32 : map_type(p.math),
+               out_bytes,  {p.n, p.m},
+               p.n,        p.batch_dims > 0 ? batch_stride : nullptr,
+               {},         swizzle};
+      x.box[0] = panel / out_bytes;
+      x.box[1] = 16;
+      encode(x, p, device_, out.out_map);
+    } else {
+      out.out = operands.c;
+      out.out_stride_m = p.n;
+      std::copy_n(batch_stride, kSm90BatchDims, out.out_batch_stride);
+      if (in_registers && out_bytes == 2) {
+        out.flags |= kSm90OutUnaligned;
+      } else {
+        out.flags |= kSm90General;
+        if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
+        if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
+        out.bias_stride = operands.bias_stride;
+      }
+    }
+  }
+
+  // The same where lanes write what they have: two neighbours at a time, or anything.
+  static void fill_out_from_registers(Sm90MatmulParams& out, const Sm90Plan& plan,
+                                      const int64_t* batch_stride, const MatmulProblem& p,
+                                      const MatmulOperands& operands) {
+    out.out = operands.c;
+    out.out_stride_m = p.n;
+    std::copy_n(batch_stride, kSm90BatchDims, out.out_batch_stride);
+    out.bias_stride = operands.bias_stride;
+    if (plan.transposed) {
+      out.flags |= kSm90Transposed | kSm90BiasRow;
+      std::swap(out.addend_stride_m, out.addend_stride_n);
+    }
+    const bool pairs =
+        p.n % 2 == 0 && reinterpret_cast<uintptr_t>(operands.c) % (2 * sizeof(float)) == 0;
+    const bool has_bias = operands.bias != nullptr;
+    const bool biased_by_rows = plan.transposed && operands.bias_stride == 1;
+    if (!pairs || !is_sum_and_bias(p, operands) || (has_bias && !biased_by_rows)) {
+      out.flags |= kSm90General;
+    } else if (has_bias) {
+      out.flags |= kSm90Finish;
+    }
+  }
+
+  static bool is_sum_and_bias(const MatmulProblem& p, const MatmulOperands& operands) {
+    return p.activation == kActivationNone && p.alpha == 1 && operands.addend == nullptr;
+  }
+
+  static MapType map_type(Math math) {
+    return math == kMathTF32      ? MapType::kTFloat32
+           : math == kMathFloat16 ? MapType::kFloat16
+                                  : MapType::kBFloat16;
   }
 
   // Whether neighbouring columns of the addend can be read two at a time, everywhere.

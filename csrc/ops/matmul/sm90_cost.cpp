@@ -267,6 +267,8 @@ void consider_rows(Chooser& chooser, const std::vector<Sm90Row>& rows, const Mat
   const bool reads = !is_vectors(problem.a) || !is_vectors(problem.b);
   for (const Sm90Row& row : rows) {
     if (reads != row.reads) continue;
+    // TF32 whose rows cannot be mapped goes to portable kernels, which round otherwise.
+    if (problem.batch_invariant && row.from_registers()) continue;
     if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
       chooser.consider(row);
     }

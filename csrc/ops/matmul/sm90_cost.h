@@ -23,6 +23,9 @@ struct Sm90Row {
   bool streams;        // can deal the last tiles' K out over all clusters
   bool pairs;          // can split K between the two blocks of a cluster
   bool reads;          // for operands whose rows begin anywhere, and no others
+
+  // TF32 that wgmma cannot read from shared memory: A passes through registers.
+  bool from_registers() const { return math == kMathTF32 && a_mn_major; }
 };
 
 // What the blocks of a cluster have in common: so many along N share a tile of A, so many along M one of B;
@@ -48,6 +51,8 @@ struct Sm90Plan {
   int32_t whole_tiles = 0, stream_tiles = 0, stream_clusters = 0;
   int32_t splits = 1, split_blocks = 0;   // of K, and k blocks of each, for a case of split sums
   bool reads_a = false, reads_b = false;  // without a tensor map
+  // The kernel computes C^T = B^T A^T: what it calls A, M and tiles_m are B, N and tiles of N.
+  bool transposed = false;
 };
 
 struct Sm90Way {

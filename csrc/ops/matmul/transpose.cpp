@@ -1,6 +1,7 @@
 // The seam of csrc/kernels/matmul/transpose.cu: TF32 products of operands that are not contiguous along K,
-// which wgmma cannot read. They are copied first so that they are, and the product then goes to whichever
-// kernels are quickest for that.
+// which wgmma cannot read from shared memory. They, or one of two, are copied first so that they are, and
+// the product then goes to whichever kernels are quickest for that: those of sm90.cu take one such operand,
+// where its rows are aligned.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -36,34 +37,20 @@ class TransposeKernels : public MatmulKernels {
       : device_(device), kernel_(*kernels.front()), cost_(KernelFields(kernel_)) {}
 
   MatmulPlan plan(const MatmulCase& c) const override {
-    MatmulPlan plan;
-    const TransposePlan chosen = {!is_along_k(c.a), !is_along_k(c.b)};
-    const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
-    // Which kernels follow could depend on the number of rows: not for batch-invariant products.
-    if (c.math != kMathTF32 || c.split_sums || c.batch_invariant || c.batch_dims > 1 ||
-        work < kLeastTransposedWork || (!chosen.a && !chosen.b)) {
-      return plan;
+    std::vector<MatmulPlan> all;
+    ways(c, all);
+    MatmulPlan best;
+    for (const MatmulPlan& each : all) {
+      if (each.microseconds < best.microseconds) best = each;
     }
-    if ((chosen.a && !c.a_unit) || (chosen.b && !c.b_unit)) return plan;
-    constexpr int64_t kMostSize = (int64_t{1} << 31) - kTransposeTile;
-    if (c.m > kMostSize || c.n > kMostSize || c.k > kMostSize) return plan;
-    MatmulCase turned = c;
-    double copied = 0;  // bytes
-    const auto turn = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
-                          bool& lines) {
-      copied += static_cast<double>(broadcast ? 1 : c.batch) * static_cast<double>(own) *
-                static_cast<double>(transposed_pitch(c.k) * kFloatBytes);
-      access = kKVectors;
-      mappable = lines = true;
-    };
-    if (chosen.a) turn(c.a_broadcast, c.m, turned.a, turned.a_mappable, turned.a_lines);
-    if (chosen.b) turn(c.b_broadcast, c.n, turned.b, turned.b_mappable, turned.b_lines);
-    if (copied > kMostTransposedBytes) return plan;
-    const MatmulPlan& inner = plan_matmul(device_, turned);
-    if (inner.kernels == nullptr) return plan;
-    plan.microseconds = inner.microseconds + cost_.microseconds(2 * copied, device_);
-    plan.set(chosen);
-    return plan;
+    return best;
+  }
+
+  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+    const bool a = !is_along_k(c.a), b = !is_along_k(c.b);
+    if (a) out.push_back(plan_with(c, {true, false}));
+    if (b) out.push_back(plan_with(c, {false, true}));
+    if (a && b) out.push_back(plan_with(c, {true, true}));
   }
 
   // What follows the copy is chosen by itself.
@@ -120,6 +107,36 @@ class TransposeKernels : public MatmulKernels {
   }
 
  private:
+  MatmulPlan plan_with(const MatmulCase& c, TransposePlan chosen) const {
+    MatmulPlan plan;
+    const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
+    // Which kernels follow could depend on the number of rows: not for batch-invariant products.
+    if (c.math != kMathTF32 || c.split_sums || c.batch_invariant || c.batch_dims > 1 ||
+        work < kLeastTransposedWork) {
+      return plan;
+    }
+    if ((chosen.a && !c.a_unit) || (chosen.b && !c.b_unit)) return plan;
+    constexpr int64_t kMostSize = (int64_t{1} << 31) - kTransposeTile;
+    if (c.m > kMostSize || c.n > kMostSize || c.k > kMostSize) return plan;
+    MatmulCase turned = c;
+    double copied = 0;  // bytes
+    const auto turn = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
+                          bool& lines) {
+      copied += static_cast<double>(broadcast ? 1 : c.batch) * static_cast<double>(own) *
+                static_cast<double>(transposed_pitch(c.k) * kFloatBytes);
+      access = kKVectors;
+      mappable = lines = true;
+    };
+    if (chosen.a) turn(c.a_broadcast, c.m, turned.a, turned.a_mappable, turned.a_lines);
+    if (chosen.b) turn(c.b_broadcast, c.n, turned.b, turned.b_mappable, turned.b_lines);
+    if (copied > kMostTransposedBytes) return plan;
+    const MatmulPlan& inner = plan_matmul(device_, turned);
+    if (inner.kernels == nullptr) return plan;
+    plan.microseconds = inner.microseconds + cost_.microseconds(2 * copied, device_);
+    plan.set(chosen);
+    return plan;
+  }
+
   const Device& device_;
   PackageKernel& kernel_;
   CopyCost cost_;
