@@ -53,6 +53,12 @@ def plans(which: str):
             yield shape, "nt", ways
         for layout in ("nn", "tn", "tt"):
             yield (4096, 4096, 4096), layout, [("256x192", big), ("128x256", wide)]
+    if which == "gradients":  # of the weights of examples/train_transformer.py --size large
+        ways = [("128x256", How(pdl=True)), ("128x256", How("m", pdl=True)),
+                ("256x128", How("n", pdl=True)), ("192x192", How("n", pdl=True)),
+                ("256x192", replace(big, cluster="m"))]  # fmt: skip
+        for m, n in ((6144, 2048), (2048, 2048), (8192, 2048), (2048, 8192)):
+            yield (m, n, 16384), "tn", ways
     if which == "model":
         for size in (512, 1024, 1536, 2048, 3072):
             yield (size, size, size), "nt", None

@@ -1,10 +1,12 @@
-"""How well csrc/ops/matmul/sm90_cost.cpp predicts a sweep's timings, and constants that fit better.
+"""How well csrc/ops/matmul/sm90_cost.cpp predicts the sweeps' timings, and constants that fit.
 
-    python benchmarks/sm90/fit_cost.py [LINES.jsonl] [--fit 6000]        # needs numpy, no GPU
+    python benchmarks/sm90/fit_cost.py [LINES.jsonl ...] [--fit 9000]      # needs numpy, no GPU
 
-LINES is what `python -m torch_cubin tune --sweep --lines` writes; by default the sweep on an H200
-whose timings the constants below, which are those of sm90_cost.cpp, were fitted to. A product's
-regret is how much longer the way that the model would choose takes than the best that was measured.
+LINES are what `python -m torch_cubin tune --sweep --lines` writes; by default all sweeps on an
+H200. A product's regret is how much longer the way that the model would choose takes than the best
+that was measured. `--fit` judges constants by products that they were not fitted to: the sizes are
+dealt out to five folds, and each fold is predicted by what fits the four others. Sums of parts of
+K, and rows that threads read, are left out: their constants are not searched for here.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-LINES = Path(__file__).parents[1] / "results" / "2026-11-22_h200_sweep.jsonl"
+SWEEPS = sorted((Path(__file__).parents[1] / "results").glob("*_h200_sweep*.jsonl"))
 MULTIPROCESSORS = 132
 # The names of sm90_cost.cpp; the first ones are not searched for: they are of long products, which
 # settle at the power limit only in longer runs than a sweep's.
@@ -25,130 +29,227 @@ CONSTANTS = {
     "kCyclesPerMicrosecond": 1950, "kL2BytesPerCycle": 80, "kFixed": 1.5, "kTileCycles": 490,
     "kExchangeBytesPerCycle": 13.7, "kExchangeFixed": 0.58, "kStreamFixed": 12,
     "kStreamBytesPerCycle": 15.2, "kShareCycles": 1.03, "kShareFixed": 0.11, "kSplitLines": 2.3,
-    "kOutside": 1.13, "kOneWarpgroup": 1.085,
+    "kOutside": 1.13, "kOneWarpgroup": 1.085, "kFourCycles": 1.06, "kFourFixed": 0.25,
+    "kFourCrowded": 1.12, "kCrowdedRows": 0.011, "kCrowdedFrom": 24, "kStoreAnywhereBytes": 10,
+    "kStoreNarrowBytes": 7,
 }  # fmt: skip
 FIXED = 3
+FOLDS = 5
+# What is left of the multiprocessors for clusters of four and eight; kLeastShared, kFoursSure and
+# kLeastStreamBlocks.
+FOURS, LEAST_SHARED, FOURS_SURE, LEAST_STREAM = 10 / 11, 0.03, 28, 8
+# kSm90Clusters: the blocks that share A's tile, and B's.
+CLUSTERS = {
+    "": (1, 1), "share_a": (2, 1), "share_b": (1, 2), "split_k": (1, 1), "share_both": (2, 2),
+    "four_a": (4, 1), "four_b": (1, 4), "2x4": (4, 2), "4x2": (2, 4), "eight_a": (8, 1),
+    "eight_b": (1, 8),
+}  # fmt: skip
+
+Columns = dict[str, np.ndarray]
+Constants = dict[str, float]
 
 
-def read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """A column a fact of the ways of sm90.cu, and the names of the ways."""
-    rows, names = [], []
-    for number, text in enumerate(path.read_text().splitlines()):
-        line = json.loads(text)
-        p = line["product"]
-        if "elements" in p["a"] + p["b"]:
+def read(paths: list[Path]) -> Columns:
+    """A column a fact of the ways of sm90.cu; a product's ways follow one another."""
+    lines = (line for path in paths for line in path.read_text().splitlines())
+    rows = [row for number, line in enumerate(lines) for row in ways(number, json.loads(line))]
+    return {key: np.array([row[key] for row in rows], float) for key in rows[0]}
+
+
+def ways(number: int, line: dict) -> Iterator[dict[str, float]]:
+    p = line["product"]
+    if "elements" in p["a"] + p["b"]:
+        return
+    m, n, k, size = p["m"], p["n"], p["k"], 4 if p["math"] == "tf32" else 2
+    a_mn, b_mn = p["a"].startswith("own"), p["b"].startswith("own")
+    for name, microseconds in line["microseconds"].items():
+        kind, _, rest = name.partition(" ")
+        words = rest.split(" ")
+        if kind != "sm90" or "read" in words or "splits" in words:
             continue
-        size = 4 if p["math"] == "tf32" else 2
-        a_mn, b_mn = p["a"].startswith("own"), p["b"].startswith("own")
-        for name, microseconds in line["microseconds"].items():
-            if not name.startswith("sm90 "):
-                continue
-            words = name.split(" ")[1:]
-            tile_m, tile_n = map(int, words[0].split("x"))
-            names.append(name)
-            rows.append({
-                "product": number, "us": microseconds, "m": p["m"], "n": p["n"], "k": p["k"],
-                "batch": p["batch"], "size": size, "tile_m": tile_m, "tile_n": tile_n,
-                "share_a": "share_a" in words, "share_b": "share_b" in words,
-                "split": "split_k" in words, "stream": "streamed" in words,
-                "a_mn": a_mn, "b_mn": b_mn,
-                "a_split": (p["m"] if a_mn else p["k"]) * size % 128 != 0,
-                "b_split": (p["n"] if b_mn else p["k"]) * size % 128 != 0,
-            })  # fmt: skip
-    return {key: np.array([row[key] for row in rows], float) for key in rows[0]}, names
+        tile_m, tile_n = map(int, words[0].split("x"))
+        cluster = next((word for word in words[1:] if word in CLUSTERS), "")
+        of_a, of_b = CLUSTERS[cluster]
+        yield {
+            "product": number, "us": microseconds, "m": m, "n": n, "k": k, "batch": p["batch"],
+            "size": size, "tile_m": tile_m, "tile_n": tile_n, "of_a": of_a, "of_b": of_b,
+            "split": cluster == "split_k", "stream": "streamed" in words,
+            "a_mn": a_mn, "b_mn": b_mn,
+            # NOTE: by the sizes, since the first sweeps called all aligned rows vectors.
+            "a_split": (m if a_mn else k) * size % 128 != 0,
+            "b_split": (n if b_mn else k) * size % 128 != 0,
+        }  # fmt: skip
 
 
-def predict(x: dict[str, np.ndarray], c: dict[str, float]) -> np.ndarray:
-    """The model, in microseconds."""
+def k_block_cycles(x: Columns, c: Constants) -> np.ndarray:
+    """Of one block, for 128 bytes of K."""
+    tile_m, tile_n, sharers = x["tile_m"], x["tile_n"], x["of_a"] * x["of_b"]
+    rows_a, rows_b = loaded(tile_m, x["a_mn"]), loaded(tile_n, x["b_mn"])
+    lines = rows_a / x["of_a"] * np.where(x["a_split"], c["kSplitLines"], 1)
+    lines += rows_b / x["of_b"] * np.where(x["b_split"], c["kSplitLines"], 1)
+    bounds = (tile_m * tile_n / 32, shared_cycles(x), lines * 128 / c["kL2BytesPerCycle"])
+    waits = np.where(sharers > 2, c["kFourCycles"], np.where(sharers > 1, c["kShareCycles"], 1))
+    return smooth_max(*bounds) * waits * np.where(tile_m == 64, c["kOneWarpgroup"], 1)
+
+
+def loaded(tile: np.ndarray, mn_major: np.ndarray) -> np.ndarray:
+    return np.where(mn_major, np.ceil(tile / 64) * 64, tile)
+
+
+def shared_cycles(x: Columns) -> np.ndarray:
+    rows = loaded(x["tile_m"], x["a_mn"]) + loaded(x["tile_n"], x["b_mn"])
+    return rows + x["tile_m"] / 64 * (64 + x["tile_n"])
+
+
+def smooth_max(*bounds: np.ndarray) -> np.ndarray:
+    return sum(bound**4 for bound in bounds) ** 0.25
+
+
+def predict(x: Columns, c: Constants) -> np.ndarray:
+    """The model, in microseconds: `Chooser` of sm90_cost.cpp."""
     m, n, tile_m, tile_n = x["m"], x["n"], x["tile_m"], x["tile_n"]
+    clock, k_blocks = c["kCyclesPerMicrosecond"], np.ceil(x["k"] * x["size"] / 128)
     tiles_m, tiles_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
-    shares = x["share_a"] + x["share_b"]
-    slots = np.floor(MULTIPROCESSORS / (1 + (shares + x["split"] > 0)))
-    tiles = (
-        x["batch"] * np.ceil(tiles_m / (1 + x["share_b"])) * np.ceil(tiles_n / (1 + x["share_a"]))
-    )
-    k_blocks = np.ceil(x["k"] * x["size"] / 128)
-    rows_a = np.where(x["a_mn"] > 0, np.ceil(tile_m / 64) * 64, tile_m)
-    rows_b = np.where(x["b_mn"] > 0, np.ceil(tile_n / 64) * 64, tile_n)
-    shared = rows_a + rows_b + tile_m / 64 * (64 + tile_n)
-    split_lines = c["kSplitLines"] - 1
-    loaded = rows_a / (1 + x["share_a"]) * (1 + split_lines * x["a_split"])
-    loaded += rows_b / (1 + x["share_b"]) * (1 + split_lines * x["b_split"])
-    bounds = (tile_m * tile_n / 32, shared, loaded * 128 / c["kL2BytesPerCycle"])
-    k_block = sum(bound**4 for bound in bounds) ** 0.25
+    size = np.where(x["split"], 2, x["of_a"] * x["of_b"])
+    room = np.where(size >= 4, MULTIPROCESSORS * FOURS, MULTIPROCESSORS)
+    slots = np.floor(room / size + 1e-9)
+    tiles = x["batch"] * np.ceil(tiles_m / x["of_b"]) * np.ceil(tiles_n / x["of_a"])
+    waves = np.maximum(1, tiles / slots)
+
     inside = m / (tiles_m * tile_m) * n / (tiles_n * tile_n)
-    k_block *= 1 + c["kOutside"] * (1 - inside)
-    k_block *= np.where(tile_m == 64, c["kOneWarpgroup"], 1)
-    k_block *= np.where(shares > 0, c["kShareCycles"], 1)
-    cycles = np.ceil(tiles / slots) * k_blocks * k_block
-    extra = np.where(shares > 0, c["kShareFixed"], 0.0)
-    bytes_of_tile, clock = tile_m * tile_n * 4, c["kCyclesPerMicrosecond"]
-    cycles = np.where(x["split"] > 0, np.ceil(k_blocks / 2) * k_block, cycles)
-    exchange = bytes_of_tile / c["kExchangeBytesPerCycle"] / clock + c["kExchangeFixed"]
-    extra = np.where(x["split"] > 0, exchange, extra)
+    outside = 8 * x["batch"] * tiles_m * tiles_n < 7 * tiles * size
+    crowded = (size == 4) & outside & (tiles > FOURS_SURE) & (tiles <= slots)
+    k_block = k_block_cycles(x, c) * (1 + c["kOutside"] * (1 - inside))
+    k_block *= np.where(crowded, c["kFourCrowded"], 1)
+    tile = k_blocks * k_block
+
+    def readers(split: np.ndarray, blocks: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        many = np.minimum(np.floor(blocks), MULTIPROCESSORS) * rows / 64 - c["kCrowdedFrom"]
+        return np.where(split, np.maximum(many, 0), 0)
+
+    of_a = readers(x["a_split"], tiles_n / x["of_a"], tile_m)
+    of_b = readers(x["b_split"], tiles_m / x["of_b"], tile_n)
+    shares = np.where(size >= 4, c["kFourFixed"], np.where(size == 2, c["kShareFixed"], 0))
+    extra = shares + c["kCrowdedRows"] * np.maximum(of_a, of_b)
+
+    bandwidth = np.where(tile_n % 64 == 0, c["kStoreAnywhereBytes"], c["kStoreNarrowBytes"])
+    stored = tile_m * tile_n * x["size"] / bandwidth
+    hidden = np.where(tile_m == 64, 0, tile / 2)
+    stores = (waves - 1) * np.maximum(0, stored - hidden) + np.maximum(0, stored - tile)
+    stores = np.where(n * x["size"] % 16 == 0, 0, stores / clock)
+
+    sums = tile_m * tile_n * 4 / clock
+    exchange = sums / c["kExchangeBytesPerCycle"] + c["kExchangeFixed"]
     whole = np.floor(tiles / slots)
     rest = np.maximum(tiles - whole * slots, 1)
-    share = np.maximum(rest, np.minimum(slots, np.floor(rest * k_blocks / 8))) / rest
-    streamed = c["kStreamFixed"] + bytes_of_tile * share / c["kStreamBytesPerCycle"] / clock
-    cycles = np.where(x["stream"] > 0, (whole + 1 / share) * k_blocks * k_block, cycles)
-    extra = np.where(x["stream"] > 0, streamed, extra)
-    compute = (cycles + np.maximum(1, tiles / slots) * c["kTileCycles"]) / clock + extra
-    moved = (tile_m + tile_n + tile_m / 64 * (64 + tile_n)) / (tile_m * tile_n) / 0.03
+    share = np.maximum(rest, np.minimum(slots, np.floor(rest * k_blocks / LEAST_STREAM))) / rest
+    streamed = c["kStreamFixed"] + sums * share / c["kStreamBytesPerCycle"] + stores
+    kinds = [x["split"] > 0, x["stream"] > 0]
+    halves = np.ceil(k_blocks / 2) * k_block
+    turns = np.ceil(tiles / slots) * tile
+    cycles = np.select(kinds, [halves, (whole + 1 / share) * tile], turns)
+    extra = np.select(kinds, [exchange, streamed], extra + stores)
+    compute = (cycles + waves * c["kTileCycles"]) / clock + extra
+
+    moved = shared_cycles(x) / (tile_m * tile_n) / LEAST_SHARED
     power = 2 * x["batch"] * m * n * x["k"] * x["size"] / 2 / c["kFlopsPerMicrosecond"]
     power *= 1 + c["kEnergyOfShared"] * (moved - 1)
     memory = x["batch"] * x["size"] * (m * x["k"] + x["k"] * n + m * n)
-    memory /= c["kMemoryBytesPerMicrosecond"]
-    return (compute**4 + power**4 + memory**4) ** 0.25 + c["kFixed"]
+    return smooth_max(compute, power, memory / c["kMemoryBytesPerMicrosecond"]) + c["kFixed"]
 
 
-def judge(x: dict[str, np.ndarray], c: dict[str, float]) -> dict[str, object]:
-    predicted, us = predict(x, c), x["us"]
-    error = np.log(predicted / us)
-    regrets, spread = {}, 0.0
-    for product in np.unique(x["product"]):
-        own = np.flatnonzero(x["product"] == product)
-        chosen = own[np.argmin(predicted[own])]
-        regrets[int(product)] = us[chosen] / us[own].min() - 1
-        spread += np.var(error[own]) * len(own)
-    mean = sum(regrets.values()) / len(regrets)
-    spread /= len(us)
-    score = 0.5 * np.mean(error**2) + 2 * spread + 0.3 * mean
-    return {"score": score, "rms": math.sqrt(np.mean(error**2)), "mean": mean, "regrets": regrets}
+def regrets(x: Columns, predicted: np.ndarray) -> np.ndarray:
+    """One a product."""
+    begin = starts(x)
+    least = np.minimum.reduceat(predicted, begin)
+    is_chosen = predicted == np.repeat(least, np.diff(begin, append=len(predicted)))
+    chosen = np.minimum.reduceat(np.where(is_chosen, x["us"], np.inf), begin)
+    return chosen / np.minimum.reduceat(x["us"], begin) - 1
 
 
-def fit(x: dict[str, np.ndarray], steps: int) -> dict[str, float]:
+def starts(x: Columns) -> np.ndarray:
+    return np.flatnonzero(np.diff(x["product"], prepend=-1))
+
+
+def spread(x: Columns, predicted: np.ndarray) -> tuple[float, float]:
+    """Mean squares of the error, and of its part that differs between ways of one product."""
+    error, begin = np.log(predicted / x["us"]), starts(x)
+    counts = np.diff(begin, append=len(error))
+    own = error - np.repeat(np.add.reduceat(error, begin) / counts, counts)
+    return float(np.mean(error**2)), float(np.mean(own**2))
+
+
+def score(x: Columns, c: Constants) -> float:
+    predicted = predict(x, c)
+    error, own = spread(x, predicted)
+    return 0.5 * error + 2 * own + 0.3 * float(np.mean(regrets(x, predicted)))
+
+
+def fit(x: Columns, steps: int) -> Constants:
     """A random walk from the constants, that only goes where it is better."""
     draw = np.random.default_rng(1)
-    best, score, width = dict(CONSTANTS), judge(x, CONSTANTS)["score"], 0.15
+    best, least, width = dict(CONSTANTS), score(x, CONSTANTS), 0.15
     names = list(CONSTANTS)[FIXED:]
     for step in range(steps):
         trial = dict(best)
         for name in draw.choice(names, draw.integers(1, 4), replace=False):
             trial[name] *= math.exp(draw.normal() * width)
-        found = judge(x, trial)["score"]
-        if found < score:
-            best, score = trial, found
+        found = score(x, trial)
+        if found < least:
+            best, least = trial, found
         if step % (steps // 4 + 1) == steps // 4:
             width *= 0.6
     return best
 
 
+def pick(x: Columns, mask: np.ndarray) -> Columns:
+    return {key: column[mask] for key, column in x.items()}
+
+
+def folds(x: Columns) -> np.ndarray:
+    """Of each timing; products of the same sizes share one, whichever sweeps have them."""
+    sizes = np.stack([x["m"], x["n"], x["k"]], 1)
+    _, number = np.unique(sizes, axis=0, return_inverse=True)
+    dealt = np.random.default_rng(0).permutation(number.max() + 1) % FOLDS
+    return dealt[number.reshape(-1)]
+
+
+def describe(what: str, x: Columns, c: Constants) -> None:
+    predicted = predict(x, c)
+    found, (error, _) = regrets(x, predicted), spread(x, predicted)
+    print(
+        f"{what}: root mean square error {math.sqrt(error):.1%}, regret {found.mean():.2%}, "
+        f"worst {found.max():.1%}, above 10% {np.mean(found > 0.1):.1%}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("lines", nargs="?", type=Path, default=LINES)
-    parser.add_argument("--fit", type=int, default=0, metavar="STEPS", help="search (6000)")
+    parser.add_argument("lines", nargs="*", type=Path, default=SWEEPS)
+    parser.add_argument("--fit", type=int, default=0, metavar="STEPS", help="search (9000)")
     options = parser.parse_args()
-    x, names = read(options.lines)
-    constants = fit(x, options.fit) if options.fit else CONSTANTS
-    found = judge(x, constants)
-    worst = max(found["regrets"].values())
-    print(f"{len(names)} timings of {len(found['regrets'])} products")
-    print(
-        f"root mean square error {found['rms']:.1%}, regret {found['mean']:.1%}, worst {worst:.1%}"
-    )
-    if options.fit:
-        for name, value in constants.items():
-            print(f"  {name} {value:.4g} (was {CONSTANTS[name]:.4g})")
+    x = read(options.lines)
+    print(f"{len(x['us'])} timings of {len(starts(x))} products")
+    describe("constants of sm90_cost.cpp", x, CONSTANTS)
+    if not options.fit:
+        return
+    fold = folds(x)
+    parts = [pick(x, fold != i) for i in range(FOLDS)] + [x]
+    with multiprocessing.Pool() as pool:
+        found = pool.starmap(fit, [(part, options.fit) for part in parts])
+    before, after = [], []
+    for i in range(FOLDS):
+        held = pick(x, fold == i)
+        before.append(regrets(held, predict(held, CONSTANTS)))
+        after.append(regrets(held, predict(held, found[i])))
+        print(f"fold {i}, held out: regret {before[i].mean():.2%} -> {after[i].mean():.2%}")
+    gain = np.concatenate(after) - np.concatenate(before)
+    error = gain.std() / math.sqrt(len(gain))
+    print(f"held out, all folds: regret changes by {gain.mean():+.2%}, standard error {error:.2%}")
+    describe("fitted to all", x, found[FOLDS])
+    for name, value in found[FOLDS].items():
+        of_folds = " ".join(f"{constants[name]:.4g}" for constants in found[:FOLDS])
+        print(f"  {name} {value:.4g} (was {CONSTANTS[name]:.4g}; folds {of_folds})")
 
 
 if __name__ == "__main__":

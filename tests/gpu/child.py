@@ -306,10 +306,10 @@ def sanitize(tool: str) -> dict:
     return {"wrong": wrong, "calls": calls}
 
 
-def ways_sanitize(tool: str) -> dict:
-    """Every way in which Hopper's kernels run some products, and so every one of these kernels, K
-    split with a second kernel too; with a bias, and with an activation besides, in turns.
-    compute-sanitizer watches."""
+def ways_sanitize(tool: str, mode: str) -> dict:
+    """Every way in which Hopper's kernels run some products of `mode`, and so every one of these
+    kernels, K split with a second kernel too; with a bias, and with an activation besides, in
+    turns. compute-sanitizer watches."""
     from gpu import cases
 
     import torch_cubin  # noqa: F401
@@ -319,59 +319,56 @@ def ways_sanitize(tool: str) -> dict:
     middle, streamed = (200, 264, 1032), (3080, 4616, 264)
     few = [(m, 520, 1032) for m in (1, 16, 24, 40, 64)]
     unaligned = (131, 75, 101)  # read by the kernel itself: K is short
-    shapes, modes = [middle, streamed, unaligned, *few], ["bfloat16", "float16", "tf32"]
-    if tool == "racecheck":  # takes many times as long; float16 runs as bfloat16 does
-        shapes, modes = [(72, 136, 1032), streamed, unaligned, few[0], few[-1]], modes[::2]
+    shapes = [middle, streamed, unaligned, *few]
+    if tool == "racecheck":  # takes many times as long
+        shapes = [(72, 136, 1032), streamed, unaligned, few[0], few[-1]]
     wrong, ran = [], set()
-    for mode in modes:
-        for layout in ("nt", "nn", "tn", "tt"):
-            if mode == "tf32" and layout != "nt":
-                continue
-            for m, n, k in shapes:
-                with cases.math_mode(mode) as dtype, torch.no_grad():
-                    a, b = torch.randint(-3, 4, (m, k)), torch.randint(-3, 4, (k, n))
-                    bias = torch.randint(-3, 4, (n,))
-                    exact = a.double() @ b.double()
-                    a, b, bias = (x.to(dtype) for x in (a, b, bias))
-                    a = a.cuda() if layout[0] == "n" else a.t().contiguous().cuda().t()
-                    b = b.cuda() if layout[1] == "n" else b.t().contiguous().cuda().t()
-                    library.watch_plans(True)
-                    torch.ops.cubin.matmul(a, b)
-                    # Some ways plan products of copies, whose rows begin at lines of the cache.
-                    plan = min(
-                        library.watched_plans(),
-                        key=lambda x: sum("lines" in x["product"][side] for side in "ab"),
-                    )
-                    ways = [w["name"] for w in plan["ways"]]
-                    ways = [n for n in ways if n.startswith(("sm90", "unaligned")) or n == "split"]
-                    if (m, n, k) == streamed:
-                        ways = [name for name in ways if "streamed" in name]
-                    for number, way in enumerate(ways):
-                        library.force_way(way)
-                        out = torch.ops.cubin.matmul(a, b)
-                        # Another way, where the forced one cannot do what is asked, is no report.
-                        forced = {x["chosen"] for x in library.watched_plans()}
-                        if way not in forced:
-                            wrong.append(f"{mode} {layout} {(m, n, k)} {way} was not taken")
-                        expected = exact
-                        if number % 3 and (way.startswith("sm90 ") or way == "split"):
-                            activation = ("none", "relu")[number % 3 - 1]
-                            out = torch.ops.cubin.linear(
-                                a, b.t(), bias.cuda(), activation=activation
-                            )
-                            expected = exact + bias.double()
-                            expected = expected.relu() if activation == "relu" else expected
-                        if not torch.equal(out.cpu(), expected.to(dtype)):
-                            wrong.append(f"{mode} {layout} {(m, n, k)} {way} {number % 3}")
-                        ran.add(f"{mode} {layout} {way} {m}")
-                    library.force_way("")
-                    library.watch_plans(False)
-                    relu = torch.ops.cubin.linear(a, b.t(), bias.cuda(), activation="relu")
-                    expected = (exact + bias.double()).relu().to(dtype)
-                    if not torch.equal(relu.cpu(), expected):
-                        wrong.append(f"{mode} {layout} {(m, n, k)} relu")
+    for layout in ("nt", "nn", "tn", "tt"):
+        if mode == "tf32" and layout == "tn":  # one operand is transposed first, then as nt
+            continue
+        for m, n, k in shapes:
+            with cases.math_mode(mode) as dtype, torch.no_grad():
+                a, b = torch.randint(-3, 4, (m, k)), torch.randint(-3, 4, (k, n))
+                bias = torch.randint(-3, 4, (n,))
+                exact = a.double() @ b.double()
+                a, b, bias = (x.to(dtype) for x in (a, b, bias))
+                a = a.cuda() if layout[0] == "n" else a.t().contiguous().cuda().t()
+                b = b.cuda() if layout[1] == "n" else b.t().contiguous().cuda().t()
+                library.watch_plans(True)
+                torch.ops.cubin.matmul(a, b)
+                # Some ways plan products of copies, whose rows begin at lines of the cache.
+                plan = min(
+                    library.watched_plans(),
+                    key=lambda x: sum("lines" in x["product"][side] for side in "ab"),
+                )
+                ways = [w["name"] for w in plan["ways"]]
+                ways = [n for n in ways if n.startswith(("sm90", "unaligned")) or n == "split"]
+                if (m, n, k) == streamed:
+                    ways = [name for name in ways if "streamed" in name]
+                for number, way in enumerate(ways):
+                    library.force_way(way)
+                    out = torch.ops.cubin.matmul(a, b)
+                    # Another way, where the forced one cannot do what is asked, is no report.
+                    forced = {x["chosen"] for x in library.watched_plans()}
+                    if way not in forced:
+                        wrong.append(f"{mode} {layout} {(m, n, k)} {way} was not taken")
+                    expected = exact
+                    if number % 3 and (way.startswith("sm90 ") or way == "split"):
+                        activation = ("none", "relu")[number % 3 - 1]
+                        out = torch.ops.cubin.linear(a, b.t(), bias.cuda(), activation=activation)
+                        expected = exact + bias.double()
+                        expected = expected.relu() if activation == "relu" else expected
+                    if not torch.equal(out.cpu(), expected.to(dtype)):
+                        wrong.append(f"{mode} {layout} {(m, n, k)} {way} {number % 3}")
+                    ran.add(f"{mode} {layout} {way} {m}")
+                library.force_way("")
+                library.watch_plans(False)
+                relu = torch.ops.cubin.linear(a, b.t(), bias.cuda(), activation="relu")
+                expected = (exact + bias.double()).relu().to(dtype)
+                if not torch.equal(relu.cpu(), expected):
+                    wrong.append(f"{mode} {layout} {(m, n, k)} relu")
     torch.cuda.synchronize()
-    for way in (" split ", " sm90 64x64 read "):
+    for way in (" split ", " sm90 64x64 read ") if mode != "tf32" else (" sm90 128x256 ",):
         if not any(way in name for name in ran):
             wrong.append(f"no product had the way '{way.strip()}'")
     return {"wrong": wrong, "calls": len(ran)}

@@ -23,9 +23,16 @@ constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is a normal numbe
 // product of their size the result would be all rounding.
 constexpr float kHuge = 1048576.0f;
 
+// Of sums of weights, which are 0 or far from numbers that .ftz takes for 0.
 TC_DEVICE float log2_approx(float x) {
   float out;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(out) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+TC_DEVICE float reciprocal_approx(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
 
@@ -164,19 +171,25 @@ struct RunningSoftmax {
   }
 };
 
-// The bits of a word of Sm90MaskTiles whose keys are at most `last`, counted from the word's first.
+// The bits of a word of Sm90MaskTiles whose keys are at most `last`, counted from the word's first: of the even
+// ones and of the odd ones every eighth key.
 TC_DEVICE u32 bits_up_to(int last) {
-  u32 count = last < 0 ? 0 : last / 8 * 2 + min(last % 8, 1) + 1, bit;
+  u32 count = max(((last + 8) >> 3) + ((last + 7) >> 3), 0), bit;
   asm("shl.b32 %0, 1, %1;" : "=r"(bit) : "r"(count));  // 0 from 32 on
   return bit - 1;
 }
 
-// Scores whose bits are 0 become -inf.
+// Scores whose bits are 0 become -inf. One row after the other, so that an instruction brings seven bits into
+// predicates.
 template <int kCount>
 TC_DEVICE void hide_unseen(float (&s)[kCount], const u32 (&seen)[2]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (!(seen[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1)) s[i] = -kInfinity;
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int i = 2 * h; i < kCount; i += 4) {
+      if (!(seen[h] >> (i / 4 * 2) & 1)) s[i] = -kInfinity;
+      if (!(seen[h] >> (i / 4 * 2 + 1) & 1)) s[i + 1] = -kInfinity;
+    }
   }
 }
 
