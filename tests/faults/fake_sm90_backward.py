@@ -94,6 +94,8 @@ CALLS = [
     (1, 8, 1, 520, 520, 96, {"window_left": 100, "window_right": 30, "scale": 0.5}, 1),
     (8, 16, 2, 2048, 2048, 128, {"is_causal": True}, 9),  # one set fills the device
     (2, 4, 2, 300, 700, 200, {"is_causal": True}, 4),
+    (8, 8, 8, 2048, 2048, 256, {"is_causal": True}, 16),  # a band has half of each head in use
+    (1, 8, 8, 16384, 16384, 256, {"window_left": 1023, "window_right": 0}, 8),
 ]
 
 

@@ -15,18 +15,20 @@ namespace {
 // The blocks of one place in the keys run beside each other for so many heads that what they all read
 // and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better than keys side
 // by side, since blocks of one head wait for each other's additions to dq; long heads are walked through
-// in step, so that a part of them suffices, the more so the shorter the steps' way is. Measured on an H200.
+// in step, so that a part of them suffices, the more so the shorter a band makes the steps' way, and the
+// more heads the fewer keys a block has, since more blocks of a head then wait. Measured on an H200.
 constexpr int64_t kBytesTogether = int64_t{32} << 20;
-constexpr int64_t kLongHead = 4096, kLeastTogether = 4;
+constexpr int64_t kLongHeadBytes = int64_t{2} << 20, kLeastTogether = 4;
 
 // At least so many that one set of them has a block for every multiprocessor: the next set's longest
 // blocks come after this one's shortest, and a device that is full of one set never waits for them.
 int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bool has_band,
                        int64_t multiprocessors) {
-  const int64_t each = problem.seqlen_q * row.head_dim * 8 * problem.group();
-  const int64_t more = has_band && problem.seqlen_q >= kLongHead ? 2 : 1;
+  const int64_t head = problem.seqlen_q * row.head_dim * 8, each = head * problem.group();
+  const int64_t more = has_band && head >= kLongHeadBytes ? 2 : 1;
+  const int64_t least = has_band ? kLeastTogether * 128 / row.columns : kLeastTogether;
   const int64_t blocks = ceil_div(problem.seqlen_k, row.columns);
-  return std::max({kLeastTogether, ceil_div(multiprocessors, blocks),
+  return std::max({least, ceil_div(multiprocessors, blocks),
                    more * kBytesTogether / std::max<int64_t>(each, 1)});
 }
 
