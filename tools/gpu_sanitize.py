@@ -32,7 +32,7 @@ LEFT_OUT = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
     *("sanitizer", "tuning"),
 )
-CAPTURES = "not graph and not captur and not replay and not beside_other_work"  # for pytest's -k
+NO_CAPTURES = "not graph and not captur and not replay and not beside_other_work"  # for pytest's -k
 # What initcheck reports of these is not read uninitialised. The first two read sums that kernels
 # for Hopper have stored or added by the TMA, which the tool does not follow; that these are whole
 # is shown by the GPU suite, whose fresh memory is full of NaN. Triton's device_descriptor writes
@@ -98,7 +98,7 @@ def run(
         "pytest",
         *tests,
         "-k",
-        CAPTURES,
+        NO_CAPTURES,
         "-p",
         "no:cacheprovider",
         "-v",

@@ -351,6 +351,32 @@ def test_tf32_along_m_or_n_is_a_of_the_kernel(driver, sm90, layout: str) -> None
         assert not any(params.maps[2])
 
 
+def test_a_transposed_product_swaps_broadcasts_and_clusters_too(driver, sm90) -> None:
+    """A of the kernel is B, with B's batch strides; what a cluster shares along N is B's tile."""
+    m, n, k = 1100, 520, 264
+
+    def call() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        a = tensors.strided((3, 2, m, k), (m * k, 0, k, 1))
+        b = tensors.strided((3, 2, k, n), (0, n * k, n, 1))
+        with measure.watching():
+            library.force_way("sm90 128x128 eight_a")
+            torch.ops.cubin._matmul(a, b)
+
+    ((launch, params),) = launches_of(driver, [call])
+    assert launch["kernel"] == "sm90_matmul_tf32_tt_128x128"
+    assert launch["attributes"]["4"] == [8, 1, 1]
+    assert params.flags & CLUSTER == 3 << ALONG_N
+    assert (params.m, params.n, params.tiles_m, params.tiles_n) == (n, m, 5, 2)
+    assert list(params.batch) == [2, 3, 1]
+    a, b = (read_map(words) for words in params.maps[:2])
+    assert (a["dims"], a["box"][:2]) == ([n, k, 2, 3, 1], [32, 4])  # 32 of K, shared out to 8
+    assert (b["dims"], b["box"][:2]) == ([k, m, 2, 3, 1], [32, 128])
+    assert a["strides"][1:3] == [n * k * 4, 0]
+    assert b["strides"][1:3] == [0, m * k * 4]
+    assert list(params.strides[:4]) == [n, m * n, 2 * m * n, 0]
+
+
 def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -> None:
     """Whole blocks of K, of which no split is empty; the second kernel adds them all up."""
     kinds = ("sm90", "finish")

@@ -324,7 +324,7 @@ def ways_sanitize(tool: str, mode: str) -> dict:
         shapes = [(72, 136, 1032), streamed, unaligned, few[0], few[-1]]
     wrong, ran = [], set()
     for layout in ("nt", "nn", "tn", "tt"):
-        if mode == "tf32" and layout == "tn":  # one operand is transposed first, then as nt
+        if mode == "tf32" and layout == "tn":  # one operand is copied first, then as nn or tt
             continue
         for m, n, k in shapes:
             with cases.math_mode(mode) as dtype, torch.no_grad():

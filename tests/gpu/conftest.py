@@ -125,10 +125,11 @@ def nan_memory():
         yield
         return
     deterministic = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
     fresh_memory.fill()
     yield
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warns)
     torch.utils.deterministic.fill_uninitialized_memory = filled
 
 

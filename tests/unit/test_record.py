@@ -89,6 +89,24 @@ def test_a_run_on_one_gpu_is_added_to_that_on_several(tree: Path, monkeypatch) -
     assert "on one of them" not in record.describe(tree)
 
 
+def test_a_run_that_is_ended_while_it_writes_leaves_the_record_as_it_was(
+    tree: Path, monkeypatch
+) -> None:
+    properties = SimpleNamespace(name="G", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def end(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", end)
+        record.write(tree, {"passed": 9})
+    assert "of these sources: 3 passed" in record.describe(tree)
+    record.write(tree, {"passed": 9})
+    assert "of these sources: 9 passed" in record.describe(tree)
+
+
 def test_record_hashes_what_git_would_track() -> None:
     command = [
         "git",

@@ -126,7 +126,8 @@ class Chooser {
     for (const Sm90Cluster& cluster : kSm90Clusters) {
       const int64_t of_a = cluster.of_a, of_b = cluster.of_b, size = cluster.size();
       if ((of_a > 1 && tiles_n < of_a) || (of_b > 1 && tiles_m < of_b)) continue;
-      // Each block loads whole groups of 8 rows.
+      // Each block loads whole groups of 8 rows. (Of a tile that is not K-major it loads a share of its K, of
+      // TF32 in clusters of eight along N half a group: the swizzle goes by addresses.)
       if (row.tile_m % (8 * of_a) != 0 || row.tile_n % (8 * of_b) != 0) continue;
       if (size > largest_cluster_ || (size > 1 && (reads_a || reads_b))) continue;
       const int64_t slots =  // clusters that run at a time
