@@ -62,7 +62,7 @@ struct Sm90Rows {
 
 struct Sm90MatmulParams {
   Sm90TensorMap a, b, out_map;
-  // The general epilogue; out and its strides also with kSm90OutUnaligned. Strides in elements;
+  // The general epilogue; out and its strides also with kSm90OutUnaligned and with A from registers. Strides in elements;
   // addend's may be 0.
   void* out;
   const void* bias;    // null: none
