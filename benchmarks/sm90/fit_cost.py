@@ -2,11 +2,12 @@
 
     python benchmarks/sm90/fit_cost.py [LINES.jsonl ...] [--fit 9000]      # needs numpy, no GPU
 
-LINES are what `python -m torch_cubin tune --sweep --lines` writes; by default all sweeps on an
-H200. A product's regret is how much longer the way that the model would choose takes than the best
-that was measured. `--fit` judges constants by products that they were not fitted to: the sizes are
-dealt out to five folds, and each fold is predicted by what fits the four others. Sums of parts of
-K, and rows that threads read, are left out: their constants are not searched for here.
+LINES are what `python -m torch_cubin tune --sweep --lines` writes, in files that name their GPU,
+whose memory the model is told; by default all sweeps, of the H200 and the H100. A product's regret
+is how much longer the way that the model would choose takes than the best that was measured.
+`--fit` judges constants by products that they were not fitted to: the sizes are dealt out to five
+folds, and each fold is predicted by what fits the four others. Sums of parts of K, and rows that
+threads read, are left out: their constants are not searched for here.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-SWEEPS = sorted((Path(__file__).parents[1] / "results").glob("*_h200_sweep*.jsonl"))
+SWEEPS = sorted((Path(__file__).parents[1] / "results").glob("*_sweep*.jsonl"))
 MULTIPROCESSORS = 132
+# Bytes a microsecond of the memory at its peak, by its clock and bus; of the GPU in a file's name.
+MEMORY = {"h200": 4.917e6, "h100": 3.352e6}
 # The names of sm90_cost.cpp; the first ones are not searched for: they are of long products, which
 # settle at the power limit only in longer runs than a sweep's.
 CONSTANTS = {
-    "kFlopsPerMicrosecond": 750e6, "kMemoryBytesPerMicrosecond": 3.8e6, "kEnergyOfShared": 0.2,
+    "kFlopsPerMicrosecond": 750e6, "kSm90MemoryShare": 0.773, "kEnergyOfShared": 0.2,
     "kCyclesPerMicrosecond": 1950, "kL2BytesPerCycle": 80, "kFixed": 1.5, "kTileCycles": 490,
     "kExchangeBytesPerCycle": 13.7, "kExchangeFixed": 0.58, "kStreamFixed": 12,
     "kStreamBytesPerCycle": 15.2, "kShareCycles": 1.03, "kShareFixed": 0.11, "kSplitLines": 2.3,
@@ -51,9 +54,17 @@ Constants = dict[str, float]
 
 def read(paths: list[Path]) -> Columns:
     """A column a fact of the ways of sm90.cu; a product's ways follow one another."""
-    lines = (line for path in paths for line in path.read_text().splitlines())
-    rows = [row for number, line in enumerate(lines) for row in ways(number, json.loads(line))]
+    lines = ((path, line) for path in paths for line in path.read_text().splitlines())
+    rows = [
+        row | {"memory": memory_of(path)}
+        for number, (path, line) in enumerate(lines)
+        for row in ways(number, json.loads(line))
+    ]
     return {key: np.array([row[key] for row in rows], float) for key in rows[0]}
+
+
+def memory_of(path: Path) -> float:
+    return next(rate for gpu, rate in MEMORY.items() if f"_{gpu}_" in path.name)
 
 
 def ways(number: int, line: dict) -> Iterator[dict[str, float]]:
@@ -155,7 +166,8 @@ def predict(x: Columns, c: Constants) -> np.ndarray:
     power = 2 * x["batch"] * m * n * x["k"] * x["size"] / 2 / c["kFlopsPerMicrosecond"]
     power *= 1 + c["kEnergyOfShared"] * (moved - 1)
     memory = x["batch"] * x["size"] * (m * x["k"] + x["k"] * n + m * n)
-    return smooth_max(compute, power, memory / c["kMemoryBytesPerMicrosecond"]) + c["kFixed"]
+    memory /= c["kSm90MemoryShare"] * x["memory"]
+    return smooth_max(compute, power, memory) + c["kFixed"]
 
 
 def regrets(x: Columns, predicted: np.ndarray) -> np.ndarray:
@@ -231,6 +243,9 @@ def main() -> None:
     x = read(options.lines)
     print(f"{len(x['us'])} timings of {len(starts(x))} products")
     describe("constants of sm90_cost.cpp", x, CONSTANTS)
+    for gpu, rate in MEMORY.items():
+        if (x["memory"] == rate).any():
+            describe(f"those of the {gpu.upper()}", pick(x, x["memory"] == rate), CONSTANTS)
     if not options.fit:
         return
     fold = folds(x)

@@ -214,10 +214,10 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
       *value = 1980000;
       break;
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
-      *value = 3201000;
+      *value = static_cast<int>(setting("memory_clock", 3201000));
       break;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
-      *value = 6144;
+      *value = static_cast<int>(setting("memory_bus", 6144));
       break;
     default:
       *value = 1000;

@@ -124,7 +124,10 @@ class Sm90Matmul : public MatmulKernels {
   }
 
  private:
-  Sm90Room room() const { return {device_.multiprocessors, clusters_.largest()}; }
+  Sm90Room room() const {
+    return {device_.multiprocessors, clusters_.largest(),
+            device_.bytes_per_cycle * device_.cycles_per_microsecond};
+  }
 
   static bool takes(const MatmulCase& c) {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;

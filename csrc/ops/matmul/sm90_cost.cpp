@@ -15,9 +15,9 @@ constexpr const char* kSm90LayoutNames[] = {"nn", "nt", "tn", "tt"};
 constexpr double kCyclesPerMicrosecond = 1950;
 constexpr double kL2BytesPerCycle = 80;         // what one multiprocessor gets
 constexpr double kFlopsPerMicrosecond = 750e6;  // of bfloat16, at the power limit
-constexpr double kMemoryBytesPerMicrosecond = 3.8e6;
-constexpr double kFixed = 1.5;       // us: first loads, last stores
-constexpr double kTileCycles = 490;  // between two tiles of a block
+constexpr double kSm90MemoryShare = 0.773;      // of the memory's peak: 3.8 of an H200's 4.92 TB/s
+constexpr double kFixed = 1.5;                  // us: first loads, last stores
+constexpr double kTileCycles = 490;             // between two tiles of a block
 constexpr double kExchangeBytesPerCycle = 13.7;
 constexpr double kExchangeFixed = 0.58;  // us
 constexpr double kStreamFixed = 12;      // us, with the launch that sets counters to zero
@@ -106,7 +106,8 @@ class Chooser {
                k = static_cast<double>(c_.k);
     // TF32 has half the rate of 16-bit types.
     power_ = 2 * batch * m * n * k * (element / 2) / kFlopsPerMicrosecond;
-    memory_ = batch * element * (m * k + k * n + m * n) / kMemoryBytesPerMicrosecond;
+    memory_ = batch * element * (m * k + k * n + m * n) /
+              (kSm90MemoryShare * room.memory_bytes_per_microsecond);
   }
 
   void consider(const Sm90Row& row) {

@@ -63,7 +63,8 @@ struct Sm90Way {
 // Of a device.
 struct Sm90Room {
   int64_t multiprocessors;
-  int64_t cluster;  // blocks of the largest one that it runs
+  int64_t cluster;                      // blocks of the largest one that it runs
+  double memory_bytes_per_microsecond;  // at its peak
 };
 
 // All ways that the rows offer.
