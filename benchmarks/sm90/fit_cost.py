@@ -32,9 +32,9 @@ CONSTANTS = {
     "kCyclesPerMicrosecond": 1950, "kL2BytesPerCycle": 80, "kFixed": 1.5, "kTileCycles": 490,
     "kExchangeBytesPerCycle": 13.7, "kExchangeFixed": 0.58, "kStreamFixed": 12,
     "kStreamBytesPerCycle": 15.2, "kShareCycles": 1.03, "kShareFixed": 0.11, "kSplitLines": 2.3,
-    "kOutside": 1.13, "kOneWarpgroup": 1.085, "kFourCycles": 1.06, "kFourFixed": 0.25,
+    "kOutside": 1.13, "kOneWarpgroup": 1.085, "kFourFixed": 0.25,
     "kFourCrowded": 1.12, "kCrowdedRows": 0.011, "kCrowdedFrom": 24, "kStoreAnywhereBytes": 10,
-    "kStoreNarrowBytes": 7,
+    "kStoreNarrowBytes": 7, "kReadAgain": 0.2,
 }  # fmt: skip
 FIXED = 3
 FOLDS = 5
@@ -99,7 +99,7 @@ def k_block_cycles(x: Columns, c: Constants) -> np.ndarray:
     lines = rows_a / x["of_a"] * np.where(x["a_split"], c["kSplitLines"], 1)
     lines += rows_b / x["of_b"] * np.where(x["b_split"], c["kSplitLines"], 1)
     bounds = (tile_m * tile_n / 32, shared_cycles(x), lines * 128 / c["kL2BytesPerCycle"])
-    waits = np.where(sharers > 2, c["kFourCycles"], np.where(sharers > 1, c["kShareCycles"], 1))
+    waits = np.where(sharers > 1, c["kShareCycles"], 1)
     return smooth_max(*bounds) * waits * np.where(tile_m == 64, c["kOneWarpgroup"], 1)
 
 
@@ -165,17 +165,22 @@ def predict(x: Columns, c: Constants) -> np.ndarray:
     moved = shared_cycles(x) / (tile_m * tile_n) / LEAST_SHARED
     power = 2 * x["batch"] * m * n * x["k"] * x["size"] / 2 / c["kFlopsPerMicrosecond"]
     power *= 1 + c["kEnergyOfShared"] * (moved - 1)
-    memory = x["batch"] * x["size"] * (m * x["k"] + x["k"] * n + m * n)
+
+    def again(clusters: np.ndarray) -> np.ndarray:
+        return 1 + c["kReadAgain"] * (np.ceil(clusters) > 1)
+
+    memory = m * x["k"] * again(tiles_n / x["of_a"]) + x["k"] * n * again(tiles_m / x["of_b"])
+    memory = x["batch"] * x["size"] * (memory + m * n)
     memory /= c["kSm90MemoryShare"] * x["memory"]
     return smooth_max(compute, power, memory) + c["kFixed"]
 
 
 def regrets(x: Columns, predicted: np.ndarray) -> np.ndarray:
-    """One a product."""
-    begin = starts(x)
+    """One a product; of ways that are predicted to be alike, the average."""
+    begin, predicted = starts(x), predicted.round(6)
     least = np.minimum.reduceat(predicted, begin)
     is_chosen = predicted == np.repeat(least, np.diff(begin, append=len(predicted)))
-    chosen = np.minimum.reduceat(np.where(is_chosen, x["us"], np.inf), begin)
+    chosen = np.add.reduceat(x["us"] * is_chosen, begin) / np.add.reduceat(is_chosen * 1, begin)
     return chosen / np.minimum.reduceat(x["us"], begin) - 1
 
 
