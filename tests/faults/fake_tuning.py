@@ -184,3 +184,41 @@ def test_a_damaged_table_of_the_package_is_a_hash_error(driver, catalog) -> None
     _, message = forked(lambda: error_of(multiply))
     assert "torch_cubin [hash]: file" in message
     assert "table.json" in message
+
+
+def test_the_package_s_tables_name_ways_that_there_are(driver, catalog) -> None:
+    """As they would be taken on a GPU of their name."""
+    manifest = json.loads((catalogs.CUBINS / "manifest.json").read_text())
+    tables = [json.loads((catalogs.CUBINS / t["file"]).read_text()) for t in manifest["tuned"]]
+    assert {table["gpu"] for table in tables} >= {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}
+
+    def missing(table: dict) -> list[str]:
+        library.add_tuned_table({**table, "gpu": GPU})
+        wrong = []
+        for line in table["products"]:
+            way = line.pop("way")
+            product = Product(**line)
+            with measure.watching():
+                torch.ops.cubin._matmul(*operands_of(product))
+                (plan,) = (p for p in library.watched_plans() if p["product"] == product.line())
+            if plan["chosen"] != way:
+                wrong.append(f"{product}: {way}")
+        return wrong
+
+    for table in tables:
+        assert forked(lambda table=table: missing(table)) == []
+
+
+def operands_of(product: Product) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whose rows begin at lines of the cache, as those of all products in the tables."""
+    assert product.a.endswith("_lines")
+    assert product.b.endswith("_lines")
+    m, n, k = product.m, product.n, product.k
+    batch = [product.batch] if product.batch > 1 else []
+
+    def operand(rows: int, columns: int, along_columns: bool) -> torch.Tensor:
+        stride = (columns, 1) if along_columns else (1, rows)
+        whole = [rows * columns] * len(batch)
+        return tensors.strided((*batch, rows, columns), (*whole, *stride), product.torch_dtype)
+
+    return operand(m, k, product.a == "k_lines"), operand(k, n, product.b == "own_lines")
