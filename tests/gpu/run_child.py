@@ -27,6 +27,7 @@ class Result:
     returncode: int = 0
     answer: dict = field(default_factory=dict)
     output: str = ""
+    kernels: tuple[str, ...] = ()  # of the package, that it launched
     missing: str = ""  # why it could not be tried at all
 
     def check(self) -> dict:
@@ -178,4 +179,5 @@ def run(scenario: str, *arguments: str) -> Result:
             return Result(returncode=124, output=f"no end within {TIMEOUT} s\n{text}")
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     answer = json.loads(answers[-1]) if answers else {}
-    return Result(done.returncode, answer, done.stdout + done.stderr)
+    kernels = tuple(answer.pop("kernels_launched", ()))
+    return Result(done.returncode, answer, done.stdout + done.stderr, kernels)
