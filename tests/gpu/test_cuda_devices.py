@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numerics
 import pytest
 import torch
 import torch.nn.functional as F
-from ops import kv_cache_cases
+from ops import kv_cache_cases, test_context_parallel
+from torch.nn import attention
 
 CONTEXTS = [torch.no_grad, torch.enable_grad, torch.inference_mode]
 
@@ -117,6 +120,15 @@ def test_a_cache_of_keys_on_the_second_device(page_size: int) -> None:
         _near(out, wanted, 1e-2)
         for name, cache in zip(("k_cache", "v_cache"), caches, strict=True):
             torch.testing.assert_close(args[name], cache, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.skipif(
+    not hasattr(attention, "register_flash_attention_impl"), reason="this PyTorch has no registry"
+)
+def test_attention_of_sequences_shared_out_among_both(tmp_path: Path) -> None:
+    """Sequences shared out among both: a ring of calls through PyTorch's registry."""
+    test_context_parallel.check(test_context_parallel.ranks("cuda", tmp_path))
 
 
 @pytest.mark.fault_case(37)
