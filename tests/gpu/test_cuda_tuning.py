@@ -51,7 +51,7 @@ def copies(plan: dict) -> int:
     return sum(way["name"].startswith("pad") for way in plan["ways"])
 
 
-@pytest.mark.parametrize("mode", ["float16", "bfloat16", "tf32", "float32"])
+@pytest.mark.parametrize("mode", ["float16", "bfloat16", "tf32", "float32", "float64"])
 def test_every_way_is_exact_on_small_integers(mode: str, generator: torch.Generator) -> None:
     wrong, count = [], 0
     orders = [((0, 1), (1, 0)), ((0, 1), (0, 1)), ((1, 0), (0, 1)), ((1, 0), (1, 0))]
