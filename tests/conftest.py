@@ -53,7 +53,7 @@ _WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # What the reports of this run say, the tests that have yet to report, and, in the process that
 # collects, whether it was asked for all of tests/gpu.
 _run = {"counts": Counter(), "fault_cases": Counter(), "waiting": set(), "deselected": 0}
-_run["whole"] = False
+_run |= {"whole": False, "kernels": set()}
 
 
 @cache
@@ -143,11 +143,14 @@ def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.failed or report.skipped:
         _count(report)
+    if report.when == "teardown":
+        _run["kernels"].update(*(v for name, v in report.user_properties if name == "kernels"))
     if report.when == "teardown" and report.nodeid in _run["waiting"]:
         _run["waiting"].remove(report.nodeid)
         # Now, not at the run's end: that waits for the ends of all processes, and may be killed.
         if not _run["waiting"] and report.of_a_whole_run and gpu_count():
-            record.write(ROOT, dict(_run["counts"]), dict(_run["fault_cases"]))
+            counts, cases = dict(_run["counts"]), dict(_run["fault_cases"])
+            record.write(ROOT, counts, cases, _run["kernels"])
 
 
 def _count(report: pytest.TestReport) -> None:

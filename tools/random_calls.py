@@ -1,6 +1,7 @@
 """Runs the randomised differential tests on a GPU with seeds of their own, and counts the calls.
 
     python tools/random_calls.py [--seconds 600] [--processes 12] [--first-seed 10000] [--json FILE]
+    python tools/random_calls.py --only attention_options      (attention with every option alone)
 
 Each call of an op is held against float64, or against the exact result: matmul and linear,
 attention with every option (forward and backward), declared ops. Processes run side by side; each
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--first-seed", type=int, default=10_000)
+    parser.add_argument("--only", default="", help="files of tests whose name has this in it")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
@@ -99,6 +101,9 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("random_calls: torch finds no GPU here")
         return 1
+    shares = [file for file in SHARES if options.only in file]
+    if not shares:
+        parser.error(f"--only {options.only}: expected a part of {', '.join(sorted(set(SHARES)))}")
     end = time.time() + options.seconds
     calls: Counter[str] = Counter()
     seeds: dict[str, list[int]] = {}
@@ -106,7 +111,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for number in range(options.processes):
-            file = SHARES[number % len(SHARES)]
+            file = shares[number % len(shares)]
             first = options.first_seed + SEEDS * number
             environment = {**os.environ, "TORCH_CUBIN_REQUIRE_GPU": "1"}
             environment["TORCH_CUBIN_TEST_SEED"] = f"{first}-{first + SEEDS - 1}"
@@ -140,7 +145,8 @@ def main() -> int:
         "torch": torch.__version__,
         "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
         "command": f"python tools/random_calls.py --seconds {options.seconds:g}"
-        f" --processes {options.processes} --first-seed {options.first_seed}",
+        f" --processes {options.processes} --first-seed {options.first_seed}"
+        + (f" --only {options.only}" if options.only else ""),
         "calls": sum(calls.values()),
         "by file": dict(calls),
         "first seeds": seeds,

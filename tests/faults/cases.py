@@ -116,7 +116,8 @@ CASES = {
         "Python's errors, or their own",
     ),
     45: (
-        "locales, a lost working directory, paths that are no UTF-8, full and read-only disks",
+        "locales, a lost working directory, paths that are no UTF-8, full and read-only disks, "
+        "a clock that is set back",
         "the same result, or [file]",
     ),
 }

@@ -17,29 +17,11 @@
 #include "declared/declared_package.h"
 #include "declared/expression.h"
 #include "declared/schema.h"
-#include "declared/slots.h"
 #include "declared/tuning.h"
 #include "json_mutator.h"
 #include "package/package.h"
 #include "target.h"
 #include "torch_shims.h"
-
-// Packages are read, their ops are not registered. In place of csrc/declared/slots.cpp.
-namespace torch_cubin {
-nlohmann::json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
-  return contracts.size();
-}
-
-// The op that a tuned table is for; no op is registered here.
-static const Contract* g_tuned_contract = nullptr;
-
-const Contract& find_contract(const std::string& name) {
-  if (g_tuned_contract == nullptr || g_tuned_contract->schema().qualified_name() != name) {
-    fail({"input", "op '" + printable(name) + "'", "is not declared", "", "", ""});
-  }
-  return *g_tuned_contract;
-}
-}  // namespace torch_cubin
 
 namespace fuzz {
 namespace {
@@ -435,9 +417,9 @@ void run_tuned(const uint8_t* data, size_t size) {
   std::remove(path.c_str());
   require(read);
   if (table.is_discarded()) return;
-  torch_cubin::g_tuned_contract = &contract;
+  set_tuned_contract(&contract);
   accepts({"input"}, [&] { torch_cubin::add_tuned_calls(table); });
-  torch_cubin::g_tuned_contract = nullptr;
+  set_tuned_contract(nullptr);
   Decisions decisions(data, size);
   for (int i = 0; i < 3; ++i) call(contract, decisions);
 }

@@ -7,8 +7,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 
+#include "cubin/error.h"
 #include "cubin/image.h"
+#include "declared/contract.h"
+#include "declared/slots.h"
 #include "driver/dl.h"
 #include "driver/table.h"
 #include "pytorch/internals.h"
@@ -20,6 +24,7 @@ namespace {
 std::atomic<int64_t> g_alive{0}, g_launches{0};
 std::atomic<bool> g_grad_mode{false};
 std::atomic<LoadHook> g_load_hook{nullptr};
+const torch_cubin::Contract* g_tuned_contract = nullptr;
 constexpr bool kFalse = false;
 
 struct FakeList {
@@ -218,6 +223,7 @@ int64_t objects_alive() { return g_alive; }
 void set_grad_mode(bool enabled) { g_grad_mode = enabled; }
 int64_t launches() { return g_launches; }
 void set_load_hook(LoadHook hook) { g_load_hook = hook; }
+void set_tuned_contract(const torch_cubin::Contract* contract) { g_tuned_contract = contract; }
 
 void declare_kernels(const std::vector<uint8_t>& bytes) {
   const torch_cubin::Image image = torch_cubin::parse_cubin(bytes.data(), bytes.size(), "an image");
@@ -230,8 +236,21 @@ void declare_kernels(const std::vector<uint8_t>& bytes) {
 
 }  // namespace fuzz
 
-// In place of csrc/driver/dl.cpp, csrc/pytorch/stream.cpp and csrc/pytorch/internals.cpp.
+// In place of csrc/driver/dl.cpp, csrc/pytorch/stream.cpp, csrc/pytorch/internals.cpp, and of
+// csrc/declared/slots.cpp: ops are read, and not registered.
 namespace torch_cubin {
+
+nlohmann::json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
+  return contracts.size();
+}
+
+const Contract& find_contract(const std::string& name) {
+  const Contract* contract = fuzz::g_tuned_contract;
+  if (contract == nullptr || contract->schema().qualified_name() != name) {
+    fail({"input", "op '" + printable(name) + "'", "is not declared", "", "", ""});
+  }
+  return *contract;
+}
 
 void* dl_loaded(const char*) { return nullptr; }
 void* dl_open(const char*, std::string*) { return &fuzz::g_alive; }

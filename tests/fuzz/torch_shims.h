@@ -8,6 +8,10 @@
 #include <string>
 #include <vector>
 
+namespace torch_cubin {
+class Contract;
+}
+
 namespace fuzz {
 
 struct FakeTensor {
@@ -36,6 +40,9 @@ void declare_kernels(const std::vector<uint8_t>& image);
 // Called by each load of an image into the driver, whose result it gives: 0 for success.
 using LoadHook = int (*)();
 void set_load_hook(LoadHook hook);
+
+// The op that a tuned table is for: no op is registered here. Null: none.
+void set_tuned_contract(const torch_cubin::Contract* contract);
 
 int64_t launches();  // so far; each has read every byte of its parameters
 

@@ -601,8 +601,8 @@ def your_own_kernel() -> dict:
 
 
 if __name__ == "__main__":
-    from gpu import fresh_memory
+    from gpu import answers, fresh_memory
 
     fresh_memory.fill_if_wanted()
     scenario = globals()[sys.argv[1]]
-    print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)
+    answers.give(scenario(*sys.argv[2:]))

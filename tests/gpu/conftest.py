@@ -11,7 +11,7 @@ import os
 import pytest
 import torch
 from _pytest.skipping import evaluate_skip_marks
-from gpu import fresh_memory, run_child
+from gpu import answers, fresh_memory, run_child
 
 # Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
 _LIMIT = float(os.environ.get("TORCH_CUBIN_TEST_LIMIT", "240"))
@@ -181,4 +181,20 @@ def child(request: pytest.FixtureRequest) -> run_child.Result:
     result = _children[marker.args].result()
     if result.missing:
         pytest.skip(result.missing)
+    request.node.user_properties.append(("kernels", list(result.kernels)))
     return result
+
+
+@pytest.fixture(scope="module")
+def _latest_test() -> dict[str, pytest.Item]:
+    """The test that ran last; after the file's last one, its report gets what they all launched."""
+    latest: dict[str, pytest.Item] = {}
+    yield latest
+    if latest:
+        launched = answers.kernels_launched()
+        latest["test"].user_properties.append(("kernels", launched))
+
+
+@pytest.fixture(autouse=True)
+def _note_the_test(request: pytest.FixtureRequest, _latest_test: dict) -> None:
+    _latest_test["test"] = request.node

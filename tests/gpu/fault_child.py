@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -180,9 +181,54 @@ def fault_exit(kind: str) -> dict:
     return {"ended": kind}
 
 
+def fault_fork_threads() -> dict:
+    """Forks while other threads launch; what the children's first launch says."""
+    import torch_cubin
+
+    module = torch_cubin.load(FAULTS)
+    out = torch.zeros(32, dtype=torch.int32, device="cuda")
+    kernel = module["set"]
+    kernel(out, 1, grid=1, block=32)
+    stop = threading.Event()
+
+    def launch(stream: torch.cuda.Stream) -> None:
+        while not stop.is_set():
+            kernel(out, 1, grid=1, block=32, stream=stream)
+
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    threads = [threading.Thread(target=launch, args=(stream,)) for stream in streams]
+    for thread in threads:
+        thread.start()
+    warnings.simplefilter("ignore", DeprecationWarning)
+    said = []
+    for _ in range(20):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            error = error_of(lambda: kernel(out, 2, grid=1, block=32, stream=streams[0]))
+            os.write(write, json.dumps(error).encode()[:4000])
+            os._exit(0)
+        os.close(write)
+        end = time.monotonic() + 20
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                os.kill(pid, 9)
+                os.waitpid(pid, 0)
+                break
+            time.sleep(0.001)
+        said.append(os.read(read, 4000).decode() or "hung")
+        os.close(read)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    kernel(out, 3, grid=1, block=32)
+    torch.cuda.synchronize()
+    return {"said": said, "after": out.tolist()}
+
+
 if __name__ == "__main__":
-    from gpu import fresh_memory
+    from gpu import answers, fresh_memory
 
     fresh_memory.fill_if_wanted()
     scenario = globals()[sys.argv[1]]
-    print("\n" + json.dumps(scenario(*sys.argv[2:])), flush=True)
+    answers.give(scenario(*sys.argv[2:]))

@@ -1,8 +1,9 @@
 """The record of the last whole run of the suite on a GPU: tests/gpu/last_run.json.
 
-It holds the GPU, the versions, the counts, and a hash of the sources of that run, so that a reader
-without a GPU can tell whether these very sources were tested on one. Written by tests/conftest.py
-after such a run. `python tests/gpu/record.py` says in one line whether it is up to date.
+It holds the GPU, the versions, the counts, the package's kernels that no test ran, and a hash of
+the sources of that run, so that a reader without a GPU can tell whether these very sources were
+tested on one. Written by tests/conftest.py after such a run. `python tests/gpu/record.py` says in
+one line whether it is up to date.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -84,11 +85,28 @@ def _driver_version() -> str:
     return answer.stdout.splitlines()[0].strip()
 
 
-def write(root: Path, counts: dict[str, int], fault_cases: dict[int, int] | None = None) -> Path:
+def kernels_of(root: Path, sm: int, ran: Collection[str]) -> dict:
+    """Of the package's kernels for a GPU, how many the tests ran, and which they did not."""
+    try:
+        manifest = json.loads((root / "torch_cubin" / "cubins" / "manifest.json").read_text())
+        entries = [(kernel["name"], kernel["arch"]) for kernel in manifest["kernels"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    names = {name for name, arch in entries if arch.rstrip("af") == f"sm_{sm}"}
+    return {"built": len(names), "not_run": sorted(names - set(ran))} if names else {}
+
+
+def write(
+    root: Path,
+    counts: dict[str, int],
+    fault_cases: dict[int, int] | None = None,
+    kernels: Collection[str] = (),
+) -> Path:
     """Writes the record of a run on this machine's GPU.
 
     A run on one GPU after one of the same sources on several is added to that one's record.
-    `fault_cases`: of each case of faults/cases.py, how many tests passed that show it.
+    `fault_cases`: of each case of faults/cases.py, how many tests passed that show it. `kernels`:
+    the names of the package's kernels that the tests or their child processes have launched.
     """
     import torch
 
@@ -104,6 +122,7 @@ def write(root: Path, counts: dict[str, int], fault_cases: dict[int, int] | None
         "sources": source_hash(root),
         **{name: counts.get(name, 0) for name in ("passed", "failed", "skipped")},
         "fault_cases": {str(case): count for case, count in sorted((fault_cases or {}).items())},
+        "kernels": kernels_of(root, 10 * properties.major + properties.minor, kernels),
     }
     path = root / RECORD
     if content["gpus"] == 1 and path.is_file():
@@ -128,6 +147,9 @@ def describe(root: Path) -> str:
         )
         if content.get("gpus", 1) > 1:
             result += f", {content['gpus']} GPUs"
+        if kernels := content.get("kernels"):
+            ran = kernels["built"] - len(kernels["not_run"])
+            result += f", {ran} of the package's {kernels['built']} kernels run"
         if one := content.get("on_one_gpu"):
             result += f"; {one['passed']} passed, {one['failed']} failed on one of them"
         current = content["sources"] == source_hash(root)

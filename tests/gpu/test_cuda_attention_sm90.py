@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import numerics
 import pytest
 import torch
 from gpu import attention_cases as ac
@@ -82,3 +83,26 @@ def test_a_jump_of_the_scores(head_dim: int, nan_memory) -> None:
         # The scores themselves are sums in float32.
         assert error < 5e-3 + jump * 2**-22, (jump, error)
         assert torch.allclose(logsumexp.double(), torch.logsumexp(scores, -1), rtol=2e-5), jump
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_thousands_of_runs_have_the_same_bits(head_dim: int) -> None:
+    """While another stream moves blocks in time and between multiprocessors."""
+    g = ac.generator(head_dim)
+    q = ac.draw((2, 8, 700, head_dim), torch.bfloat16, g)
+    k, v = (ac.draw((2, 2, 700, head_dim), torch.bfloat16, g) for _ in range(2))
+    noise = torch.randn(2048, 2048, device=ac.DEVICE, dtype=torch.bfloat16)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    call = torch.ops.cubin.attention_forward
+    with torch.no_grad():
+        first = call(q, k, v, is_causal=True, enable_gqa=True)
+        changed = torch.zeros((), dtype=torch.int64, device=ac.DEVICE)
+        for repeat in range(3400):  # 10,200 in all
+            if repeat % 16 == 0:
+                with torch.cuda.stream(side):
+                    torch.mm(noise, noise)
+            again = call(q, k, v, is_causal=True, enable_gqa=True)
+            for x, y in zip(again, first, strict=True):
+                changed += (numerics.bits(x) != numerics.bits(y)).any()
+    assert int(changed) == 0

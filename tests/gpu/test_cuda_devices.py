@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numerics
 import pytest
 import torch
+import torch.nn.functional as F
+from ops import kv_cache_cases, test_context_parallel
+from torch.nn import attention
 
 CONTEXTS = [torch.no_grad, torch.enable_grad, torch.inference_mode]
 
@@ -55,7 +60,7 @@ def test_current_device_is_left_alone() -> None:
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_second_device_while_the_first_is_current(context) -> None:
     with context():
-        for m, n, k in [(64, 96, 128), (1, 512, 4096), (16, 256, 8192)]:
+        for m, n, k in [(64, 96, 128), (1, 512, 4096), (16, 256, 8192), (3080, 4616, 264)]:
             for dtype in (torch.bfloat16, torch.float32, torch.float64):
                 a = torch.randint(-3, 4, (m, k), device="cuda:1").to(dtype)
                 b = torch.randint(-3, 4, (k, n), device="cuda:1").to(dtype)
@@ -63,6 +68,67 @@ def test_second_device_while_the_first_is_current(context) -> None:
                 assert torch.cuda.current_device() == 0
                 assert out.device == torch.device("cuda:1")
                 numerics.check_exact(out, a.double() @ b.double())
+
+
+def _near(mine: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
+    error = (mine.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
+    assert not numerics.exceeds(float(error), limit), float(error)
+
+
+@pytest.mark.fault_case(37)
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("rows", [1, 200, 1100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_attention_on_the_second_device(dtype: torch.dtype, rows: int) -> None:
+    """Forward and backward while the first is current, in turns with it."""
+    for device in ("cuda:1", "cuda:0", "cuda:1"):
+        q, k, v = (
+            torch.randn(2, heads, length, 64, device=device, dtype=dtype, requires_grad=True)
+            for heads, length in ((4, rows), (2, 1100), (2, 1100))
+        )
+        causal = rows == 1100
+        out = torch.ops.cubin.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, enable_gqa=True
+        )
+        assert out.device == torch.device(device)
+        grad = torch.randn_like(out)
+        gradients = torch.autograd.grad(out, (q, k, v), grad)
+        assert torch.cuda.current_device() == 0
+        leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        wanted = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
+        limit = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        _near(out.detach(), wanted.detach(), limit)
+        for mine, theirs in zip(
+            gradients, torch.autograd.grad(wanted, leaves, grad.double()), strict=True
+        ):
+            _near(mine, theirs, limit)
+
+
+@pytest.mark.fault_case(37)
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_a_cache_of_keys_on_the_second_device(page_size: int) -> None:
+    for device in ("cuda:1", "cuda:0", "cuda:1"):
+        args = kv_cache_cases.make(
+            device, capacity=2000, lengths=[0, 17, 1990], new=2, rows=2, causal=True,
+            page_size=page_size, rotary_dim=64,
+        )  # fmt: skip
+        wanted, *caches = kv_cache_cases.expected(**args)
+        out = torch.ops.cubin.flash_attention_with_kvcache(**args)
+        assert torch.cuda.current_device() == 0
+        assert out.device == torch.device(device)
+        _near(out, wanted, 1e-2)
+        for name, cache in zip(("k_cache", "v_cache"), caches, strict=True):
+            torch.testing.assert_close(args[name], cache, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.skipif(
+    not hasattr(attention, "register_flash_attention_impl"), reason="this PyTorch has no registry"
+)
+def test_attention_of_sequences_shared_out_among_both(tmp_path: Path) -> None:
+    """Sequences shared out among both: a ring of calls through PyTorch's registry."""
+    test_context_parallel.check(test_context_parallel.ranks("cuda", tmp_path))
 
 
 @pytest.mark.fault_case(37)

@@ -170,6 +170,18 @@ def test_exits(child, kind: str) -> None:
     assert len(lines) == 1, child.output
 
 
+@pytest.mark.fault_case(29)
+@pytest.mark.child("fault_fork_threads")
+def test_a_fork_while_threads_launch(child) -> None:
+    """Locks of the driver or of ours may be held by a thread that the child does not have."""
+    answer = child.check()
+    assert len(answer["said"]) == 20
+    assert [
+        text for text in answer["said"] if '["ForkError", "torch_cubin [fork]: ' not in text
+    ] == []
+    assert answer["after"] == [3] * 32
+
+
 @pytest.mark.fault_case(34)
 @pytest.mark.skipif(
     "TORCH_CUBIN_SLOW_TESTS" not in os.environ,

@@ -127,14 +127,24 @@ def test_one_row_times_a_matrix_past_2_to_31(transposed: bool) -> None:
 
 
 @pytest.mark.fault_case(38)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_k_past_2_to_31(dtype: torch.dtype) -> None:
-    """A dot product of 2.2e9 elements, zero but for a thousand places, the last one included."""
-    k = 2**31 + 2**26 + 1
+@pytest.mark.parametrize(
+    ("dtype", "k"),
+    [
+        (torch.bfloat16, 2**31 - 1),
+        (torch.bfloat16, 2**31),
+        (torch.bfloat16, 2**31 + 2**26 + 1),
+        (torch.float32, 2**31 + 2**26 + 1),
+    ],
+    ids=str,
+)
+def test_k_past_2_to_31(dtype: torch.dtype, k: int) -> None:
+    """A dot product of 2.2e9 elements, zero but for a thousand places, the last one included; and
+    of as many as 31 bits hold, and one more."""
     cases.need_memory(2 * k * dtype.itemsize / 1e9)
     a, b = torch.zeros(k, dtype=dtype, device="cuda"), torch.zeros(k, dtype=dtype, device="cuda")
     places = torch.randint(k, (1000,), device="cuda").unique()
-    places = torch.cat([places, torch.tensor([0, 2**31 - 1, 2**31, k - 1], device="cuda")]).unique()
+    ends = [0, min(2**31 - 1, k - 1), min(2**31, k - 1), k - 1]
+    places = torch.cat([places, torch.tensor(ends, device="cuda")]).unique()
     a[places] = torch.randint(1, 3, places.shape, device="cuda").to(dtype)
     b[places] = torch.randint(1, 3, places.shape, device="cuda").to(dtype)
     expected = (a[places].double() * b[places].double()).sum()

@@ -1,14 +1,20 @@
 """Every kernel of csrc/kernels/matmul/sm90.cu, not only those that are chosen: a child process for
-each tile, whose catalog holds nothing else."""
+each tile, whose catalog holds nothing else. And thousands of runs of what exchanges sums."""
 
 import json
+import random
 from pathlib import Path
 
+import numerics
 import pytest
 import torch
+from gpu import cases
 
 import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
+LAUNCH = Path(__file__).resolve().parents[1] / "data" / "launch.sm_90a.cuda130.cubin"
 MANIFEST = Path(torch_cubin.__file__).resolve().parent / "cubins" / "manifest.json"
 
 
@@ -37,3 +43,91 @@ def test_the_package_has_the_sm90_kernels() -> None:
     """The package that was built for Hopper has the kernels."""
     if torch.cuda.get_device_capability()[0] == 9:
         assert len(tiles()) >= 10
+
+
+def ways_of(a: torch.Tensor, b: torch.Tensor, text: str) -> list[str]:
+    """The ways of a product whose names end so, the quickest by the model first."""
+    with measure.watching():
+        torch.ops.cubin.matmul(a, b)
+        plans = library.watched_plans()
+    ways = sorted((w["microseconds"], w["name"]) for plan in plans for w in plan["ways"])
+    return [name for _, name in ways if name.endswith(text)]
+
+
+hopper = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
+    reason="sm90 kernels run on Hopper alone",
+)
+# How blocks share out K: over clusters, joined through memory; over a cluster's two blocks; over
+# blocks whose sums a second kernel adds. And operands that four blocks share.
+RACY = {
+    " streamed": (3080, 4616, 264),
+    " split_k": (200, 264, 4104),
+    "split": (136, 200, 8008),
+    " share_both": (1032, 1544, 1032),
+}
+
+
+@hopper
+@pytest.mark.parametrize("way", RACY)
+def test_ten_thousand_repeats_beside_other_work(way: str, generator: torch.Generator) -> None:
+    m, n, k = RACY[way]
+    a = cases.draw((m, k), torch.bfloat16, False, generator)
+    b = cases.draw((n, k), torch.bfloat16, False, generator).mT
+    noise, side = torch.randn(2048, 2048, device="cuda").bfloat16(), torch.cuda.Stream()
+    forced = ways_of(a, b, way)[0]
+    changed = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph = torch.cuda.CUDAGraph()  # planning while plans are watched would take seconds
+    with torch.no_grad(), measure.watching():
+        library.force_way(forced)
+        first = torch.ops.cubin.matmul(a, b)
+        assert forced in {plan["chosen"] for plan in library.watched_plans()}
+        with torch.cuda.graph(graph):
+            for _ in range(20):
+                out = torch.ops.cubin.matmul(a, b)
+                changed += (numerics.bits(out) != numerics.bits(first)).any()
+    side.wait_stream(torch.cuda.current_stream())
+    for _ in range(500):
+        with torch.cuda.stream(side):
+            torch.mm(noise, noise)
+        graph.replay()
+    numerics.check_exact(out, first, forced)  # the graph's own memory was written
+    assert int(changed) == 0
+    numerics.check_close(first, a @ b, numerics.reference_matmul(a, b), forced)
+
+
+@hopper
+def test_streamed_tiles_while_other_kernels_hold_multiprocessors(
+    generator: torch.Generator,
+) -> None:
+    """The block that finishes a tile waits for parts of blocks that may not run yet: two products
+    at a time, whose blocks get multiprocessors as others leave them, come to their end and are
+    right. (The wait is bounded: after it, whichever block comes last finishes the tile.)"""
+    a = cases.draw((3080, 264), torch.bfloat16, True, generator)
+    b = cases.draw((4616, 264), torch.bfloat16, True, generator).mT
+    expected = (a.double() @ b.double()).bfloat16()
+    hold = torch_cubin.load(LAUNCH)["wait_and_write"]
+    written = torch.zeros(1, dtype=torch.int32, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    names = ways_of(a, b, " streamed")
+    names = names[:: max(1, len(names) // 6)]
+    r = random.Random(0)
+    wrong = []
+    torch.cuda.synchronize()
+    with torch.no_grad(), measure.watching():
+        for name in names * 8:
+            library.force_way(name)
+            # One block a multiprocessor, some of them for longer than a finisher waits.
+            for blocks, cycles in ((r.choice((20, 66, 100)), 30_000_000), (131, 1_000_000)):
+                hold(
+                    *(cycles, written, 1), grid=blocks, block=32, shared_memory=200_000,
+                    stream=streams[0],
+                )  # fmt: skip
+            outs = []
+            for stream in streams[1:]:
+                with torch.cuda.stream(stream):
+                    outs += [torch.ops.cubin.matmul(a, b) for _ in range(3)]
+            torch.cuda.synchronize()
+            wrong += [name for out in outs if not torch.equal(out, expected)]
+    assert len(names) >= 4
+    assert wrong == []

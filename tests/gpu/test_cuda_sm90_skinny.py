@@ -1,14 +1,14 @@
 """The kernels of csrc/kernels/matmul/sm90_skinny.cu: at most 64 rows of A, or columns of B.
 
-The profiler says which kernels ran, and all of the catalog must have: each product runs as the plan
-says, which depends on the GPU's memory, and by these kernels.
+The products here are large enough that the plan takes these kernels. Which of them is the quickest
+depends on the GPU's memory: where every kernel must run, it is forced.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+import random
 from pathlib import Path
 
 import numerics
@@ -43,27 +43,26 @@ def product(tokens: int, rows: int, k: int, dtype: torch.dtype, layout: str, swa
     return (weights, small.t()) if swapped else (small, weights.t())
 
 
-def products_of(a: torch.Tensor, b: torch.Tensor) -> Iterator[torch.Tensor]:
-    """As the plan has it, then by the tiles that these kernels take by themselves."""
-    elements = a.shape[0] * b.shape[1]
-    with measure.watching():
-        cases.poison(elements, a.dtype)
-        yield torch.ops.cubin.matmul(a, b)
-        names = [way["name"] for plan in library.watched_plans() for way in plan["ways"]]
-        own = next((name for name in names if name.startswith("sm90_skinny ")), "")
-        if own:
-            library.force_way(own)
-            cases.poison(elements, a.dtype)
-            yield torch.ops.cubin.matmul(a, b)
-
-
 def kernels_that_ran(profile: torch.profiler.profile) -> set[str]:
     names = {event.name for event in profile.events() if event.device_type.name == "CUDA"}
     return {name for name in names if name.startswith("sm90_skinny")}
 
 
+def skinny_ways(a: torch.Tensor, b: torch.Tensor, r: random.Random) -> list[str]:
+    """A way with at most 64 of the weights' rows at a time and one with more, where there are such,
+    each with K whole or in any number of parts: kernels of the package are for one or the other."""
+    torch.ops.cubin.matmul(a, b)
+    names = {way["name"] for plan in library.watched_plans() for way in plan["ways"]}
+    few, more = [], []
+    for name in sorted(names):
+        if name.startswith("sm90_skinny "):
+            (few if int(name.split()[1]) <= 64 else more).append(name)
+    return [r.choice(group) for group in (few, more) if group]
+
+
 def test_every_kernel_is_exact_on_small_integers(generator: torch.Generator) -> None:
     wrong = []
+    r = random.Random(0)
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.no_grad(), torch.profiler.profile(activities=activities) as profile:
         for dtype, layout, tokens, (rows, k) in itertools.product(
@@ -72,8 +71,13 @@ def test_every_kernel_is_exact_on_small_integers(generator: torch.Generator) -> 
             for swapped in (False, True):
                 a, b = product(tokens, rows, k, dtype, layout, swapped, generator)
                 expected = (a.double() @ b.double()).to(dtype)
-                if not all(torch.equal(out, expected) for out in products_of(a, b)):
-                    wrong.append(f"{dtype} {layout} {tokens} of {rows}x{k} swapped={swapped}")
+                with measure.watching():
+                    for way in ("", *skinny_ways(a, b, r)):
+                        library.force_way(way)
+                        cases.poison(expected.numel(), dtype)
+                        if not torch.equal(torch.ops.cubin.matmul(a, b), expected):
+                            size = f"{tokens} of {rows}x{k}"
+                            wrong.append(f"{dtype} {layout} {size} swapped={swapped} {way}")
         torch.cuda.synchronize()
     assert wrong == []
     manifest = Path(torch_cubin.__file__).parent / "cubins" / "manifest.json"

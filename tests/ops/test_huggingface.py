@@ -141,6 +141,24 @@ def test_greedy_generation_gives_the_same_tokens(cache, padding, device):
     assert torch.equal(*tokens)
 
 
+@pytest.mark.parametrize("lengths", [(5, 9), (1, 3, 8)], ids=str)
+def test_packed_sequences_are_as_each_alone(lengths, device):
+    """Of several sequences in one row, told by their positions, none sees another."""
+    model = make(llama, device)
+    torch.manual_seed(1)
+    parts = [torch.randint(0, 64, (1, n), device=device) for n in lengths]
+    positions = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
+    torch_cubin.report(reset=True)
+    with torch.no_grad(), Softmaxes() as others:
+        packed = model(torch.cat(parts, 1), position_ids=positions, use_cache=False).logits
+        served = torch_cubin.report(reset=True)
+        alone = [model(part, use_cache=False).logits for part in parts]
+    assert others.seen == []
+    assert {row.function: row.calls for row in served.served} == {"transformers attention": LAYERS}
+    assert served.declined == ()
+    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-3, atol=1e-5)
+
+
 def soft_capped(**options):
     sizes = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8}
     config = transformers.Gemma2Config(

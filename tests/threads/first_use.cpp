@@ -15,19 +15,11 @@
 #include "cubin/error.h"
 #include "cubin/inspect.h"
 #include "declared/contract.h"
-#include "declared/slots.h"
 #include "package/user_images.h"
 #include "pytorch/stream.h"
 #include "runtime/device.h"
 #include "runtime/launch.h"
 #include "torch_shims.h"
-
-// Nothing is registered here. In place of csrc/declared/slots.cpp.
-namespace torch_cubin {
-nlohmann::json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
-  return contracts.size();
-}
-}  // namespace torch_cubin
 
 namespace {
 

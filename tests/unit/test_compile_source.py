@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from users import unprivileged
 
 import torch_cubin
 from torch_cubin import errors
@@ -306,6 +309,69 @@ def test_the_cache_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for damaged in (b"", b"\n", b"{}\nx", b"[1]\nx", b'{"sha256": 5}\nx'):
         (folder / "99.compiled").write_bytes(damaged)
         assert cache.find("99") is None
+
+
+def entry(name: str) -> tuple[dict, bytes]:
+    return {"number": int(name)}, name.encode() * 20
+
+
+def is_right_or_absent(name: str) -> bool:
+    found = cache.find(name)
+    facts, body = entry(name)
+    return found is None or (found[0]["number"], found[1]) == (facts["number"], body)
+
+
+@pytest.mark.fault_case(45)
+def test_a_clock_that_was_set_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was kept before lies in the future: it is found, new entries are kept, and where room is
+    made for others none is taken for another. Leftovers that seem new stay."""
+    monkeypatch.setattr(cache, "MOST_FILES", 8)
+    future = time.time() + 1e9
+    for number in range(7):
+        cache.keep(f"{number:02}", *entry(f"{number:02}"))
+        os.utime(folder / f"{number:02}.compiled", (future + number, future + number))
+    leftover = folder / f".{'0' * 64}.compiled.{'1' * 16}"
+    leftover.write_bytes(b"x")
+    os.utime(leftover, (future, future))
+    for number in range(7):
+        assert cache.find(f"{number:02}")[1] == entry(f"{number:02}")[1]
+        os.utime(folder / f"{number:02}.compiled", (future + number, future + number))
+    cache.keep("50", *entry("50"))
+    assert cache.find("50")[1] == entry("50")[1]
+    for number in range(60, 80):
+        cache.keep(str(number), *entry(str(number)))
+        assert len(entries(folder)) <= 8
+    names = [f"{number:02}" for number in (*range(7), 50, *range(60, 80))]
+    assert all(is_right_or_absent(name) for name in names)
+    assert leftover.exists()
+
+
+@pytest.mark.fault_case(45)
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept, what was kept is still found, and no error is made of it."""
+    with unprivileged() as home:
+        monkeypatch.setenv("TORCH_CUBIN_CACHE", str(home))
+        cache.keep("01", *entry("01"))
+        home.chmod(0o555)
+        cache.keep("02", *entry("02"))
+        assert cache.find("01")[1] == entry("01")[1]
+        assert cache.find("02") is None
+        assert [path.name for path in home.iterdir()] == ["01.compiled"]
+
+
+@pytest.mark.fault_case(45)
+def test_a_cache_on_a_full_disk(folder: Path) -> None:
+    """The system refuses to write past a limit, as it does where a disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal_before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        cache.keep("01", {}, b"x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, signal_before)
+    assert cache.find("01") is None
+    assert list(folder.iterdir()) == []  # no half of an entry either
 
 
 def build_folder(folder: Path, name: str, used: int) -> Path:

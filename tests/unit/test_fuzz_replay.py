@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -18,6 +19,7 @@ FUZZ = cubin_check.ROOT / "tests" / "fuzz"
 sys.path.insert(0, str(FUZZ))
 import fuzz  # noqa: E402
 
+MAINS = (FUZZ / "main.cpp", FUZZ / "declared.cpp")
 REPLAY = ("-DTORCH_CUBIN_REPLAY", f"-I{FUZZ}")
 
 
@@ -56,29 +58,49 @@ def test_replay_of_bytes() -> None:
     replay(cubin_check.build(main, extra, more), corpus(formats) + real)
 
 
-def test_replay_of_declared_ops() -> None:
+@functools.cache
+def declared_parts() -> Path:
+    """csrc without what needs PyTorch or a driver, and their stand-ins, as one object file."""
     if fuzz.headers_of_torch() is None:
         pytest.skip("needs the CUDA toolkit's headers")
-    headers = [*FUZZ.glob("*.h"), *cubin_check.CSRC.rglob("*.h")]
     sources = [path for path in fuzz.sources("declared") if path.parent.name != "cubin"]
-    digest = hashlib.sha256(cubin_check.cubin_object().name.encode())
-    parts = {part for source in sources for part in fuzz.parts_of(source)}
-    for path in sorted({*headers, *parts}):
+    sources = [path for path in sources if path not in MAINS]
+    return compiled("fuzz_parts", sources, ".o", "-c")
+
+
+def compiled(name: str, sources: list[Path], suffix: str, *words: object) -> Path:
+    """These sources as one, since PyTorch's headers take long, with `words` for the compiler."""
+    headers = [*FUZZ.glob("*.h"), *cubin_check.CSRC.rglob("*.h")]
+    digest = hashlib.sha256(repr([str(word) for word in words]).encode())
+    for path in sorted({*headers, *(part for s in sources for part in fuzz.parts_of(s))}):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    program = built_once.BUILD / f"fuzz_declared-{digest.hexdigest()[:16]}"
-    with built_once.built_once(program) as unfinished:
+    output = built_once.BUILD / f"{name}-{digest.hexdigest()[:16]}{suffix}"
+    with built_once.built_once(output) as unfinished:
         if unfinished:
-            # The last -std, -O and -g count. All in one: PyTorch's headers are read once.
+            # The last -std, -O and -g count.
             unit = unfinished.with_suffix(".cpp")
             unit.write_text("".join(f'#include "{path}"\n' for path in sources))
             flags = [*REPLAY, *fuzz.headers_of_torch(), f'-DFUZZ_DATA="{real_cubins.DATA}"']
-            flags += [
-                "-std=c++20",
-                "-O0",
-                "-g0",
-                "-Wno-unused-parameter",
-                "-Wno-maybe-uninitialized",
-            ]
-            cubin_check.compile_cpp(*flags, unit, cubin_check.cubin_object(), "-o", unfinished)
+            flags += ["-std=c++20", "-O0", "-g0", "-Wno-unused-parameter"]
+            flags += ["-Wno-maybe-uninitialized"]
+            cubin_check.compile_cpp(*flags, unit, *words, "-o", unfinished)
             unit.unlink()
-    replay(program, corpus(list(fuzz.DECLARED)))
+    return output
+
+
+def test_replay_of_declared_ops() -> None:
+    words = (declared_parts(), cubin_check.cubin_object())
+    replay(compiled("fuzz_declared", list(MAINS), "", *words), corpus(list(fuzz.DECLARED)))
+
+
+def test_first_uses_by_many_threads() -> None:
+    """The program of `make thread-test` (tests/threads), which ThreadSanitizer watches there, by
+    what the replay was made of: 32 threads, a slow loader, one that fails."""
+    words = (declared_parts(), cubin_check.cubin_object(), "-pthread")
+    program = compiled("first_use", [FUZZ.parent / "threads" / "first_use.cpp"], "", *words)
+    image = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
+    found = subprocess.run(
+        [program, image, FUZZ / "contracts.json"], capture_output=True, text=True, timeout=300
+    )
+    assert found.returncode == 0, found.stderr[-4000:]
+    assert found.stdout.startswith("first_use: 32 threads, ")

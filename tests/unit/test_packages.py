@@ -154,6 +154,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.fault_case(10)
 @pytest.mark.parametrize(("mistake", "error"), MISTAKES, ids=range(len(MISTAKES)))
 def test_wrong_packages_register_nothing(package, mistake, error) -> None:
     manifest = renamed(package)

@@ -73,6 +73,7 @@ for argument in torch.ops.test_locale.op.default._schema.arguments[2:]:
 """
 
 
+@pytest.mark.fault_case(45)
 @pytest.mark.parametrize("name", ["", "de_DE.UTF-8"])
 def test_defaults_of_floats_in_every_locale(name: str, tmp_path: Path, forked) -> None:
     environment = {}
@@ -107,6 +108,7 @@ print(torch_cubin.load({cubin!r})["vec_add"].name)
 """
 
 
+@pytest.mark.fault_case(45)
 def test_the_working_directory_is_gone(forked) -> None:
     lines = forked(GONE.format(cubin=str(contracts.SEVERAL)))
     assert lines == ["file file", "file file", "file", "vec_add"]

@@ -41,10 +41,18 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "torch.py").write_text(TORCH)
     (tmp_path / "plugins" / "hangs.py").write_text(PLUGIN)
-    text = "import pytest\ndef test_a(): pass\ndef test_b(): pass\n"
+    text = "def test_a(record_property): record_property('kernels', ['one', 'old'])\n"
+    text += "def test_b(): pass\n"
     (tmp_path / "tests" / "gpu" / "test_one.py").write_text(text)
+    cubins = tmp_path / "torch_cubin" / "cubins"
+    cubins.mkdir(parents=True)
+    archs = {"one": "sm_90a", "two": "sm_90", "three": "sm_80", "four": "sm_90a"}
+    kernels = [{"name": name, "arch": arch} for name, arch in archs.items()]
+    (cubins / "manifest.json").write_text(json.dumps({"kernels": kernels}))
     text = "import os, pytest\ndef test_c(): assert 'CRASH' not in os.environ or os._exit(1)\n"
-    text += "@pytest.mark.skip\ndef test_d(): pass\ndef test_e(): assert 'FAIL' not in os.environ\n"
+    text += "@pytest.mark.skip\ndef test_d(): pass\n@pytest.fixture(scope='module')\n"
+    text += "def late(request):\n  yield\n  request.session.items[-1].user_properties.append("
+    text += "('kernels', ['two']))\ndef test_e(late): assert 'FAIL' not in os.environ\n"
     (tmp_path / "tests" / "gpu" / "test_two.py").write_text(text)
     return tmp_path
 
@@ -81,6 +89,9 @@ def test_a_whole_run_is_recorded(tree: Path, options: tuple[str, ...]) -> None:
     found = run(tree, *options, "tests/gpu")
     assert found is not None
     assert [found[name] for name in ("passed", "failed", "skipped")] == [4, 0, 1]
+    # Of the kernels for this GPU, which none has launched: tests say it, and a file's end does.
+    assert found["kernels"] == {"built": 3, "not_run": ["four"]}
+    assert "2 of the package's 3 kernels run" in record.describe(tree)
     found = run(tree, *options, "tests/gpu", FAIL="1")
     assert found is not None
     assert [found[name] for name in ("passed", "failed", "skipped")] == [3, 1, 1]

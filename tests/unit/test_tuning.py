@@ -94,6 +94,42 @@ def test_a_sweep_goes_on_where_its_file_ends(tmp_path: Path) -> None:
         sweep.read_lines(path)
 
 
+@pytest.mark.parametrize("cut", [0, 1, 40, 10_000])
+def test_an_interrupted_sweep_measures_each_product_once(
+    tmp_path: Path, monkeypatch, capsys, cut: int
+) -> None:
+    """A process that ends, `cut` characters before a line's end, or after its measurement: the next
+    one goes on, and the one after that reads whole lines."""
+    products = [Product.of_layout(64, 64, 64 * n, "nt", "bfloat16") for n in range(1, 6)]
+    measured: list[Product] = []
+
+    def measure_one(product: Product, *_, **__) -> measure.Times:
+        if len(measured) == 2 and product not in measured:
+            measured.append(product)
+            raise KeyboardInterrupt
+        measured.append(product)
+        return times(1.25, product)
+
+    monkeypatch.setattr(sweep, "Operands", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(measure, "measure", measure_one)
+    path = tmp_path / "lines.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep(products, path, measure.Effort())
+    text = path.read_text()
+    path.write_text(text[: max(0, len(text) - cut)])
+    kept = {json.dumps(line["product"]) for line in sweep.read_lines(path)}
+    assert len(kept) == {0: 2, 1: 2, 40: 1, 10_000: 0}[cut]
+    before = len(measured)
+    for _ in range(2):  # the second time nothing is left to be measured
+        lines = sweep.sweep(products, path, measure.Effort())
+        assert [line["product"]["k"] for line in lines] == [64, 128, 192, 256, 320]
+    assert len(measured) - before == 5 - len(kept)
+    assert sweep.read_lines(path) == lines
+    shown = capsys.readouterr().err
+    assert f"{5 - len(kept)}/{5 - len(kept)}, 0 s left, 64x64x320" in shown
+
+
 def test_a_table_holds_what_is_quicker(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "measured_on", lambda: {"gpu": "a GPU"})
     other = Product.of_layout(64, 64, 128, "nt", "bfloat16")

@@ -94,6 +94,9 @@ def sweep(
     todo = [p for p in products if json.dumps(dataclasses.asdict(p), sort_keys=True) not in known]
     operands = Operands(torch.device("cuda", torch.cuda.current_device()))
     start = time.monotonic()
+    if lines.exists() and not lines.read_bytes().endswith(b"\n"):
+        # The last process ended within a line: what is added would become a part of it.
+        lines.write_text("".join(json.dumps(line) + "\n" for line in done))
     with lines.open("a") as file:
         for index, product in enumerate(todo):
             if time.monotonic() - start > seconds:

@@ -103,6 +103,11 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
         scale_bits[u] = whole || k < rest ? __ldg(a + k * p.a_stride_k) : Storage(0);
       }
     }
+    // What is not rounded to 16 bits adds up each k tile apart: in one chain a team of the kernel
+    // that reads elements adds 512 terms where a K of 4096 is not split, and the error of float64
+    // was 2.6 times cuBLAS's (H100).
+    constexpr bool kApart = sizeof(Storage) >= sizeof(float);
+    Accumulator tile[kApart ? kRows : 1][kColumns];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       Accumulator scale[kRows];
@@ -116,8 +121,20 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
         Accumulator value = row_of_b[u][j];
 #pragma unroll
         for (int row = 0; row < kRows; ++row) {
-          sum[row][j] = multiply_add(scale[row], value, sum[row][j]);
+          if constexpr (kApart) {
+            Accumulator before = u == 0 ? Accumulator(0) : tile[row][j];
+            tile[row][j] = multiply_add(scale[row], value, before);
+          } else {
+            sum[row][j] = multiply_add(scale[row], value, sum[row][j]);
+          }
         }
+      }
+    }
+    if constexpr (kApart) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) sum[row][j] += tile[row][j];
       }
     }
     a += kTileK * p.a_stride_k;

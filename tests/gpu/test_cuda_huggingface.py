@@ -1,0 +1,92 @@
+"""Models of transformers on the GPU: generation through `huggingface.register()`, and through
+PyTorch's registry of flash attention. Case by case: tests/ops/test_huggingface.py."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from torch.nn import attention
+
+import torch_cubin
+
+# Of the tests, not of the file: a run that collects nothing of it is no whole one (record.py).
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+
+LAYERS, NEW = 2, 8
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def model(dtype: torch.dtype) -> torch.nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, attn_implementation="sdpa")
+    return transformers.LlamaForCausalLM(config).to("cuda", dtype).eval()
+
+
+def inputs(padding: bool) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    ids = torch.randint(0, 500, (2, 200), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[1, : 70 if padding else 0] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
+def test_greedy_generation_gives_the_same_tokens(cache: str | None, padding: bool) -> None:
+    """In float32, so that no rounding decides; report() says what ran."""
+    torch_cubin.huggingface.register()
+    llama, given = model(torch.float32), inputs(padding)
+    options = {"max_new_tokens": NEW, "do_sample": False, "cache_implementation": cache}
+    tokens = []
+    for name in ("cubin", "sdpa"):
+        llama.set_attn_implementation(name)
+        torch_cubin.report(reset=True)
+        with torch.no_grad():
+            tokens.append(llama.generate(**given, **options, disable_compile=True))
+        report = torch_cubin.report(reset=True)
+        calls = {"transformers attention": NEW * LAYERS} if name == "cubin" else {}
+        assert {row.function: row.calls for row in report.served} == calls
+        assert report.declined == ()
+    assert tokens[0].shape == (2, 200 + NEW)
+    assert torch.equal(*tokens)
+
+
+@pytest.mark.skipif(
+    not hasattr(attention, "register_flash_attention_impl"), reason="this PyTorch has no registry"
+)
+def test_a_model_that_knows_nothing_of_us() -> None:
+    """transformers' "sdpa" in bfloat16, forward and backward, behind PyTorch's own dispatch."""
+    llama = model(torch.bfloat16)
+    ids = inputs(False)["input_ids"]
+    results = []
+    for active in (False, True):
+        torch_cubin.report(reset=True)
+        if active:
+            attention.activate_flash_attention_impl("cubin")
+        try:
+            with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+                out = llama(ids, labels=ids)
+                llama.zero_grad()
+                out.loss.backward()
+        finally:
+            if active:
+                attention.restore_flash_attention_impl()
+        report = torch_cubin.report(reset=True)
+        served = {row.function: row.calls for row in report.served}
+        name = "_scaled_dot_product_flash_attention"
+        assert served == ({name: LAYERS, f"{name}_backward": LAYERS} if active else {})
+        assert report.declined == ()
+        gradients = [p.grad.float() for p in llama.parameters()]
+        results.append([out.logits.detach().float(), *gradients])
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() <= 2e-2 * one.norm()
