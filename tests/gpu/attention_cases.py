@@ -38,11 +38,8 @@ def draw(shape, dtype: torch.dtype, g: torch.Generator, layout: cases.Layout | N
 
 
 def sm90_backward_tile(head_dim: int) -> str:
-    """Queries, keys and head_dim of Hopper's kernel; with an L2 cache smaller than an H200's the
-    blocks of wide heads work in pairs."""
-    in_pairs = torch.cuda.get_device_properties(DEVICE).L2_cache_size < 56 << 20
-    wide = "64x128x256" if in_pairs else "64x64x256"
-    return {64: "96x128x64", 128: "48x128x128", 256: wide}[head_dim]
+    """Queries, keys and head_dim of Hopper's kernel."""
+    return {64: "96x128x64", 128: "48x128x128", 256: "64x128x256"}[head_dim]
 
 
 def poison_pools(megabytes: int = 64) -> None:

@@ -112,10 +112,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     const AttentionRow* row = narrowest(backward_[dtype][variant], width);
     if (row == nullptr) return plan;
     const AttentionRow* pair = nullptr;
-    // NOTE: on an H200 pairs take 0.77 to 0.91 of the time, too, but what was published was measured alone.
-    if (variant == kFull && problem.mask == kNoMask && has_small_cache(device_)) {
-      pair = narrowest(pairs_[dtype], width);
-    }
+    if (variant == kFull && problem.mask == kNoMask) pair = narrowest(pairs_[dtype], width);
     if (pair != nullptr && (pair->head_dim != row->head_dim || pair->rows != row->rows ||
                             problem.seqlen_k > kMostPairs * pair->columns)) {
       pair = nullptr;
