@@ -33,28 +33,40 @@ class Kernel:
     rows: int
     q_stages: int
     grad_stages: int
+    pair: bool = False  # two blocks of a cluster share dq
 
     @property
     def name(self) -> str:
         kind = {"bfloat16": "bf16", "float16": "f16"}[self.dtype]
-        return f"{kind}_{self.head_dim}_{self.rows}_q{self.q_stages}g{self.grad_stages}"
+        end = "_pair" if self.pair else ""
+        return f"{kind}_{self.head_dim}_{self.rows}_q{self.q_stages}g{self.grad_stages}{end}"
 
     @property
     def wide(self) -> bool:
         return self.head_dim > 128
 
     @property
-    def keys(self) -> int:
+    def box(self) -> int:
+        """Keys of a block."""
         return 64 if self.wide else 128
+
+    @property
+    def keys(self) -> int:
+        """Keys of a work."""
+        return self.box * (2 if self.pair else 1)
 
     @property
     def shared(self) -> int:
         row = 2 * self.head_dim
         panels = self.head_dim // 64
-        size = 2 * self.keys * row + (self.q_stages + self.grad_stages) * self.rows * row
-        size += 2 * -(-self.rows // 64) * self.keys * 128
-        size += 256 * self.rows * (2 + 1 if self.wide else 2 * panels)  # dq, and P of wide ones
+        size = 2 * self.box * row + (self.q_stages + self.grad_stages) * self.rows * row
+        size += 2 * -(-self.rows // 64) * self.box * 128  # dS: of two steps, or of two blocks
+        # dq, and P of wide ones; a pair has half of the other's keys for one of dq's buffers
+        size += 256 * self.rows * (2 + 1 if self.wide else 2 * panels)
         size += self.q_stages * (8 * self.rows + 4 + 4)
+        if self.pair:
+            size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 16 + 16 * panels + 16 + 32
+            return (size + 48 + 15) // 16 * 16 + 32 + 144
         size += self.q_stages * 8 * self.keys * -(-self.rows // 64)  # a mask's bits
         size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels + 16 * self.wide
         rows_out = 0 if self.wide else 8 * 8 * row  # of dk and dv, on their way out
@@ -63,6 +75,7 @@ class Kernel:
 
 def kernels() -> list[Kernel]:
     tiles = ((128, 48, 3, 2), (64, 96, 3, 2), (256, 64, 2, 1))
+    tiles += ((256, 64, 2, 1, True),)
     return [Kernel(t, *tile) for t in ("bfloat16", "float16") for tile in tiles]
 
 
@@ -76,6 +89,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_STAGES": kernel.q_stages,
         "TC_GRAD_STAGES": kernel.grad_stages,
         "TC_GENERAL": 0,
+        "TC_PAIR": int(kernel.pair),
         "TC_THREADS": 512,
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
@@ -136,8 +150,8 @@ class Backward:
         batch, heads, seqlen_q, head_dim = q.shape
         kv_heads, seqlen_k = k.shape[1:3]
         p = PARAMS()
-        p.maps[0], p.maps[1] = encode(q, kernel.rows), encode(k, kernel.keys)
-        p.maps[2], p.maps[3] = encode(v, kernel.keys), encode(grad, kernel.rows)
+        p.maps[0], p.maps[1] = encode(q, kernel.rows), encode(k, kernel.box)
+        p.maps[2], p.maps[3] = encode(v, kernel.box), encode(grad, kernel.rows)
         p.tile_rows, p.tile_keys = kernel.rows, kernel.keys
         p.tile_columns = kernel.head_dim
         p.tiles, p.key_tiles = -(-seqlen_q // kernel.rows), -(-seqlen_k // kernel.keys)
@@ -168,9 +182,11 @@ class Backward:
         self.keep = (q, k, v, out, lse, grad, dq, dk, dv, sums, dq_sum, turns, aligned)
         delta, main, convert = functions
         warps = tiles * (kernel.rows // 8) * (kernel.head_dim // 64)
+        cluster = 2 if kernel.pair else 1
+        grid = min(blocks, batch * kv_heads * p.key_tiles * cluster)
         self.runs = [
             delta.prepare(aligned, tiles * (kernel.rows // 16), 128),
-            main.prepare(aligned, min(blocks, batch * kv_heads * p.key_tiles), 512, kernel.shared),
+            main.prepare(aligned, grid, 512, kernel.shared, cluster),
             convert.prepare(aligned, -(-warps // 8), 256),
         ]
 

@@ -39,6 +39,7 @@ const Device* open_device(int index) {
   device->multiprocessors = attribute(device->handle, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   device->shared_optin =
       attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  device->l2_bytes = attribute(device->handle, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
   // Double data rate: two transfers a clock; both clocks are in kHz.
   const double memory = 2.0 * attribute(device->handle, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE) *
                         attribute(device->handle, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH) / 8;

@@ -18,6 +18,7 @@ struct Device {
   int sm = 0;                   // 90 for compute capability 9.0
   int multiprocessors = 0;
   int shared_optin = 0;        // bytes a block may have with the opt-in
+  int64_t l2_bytes = 0;        // of the cache that all multiprocessors share
   double bytes_per_cycle = 0;  // peak of the memory, per cycle of the multiprocessors' top clock
   double cycles_per_microsecond = 1500;  // at that clock
   std::string name;

@@ -210,6 +210,9 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
       *value = 232448;
       break;
     // An H200's, because kernels are chosen by what they would take there.
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+      *value = static_cast<int>(setting("l2_bytes", 60 << 20));
+      break;
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
       *value = 1980000;
       break;

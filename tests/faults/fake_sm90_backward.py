@@ -14,6 +14,7 @@ from faults.fake_sm90_launch import read_map
 from faults.forked import forked
 
 NO_BOUND = 1 << 30
+H100, H200 = 50 << 20, 60 << 20  # bytes of the L2 cache, by which heads side by side are chosen
 NAMES = (
     *(
         "sums",
@@ -72,10 +73,11 @@ def made(b: int, h: int, s: int, d: int, dtype=torch.bfloat16) -> torch.Tensor:
     return tensors.strided((b, h, s, d), (s * h * d, d, h * d, 1), dtype)
 
 
-def launches_of(driver, q, k, v, **options) -> list[dict]:
+def launches_of(driver, q, k, v, l2_bytes: int = H200, **options) -> list[dict]:
     b, h, s, _ = q.shape
 
     def run() -> list:
+        driver.set("l2_bytes", l2_bytes)
         grad, out = (made(b, h, s, v.shape[-1], q.dtype) for _ in range(2))
         logsumexp = tensors.empty(b, h, s, dtype=torch.float32)
         torch.ops.cubin.attention_backward(
@@ -99,15 +101,32 @@ CALLS = [
 ]
 
 
+# The same on an H100.
+SMALL_CACHE_CALLS = [
+    (2, 4, 4, 4096, 4096, 128, {}, 8),
+    (2, 4, 2, 300, 700, 200, {"is_causal": True}, 4),
+    (8, 8, 8, 2048, 2048, 256, {"is_causal": True}, 16),
+    (1, 8, 8, 16384, 16384, 256, {"window_left": 1023, "window_right": 0}, 8),
+    (3, 8, 2, 1000, 60, 256, {}, 6),
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("l2_bytes", "call"),
+    [(H200, call) for call in CALLS] + [(H100, call) for call in SMALL_CACHE_CALLS],
+    ids=str,
+)
+def test_what_the_three_launches_hold(
+    driver, catalog, l2_bytes: int, call, dtype: torch.dtype
+) -> None:
     """Boxes bring what the kernel's barriers wait for, or it would hang; the rest is the call."""
     b, h, kv_heads, s, keys, d, options, together = call
+    blocks = 2 if d > 128 else 1  # of a work
     q, k, v = (
         made(b, n, rows, d, dtype) for n, rows in ((h, s), (kv_heads, keys), (kv_heads, keys))
     )
-    launches = launches_of(driver, q, k, v, **options)
+    launches = launches_of(driver, q, k, v, l2_bytes, **options)
     kinds = [catalog[x["kernel"]]["kind"] for x in launches]
     assert kinds == ["sm90_backward_delta", "sm90_backward", "sm90_backward_convert"]
     assert len({x["params"][0] for x in launches}) == 1
@@ -115,9 +134,11 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     delta, kernel, convert = (catalog[x["kernel"]] for x in launches)
     rows, columns, width = kernel["tile"]
     assert {x["dtype"] for x in (delta, kernel, convert)} == {str(dtype).removeprefix("torch.")}
-    assert (columns, width) == ((64, 256) if d > 128 else (128, 64 if d <= 64 else 128))
+    assert kernel["cluster"] == [blocks, 1, 1]
+    assert (columns, width) == ((64 * blocks, 256) if d > 128 else (128, 64 if d <= 64 else 128))
+    key_box = columns // blocks
     for index, (heads, length, box) in enumerate(
-        [(h, s, rows), (kv_heads, keys, columns), (kv_heads, keys, columns), (h, s, rows)]
+        [(h, s, rows), (kv_heads, keys, key_box), (kv_heads, keys, key_box), (h, s, rows)]
     ):
         found = read_map(params.maps[index])
         assert found["swizzle"] == 3  # 128 bytes
@@ -143,7 +164,7 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     tiles = b * h * params.tiles
     assert [x["grid"] for x in launches] == [
         [tiles * rows // delta["tile"][0], 1, 1],
-        [min(132, b * kv_heads * params.key_tiles), 1, 1],
+        [min(132, b * kv_heads * params.key_tiles * blocks), 1, 1],
         [-(-tiles * (rows // 8) * (width // 64) // 8), 1, 1],
     ]
     # TMA's addresses, and memory that does not overlap.
@@ -153,6 +174,54 @@ def test_what_the_three_launches_hold(driver, catalog, call, dtype: torch.dtype)
     assert params.ticket == params.turns + 4 * tiles
     assert params.mask == params.bits.words == 0
     assert list(params.dq_stride)[1:] == [d, h * d]
+
+
+# Rows: heads side by side of head dims 64, 128 and 256, full and then causal, of 16,384 tokens and
+# 2,048 columns of all heads, which both GPUs' published times were measured with.
+TOGETHER = {
+    H200: {
+        512: (128, 64, 20, 128, 64, 32),
+        1024: (64, 32, 10, 64, 32, 16),
+        2048: (32, 16, 5, 32, 32, 16),
+        4096: (16, 8, 4, 32, 16, 8),
+        8192: (8, 4, 4, 16, 8, 8),
+        16384: (4, 4, 4, 8, 4, 8),
+    },
+    H100: {
+        512: (80, 40, 20, 80, 40, 32),
+        1024: (40, 20, 10, 40, 32, 16),
+        2048: (20, 16, 5, 32, 32, 16),
+        4096: (16, 8, 4, 32, 16, 8),
+        8192: (8, 4, 4, 16, 8, 8),
+        16384: (4, 4, 4, 8, 4, 8),
+    },
+}
+
+
+@pytest.mark.parametrize("l2_bytes", TOGETHER, ids=str)
+def test_heads_side_by_side(driver, catalog, l2_bytes: int) -> None:
+    found = {}
+    for rows in TOGETHER[l2_bytes]:
+        own = []
+        for is_causal in (False, True):
+            for d in (64, 128, 256):
+                q, k, v = (made(16384 // rows, 2048 // d, rows, d) for _ in range(3))
+                launches = launches_of(driver, q, k, v, l2_bytes, is_causal=is_causal)
+                text = launches[1]["params"][0]
+                own.append(Params.from_buffer_copy(bytes.fromhex(text)).together)
+        found[rows] = tuple(own)
+    assert found == TOGETHER[l2_bytes]
+
+
+@pytest.mark.parametrize("what", ["mask", "no room"])
+def test_pairs_are_for_no_mask_and_where_clusters_fit(driver, catalog, what: str) -> None:
+    q, k, v = (made(2, 4, 300, 256) for _ in range(3))
+    mask = tensors.empty(300, 300, dtype=torch.bool) if what == "mask" else None
+    with driver.setting("largest_cluster", 1 if what == "no room" else 16):
+        launches = launches_of(driver, q, k, v, H100, attn_mask=mask)
+    kernels = [catalog[x["kernel"]] for x in launches]
+    main = next(x for x in kernels if x["kind"] == "sm90_backward")
+    assert (main["tile"], main["cluster"]) == ([64, 64, 256], [1, 1, 1])
 
 
 # Dims of the mask that are 1.

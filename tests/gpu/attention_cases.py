@@ -37,6 +37,11 @@ def draw(shape, dtype: torch.dtype, g: torch.Generator, layout: cases.Layout | N
     return cases.place(value, layout or cases.Layout())
 
 
+def sm90_backward_tile(head_dim: int) -> str:
+    """Queries, keys and head_dim of Hopper's kernel."""
+    return {64: "96x128x64", 128: "48x128x128", 256: "64x128x256"}[head_dim]
+
+
 def poison_pools(megabytes: int = 64) -> None:
     """Leaves NaN in the free blocks of the caching allocator, small ones and large ones.
 

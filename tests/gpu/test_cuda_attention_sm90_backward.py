@@ -17,7 +17,6 @@ pytestmark = pytest.mark.skipif(
     reason="sm90 kernels run on Hopper alone",
 )
 
-TILES = {64: "96x128x64", 128: "48x128x128", 256: "64x64x256"}  # queries, keys, head_dim
 # batch, heads, heads of key, rows, columns, options.
 CALLS = [
     (1, 2, 2, 96, 128, {}),
@@ -68,7 +67,7 @@ def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None
             label = f"{name} {width}/{width_v} {CALLS[number]}"
             ar.check(name, label, ours, ar.reference(q, k, v, grad, **options))
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
-    assert f"sm90_backward_attention_{short}_{TILES[head_dim]}" in kernels_loaded()
+    assert f"sm90_backward_attention_{short}_{ac.sm90_backward_tile(head_dim)}" in kernels_loaded()
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -83,8 +83,7 @@ def test_against_float64(name: str, head_dim: int, nan_memory) -> None:
     assert any(
         x.startswith(f"sm90_attention_{short}") and x.endswith(f"x{head_dim}") for x in loaded
     )
-    tile = {64: "96x128x64", 128: "48x128x128", 256: "64x64x256"}[head_dim]
-    assert f"sm90_backward_attention_{short}_{tile}" in loaded
+    assert f"sm90_backward_attention_{short}_{ac.sm90_backward_tile(head_dim)}" in loaded
     assert {"sm90_order_attention_queries", "sm90_order_attention_keys"} <= loaded
 
 

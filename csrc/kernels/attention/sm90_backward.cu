@@ -286,7 +286,7 @@ struct Keys {
 struct Roles {
   template <class C>
   static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works,
-                            int group) {
+                            int group, PairPlace) {
     Keys<C>(p, shared, works, group).run();
   }
 };

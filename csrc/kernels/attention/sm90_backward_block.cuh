@@ -7,8 +7,9 @@
 //              two each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the next work
 //   queries    dq, transposed, from dS in shared memory
 //
-//   shared memory:  k, v | q: kQStages | grad_out: kGradStages | dS: 2 | dq: kDqSlots pieces of 64 columns |
-//                   P (wide) | sums: kQStages | mask: kQStages | barriers | work: 2 | dk, dv (not wide): 8 rows a warp
+//   shared memory:  k, v | k of the other block's keys (pair) | q: kQStages | grad_out: kGradStages |
+//                   dS: kScoreStages | dq: kDqSlots pieces of 64 columns | P (wide) | sums: kQStages |
+//                   mask: kQStages | barriers | work: 2 | dk, dv (not wide): 8 rows a warp
 //
 // Blocks are persistent: they take one work (128 or 64 keys of a head) after the other, and what rings
 // hold, steps and their phases, runs on from work to work. So the next one's first loads are on their way
@@ -25,6 +26,12 @@ namespace sm90 {
 
 constexpr int kBackwardThreads = 4 * kWarpgroup;
 
+// A block's place in its pair; 0 where there are no pairs.
+struct PairPlace {
+  u32 rank;
+  u32 other;  // where the other block's shared memory begins, for `shared::cluster` instructions
+};
+
 // What a block does next, as one thread tells the others through shared memory.
 struct KeyBlock {
   Sm90Sequence sequence;
@@ -34,16 +41,18 @@ struct KeyBlock {
   int begin, end;   // tiles of queries that see the keys
   int steps;        // of all heads of the group, without those that a mask hides
 
-  // The next one, by one thread of the block. Neighbouring works have the same keys' place in `together`
-  // heads; then come the next keys.
-  TC_DEVICE KeyBlock(const Sm90BackwardParams& p, int rows, int keys) {
+  // The next one's number, by one thread of the block or of the pair.
+  // Not blockIdx.x: blocks wait for the turns of the works before theirs, which must have been taken.
+  static TC_DEVICE u32 take(const Sm90BackwardParams& p) { return atomicAdd(p.ticket, 1u); }
+
+  // By one thread. Neighbouring works have the same keys' place in `together` heads; then come the next
+  // keys.
+  TC_DEVICE KeyBlock(const Sm90BackwardParams& p, u32 index, int rows, int keys) {
     int kv_heads = p.heads / p.group;
     bool packed = p.order != nullptr;
     u32 pairs = static_cast<u32>(packed ? 1 : p.batch) * kv_heads;
     u32 places = packed ? p.order->count : p.key_tiles;
     u32 all = pairs * places;
-    // Not blockIdx.x: blocks wait for the turns of the works before theirs, which must have been taken.
-    u32 index = atomicAdd(p.ticket, 1u);
     if (index >= all) {
       key_tile = -1;
       return;
@@ -71,35 +80,45 @@ struct KeyBlock {
   }
 };
 
-template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, bool kGeneral_>
+template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, bool kGeneral_,
+          bool kPair_ = false>
 struct BackwardConfig {
   static constexpr DType kDType = kDType_;
   static constexpr bool kGeneral = kGeneral_;
   // Wide: dk and dv of 64 keys are all that two warpgroups have registers for, so each holds one.
   static constexpr bool kWide = kD_ > 128;
+  // Two blocks of a cluster work at neighbouring keys, and share dq: see sm90_backward_wide.cu.
+  static constexpr bool kPair = kPair_;
   static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
-  static constexpr int kQStages = kQStages_, kGradStages = kGradStages_, kScoreStages = 2,
-                       kDqStages = 2, kWorks = 2;
+  static constexpr int kQStages = kQStages_, kGradStages = kGradStages_,
+                       kScoreStages = kPair ? 1 : 2, kDqStages = 2, kWorks = 2;
   static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64,
                        kThreads = kBackwardThreads;
+  static constexpr int kBlocks = kPair ? 2 : 1, kWorkKeys = kBlocks * kKeys;  // of a work
   static constexpr int kPanels = kD / 64, kRowPanels = (kRows + 63) / 64;
-  // Arrivals of those who have read q or grad_out, and of those who have stored dS.
-  static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups;
+  static constexpr int kPieces = kPanels / kBlocks;  // of dq, that a block adds to
+  // Arrivals of those who have read q or grad_out, of those who have stored dS, and who have read it.
+  static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups,
+                       kScoreReaders = 4 * kBlocks;
   // Of the 12 warps that multiply; and of the threads of the producer that read works.
   static constexpr int kKeyReaders = 12, kWorkReaders = kKeyReaders + 1 + kDqStages;
   static constexpr int kProducerRegisters = 32, kKeyRegisters = kD == 64 ? 200 : 208;
   static constexpr int kQueryRegisters = 512 - kProducerRegisters - 2 * kKeyRegisters;
   static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
 
-  static constexpr int kPanelBytes = kKeys * 128;  // of k, v and dS
+  static constexpr int kPanelBytes = kKeys * 128;  // of k and v
+  static constexpr int kScorePanelBytes = kWorkKeys * 128;
   static constexpr int kKeyBytes = kPanels * kPanelBytes, kQBytes = kRows * kD * 2;
-  static constexpr int kScoreBytes = kRowPanels * kPanelBytes, kPieceBytes = 64 * kRows * 4;
+  static constexpr int kScoreBytes = kRowPanels * kScorePanelBytes, kPieceBytes = 64 * kRows * 4;
   static constexpr int kSumBytes = 2 * kRows * 4;
   // Of a thread: a bit for each of its scores.
   static constexpr int kMaskWords = (kRows / 2 + 31) / 32;
-  static constexpr int kMaskBytes = 2 * kKeys * kMaskWords * 4;
-  static constexpr int kDqSlots = kWide ? 2 : kDqStages * kPanels;
-  static constexpr int kK = 0, kV = kKeyBytes, kQ = 2 * kKeyBytes, kGrad = kQ + kQStages * kQBytes;
+  static constexpr int kMaskBytes = kPair ? 0 : 2 * kKeys * kMaskWords * 4;
+  static constexpr int kDqSlots = kPair ? 1 : kWide ? 2 : kDqStages * kPieces;
+  // Of a pair: the other block's keys, of the columns whose dq is this block's.
+  static constexpr int kOtherBytes = kPair ? kPieces * kPanelBytes : 0;
+  static constexpr int kK = 0, kV = kKeyBytes, kOther = 2 * kKeyBytes, kQ = kOther + kOtherBytes,
+                       kGrad = kQ + kQStages * kQBytes;
   static constexpr int kScore = kGrad + kGradStages * kQBytes;
   static constexpr int kDq = kScore + kScoreStages * kScoreBytes;
   static constexpr int kWeights = kDq + kDqSlots * kPieceBytes;
@@ -108,32 +127,35 @@ struct BackwardConfig {
   static constexpr int kKeysFull = kMask + kQStages * kMaskBytes, kKeysEmpty = kKeysFull + 8;
   static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorks;
   static constexpr int kWanted = kWorkEmpty + 8 * kWorks;  // the next work
-  static constexpr int kQFull = kWanted + 8, kQEmpty = kQFull + 8 * kQStages;
+  static constexpr int kNumberFull = kWanted + 8, kNumberEmpty = kNumberFull + 8 * kWorks * kPair;
+  static constexpr int kQFull = kNumberEmpty + 8 * kWorks * kPair, kQEmpty = kQFull + 8 * kQStages;
   static constexpr int kGradFull = kQEmpty + 8 * kQStages, kGradEmpty = kGradFull + 8 * kGradStages;
   static constexpr int kScoreFull = kGradEmpty + 8 * kGradStages;
   static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
   static constexpr int kDqFull = kScoreEmpty + 8 * kScoreStages,
-                       kDqEmpty = kDqFull + 8 * kDqStages * kPanels;
-  static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPanels,
+                       kDqEmpty = kDqFull + 8 * kDqStages * kPieces;
+  static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPieces,
                        kWeightsEmpty = kWeightsFull + (kWide ? 8 : 0);
   // For each slot of q 8 times the first row, a bit for each 64 keys of which some must be hidden, and
   // one that tells whether a mask's bits are there; and the head, for `general` kernels.
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
-  static constexpr int kWork = (kHead + 4 * kQStages + 15) / 16 * 16;
+  static constexpr int kNumber = (kHead + 4 * kQStages + 15) / 16 * 16;  // of works, 16 bytes each
+  static constexpr int kWork = kNumber + 16 * kWorks * kPair;
   // Rows of dk or dv on their way out: what shared memory has room for.
   static constexpr int kOut = kWork + (kWorks * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static constexpr int kOutBytes = kWide ? 0 : 8 * kD * 2;  // of a warp
   static constexpr int kSharedBytes = kOut + 8 * kOutBytes;
   static_assert(kPanels <= 4 && kRows % 16 == 0 && !(kWide && kGeneral));
+  static_assert(!kPair || (kWide && kRows == 64));
 
   // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it: 0 the
   // same one's, 1 the one's before that.
   static constexpr TC_DEVICE int dq_lag(int piece) {
-    return piece >= kDqSlots ? 0 : (kDqSlots - piece + kPanels - 1) / kPanels;
+    return piece >= kDqSlots ? 0 : (kDqSlots - piece + kPieces - 1) / kPieces;
   }
   static constexpr TC_DEVICE int dq_before(int piece) {
-    return (piece + kPanels * dq_lag(piece) - kDqSlots) % kPanels;
+    return (piece + kPieces * dq_lag(piece) - kDqSlots) % kPieces;
   }
 };
 
@@ -209,17 +231,40 @@ TC_DEVICE void release_work(u32 shared, u32 number) {
 
 // ---- producer -----------------------------------------------------------------------------------
 
+// The number of a pair's next work: the first block takes it, and tells the other.
+template <class C>
+TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number, PairPlace pair) {
+  u32 at = slot<C::kWorks>(number), index;
+  u32 word = C::kNumber + 16 * at, full = C::kNumberFull + 8 * at, empty = C::kNumberEmpty + 8 * at;
+  if (pair.rank == 0) {
+    index = KeyBlock::take(p);
+    barrier_sleep(shared + empty, phase<C::kWorks>(number) ^ 1);
+    float words[4] = {__uint_as_float(index), 0.0f, 0.0f, 0.0f};
+    store_remote_async(pair.other + word, words, pair.other + full);
+  } else {
+    barrier_expect(shared + full, 16);
+    barrier_sleep_remote(shared + full, phase<C::kWorks>(number));
+    load_shared(index, shared + word);
+    barrier_arrive_remote(pair.other + empty);
+  }
+  return index;
+}
+
 // A whole warp: fetches one work after the other, as late as the loads of the one before allow. Works taken
 // long before they are begun would let blocks wait for their turns.
 template <class C>
-TC_DEVICE void fetch_works(const Sm90BackwardParams& p, u32 shared, KeyBlock* works) {
+TC_DEVICE void fetch_works(const Sm90BackwardParams& p, u32 shared, KeyBlock* works,
+                           PairPlace pair) {
 #pragma unroll 1
   for (u32 number = 0;; ++number) {
     u32 at = slot<C::kWorks>(number);
-    if (number > 0) barrier_sleep(shared + C::kWanted, phase<1>(number) ^ 1);
+    if (number > 0 && pair.rank == 0) barrier_sleep(shared + C::kWanted, phase<1>(number) ^ 1);
     barrier_sleep(shared + C::kWorkEmpty + 8 * at, phase<C::kWorks>(number) ^ 1);
     KeyBlock& work = works[at];
-    if (threadIdx.x % 32 == 0) work = KeyBlock(p, C::kRows, C::kKeys);
+    if (threadIdx.x % 32 == 0) {
+      u32 index = C::kPair ? take_together<C>(p, shared, number, pair) : KeyBlock::take(p);
+      work = KeyBlock(p, index, C::kRows, C::kWorkKeys);
+    }
     __syncwarp();
     bool any = work.key_tile >= 0;
     // Of 64 columns alone: 1 to 2% there, a loss of up to 4% with 256.
@@ -258,16 +303,25 @@ TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
 // The keys of a work, and then its steps, of which `next` is the first's number.
 template <class C>
 TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, u32 number,
-                         u32& next) {
+                         u32& next, PairPlace pair) {
   Steps step(p, work);
   const Sm90Sequence& s = work.sequence;
-  int key = work.key_tile * C::kKeys;
+  int keys = work.key_tile * C::kWorkKeys, key = keys + static_cast<int>(pair.rank) * C::kKeys;
   auto load_keys = [&] {
     u32 full = shared + C::kKeysFull;
     barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
-    barrier_expect(full, 2 * C::kKeyBytes);
+    barrier_expect(full, 2 * C::kKeyBytes + C::kOtherBytes);
     load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, full, s.k, key, work.head, s.wrap);
     load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, full, s.k, key, work.head, s.wrap);
+    if constexpr (C::kPair) {
+#pragma unroll
+      for (int i = 0; i < C::kPieces; ++i) {
+        tma_load(shared + C::kOther + i * C::kPanelBytes, &p.k, full,
+                 64 * (static_cast<int>(pair.rank) * C::kPieces + i),
+                 s.k.place + keys + static_cast<int>(pair.rank ^ 1) * C::kKeys, work.head,
+                 s.k.batch, s.wrap);
+      }
+    }
   };
   u32 first = next, end = next + work.steps;
   if (work.steps == 0) load_keys();
@@ -284,7 +338,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
     if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
     barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
-    if (what != kStepHidesNone) {
+    if (!C::kPair && what != kStepHidesNone) {
       MaskPlace at(p.bits, work.batch, head, step.tile);
       tc_int64 from = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
       bulk_load(shared + C::kMask + q * C::kMaskBytes, p.bits.words + from * (C::kMaskBytes / 4),
@@ -306,13 +360,14 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
 }
 
 template <class C>
-TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works) {
+TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works,
+                    PairPlace pair) {
   u32 step = 0;
 #pragma unroll 1
   for (u32 number = 0;; ++number) {
     if (!wait_for_work<C>(shared, works, number)) return;
     const KeyBlock& work = works[slot<C::kWorks>(number)];
-    load_work<C>(p, shared, work, number, step);
+    load_work<C>(p, shared, work, number, step, pair);
     barrier_arrive(shared + C::kWanted);
     release_work<C>(shared, number);
   }
@@ -330,7 +385,20 @@ TC_DEVICE void store_turn(int* at, int value) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
-TC_DEVICE void wait_for_turn(const int* at, int rank) {
+// The blocks of a pair add to columns of their own, and have halves of a turn.
+TC_DEVICE int load_turn(const u16* at) {
+  u16 value;
+  asm volatile("ld.relaxed.gpu.global.b16 %0, [%1];" : "=h"(value) : "l"(at) : "memory");
+  return value;
+}
+
+TC_DEVICE void store_turn(u16* at, int value) {
+  asm volatile("st.relaxed.gpu.global.b16 [%0], %1;" ::"l"(at), "h"(static_cast<u16>(value))
+               : "memory");
+}
+
+template <class Turn>
+TC_DEVICE void wait_for_turn(const Turn* at, int rank) {
   WaitBound bound;
   while (load_turn(at) != rank) bound.check();
 }
@@ -339,30 +407,33 @@ TC_DEVICE void wait_for_turn(const int* at, int rank) {
 // thread each stage: from an addition's begin to the next block's turn some 2 us pass, more than a step.
 template <class C>
 TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
-                              u32 stage, u32& next) {
+                              u32 stage, u32& next, PairPlace pair) {
+  using Turn = std::conditional_t<C::kPair, u16, int>;
   Steps step(p, work);
-  u32 full = shared + C::kDqFull + 8 * C::kPanels * stage;
-  u32 empty = shared + C::kDqEmpty + 8 * C::kPanels * stage;
-  u32 from = shared + C::kDq + stage * C::kPanels % C::kDqSlots * C::kPieceBytes;
+  u32 full = shared + C::kDqFull + 8 * C::kPieces * stage;
+  u32 empty = shared + C::kDqEmpty + 8 * C::kPieces * stage;
+  u32 from = shared + C::kDq + stage * C::kPieces % C::kDqSlots * C::kPieceBytes;
+  auto turns = reinterpret_cast<Turn*>(p.turns) + pair.rank;
 #pragma unroll 1
   for (u32 end = next + work.steps; next != end; step.next()) {
     if (mask_class(p, work, step.head, step.tile) >= kStepHidesAll) continue;
     u32 i = next++;
     if (i % C::kDqStages != stage) continue;
     tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
-    int first = first_key_tile(work.sequence, step.tile, C::kRows, C::kKeys);
+    int first = first_key_tile(work.sequence, step.tile, C::kRows, C::kWorkKeys);
     int rank = work.key_tile - first;
     if (p.bits.words != nullptr) {
       MaskPlace at(p.bits, work.batch, work.head * p.group + step.head, step.tile);
       rank = count_seen(p.bits, at, first, work.key_tile);
     }
-    float* to = p.dq_sum + tile * (C::kRows * C::kD);
+    float* to = p.dq_sum + tile * (C::kRows * C::kD) + pair.rank * (C::kPieces * 64 * C::kRows);
+    Turn* turn = turns + tile * C::kBlocks;
     if (rank > 0) {
-      wait_for_turn(p.turns + tile, rank);
+      wait_for_turn(turn, rank);
       fence_async_proxy_everywhere();
     }
 #pragma unroll
-    for (int piece = 0; piece < C::kPanels; ++piece) {
+    for (int piece = 0; piece < C::kPieces; ++piece) {
       barrier_sleep(full + 8 * piece, phase<C::kDqStages>(i));
       float* there = to + piece * (64 * C::kRows);
       u32 here = from + piece % C::kDqSlots * C::kPieceBytes;
@@ -372,33 +443,34 @@ TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const Key
         bulk_store(there, here, C::kPieceBytes);
       }
       tma_store_commit();
-      if constexpr (C::kDqSlots < C::kPanels) {  // the next ones wait for this buffer
+      if constexpr (C::kDqSlots < C::kPieces) {  // the next ones wait for this buffer
         tma_store_wait_read<0>();
         barrier_arrive(empty + 8 * piece);
       }
     }
-    if constexpr (C::kDqSlots >= C::kPanels) {
-      if constexpr (C::kPanels == 2) {
+    if constexpr (C::kDqSlots >= C::kPieces) {
+      if constexpr (C::kPieces == 2) {
         tma_store_wait_read<1>();
         barrier_arrive(empty);
       }
       tma_store_wait_read<0>();
-      barrier_arrive(empty + 8 * (C::kPanels - 1));
+      barrier_arrive(empty + 8 * (C::kPieces - 1));
     }
     tma_store_wait<0>();
     fence_async_proxy_everywhere();
-    store_turn(p.turns + tile, rank + 1);
+    store_turn(turn, rank + 1);
   }
 }
 
 template <class C>
-TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works, u32 stage) {
+TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works, u32 stage,
+                      PairPlace pair) {
   u32 step = 0;
 #pragma unroll 1
   for (u32 number = 0;; ++number) {
     if (!wait_for_work<C>(shared, works, number)) return;
     const KeyBlock& work = works[slot<C::kWorks>(number)];
-    add_dq_of_work<C>(p, shared, work, stage, step);
+    add_dq_of_work<C>(p, shared, work, stage, step, pair);
     release_work<C>(shared, number);
   }
 }
@@ -408,10 +480,18 @@ TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* w
 // The high word of a descriptor is the same for all whose leading bytes do not count.
 TC_DEVICE u64 descriptor(u64 base, u32 low, u32 bytes) { return base | (low + (bytes >> 4)); }
 
+// `low` of what lies there. NOTE: in a cluster addresses have the block's rank above their 18 bits, which would
+// become leading bytes.
+template <class C>
+TC_DEVICE u32 descriptor_low(u32 shared) {
+  return (C::kPair ? shared & 0x3FFFF : shared) >> 4;
+}
+
 template <class C>
 struct Queries {
   const Sm90BackwardParams& p;
   u32 shared;
+  PairPlace pair;
   float dq[C::kRows / 2];
 
   static TC_DEVICE int lane() { return threadIdx.x % 32; }
@@ -423,19 +503,28 @@ struct Queries {
   // 64 columns of dq, transposed: k^T dS^T.
   TC_DEVICE void multiply(u32 scores, int piece) {
     const u64 high_a = wgmma_descriptor(0, 0, 1024);
-    const u64 high_b = wgmma_descriptor(0, C::kPanelBytes, 1024);  // 64 queries: a panel further
-    u32 a = (shared + C::kK + piece * C::kPanelBytes) >> 4, b = scores >> 4;
+    const u64 high_b =
+        wgmma_descriptor(0, C::kScorePanelBytes, 1024);  // 64 queries: a panel further
+    u32 own = shared + C::kK + piece * C::kPanelBytes, b = descriptor_low<C>(scores);
+    u32 a[2] = {own >> 4, own >> 4};  // of the keys of the work's two blocks, if it has two
+    if constexpr (C::kPair) {
+      own += pair.rank * (C::kPieces * C::kPanelBytes);
+      u32 other = shared + C::kOther + piece * C::kPanelBytes;
+      a[0] = descriptor_low<C>(pair.rank == 0 ? own : other);
+      a[1] = descriptor_low<C>(pair.rank == 0 ? other : own);
+    }
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < C::kKeys / 16; ++k) {
-      Wgmma<C::kRows>::template run<C::kType, 1, 1>(dq, descriptor(high_a, a, kMnMajorStep * k),
-                                                    descriptor(high_b, b, kMnMajorStep * k), k > 0);
+    for (int k = 0; k < C::kWorkKeys / 16; ++k) {
+      Wgmma<C::kRows>::template run<C::kType, 1, 1>(
+          dq, descriptor(high_a, a[k / (C::kKeys / 16)], kMnMajorStep * (k % (C::kKeys / 16))),
+          descriptor(high_b, b, kMnMajorStep * k), k > 0);
     }
     wgmma_commit();
   }
 
   TC_DEVICE void store(int stage, int piece) {
-    u32 buffer = (C::kPanels * stage + piece) % C::kDqSlots;
+    u32 buffer = (C::kPieces * stage + piece) % C::kDqSlots;
     u32 to = shared + C::kDq + buffer * C::kPieceBytes +
              threadIdx.x % kWarpgroup / 32 * (C::kPieceBytes / 4) + lane() * 16;
 #pragma unroll
@@ -443,7 +532,7 @@ struct Queries {
       store_shared(to + j * 512, *reinterpret_cast<float (*)[4]>(&dq[4 * j]));
     }
     fence_async_proxy();
-    release(shared + C::kDqFull + 8 * (C::kPanels * stage + piece));
+    release(shared + C::kDqFull + 8 * (C::kPieces * stage + piece));
   }
 
   TC_DEVICE void run(const KeyBlock* works) {
@@ -462,21 +551,35 @@ struct Queries {
   }
 
  private:
+  // Both blocks of a pair store to both blocks' dS.
+  TC_DEVICE void release_scores() {
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(shared + C::kScoreEmpty);
+    if (lane() == 1) barrier_arrive_remote(pair.other + C::kScoreEmpty);
+  }
+
   TC_DEVICE void run_steps(u32 step, u32 end) {
 #pragma unroll 1
     for (; step != end; ++step) {
       u32 score = slot<C::kScoreStages>(step), out = slot<C::kDqStages>(step);
       barrier_wait(shared + C::kScoreFull + 8 * score, phase<C::kScoreStages>(step));
 #pragma unroll
-      for (int piece = 0; piece < C::kPanels; ++piece) {
+      for (int piece = 0; piece < C::kPieces; ++piece) {
         multiply(shared + C::kScore + score * C::kScoreBytes, piece);
+        if constexpr (C::kPair) {  // dS has one buffer, which must not wait for dq's way out
+          wgmma_wait<0>();
+          keep_in_place(dq);
+          if (piece == C::kPieces - 1) release_scores();
+        }
         u32 before = step + C::kDqStages - C::dq_lag(piece);
         barrier_wait(shared + C::kDqEmpty +
-                         8 * (C::kPanels * slot<C::kDqStages>(before) + C::dq_before(piece)),
+                         8 * (C::kPieces * slot<C::kDqStages>(before) + C::dq_before(piece)),
                      phase<C::kDqStages>(before) ^ 1);
-        wgmma_wait<0>();
-        keep_in_place(dq);
-        if (piece == C::kPanels - 1) release(shared + C::kScoreEmpty + 8 * score);
+        if constexpr (!C::kPair) {
+          wgmma_wait<0>();
+          keep_in_place(dq);
+          if (piece == C::kPieces - 1) release(shared + C::kScoreEmpty + 8 * score);
+        }
         store(out, piece);
       }
     }
@@ -492,8 +595,8 @@ TC_DEVICE void multiply_keys(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
 #pragma unroll
   for (int i = 0; i < C::kD / 16; ++i) {
     Wgmma<C::kRows>::template run<C::kType, 0, 0>(
-        out, descriptor(high, keys >> 4, k_major_offset(i, C::kKeys)),
-        descriptor(high, rows >> 4, k_major_offset(i, C::kRows)), i > 0);
+        out, descriptor(high, descriptor_low<C>(keys), k_major_offset(i, C::kKeys)),
+        descriptor(high, descriptor_low<C>(rows), k_major_offset(i, C::kRows)), i > 0);
   }
   wgmma_commit();
 }
@@ -510,7 +613,8 @@ TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4
     for (int part = 0; part < C::kD / kColumns; ++part) {
       WgmmaRegisters<kColumns>::template run<C::kType, 1>(
           reinterpret_cast<float (&)[kColumns / 2]>(sum[part * (kColumns / 2)]), w[i],
-          descriptor(high, rows >> 4, i * kMnMajorStep + part * (2 * C::kRows * 128)), 1);
+          descriptor(high, descriptor_low<C>(rows), i * kMnMajorStep + part * (2 * C::kRows * 128)),
+          1);
     }
   }
   wgmma_commit();
@@ -566,18 +670,23 @@ TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 shared, u32 q, int gr
   }
 }
 
-// dS to shared memory, [key][query]; `to`: this thread's row.
+// A warp's dS to shared memory, [key][query]; `to`: this thread's row.
 template <class C>
-TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) {
+TC_DEVICE void store_matrices(const u32 (&w)[C::kRows / 16][4], u32 to) {
   u32 lane = threadIdx.x % 32, swizzle = lane % 8 * 16;
 #pragma unroll
   for (int i = 0; i < C::kRows / 16; ++i) {
-    stmatrix(to + i / 4 * C::kPanelBytes + ((i % 4 * 32 + lane / 16 * 16) ^ swizzle), w[i][0],
+    stmatrix(to + i / 4 * C::kScorePanelBytes + ((i % 4 * 32 + lane / 16 * 16) ^ swizzle), w[i][0],
              w[i][1], w[i][2], w[i][3]);
   }
   fence_async_proxy();
   __syncwarp();
-  if (lane == 0) barrier_arrive(full);
+}
+
+template <class C>
+TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) {
+  store_matrices<C>(w, to);
+  if (threadIdx.x % 32 == 0) barrier_arrive(full);
 }
 
 // A warp's dk or dv on its way to global memory.
@@ -658,6 +767,11 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   u32 shared = shared_address(memory);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  PairPlace pair = {0, shared};
+  if constexpr (C::kPair) {
+    pair.rank = cluster_rank();
+    pair.other = map_to_rank(shared, pair.rank ^ 1);
+  }
 
   if (threadIdx.x == 0) {
     if (shared % 1024 != 0) asm volatile("trap;");
@@ -682,9 +796,9 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     }
     for (int i = 0; i < C::kScoreStages; ++i) {
       barrier_init(shared + C::kScoreFull + 8 * i, C::kScoreWriters);
-      barrier_init(shared + C::kScoreEmpty + 8 * i, 4);
+      barrier_init(shared + C::kScoreEmpty + 8 * i, C::kScoreReaders);
     }
-    for (int i = 0; i < C::kDqStages * C::kPanels; ++i) {
+    for (int i = 0; i < C::kDqStages * C::kPieces; ++i) {
       barrier_init(shared + C::kDqFull + 8 * i, 4);
       barrier_init(shared + C::kDqEmpty + 8 * i, 1);
     }
@@ -692,27 +806,34 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
       barrier_init(shared + C::kWeightsFull, 4);
       barrier_init(shared + C::kWeightsEmpty, 4);
     }
+    for (int i = 0; C::kPair && i < C::kWorks; ++i) {
+      barrier_init(shared + C::kNumberFull + 8 * i, 1);
+      barrier_init(shared + C::kNumberEmpty + 8 * i, 1);
+    }
     fence_barrier_init();
   }
   wait_for_previous_grid();
   launch_next_grid();
   __syncthreads();
+  if constexpr (C::kPair) cluster_sync_unaligned();  // the other block's barriers are there, too
   auto works = reinterpret_cast<KeyBlock*>(memory + C::kWork);
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
-    if (threadIdx.x == 0) load<C>(p, shared, works);
+    if (threadIdx.x == 0) load<C>(p, shared, works, pair);
     if (warp > 0 && warp <= C::kDqStages && threadIdx.x % 32 == 0) {
-      add_dq<C>(p, shared, works, warp - 1);
+      add_dq<C>(p, shared, works, warp - 1, pair);
     }
-    if (warp == 3) fetch_works<C>(p, shared, works);
+    if (warp == 3) fetch_works<C>(p, shared, works, pair);
     __syncwarp();
   } else if (warp < 12) {
     more_registers<C::kKeyRegisters>();
-    Roles::template run<C>(p, shared, works, warp / 4 - 1);
+    Roles::template run<C>(p, shared, works, warp / 4 - 1, pair);
   } else {
     fewer_registers<C::kQueryRegisters>();
-    Queries<C>{p, shared}.run(works);
+    Queries<C>{p, shared, pair}.run(works);
   }
+  // No block leaves while the other may still write to its memory.
+  if constexpr (C::kPair) cluster_sync_unaligned();
 }
 
 }  // namespace sm90

@@ -5,7 +5,8 @@
 // Row i attends to column j if  i + first <= j <= i + last  and j < seqlen_k.
 //
 // q, k, v and grad_out are described by tensor maps as sm90_params.h says. Boxes: {64, tile_rows, 1, 1, 1}
-// for q and grad_out, {64, tile_keys, 1, 1, 1} for k and v.
+// for q and grad_out, {64, tile_keys, 1, 1, 1} for k and v; half of the keys for kernels whose blocks work in
+// pairs.
 //
 // A tile of queries has a number in each head of each batch; in packed sequences, which take their
 // numbers from first_query_tile() of sm90_backward_dq.cuh on, in each head.
@@ -30,7 +31,7 @@ struct Sm90BackwardParams {
   // Between the kernels, for each tile of tile_rows queries:
   float* sums;       // [2][tile_rows]: logsumexp * log2(e) (general: logsumexp), and delta
   float* dq_sum;     // [tile_columns * tile_rows], in the order of sm90_backward_dq.cuh
-  int* turns;        // how many blocks have added to dq_sum
+  int* turns;        // how many blocks have added to dq_sum; of pairs, 16 bits for each block
   unsigned* ticket;  // of all: how many works the blocks of sm90_backward.cu have taken
 
   const void* out;            // with those of grad_out, for delta

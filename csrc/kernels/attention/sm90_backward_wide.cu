@@ -7,8 +7,13 @@
 //   keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to shared
 //              memory for dq
 //
-// Shared memory is what bounds it: a product of 64 x 64 from shared memory reads both operands in the time
-// of its multiplications, and of dq, which takes turns in two buffers, come and go 4 bytes a sum.
+// Blocks that work alone (TC_PAIR 0; they alone know boolean masks) add dq of their 64 keys, 64 KB a step, and
+// the way into the L2 cache bounds them: it is 92% busy on an H100. In pairs, the two blocks of a cluster work
+// at neighbouring keys, step by step. They send each other dS, and each multiplies both blocks' with half of
+// the columns of all 128 keys, so that it adds half as much. For the other block's keys of those columns
+// there is room because dS and dq have one buffer each. To bring q and grad_out to both blocks at once
+// (multicast) took 0 to 3% more time. What bounds pairs is shared memory: a product of 64 x 64 from there
+// reads both operands in the time of its multiplications, and of dq come and go 4 bytes a sum.
 #include "sm90_backward_block.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -20,6 +25,7 @@ struct WideGroup {
   const Sm90BackwardParams& p;
   u32 shared;
   const KeyBlock* works;
+  PairPlace pair;
   u32 number = 0;  // of the work
   u32 step = 0;    // of all works
 
@@ -33,7 +39,10 @@ struct WideGroup {
   TC_DEVICE u32 sums_at() const { return shared + C::kSums + q() * C::kSumBytes + lane() % 4 * 8; }
   TC_DEVICE u32 weights_at() const { return shared + C::kWeights + threadIdx.x % kWarpgroup * 16; }
   TC_DEVICE const KeyBlock& work() const { return works[slot<C::kWorks>(number)]; }
-  TC_DEVICE int own_key() const { return work().key_tile * C::kKeys + 16 * warp() + lane() / 4; }
+  TC_DEVICE int own_key() const {
+    return work().key_tile * C::kWorkKeys + static_cast<int>(pair.rank) * C::kKeys + 16 * warp() +
+           lane() / 4;
+  }
 
   TC_DEVICE void wait_for_q() {
     barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
@@ -76,8 +85,8 @@ template <class C>
 struct Values : WideGroup<C> {
   float dv[C::kD / 2], s[C::kRows / 2];
 
-  TC_DEVICE Values(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works)
-      : WideGroup<C>{p, shared, works} {}
+  TC_DEVICE Values(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works, PairPlace pair)
+      : WideGroup<C>{p, shared, works, pair} {}
 
   TC_DEVICE void begin_scores() {
     this->wait_for_q();
@@ -144,8 +153,8 @@ template <class C>
 struct WideKeys : WideGroup<C> {
   float dk[C::kD / 2], dp[C::kRows / 2];
 
-  TC_DEVICE WideKeys(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works)
-      : WideGroup<C>{p, shared, works} {}
+  TC_DEVICE WideKeys(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works, PairPlace pair)
+      : WideGroup<C>{p, shared, works, pair} {}
 
   TC_DEVICE void begin_dp() {
     this->wait_for_grad();
@@ -168,7 +177,10 @@ struct WideKeys : WideGroup<C> {
   }
 
   TC_DEVICE void run_steps(u32 end) {
-    u32 store_base = this->shared + C::kScore + (16 * this->warp() + this->lane() % 16) * 128;
+    // This warp's 16 rows of dS, in this block's shared memory and in the other's.
+    u32 own_rows =
+        C::kScore + (static_cast<int>(this->pair.rank) * C::kKeys + 16 * this->warp()) * 128;
+    u32 store_base = this->shared + own_rows + this->lane() % 16 * 128;
 #pragma unroll 1
     for (;;) {
       begin_dp();
@@ -185,8 +197,18 @@ struct WideKeys : WideGroup<C> {
       add_rows<C>(dk, ds, this->q_at());
       barrier_wait(this->shared + C::kScoreEmpty + 8 * this->score(),
                    phase<C::kScoreStages>(this->step) ^ 1);
-      store_scores<C>(ds, store_base + this->score() * C::kScoreBytes,
-                      this->shared + C::kScoreFull + 8 * this->score());
+      if constexpr (C::kPair) {
+        // The other block's four warps send as many bytes.
+        store_matrices<C>(ds, store_base);
+        if (this->lane() == 0) {
+          bulk_copy_remote(this->pair.other + own_rows, this->shared + own_rows, 16 * 128,
+                           this->pair.other + C::kScoreFull);
+          barrier_expect(this->shared + C::kScoreFull, 16 * 128);
+        }
+      } else {
+        store_scores<C>(ds, store_base + this->score() * C::kScoreBytes,
+                        this->shared + C::kScoreFull + 8 * this->score());
+      }
       wgmma_wait<0>();
       keep_in_place(dk);
       // Before grad_out, of which the next step's is read when dv has been added to: q's buffer is free.
@@ -216,20 +238,21 @@ struct WideKeys : WideGroup<C> {
 struct Roles {
   template <class C>
   static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works,
-                            int group) {
+                            int group, PairPlace pair) {
     if (group == 0) {
-      Values<C>(p, shared, works).run();
+      Values<C>(p, shared, works, pair).run();
     } else {
-      WideKeys<C>(p, shared, works).run();
+      WideKeys<C>(p, shared, works, pair).run();
     }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
-  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, false>;
+  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, false,
+                           TC_PAIR>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
-  static_assert(C::kKeys == TC_TILE_N);
+  static_assert(C::kWorkKeys == TC_TILE_N);
   run<C, Roles>(p);
 }
 
@@ -237,12 +260,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_64x64x256", "kind": "sm90_backward",
+  {"name": "sm90_backward_attention_{d.short}_{t.name}", "kind": "sm90_backward",
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
-   "alignment": 16, "tile": [64, 64, 256], "stages": 2, "block": [512, 1, 1],
-   "dynamic_shared": 231872, "cost": {"k_tile": 5200, "fixed": 9000},
+   "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",
+   "dynamic_shared": "{t.shared}", "cost": {"k_tile": 5200, "fixed": 9000},
    "accepted_spill": {"sm_90a": 160},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_PAIR": "{t.pair}"},
    "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}]}}]}
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231872},
+     {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],
+      "shared": 230832}]}}]}
 */

@@ -105,6 +105,24 @@ TC_DEVICE void barrier_wait_remote(u32 shared, u32 parity) {
   }
 }
 
+// barrier_sleep for what another block of the cluster completes.
+TC_DEVICE void barrier_sleep_remote(u32 shared, u32 parity) {
+  constexpr u32 kNanoseconds = 1000000;
+  WaitBound bound;
+  for (;;) {
+    u32 done;
+    asm volatile(
+        "{ .reg .pred done; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], "
+        "%2, %3;"
+        " selp.b32 %0, 1, 0, done; }"
+        : "=r"(done)
+        : "r"(shared), "r"(parity), "r"(kNanoseconds)
+        : "memory");
+    if (done != 0) return;
+    bound.check();
+  }
+}
+
 // barrier_wait for a thread with registers to spare, which a WaitBound takes.
 TC_DEVICE void barrier_wait_bounded(u32 shared, u32 parity) {
   WaitBound bound;
@@ -286,6 +304,15 @@ TC_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier)
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(shared),
       "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// The same from this block's shared memory to another's of the cluster, whose barrier receives the bytes.
+TC_DEVICE void bulk_copy_remote(u32 remote, u32 shared, u32 bytes, u32 remote_barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(remote),
+      "r"(shared), "r"(bytes), "r"(remote_barrier)
       : "memory");
 }
 

@@ -104,7 +104,7 @@ class Sm90Forward : public AttentionForwardKernels {
     const int64_t heads = packed ? all.heads : int64_t{all.batch} * all.heads;
     if (!check_blocks(tiles * heads, kMostTiles, "tiles of output")) return;
     Sm90AttentionParams params{};
-    fill_sm90_params(params, row, all, rows, kQueryRows, device_);
+    fill_sm90_params(params, row, all, rows, kQueryRows, row.columns, device_);
     params.logsumexp = all.logsumexp;
     params.tiles = static_cast<int>(tiles);
     params.unit = static_cast<float>(all.scale * kLog2e);

@@ -7,6 +7,7 @@
 
 #include "kernels/attention/sm90_backward_params.h"
 #include "ops/attention/sm90_map.h"
+#include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -16,29 +17,55 @@ namespace {
 // and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better than keys side
 // by side, since blocks of one head wait for each other's additions to dq; long heads are walked through
 // in step, so that a part of them suffices, the more so the shorter a band makes the steps' way, and the
-// more heads the fewer keys a block has, since more blocks of a head then wait. Measured on an H200.
-constexpr int64_t kBytesTogether = int64_t{32} << 20;
+// more heads the fewer keys a block has, since more blocks of a head then wait. Measured on an H200 with
+// its cache of 60 MB and, for smaller ones, on an H100 with 50 MB.
+constexpr int64_t kBytesTogether = int64_t{32} << 20, kFewBytesTogether = int64_t{20} << 20;
 constexpr int64_t kLongHeadBytes = int64_t{2} << 20, kLeastTogether = 4;
+constexpr int64_t kLargeCache = int64_t{56} << 20;
+
+bool has_small_cache(const Device& device) { return device.l2_bytes < kLargeCache; }
+
+// Blocks that share a work's keys: two in a cluster, each of half of them, for wide heads.
+int64_t blocks_of_work(const AttentionRow& row) { return row.kernel->entry().cluster[0]; }
+
+// Blocks of wide heads that work alone add twice as much: a small cache must hold all of what they do.
+bool fills_cache(const AttentionRow& row, const Device& device) {
+  return has_small_cache(device) && row.head_dim > 128 && blocks_of_work(row) == 1;
+}
+
+// `head`: bytes of one.
+int64_t bytes_together(const AttentionRow& row, int64_t head, bool has_band, const Device& device) {
+  const bool in_pairs = blocks_of_work(row) > 1;
+  const bool is_long = in_pairs ? head > kLongHeadBytes : head >= kLongHeadBytes;
+  // All of a short head is in use at a time.
+  const bool is_short = has_band ? head < kLongHeadBytes / 2 : in_pairs || !is_long;
+  if (is_short && (in_pairs || has_small_cache(device))) return kFewBytesTogether;
+  return has_band && is_long && !fills_cache(row, device) ? 2 * kBytesTogether : kBytesTogether;
+}
 
 // At least so many that one set of them has a block for every multiprocessor: the next set's longest
 // blocks come after this one's shortest, and a device that is full of one set never waits for them.
 int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bool has_band,
-                       int64_t multiprocessors) {
+                       const Device& device) {
   const int64_t head = problem.seqlen_q * row.head_dim * 8, each = head * problem.group();
-  const int64_t more = has_band && head >= kLongHeadBytes ? 2 : 1;
-  const int64_t least = has_band ? kLeastTogether * 128 / row.columns : kLeastTogether;
-  const int64_t blocks = ceil_div(problem.seqlen_k, row.columns);
-  return std::max({least, ceil_div(multiprocessors, blocks),
-                   more * kBytesTogether / std::max<int64_t>(each, 1)});
+  const int64_t keys = row.columns / blocks_of_work(row);
+  int64_t least = has_band ? kLeastTogether * 128 / keys : kLeastTogether;
+  if (fills_cache(row, device)) least = has_band ? kLeastTogether : 1;
+  const int64_t blocks = ceil_div(problem.seqlen_k, row.columns) * blocks_of_work(row);
+  return std::max({least, ceil_div(device.multiprocessors, blocks),
+                   bytes_together(row, head, has_band, device) / std::max<int64_t>(each, 1)});
 }
 
 // Of packed sequences: so many queries, of so many heads, are about as much.
 int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int64_t heads,
                       int64_t multiprocessors) {
   const int64_t each = row.head_dim * 8 * problem.group() * heads;
-  const int64_t full = ceil_div(multiprocessors * row.columns, heads);
+  const int64_t full = ceil_div(multiprocessors * row.columns / blocks_of_work(row), heads);
   return std::clamp<int64_t>(kBytesTogether / each, full, int64_t{1} << 30);
 }
+
+// Works of a pair along the keys: its blocks count their turns in 16 bits.
+constexpr int64_t kMostPairs = 65535;
 
 constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
 constexpr const char* kBackwardOrderKind = "sm90_backward_order";
@@ -47,6 +74,7 @@ constexpr const char* kBackwardMaskKind = "sm90_backward_mask";
 struct Sm90BackwardPlan {
   const AttentionRow* delta;
   const AttentionRow* backward;
+  const AttentionRow* pair;  // instead of that one, where the device runs clusters of two; or null
   const AttentionRow* convert;
 };
 
@@ -62,6 +90,7 @@ class Sm90Backward : public AttentionBackwardKernels {
       const AttentionRow row(*kernel, device);
       AttentionRows& rows = kind == "sm90_backward_delta"     ? delta_[row.dtype]
                             : kind == "sm90_backward_convert" ? convert_[row.dtype]
+                            : blocks_of_work(row) > 1         ? pairs_[row.dtype]
                                                               : backward_[row.dtype][row.variant];
       rows.push_back(row);
     }
@@ -79,23 +108,32 @@ class Sm90Backward : public AttentionBackwardKernels {
     // A boolean mask alone needs no rule for the scores: all of these kernels take its bits.
     const AttentionVariant variant =
         problem.mask == kBoolMask ? problem.score_variant : problem.variant;
-    const AttentionRow* row =
-        narrowest(backward_[dtype][variant], std::max(problem.head_dim, problem.head_dim_v));
+    const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
+    const AttentionRow* row = narrowest(backward_[dtype][variant], width);
     if (row == nullptr) return plan;
+    const AttentionRow* pair = nullptr;
+    if (variant == kFull && problem.mask == kNoMask) pair = narrowest(pairs_[dtype], width);
+    if (pair != nullptr && (pair->head_dim != row->head_dim || pair->rows != row->rows ||
+                            problem.seqlen_k > kMostPairs * pair->columns)) {
+      pair = nullptr;
+    }
     // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker.
     const int64_t tiles = ceil_div(problem.seqlen_q, row->rows) * problem.heads;
     const int64_t blocks = ceil_div(problem.seqlen_k, row->columns);
     const double steps = static_cast<double>(problem.batch) * tiles * blocks;
     plan.microseconds = (steps / device_.multiprocessors) * static_cast<double>(row->cost_tile) /
                         device_.cycles_per_microsecond;
-    plan.set(Sm90BackwardPlan{&delta_[dtype][0], row, &convert_[dtype][0]});
+    plan.set(Sm90BackwardPlan{&delta_[dtype][0], row, pair, &convert_[dtype][0]});
     return plan;
   }
 
   void launch(const BackwardPlan& plan, const AttentionCase& problem, const FusedOperands& operands,
               const float* logsumexp) const override {
     const auto chosen = plan.get<Sm90BackwardPlan>();
-    const AttentionRow& row = *chosen.backward;
+    const bool in_pairs =
+        chosen.pair != nullptr && clusters_.ask(*chosen.pair->kernel, device_) >= 2;
+    const AttentionRow& row = in_pairs ? *chosen.pair : *chosen.backward;
+    const int64_t in_cluster = blocks_of_work(row);
     const bool packed = problem.packed;
     const Sm90Rows rows(problem, operands);
     const int64_t tiles = rows.tiles(rows.q, row.rows);
@@ -107,8 +145,9 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t convert_blocks =
         ceil_div(convert_warps, chosen.convert->kernel->entry().block[0] / 32);
     const int64_t works = kv_heads * key_tiles;
-    const int64_t blocks = std::min<int64_t>(works, device_.multiprocessors);
-    check_blocks(std::max({delta_blocks, convert_blocks, works}));
+    const int64_t blocks =
+        std::min<int64_t>(works, device_.multiprocessors / in_cluster) * in_cluster;
+    check_blocks(std::max({delta_blocks, convert_blocks, works * in_cluster}));
     check_blocks(convert_warps, kMaxGrid[0], "warps");  // which that kernel numbers with 32 bits
     // Floats of a tile: two for each query, dq, and the turn; and the ticket.
     const int64_t sums = heads * tiles * 2 * row.rows;
@@ -129,8 +168,8 @@ class Sm90Backward : public AttentionBackwardKernels {
 
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     const bool has_band = all.first != -kNoBound || all.last != kNoBound;
-    params.together = static_cast<int>(
-        std::min(kv_heads, heads_together(problem, row, has_band, device_.multiprocessors)));
+    params.together =
+        static_cast<int>(std::min(kv_heads, heads_together(problem, row, has_band, device_)));
     std::optional<Sm90TileOrder> order;
     if (packed) {
       operands.fill(all, 0);
@@ -198,7 +237,7 @@ class Sm90Backward : public AttentionBackwardKernels {
 
   void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
             const Sm90Rows& rows) const {
-    fill_sm90_params(params, row, all, rows, row.rows, device_);
+    fill_sm90_params(params, row, all, rows, row.rows, row.columns / blocks_of_work(row), device_);
     encode_sm90_map(params.grad_out, row,
                     {all.grad_out, all.grad_out_stride, all.head_dim_v, rows.q, all.heads,
                      all.batch, rows.packed},
@@ -226,6 +265,8 @@ class Sm90Backward : public AttentionBackwardKernels {
   const Device& device_;
   AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
   AttentionRows backward_[kAttendDtypes][kAttentionVariants];
+  AttentionRows pairs_[kAttendDtypes];  // for heads that backward_ has, too
+  ClusterRoom clusters_{2};
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
 };
@@ -250,7 +291,11 @@ class Sm90BackwardSeam : public AttentionSeam {
       return;
     }
     check_sm90_row(row, general);
-    const int64_t keys = row.head_dim > 128 ? 64 : 128;
+    const auto& cluster = kernel.entry().cluster;
+    if (cluster[0] > (row.head_dim > 128 ? 2 : 1) || cluster[1] > 1 || cluster[2] > 1) {
+      KernelFields(kernel).refuse("cluster", "two blocks at most, for wide heads");
+    }
+    const int64_t keys = row.head_dim > 128 ? 64 * blocks_of_work(row) : 128;
     if (row.columns != keys) KernelFields(kernel).refuse("tile", std::to_string(keys) + " keys");
     // sm90_backward_mask.cu has room for such tiles.
     if (row.rows > 96) KernelFields(kernel).refuse("tile", "at most 96 queries");

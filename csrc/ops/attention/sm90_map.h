@@ -55,20 +55,21 @@ struct Sm90Rows {
 };
 
 // What the kernels of both directions are told alike, and the maps of query, key and value.
-// `query_box`: rows of a box of the query's.
+// `query_box`, `key_box`: rows of a box of the query's, and of the key's and value's.
 template <class Params>
 void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionParams& all,
-                      const Sm90Rows& rows, int64_t query_box, const Device& device) {
+                      const Sm90Rows& rows, int64_t query_box, int64_t key_box,
+                      const Device& device) {
   const int64_t kv_heads = all.heads / all.group;
   encode_sm90_map(params.q, row,
                   {all.q, all.q_stride, all.head_dim, rows.q, all.heads, all.batch, rows.packed},
                   query_box, device);
   encode_sm90_map(params.k, row,
                   {all.k, all.k_stride, all.head_dim, rows.k, kv_heads, all.batch, rows.packed},
-                  row.columns, device);
+                  key_box, device);
   encode_sm90_map(params.v, row,
                   {all.v, all.v_stride, all.head_dim_v, rows.k, kv_heads, all.batch, rows.packed},
-                  row.columns, device);
+                  key_box, device);
   params.out = all.out;
   std::copy_n(all.out_stride, 3, params.out_stride);
   const bool packed = all.cu_seqlens_q != nullptr;

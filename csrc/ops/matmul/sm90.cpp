@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "kernels/matmul/sm90_params.h"
+#include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
-#include "ops/matmul/cluster_room.h"
 #include "ops/matmul/seam.h"
 #include "ops/matmul/sm90_cost.h"
 #include "runtime/tensor_map.h"

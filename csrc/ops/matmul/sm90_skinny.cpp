@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "kernels/matmul/sm90_skinny_params.h"
+#include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
-#include "ops/matmul/cluster_room.h"
 #include "ops/matmul/seam.h"
 #include "runtime/tensor_map.h"
 

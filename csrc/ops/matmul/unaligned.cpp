@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
-#include "ops/matmul/cluster_room.h"
 #include "ops/matmul/params.h"
 #include "ops/matmul/seam.h"
 
