@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_cubin import errors
 from torch_cubin._drop_in import report
 
 NAME = "cubin"
@@ -50,6 +51,8 @@ def attention(
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls for a layer.
@@ -64,6 +67,9 @@ def attention(
         position_bias: added to the scores as well (T5).
         softcap: scores become softcap * tanh(scores / softcap).
         s_aux: (heads,): a logit that joins each row's softmax, without a value.
+        indices: (batch, rows, any number): the columns that each row sees, of those that the mask
+            lets it see (DeepSeek V3.2).
+        block_indices: the same by blocks (MiniMax M3), of a size that is not told: refused.
 
     Returns:
         (batch, rows, heads, head_dim of value), contiguous, and None for the weights.
@@ -86,6 +92,15 @@ def attention(
             position_bias, attention_mask, is_causal, query, key
         )
         is_causal = False
+    if block_indices is not None:
+        raise errors.fault(
+            "input", 'attention "cubin"', "is given blocks of keys that each query is to see",
+            expected="a model without block_indices", got=type(module).__name__,
+            advice='Give this model attn_implementation="sdpa".',
+        )  # fmt: skip
+    if indices is not None:
+        attention_mask = _selected(indices, attention_mask, is_causal, query, key)
+        is_causal = False
     options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
     if softcap is None and s_aux is None:
         out = torch.ops.cubin.scaled_dot_product_attention(
@@ -105,3 +120,21 @@ def attention(
         report.count_served(_REPORTED, (query, key), out)
     # A view already: the output lies in memory as query does, whose heads models put last.
     return out.transpose(1, 2).contiguous(), None
+
+
+def _selected(
+    indices: Tensor, mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
+) -> Tensor:
+    """The mask without the columns that are not among `indices`.
+
+    Models of sparse attention make it themselves for "eager" and "sdpa" alone, by these names, and
+    hand the indices to every other implementation.
+    """
+    rows, columns = query.shape[2], key.shape[2]
+    hidden = torch.ones(*indices.shape[:-1], columns, dtype=torch.bool, device=key.device)
+    hidden = hidden.scatter(-1, indices.long(), False).unsqueeze(1)
+    if mask is None:
+        return ~hidden & ~hidden.new_ones(rows, columns).triu(1) if is_causal else ~hidden
+    if mask.dtype == torch.bool:
+        return mask & ~hidden
+    return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)

@@ -13,6 +13,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr int kMinimumDriver = 12000;  // cuLibrary*
+constexpr int kGreenContexts = 12040;
 
 using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t,
                                     CUdriverProcAddressQueryResult*);
@@ -89,6 +90,12 @@ const Driver* open_driver() {
   resolve(#name, minimum, get, version, reinterpret_cast<void**>(&driver->name));
   TORCH_CUBIN_DRIVER_FUNCTIONS(TORCH_CUBIN_RESOLVE)
 #undef TORCH_CUBIN_RESOLVE
+  CUdriverProcAddressQueryResult status{};
+  auto** const green = reinterpret_cast<void**>(&driver->cuStreamGetGreenCtx);
+  if (get("cuStreamGetGreenCtx", green, kGreenContexts, CU_GET_PROC_ADDRESS_DEFAULT, &status) !=
+      CUDA_SUCCESS) {
+    *green = nullptr;
+  }
   const CUresult result = driver->cuInit(0);
   if (result != CUDA_SUCCESS) {
     fail_to_initialise(result, dl_path_of(reinterpret_cast<void*>(driver->cuInit)));

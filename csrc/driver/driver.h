@@ -17,6 +17,9 @@ struct Driver {
 #define TORCH_CUBIN_MEMBER(name, version) decltype(&::name) name = nullptr;
   TORCH_CUBIN_DRIVER_FUNCTIONS(TORCH_CUBIN_MEMBER)
 #undef TORCH_CUBIN_MEMBER
+  // Null before CUDA 12.4, whose driver has no green contexts. Its header may be older, so the type is not
+  // from there: the handle is only compared with null.
+  CUresult (*cuStreamGetGreenCtx)(CUstream stream, void** green) = nullptr;
   int version = 0;  // 13000 for CUDA 13.0
 };
 

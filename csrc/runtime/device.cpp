@@ -112,6 +112,19 @@ void set_current_device(int index) {
         "cuCtxSetCurrent of cuda:" + std::to_string(index));
 }
 
+bool in_green_context(const Device& device) {
+  const Driver& d = driver();
+  if (d.cuStreamGetGreenCtx == nullptr) return false;
+  CUcontext current = nullptr;
+  check(d.cuCtxGetCurrent(&current), "driver", "cuCtxGetCurrent");
+  if (current == nullptr || current == device.context) return false;
+  // Of the null stream it gives the current context, where that is a green one.
+  void* green = nullptr;
+  CUdevice handle = 0;
+  return d.cuStreamGetGreenCtx(nullptr, &green) == CUDA_SUCCESS && green != nullptr &&
+         d.cuCtxGetDevice(&handle) == CUDA_SUCCESS && handle == device.handle;
+}
+
 int device_of_pointer(uint64_t address) {
   int ordinal = -1;
   const CUresult result = driver().cuPointerGetAttribute(

@@ -42,6 +42,10 @@ int current_device();
 // Makes the device's primary context the thread's current one.
 void set_current_device(int index);
 
+// Whether the thread's current context is a green one of the device: a part of its multiprocessors
+// (torch.cuda.green_contexts), with a default stream of its own.
+bool in_green_context(const Device& device);
+
 // The index of the device on which that memory lies; -1 for memory that CUDA does not know.
 int device_of_pointer(uint64_t address);
 

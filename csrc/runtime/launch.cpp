@@ -3,6 +3,7 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
+#include <optional>
 
 #include "cubin/error.h"
 #include "runtime/device_memory.h"
@@ -47,13 +48,15 @@ bool is_common(const Kernel::OnDevice& here, const torch_cubin_launch_call& call
   return fits && call.block[0] * call.block[1] * call.block[2] <= here.common_threads;
 }
 
+bool is_default(CUstream stream) {
+  return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
 // Whether a launch on that stream works on the device without another context being made current: a
 // stream of PyTorch's own brings its context, the default ones mean that of the current one, and what
 // a caller names may be anything.
 bool finds_context(CUstream stream, bool is_named, const Kernel::OnDevice& here) {
-  const bool is_default =
-      stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
-  if (!is_default && !is_named) return true;
+  if (!is_default(stream) && !is_named) return true;
   CUcontext current = nullptr;
   return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == here.context;
 }
@@ -187,7 +190,8 @@ class Launch {
 
   void run(const Device& device) {
     check_device(device);
-    const ContextGuard guard(device);
+    const bool green = in_green_context(device);
+    std::optional<ContextGuard> guard(std::in_place, device);
     Kernel::OnDevice& here = kernel_.on(device);
     if (product(call_.block) > here.max_threads) {
       refuse("has a block that the kernel cannot have on " + device.name,
@@ -198,7 +202,7 @@ class Launch {
              "block " + triple(call_.block), "Launch smaller blocks.");
     }
     const auto shared = static_cast<uint32_t>(call_.shared_memory);
-    const CUfunction function = here.ready(shared);
+    CUfunction function = here.ready(shared);
     CUlaunchConfig config{};
     set_shape(call_,
               has(TORCH_CUBIN_STREAM) || current_stream_ == nullptr
@@ -224,6 +228,13 @@ class Launch {
       attribute.value.cooperative = 1;
     }
     if (has(TORCH_CUBIN_DEPENDENT)) set_dependent(config);
+    // PyTorch's own work on the default stream goes to that of the current context. A green one, which
+    // PyTorch makes current, is meant: on the primary one's stream the launch would overtake that work.
+    // The function is of the primary context; its handle is of whichever is current.
+    if (green && is_default(config.hStream)) {
+      guard.reset();
+      function = reinterpret_cast<CUfunction>(here.handle);
+    }
     kernel_.module().note_capture(config.hStream);
     // A kernel's first launch may need memory for its code and its threads' local memory.
     const CUresult result = with_device_memory(device.index, [&] {

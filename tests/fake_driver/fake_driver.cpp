@@ -521,6 +521,15 @@ const char* join(const std::vector<std::string>& texts, const char* separator) {
 
 }  // namespace
 
+// Not in the table, because older drivers lack it. Contexts from 0x3000 on are green: 0x3000 + i of device i.
+static CUresult stream_get_green_ctx(CUstream stream, void** green) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (stream != nullptr) violation("asking for the green context of a stream");
+  const auto context = reinterpret_cast<uintptr_t>(current);
+  *green = context - 0x3000 < 0x1000 ? current : nullptr;
+  return context == 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+
 #define FAKE_API extern "C" __attribute__((visibility("default")))
 
 FAKE_API CUresult cuGetProcAddress_v2(const char* name, void** function, int, cuuint64_t,
@@ -532,6 +541,9 @@ FAKE_API CUresult cuGetProcAddress_v2(const char* name, void** function, int, cu
     *function = reinterpret_cast<void*>(&Wrapped<k_##known, decltype(&::known)>::run); \
   }
   TORCH_CUBIN_DRIVER_FUNCTIONS(FAKE_RESOLVE)
+  if (std::strcmp(name, "cuStreamGetGreenCtx") == 0) {
+    *function = reinterpret_cast<void*>(&stream_get_green_ctx);
+  }
   return *function == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 

@@ -111,18 +111,37 @@ def test_a_module_is_loaded_once_and_launches_make_no_other_calls(driver, vec_ad
 def test_the_default_stream_gets_the_devices_context(driver, vec_add):
     """A stream brings its context, the default one means that of the current one."""
     around = ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernelEx", "cuCtxPopCurrent"]
+    asked = ["cuCtxGetCurrent"] * 2  # whether it is the device's, then whether it is a green one
     add(vec_add)
     with driver.default_streams():
         for context in (0, 0x1001, 0xABC):  # none, the other device's, one that somebody made
             driver.make_current(context)
             driver.reset()
             add(vec_add)
-            assert driver.journal() == ["cuCtxGetCurrent", *around]
+            assert driver.journal() == [*asked, *around]
             assert driver.launches()[-1]["device"] == 0
         driver.make_current(0x1000)
         driver.reset()
         add(vec_add)
         assert driver.journal() == ["cuCtxGetCurrent", "cuLaunchKernelEx"]
+    driver.make_current(0)
+
+
+def test_the_default_stream_of_a_green_context_is_meant(driver, vec_add):
+    """PyTorch makes one current (torch.cuda.green_contexts), and its own work goes there."""
+    add(vec_add)
+    green, primary = 0x3000 - 0x1000, 0
+    with driver.default_streams():
+        for context, device in ((0x3000, green), (0x3001, primary)):  # its device's, another's
+            driver.make_current(context)
+            driver.reset()
+            add(vec_add)
+            assert driver.launches()[-1]["device"] == device
+            assert driver.journal()[-1] == ("cuLaunchKernelEx" if device else "cuCtxPopCurrent")
+    driver.make_current(0x3000)
+    driver.reset()
+    add(vec_add)  # PyTorch's other streams bring their context, whatever is current
+    assert driver.launches()[-1]["device"] == primary
     driver.make_current(0)
 
 

@@ -327,6 +327,21 @@ def test_softcap_is_exact_where_it_caps_little(name: str, softcap: float) -> Non
         ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
 
 
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("rows", [1, 200])
+def test_scores_beyond_2_to_32(rows: int, head_dim: int, is_causal: bool) -> None:
+    """One key has all the weight. What rounding leaves of a score is more than exponents hold."""
+    g = ac.generator("float32")
+    shapes = [(1, 2, rows, head_dim)] + [(1, 2, 600, head_dim)] * 2
+    query, key, value = (ac.draw(shape, torch.float32, g) for shape in shapes)
+    query, key = query * 1e5, key * 1e5
+    attention = torch.ops.cubin.scaled_dot_product_attention
+    out = attention(query, key, value, is_causal=is_causal)
+    want = attention(query.double(), key.double(), value.double(), is_causal=is_causal)
+    torch.testing.assert_close(out.double(), want, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ac.DTYPES)
 def test_output_follows_the_layout_of_query(name: str) -> None:
     dtype = ac.DTYPES[name]

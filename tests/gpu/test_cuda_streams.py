@@ -77,6 +77,37 @@ def test_result_used_on_another_stream(generator) -> None:
         numerics.check_exact(copy, expected)
 
 
+@pytest.mark.parametrize("what", ["matmul", "attention"])
+def test_work_of_a_green_context_stays_in_order(what: str, generator) -> None:
+    """PyTorch makes a green context current, and its work goes to that one's default stream."""
+    green_contexts = pytest.importorskip("torch.cuda.green_contexts")
+    if not green_contexts.SUPPORTED:
+        pytest.skip("a PyTorch without green contexts")
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        if what == "matmul":
+            return torch.ops.cubin.matmul(x, x)
+        heads = x.view(1, 512, 4, 128).transpose(1, 2)
+        return torch.ops.cubin.scaled_dot_product_attention(heads, heads, heads)
+
+    a = cases.draw((512, 512), torch.bfloat16, True, generator)
+    expected = run(a).clone()
+    late = torch.zeros_like(a)
+    torch.cuda.synchronize()
+    context = green_contexts.GreenContext.create(num_sms=16, device_id=0)
+    context.set_context()
+    try:
+        torch.cuda._sleep(SLEEP)
+        late.copy_(a)
+        out = run(late)
+        late.zero_()
+        copy = out * 1
+        torch.cuda.synchronize()
+    finally:
+        context.pop_context()
+    assert torch.equal(copy, expected)
+
+
 def test_workspace_of_split_k_is_not_shared_between_streams(generator) -> None:
     """Split-K calls on several streams at once, each with data of its own."""
     streams = [torch.cuda.Stream() for _ in range(4)]

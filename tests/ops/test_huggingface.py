@@ -177,7 +177,20 @@ def with_sinks(**options):
     return model
 
 
-@pytest.mark.parametrize("build", [soft_capped, with_sinks])
+def sparse(**options):
+    if not hasattr(transformers, "DeepseekV32Config"):
+        pytest.skip("this transformers has no model with an indexer of keys")
+    experts = {"n_routed_experts": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1}
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "moe_intermediate_size": 8}
+    heads = {"num_key_value_heads": 4, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    index = {"index_topk": 3, "index_n_heads": 2, "index_head_dim": 16}  # 3 of 9 columns
+    config = transformers.DeepseekV32Config(
+        **SMALL, **experts, **ranks, **heads, **index, v_head_dim=8, **options
+    )
+    return transformers.DeepseekV32ForCausalLM(config)
+
+
+@pytest.mark.parametrize("build", [soft_capped, with_sinks, sparse])
 def test_what_sdpa_lacks_is_as_eager(build, device):
     model, given = make(build, device), inputs(build, device)
     results = []
@@ -206,6 +219,38 @@ def test_position_bias(device):
             expected, _ = sdpa(*args, **options)
             out, _ = torch_cubin.huggingface.attention(*args, **options)
             torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float"])
+def test_columns_selected_by_an_indexer(mask, device):
+    query = torch.randn(2, 4, 5, 8, device=device)
+    indices = torch.rand(2, 5, 7, device=device).topk(3).indices.int()
+    key = torch.randn(2, 4, 7, 8, device=device)
+    sees = torch.zeros(2, 5, 7, dtype=torch.bool, device=device).scatter(-1, indices.long(), True)
+    sees = sees.unsqueeze(1)
+    if mask in ("bool", "float"):
+        given = torch.rand(2, 1, 5, 7, device=device) > 0.3
+        sees &= given
+        if mask == "float":
+            given = torch.zeros(2, 1, 5, 7, device=device).masked_fill(~given, -torch.inf)
+    else:
+        given = None
+        sees &= torch.ones(5, 7, dtype=torch.bool, device=device).tril(0 if mask == "causal" else 7)
+    out, _ = torch_cubin.huggingface.attention(
+        torch.nn.Module(), query, key, key, given, is_causal=mask == "causal", indices=indices
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, key, sees)
+    some = sees.any(-1).expand(2, 4, 5).transpose(1, 2)  # min stands for -inf in masks of floats
+    torch.testing.assert_close(out[some], expected.transpose(1, 2)[some])
+
+
+def test_blocks_selected_by_an_indexer_are_refused(device):
+    query = torch.randn(2, 4, 5, 8, device=device)
+    blocks = torch.zeros(2, 5, 1, dtype=torch.int32, device=device)
+    with pytest.raises(torch_cubin.errors.InputError, match="block_indices"):
+        torch_cubin.huggingface.attention(
+            torch.nn.Module(), query, query, query, None, block_indices=blocks
+        )
 
 
 def test_asking_for_attention_weights_warns(device):

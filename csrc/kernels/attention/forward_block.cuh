@@ -45,7 +45,7 @@ struct ForwardSums {
 
   float out[kBlocks][kOutTiles][4];
   float score[kBlocks][kScoreTiles][4];  // then weights
-  float reference[kBlocks][2];           // of the exponentials; log2 (full) or natural (general)
+  float reference[kBlocks][2];           // of the exponentials, in the units of softmax.cuh
   float sum[kBlocks][2];                 // this lane's columns only
   float unit;
 
@@ -180,7 +180,8 @@ TC_DEVICE void store_rows(const Policy& policy, const AttentionParams& p, const 
       constexpr int h = decltype(half)::value;
       int down = 16 * b + 8 * h;
       bool exists = i + down < s.rows;
-      float maximum = kGeneral ? policy.reference[b][h] : policy.reference[b][h] * kLn2;
+      constexpr bool kExact = !kGeneral && kDType == DType::float32;
+      float maximum = policy.reference[b][h] * (kGeneral ? 1.0f : kExact ? p.scale : kLn2);
       float factor = output.finish(p, s.head, down, exists, maximum, policy.sum[b][h]);
       store_row(output, half, down, exists, b, factor);
     });

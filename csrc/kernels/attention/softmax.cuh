@@ -8,6 +8,9 @@
 // `full` kernels keep raw q . k and references in powers of two, and `unit` is scale * log2(e): one
 // FFMA makes an exponent. `general` ones keep scores and references in natural units, where a mask
 // of -FLT_MAX is not yet -inf, and `unit` is 1.
+//
+// float32's `full` kernels (kExact) keep references in units of q . k, too: an FFMA leaves the product's
+// rounding in the exponent, 2^-24 of the score, and from scores of 2^32 on weights were infinite.
 #pragma once
 
 #include "quad.cuh"
@@ -18,7 +21,7 @@ namespace torch_cubin {
 constexpr float kSlack = 8.0f;  // log2
 
 // Moves the references where a score of this warp asks for it.
-template <bool kGeneral, int kBlocks, int kTiles, int kOutTiles>
+template <bool kGeneral, bool kExact = false, int kBlocks, int kTiles, int kOutTiles>
 TC_DEVICE void follow_maximum(const float (&score)[kBlocks][kTiles][4],
                               float (&out)[kBlocks][kOutTiles][4], float (&sum)[kBlocks][2],
                               float (&reference)[kBlocks][2], float unit) {
@@ -33,17 +36,19 @@ TC_DEVICE void follow_maximum(const float (&score)[kBlocks][kTiles][4],
       for (int n = 1; n < kTiles; ++n) {
         most[b][h] = fmaxf(most[b][h], fmaxf(score[b][n][2 * h], score[b][n][2 * h + 1]));
       }
-      constexpr float kLimit = kGeneral ? kSlack * kLn2 : kSlack;
-      exceeds |= fmaf(most[b][h], unit, -reference[b][h]) > kLimit;
+      float r = reference[b][h];
+      float over = kExact ? (most[b][h] - r) * unit : fmaf(most[b][h], unit, -r);
+      exceeds |= over > (kGeneral ? kSlack * kLn2 : kSlack);
     }
   if (!__any_sync(~0u, exceeds)) return;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float moved = fmaxf(reference[b][h], quad_max(most[b][h]) * unit);
+      float top = quad_max(most[b][h]);
+      float moved = fmaxf(reference[b][h], kExact ? top : top * unit);
       float step = reference[b][h] - moved;
-      float factor = exp2_approx(kGeneral ? step * kLog2e : step);
+      float factor = exp2_approx(kGeneral ? step * kLog2e : kExact ? step * unit : step);
       reference[b][h] = moved;
       sum[b][h] *= factor;
 #pragma unroll
@@ -55,7 +60,7 @@ TC_DEVICE void follow_maximum(const float (&score)[kBlocks][kTiles][4],
 }
 
 // Scores of n8 tile n to weights, and this lane's part of their sums.
-template <bool kGeneral, int kBlocks, int kTiles>
+template <bool kGeneral, bool kExact = false, int kBlocks, int kTiles>
 TC_DEVICE void exponentiate(float (&score)[kBlocks][kTiles][4], float (&sum)[kBlocks][2],
                             const float (&reference)[kBlocks][2], int n, float unit) {
 #pragma unroll
@@ -63,7 +68,9 @@ TC_DEVICE void exponentiate(float (&score)[kBlocks][kTiles][4], float (&sum)[kBl
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       float s = score[b][n][e], r = reference[b][e / 2];
-      float weight = exp2_approx(kGeneral ? (s - r) * kLog2e : fmaf(s, unit, -r));
+      float weight = exp2_approx(kGeneral ? (s - r) * kLog2e
+                                 : kExact ? (s - r) * unit
+                                          : fmaf(s, unit, -r));
       score[b][n][e] = weight;
       sum[b][e / 2] += weight;
     }

@@ -99,9 +99,11 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
   }
 
   TC_DEVICE void weigh(const AttentionParams& p, const Sequence& s, int i, int tile) {
-    follow_maximum<kGeneral>(score, out, sum, reference, unit);
+    follow_maximum<kGeneral, !kGeneral>(score, out, sum, reference, unit);
 #pragma unroll
-    for (int n = 0; n < kScoreTiles; ++n) exponentiate<kGeneral>(score, sum, reference, n, unit);
+    for (int n = 0; n < kScoreTiles; ++n) {
+      exponentiate<kGeneral, !kGeneral>(score, sum, reference, n, unit);
+    }
     if (kGeneral && (p.flags & kAttendDropout)) {
 #pragma unroll
       for (int n = 0; n < kScoreTiles; n += 4)
