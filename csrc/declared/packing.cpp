@@ -8,6 +8,7 @@
 #include "cubin/error.h"
 #include "cubin/hex.h"
 #include "package/fields.h"
+#include "runtime/kernel.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
@@ -15,8 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-// CUDA's limit of a kernel's parameters; a struct or constant cannot be larger.
-constexpr uint32_t kMaxParamBytes = 32764;
 constexpr size_t kMaxWorkspaces = 16;
 constexpr uint32_t kParamStep = 16;  // each parameter begins at a multiple of it
 
@@ -320,7 +319,7 @@ uint32_t Packing::add_bytes(const json& argument, uint32_t at, const std::string
   const std::string text =
       argument.size() == 2 && argument[1].is_string() ? argument[1].get<std::string>() : "";
   const std::vector<uint8_t> bytes = bytes_of_hex(text);
-  if (bytes.empty() || bytes.size() > kMaxParamBytes) {
+  if (bytes.empty() || bytes.size() > static_cast<size_t>(kMaxParamBytes)) {
     refuse_json(label, "[\"bytes\", lower-case hex digits, two a byte]", argument);
   }
   const auto size = static_cast<uint32_t>(bytes.size());

@@ -21,8 +21,9 @@ class Module;
 // Capability").
 constexpr int64_t kMaxGrid[3] = {2147483647, 65535, 65535};
 constexpr int64_t kMaxBlock[3] = {1024, 1024, 64};
-constexpr int64_t kMaxThreads = 1024;  // a block
-constexpr int64_t kMaxCluster = 16;    // blocks; more than 8 where the kernel allows it
+constexpr int64_t kMaxThreads = 1024;      // a block
+constexpr int64_t kMaxParamBytes = 32764;  // of a kernel's parameters
+constexpr int64_t kMaxCluster = 16;        // blocks; more than 8 where the kernel allows it
 constexpr const char* kAxes[3] = {"x", "y", "z"};
 
 class Kernel {

@@ -177,6 +177,11 @@ class Launch {
     }
     check_block();
     check_cluster();
+    if (info_.param_bytes > kMaxParamBytes) {  // of a file that no compiler wrote
+      fail({"params", "the launch of " + object(), "has more parameters than CUDA passes",
+            "at most " + std::to_string(kMaxParamBytes) + " bytes",
+            std::to_string(info_.param_bytes) + " bytes", ""});
+    }
     if (call_.shared_memory < 0 || call_.shared_memory > INT_MAX) {
       refuse("has shared memory out of range", "0 or more bytes, as much as a block may have",
              std::to_string(call_.shared_memory), "");

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
+from unit import elf_builder
 from wrong_calls import call, check, expect, x
 
 import torch_cubin
@@ -203,6 +205,33 @@ def test_registers_limit_the_block(driver, vec_add):
         "expected at most 512 threads (it needs 12 registers for each), got block (513, 1, 1). "
         "Launch smaller blocks.",
     )
+
+
+@pytest.mark.fault_case(19)
+@pytest.mark.parametrize("sizes", [[32756], [4] * 8189, [32757], [40000], [60000, 4], [8] * 5000])
+def test_as_many_bytes_of_parameters_as_cuda_passes(driver, sizes):
+    """32,764, in few parameters or many. No compiler makes a kernel of more; files may say it."""
+    sizes = [8, *sizes]  # an address first
+    ends = [*itertools.accumulate(sizes)]
+    info = b"".join(
+        elf_builder.param_v2(i, end - size, size)
+        for i, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    )
+    module = torch_cubin.load(elf_builder.Cubin(kernels=[elf_builder.Kernel(info=info)]).build())
+    driver.declare(module)
+    for _ in range(2):
+        if ends[-1] <= 32764:
+            module["k"](x, *map(bytes, sizes[1:]), grid=1, block=1)
+            continue
+        with pytest.raises(errors.ParamsError) as raised:
+            module["k"](x, *map(bytes, sizes[1:]), grid=1, block=1)
+        check(
+            raised.value,
+            errors.ParamsError,
+            "the launch of kernel 'k' has more parameters than CUDA passes: expected at most 32764 "
+            f"bytes, got {ends[-1]} bytes.",
+        )
+    assert len(driver.launches()) == (2 if ends[-1] <= 32764 else 0)
 
 
 def test_shared_memory_that_only_a_launch_can_give(driver):
