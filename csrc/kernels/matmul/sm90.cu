@@ -14,8 +14,8 @@
 //
 // What was measured on an H200, in shares of the speed (README.md has the table): one wgmma group
 // stays in flight while the next is issued (without 0.985); the second warpgroup starts one k block
-// late, once, so that its epilogues overlap the first one's products for good (+1.5%); K runs
-// backwards in every other tile (less DRAM traffic, hence power); out is stored evict-first.
+// late, once (+1.5%, though by the clock both end the first tile together); K runs backwards in every
+// other tile (less DRAM traffic, hence power); out is stored evict-first.
 //
 // The last, partial wave of tiles is streamed: its k blocks are dealt out evenly, so that most of these
 // tiles have parts in several clusters. The cluster with the last part adds the others to its own, in
@@ -232,6 +232,12 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const Work& w = ring[number % C::kRing];
     int k_count = w.k_count;
     if (k_count == 0) break;
+    // Where a tile's epilogue is long the second warpgroup leaves its last k blocks, as many as there are
+    // stages, until the first one has none left: with an activation 1% of the time. Where k blocks are
+    // few, one warpgroup could be two works ahead of the other, which the barrier would not tell.
+    const bool takes_turns =
+        C::kConsumers == 2 && (p.flags & kSm90Activate) && k_count >= 2 * C::kStages;
+    const int waits_at = takes_turns && group == 1 ? C::kStages : 0;
     if (finishes) request_bias<C>(p, bias, group, w.n0);
     float sum[C::kBlocksM][C::kTileN / 2];
     int previous = stage;
@@ -246,10 +252,17 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     next_stage();
 #pragma unroll 1
     while (--k_count > 0) {
+      if (k_count == waits_at) {
+        wgmma_wait<0>();
+        if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+        named_sync(kSkewBarrier, 2 * kWarpgroup);
+      }
       barrier_wait(full + 8 * stage, phase);
       multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 1);
       wgmma_wait<1>();
-      if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+      if (frees && k_count != waits_at) {
+        barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+      }
       if (leads) {
         named_arrive(kSkewBarrier, 2 * kWarpgroup);
         leads = false;
@@ -260,6 +273,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
     if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+    if (takes_turns && group == 0) named_arrive(kSkewBarrier, 2 * kWarpgroup);
     if (leads) {
       named_arrive(kSkewBarrier, 2 * kWarpgroup);
       leads = false;
