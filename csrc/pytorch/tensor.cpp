@@ -77,6 +77,8 @@ constexpr DtypeInfo kDtypes[] = {
     {ScalarType::Int5, "int5", 0},
     {ScalarType::Int6, "int6", 0},
     {ScalarType::Int7, "int7", 0},
+    // Of PyTorch newer than the headers that this is compiled with (2.15's BComplex32).
+    {static_cast<ScalarType>(46), "bcomplex32", 0},
 };
 
 const DtypeInfo* find(ScalarType dtype) {
