@@ -84,3 +84,15 @@ def test_initcheck(child) -> None:
 )
 def test_initcheck_attention(dtype: str, child) -> None:
     _check(child, 90)
+
+
+@slow
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=pytest.mark.child("attention_sanitize", "synccheck", dtype))
+        for dtype in ("bfloat16", "float16")
+    ],
+)
+def test_synccheck_attention(dtype: str, child) -> None:
+    _check(child, 90)

@@ -368,7 +368,7 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* wor
     if (!wait_for_work<C>(shared, works, number)) return;
     const KeyBlock& work = works[slot<C::kWorks>(number)];
     load_work<C>(p, shared, work, number, step, pair);
-    barrier_arrive(shared + C::kWanted);
+    if (pair.rank == 0) barrier_arrive(shared + C::kWanted);  // where a pair's works are taken
     release_work<C>(shared, number);
   }
 }
