@@ -64,7 +64,10 @@ def read(paths: list[Path]) -> Columns:
 
 
 def memory_of(path: Path) -> float:
-    return next(rate for gpu, rate in MEMORY.items() if f"_{gpu}_" in path.name)
+    for gpu, rate in MEMORY.items():
+        if f"_{gpu}_" in path.name:
+            return rate
+    raise SystemExit(f"{path}: expected a name that has _{'_ or _'.join(MEMORY)}_ in it")
 
 
 def ways(number: int, line: dict) -> Iterator[dict[str, float]]:

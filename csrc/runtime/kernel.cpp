@@ -55,6 +55,8 @@ Kernel::OnDevice::OnDevice(std::shared_ptr<const LoadedImage> loaded, const std:
   const int64_t compiled = int64_t{info.max_block[0]} * info.max_block[1] * info.max_block[2];
   common_threads =
       std::min<int64_t>({kMaxThreads, max_threads, compiled != 0 ? compiled : kMaxThreads});
+  // No block is common: launch_checked() refuses such parameters, and the short way does not look at them.
+  if (info.param_bytes > kMaxParamBytes) common_threads = 0;
   std::copy(info.required_block.begin(), info.required_block.end(), common_block);
 }
 

@@ -9,11 +9,12 @@
 //
 //   shared memory:  k, v | k of the other block's keys (pair) | q: kQStages | grad_out: kGradStages |
 //                   dS: kScoreStages | dq: kDqSlots pieces of 64 columns | P (wide) | sums: kQStages |
-//                   mask: kQStages | barriers | work: 2 | dk, dv (not wide): 8 rows a warp
+//                   mask: kQStages | barriers | number of the work (pair): 2 | work: 2 |
+//                   dk, dv (not wide): 8 rows a warp
 //
-// Blocks are persistent: they take one work (128 or 64 keys of a head) after the other, and what rings
-// hold, steps and their phases, runs on from work to work. So the next one's first loads are on their way
-// while one's last sums are added and stored.
+// Blocks are persistent: they take one work (128 or 64 keys of a head; a pair of blocks, 128) after the
+// other, and what rings hold, steps and their phases, runs on from work to work. So the next one's first
+// loads are on their way while one's last sums are added and stored.
 #pragma once
 
 #include "common/dtype.cuh"

@@ -9,6 +9,10 @@
 // from it altogether do not), the first one stores: the same bits in every run, and nothing to clear. A
 // block waits only for works that were taken before its own, by an atomic counter, and every block ends its
 // works in the order in which it took them: of those that have not ended, the first waits for nobody.
+//
+// A pair of blocks (sm90_backward_wide.cu) takes one work together and adds in one place of that order. Each
+// of the two adds to half of the columns, and has half of the tile's turn, so that neither waits for the
+// other's additions.
 #pragma once
 
 #include "sm90_backward_params.h"
@@ -17,7 +21,7 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Here `rows` are those of a tile of queries, `keys` those of a block.
+// Here `rows` are those of a tile of queries, `keys` those of a work: of a block, or of a pair of blocks.
 
 // The tiles of queries, from `begin` to before `end`, of which a block of keys sees something. All blocks
 // between the first and the last that see a tile count as seeing it.

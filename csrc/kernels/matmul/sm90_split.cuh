@@ -7,7 +7,8 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Named barriers: of the skew, and (+ warpgroup) of one warpgroup.
+// Named barriers: of the two warpgroups (the skew at the start, and the turns that they take at the ends of
+// tiles), and (+ warpgroup) of one warpgroup.
 constexpr int kSkewBarrier = 1, kGroupBarrier = 2;
 
 // A part of a streamed tile: to memory, or from there into (or on top of) the sums.
