@@ -293,6 +293,37 @@ def attention_tile(kind: str, tile: str) -> dict:
     return {"wrong": wrong, "calls": calls, "kernels": len(kernels), "unused": unused}
 
 
+def attention_alone(name: str) -> dict:
+    """The backward's blocks of wide heads, which work alone in this catalog: gradients against
+    float64, and the same bits again."""
+    from gpu import attention_cases as ac
+    from gpu import attention_reference as ar
+    from gpu import cases
+    from gpu.test_cuda_attention_sm90_backward import CALLS
+
+    import torch_cubin  # noqa: F401
+    from torch_cubin._native import library
+
+    dtype, g, wrong = ac.DTYPES[name], ac.generator(f"alone {name}"), []
+    for batch, heads, kv_heads, rows, columns, given in CALLS:
+        options = {"enable_gqa": True, **given}
+        layout = cases.Layout()
+        q = ac.draw((batch, heads, rows, 256), dtype, g, layout)
+        k, v = (ac.draw((batch, kv_heads, columns, 256), dtype, g, layout) for _ in range(2))
+        grad = ac.draw((batch, heads, rows, 256), dtype, g, layout)
+        ours, _ = ar.both(q, k, v, grad, **options)
+        label = f"{name} {(batch, heads, kv_heads, rows, columns)} {given}"
+        try:
+            ar.check(name, label, ours, ar.reference(q, k, v, grad, **options))
+        except AssertionError as error:
+            wrong.append(f"{label}: {error}")
+        again, _ = ar.both(q, k, v, grad, **options)
+        if not all(torch.equal(x, y) for x, y in zip(ours, again, strict=True)):
+            wrong.append(f"{label}: other bits in another run")
+    loaded = sorted(entry["name"] for entry in library.catalog()["loaded"])
+    return {"wrong": wrong, "loaded": loaded}
+
+
 LENGTHS = [300, 0, 129, 640, 31]  # of packed sequences
 
 

@@ -107,6 +107,24 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     return package
 
 
+def catalog_without_pairs(folder: Path) -> Path:
+    """A catalog without the kernels of attention's backward whose blocks work in pairs: as if clusters
+    of two found no room on this GPU."""
+    package = folder / "catalog"
+    package.mkdir()
+    manifest = json.loads((_package() / "manifest.json").read_text())
+    manifest["kernels"] = [
+        kernel
+        for kernel in manifest["kernels"]
+        if not (kernel["kind"] == "sm90_backward" and kernel["tile"] == [64, 128, 256])
+    ]
+    manifest["tuned"] = []
+    for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
+        (package / arch).symlink_to(_package() / arch)
+    (package / "manifest.json").write_text(json.dumps(manifest))
+    return package
+
+
 def favoured_catalog(folder: Path) -> Path:
     """A catalog whose kernels for Hopper's attention are the quickest wherever they can compute a
     call at all: by their costs, a thousandth of what they are."""
@@ -133,8 +151,8 @@ def sanitizer() -> str | None:
 
 def run(scenario: str, *arguments: str) -> Result:
     """Runs one scenario. 'catalog KIND', '...sanitize TOOL', and 'tile', 'order',
-    'unaligned' and 'attention_tile', each with KIND TILE, and 'attention_options' prepare what a
-    child cannot."""
+    'unaligned' and 'attention_tile', each with KIND TILE, 'attention_options' and 'attention_alone'
+    prepare what a child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     script = "child.py"
     for prefix in ("attention", "fault"):
@@ -150,6 +168,8 @@ def run(scenario: str, *arguments: str) -> Result:
             environment["TORCH_CUBIN_CATALOG"] = str(path)
         if scenario == "attention_options":
             environment["TORCH_CUBIN_CATALOG"] = str(favoured_catalog(Path(folder)))
+        if scenario == "attention_alone":
+            environment["TORCH_CUBIN_CATALOG"] = str(catalog_without_pairs(Path(folder)))
         if scenario.endswith("sanitize"):
             tool = sanitizer()
             if tool is None:

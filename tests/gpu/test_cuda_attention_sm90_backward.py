@@ -70,6 +70,17 @@ def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None
     assert f"sm90_backward_attention_{short}_{ac.sm90_backward_tile(head_dim)}" in kernels_loaded()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.child("attention_alone", name)) for name in ac.HALVES],
+)
+def test_blocks_of_wide_heads_that_work_alone(name: str, child) -> None:
+    answer = child.check()
+    assert answer["wrong"] == []
+    short = {"float16": "f16", "bfloat16": "bf16"}[name]
+    assert f"sm90_backward_attention_{short}_64x64x256" in answer["loaded"]
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("factor", [5, 20, -3])
 def test_large_scores(head_dim: int, factor: int, nan_memory) -> None:

@@ -96,7 +96,9 @@ def sweep(
     start = time.monotonic()
     if lines.exists() and not lines.read_bytes().endswith(b"\n"):
         # The last process ended within a line: what is added would become a part of it.
-        lines.write_text("".join(json.dumps(line) + "\n" for line in done))
+        whole = lines.with_name(lines.name + ".whole")
+        whole.write_text("".join(json.dumps(line) + "\n" for line in done))
+        whole.replace(lines)  # at once: an interruption here loses nothing
     with lines.open("a") as file:
         for index, product in enumerate(todo):
             if time.monotonic() - start > seconds:
