@@ -108,8 +108,8 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
 
 
 def catalog_without_pairs(folder: Path) -> Path:
-    """A catalog without the kernels of attention's backward whose blocks work in pairs: as if clusters
-    of two found no room on this GPU."""
+    """A catalog without the kernels of attention's backward whose blocks work in pairs: as if
+    clusters of two found no room on this GPU."""
     package = folder / "catalog"
     package.mkdir()
     manifest = json.loads((_package() / "manifest.json").read_text())
