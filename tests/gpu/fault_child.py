@@ -221,6 +221,7 @@ def fault_fork_threads() -> dict:
     stop.set()
     for thread in threads:
         thread.join()
+    torch.cuda.synchronize()  # what the threads launched on their streams comes before the next one
     kernel(out, 3, grid=1, block=32)
     torch.cuda.synchronize()
     return {"said": said, "after": out.tolist()}
