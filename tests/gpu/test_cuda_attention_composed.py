@@ -1,0 +1,41 @@
+"""Heads wider than any kernel: products, and the softmax of csrc/kernels/softmax/rows.cu, by a warp
+a row or, past 4,096 keys, by a block. Forward, backward and dropout, against the CPU reference."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from gpu import attention_child
+
+from torch_cubin._native import library
+
+# What a row of scores is shared out to: keys of each.
+KEYS = {"8": 300, "1": 5000}  # by the kernel's last number, rows a block
+OPTIONS = ({}, {"is_causal": True}, {"dropout_p": 0.3})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_wide_heads_are_composed(dtype: torch.dtype) -> None:
+    wrong = []
+    torch.manual_seed(0)
+    for (rows, keys), given in itertools.product(KEYS.items(), OPTIONS):
+        q = torch.randn(1, 2, 37, 264, dtype=dtype)
+        k, v = (torch.randn(1, 2, keys, 264, dtype=dtype) for _ in range(2))
+        grad = torch.randn_like(q)
+        options = dict(given)
+        if "dropout_p" in given:
+            options["dropout_seed"] = torch.tensor([12345])
+        want = attention_child._both([q, k, v], grad, options)
+        on_gpu = attention_child._on_gpu(options)
+        ours = attention_child._both([x.cuda() for x in (q, k, v)], grad.cuda(), on_gpu)
+        names = ("out", "logsumexp", "dq", "dk", "dv")
+        for name, mine, expected in zip(names, ours, want, strict=True):
+            if not attention_child._near(mine, expected, dtype):
+                wrong.append(f"{dtype} {keys} keys, {rows} rows a block, {given}: {name}")
+    assert wrong == []
+    short = {torch.float32: "f32", torch.float64: "f64"}[dtype]
+    loaded = {kernel["name"] for kernel in library.catalog()["loaded"]}
+    kinds = ("forward", "backward", "dropout")
+    assert {f"rows_softmax_{short}_{kind}_{n}" for kind in kinds for n in KEYS} - loaded == set()
