@@ -185,8 +185,14 @@ CUresult get_address(const char* name, void** function, int, cuuint64_t,
 #undef OWN
   };
   const auto found = own->find(name);
-  *function = found != own->end() ? found->second : known->at(name);
-  return CUDA_SUCCESS;
+  if (found != own->end()) {
+    *function = found->second;
+    return CUDA_SUCCESS;
+  }
+  // What is not of the table is of drivers newer than this one.
+  const auto other = known->find(name);
+  *function = other != known->end() ? other->second : nullptr;
+  return other != known->end() ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 // What torch_cubin looks up in libtorch_cpu and libc10.

@@ -171,17 +171,21 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith("torc
 
 def test_import_adds_at_most_50_ms():
     code = """
-import time, torch
+import time
 start = time.process_time()
+import torch
+between = time.process_time()
 import torch_cubin
-print(time.process_time() - start)
+print(between - start, time.process_time() - between)
 """
     # The best of several, in time on the processor: what is measured is the import, not the
-    # machine's other work. The first may have to compile the sources.
+    # machine's other work. The first may have to compile the sources. A processor that other work
+    # slows down takes longer for torch, too, whose import is 2 s of an idle one.
     times = []
-    while len(times) < 6 and (len(times) < 2 or min(times) > 0.05):
-        times.append(float(run(code)))
-    assert min(times) <= 0.05, times
+    while len(times) < 6 and (len(times) < 2 or min(own for _, own in times) > 0.05):
+        times.append(tuple(map(float, run(code).split())))
+    limit = max(0.05, 0.025 * min(of_torch for of_torch, _ in times))
+    assert min(own for _, own in times) <= limit, times
 
 
 def test_import_needs_no_driver(torch_python):
