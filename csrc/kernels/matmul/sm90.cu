@@ -21,6 +21,8 @@
 // tiles have parts in several clusters. The cluster with the last part adds the others to its own, in
 // one order, so the same inputs give the same bits. It waits for them, but not for ever: where the
 // blocks of a launch do not all run at the same time, whichever part comes last finishes the tile.
+//
+// A little longer than files should be, for the table of its kernels at the end.
 #include "common/wgmma.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_read.cuh"
