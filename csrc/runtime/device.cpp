@@ -100,10 +100,12 @@ int current_device() {
   check(d.cuCtxGetDevice(&handle), "driver", "cuCtxGetDevice");
   const int count = std::min(device_count(), kMaxDevices);
   for (int i = 0; i < count; ++i) {
-    if (device(i).handle == handle && device(i).context == current) return i;
+    const Device& found = device(i);
+    if (found.handle == handle && (found.context == current || in_green_context(found))) return i;
   }
   fail({"driver", "the thread's current CUDA context", "is not its device's primary one",
-        "what cudaSetDevice or cuDevicePrimaryCtxRetain gives", "a context of another kind",
+        "what cudaSetDevice or cuDevicePrimaryCtxRetain gives, or a green one of it",
+        "a context of another kind",
         "Say on which device to launch, or make the primary context current."});
 }
 
@@ -139,7 +141,17 @@ std::string driver_version() {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-ContextGuard::ContextGuard(const Device& device) {
+bool is_default_stream(CUstream stream) {
+  return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+ContextGuard::ContextGuard(const Device& device) { push(device); }
+
+ContextGuard::ContextGuard(const Device& device, CUstream stream) {
+  if (!is_default_stream(stream) || !in_green_context(device)) push(device);
+}
+
+void ContextGuard::push(const Device& device) {
   const Driver& d = driver();
   CUcontext current = nullptr;
   check(d.cuCtxGetCurrent(&current), "driver", "cuCtxGetCurrent");

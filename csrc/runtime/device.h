@@ -35,8 +35,8 @@ int device_count();
 // The indices of the GPUs of the name for which a tuned table was measured; throws where there is none.
 std::vector<int> devices_of_table(const std::string& gpu);
 
-// The device whose primary context is the thread's current one; 0 where the thread has none. Throws
-// [driver] for a context of another kind.
+// The device whose primary context, or a green one of it, is the thread's current one; 0 where the
+// thread has none. Throws [driver] for a context of another kind.
 int current_device();
 
 // Makes the device's primary context the thread's current one.
@@ -45,6 +45,9 @@ void set_current_device(int index);
 // Whether the thread's current context is a green one of the device: a part of its multiprocessors
 // (torch.cuda.green_contexts), with a default stream of its own.
 bool in_green_context(const Device& device);
+
+// One of the streams that mean those of the thread's current context.
+bool is_default_stream(CUstream stream);
 
 // The index of the device on which that memory lies; -1 for memory that CUDA does not know.
 int device_of_pointer(uint64_t address);
@@ -58,11 +61,15 @@ std::string driver_version();
 class ContextGuard {
  public:
   explicit ContextGuard(const Device& device);
+  // For work on the stream: the default ones of a green context of the device are meant where it is current.
+  ContextGuard(const Device& device, CUstream stream);
   ~ContextGuard();
   ContextGuard(const ContextGuard&) = delete;
   ContextGuard& operator=(const ContextGuard&) = delete;
 
  private:
+  void push(const Device& device);
+
   bool pushed_ = false;
 };
 

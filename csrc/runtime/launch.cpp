@@ -48,15 +48,11 @@ bool is_common(const Kernel::OnDevice& here, const torch_cubin_launch_call& call
   return fits && call.block[0] * call.block[1] * call.block[2] <= here.common_threads;
 }
 
-bool is_default(CUstream stream) {
-  return stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
-}
-
 // Whether a launch on that stream works on the device without another context being made current: a
 // stream of PyTorch's own brings its context, the default ones mean that of the current one, and what
 // a caller names may be anything.
 bool finds_context(CUstream stream, bool is_named, const Kernel::OnDevice& here) {
-  if (!is_default(stream) && !is_named) return true;
+  if (!is_default_stream(stream) && !is_named) return true;
   CUcontext current = nullptr;
   return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == here.context;
 }
@@ -236,7 +232,7 @@ class Launch {
     // PyTorch's own work on the default stream goes to that of the current context. A green one, which
     // PyTorch makes current, is meant: on the primary one's stream the launch would overtake that work.
     // The function is of the primary context; its handle is of whichever is current.
-    if (green && is_default(config.hStream)) {
+    if (green && is_default_stream(config.hStream)) {
       guard.reset();
       function = reinterpret_cast<CUfunction>(here.handle);
     }

@@ -27,14 +27,14 @@ void free_memory(const Device& device, void* memory) {
 
 void copy_memory(const Device& device, void* to, const void* from, uint64_t bytes, void* stream) {
   if (bytes == 0) return;
-  const ContextGuard guard(device);
+  const ContextGuard guard(device, static_cast<CUstream>(stream));
   check(driver().cuMemcpyAsync(driver_address(to), driver_address(from), bytes,
                                static_cast<CUstream>(stream)),
         "driver", "cuMemcpyAsync of " + std::to_string(bytes) + " bytes" + place(device));
 }
 
 void synchronize_stream(const Device& device, void* stream) {
-  const ContextGuard guard(device);
+  const ContextGuard guard(device, static_cast<CUstream>(stream));
   check(driver().cuStreamSynchronize(static_cast<CUstream>(stream)), "driver",
         "cuStreamSynchronize" + place(device));
 }

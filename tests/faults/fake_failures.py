@@ -40,34 +40,37 @@ class Array:
     }
 
 
-def memory_and_devices() -> None:
-    """What only the C ABI calls of the driver (csrc/abi): C++ programs allocate, copy and wait."""
+CURRENT = ctypes.c_int32(-(2**31))  # TORCH_CUBIN_V1_CURRENT_DEVICE
+
+
+def call(name: str, *arguments: object) -> None:
+    """A function of the C ABI."""
     library = _library.load()
     part = library.torch_cubin_v1_error_part
     part.restype = ctypes.c_char_p
+    function = getattr(library, f"torch_cubin_v1_{name}")
+    function.restype = ctypes.c_void_p
+    error = function(*arguments)
+    if error:
+        texts = [part(ctypes.c_void_p(error), which).decode() for which in (0, 1)]
+        library.torch_cubin_v1_error_free(ctypes.c_void_p(error))
+        raise errors.make(*texts)
 
-    def call(name: str, *arguments: object) -> None:
-        function = getattr(library, f"torch_cubin_v1_{name}")
-        function.restype = ctypes.c_void_p
-        error = function(*arguments)
-        if error:
-            texts = [part(ctypes.c_void_p(error), which).decode() for which in (0, 1)]
-            library.torch_cubin_v1_error_free(ctypes.c_void_p(error))
-            raise errors.make(*texts)
 
-    current = ctypes.c_int32(-(2**31))
+def memory_and_devices() -> None:
+    """What only the C ABI calls of the driver (csrc/abi): C++ programs allocate, copy and wait."""
     memory, size = ctypes.c_void_p(), ctypes.c_uint64(8)
     read = ctypes.create_string_buffer(8)
     call("set_device", 0)
-    call("allocate", current, size, ctypes.byref(memory))
+    call("allocate", CURRENT, size, ctypes.byref(memory))
     try:
-        call("copy", current, memory, b"12345678", size, None)
-        call("copy", current, read, memory, size, None)
-        call("synchronize", current, None)
+        call("copy", CURRENT, memory, b"12345678", size, None)
+        call("copy", CURRENT, read, memory, size, None)
+        call("synchronize", CURRENT, None)
         assert read.raw == b"12345678"
     finally:
-        call("deallocate", current, memory)
-        library.torch_cubin_v1_set_device(0)  # whatever a failure has left
+        call("deallocate", CURRENT, memory)
+        _library.load().torch_cubin_v1_set_device(0)  # whatever a failure has left
 
 
 def scenario(driver) -> None:
@@ -93,6 +96,29 @@ def names() -> list[str]:
     library = ctypes.CDLL("libcuda.so.1")
     library.fake_functions.restype = ctypes.c_char_p
     return library.fake_functions().decode().split("\n")
+
+
+def test_copies_in_a_green_context(driver):
+    """Its default stream is meant, as launches mean it; another stream brings its own context."""
+
+    def run() -> None:
+        call("set_device", 0)
+        read = ctypes.create_string_buffer(4)
+        size = ctypes.c_uint64(4)
+        driver.make_current(0x3000)
+        for stream, pushes in ((None, 0), (1, 0), (2, 0), (0x5000, 1)):
+            driver.reset()
+            call("copy", CURRENT, read, b"1234", size, ctypes.c_void_p(stream))
+            call("synchronize", CURRENT, ctypes.c_void_p(stream))
+            assert driver.journal().count("cuCtxPushCurrent") == 2 * pushes, stream
+        driver.reset()
+        call("copy", ctypes.c_int32(1), read, b"1234", size, None)  # the other device's stream
+        assert driver.journal().count("cuCtxPushCurrent") == 1
+        driver.make_current(0x2000)
+        with pytest.raises(errors.DriverError, match="or a green one of it"):
+            call("copy", CURRENT, read, b"1234", size, None)
+
+    forked(run)
 
 
 def test_the_scenario_calls_all_of_the_driver(driver):

@@ -37,5 +37,19 @@ def test_wide_heads_are_composed(dtype: torch.dtype) -> None:
     assert wrong == []
     short = {torch.float32: "f32", torch.float64: "f64"}[dtype]
     loaded = {kernel["name"] for kernel in library.catalog()["loaded"]}
-    kinds = ("forward", "backward", "dropout")
+    kinds = ("forward", "backward")
     assert {f"rows_softmax_{short}_{kind}_{n}" for kind in kinds for n in KEYS} - loaded == set()
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_dropout_of_weights(dtype: torch.dtype, keys: int) -> None:
+    """What second derivatives of attention with dropout call: the numbers of the forward."""
+    torch.manual_seed(0)
+    weights, seed = torch.rand(2, 3, 37, keys, dtype=dtype), torch.tensor([12345])
+    drop = torch.ops.cubin._attention_dropout
+    want = drop(weights, seed, 20000)
+    out = drop(weights.cuda(), seed.cuda(), 20000)
+    assert torch.equal(out.cpu(), want)
+    assert abs(float((want == 0).double().mean()) - 20000 / 65536) < 0.01
+    assert drop(weights.cuda(), seed.cuda(), 65536).eq(0).all()

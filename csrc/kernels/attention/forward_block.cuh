@@ -180,8 +180,7 @@ TC_DEVICE void store_rows(const Policy& policy, const AttentionParams& p, const 
       constexpr int h = decltype(half)::value;
       int down = 16 * b + 8 * h;
       bool exists = i + down < s.rows;
-      constexpr bool kExact = !kGeneral && kDType == DType::float32;
-      float maximum = policy.reference[b][h] * (kGeneral ? 1.0f : kExact ? p.scale : kLn2);
+      float maximum = policy.reference[b][h] * (kGeneral ? 1.0f : p.scale);
       float factor = output.finish(p, s.head, down, exists, maximum, policy.sum[b][h]);
       store_row(output, half, down, exists, b, factor);
     });

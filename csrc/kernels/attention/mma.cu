@@ -43,7 +43,7 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
   FragmentAddress<Fragment::b_transposed, kRowBytes> v_address;
 
   TC_DEVICE Attention(const AttentionParams& p, u32)
-      : ForwardSums(kGeneral ? 1.0f : p.scale * kLog2e),
+      : ForwardSums(kGeneral ? kLog2e : p.scale * kLog2e),
         q_address(group_row()),
         k_address(0),
         v_address(0) {}
@@ -77,11 +77,11 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
   }
 
   TC_DEVICE void weigh(const AttentionParams&, const Sequence&, int, int) {
-    follow_maximum<kGeneral>(score, out, sum, reference, unit);
+    follow_maximum(score, out, sum, reference, unit);
   }
 
   TC_DEVICE void exponentiate_tile(int n) {
-    exponentiate<kGeneral>(score, sum, reference, n, unit);
+    exponentiate(score, sum, reference, n, unit);
   }
 
   // Weights are made here, 16 columns at a time, or 32 where dropout may clear some of them.

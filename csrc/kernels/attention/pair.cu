@@ -116,7 +116,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
         for (int n = 0; n < 2; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            weight[n][e] = exp2_approx(fmaf(score[b][2 * f + n][e], unit, -reference[b][e / 2]));
+            weight[n][e] = exp2_approx((score[b][2 * f + n][e] - reference[b][e / 2]) * unit);
             tile_sum[b][e / 2] += weight[n][e];
           }
         pack_fragment<kDType>(weights[f][b], weight[0], weight[1]);
@@ -140,7 +140,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
         for (int n = 1; n < kScoreTiles; ++n) {
           most[b][h] = fmaxf(most[b][h], fmaxf(tiles[n][2 * h], tiles[n][2 * h + 1]));
         }
-        exceeds |= fmaf(most[b][h], unit, -reference[b][h]) > kSlack;
+        exceeds |= (most[b][h] - reference[b][h]) * unit > kSlack;
       }
     u32 mine = place(tile) + side * kWarpWeights;
     float tile_sum[2][2];
@@ -150,7 +150,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
       for (int b = 0; b < 2; ++b)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          most[b][h] = quad_max(most[b][h]) * unit;
+          most[b][h] = quad_max(most[b][h]);
           if (threadIdx.x % 4 == 0) exchanged(pair, side, pair_row(b, h)) = most[b][h];
         }
       pair_any(pair, true);
@@ -160,7 +160,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
         for (int h = 0; h < 2; ++h) {
           float other = exchanged(pair, 1 - side, pair_row(b, h));
           float moved = fmaxf(reference[b][h], fmaxf(most[b][h], other));
-          float factor = exp2_approx(reference[b][h] - moved);
+          float factor = exp2_approx((reference[b][h] - moved) * unit);
           reference[b][h] = moved;
           sum[b][h] *= factor;
 #pragma unroll
@@ -225,7 +225,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
         float both = exchanged(pair, 0, pair_row(b, h)) + exchanged(pair, 1, pair_row(b, h));
         float factor =
             output.finish_joined(p, s.head, down, exists && side == 0 && threadIdx.x % 4 == 0,
-                                 reference[b][h] * kLn2, both);
+                                 reference[b][h] * p.scale, both);
         output.store<h>(p, down, exists, out[b], factor, kHalfK * side);
       });
     }

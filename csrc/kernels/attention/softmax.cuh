@@ -5,12 +5,11 @@
 // keeps shuffles and scaling out of nearly all tiles; weights up to 2^kSlack are safe in float16
 // too.
 //
-// `full` kernels keep raw q . k and references in powers of two, and `unit` is scale * log2(e): one
-// FFMA makes an exponent. `general` ones keep scores and references in natural units, where a mask
-// of -FLT_MAX is not yet -inf, and `unit` is 1.
-//
-// float32's `full` kernels (kExact) keep references in units of q . k, too: an FFMA leaves the product's
-// rounding in the exponent, 2^-24 of the score, and from scores of 2^32 on weights were infinite.
+// Scores and references are in units of `unit` powers of two: raw q . k in `full` kernels, where it is
+// scale * log2(e); natural logits in `general` ones, where it is log2(e) and a mask of -FLT_MAX is not
+// yet -inf. The reference is subtracted before anything is multiplied: one FFMA of both would leave the
+// rounding of its product in the exponent, 2^-24 of the score, which from scores of 2^32 on is more than
+// an exponent holds.
 #pragma once
 
 #include "quad.cuh"
@@ -21,7 +20,7 @@ namespace torch_cubin {
 constexpr float kSlack = 8.0f;  // log2
 
 // Moves the references where a score of this warp asks for it.
-template <bool kGeneral, bool kExact = false, int kBlocks, int kTiles, int kOutTiles>
+template <int kBlocks, int kTiles, int kOutTiles>
 TC_DEVICE void follow_maximum(const float (&score)[kBlocks][kTiles][4],
                               float (&out)[kBlocks][kOutTiles][4], float (&sum)[kBlocks][2],
                               float (&reference)[kBlocks][2], float unit) {
@@ -36,19 +35,15 @@ TC_DEVICE void follow_maximum(const float (&score)[kBlocks][kTiles][4],
       for (int n = 1; n < kTiles; ++n) {
         most[b][h] = fmaxf(most[b][h], fmaxf(score[b][n][2 * h], score[b][n][2 * h + 1]));
       }
-      float r = reference[b][h];
-      float over = kExact ? (most[b][h] - r) * unit : fmaf(most[b][h], unit, -r);
-      exceeds |= over > (kGeneral ? kSlack * kLn2 : kSlack);
+      exceeds |= (most[b][h] - reference[b][h]) * unit > kSlack;
     }
   if (!__any_sync(~0u, exceeds)) return;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float top = quad_max(most[b][h]);
-      float moved = fmaxf(reference[b][h], kExact ? top : top * unit);
-      float step = reference[b][h] - moved;
-      float factor = exp2_approx(kGeneral ? step * kLog2e : kExact ? step * unit : step);
+      float moved = fmaxf(reference[b][h], quad_max(most[b][h]));
+      float factor = exp2_approx((reference[b][h] - moved) * unit);
       reference[b][h] = moved;
       sum[b][h] *= factor;
 #pragma unroll
@@ -60,17 +55,14 @@ TC_DEVICE void follow_maximum(const float (&score)[kBlocks][kTiles][4],
 }
 
 // Scores of n8 tile n to weights, and this lane's part of their sums.
-template <bool kGeneral, bool kExact = false, int kBlocks, int kTiles>
+template <int kBlocks, int kTiles>
 TC_DEVICE void exponentiate(float (&score)[kBlocks][kTiles][4], float (&sum)[kBlocks][2],
                             const float (&reference)[kBlocks][2], int n, float unit) {
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      float s = score[b][n][e], r = reference[b][e / 2];
-      float weight = exp2_approx(kGeneral ? (s - r) * kLog2e
-                                 : kExact ? (s - r) * unit
-                                          : fmaf(s, unit, -r));
+      float weight = exp2_approx((score[b][n][e] - reference[b][e / 2]) * unit);
       score[b][n][e] = weight;
       sum[b][e / 2] += weight;
     }

@@ -67,7 +67,7 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
   FragmentAddress<Fragment::b, kRowBytes> k_address;
 
   TC_DEVICE Attention(const AttentionParams& p, u32)
-      : ForwardSums(kGeneral ? 1.0f : p.scale * kLog2e), q_address(group_row()), k_address(0) {}
+      : ForwardSums(kGeneral ? kLog2e : p.scale * kLog2e), q_address(group_row()), k_address(0) {}
 
   static TC_DEVICE int group_row() { return threadIdx.x / 32 * kGroupRows; }
   static TC_DEVICE int lane_column() { return threadIdx.x % 4 * 2; }
@@ -99,11 +99,9 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
   }
 
   TC_DEVICE void weigh(const AttentionParams& p, const Sequence& s, int i, int tile) {
-    follow_maximum<kGeneral, !kGeneral>(score, out, sum, reference, unit);
+    follow_maximum(score, out, sum, reference, unit);
 #pragma unroll
-    for (int n = 0; n < kScoreTiles; ++n) {
-      exponentiate<kGeneral, !kGeneral>(score, sum, reference, n, unit);
-    }
+    for (int n = 0; n < kScoreTiles; ++n) exponentiate(score, sum, reference, n, unit);
     if (kGeneral && (p.flags & kAttendDropout)) {
 #pragma unroll
       for (int n = 0; n < kScoreTiles; n += 4)
