@@ -1,4 +1,5 @@
 // Packing::pack: the bytes that a call writes of its kernel's arguments.
+#include <cstdint>
 #include <cstring>
 
 #include "cubin/error.h"
@@ -94,8 +95,17 @@ const void* Packing::address(const Piece& piece, const CallState& state) const {
   }
   const auto* const begin = static_cast<const uint8_t*>(state.addresses[tensor]);
   if (begin == nullptr || is_empty) return nullptr;
-  int64_t last = 0;  // of the elements, in memory
-  for (int64_t i = 0; i < facts.dim; ++i) last += (facts.sizes[i] - 1) * facts.strides[i];
+  // The last element in memory, which reaches no further than addresses do.
+  const int64_t most = INT64_MAX / facts.itemsize;
+  int64_t last = 0;
+  for (int64_t i = 0; i < facts.dim; ++i) {
+    int64_t more = 0;
+    if (__builtin_mul_overflow(facts.sizes[i] - 1, facts.strides[i], &more) ||
+        __builtin_add_overflow(last, more, &last) || last > most) {
+      last = most;
+      break;
+    }
+  }
   const int64_t at = expressions_[index].evaluate(arguments).integer;
   if (at < 0 || at > last) {
     fail({"input", piece.label, "points outside of its tensor",

@@ -9,6 +9,8 @@ namespace {
 
 constexpr int64_t kMostSteps = 4;    // of one tensor along a dim that may meet the other
 constexpr int kMostQuestions = 256;  // in all
+// More than any memory has; two of them can be added.
+constexpr int64_t kMostBytes = int64_t{1} << 62;
 
 struct Dim {
   int64_t stride;  // bytes
@@ -19,14 +21,19 @@ struct Dim {
 struct Span {
   Dim dims[kMaxDims];
   size_t count = 0;
-  int64_t bytes;  // from the first byte to the last
+  int64_t bytes;         // from the first byte to the last
+  bool possible = true;  // at most kMostBytes
 
   explicit Span(const MemoryFacts& facts) : bytes(facts.itemsize) {
     for (int64_t i = 0; i < facts.dim; ++i) {
       if (facts.sizes[i] < 2 || facts.strides[i] == 0) continue;
-      dims[count] = {facts.strides[i] * facts.itemsize, facts.sizes[i]};
-      bytes += dims[count].stride * (dims[count].size - 1);
-      ++count;
+      int64_t stride = 0, length = 0;
+      possible = !__builtin_mul_overflow(facts.strides[i], facts.itemsize, &stride) &&
+                 !__builtin_mul_overflow(stride, facts.sizes[i] - 1, &length) &&
+                 length <= kMostBytes - bytes;
+      if (!possible) return;
+      dims[count++] = {stride, facts.sizes[i]};
+      bytes += length;
     }
     std::sort(dims, dims + count, [](const Dim& a, const Dim& b) { return a.stride > b.stride; });
   }
@@ -41,7 +48,7 @@ class Question {
   // Of the dims from `i` and `j` on, whose bytes are so many; `offset`: from the first tensor's first
   // byte to the second's.
   bool ask(size_t i, int64_t first_bytes, size_t j, int64_t second_bytes, int64_t offset) {
-    if (offset >= first_bytes || -offset >= second_bytes) return false;
+    if (offset >= first_bytes || offset <= -second_bytes) return false;
     if (i == first_.count && j == second_.count) return true;
     if (++asked_ > kMostQuestions) return true;
     const int64_t first_stride = i < first_.count ? first_.dims[i].stride : 0;
@@ -80,6 +87,7 @@ class Question {
 bool share_memory(const MemoryFacts& first, const MemoryFacts& second) {
   if (first.data == nullptr || second.data == nullptr) return false;
   const Span a(first), b(second);
+  if (!a.possible || !b.possible) return true;
   const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(second.data) -
                                            reinterpret_cast<uintptr_t>(first.data));
   return Question(a, b).ask(0, a.bytes, 0, b.bytes, offset);

@@ -15,7 +15,7 @@ struct MemoryFacts {
 };
 
 // Exact for slices of one tensor, in whatever dims, and for tensors without gaps. Where strides are
-// so unlike each other that an answer would take long, it is true.
+// so unlike each other that an answer would take long, or no memory could hold a tensor, it is true.
 bool share_memory(const MemoryFacts& first, const MemoryFacts& second);
 
 }  // namespace torch_cubin

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cubin/sha256.h"
 #include "declared/contract.h"
@@ -292,6 +293,13 @@ void run_call(const uint8_t* data, size_t size) {
   call(*contracts()[decisions.below(contracts().size())], decisions);
 }
 
+// Calls of a contract that goes away: a thread remembers its last calls by the contract's address,
+// which elsewhere stays for good.
+template <class Body>
+void in_a_thread(Body&& body) {
+  std::thread(body).join();
+}
+
 // A definition, and then calls of the op whose arguments follow from its text.
 void run_contract(const uint8_t* data, size_t size) {
   json definition = json::parse(data, data + size, nullptr, false);
@@ -300,16 +308,18 @@ void run_contract(const uint8_t* data, size_t size) {
   accepts({"input", "params", "no_kernel", "image"}, [&] {
     const Contract contract(definition, all);
     require(!contract.identity().empty());
-    uint32_t state = static_cast<uint32_t>(size);
-    for (int i = 0; i < 3; ++i) {
-      uint8_t bytes[64];
-      for (uint8_t& byte : bytes) {
-        state = state * 1664525u + 1013904223u + data[(state >> 8) % size];
-        byte = static_cast<uint8_t>(state >> 24);
+    in_a_thread([&] {
+      uint32_t state = static_cast<uint32_t>(size);
+      for (int i = 0; i < 3; ++i) {
+        uint8_t bytes[64];
+        for (uint8_t& byte : bytes) {
+          state = state * 1664525u + 1013904223u + data[(state >> 8) % size];
+          byte = static_cast<uint8_t>(state >> 24);
+        }
+        Decisions decisions(bytes, sizeof bytes);
+        call(contract, decisions);
       }
-      Decisions decisions(bytes, sizeof bytes);
-      call(contract, decisions);
-    }
+    });
   });
 }
 
@@ -395,8 +405,19 @@ void complete(json& table, const json& file) {
   }
 }
 
+// What a call's arguments follow from: the numbers under "call", or the input itself.
+std::vector<uint8_t> decisions_of(const json& table, const uint8_t* data, size_t size) {
+  std::vector<uint8_t> bytes;
+  if (table.is_object() && table.contains("call")) {
+    for (const json& one : table["call"]) {
+      if (one.is_number_integer()) bytes.push_back(static_cast<uint8_t>(one.get<int64_t>()));
+    }
+  }
+  return bytes.empty() ? std::vector<uint8_t>(data, data + size) : bytes;
+}
+
 // A table as a file of the cache, in which damage counts as absence, and as load_tuned() takes it.
-// Then calls that look into it.
+// Then a call that looks into it, and one that takes each of the kernels that a watch found to fit.
 void run_tuned(const uint8_t* data, size_t size) {
   cache_folder();
   static const auto* const definition = [] {
@@ -419,9 +440,29 @@ void run_tuned(const uint8_t* data, size_t size) {
   if (table.is_discarded()) return;
   set_tuned_contract(&contract);
   accepts({"input"}, [&] { torch_cubin::add_tuned_calls(table); });
+  const std::vector<uint8_t> bytes = decisions_of(table, data, size);
+  const auto try_call = [&] {
+    Decisions decisions(bytes.data(), bytes.size());
+    call(contract, decisions);
+  };
+  in_a_thread([&] {
+    try_call();
+    torch_cubin::watch_op(&contract);
+    try_call();
+    const json seen = torch_cubin::call_watch().calls;
+    torch_cubin::watch_op(nullptr);
+    for (const json& one : seen) {
+      for (const json& kernel : one["fits"]) {
+        json line = {{"key", one["key"]}, {"kernel", kernel}, {"instead_of", one["chosen"]}};
+        json op = {{"calls", json::array({std::move(line)})}};
+        json found = {{"ops", json::array({std::move(op)})}};
+        complete(found, file);
+        require(accepts({}, [&] { torch_cubin::add_tuned_calls(found); }));
+        try_call();
+      }
+    }
+  });
   set_tuned_contract(nullptr);
-  Decisions decisions(data, size);
-  for (int i = 0; i < 3; ++i) call(contract, decisions);
 }
 
 const Register kSchema({"schema", run_schema, nullptr});

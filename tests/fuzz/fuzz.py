@@ -2,19 +2,22 @@
 
     python tests/fuzz/fuzz.py list                  the formats
     python tests/fuzz/fuzz.py run FORMAT SECONDS    one format (`all`: each in turn)
-    python tests/fuzz/fuzz.py minimise              the committed inputs anew, from what was found
+    python tests/fuzz/fuzz.py minimise FORMAT       its committed inputs anew, from what was found
     python tests/fuzz/fuzz.py report                tests/fuzz/report.json, from the runs' log
 
-Runs leave what they find in build/fuzz. Needs clang++ with libFuzzer (Debian: clang-14
-libclang-rt-14-dev, and llvm-14 for `report`). A crashing input is left in build/fuzz/crashes; once
-the bug is mended, put it into tests/fuzz/corpus/FORMAT under a name in words:
-tests/unit/test_fuzz_replay.py runs all of these with any compiler.
+Every run adds a line to tests/fuzz/runs.jsonl, which is committed with the report: `report` sums it
+up. Its first lines are sums themselves: of the runs until 2026-11-22, whose log was not kept.
+Runs leave what they find in build/fuzz, and `report` counts the lines that it reaches, too. Needs
+clang++ with libFuzzer (Debian: clang-14 libclang-rt-14-dev, and llvm-14 for `report`). A crashing
+input is left in build/fuzz/crashes; once the bug is mended, put it into tests/fuzz/corpus/FORMAT
+under a name in words: tests/unit/test_fuzz_replay.py runs all of these with any compiler.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import json
 import os
 import re
@@ -28,7 +31,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OUT = ROOT / "build" / "fuzz"
-RUNS = OUT / "runs.jsonl"
+RUNS = HERE / "runs.jsonl"
 CORPUS = HERE / "corpus"
 
 # The longest input that is tried, in bytes, by format: small ones are quick.
@@ -113,6 +116,9 @@ READERS = {
 MOST_INPUTS = 20  # of a format, in CORPUS
 # What runs have found, for the report; each is mended, and its input is in CORPUS under that name.
 MENDED = {
+    "call/a_stride_beyond_any_memory": "whether tensors of 2^63 bytes share memory: an overflow",
+    "call/a_size_beyond_any_memory": "the same, of a size",
+    "call/a_pointer_into_more_than_any_memory": "an address within such a tensor: an overflow",
     "contract/like_an_item_of_a_list": "an output `like` an item of a list read past an array",
     "manifest/version_out_of_range": "a number of a manifest that no int holds: undefined",
 }
@@ -165,6 +171,17 @@ def parts_of(source: Path) -> list[Path]:
     return [source, *map(Path, re.findall(r'^#include "(/.*)"$', source.read_text(), re.MULTILINE))]
 
 
+def sources_hash(group: str) -> str:
+    """Of what the group's programs are compiled from in this tree."""
+    headers = [*HERE.glob("*.h"), *(ROOT / "csrc").rglob("*.h")]
+    files = {part for source in sources(group) for part in parts_of(source)}
+    files = {path for path in files | set(headers) if OUT not in path.parents}
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def headers_of_torch() -> list[str]:
     """The compiler's flags for what csrc/declared includes of PyTorch and CUDA."""
     from fake_driver.build import cuda_include
@@ -194,7 +211,7 @@ def build(group: str, kind: str) -> Path:
     ]
     flags += [f"-isystem{json_include()}", *BUILDS[kind]]
     if group == "declared":
-        flags += [*headers_of_torch(), f'-DFUZZ_DATA="{ROOT / "tests" / "data"}"']
+        flags += ["-pthread", *headers_of_torch(), f'-DFUZZ_DATA="{ROOT / "tests" / "data"}"']
     if kind != "lines":
         flags += ["-fno-sanitize-recover=all", "-fno-sanitize=vptr"]
         flags += [f"-fsanitize-coverage-ignorelist={ignored}"]
@@ -215,6 +232,7 @@ def build(group: str, kind: str) -> Path:
 def run_slice(name: str, kind: str, seconds: int) -> bool:
     """One run of libFuzzer, noted in RUNS; whether it ended without a finding."""
     program = build(group_of(name), kind)
+    compiled_from = sources_hash(group_of(name))
     found = OUT / "found" / name
     crashes = OUT / "crashes" / name
     for folder in (found, crashes, CORPUS / name):
@@ -237,12 +255,14 @@ def run_slice(name: str, kind: str, seconds: int) -> bool:
     executions = re.findall(r"number_of_executed_units: (\d+)", done.stderr)
     edges = re.findall(r"cov: (\d+)", done.stderr)
     noted = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime(begun)),
         "format": name,
         "build": kind,
         "seconds": round(time.time() - begun, 1),
         "executions": int(executions[-1]) if executions else 0,
         "edges": int(edges[-1]) if edges else 0,
-        "status": done.returncode,
+        "failed_runs": int(done.returncode != 0),
+        "sources": compiled_from,
     }
     with RUNS.open("a") as file:
         file.write(json.dumps(noted) + "\n")
@@ -304,27 +324,35 @@ def covered(name: str) -> dict[str, list[int]]:
     return lines
 
 
-def report() -> dict[str, Any]:
-    """What all runs in RUNS came to."""
+def totals() -> dict[str, dict[str, Any]]:
+    """What the runs in RUNS came to, by format; the edges are those of the last day's."""
     runs = [json.loads(line) for line in RUNS.read_text().splitlines()]
     formats = {}
     for name in FORMATS:
         own = [run for run in runs if run["format"] == name]
-        lines = covered(name)
-        reached, count = (sum(numbers) for numbers in zip(*lines.values(), strict=True))
+        last = max((run["date"] for run in own), default="")
         formats[name] = {
             "executions": sum(run["executions"] for run in own),
             "seconds": round(sum(run["seconds"] for run in own)),
-            "failed_runs": sum(run["status"] != 0 for run in own),
-            "edges": max((run["edges"] for run in own), default=0),
-            "lines_percent": round(100 * reached / count, 1),
-            "lines": lines,
+            "failed_runs": sum(run["failed_runs"] for run in own),
+            "last_run": last,
+            "edges": max((run["edges"] for run in own if run["date"] == last), default=0),
         }
+    return formats
+
+
+def report() -> dict[str, Any]:
+    """What all runs in RUNS came to, and the lines that the inputs reach now."""
+    formats = totals()
+    for name, entry in formats.items():
+        lines = covered(name)
+        reached, count = (sum(numbers) for numbers in zip(*lines.values(), strict=True))
+        entry |= {"lines_percent": round(100 * reached / count, 1), "lines": lines}
     version = subprocess.run([compiler(), "--version"], check=True, capture_output=True, text=True)
     return {
         "commands": [
             "python tests/fuzz/fuzz.py run all SECONDS",
-            "python tests/fuzz/fuzz.py minimise",
+            "python tests/fuzz/fuzz.py minimise FORMAT",
             "python tests/fuzz/fuzz.py report",
         ],
         "sanitizers": "AddressSanitizer, UndefinedBehaviorSanitizer",
@@ -347,13 +375,13 @@ def main() -> None:
     one.add_argument("format", choices=[*FORMATS, "all"])
     one.add_argument("seconds", type=int)
     one.add_argument("--quick", action="store_true", help="leave out the slice that is traced")
-    commands.add_parser("minimise")
+    commands.add_parser("minimise").add_argument("format", choices=[*FORMATS, "all"])
     commands.add_parser("report")
     options = parser.parse_args()
     if options.command == "list":
         print("\n".join(FORMATS))
     elif options.command == "minimise":
-        for name in FORMATS:
+        for name in FORMATS if options.format == "all" else [options.format]:
             minimise(name)
     elif options.command == "report":
         found = report()
@@ -361,6 +389,7 @@ def main() -> None:
         for name, entry in found["formats"].items():
             print(
                 f"{name:11}{entry['executions']:>12,}  {entry['lines_percent']:>5} % of its lines"
+                f"  last run {entry['last_run']}"
             )
         print(f"{'all':11}{found['executions']:>12,}  {found['failed_runs']} runs failed")
     elif options.command == "run":
