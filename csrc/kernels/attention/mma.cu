@@ -80,9 +80,7 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
     follow_maximum(score, out, sum, reference, unit);
   }
 
-  TC_DEVICE void exponentiate_tile(int n) {
-    exponentiate(score, sum, reference, n, unit);
-  }
+  TC_DEVICE void exponentiate_tile(int n) { exponentiate(score, sum, reference, n, unit); }
 
   // Weights are made here, 16 columns at a time, or 32 where dropout may clear some of them.
   TC_DEVICE void multiply_pv(const AttentionParams& p, const Sequence& s, int i, int tile,
