@@ -36,8 +36,8 @@ class MaskBits(ctypes.Structure):
     """Sm90MaskBits."""
 
     _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("words", "classes", "seen")],
-        *[(name, ctypes.c_int) for name in ("batches", "heads", "tiles", "seen_pitch")],
+        *[(name, ctypes.c_uint64) for name in ("words", "steps")],
+        *[(name, ctypes.c_int) for name in ("batches", "heads", "tiles")],
     ]  # fmt: skip
 
 
@@ -213,15 +213,32 @@ def test_heads_side_by_side(driver, catalog, l2_bytes: int) -> None:
     assert found == TOGETHER[l2_bytes]
 
 
-@pytest.mark.parametrize("what", ["mask", "no room"])
-def test_pairs_are_for_no_mask_and_where_clusters_fit(driver, catalog, what: str) -> None:
+def test_heads_side_by_side_with_a_boolean_mask(driver, catalog) -> None:
+    found = {}
+    for rows in (512, 1024, 2048, 4096):
+        q, k, v = (made(16384 // rows, 8, rows, 256) for _ in range(3))
+        mask = tensors.empty(rows, rows, dtype=torch.bool)
+        text = launches_of(driver, q, k, v, H100, attn_mask=mask)[2]["params"][0]
+        found[rows] = Params.from_buffer_copy(bytes.fromhex(text)).together
+    assert found == {512: 20, 1024: 10, 2048: 8, 4096: 4}
+
+
+@pytest.mark.parametrize("largest", [1, 16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_pairs_work_where_clusters_fit(driver, catalog, masked: bool, largest: int) -> None:
+    """With a boolean mask, too, whose bits are then of the keys of both blocks."""
     q, k, v = (made(2, 4, 300, 256) for _ in range(3))
-    mask = tensors.empty(300, 300, dtype=torch.bool) if what == "mask" else None
-    with driver.setting("largest_cluster", 1 if what == "no room" else 16):
+    mask = tensors.empty(300, 300, dtype=torch.bool) if masked else None
+    with driver.setting("largest_cluster", largest):
         launches = launches_of(driver, q, k, v, H100, attn_mask=mask)
+    blocks = 2 if largest > 1 else 1
     kernels = [catalog[x["kernel"]] for x in launches]
     main = next(x for x in kernels if x["kind"] == "sm90_backward")
-    assert (main["tile"], main["cluster"]) == ([64, 64, 256], [1, 1, 1])
+    assert (main["tile"], main["cluster"]) == ([64, 64 * blocks, 256], [blocks, 1, 1])
+    params = Params.from_buffer_copy(bytes.fromhex(launches[0]["params"][0]))
+    assert (params.tile_keys, params.key_tiles) == (64 * blocks, -(-300 // (64 * blocks)))
+    if masked:
+        assert launches[0]["grid"] == [5, 1, 1]
 
 
 # Dims of the mask that are 1.
@@ -245,18 +262,16 @@ def test_a_boolean_mask_is_made_to_bits_first(
     assert kinds == ["sm90_backward_mask", "sm90_backward_delta", main, "sm90_backward_convert"]
     params = Params.from_buffer_copy(bytes.fromhex(launches[2]["params"][0]))
     bits, rows, columns = params.bits, params.tile_rows, params.tile_keys
-    assert columns == (64 if head_dim > 128 else 128)
+    assert columns == 128  # of a pair of blocks at head_dim 256
     tiles = 1 if 2 in broadcast else -(-s // rows)
     heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))
     assert (bits.batches, bits.heads, bits.tiles) == (batches, heads, tiles)
-    assert bits.seen_pitch == -(-params.key_tiles // 4) * 4
     all_tiles = batches * heads * tiles
-    assert launches[0]["grid"] == [all_tiles * params.key_tiles, 1, 1]
-    # A step's words are one copy, whose address is a multiple of 16; `seen` is read by words.
-    assert bits.words % 16 == bits.seen % 4 == 0
+    assert launches[0]["grid"] == [all_tiles, 1, 1]  # a block for each 512 keys
+    # A step's words are one copy, whose address is a multiple of 16.
+    assert bits.words % 16 == 0
     step_bytes = 2 * columns * (4 if rows // 2 <= 32 else 8)
-    assert bits.seen == bits.words + all_tiles * params.key_tiles * step_bytes
-    assert bits.classes == bits.seen + all_tiles * bits.seen_pitch
+    assert bits.steps == bits.words + all_tiles * params.key_tiles * step_bytes
     strides = [0 if n in broadcast else mask.stride(n) for n in range(4)]
     assert list(params.mask_stride) == strides
     assert params.logsumexp_unit == 1 if softcap else params.logsumexp_unit > 1

@@ -318,24 +318,29 @@ def attention_tile(kind: str, tile: str) -> dict:
 
 def attention_alone(name: str) -> dict:
     """The backward's blocks of wide heads, which work alone in this catalog: gradients against
-    float64, and the same bits again."""
+    float64, and the same bits again, without masks and with boolean ones."""
     from gpu import attention_cases as ac
     from gpu import attention_reference as ar
     from gpu import cases
     from gpu.test_cuda_attention_sm90_backward import CALLS
+    from gpu.test_cuda_attention_sm90_options import tile_masks
 
     import torch_cubin  # noqa: F401
     from torch_cubin._native import library
 
     dtype, g, wrong = ac.DTYPES[name], ac.generator(f"alone {name}"), []
-    for batch, heads, kv_heads, rows, columns, given in CALLS:
+    masked = [
+        (2, 4, 2, 1300, 1500, {"attn_mask": mask}) for mask in tile_masks(1300, 1500).values()
+    ]
+    for batch, heads, kv_heads, rows, columns, given in [*CALLS, *masked]:
         options = {"enable_gqa": True, **given}
         layout = cases.Layout()
         q = ac.draw((batch, heads, rows, 256), dtype, g, layout)
         k, v = (ac.draw((batch, kv_heads, columns, 256), dtype, g, layout) for _ in range(2))
         grad = ac.draw((batch, heads, rows, 256), dtype, g, layout)
         ours, _ = ar.both(q, k, v, grad, **options)
-        label = f"{name} {(batch, heads, kv_heads, rows, columns)} {given}"
+        what = {**given, "attn_mask": "of tiles"} if "attn_mask" in given else given
+        label = f"{name} {(batch, heads, kv_heads, rows, columns)} {what}"
         try:
             ar.check(name, label, ours, ar.reference(q, k, v, grad, **options))
         except AssertionError as error:

@@ -104,6 +104,7 @@ def test_boolean_masks(broadcast: tuple, head_dim: int, nan_memory) -> None:
     names = {entry["name"] for entry in library.catalog()["loaded"]}
     assert "sm90_mask_attention" in names
     assert "sm90_backward_mask_attention" in names
+    assert f"sm90_backward_attention_f16_{ac.sm90_backward_tile(head_dim)}" in names
     tile = {64: "192x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
     assert f"sm90_attention_f16_masked_{tile}" in names
 
@@ -117,6 +118,7 @@ def tile_masks(rows: int, columns: int) -> dict[str, torch.Tensor]:
         "causal": i >= j,
         "late keys alone": (j >= columns - 100) & (i % 2 == 0),
         "every other block": (i // 128 + j // 128) % 2 == 0,
+        "half of a pair's keys": (i // 64 + j // 64) % 3 == 0,
         "nothing": torch.zeros(rows, columns, dtype=torch.bool, device=ac.DEVICE),
         "everything": torch.ones(rows, columns, dtype=torch.bool, device=ac.DEVICE),
     }
@@ -146,6 +148,25 @@ def test_masks_that_hide_whole_tiles(head_dim: int, nan_memory) -> None:
             again, _ = ar.both(q, k, v, grad, mask, **named)
             for x, y in zip(again, first, strict=True):
                 numerics.check_bits(x, y)
+
+
+@pytest.mark.parametrize("keys", [40, 64, 511, 512, 513, 1600])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_masks_of_each_head_are_laid_out_in_chunks_of_keys(
+    head_dim: int, keys: int, nan_memory
+) -> None:
+    """sm90_backward_mask.cu has 512 keys a block; a byte of a mask need not be 1 to be true."""
+    g = ac.generator(f"chunks {head_dim} {keys}")
+    q, grad = (ac.draw((1, 4, 700, head_dim), torch.bfloat16, g) for _ in range(2))
+    k, v = (ac.draw((1, 4, keys, head_dim), torch.bfloat16, g) for _ in range(2))
+    sizes = (1, 4, 700, (keys + 15) // 16 * 16)
+    seen = torch.randint(0, 256, sizes, generator=g, device=ac.DEVICE, dtype=torch.uint8)
+    seen = torch.where(seen < 128, 0, seen)[..., :keys]
+    mask, truth = seen.view(torch.bool), seen != 0
+    ours, logsumexp = ar.both(q, k, v, grad, mask)
+    want = ar.reference(q, k, v, grad, truth)
+    ar.check("bfloat16", f"{head_dim} {keys}", ours, want)
+    ar.check_logsumexp("bfloat16", f"{head_dim} {keys}", logsumexp, want.logsumexp)
 
 
 @pytest.mark.parametrize("broadcast", [(), (1,), (0, 1, 2), (3,)], ids=str)

@@ -312,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 160},
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 180},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
            "spill": 900}],
     "t": [

@@ -114,7 +114,7 @@ struct BackwardConfig {
   static constexpr int kSumBytes = 2 * kRows * 4;
   // Of a thread: a bit for each of its scores.
   static constexpr int kMaskWords = (kRows / 2 + 31) / 32;
-  static constexpr int kMaskBytes = kPair ? 0 : 2 * kKeys * kMaskWords * 4;
+  static constexpr int kMaskBytes = 2 * kKeys * kMaskWords * 4;
   static constexpr int kDqSlots = kPair ? 1 : kWide ? 2 : kDqStages * kPieces;
   // Of a pair: the other block's keys, of the columns whose dq is this block's.
   static constexpr int kOtherBytes = kPair ? kPieces * kPanelBytes : 0;
@@ -160,39 +160,57 @@ struct BackwardConfig {
   }
 };
 
+// What Sm90MaskBits::steps says of a step; 0 without a boolean mask.
+TC_DEVICE u32 mask_step(const Sm90BackwardParams& p, const KeyBlock& work, int head, int tile) {
+  if (p.bits.words == nullptr) return kStepHidesNone;
+  MaskPlace at(p.bits, work.batch, work.head * p.group + head, tile);
+  return __ldg(p.bits.steps + at.step(p, work.key_tile));
+}
+
 // The steps of a work: tiles of queries, the last one first, each of all heads of the group. One head
 // after the other would let blocks of keys that few queries see wait, for the next head's turns, for
-// those that many see. Steps that a mask hides are among them; see mask_class().
+// those that many see. Steps that a mask hides are among them.
 struct Steps {
-  int group;
   int tile, head = 0;
+  u32 step;  // what Sm90MaskBits::steps says of it
 
-  TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work)
-      : group(p.group), tile(work.end - 1) {}
-  TC_DEVICE void next() {
-    if (++head == group) {
+  TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work) : tile(work.end - 1) {
+    look(p, work);
+  }
+  // To the next one. NOTE: before this one's waits, so that they hide its load.
+  TC_DEVICE void next(const Sm90BackwardParams& p, const KeyBlock& work) {
+    if (++head == p.group) {
       head = 0;
       --tile;
     }
+    look(p, work);
+  }
+
+ private:
+  TC_DEVICE void look(const Sm90BackwardParams& p, const KeyBlock& work) {
+    // Behind the last step there may be no tile.
+    step = mask_step(p, work, head, max(tile, 0));
   }
 };
 
-// What a boolean mask hides of a step: a Sm90StepClass.
-TC_DEVICE u32 mask_class(const Sm90BackwardParams& p, const KeyBlock& work, int head, int tile) {
-  if (p.bits.words == nullptr) return kStepHidesNone;
-  MaskPlace at(p.bits, work.batch, work.head * p.group + head, tile);
-  return __ldg(p.bits.classes + (at.pair * p.key_tiles + work.key_tile) * p.bits.tiles + at.tile);
-}
-
-// How many steps a mask leaves of a work, by a whole warp.
-TC_DEVICE int count_steps(const Sm90BackwardParams& p, const KeyBlock& work) {
-  int all = max(0, work.end - work.begin) * p.group, own = 0;
-#pragma unroll 4
+// Leaves a work the steps that a mask leaves, by a whole warp. Tiles of queries behind the last of them would
+// otherwise be walked through before the first loads.
+TC_DEVICE void leave_out_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
+  int begin = work.begin, all = max(0, work.end - begin) * p.group, own = 0, end = 0;
+#pragma unroll 2
   for (int i = threadIdx.x % 32; i < all; i += 32) {
-    u32 what = mask_class(p, work, i % p.group, work.begin + i / p.group);
-    own += what < kStepHidesAll ? 1 : 0;
+    int tile = begin + i / p.group;
+    if (step_class(mask_step(p, work, i % p.group, tile)) < kStepHidesAll) {
+      ++own;
+      end = tile + 1;
+    }
   }
-  return __reduce_add_sync(~0u, own);
+  own = __reduce_add_sync(~0u, own);
+  end = __reduce_max_sync(~0u, end);
+  if (threadIdx.x % 32 == 0) {
+    work.steps = own;
+    work.end = end;
+  }
 }
 
 // Which slot of a ring step `step` has, and the parity of its phase.
@@ -275,10 +293,7 @@ TC_DEVICE void fetch_works(const Sm90BackwardParams& p, u32 shared, KeyBlock* wo
       tma_prefetch(lane == 0 ? &p.k : &p.v, 0, s.k.place + work.key_tile * C::kKeys, work.head,
                    s.k.batch, s.wrap);
     }
-    if (any && p.bits.words != nullptr) {
-      int steps = count_steps(p, work);
-      if (threadIdx.x % 32 == 0) work.steps = steps;
-    }
+    if (any && p.bits.words != nullptr) leave_out_hidden(p, work);
     if (threadIdx.x % 32 == 0) barrier_arrive(shared + C::kWorkFull + 8 * at);
     if (!any) return;
   }
@@ -305,7 +320,7 @@ TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
 template <class C>
 TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, u32 number,
                          u32& next, PairPlace pair) {
-  Steps step(p, work);
+  Steps steps(p, work);
   const Sm90Sequence& s = work.sequence;
   int keys = work.key_tile * C::kWorkKeys, key = keys + static_cast<int>(pair.rank) * C::kKeys;
   auto load_keys = [&] {
@@ -325,11 +340,17 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     }
   };
   u32 first = next, end = next + work.steps;
-  if (work.steps == 0) load_keys();
+  if (work.steps == 0) {  // nobody needs them
+    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
+    barrier_arrive(shared + C::kKeysFull);
+  }
 #pragma unroll 1
-  for (; next != end; step.next()) {
-    u32 what = mask_class(p, work, step.head, step.tile);
+  while (next != end) {
+    const Steps step = steps;
+    steps.next(p, work);
+    u32 what = step_class(step.step);
     if (what >= kStepHidesAll) continue;
+    if (C::kPair) what = what >> pair.rank & 1;  // of this block's 64 keys
     int row = step.tile * C::kRows, head = work.head * p.group + step.head;
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
@@ -339,9 +360,10 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
     if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
     barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
-    if (!C::kPair && what != kStepHidesNone) {
+    if (what != kStepHidesNone) {
       MaskPlace at(p.bits, work.batch, head, step.tile);
       tc_int64 from = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
+      from = from * C::kBlocks + pair.rank;
       bulk_load(shared + C::kMask + q * C::kMaskBytes, p.bits.words + from * (C::kMaskBytes / 4),
                 C::kMaskBytes, full);
     }
@@ -410,14 +432,16 @@ template <class C>
 TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
                               u32 stage, u32& next, PairPlace pair) {
   using Turn = std::conditional_t<C::kPair, u16, int>;
-  Steps step(p, work);
+  Steps steps(p, work);
   u32 full = shared + C::kDqFull + 8 * C::kPieces * stage;
   u32 empty = shared + C::kDqEmpty + 8 * C::kPieces * stage;
   u32 from = shared + C::kDq + stage * C::kPieces % C::kDqSlots * C::kPieceBytes;
   auto turns = reinterpret_cast<Turn*>(p.turns) + pair.rank;
 #pragma unroll 1
-  for (u32 end = next + work.steps; next != end; step.next()) {
-    if (mask_class(p, work, step.head, step.tile) >= kStepHidesAll) continue;
+  for (u32 end = next + work.steps; next != end;) {
+    const Steps step = steps;
+    steps.next(p, work);
+    if (step_class(step.step) >= kStepHidesAll) continue;
     u32 i = next++;
     if (i % C::kDqStages != stage) continue;
     tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
@@ -425,7 +449,7 @@ TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const Key
     int rank = work.key_tile - first;
     if (p.bits.words != nullptr) {
       MaskPlace at(p.bits, work.batch, work.head * p.group + step.head, step.tile);
-      rank = count_seen(p.bits, at, first, work.key_tile);
+      rank = step_rank_from(p, at, first, step.step);
     }
     float* to = p.dq_sum + tile * (C::kRows * C::kD) + pair.rank * (C::kPieces * 64 * C::kRows);
     Turn* turn = turns + tile * C::kBlocks;

@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
     int begin = first_key_tile(sequence, place.tile, p.tile_rows, p.tile_keys);
     int last =
         min(place.tile * p.tile_rows + p.tile_rows - 1 + sequence.last, sequence.columns - 1);
-    any = count_seen(p.bits, at, begin, last / p.tile_keys + 1) > 0;
+    u32 step = __ldg(p.bits.steps + at.step(p, last / p.tile_keys));
+    any = step_class(step) < kStepHidesAll || step_rank_from(p, at, begin, step) > 0;
   }
   auto from = reinterpret_cast<const float4*>(
       p.dq_sum + (static_cast<tc_int64>(tile) * panels + piece) * (64 * p.tile_rows) + octet * 128 +

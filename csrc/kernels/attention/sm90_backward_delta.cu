@@ -4,7 +4,7 @@
 //
 // in tiles of tile_rows queries, of which those past the end have weights of 0: the other kernel brings
 // a tile to shared memory at once. A query that sees nothing has weights of 0, too. It also sets the
-// tiles' turns, and the blocks' counter, to 0.
+// tiles' turns, and the blocks' counter, to 0, and numbers the steps that a boolean mask leaves.
 //
 // Eight lanes a row, so that they read 128 neighbouring bytes; a block has kTileM rows of one tile.
 #include "common/dtype.cuh"
@@ -35,10 +35,33 @@ TC_DEVICE float dot(uint4 a, uint4 b, float sum) {
   return sum;
 }
 
+// Which place in the order of additions each block of keys has that takes a tile of queries: for each tile
+// that a boolean mask has, by a warp of one of the blocks in the middle of the grid, while others read.
+TC_DEVICE void rank_steps(const Sm90BackwardParams& p) {
+  u32 tiles = static_cast<u32>(p.bits.tiles), count = tiles * p.bits.batches * p.bits.heads;
+  u32 index = blockIdx.x - (gridDim.x - count) / 2, lane = threadIdx.x % 32;
+  if (threadIdx.x >= 32 || index >= count) return;
+  u32* row =
+      p.bits.steps + static_cast<tc_int64>(index / tiles) * p.key_tiles * tiles + index % tiles;
+  int before = 0;
+#pragma unroll 1
+  for (int first = 0; first < p.key_tiles; first += 32) {
+    int key_tile = first + static_cast<int>(lane);
+    u32* at = row + static_cast<tc_int64>(key_tile) * tiles;
+    u32 step = key_tile < p.key_tiles ? *at : static_cast<u32>(kStepHidesAll);
+    u32 seen = __ballot_sync(~0u, step < kStepHidesAll);
+    if (key_tile < p.key_tiles) {
+      *at = step | static_cast<u32>(before + __popc(seen & ((1u << lane) - 1))) << kStepClassBits;
+    }
+    before += __popc(seen);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(Config::kThreads)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ticket = 0;
+  if (p.bits.words != nullptr) rank_steps(p);
   int blocks = p.tile_rows / Config::kTileM;  // of a tile
   u32 index = blockIdx.x / blocks;
   int within = blockIdx.x % blocks * Config::kTileM + threadIdx.x / kLanes;

@@ -6,7 +6,7 @@
 // a warp's store of 8 queries has no bank conflicts.
 //
 // The blocks of a head's keys add to a tile in the order of their keys (those that a boolean mask hides
-// from it altogether do not), the first one stores: the same bits in every run, and nothing to clear. A
+// from it altogether do not: sm90_backward_delta.cu numbers the others), the first one stores: the same bits in every run, and nothing to clear. A
 // block waits only for works that were taken before its own, by an atomic counter, and every block ends its
 // works in the order in which it took them: of those that have not ended, the first waits for nobody.
 //
@@ -55,21 +55,21 @@ struct MaskPlace {
       : pair(static_cast<tc_int64>(bits.batches == 1 ? 0 : batch) * bits.heads +
              (bits.heads == 1 ? 0 : head)),
         tile(bits.tiles == 1 ? 0 : tile_) {}
+
+  // In Sm90MaskBits::steps.
+  TC_DEVICE tc_int64 step(const Sm90BackwardParams& p, int key_tile) const {
+    return (pair * p.key_tiles + key_tile) * p.bits.tiles + tile;
+  }
 };
 
-// How many blocks of keys, from `begin` to before `end`, take a tile of queries.
-TC_DEVICE int count_seen(const Sm90MaskBits& bits, const MaskPlace& at, int begin, int end) {
-  if (end <= begin) return 0;
-  auto row =
-      reinterpret_cast<const u32*>(bits.seen + (at.pair * bits.tiles + at.tile) * bits.seen_pitch);
-  u32 count = 0;
-  for (int i = begin / 4; i <= (end - 1) / 4; ++i) {
-    u32 ones = __ldg(row + i);
-    if (4 * i < begin) ones &= ~0u << (8 * (begin - 4 * i));
-    if (4 * i + 4 > end) ones &= ~0u >> (8 * (4 * i + 4 - end));
-    count = __dp4a(ones, 0x01010101u, count);
-  }
-  return static_cast<int>(count);
+// What Sm90MaskBits::steps says of a step: its class, and how many blocks of keys take it before.
+TC_DEVICE u32 step_class(u32 step) { return step & ((1 << kStepClassBits) - 1); }
+TC_DEVICE int step_rank(u32 step) { return static_cast<int>(step >> kStepClassBits); }
+
+// How many blocks of keys from `begin` on take a tile of queries before the one that `step` is of.
+TC_DEVICE int step_rank_from(const Sm90BackwardParams& p, const MaskPlace& at, int begin,
+                             u32 step) {
+  return step_rank(step) - (begin == 0 ? 0 : step_rank(__ldg(p.bits.steps + at.step(p, begin))));
 }
 
 // Where the numbers of a packed sequence's tiles of queries begin: each sequence has one more than its

@@ -16,13 +16,16 @@
 
 namespace torch_cubin {
 
+constexpr int kMaskChunk = 512;  // keys that a block of sm90_backward_mask.cu has
+
 // A boolean mask, as sm90_backward_mask.cu lays it out for steps.
 struct Sm90MaskBits {
-  unsigned* words;  // [batch][head][tile][key tile][thread][word]: a bit for each of its scores
-  unsigned char* classes;  // [batch][head][key tile][tile]: a Sm90StepClass
-  unsigned char* seen;  // [batch][head][tile][seen_pitch]: 1 where a block of keys takes the step
+  // [batch][head][tile][key tile][thread][word]: a bit for each of its scores; where the step hides some.
+  unsigned* words;
+  // [batch][head][key tile][tile]: a Sm90StepClass in the lowest kStepClassBits. Above them, by
+  // sm90_backward_delta.cu, how many of the key tiles before this one take the step.
+  unsigned* steps;
   int batches, heads, tiles;  // that the mask has; 1 where it is the same for all
-  int seen_pitch;             // the key tiles, up to a multiple of 4
 };
 
 struct Sm90BackwardParams {

@@ -7,13 +7,16 @@
 //   keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to shared
 //              memory for dq
 //
-// Blocks that work alone (TC_PAIR 0; they alone know boolean masks) add dq of their 64 keys, 64 KB a step, and
+// Blocks that work alone (TC_PAIR 0, where clusters find no room) add dq of their 64 keys, 64 KB a step, and
 // the way into the L2 cache bounds them: it is 92% busy on an H100. In pairs, the two blocks of a cluster work
 // at neighbouring keys, step by step. They send each other dS, and each multiplies both blocks' with half of
 // the columns of all 128 keys, so that it adds half as much. For the other block's keys of those columns
 // there is room because dS and dq have one buffer each. To bring q and grad_out to both blocks at once
 // (multicast) took 0 to 3% more time. What bounds pairs is shared memory: a product of 64 x 64 from there
 // reads both operands in the time of its multiplications, and of dq come and go 4 bytes a sum.
+//
+// A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it is left out
+// where the mask hides all of them, and each block reads the bits of its own 64 where some of those are hidden.
 #include "sm90_backward_block.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -271,5 +274,5 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "t": [
      {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231872},
      {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],
-      "shared": 230832}]}}]}
+      "shared": 231856}]}}]}
 */

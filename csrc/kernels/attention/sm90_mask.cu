@@ -3,42 +3,15 @@
 //
 // A block of threads lays out a tile of queries by four blocks of keys: first 16 keys of a row at a time
 // become bits in shared memory, then each thread makes the words of a row's block of keys of them.
-#include "common/ptx.cuh"
+#include "sm90_mask_bits.cuh"
 #include "sm90_mask_params.h"
-#include "sm90_params.h"
 
 namespace torch_cubin::TC_KERNEL {
 
+using namespace sm90;
+
 constexpr int kMostPieces = kMaskTileBlocks * kMaskTileColumns / 16;  // of 16 keys, of a row
 constexpr int kTogether = 8;  // rows of which a thread asks for its keys at once
-
-// A bit for each byte that is not 0: its bit 7 says so, once 0x7f is added to the others, and is moved to
-// the word's end.
-TC_DEVICE u32 bits_of(u32 bytes) {
-  u32 any = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) >> 7 & 0x01010101u;
-  return (any | any >> 7 | any >> 14 | any >> 21) & 15;
-}
-
-TC_DEVICE u32 bits_of(uint4 bytes) {
-  return bits_of(bytes.x) | bits_of(bytes.y) << 4 | bits_of(bytes.z) << 8 | bits_of(bytes.w) << 12;
-}
-
-// Of 16 keys of a row, of which the first `count` exist: one bit each.
-TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) {
-  u32 bits = 0;
-  if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      bits |= bits_of(__ldg(reinterpret_cast<const u32*>(from) + i)) << (4 * i);
-    }
-    return bits;
-  }
-#pragma unroll 1
-  for (int i = 0; i < min(count, 16); ++i) {
-    bits |= static_cast<u32>(__ldg(from + i * step) != 0) << i;
-  }
-  return bits;
-}
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
     TC_KERNEL(const __grid_constant__ Sm90MaskParams p) {

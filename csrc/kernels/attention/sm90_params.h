@@ -96,6 +96,7 @@ enum Sm90StepClass {
   kStepHidesInSecond = 2,
   kStepHidesAll = 4,
 };
+constexpr int kStepClassBits = 3;
 
 // A boolean mask as sm90_mask.cu lays it out for a kernel's tiles: all words are for tile N keys.
 struct Sm90MaskTiles {

@@ -1,0 +1,45 @@
+// How both kernels that lay out boolean masks on Hopper (sm90_mask.cu, sm90_backward_mask.cu) make bits of
+// bytes: a bit for each byte that is not 0, of 16 keys of a row at a time.
+#pragma once
+
+#include "common/ptx.cuh"
+#include "sm90_params.h"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// Of four bytes, in the result's four highest bits. Bit 7 of a byte says so once 0x7f is added to its other bits;
+// the product brings the four bits together. Its other terms are single bits below, so that nothing carries.
+TC_DEVICE u32 high_bits_of(u32 bytes) {
+  u32 any = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
+  return any * 0x00204081u;
+}
+
+TC_DEVICE u32 bits_of(u32 bytes) { return high_bits_of(bytes) >> 28; }
+
+TC_DEVICE u32 bits_of(uint4 bytes) {
+  u32 bits = bits_of(bytes.w);
+  bits = __funnelshift_l(high_bits_of(bytes.z), bits, 4);
+  bits = __funnelshift_l(high_bits_of(bytes.y), bits, 4);
+  return __funnelshift_l(high_bits_of(bytes.x), bits, 4);
+}
+
+// Of 16 keys of a row, of which the first `count` exist: one bit each.
+TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) {
+  u32 bits = 0;
+  if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      bits |= bits_of(__ldg(reinterpret_cast<const u32*>(from) + i)) << (4 * i);
+    }
+    return bits;
+  }
+#pragma unroll 1
+  for (int i = 0; i < min(count, 16); ++i) {
+    bits |= static_cast<u32>(__ldg(from + i * step) != 0) << i;
+  }
+  return bits;
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
