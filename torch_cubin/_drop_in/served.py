@@ -263,6 +263,9 @@ def _einsum_product(*args, **others) -> Result:
     batch_b, inner_b, columns = _split(b.shape, plan.batch, plan.inner)
     if inner != inner_b:  # einsum broadcasts a size of 1 here too
         return "an inner size of 1 that is broadcast"
+    # torch.einsum then multiplies element by element, which autocast leaves in the dtype it has.
+    if torch.is_autocast_enabled(a.device.type) and all(size == 1 for size in inner):
+        return _AUTOCAST
     a = a.reshape((*batch, math.prod(rows), math.prod(inner)))
     b = b.reshape((*batch_b, math.prod(inner), math.prod(columns)))
     product = _cubin_matmul(a, b)

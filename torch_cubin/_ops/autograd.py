@@ -295,7 +295,7 @@ class _Addmm(transforms.SingleLevelFunction):
                 return out + scaled
             _, mat1_shape, mat2_shape = ctx.shapes
             columns = mat2_shape[-1:] if len(mat2_shape) > 1 else ()
-            return scaled.expand(*ctx.batch, *mat1_shape[-2:-1], *columns).contiguous()
+            return scaled.expand((*ctx.batch, *mat1_shape[-2:-1], *columns)).contiguous()
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
