@@ -7,6 +7,8 @@ import torch
 from ops.samples import assert_near, linear, make, make_all, matmul, reference_linear
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import torch_cubin
+
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
@@ -146,3 +148,34 @@ def test_a_mistake_that_a_symbol_decides(device):
     compiled = torch.compile(matmul, fullgraph=True, dynamic=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"torch_cubin \[input\].*cannot be multiplied"):
         compiled(x, w)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_compiled_autograd_of_eager_calls(invariant, device):
+    """It asks each node of the graph what it may be remembered by."""
+    from torch._dynamo import compiled_autograd
+
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+    ops = torch.ops.cubin
+    leaves = [
+        torch.randn(shape, device=device, requires_grad=True)
+        for shape in ((3, 4), (5, 4), (5,), (2, 2, 3, 8), (3, 3))
+    ]
+    x, weight, bias, q, mask = leaves
+
+    def loss():
+        outs = (
+            ops.matmul(weight, x.t()),
+            ops.linear(x, weight, bias, activation="gelu"),
+            ops.addmm(bias, x, weight.t(), beta=0.5),
+            ops.scaled_dot_product_attention(q, q, q, is_causal=True),
+            ops.scaled_dot_product_attention(q, q, q, mask),
+        )
+        return sum(out.sin().sum() for out in outs)
+
+    with torch_cubin.batch_invariant(invariant):
+        expected = torch.autograd.grad(loss(), leaves)
+        with enable(torch.compile(backend="eager")):
+            loss().backward()
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf.grad, gradient, rtol=1e-4, atol=1e-4)
