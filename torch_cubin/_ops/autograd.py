@@ -131,7 +131,10 @@ def _requires_grad(args: Sequence[Tensor | None]) -> bool:
 
 def _sum_to(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Sums broadcast batch dimensions back."""
-    return tensor if tensor.shape == shape else tensor.sum_to_size(shape)
+    # NOTE: not `tensor.shape == shape`, which compares the first sizes whatever the ranks are.
+    if tensor.dim() == len(shape) and all(map(checks.equal, tensor.shape, shape)):
+        return tensor
+    return tensor.sum_to_size(shape)
 
 
 def _grad_of_self(grad: Tensor, other: Tensor, shape: Sequence[int]) -> Tensor:
