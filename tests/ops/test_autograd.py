@@ -252,3 +252,13 @@ def test_tangent_of_the_bias_alone(device):
         dual = forward_ad.make_dual(bias, torch.ones_like(bias))
         tangent = forward_ad.unpack_dual(linear(x, w, dual)).tangent
     assert torch.equal(tangent, torch.ones(2, 4, device=device).double())
+
+
+def test_tangent_of_what_is_added_to_a_dot_product_alone(device):
+    """The tangent of a number is a number: no size to expand it to."""
+    number, x, y = make_all(((), (3,), (3,)), device)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(number, torch.ones_like(number))
+        out = torch.ops.cubin.addmm(dual, x, y, beta=0.5)
+        tangent = forward_ad.unpack_dual(out).tangent
+    assert torch.equal(tangent, torch.full((), 0.5, device=device).double())

@@ -7,6 +7,8 @@ import torch
 from ops.samples import assert_near, linear, make, make_all, matmul, reference_linear
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import torch_cubin
+
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
@@ -146,3 +148,72 @@ def test_a_mistake_that_a_symbol_decides(device):
     compiled = torch.compile(matmul, fullgraph=True, dynamic=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"torch_cubin \[input\].*cannot be multiplied"):
         compiled(x, w)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_compiled_autograd_of_eager_calls(invariant, device):
+    """It asks each node of the graph what it may be remembered by."""
+    from torch._dynamo import compiled_autograd
+
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+    ops = torch.ops.cubin
+    leaves = [
+        torch.randn(shape, device=device, requires_grad=True)
+        for shape in ((3, 4), (5, 4), (5,), (2, 2, 3, 8), (3, 3))
+    ]
+    x, weight, bias, q, mask = leaves
+
+    def loss():
+        outs = (
+            ops.matmul(weight, x.t()),
+            ops.linear(x, weight, bias, activation="gelu"),
+            ops.addmm(bias, x, weight.t(), beta=0.5),
+            ops.scaled_dot_product_attention(q, q, q, is_causal=True),
+            ops.scaled_dot_product_attention(q, q, q, mask),
+        )
+        return sum(out.sin().sum() for out in outs)
+
+    with torch_cubin.batch_invariant(invariant):
+        expected = torch.autograd.grad(loss(), leaves)
+        with enable(torch.compile(backend="eager")):
+            loss().backward()
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(leaf.grad, gradient, rtol=1e-4, atol=1e-4)
+
+
+def _products_of_some_rows(x, keep, weight, bias):
+    rows = x[keep]
+    return (
+        linear(rows, weight, bias),
+        torch.ops.cubin.addmm(bias, rows, weight.t()),
+        torch.ops.cubin.addmm(rows[:, :1], rows, weight.t()),
+        matmul(rows.t(), rows),
+    )
+
+
+def _attention_of_some_rows(x, keep, weight, bias):
+    heads = x[keep].unflatten(-1, (2, 4)).transpose(0, 1)[None]
+    mask = bias[:1].expand(heads.shape[2], heads.shape[2])
+    attention = torch.ops.cubin.scaled_dot_product_attention
+    return attention(heads, heads, heads), attention(heads, heads, heads, mask)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("function", [_products_of_some_rows, _attention_of_some_rows])
+def test_rows_whose_number_is_data(function, grad, device):
+    """One graph, forward and backward, for every number of rows that a mask leaves."""
+    x, weight, bias = make_all(((8, 8), (6, 8), (6,)), device)
+    counter = CompileCounterWithBackend("aot_eager")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(function, fullgraph=True, backend=counter)
+        for count in (5, 6, 1, 0):
+            keep = torch.arange(8, device=device) < count
+            leaves = [leaf.detach().requires_grad_(grad) for leaf in (x, weight, bias)]
+            args = (leaves[0], keep, *leaves[1:])
+            outs, expected = compiled(*args), function(*args)
+            assert_near(outs, expected)
+            if grad:
+                sums = [sum(out.sin().sum() for out in each) for each in (outs, expected)]
+                of = leaves if function is _products_of_some_rows else leaves[::2]
+                assert_near(torch.autograd.grad(sums[0], of), torch.autograd.grad(sums[1], of))
+    assert counter.frame_count == 1

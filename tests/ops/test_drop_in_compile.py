@@ -253,3 +253,20 @@ def test_export(strict, device) -> None:
     targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert targets == ["cubin.linear.default", "cubin.matmul.default"]
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_whose_size_is_data(device) -> None:
+    """Sizes are compared with each other first: whether one is 1, a graph for all cannot ask."""
+
+    def some(x, keep):
+        heads = x[keep].unflatten(-1, (2, 2, 4))
+        return F.scaled_dot_product_attention(heads, heads, heads)
+
+    x = torch.randn(5, 16, device=device)
+    graphs = Graphs()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch_cubin.drop_in():
+        compiled = torch.compile(some, fullgraph=True, backend=graphs)
+        for count in (4, 1, 0, 5):
+            keep = torch.arange(5, device=device) < count
+            torch.testing.assert_close(compiled(x, keep), some(x, keep))
+    assert graphs.cubin() == [1]

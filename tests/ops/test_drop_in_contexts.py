@@ -137,3 +137,20 @@ def test_autocast_of_what_it_does_not_lower(device: str, function) -> None:
                 out = function(x, y)
         assert out.dtype == wanted.dtype
         torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("inner", [1, 2])
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [("ij,jk->ik", ((2, 0), (0, 3))), ("bi,bi->b", ((2, 0), (2, 0))), ("i,ij->j", ((0,), (0, 3)))],
+)
+def test_autocast_of_an_einsum_over_one_element(device: str, equation, shapes, inner) -> None:
+    """Where the sum is of one term, torch.einsum has no product that autocast would lower."""
+    a, b = (torch.randn([n or inner for n in shape], device=device) for shape in shapes)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        wanted = torch.einsum(equation, a, b)
+        with torch_cubin.drop_in():
+            out = torch.einsum(equation, a, b)
+    assert out.dtype == wanted.dtype == (torch.float32 if inner == 1 else torch.bfloat16)
+    torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
+    assert len(torch_cubin.report().served) == inner - 1

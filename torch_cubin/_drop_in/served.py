@@ -161,10 +161,11 @@ def _broadcast(*shapes: torch.Size) -> list[int] | None:
     out: list[int] = []
     for shape in shapes:
         if len(shape) > len(out):
-            out = [1] * (len(shape) - len(out)) + out
+            out = [*shape[: len(shape) - len(out)], *out]
         for i in range(1, len(shape) + 1):
-            if shape[-i] != 1:
-                if out[-i] != 1 and out[-i] != shape[-i]:
+            # Equal first: whether a size that is data is 1, torch.compile cannot tell.
+            if shape[-i] != out[-i] and shape[-i] != 1:
+                if out[-i] != 1:
                     return None
                 out[-i] = shape[-i]
     return out
@@ -231,7 +232,7 @@ def _expands(shape: torch.Size, target: torch.Size) -> bool:
     if len(shape) > len(target):
         return False
     tail = target[len(target) - len(shape) :]
-    return all(size in (1, wanted) for size, wanted in zip(shape, tail, strict=True))
+    return all(size in (wanted, 1) for size, wanted in zip(shape, tail, strict=True))
 
 
 def _einsum_product(*args, **others) -> Result:
@@ -263,6 +264,9 @@ def _einsum_product(*args, **others) -> Result:
     batch_b, inner_b, columns = _split(b.shape, plan.batch, plan.inner)
     if inner != inner_b:  # einsum broadcasts a size of 1 here too
         return "an inner size of 1 that is broadcast"
+    # torch.einsum then multiplies element by element, which autocast leaves in the dtype it has.
+    if torch.is_autocast_enabled(a.device.type) and all(size == 1 for size in inner):
+        return _AUTOCAST
     a = a.reshape((*batch, math.prod(rows), math.prod(inner)))
     b = b.reshape((*batch_b, math.prod(inner), math.prod(columns)))
     product = _cubin_matmul(a, b)

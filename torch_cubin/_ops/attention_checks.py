@@ -122,9 +122,9 @@ def _shape(
 def _broadcast(*sizes: int) -> int:
     found = 1
     for size in sizes:
-        if _equal(size, 1):
+        if checks.equal(size, 1):
             continue
-        if not _equal(found, 1):
+        if not checks.equal(found, 1):
             checks.unify(found, size)
         found = size
     return found
@@ -135,22 +135,27 @@ def saved_dtype(query: Tensor) -> torch.dtype:
     return torch.float64 if query.dtype == torch.float64 else torch.float32
 
 
-def output_strides(like: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Strides of a fresh tensor of `sizes` whose dims lie in memory as those of `like` do.
+def output_order(like: Tensor, sizes: Sequence[int]) -> list[int]:
+    """The dims of a fresh tensor of `sizes`, in the order in which they lie in memory.
 
-    That is in the order of its strides, largest first (ties: the order of the dims), where `like`
+    That is the order of `like`'s strides, largest first (ties: the order of the dims), where `like`
     has the same sizes but for the last, its dims lie one within the other (gaps are allowed, as a
     part of a packed tensor has them; no element is shared), and its last dim is the innermost;
-    otherwise contiguous.
+    otherwise that of the dims.
     """
     order = list(range(len(sizes)))
-    if like.dim() == len(sizes) and all(map(_equal, like.shape[:-1], sizes[:-1])):
+    if like.dim() == len(sizes) and all(map(checks.equal, like.shape[:-1], sizes[:-1])):
         order.sort(key=functools.cmp_to_key(lambda i, j: _compare(like.stride(j), like.stride(i))))
         if not _is_nested(like, order) or order[-1] != len(sizes) - 1:
             order.sort()
+    return order
+
+
+def output_strides(like: Tensor, sizes: Sequence[int]) -> list[int]:
+    """Strides of a fresh tensor of `sizes` whose dims lie in output_order()."""
     strides = [1] * len(sizes)
     step = 1
-    for d in reversed(order):
+    for d in reversed(output_order(like, sizes)):
         strides[d] = step
         step = step * (sizes[d] if _is_symbol(sizes[d]) else max(sizes[d], 1))
     return strides
@@ -160,9 +165,9 @@ def _is_nested(tensor: Tensor, order: Sequence[int]) -> bool:
     reach = 1  # elements that the dims within span
     for d in reversed(order):
         size, stride = tensor.shape[d], tensor.stride(d)
-        if _equal(size, 1):
+        if checks.equal(size, 1):
             continue
-        if _equal(size, 0) or not _reaches(stride, reach):
+        if checks.equal(size, 0) or not _reaches(stride, reach):
             return False
         reach = stride * size
     return True
@@ -170,15 +175,6 @@ def _is_nested(tensor: Tensor, order: Sequence[int]) -> bool:
 
 def _is_symbol(size: int | torch.SymInt) -> bool:
     return not isinstance(size, int)
-
-
-def _equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Whether two sizes are equal, now; what only run time knows counts as different."""
-    if _is_symbol(a) or _is_symbol(b):
-        from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-        return guard_or_false(a == b)
-    return a == b
 
 
 def _reaches(stride: int | torch.SymInt, reach: int | torch.SymInt) -> bool:

@@ -130,9 +130,7 @@ def _band(options: Options) -> tuple[int, int, bool]:
 
 def _laid_out(out: Tensor, query: Tensor) -> Tensor:
     """`out` with its dims in memory in the order of query's."""
-    strides = attention_checks.output_strides(query, out.shape)
-    # Of two dims with one stride, that of size 1 is the inner one.
-    order = sorted(range(out.dim()), key=lambda d: (-strides[d], out.shape[d] <= 1))
+    order = attention_checks.output_order(query, out.shape)
     if order == list(range(out.dim())):
         return out
     inverse = [order.index(d) for d in range(out.dim())]

@@ -131,7 +131,10 @@ def _requires_grad(args: Sequence[Tensor | None]) -> bool:
 
 def _sum_to(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Sums broadcast batch dimensions back."""
-    return tensor if tensor.shape == shape else tensor.sum_to_size(shape)
+    # NOTE: not `tensor.shape == shape`, which compares the first sizes whatever the ranks are.
+    if tensor.dim() == len(shape) and all(map(checks.equal, tensor.shape, shape)):
+        return tensor
+    return tensor.sum_to_size(shape)
 
 
 def _grad_of_self(grad: Tensor, other: Tensor, shape: Sequence[int]) -> Tensor:
@@ -295,7 +298,7 @@ class _Addmm(transforms.SingleLevelFunction):
                 return out + scaled
             _, mat1_shape, mat2_shape = ctx.shapes
             columns = mat2_shape[-1:] if len(mat2_shape) > 1 else ()
-            return scaled.expand(*ctx.batch, *mat1_shape[-2:-1], *columns).contiguous()
+            return scaled.expand((*ctx.batch, *mat1_shape[-2:-1], *columns)).contiguous()
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:

@@ -85,6 +85,15 @@ def is_symbol(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two sizes are equal, now; what only run time knows counts as different."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(a == b)
+
+
 class _Unknown(Exception):
     """Raised for a call with a size that only run time knows."""
 
@@ -176,7 +185,7 @@ def check_addmm(
     addend = shape_of(input, dims[0])
     shape = _product_shape(shape_of(mat1, dims[1]), shape_of(mat2, dims[2]))
     for size, wanted in zip(reversed(addend), reversed(shape), strict=False):
-        if size != 1:
+        if not equal(size, 1):
             unify(size, wanted)
     return shape
 

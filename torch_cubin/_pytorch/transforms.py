@@ -14,11 +14,21 @@ DERIVATIVES = Feature(
     "derivatives of the built-in ops",
     "the ops run, and raise where a derivative is asked for",
 )
-# An autograd.Function that may run at one level of torch.func's transforms, which is what a kernel
-# on an Autograd key does. The public Function refuses to.
-SingleLevelFunction = DERIVATIVES.find(
+_SingleLevelFunction: Any = DERIVATIVES.find(
     "autograd.function._SingleLevelFunction", torch.autograd.Function
 )
+
+
+class SingleLevelFunction(_SingleLevelFunction):
+    """An autograd.Function that may run at one level of torch.func's transforms, which is what a
+    kernel on an Autograd key does. The public Function refuses to."""
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int]:
+        """As the public Function's, which compiled autograd asks for."""
+        return (ctx._autograd_function_id,)
+
+
 enable_single_level = DERIVATIVES.find(
     "_functorch.utils.enable_single_level_autograd_function", contextlib.nullcontext
 )
