@@ -38,9 +38,15 @@ struct AttentionConfig {
   static constexpr int kStages = kStages_;
   // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
   static constexpr bool kPingPong = kPingPong_;
-  // A warpgroup leaves out the tile's first block of keys, or its last one, where it sees nothing of it.
-  // Both, of two tiles, may follow each other while a product with the V before them is still to come.
-  static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kMasked;
+  // A warpgroup leaves out a tile's first block of keys, or its last one, where it sees nothing of it. Of two
+  // warpgroups the first one leaves out first blocks and the second one last ones: blocks of 80 keys begin
+  // and end within a tile of 128 rows. One warpgroup then works at a tile's last block while the other one is
+  // at the next tile's first.
+  static constexpr bool kLeavesOutOne = kGroups == 2 && kN < 64 * kGroups && !kMasked;
+  // Of three the middle one may leave out both, of two tiles, one after the other, while a product with the V
+  // before them is still to come: that takes three stages.
+  static constexpr bool kLeavesOutBoth = kGroups > 2 && kStages > 2 && !kMasked;
+  static constexpr bool kLeavesOut = kLeavesOutOne || kLeavesOutBoth;
   // The thread that loads K tells consumers which block is next. Looking for it in the classes of the mask, in
   // the chain of every step, took 2 to 6% of the time.
   static constexpr bool kTells = kMasked && !kGeneral;
@@ -176,7 +182,6 @@ struct Consumer {
   u32 mask[2];         // bits of a boolean mask
   u32 number = 0;      // of the tile whose scores are being made
   u32 step = 0;        // blocks of keys scored so far, of all tiles
-  u32 scored = 0;      // the last one of them, where some are left out
   // Of this tile; its block is the next one to score.
   using Keys = std::conditional_t<C::kTells, ToldKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
   Keys keys;
@@ -215,8 +220,9 @@ struct Consumer {
     if constexpr (C::kLeavesOut) {
       int last, blocks;
       key_blocks<C::kN>(q, row, 64, last, blocks);
-      bool above = last < tile.last_block;
-      bool below = last - blocks > tile.last_block - tile.blocks;
+      bool above = last < tile.last_block && (C::kLeavesOutBoth || group == 0);
+      bool below = last - blocks > tile.last_block - tile.blocks &&
+                   (C::kLeavesOutBoth || group == C::kGroups - 1);
       if (tile.blocks > above + below) keys.leave_out(above, below);
     }
     if (C::kGeneral && p.score.alibi_slopes != nullptr) {
@@ -241,19 +247,31 @@ struct Consumer {
     if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
   }
 
-  // Takes the turn of a block that this warpgroup leaves out. Every warp waits for it, or it could mistake
-  // the slot's next phase but one for the next.
-  TC_DEVICE void leave_out() {
+  // Takes the turn of a block that this warpgroup leaves out. Every warp waits for K, and for V, or it could
+  // mistake the slot's next phase but one for the next.
+  TC_DEVICE void leave_out_keys() {
     begin_turn();
     end_turn();
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
     __syncwarp();  // one lane releases for all, which elsewhere a product stands before
     release(shared + C::kKEmpty + 8 * slot(step));
-    barrier_wait(shared + C::kVFull + 8 * slot(step), phase(step));
-    __syncwarp();
-    release(shared + C::kVEmpty + 8 * slot(step));
     ++step;
   }
+
+  TC_DEVICE void leave_out_values(u32 of) {
+    barrier_wait(shared + C::kVFull + 8 * slot(of), phase(of));
+    __syncwarp();
+    release(shared + C::kVEmpty + 8 * slot(of));
+  }
+
+  TC_DEVICE void leave_out() {
+    leave_out_keys();
+    leave_out_values(step - 1);
+  }
+
+  // Between two tiles. With two stages the block's V can wait for the V of a product that is still to come,
+  // so that it is left out at the end of the step.
+  TC_DEVICE void leave_out_between() { C::kLeavesOutOne ? leave_out_keys() : leave_out(); }
 
   // The high word is the same for all.
   static TC_DEVICE u64 descriptor(u32 low, u32 bytes) {
@@ -263,6 +281,8 @@ struct Consumer {
   TC_DEVICE void score() {
     u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
     u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
+    // Without this the descriptors of Q are computed before the loop, and spilled.
+    if constexpr (C::kLeavesOutOne) asm volatile("" : "+r"(q));
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
     if constexpr (C::kTells) load_shared(told, shared + C::kTold + 4 * slot(step));
     wgmma_fence();
@@ -274,12 +294,10 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // The step that was scored before.
-  TC_DEVICE u32 before() const { return C::kLeavesOut ? scored : step - 1; }
-
-  TC_DEVICE void multiply_v(int add) {
-    u32 v = v_base + slot(before()) * (C::kKvBytes >> 4);
-    barrier_wait(shared + C::kVFull + 8 * slot(before()), phase(before()));
+  // The product of step `of`, whose weights are packed.
+  TC_DEVICE void multiply_v(u32 of, int add) {
+    u32 v = v_base + slot(of) * (C::kKvBytes >> 4);
+    barrier_wait(shared + C::kVFull + 8 * slot(of), phase(of));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kN / 16; ++i) {
@@ -484,7 +502,6 @@ struct Consumer {
   TC_DEVICE void end_step() {
     release(shared + C::kKEmpty + 8 * slot(step));
     if (keys.is_last()) release(shared + C::kQEmpty + 8 * q_slot());
-    if (C::kLeavesOut) scored = step;
     ++step;
   }
 
@@ -508,19 +525,21 @@ struct Consumer {
       end_step();
       pack();
       int add = 0;
+      u32 multiplied;  // the step whose product is next, or under way
       float factor[2];
 #pragma unroll 1
       for (;;) {
         bool fresh = keys.is_last();
+        multiplied = step - 1;
         factor[0] = factor[1] = 1.0f;
         if (__builtin_expect(fresh, 0)) {
-          if (leaves_out_last()) leave_out();
+          if (leaves_out_last()) leave_out_between();
           ++number;
           bool more = begin();  // what it reads is on its way while sums are added
           finish_sums(tiles[(number - 1) % C::kRing], factor);
           if (!more) break;
           softmax.reset();
-          if (leaves_out_first()) leave_out();
+          if (leaves_out_first()) leave_out_between();
         } else {
           if constexpr (C::kTells) {
             keys.next(told);
@@ -531,12 +550,11 @@ struct Consumer {
         load_mask();
         begin_turn();
         score();
-        multiply_v(add);
+        multiply_v(multiplied, add);
         end_turn();
         add = !fresh;
         wgmma_wait<1>();
         keep_in_place(s);
-        u32 multiplied = before();
         bool moves = weigh(factor);
         drop();
         end_step();
@@ -545,13 +563,18 @@ struct Consumer {
         keep_in_place(s);
         release(shared + C::kVEmpty + 8 * slot(multiplied));
         if (__builtin_expect(fresh, 0)) {
+          // V of what the second warpgroup left out is there, and its slot is waited for; V of what the
+          // first one left out comes to a slot that the second one releases about now.
+          bool owes = C::kLeavesOutOne && multiplied != step - 2;
+          if (owes && group != 0) leave_out_values(step - 2);
           store(tiles[(number - 1) % C::kRing], factor);
+          if (owes && group == 0) leave_out_values(step - 2);
         } else if (__builtin_expect(moves, 0)) {
           scale_out(factor);
         }
         pack();
       }
-      multiply_v(add);
+      multiply_v(multiplied, add);
       wgmma_wait<0>();
       keep_in_place(o);
       store(tiles[(number - 1) % C::kRing], factor);
