@@ -179,7 +179,8 @@ def test_how_tiles_are_dealt_out(driver, catalog) -> None:
         ((1, 16, 1024, 128), {"is_causal": True}, IN_TURN),  # a tile a block
         ((1, 16, 4096, 128), {"window_left": 256, "window_right": 256}, IN_TURN),
         ((1, 16, 16384, 128), {"is_causal": True, "window_left": 1023}, BY_QUERIES),
-        ((1, 32, 16384, 64), {"is_causal": True, "window_left": 1023}, IN_TURN),
+        ((1, 32, 16384, 64), {"is_causal": True, "window_left": 1023}, BY_QUERIES),
+        ((1, 64, 16384, 64), {"is_causal": True, "window_left": 1023}, IN_TURN),
         ((1, 16, 16384, 128), {"is_causal": True, "window_left": 4095}, IN_TURN),
     ]
     calls = [partial(attend, shape, shape[1], shape[2], "bshd", **o) for shape, o, _ in cases]

@@ -144,6 +144,23 @@ def test_random_lengths(head_dim: int, nan_memory) -> None:
                 ar.check("bfloat16", f"{number} sequence {index} {options}", mine, want)
 
 
+@pytest.mark.parametrize("heads", [(1, 1), (5, 5), (12, 12), (12, 4), (21, 7)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_one_long_sequence_among_short_ones(head_dim: int, heads: tuple, nan_memory) -> None:
+    """The longest tiles of the last heads come before all of their others."""
+    g = ac.generator(f"{head_dim} {heads}")
+    lengths = [130, *[60] * 20, 3000, *[500] * 3]
+    at = offsets(lengths)
+    q, k, v, grad = draw(torch.bfloat16, g, int(at[-1]), int(at[-1]), *heads, head_dim, head_dim)
+    for options in ({"is_causal": True}, {"is_causal": True, "window_left": 700}):
+        named = {"cu_seqlens_q": at, "cu_seqlens_k": at, "enable_gqa": True, **options}
+        ours, logsumexp = ar.both(q, k, v, grad, **named)
+        want = ar.packed_reference(q, k, v, grad, at.tolist(), at.tolist(), options)
+        label = f"{head_dim} {heads} {options}"
+        ar.check("bfloat16", label, ours, want)
+        ar.check_logsumexp("bfloat16", label, logsumexp, want.logsumexp)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_neighbours_are_not_seen(head_dim: int, nan_memory) -> None:
     """A sequence's bits are the same whatever its neighbours hold, NaN and infinities too."""

@@ -27,6 +27,7 @@ struct Sm90OrderParams {
   int tile_rows, tile_columns;  // queries and keys of a tile
   int capacity;                 // places that `order` has room for
   int rows_together;  // tiles of sequences that begin within so many queries follow each other
+  int blocks;         // of the kernel that takes the tiles
 };
 
 }  // namespace torch_cubin

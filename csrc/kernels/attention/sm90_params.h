@@ -59,10 +59,10 @@ struct Sm90OrderPlace {
 };
 
 struct Sm90Order {
-  int next;                  // the tiles that have been taken, of all heads
-  int count;                 // places, of one head
-  int wrong_offsets;         // cu_seqlens are no offsets of the tensors' rows: there are no places
-  int unused;                // places begin at a multiple of 16 bytes
+  int next;           // the tiles that have been taken, of all heads
+  int count;          // places, of one head
+  int wrong_offsets;  // cu_seqlens are no offsets of the tensors' rows: there are no places
+  int last_heads;     // the last ones, whose tiles the forward takes in one order; at least 1
   Sm90OrderPlace places[1];  // and more
 };
 

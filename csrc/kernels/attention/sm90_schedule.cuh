@@ -303,14 +303,16 @@ class AttentionSchedule {
     return __shfl_sync(~0u, number, 0);
   }
 
-  // All places of some heads, then of the next ones: what these read stays in the L2 cache.
+  // All places of some heads, then of the next ones: what these read stays in the L2 cache. The last
+  // heads' places follow no others: their longest tiles come first, and the shortest end the kernel.
   TC_DEVICE bool take(TilePlace& tile) {
     constexpr int kTilesTogether = 256;
     int count = p_.order->count, index = take_number(&p_.order->next);
     if (index >= count * p_.heads) return false;
     int together = max(1, kTilesTogether / (count * p_.group)) * p_.group;
-    int first_head = index / (count * together) * together;
-    int here = min(together, p_.heads - first_head);
+    int before = (p_.heads - p_.order->last_heads) / together * together;
+    int first_head = min(index / (count * together) * together, before);
+    int here = first_head < before ? together : p_.heads - before;
     index -= first_head * count;
     Sm90OrderPlace place = p_.order->places[index / here];
     tile = {place.tile, first_head + index % here, place.sequence};

@@ -1,6 +1,7 @@
 #include "ops/attention/sm90_map.h"
 
 #include "ops/attention/checks.h"
+#include "ops/attention/sm90_deal.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
@@ -112,6 +113,7 @@ void Sm90TileOrder::make(PackageKernel& kernel, const Device& device, const Atte
   params.total_q = all.total_q;
   params.total_k = all.total_k;
   params.capacity = static_cast<int>(capacity_);
+  params.blocks = static_cast<int>(sm90_blocks(device));
   launch(kernel, {1 + kClearingBlocks}, device, params);
 }
 
