@@ -22,13 +22,14 @@ struct Span {
   Dim dims[kMaxDims];
   size_t count = 0;
   int64_t bytes;         // from the first byte to the last
-  bool possible = true;  // at most kMostBytes
+  bool possible = true;  // at most kMostBytes, and no stride is negative
 
   explicit Span(const MemoryFacts& facts) : bytes(facts.itemsize) {
     for (int64_t i = 0; i < facts.dim; ++i) {
       if (facts.sizes[i] < 2 || facts.strides[i] == 0) continue;
       int64_t stride = 0, length = 0;
-      possible = !__builtin_mul_overflow(facts.strides[i], facts.itemsize, &stride) &&
+      possible = facts.strides[i] > 0 &&
+                 !__builtin_mul_overflow(facts.strides[i], facts.itemsize, &stride) &&
                  !__builtin_mul_overflow(stride, facts.sizes[i] - 1, &length) &&
                  length <= kMostBytes - bytes;
       if (!possible) return;

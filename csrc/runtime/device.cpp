@@ -100,8 +100,12 @@ int current_device() {
   check(d.cuCtxGetDevice(&handle), "driver", "cuCtxGetDevice");
   const int count = std::min(device_count(), kMaxDevices);
   for (int i = 0; i < count; ++i) {
+    CUdevice other =
+        0;  // asked for first: device(i) makes the context of a device that is not used yet
+    check(d.cuDeviceGet(&other, i), "driver", "cuDeviceGet");
+    if (other != handle) continue;
     const Device& found = device(i);
-    if (found.handle == handle && (found.context == current || in_green_context(found))) return i;
+    if (found.context == current || in_green_context(found)) return i;
   }
   fail({"driver", "the thread's current CUDA context", "is not its device's primary one",
         "what cudaSetDevice or cuDevicePrimaryCtxRetain gives, or a green one of it",

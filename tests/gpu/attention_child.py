@@ -97,6 +97,9 @@ def _calls(r: random.Random, tool: str) -> list[tuple]:
         (1, 2, 1, 17, 129, 256, 256),
         (1, 1, 1, 5, 7, 20, 12),
         (1, 4, 1, 3, 300, 96, 96),
+        # A mask of each head, in two chunks of keys that are read in vectors; in pairs of blocks.
+        (1, 2, 1, 200, 528, 64, 64),
+        (1, 2, 2, 300, 320, 256, 256),
     ]
     options = [
         {}, {"is_causal": True}, {"attn_mask": "bool"}, {"attn_mask": "own"},
@@ -111,8 +114,11 @@ def _calls(r: random.Random, tool: str) -> list[tuple]:
             (1, 2, 1, 130, 65, 128, 128),  # steps enough to use each stage again
             (1, 2, 1, 70, 65, 256, 256),
         ]
+        masked = (shapes[2], options[2])
         options = [options[0], options[1], options[5], options[6]]
     calls = [(shape, option) for shape in shapes for option in options]
+    if tool == "racecheck":
+        calls.append(masked)
     r.shuffle(calls)
     return calls
 
@@ -120,7 +126,7 @@ def _calls(r: random.Random, tool: str) -> list[tuple]:
 def _options(raw: dict, shape: tuple, dtype: torch.dtype) -> dict:
     batch, heads, _, rows, columns, *_ = shape
     made = {**raw, "enable_gqa": True}
-    mask = torch.randn(batch, 1, rows, columns)
+    mask = torch.randn(batch, heads if rows * columns > 100_000 else 1, rows, columns)
     kind = raw.get("attn_mask")
     if kind:
         made["attn_mask"] = mask > -0.5 if kind == "bool" else mask.to(dtype)

@@ -89,8 +89,9 @@ def broken_catalog(kind: str, folder: Path) -> Path:
 
 
 def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
-    """A catalog whose kernels are those of one kind and tile alone: what is chosen is known.
+    """A catalog whose kernels are those of one kind and tile for this GPU alone: what is chosen is known.
     `tile` is "128x256", or "128x128x64" where its last size says what the kernel is for."""
+    arch = "sm_" + "".join(map(str, torch.cuda.get_device_capability()))
     package = folder / "catalog"
     package.mkdir()
     manifest = json.loads((_package() / "manifest.json").read_text())
@@ -99,6 +100,7 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
         kernel
         for kernel in manifest["kernels"]
         if (kernel["family"], kernel["kind"]) == (family, kind)
+        and kernel["arch"].rstrip("a") == arch
         and "x".join(map(str, kernel["tile"][: tile.count("x") + 1])) == tile
     ]
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:

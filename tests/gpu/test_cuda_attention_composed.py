@@ -54,3 +54,7 @@ def test_dropout_of_weights(dtype: torch.dtype, keys: int) -> None:
     torch.testing.assert_close(out.cpu(), want, rtol=1e-6, atol=0)
     assert abs(float((want == 0).double().mean()) - 20000 / 65536) < 0.01
     assert drop(weights.cuda(), seed.cuda(), 65536).eq(0).all()
+    short = {torch.float32: "f32", torch.float64: "f64"}[dtype]
+    rows = {length: rows for rows, length in KEYS.items()}[keys]
+    loaded = {kernel["name"] for kernel in library.catalog()["loaded"]}
+    assert f"rows_softmax_{short}_dropout_{rows}" in loaded

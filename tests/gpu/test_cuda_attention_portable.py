@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import torch_cubin
 
@@ -15,6 +16,9 @@ MANIFEST = Path(torch_cubin.__file__).resolve().parent / "cubins" / "manifest.js
 def tiles() -> list[str]:
     """ "128x128x64", ...: rows, columns and head_dim of the package's kernels."""
     kernels = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.is_file() else []
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    arch = "sm_" + "".join(map(str, capability))
+    kernels = [k for k in kernels if k["arch"].rstrip("a") == arch]
     kernels = [k for k in kernels if (k["family"], k["kind"]) == ("attention", "mma")]
     return sorted({"x".join(map(str, k["tile"])) for k in kernels if k["dtype"] != "float32"})
 
@@ -26,4 +30,5 @@ def test_every_kernel_of_a_tile(name: str, child) -> None:
     answer = child.check()
     assert answer["wrong"] == []
     assert answer["unused"] == []
+    assert answer["kernels"] == 2
     assert answer["calls"] == 104

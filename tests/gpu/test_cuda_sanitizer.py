@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 
 def _check(child, calls: int) -> None:
@@ -34,6 +35,9 @@ ATTENTION = [
 @pytest.mark.parametrize(("tool", "dtype", "calls"), ATTENTION)
 def test_attention(tool: str, dtype: str, calls: int, child) -> None:
     _check(child, calls)
+    on_hopper = torch.cuda.get_device_capability()[0] == 9
+    if on_hopper and dtype in ("bfloat16", "float16") and calls != 20:
+        assert "sm90_backward_mask_attention" in child.kernels
 
 
 @pytest.mark.child("sanitize", "memcheck")

@@ -172,7 +172,7 @@ TC_DEVICE u32 mask_step(const Sm90BackwardParams& p, const KeyBlock& work, int h
 // those that many see. Steps that a mask hides are among them.
 struct Steps {
   int tile, head = 0;
-  u32 step;  // what Sm90MaskBits::steps says of it
+  u32 word;  // what Sm90MaskBits::steps says of it
 
   TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work) : tile(work.end - 1) {
     look(p, work);
@@ -189,7 +189,7 @@ struct Steps {
  private:
   TC_DEVICE void look(const Sm90BackwardParams& p, const KeyBlock& work) {
     // Behind the last step there may be no tile.
-    step = mask_step(p, work, head, max(tile, 0));
+    word = mask_step(p, work, head, max(tile, 0));
   }
 };
 
@@ -346,12 +346,12 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
   }
 #pragma unroll 1
   while (next != end) {
-    const Steps step = steps;
+    const Steps now = steps;
     steps.next(p, work);
-    u32 what = step_class(step.step);
+    u32 what = step_class(now.word);
     if (what >= kStepHidesAll) continue;
     if (C::kPair) what = what >> pair.rank & 1;  // of this block's 64 keys
-    int row = step.tile * C::kRows, head = work.head * p.group + step.head;
+    int row = now.tile * C::kRows, head = work.head * p.group + now.head;
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
     u32 hidden = 8 * row + (what != kStepHidesNone ? 4 : 0) + (what | hides<C>(s, key, row));
@@ -361,7 +361,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
     barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
     if (what != kStepHidesNone) {
-      MaskPlace at(p.bits, work.batch, head, step.tile);
+      MaskPlace at(p.bits, work.batch, head, now.tile);
       tc_int64 from = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
       from = from * C::kBlocks + pair.rank;
       bulk_load(shared + C::kMask + q * C::kMaskBytes, p.bits.words + from * (C::kMaskBytes / 4),
@@ -369,7 +369,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     }
     load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, s.q, row, head,
                    s.wrap);
-    tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
+    tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile;
     bulk_load(shared + C::kSums + q * C::kSumBytes, p.sums + tile * (2 * C::kRows), C::kSumBytes,
               full);
     full = shared + C::kGradFull + 8 * grad;
@@ -439,17 +439,17 @@ TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const Key
   auto turns = reinterpret_cast<Turn*>(p.turns) + pair.rank;
 #pragma unroll 1
   for (u32 end = next + work.steps; next != end;) {
-    const Steps step = steps;
+    const Steps now = steps;
     steps.next(p, work);
-    if (step_class(step.step) >= kStepHidesAll) continue;
+    if (step_class(now.word) >= kStepHidesAll) continue;
     u32 i = next++;
     if (i % C::kDqStages != stage) continue;
-    tc_int64 tile = work.first_tile + step.head * p.tiles + step.tile;
-    int first = first_key_tile(work.sequence, step.tile, C::kRows, C::kWorkKeys);
+    tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile;
+    int first = first_key_tile(work.sequence, now.tile, C::kRows, C::kWorkKeys);
     int rank = work.key_tile - first;
     if (p.bits.words != nullptr) {
-      MaskPlace at(p.bits, work.batch, work.head * p.group + step.head, step.tile);
-      rank = step_rank_from(p, at, first, step.step);
+      MaskPlace at(p.bits, work.batch, work.head * p.group + now.head, now.tile);
+      rank = step_rank_from(p, at, first, now.word);
     }
     float* to = p.dq_sum + tile * (C::kRows * C::kD) + pair.rank * (C::kPieces * 64 * C::kRows);
     Turn* turn = turns + tile * C::kBlocks;

@@ -5,10 +5,11 @@
 // 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). So a piece is one contiguous addition by the TMA, and
 // a warp's store of 8 queries has no bank conflicts.
 //
-// The blocks of a head's keys add to a tile in the order of their keys (those that a boolean mask hides
-// from it altogether do not: sm90_backward_delta.cu numbers the others), the first one stores: the same bits in every run, and nothing to clear. A
-// block waits only for works that were taken before its own, by an atomic counter, and every block ends its
-// works in the order in which it took them: of those that have not ended, the first waits for nobody.
+// The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the same bits
+// in every run, and nothing to clear. Blocks of keys that a boolean mask hides from the tile altogether add
+// nothing; sm90_backward_delta.cu numbers the others. A block waits only for works that were taken before
+// its own, by an atomic counter, and every block ends its works in the order in which it took them: of those
+// that have not ended, the first waits for nobody.
 //
 // A pair of blocks (sm90_backward_wide.cu) takes one work together and adds in one place of that order. Each
 // of the two adds to half of the columns, and has half of the tile's turn, so that neither waits for the

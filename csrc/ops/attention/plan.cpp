@@ -40,10 +40,11 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
 AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
   // A scale that is not positive turns the order of the scores around, which only the general
   // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,
-  // where a positive double can become 0 or inf.
+  // where a positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
+  // further from a score than a weight may grow.
   const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
   const bool general = options.alibi_slopes || options.sinks || settings.drop_below > 0 ||
-                       settings.softcap > 0 || !(unit > 0) || !std::isnormal(unit);
+                       settings.softcap > 0 || !(unit > 1e-37f) || !std::isnormal(unit);
   return general ? kGeneral : kFull;
 }
 
