@@ -89,8 +89,8 @@ def broken_catalog(kind: str, folder: Path) -> Path:
 
 
 def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
-    """A catalog whose kernels are those of one kind and tile, for this GPU, alone: what is chosen is
-    known. `tile` is "128x256", or "128x128x64" where its last size says what the kernel is for."""
+    """A catalog of this GPU's kernels of one kind and tile alone: what is chosen is known.
+    `tile` is "128x256", or "128x128x64" where its last size says what the kernel is for."""
     import torch
 
     arch = "sm_" + "".join(map(str, torch.cuda.get_device_capability()))
