@@ -16,12 +16,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 14  # at most: they share one GPU
+MIB_EACH = 8000  # of the GPU's memory, for a process and those that it starts
 
 
-def command(processors: int, xdist: bool, options: list[str]) -> list[str]:
+def gpu_memory() -> int:
+    """MiB of the first GPU; more than is needed where nvidia-smi does not tell."""
+    ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        return int(subprocess.run(ask, capture_output=True, text=True).stdout.split()[0])
+    except (OSError, ValueError, IndexError):
+        return PROCESSES * MIB_EACH
+
+
+def command(processors: int, memory: int, xdist: bool, options: list[str]) -> list[str]:
     """Files stay whole (their tests share what they build) and in order: the longest come first."""
     words = [sys.executable, "-m", "pytest", "tests/gpu", "-p", "no:cacheprovider"]
-    processes = min(PROCESSES, processors - 2)  # each also starts processes of its own
+    # Each also starts processes of its own.
+    processes = min(PROCESSES, processors - 2, memory // MIB_EACH)
     if xdist and processes > 1:
         words += ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
     return [*words, "--durations", "20", *options]
@@ -32,7 +43,7 @@ def main() -> int:
     xdist = importlib.util.find_spec("xdist") is not None
     if not xdist:
         print("gpu_tests: pytest-xdist is missing: one file after the other", flush=True)
-    words = command(os.cpu_count() or 1, xdist, sys.argv[1:])
+    words = command(os.cpu_count() or 1, gpu_memory(), xdist, sys.argv[1:])
     return subprocess.run(words, cwd=ROOT).returncode
 
 

@@ -9,6 +9,7 @@ ours run under a sanitizer.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import sys
 
@@ -257,18 +258,21 @@ def _tile_operands(call: tuple, head_dim: int, dtype: torch.dtype) -> list[torch
 
 
 def _by_heads(q, k, v, **options):
-    """ar.reference of each head of keys alone, with the queries' that share it: many processes
-    share the GPU's memory."""
+    """ar.reference's out and logsumexp, of each head of keys alone with the queries that share it:
+    many processes share the GPU's memory."""
     from gpu import attention_reference as ar
 
     group = q.shape[1] // k.shape[1]
     slopes = options.pop("alibi_slopes", None)
-    parts = []
-    for head in range(k.shape[1]):
-        mine, one = slice(head * group, (head + 1) * group), slice(head, head + 1)
+    out = q.new_empty((*q.shape[:3], v.shape[3]), dtype=torch.float64)
+    logsumexp = q.new_empty(q.shape[:3], dtype=torch.float64)
+    for batch, head in itertools.product(range(q.shape[0]), range(k.shape[1])):
+        rows, one = slice(batch, batch + 1), slice(head, head + 1)
+        mine = slice(head * group, (head + 1) * group)
         own = {} if slopes is None else {"alibi_slopes": slopes[mine]}
-        parts.append(ar.reference(q[:, mine], k[:, one], v[:, one], **own, **options))
-    return (torch.cat([getattr(part, name) for part in parts], 1) for name in ("out", "logsumexp"))
+        part = ar.reference(q[rows, mine], k[rows, one], v[rows, one], **own, **options)
+        out[rows, mine], logsumexp[rows, mine] = part.out, part.logsumexp
+    return out, logsumexp
 
 
 def attention_tile(kind: str, tile: str) -> dict:

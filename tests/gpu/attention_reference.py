@@ -61,7 +61,51 @@ class Reference:
         }
 
 
+MOST_SCORES = (
+    1 << 25
+)  # at a time, where a batch can be shared out: many processes share a GPU's memory
+
+
 def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_out: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    kept: Tensor | None = None,
+    *,
+    alibi_slopes: Tensor | None = None,
+    **options,
+) -> Reference:
+    """out, logsumexp and, given grad_out, the gradients. `kept`: what dropout multiplies by.
+
+    `options` are those of `_reference`, which computes it.
+    """
+    given = (query, key, value, grad_out, attn_mask, kept)
+    batch = query.shape[0]
+    scores = math.prod(query.shape[:3]) * key.shape[-2]
+    alike = all(x is None or x.shape[0] == batch for x in (key, value, grad_out))
+    if query.dim() != 4 or not alike or batch < 2 or scores <= MOST_SCORES:
+        return _reference(*given, alibi_slopes=alibi_slopes, **options)
+
+    def of(x: Tensor | None, i: int, dims: int = 4) -> Tensor | None:
+        return x[i : i + 1] if x is not None and x.dim() == dims and x.shape[0] > 1 else x
+
+    parts = [
+        _reference(*(of(x, i) for x in given), alibi_slopes=of(alibi_slopes, i, 2), **options)
+        for i in range(batch)
+    ]
+
+    def joined(name: str) -> Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.cat(values)
+
+    names = ("out", "logsumexp", "dq", "dk", "dv")
+    squares = {name: torch.cat([p.squares[name] for p in parts]) for name in parts[0].squares}
+    return Reference(*map(joined, names), squares)
+
+
+def _reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -79,7 +123,6 @@ def reference(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Reference:
-    """out, logsumexp and, given grad_out, the gradients. `kept`: what dropout multiplies by."""
     product = numerics.reference_matmul if query.dtype == torch.float64 else torch.matmul
     q, k, v = query.double(), key.double(), value.double()
     group = q.shape[-3] // k.shape[-3] if enable_gqa and k.shape[-3] else 1
