@@ -8,7 +8,7 @@
 using namespace torch_cubin;
 
 int main(int count, char** arguments) {
-  if (count != 2) return 2;
+  if (count != 2) return example::usage("matmul_cubin kernels/matmul.sm_90a.cubin");
   try {
     // For several architectures: Module::from_files({"matmul.sm_80.cubin", "matmul.sm_90a.cubin"}).
     Module module = Module::from_file(arguments[1]);

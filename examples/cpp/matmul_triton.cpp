@@ -10,7 +10,7 @@
 using namespace torch_cubin;
 
 int main(int count, char** arguments) {
-  if (count < 2) return 2;
+  if (count < 2) return example::usage("matmul_triton kernels [HASH]");
   try {
     const std::string folder = arguments[1];
     KernelFamily family("triton_matmul.{hash}.{bm}x{bn}.shared{shared}.sm_{arch}.cubin");

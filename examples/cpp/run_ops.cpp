@@ -39,7 +39,7 @@ std::vector<float> numbers(size_t count, size_t seed) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count < 2) return 2;
+  if (count < 2) return example::usage("run_ops PACKAGE [--launch-only]");
   try {
     load_package(arguments[1]);
     const bool launch_only = count > 2;

@@ -9,6 +9,12 @@
 
 namespace example {
 
+// What main() returns where its arguments are wrong.
+inline int usage(const char* command) {
+  std::fprintf(stderr, "usage: %s\n", command);
+  return 2;
+}
+
 // fp16 bits of a number that fp16 holds exactly, or the nearest toward zero; no infinities or NaNs.
 inline uint16_t to_half(float value) {
   uint32_t bits;

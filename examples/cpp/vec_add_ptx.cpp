@@ -8,7 +8,7 @@
 using namespace torch_cubin;
 
 int main(int count, char** arguments) {
-  if (count != 2) return 2;
+  if (count != 2) return example::usage("vec_add_ptx kernels/vec_add.ptx");
   try {
     Module module = Module::from_file(arguments[1]);
     Kernel add = module["vecAdd"];  // _Z6vecAddPKfS0_Pfi in the file
