@@ -100,8 +100,8 @@ int current_device() {
   check(d.cuCtxGetDevice(&handle), "driver", "cuCtxGetDevice");
   const int count = std::min(device_count(), kMaxDevices);
   for (int i = 0; i < count; ++i) {
-    CUdevice other =
-        0;  // asked for first: device(i) makes the context of a device that is not used yet
+    // The handle is compared first: device(i) makes the context of a device that is not used yet.
+    CUdevice other = 0;
     check(d.cuDeviceGet(&other, i), "driver", "cuDeviceGet");
     if (other != handle) continue;
     const Device& found = device(i);

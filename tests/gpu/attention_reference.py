@@ -61,9 +61,22 @@ class Reference:
         }
 
 
-MOST_SCORES = (
-    1 << 25
-)  # at a time, where a batch can be shared out: many processes share a GPU's memory
+# At a time, where batches and heads can be shared out: many processes share a GPU's memory.
+MOST_SCORES = 1 << 23
+
+
+def _parts(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor | None, gqa: bool):
+    """The dim, and in how many parts, that a call too large at once is cut along; or None."""
+    if query.dim() != 4 or math.prod(query.shape[:3]) * key.shape[-2] <= MOST_SCORES:
+        return None
+    batch, heads = key.shape[:2]
+    same = [x for x in (key, value, grad_out) if x is not None]
+    if batch > 1 and all(x.dim() == 4 and x.shape[0] == batch for x in (query, *same)):
+        return 0, batch
+    shares = query.shape[1] == heads or (gqa and query.shape[1] % heads == 0)
+    if heads > 1 and shares and all(x.dim() == 4 and x.shape[1] == heads for x in (key, value)):
+        return 1, heads
+    return None
 
 
 def reference(
@@ -75,6 +88,7 @@ def reference(
     kept: Tensor | None = None,
     *,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     **options,
 ) -> Reference:
     """out, logsumexp and, given grad_out, the gradients. `kept`: what dropout multiplies by.
@@ -82,26 +96,34 @@ def reference(
     `options` are those of `_reference`, which computes it.
     """
     given = (query, key, value, grad_out, attn_mask, kept)
-    batch = query.shape[0]
-    scores = math.prod(query.shape[:3]) * key.shape[-2]
-    alike = all(x is None or x.shape[0] == batch for x in (key, value, grad_out))
-    if query.dim() != 4 or not alike or batch < 2 or scores <= MOST_SCORES:
-        return _reference(*given, alibi_slopes=alibi_slopes, **options)
+    cut = _parts(query, key, value, grad_out, options.get("enable_gqa", False))
+    if cut is None:
+        return _reference(*given, alibi_slopes=alibi_slopes, sinks=sinks, **options)
+    dim, count = cut
 
-    def of(x: Tensor | None, i: int, dims: int = 4) -> Tensor | None:
-        return x[i : i + 1] if x is not None and x.dim() == dims and x.shape[0] > 1 else x
+    def part(x: Tensor | None, i: int, before: int = 0) -> Tensor | None:
+        """Of a tensor that lacks the first `before` of four dims."""
+        own = dim - before
+        if x is None or own < 0 or x.dim() + before != 4 or x.shape[own] == 1:
+            return x
+        size = x.shape[own] // count
+        return x.narrow(own, i * size, size)
 
-    parts = [
-        _reference(*(of(x, i) for x in given), alibi_slopes=of(alibi_slopes, i, 2), **options)
-        for i in range(batch)
-    ]
+    parts = []
+    for i in range(count):
+        slopes = alibi_slopes
+        if slopes is not None:  # (heads,) or (batch, heads)
+            slopes = part(slopes[..., None, None], i, 2 - slopes.dim())[..., 0, 0]
+        sink = None if sinks is None else part(sinks[:, None, None], i, 1)[:, 0, 0]
+        operands = [part(x, i, 4 - x.dim() if x is not None else 0) for x in given]
+        parts.append(reference(*operands, alibi_slopes=slopes, sinks=sink, **options))
 
     def joined(name: str) -> Tensor | None:
-        values = [getattr(part, name) for part in parts]
-        return None if values[0] is None else torch.cat(values)
+        values = [getattr(one, name) for one in parts]
+        return None if values[0] is None else torch.cat(values, dim)
 
     names = ("out", "logsumexp", "dq", "dk", "dv")
-    squares = {name: torch.cat([p.squares[name] for p in parts]) for name in parts[0].squares}
+    squares = {name: torch.cat([p.squares[name] for p in parts], dim) for name in parts[0].squares}
     return Reference(*map(joined, names), squares)
 
 

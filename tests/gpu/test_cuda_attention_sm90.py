@@ -1,45 +1,16 @@
-"""Every kernel of csrc/kernels/attention/sm90.cu, not only those that are chosen: a child process
-for each tile, whose catalog holds nothing else."""
+"""The kernels of csrc/kernels/attention/sm90.cu: what is not finite, and scores that jump. Every
+one of them, tile by tile, is in test_cuda_attention_tiles.py."""
 
-import json
 import math
-from pathlib import Path
 
-import numerics
 import pytest
 import torch
 from gpu import attention_cases as ac
 
-import torch_cubin
-
-MANIFEST = Path(torch_cubin.__file__).resolve().parent / "cubins" / "manifest.json"
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
     reason="sm90 kernels run on Hopper alone",
 )
-
-
-def tiles() -> list[str]:
-    """ "128x128x64", ...: rows, columns and head_dim of the package's kernels."""
-    kernels = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.is_file() else []
-    kernels = [k for k in kernels if (k["family"], k["kind"]) == ("attention", "sm90")]
-    return sorted({"x".join(map(str, k["tile"])) for k in kernels})
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(t, marks=pytest.mark.child("attention_tile", "sm90", t)) for t in tiles()]
-)
-def test_every_kernel_of_a_tile(name: str, child) -> None:
-    answer = child.check()
-    assert answer["wrong"] == []
-    assert answer["unused"] == []
-    assert answer["kernels"] == 2
-    assert answer["calls"] == 104
-
-
-def test_there_are_tiles() -> None:
-    """The package that was built for Hopper has the kernels."""
-    assert {t.split("x")[2] for t in tiles()} == {"64", "128", "256"}
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -83,26 +54,3 @@ def test_a_jump_of_the_scores(head_dim: int, nan_memory) -> None:
         # The scores themselves are sums in float32.
         assert error < 5e-3 + jump * 2**-22, (jump, error)
         assert torch.allclose(logsumexp.double(), torch.logsumexp(scores, -1), rtol=2e-5), jump
-
-
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_thousands_of_runs_have_the_same_bits(head_dim: int) -> None:
-    """While another stream moves blocks in time and between multiprocessors."""
-    g = ac.generator(head_dim)
-    q = ac.draw((2, 8, 700, head_dim), torch.bfloat16, g)
-    k, v = (ac.draw((2, 2, 700, head_dim), torch.bfloat16, g) for _ in range(2))
-    noise = torch.randn(2048, 2048, device=ac.DEVICE, dtype=torch.bfloat16)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    call = torch.ops.cubin.attention_forward
-    with torch.no_grad():
-        first = call(q, k, v, is_causal=True, enable_gqa=True)
-        changed = torch.zeros((), dtype=torch.int64, device=ac.DEVICE)
-        for repeat in range(3400):  # 10,200 in all
-            if repeat % 16 == 0:
-                with torch.cuda.stream(side):
-                    torch.mm(noise, noise)
-            again = call(q, k, v, is_causal=True, enable_gqa=True)
-            for x, y in zip(again, first, strict=True):
-                changed += (numerics.bits(x) != numerics.bits(y)).any()
-    assert int(changed) == 0

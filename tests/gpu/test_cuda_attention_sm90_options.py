@@ -8,6 +8,7 @@ import pytest
 import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
+from gpu.profiled import kernels_that_run
 
 from torch_cubin._native import library
 
@@ -95,18 +96,18 @@ def test_boolean_masks(broadcast: tuple, head_dim: int, nan_memory) -> None:
             mask[..., 300:500] = False
             mask = mask[..., begin::step]
         grad = ac.draw(q.shape, torch.float16, g)
-        ours, logsumexp = ar.both(q, k, v, grad, mask, enable_gqa=True)
+        with kernels_that_run() as names:
+            ours, logsumexp = ar.both(q, k, v, grad, mask, enable_gqa=True)
         want = ar.reference(q, k, v, grad, mask, enable_gqa=True)
         ar.check("float16", f"{broadcast} {head_dim} {columns}", ours, want)
         ar.check_logsumexp(
             "float16", f"{broadcast} {head_dim} {columns}", logsumexp, want.logsumexp
         )
-    names = {entry["name"] for entry in library.catalog()["loaded"]}
-    assert "sm90_mask_attention" in names
-    assert "sm90_backward_mask_attention" in names
-    assert f"sm90_backward_attention_f16_{ac.sm90_backward_tile(head_dim)}" in names
-    tile = {64: "192x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
-    assert f"sm90_attention_f16_masked_{tile}" in names
+        assert "sm90_mask_attention" in names
+        assert "sm90_backward_mask_attention" in names
+        assert f"sm90_backward_attention_f16_{ac.sm90_backward_tile(head_dim)}" in names
+        tile = {64: "192x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
+        assert f"sm90_attention_f16_masked_{tile}" in names
 
 
 def tile_masks(rows: int, columns: int) -> dict[str, torch.Tensor]:
@@ -124,15 +125,16 @@ def tile_masks(rows: int, columns: int) -> dict[str, torch.Tensor]:
     }
 
 
+# Rows of 1536 keys begin at multiples of 16 bytes: the kernel that lays masks out reads vectors.
+@pytest.mark.parametrize("keys", [1500, 1536])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_masks_that_hide_whole_tiles(head_dim: int, nan_memory) -> None:
+def test_masks_that_hide_whole_tiles(head_dim: int, keys: int, nan_memory) -> None:
     """Steps that a mask hides are left out, and the order in which blocks add to dq closes up; the
     same bits in every run."""
     g = ac.generator(f"tiles {head_dim}")
-    shape, keys = (2, 4, 1300, head_dim), (2, 2, 1500, head_dim)
-    q, grad = (ac.draw(shape, torch.bfloat16, g) for _ in range(2))
-    k, v = (ac.draw(keys, torch.bfloat16, g) for _ in range(2))
-    masks = tile_masks(1300, 1500)
+    q, grad = (ac.draw((2, 4, 1300, head_dim), torch.bfloat16, g) for _ in range(2))
+    k, v = (ac.draw((2, 2, keys, head_dim), torch.bfloat16, g) for _ in range(2))
+    masks = tile_masks(1300, keys)
     of_heads = torch.stack([masks[x] for x in ("documents", "nothing", "causal", "everything")])
     masks["of heads"] = of_heads
     masks["of batches"] = torch.stack([masks["documents"], masks["late keys alone"]])[:, None]
@@ -150,7 +152,7 @@ def test_masks_that_hide_whole_tiles(head_dim: int, nan_memory) -> None:
                 numerics.check_bits(x, y)
 
 
-@pytest.mark.parametrize("keys", [40, 64, 511, 512, 513, 1600])
+@pytest.mark.parametrize("keys", [64, 511, 512, 513, 1600])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_masks_of_each_head_are_laid_out_in_chunks_of_keys(
     head_dim: int, keys: int, nan_memory
@@ -164,7 +166,9 @@ def test_masks_of_each_head_are_laid_out_in_chunks_of_keys(
     hidden = torch.rand(sizes, generator=g, device=ac.DEVICE) < 0.5
     seen = torch.where(hidden, 0, seen)[..., :keys]
     mask, truth = seen.view(torch.bool), seen != 0
-    ours, logsumexp = ar.both(q, k, v, grad, mask)
+    with kernels_that_run() as names:
+        ours, logsumexp = ar.both(q, k, v, grad, mask)
+    assert names >= {"sm90_mask_attention", "sm90_backward_mask_attention"}
     want = ar.reference(q, k, v, grad, truth)
     ar.check("bfloat16", f"{head_dim} {keys}", ours, want)
     ar.check_logsumexp("bfloat16", f"{head_dim} {keys}", logsumexp, want.logsumexp)
