@@ -20,6 +20,7 @@
 #include "common/dropout.cuh"
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
+#include "sm90_added_mask.cuh"
 #include "sm90_rule.cuh"
 #include "sm90_schedule.cuh"
 #include "sm90_softmax.cuh"
@@ -60,7 +61,12 @@ struct AttentionConfig {
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   using Tile = TileOf<kMasked>;
   static constexpr int kTold = kTiles + kRing * static_cast<int>(sizeof(Tile));
-  static constexpr int kSharedBytes = kTold + (kTells ? 16 : 0);
+  // Of a warp's part of a mask that is added.
+  static constexpr int kAddedBytes = !kMasked || kD > 128
+                                         ? 0
+                                         : 16 * kN*(kD == 64 && kGroups == 2 ? 4 : 2);
+  static constexpr int kAdded = (kTold + (kTells ? 16 : 0) + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kAdded + 4 * kGroups * kAddedBytes;
   static_assert(4 * kStages <= 16, "a word of what is told for each block of K");
   static_assert(kN % 16 == 0 && kD % 64 == 0);
   static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
@@ -171,9 +177,10 @@ struct Consumer {
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
   u32 w[C::kN / 16][4];
-  RunningSoftmax<C::kGeneral> softmax;
+  RunningSoftmax<C::kMasked> softmax;
   float slope = 0.0f;  // of ALiBi
   u32 mask[2];         // bits of a boolean mask
+  float unit;          // kMasked: what brings this block's scores to powers of two
   u32 number = 0;      // of the tile whose scores are being made
   u32 step = 0;        // blocks of keys scored so far, of all tiles
   u32 scored = 0;      // the last one of them, where some are left out
@@ -321,7 +328,17 @@ struct Consumer {
   // Scores to logits, where they are not the same but for a factor.
   TC_DEVICE void change() {
     if constexpr (C::kGeneral) {
-      if (!p.has_rule) return;
+      if (p.has_rule) apply_rule();
+    }
+    if constexpr (C::kMasked) {
+      bool adds = adds_mask();
+      if (adds) added_mask().add(s, mask_part(), p.added_scale);
+      unit = adds ? kLog2e : p.unit;
+    }
+  }
+
+  TC_DEVICE void apply_rule() {
+    if constexpr (C::kGeneral) {
       const Tile& tile = tiles[number % C::kRing];
       int query = first_row(tile) + 16 * warp + lane / 4, key = keys.block * C::kN + lane % 4 * 2;
       TileRule<false> rule(p.score, tile.sequence, query, key, slope);
@@ -336,11 +353,26 @@ struct Consumer {
     }
   }
 
-  // The bits of this thread's keys of the next block to score. Asked for before its product is issued, which
-  // takes until the product before it has run.
+  // What a mask does to the block: bits say which keys are visible, or numbers are added to the logits.
+  TC_DEVICE bool adds_mask() const { return p.added.values != nullptr && keys.has_bits(); }
+  TC_DEVICE bool has_bits() const {
+    return keys.has_bits() && !(C::kMasked && p.added.values != nullptr);
+  }
+  TC_DEVICE AddedMask<C::kDType, C::kN, C::kAddedBytes> added_mask() const {
+    return {p.added, shared + C::kAdded + (4 * group + warp) * C::kAddedBytes};
+  }
+  TC_DEVICE MaskPart mask_part() const {
+    const Tile& tile = tiles[number % C::kRing];
+    return {tile.batch,         tile.head,          first_row(tile) + 16 * warp,
+            tile.sequence.rows, keys.block * C::kN, tile.sequence.columns};
+  }
+
+  // The bits of this thread's keys of the next block to score, or its warp's numbers. Asked for before its product
+  // is issued, which takes until the product before it has run.
   TC_DEVICE void load_mask() {
     if constexpr (C::kMasked) {
-      if (!keys.has_bits()) return;
+      if (adds_mask()) return added_mask().load(mask_part());
+      if (!has_bits()) return;
       const Tile& tile = tiles[number % C::kRing];
       int row = first_row(tile) + 16 * warp + lane / 4;
       auto from = p.mask.words + tile.batch * p.mask.word_stride[0] +
@@ -382,7 +414,7 @@ struct Consumer {
   // visible pay a comparison.
   TC_DEVICE void hide() {
     bool open = keys.block >= open_first && keys.block <= open_last;
-    if (__builtin_expect(open && !keys.has_bits(), 1)) return;
+    if (__builtin_expect(open && !has_bits(), 1)) return;
     if (C::kMasked && open) return hide_unseen(s, mask);
     const Tile& tile = tiles[number % C::kRing];
     const Sm90Sequence& q = tile.sequence;
@@ -393,7 +425,7 @@ struct Consumer {
       int row = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
       seen[h] = bits_up_to(min(row + q.last, q.columns - 1) - column) &
                 ~bits_up_to(row + q.first - 1 - column);
-      if (keys.has_bits()) seen[h] &= mask[h];
+      if (has_bits()) seen[h] &= mask[h];
     }
     hide_unseen(s, seen);
   }
@@ -405,7 +437,8 @@ struct Consumer {
     for (;;) {
       change();
       hide();
-      if (__builtin_expect(softmax.weigh(s, p.unit, factor, moves), 1)) return moves;
+      if (__builtin_expect(softmax.weigh(s, C::kMasked ? unit : p.unit, factor, moves), 1))
+        return moves;
       score_again();
     }
   }
@@ -503,7 +536,7 @@ struct Consumer {
       softmax.reset();
       change();
       hide();
-      softmax.weigh_first(s, p.unit);
+      softmax.weigh_first(s, C::kMasked ? unit : p.unit);
       drop();
       end_step();
       pack();
@@ -650,11 +683,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
-      "shared": 148304, "spill": 128, "cost": {"k_tile": 3100, "fixed": 3500}},
+      "shared": 197456, "spill": 4128, "cost": {"k_tile": 3100, "fixed": 3500}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
-      "shared": 197392, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
+      "shared": 230160, "spill": 4016, "cost": {"k_tile": 3500, "fixed": 4300}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
-      "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}}]}},
+      "shared": 230128, "spill": 4016, "cost": {"k_tile": 3700, "fixed": 7700}}]}},
   {"name": "sm90_attention_{d.short}_general_{t.name}", "kind": "sm90_general",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
    "tile": "{t.tile}", "block": [384, 1, 1], "dynamic_shared": "{t.shared}",
@@ -665,9 +698,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2,
-      "shared": 99072, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
+      "shared": 164608, "spill": 0, "cost": {"k_tile": 3500, "fixed": 2500}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2,
-      "shared": 197376, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
+      "shared": 230144, "spill": 0, "cost": {"k_tile": 4200, "fixed": 4500}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1,
-      "shared": 230112, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
+      "shared": 230112, "spill": 0, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
 */

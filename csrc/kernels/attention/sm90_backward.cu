@@ -71,36 +71,72 @@ struct Keys {
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
       float delta[2];
-      load_pair(delta, from + j * 32);
+      load_shared(delta, from + j * 32);
 #pragma unroll
       for (int r = 0; r < 4; ++r) dp[4 * j + r] = (dp[4 * j + r] - delta[r % 2]) * s[4 * j + r];
     }
   }
 
-  // Adds a mask's numbers to the logits. Where it is -inf neither a score nor a gradient counts that is
-  // not finite itself.
-  TC_DEVICE void add_mask(int head, int query, int own) {
-    tc_int64 size = p.mask_floats != 0 ? 4 : 2, row_size = p.mask_stride[2] * size;
-    auto first = static_cast<const unsigned char*>(p.mask) +
-                 (work().batch * p.mask_stride[0] + head * p.mask_stride[1]) * size;
-    const unsigned char* from[2];
+  // Where a mask is -inf neither a score nor a gradient counts that is not finite itself.
+  TC_DEVICE void add(int i, float value) {
+    bool hidden = value == -kInfinity;
+    s[i] = hidden ? value : s[i] + value;
+    if (hidden) dp[i] = 0.0f;
+  }
+
+  // Adds a mask's numbers to the logits. A warp reads matrices of 8 queries by 8 keys, a query a row, and
+  // transposes them; some are asked for at a time. What is read in place of queries and keys that there are not is
+  // hidden afterwards. `query`: the tile's first one.
+  TC_DEVICE void add_mask(int head, int query) {
+    constexpr int kTogether = C::kRows / 24;  // octets of queries
+    static_assert(C::kRows / 8 % kTogether == 0);
+    int rows = work().sequence.rows, columns = work().sequence.columns;
+    int key_of_warp = key + 16 * warp();
+    tc_int64 first = work().batch * p.added.stride[0] + head * p.added.stride[1];
+    if (p.added.floats) {
+      auto from = static_cast<const float*>(p.added.values) + first;
+      int own = key_of_warp + lane() / 4;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      from[h] = first + min(own + 8 * h, work().sequence.columns - 1) * p.mask_stride[3] * size;
-    }
+      for (int j = 0; j < C::kRows / 8; ++j) {
+        float value[4];
 #pragma unroll
-    for (int i = 0; i < C::kRows / 2; ++i) {
-      int row = min(query + i / 4 * 8 + i % 2, work().sequence.rows - 1);
-      const unsigned char* at = from[i / 2 % 2] + row * row_size;
-      float value;
-      if (p.mask_floats != 0) {
-        value = __ldg(reinterpret_cast<const float*>(at));
-      } else {
-        value = DTypeTraits<C::kDType>::load(__ldg(reinterpret_cast<const u16*>(at)));
+        for (int i = 0; i < 4; ++i) {
+          int row = min(query + 8 * j + lane() % 4 * 2 + i % 2, rows - 1);
+          int column = min(own + i / 2 * 8, columns - 1);
+          asm volatile("ld.global.nc.f32 %0, [%1];"
+                       : "=f"(value[i])
+                       : "l"(from + row * p.added.stride[2] + column));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) add(4 * j + i, value[i]);
       }
-      bool hidden = value == -kInfinity;
-      s[i] = hidden ? value : s[i] + value;
-      if (hidden) dp[i] = 0.0f;
+      return;
+    }
+    auto from = static_cast<const u16*>(p.added.values) + first;
+    int column = key_of_warp + lane() % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; j += kTogether) {
+      u32 pair[kTogether][2];
+#pragma unroll
+      for (int o = 0; o < kTogether; ++o) {
+        int row = min(query + 8 * (j + o) + lane() / 4, rows - 1);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          int there = column + 8 * h < columns ? column + 8 * h : 0;
+          asm volatile("ld.global.nc.u32 %0, [%1];"
+                       : "=r"(pair[o][h])
+                       : "l"(from + row * p.added.stride[2] + there));
+        }
+      }
+#pragma unroll
+      for (int o = 0; o < kTogether; ++o)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          u32 queries = transpose_8x8(pair[o][h]);
+          int i = 4 * (j + o) + 2 * h;
+          add(i, DTypeTraits<C::kDType>::load(static_cast<u16>(queries)));
+          add(i + 1, DTypeTraits<C::kDType>::load(static_cast<u16>(queries >> 16)));
+        }
     }
   }
 
@@ -109,7 +145,7 @@ struct Keys {
     u32 first_row, head_word;
     load_shared(first_row, shared + C::kFirstRow + 4 * q());
     load_shared(head_word, shared + C::kHead + 4 * q());
-    int head = static_cast<int>(head_word);
+    int head = static_cast<int>(head_word / 4);
     int query = static_cast<int>(first_row / 8) + lane() % 4 * 2;
     int own = key + 16 * warp() + lane() / 4;
     bool drops = p.score.drop_below > 0;
@@ -140,7 +176,7 @@ struct Keys {
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
       float delta[2];
-      load_pair(delta, from + C::kRows * 4 + j * 32);
+      load_shared(delta, from + C::kRows * 4 + j * 32);
 #pragma unroll
       for (int r = 0; r < 4; ++r) dp[4 * j + r] -= delta[r % 2];
     }
@@ -156,11 +192,11 @@ struct Keys {
       }
     };
     torch_cubin::apply_rule(rule, each, each);
-    if (p.mask != nullptr && p.bits.words == nullptr) add_mask(head, query, own);
+    if ((head_word >> group & 1) != 0) add_mask(head, static_cast<int>(first_row / 8));
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
       float lse[2];
-      load_pair(lse, from + j * 32);
+      load_shared(lse, from + j * 32);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         int i = 4 * j + r;
@@ -314,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 180},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
-           "spill": 900}],
+           "spill": 5900}],
     "t": [
      {"name": "96x128x64", "tile": [96, 128, 64], "shared": 225904,
       "cost": {"k_tile": 2900, "fixed": 6000}},

@@ -74,7 +74,7 @@ struct KeyBlock {
     SeenTiles seen(sequence, key_tile, rows, keys);
     begin = seen.begin;
     end = seen.end;
-    steps = p.bits.words == nullptr ? max(0, end - begin) * p.group : 0;
+    steps = p.bits.steps == nullptr ? max(0, end - begin) * p.group : 0;
     first_tile =
         packed ? head * p.group * p.tiles + first_query_tile(p.lengths.cu_seqlens_q, batch, rows)
                : (batch * p.heads + head * p.group) * p.tiles;
@@ -138,7 +138,8 @@ struct BackwardConfig {
   static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPieces,
                        kWeightsEmpty = kWeightsFull + (kWide ? 8 : 0);
   // For each slot of q 8 times the first row, a bit for each 64 keys of which some must be hidden, and
-  // one that tells whether a mask's bits are there; and the head, for `general` kernels.
+  // one that tells whether a mask's bits are there; and, for `general` kernels, 4 times the head, and a bit for
+  // each 64 keys to which a mask's numbers are added.
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
   static constexpr int kNumber = (kHead + 4 * kQStages + 15) / 16 * 16;  // of works, 16 bytes each
@@ -160,9 +161,9 @@ struct BackwardConfig {
   }
 };
 
-// What Sm90MaskBits::steps says of a step; 0 without a boolean mask.
+// What Sm90MaskSteps::steps says of a step; 0 without a mask.
 TC_DEVICE u32 mask_step(const Sm90BackwardParams& p, const KeyBlock& work, int head, int tile) {
-  if (p.bits.words == nullptr) return kStepHidesNone;
+  if (p.bits.steps == nullptr) return kStepHidesNone;
   MaskPlace at(p.bits, work.batch, work.head * p.group + head, tile);
   return __ldg(p.bits.steps + at.step(p, work.key_tile));
 }
@@ -172,7 +173,7 @@ TC_DEVICE u32 mask_step(const Sm90BackwardParams& p, const KeyBlock& work, int h
 // those that many see. Steps that a mask hides are among them.
 struct Steps {
   int tile, head = 0;
-  u32 word;  // what Sm90MaskBits::steps says of it
+  u32 word;  // what Sm90MaskSteps::steps says of it
 
   TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work) : tile(work.end - 1) {
     look(p, work);
@@ -293,7 +294,7 @@ TC_DEVICE void fetch_works(const Sm90BackwardParams& p, u32 shared, KeyBlock* wo
       tma_prefetch(lane == 0 ? &p.k : &p.v, 0, s.k.place + work.key_tile * C::kKeys, work.head,
                    s.k.batch, s.wrap);
     }
-    if (any && p.bits.words != nullptr) leave_out_hidden(p, work);
+    if (any && p.bits.steps != nullptr) leave_out_hidden(p, work);
     if (threadIdx.x % 32 == 0) barrier_arrive(shared + C::kWorkFull + 8 * at);
     if (!any) return;
   }
@@ -354,11 +355,16 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     int row = now.tile * C::kRows, head = work.head * p.group + now.head;
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
+    u32 added = 0;  // of the two warpgroups: whether a mask's numbers are to be added
+    if (C::kGeneral && p.added.values != nullptr) {
+      added = what;
+      what = kStepHidesNone;
+    }
     u32 hidden = 8 * row + (what != kStepHidesNone ? 4 : 0) + (what | hides<C>(s, key, row));
     if (C::kKeyGroups == 2) hidden |= 2 * hides<C>(s, key + 64, row);
     barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(next) ^ 1);
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
-    if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, static_cast<u32>(head));
+    if (C::kGeneral) store_shared(shared + C::kHead + 4 * q, 4 * static_cast<u32>(head) + added);
     barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
     if (what != kStepHidesNone) {
       MaskPlace at(p.bits, work.batch, head, now.tile);
@@ -447,7 +453,7 @@ TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const Key
     tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile;
     int first = first_key_tile(work.sequence, now.tile, C::kRows, C::kWorkKeys);
     int rank = work.key_tile - first;
-    if (p.bits.words != nullptr) {
+    if (p.bits.steps != nullptr) {
       MaskPlace at(p.bits, work.batch, work.head * p.group + now.head, now.tile);
       rank = step_rank_from(p, at, first, now.word);
     }
@@ -645,17 +651,13 @@ TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4
   wgmma_commit();
 }
 
-TC_DEVICE void load_pair(float (&out)[2], u32 at) {
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(out[0]), "=f"(out[1]) : "r"(at));
-}
-
 // s = q.k becomes P; `from`: of this thread, its step's logsumexp.
 template <class C>
 TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
 #pragma unroll
   for (int j = 0; j < C::kRows / 8; ++j) {
     float lse[2];
-    load_pair(lse, from + j * 32);
+    load_shared(lse, from + j * 32);
 #pragma unroll
     for (int r = 0; r < 4; ++r) s[4 * j + r] = exp2_approx(fmaf(s[4 * j + r], unit, -lse[r % 2]));
   }

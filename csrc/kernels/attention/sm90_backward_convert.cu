@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   if (wrong_offsets != 0 || place.tile < 0 || first >= sequence.rows || piece * 64 >= p.head_dim)
     return;
   bool any = sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys);
-  if (any && p.bits.words != nullptr) {
+  if (any && p.bits.steps != nullptr) {
     MaskPlace at(p.bits, place.batch, place.head, place.tile);
     int begin = first_key_tile(sequence, place.tile, p.tile_rows, p.tile_keys);
     int last =

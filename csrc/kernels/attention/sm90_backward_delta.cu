@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ticket = 0;
-  if (p.bits.words != nullptr) rank_steps(p);
+  if (p.bits.steps != nullptr) rank_steps(p);
   int blocks = p.tile_rows / Config::kTileM;  // of a tile
   u32 index = blockIdx.x / blocks;
   int within = blockIdx.x % blocks * Config::kTileM + threadIdx.x / kLanes;

@@ -52,18 +52,18 @@ struct MaskPlace {
   tc_int64 pair;  // of batch and head
   int tile;
 
-  TC_DEVICE MaskPlace(const Sm90MaskBits& bits, int batch, int head, int tile_)
+  TC_DEVICE MaskPlace(const Sm90MaskSteps& bits, int batch, int head, int tile_)
       : pair(static_cast<tc_int64>(bits.batches == 1 ? 0 : batch) * bits.heads +
              (bits.heads == 1 ? 0 : head)),
         tile(bits.tiles == 1 ? 0 : tile_) {}
 
-  // In Sm90MaskBits::steps.
+  // In Sm90MaskSteps::steps.
   TC_DEVICE tc_int64 step(const Sm90BackwardParams& p, int key_tile) const {
     return (pair * p.key_tiles + key_tile) * p.bits.tiles + tile;
   }
 };
 
-// What Sm90MaskBits::steps says of a step: its class, and how many blocks of keys take it before.
+// What Sm90MaskSteps::steps says of a step: its class, and how many blocks of keys take it before.
 TC_DEVICE u32 step_class(u32 step) { return step & ((1 << kStepClassBits) - 1); }
 TC_DEVICE int step_rank(u32 step) { return static_cast<int>(step >> kStepClassBits); }
 

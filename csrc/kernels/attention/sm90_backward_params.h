@@ -18,12 +18,14 @@ namespace torch_cubin {
 
 constexpr int kMaskChunk = 512;  // keys that a block of sm90_backward_mask.cu has
 
-// A boolean mask, as sm90_backward_mask.cu lays it out for steps.
-struct Sm90MaskBits {
-  // [batch][head][tile][key tile][thread][word]: a bit for each of its scores; where the step hides some.
+// A mask, as sm90_backward_mask.cu or, where it is added to the logits, sm90_added_mask.cu lays it out for steps.
+struct Sm90MaskSteps {
+  // Of a boolean mask, else null. [batch][head][tile][key tile][thread][word]: a bit for each of its scores;
+  // where the step hides some.
   unsigned* words;
-  // [batch][head][key tile][tile]: a Sm90StepClass in the lowest kStepClassBits. Above them, by
-  // sm90_backward_delta.cu, how many of the key tiles before this one take the step.
+  // Null without a mask. [batch][head][key tile][tile]: a Sm90StepClass in the lowest kStepClassBits. Above them,
+  // by sm90_backward_delta.cu, how many of the key tiles before this one take the step. Keys to which a mask adds
+  // something but 0 are of the classes that hide some.
   unsigned* steps;
   int batches, heads, tiles;  // that the mask has; 1 where it is the same for all
 };
@@ -58,12 +60,10 @@ struct Sm90BackwardParams {
   float logsumexp_unit;  // log2(e); general: 1
   Sm90ScoreRule score;   // of `general` kernels; without its mask, which the next ones are
 
-  // Null, or a value for each score: bytes of which 0 hides where bits.words is not null, else numbers that
-  // `general` kernels add to the logits, of q's type or, with mask_floats, floats.
-  const void* mask;
-  tc_int64 mask_stride[4];  // batch, head, row, key; in elements
-  int mask_floats;
-  Sm90MaskBits bits;
+  const void* mask;         // of sm90_backward_mask.cu: a byte a score, 0 hides
+  tc_int64 mask_stride[4];  // batch, head, row, key
+  Sm90MaskSteps bits;
+  Sm90AddedMask added;  // of `general` kernels
 };
 
 }  // namespace torch_cubin

@@ -171,7 +171,7 @@ struct WideKeys : WideGroup<C> {
 #pragma unroll
     for (int i = 0; i < C::kRows / 8; ++i) {
       float delta[2], weight[4];
-      load_pair(delta, delta_at + i * 32);
+      load_shared(delta, delta_at + i * 32);
       load_shared(weight, from + i * (kWarpgroup * 16));
 #pragma unroll
       for (int r = 0; r < 4; ++r) dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];

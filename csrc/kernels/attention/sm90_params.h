@@ -98,15 +98,25 @@ enum Sm90StepClass {
 };
 constexpr int kStepClassBits = 3;
 
-// A boolean mask as sm90_mask.cu lays it out for a kernel's tiles: all words are for tile N keys.
+// A mask as sm90_mask.cu or, where it is added to the logits, sm90_added_mask.cu lays it out for a kernel's
+// tiles.
 struct Sm90MaskTiles {
-  // Null, or for each row, block of keys and lane t of a quad a word. Its bit e is 0 where the block's
-  // key 8 * (e / 2) + 2 * t + e % 2 is hidden: the keys whose scores that lane has, in their order.
+  // Of a boolean mask, else null: for each row, block of keys and lane t of a quad a word. Its bit e is 0
+  // where the block's key 8 * (e / 2) + 2 * t + e % 2 is hidden: the keys whose scores that lane has, in
+  // their order.
   const unsigned* words;
-  // For each tile of queries, words of kMaskWordBlocks blocks of keys, two bits each: a Sm90MaskClass.
+  // Null without a mask. For each tile of queries, words of kMaskWordBlocks blocks of keys, two bits each: a
+  // Sm90MaskClass. A block in which a mask adds something but 0 is of the class that hides some.
   const unsigned* classes;
   tc_int64 word_stride[3];   // batch, head, row
   tc_int64 class_stride[3];  // batch, head, tile of queries
+};
+
+// What kernels add to the logits, of q's type or floats. Rows begin with whole vectors of 16 bytes.
+struct Sm90AddedMask {
+  const void* values;
+  tc_int64 stride[3];  // batch, head, row; in elements
+  int floats;
 };
 
 struct Sm90AttentionParams {
@@ -130,6 +140,9 @@ struct Sm90AttentionParams {
   int has_rule;         // of `general` kernels: scale, softcap or ALiBi of `score` count
   Sm90ScoreRule score;  // of `general` kernels
   Sm90MaskTiles mask;   // of `general` and `masked` kernels
+  Sm90AddedMask added;  // of the same, with mask.classes
+  // What scores are multiplied by before `added` is added; 1 with a rule. The sum is a natural logit.
+  float added_scale;
 };
 
 }  // namespace torch_cubin

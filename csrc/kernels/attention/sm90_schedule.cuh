@@ -36,7 +36,7 @@ TC_DEVICE u32 blocks_from(int block) { return ~0u << block % kMaskWordBlocks * 2
 // The classes of a mask for one tile of queries; null without a mask.
 template <int kRows>
 TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionTile& tile) {
-  if (p.mask.words == nullptr) return nullptr;
+  if (p.mask.classes == nullptr) return nullptr;
   return p.mask.classes + tile.batch * p.mask.class_stride[0] + tile.head * p.mask.class_stride[1] +
          tile.row / kRows * p.mask.class_stride[2];
 }
@@ -183,7 +183,7 @@ TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
   tile.head = place.head;
   tile.kv_head = place.head / p.group;
   if constexpr (kMasked) {
-    if (p.mask.words != nullptr) trim(tile, mask_classes<kRows>(p, tile));
+    if (p.mask.classes != nullptr) trim(tile, mask_classes<kRows>(p, tile));
   }
 }
 

@@ -22,6 +22,7 @@ constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is a normal numbe
 // References beyond are subtracted from the scores before anything is multiplied: in one fma with a
 // product of their size the result would be all rounding.
 constexpr float kHuge = 1048576.0f;
+constexpr float kLeast = -3e38f;  // of what was seen; above kLowest, which nothing was
 
 // Of sums of weights, which are 0 or far from numbers that .ftz takes for 0.
 TC_DEVICE float log2_approx(float x) {
@@ -36,14 +37,15 @@ TC_DEVICE float reciprocal_approx(float x) {
   return out;
 }
 
-// kGeneral: where one block's maximum had to be looked at, those of the tile's other blocks are, too. ALiBi
-// of keys on both sides makes scores grow from block to block, and scores are not computed twice each time.
-template <bool kGeneral>
+// kMasked: where one block's maximum had to be looked at, those of the tile's other blocks are, too. ALiBi
+// of keys on both sides, or a mask that is added, makes scores grow from block to block, and scores are not computed
+// twice each time.
+template <bool kMasked>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen
   float sum[2];        // this thread's part
   bool look;           // the next block's maximum is needed; the same in all threads of a warp
-  bool grows;          // kGeneral: and those of all blocks after it
+  bool grows;          // kMasked: and those of all blocks after it
 
   TC_DEVICE void reset() {
 #pragma unroll
@@ -127,13 +129,22 @@ struct RunningSoftmax {
   // warp's references is huge (`look` stays true), it is subtracted from the scores here.
   template <int kCount>
   TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
-    float top[2], before[2];
-    look = kGeneral && grows;
+    float top[2], own[2], before[2];
+    bool seen[2];
+    look = kMasked && grows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      top[h] = fmaxf(row_maximum(s, h), kLowest);
+      float found = row_maximum(s, h);
+      top[h] = fmaxf(found, kLowest);
+      own[h] = top[h] * unit;
+      seen[h] = top[h] > kLowest;
+      if constexpr (kMasked) {
+        // Models hide keys by adding -FLT_MAX, too, which in powers of two is no number any more.
+        own[h] = fmaxf(own[h], kLeast);
+        seen[h] = found > -kInfinity;
+      }
       before[h] = reference[h];
-      float scaled = fmaxf(before[h], top[h] > kLowest ? top[h] * unit : before[h]);
+      float scaled = fmaxf(before[h], seen[h] ? own[h] : before[h]);
       if (before[h] != kLowest) factor[h] = exp2_approx(before[h] - scaled);
       sum[h] *= before[h] != kLowest ? factor[h] : 1.0f;
       reference[h] = scaled;
@@ -144,7 +155,7 @@ struct RunningSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // A reference that stays is that of an earlier block, whose scores are gone.
-      bool stays = top[h] > kLowest && top[h] * unit < before[h];
+      bool stays = seen[h] && own[h] < before[h];
       float raw = stays ? before[h] / unit : top[h];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {

@@ -86,6 +86,12 @@ TC_DEVICE void cp_async(u32 shared, const void* global, bool valid) {
   }
 }
 
+// Copies `bytes` of 16 bytes to shared memory, and zeros for the rest.
+TC_DEVICE void cp_async_bytes(u32 shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes));
+}
+
 TC_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;"); }
 
 template <int kPending>
@@ -113,6 +119,11 @@ TC_DEVICE void load_shared(u32& out, u32 shared) {
 
 TC_DEVICE void load_shared(double& out, u32 shared) {
   asm volatile("ld.shared.f64 %0, [%1];" : "=d"(out) : "r"(shared));
+}
+
+// Two neighbouring floats, at a multiple of 8 bytes.
+TC_DEVICE void load_shared(float (&out)[2], u32 shared) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(out[0]), "=f"(out[1]) : "r"(shared));
 }
 
 // Four neighbouring words, at a multiple of 16 bytes.

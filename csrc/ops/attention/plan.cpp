@@ -64,6 +64,8 @@ AttentionCase attention_case(const AttentionCall& call) {
   c.mask = !call.options.attn_mask                                         ? kNoMask
            : TensorView(*call.options.attn_mask).dtype == ScalarType::Bool ? kBoolMask
                                                                            : kAddedMask;
+  c.float_mask = c.mask == kAddedMask && c.dtype != ScalarType::Float &&
+                 TensorView(*call.options.attn_mask).dtype == ScalarType::Float;
   c.large_softcap = call.settings.softcap > kMostShortSoftcap;
   c.packed = shape.packed;
   c.heads = shape.heads;

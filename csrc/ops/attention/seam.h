@@ -35,6 +35,7 @@ struct AttentionCase {
   AttentionVariant variant;
   AttentionVariant score_variant;  // what `variant` would be without the mask
   AttentionMask mask;
+  bool float_mask;     // 4 bytes a number, where the tensors have 2
   bool large_softcap;  // above kMostShortSoftcap
   bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds
   int64_t heads, kv_heads;

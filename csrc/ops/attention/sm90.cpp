@@ -1,11 +1,12 @@
-// The seam of csrc/kernels/attention/sm90.cu: attention forward on Hopper, of 16-bit types. Masks that are
-// added, and few queries with many keys, are the portable kernels'. Packed sequences take sm90_order.cu
-// before it, boolean masks sm90_mask.cu.
+// The seam of csrc/kernels/attention/sm90.cu: attention forward on Hopper, of 16-bit types. Few queries with
+// many keys are the portable kernels'. Packed sequences take sm90_order.cu before it, boolean masks
+// sm90_mask.cu, masks that are added sm90_added_mask.cu.
 #include <algorithm>
 #include <cmath>
 #include <optional>
 
 #include "kernels/attention/sm90_mask_params.h"
+#include "ops/attention/sm90_added_mask.h"
 #include "ops/attention/sm90_deal.h"
 #include "ops/attention/sm90_map.h"
 #include "ops/common/launch.h"
@@ -22,6 +23,7 @@ constexpr const char* kGeneralKind = "sm90_general";
 constexpr const char* kMaskedKind = "sm90_masked";
 constexpr const char* kOrderKind = "sm90_order";
 constexpr const char* kMaskKind = "sm90_mask";
+constexpr const char* kAddedMaskKind = "sm90_added_mask";
 constexpr double kLog2e = 1.4426950408889634;
 
 class Sm90Forward : public AttentionForwardKernels {
@@ -30,10 +32,10 @@ class Sm90Forward : public AttentionForwardKernels {
       : device_(device), blocks_(sm90_blocks(device)) {
     for (PackageKernel* kernel : kernels) {
       const std::string& kind = kernel->entry().kind;
-      if (kind == kOrderKind || kind == kMaskKind) {
-        (kind == kMaskKind ? mask_ : order_) = kernel;
-        continue;
-      }
+      if (kind == kOrderKind) order_ = kernel;
+      if (kind == kMaskKind) mask_ = kernel;
+      if (kind == kAddedMaskKind) added_mask_ = kernel;
+      if (kind == kOrderKind || kind == kMaskKind || kind == kAddedMaskKind) continue;
       const AttentionRow row(*kernel, device);
       if (kind != kMaskedKind) rows_[row.dtype][row.variant].push_back(row);
       if (kind != "sm90") masked_[row.dtype].push_back(row);
@@ -42,10 +44,10 @@ class Sm90Forward : public AttentionForwardKernels {
 
   ForwardPlan plan(const AttentionCase& problem) const override {
     ForwardPlan plan;
-    if (problem.mask == kAddedMask || problem.large_softcap ||
-        (problem.mask == kBoolMask && mask_ == nullptr) || (problem.packed && order_ == nullptr) ||
-        problem.seqlen_q == 0 || problem.seqlen_k == 0 || problem.head_dim == 0 ||
-        problem.head_dim_v == 0) {
+    if (problem.large_softcap || (problem.mask == kBoolMask && mask_ == nullptr) ||
+        (problem.mask == kAddedMask && added_mask_ == nullptr) ||
+        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
+        problem.head_dim == 0 || problem.head_dim_v == 0) {
       return plan;
     }
     const Sm90Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
@@ -75,9 +77,12 @@ class Sm90Forward : public AttentionForwardKernels {
     *time = std::numeric_limits<double>::infinity();
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return nullptr;
-    const bool only_masked = problem.mask == kBoolMask && problem.score_variant == kFull;
+    const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
+    // Tiles of 192 queries leave no shared memory for floats.
+    const bool only_masked = problem.mask != kNoMask && problem.score_variant == kFull &&
+                             !(problem.float_mask && width <= 64);
     const AttentionRows& rows = only_masked ? masked_[dtype] : rows_[dtype][problem.variant];
-    const AttentionRow* fits = narrowest(rows, std::max(problem.head_dim, problem.head_dim_v));
+    const AttentionRow* fits = narrowest(rows, width);
     if (fits == nullptr) return nullptr;
     const AttentionRow* best = nullptr;
     for (const AttentionRow& row : rows) {
@@ -111,9 +116,11 @@ class Sm90Forward : public AttentionForwardKernels {
     // Scores that are only multiplied by a positive number keep their order.
     params.has_rule = all.softcap != 0 || all.alibi_slopes != nullptr || !(params.unit > 0) ||
                       !std::isnormal(params.unit);
+    params.added_scale = params.has_rule ? 1.0f : static_cast<float>(all.scale);
     if (params.has_rule) params.unit = static_cast<float>(kLog2e);
     std::optional<Workspace> mask;
-    if (all.mask != nullptr) params.next = lay_out_mask(all, row, params.mask, mask);
+    if (problem.mask == kBoolMask) lay_out_mask(params, all, row, mask);
+    if (problem.mask == kAddedMask) lay_out_added_mask(params, all, row, mask);
     if (!packed) {
       params.deal = mask ? sm90_heads_together(tiles) : sm90_deal(row, band, tiles, heads, blocks_);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
@@ -134,61 +141,67 @@ class Sm90Forward : public AttentionForwardKernels {
     torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
   }
 
-  // Launches the kernel that lays out a boolean mask for `row`'s tiles, as many batches, heads and rows
-  // as it has. Returns the counter of tiles that it makes 0.
-  int* lay_out_mask(const AttentionParams& all, const AttentionRow& row, Sm90MaskTiles& out,
+  // Bytes of a tile of queries: two bits for each block of keys, in whole words.
+  static int64_t class_bytes(const Sm90MaskGrid& grid) {
+    return ceil_div(grid.blocks, kMaskWordBlocks) * 4;
+  }
+
+  // Launches the kernel that lays out a boolean mask for `row`'s tiles.
+  void lay_out_mask(Sm90AttentionParams& out, const AttentionParams& all, const AttentionRow& row,
                     std::optional<Workspace>& memory) const {
-    const auto size = [&](int dim, int64_t all_of) {
-      return all.mask_stride[dim] == 0 ? int64_t{1} : all_of;
-    };
-    const int64_t batch = size(0, all.batch), heads = size(1, all.heads);
-    const int64_t rows = size(2, all.seqlen_q), pairs = batch * heads;
-    const int64_t tiles = ceil_div(rows, row.rows), blocks = ceil_div(all.seqlen_k, row.columns);
-    const int64_t chunks = ceil_div(blocks, kMaskTileBlocks);
-    const int64_t classes = ceil_div(blocks, kMaskWordBlocks) * 4;
-    const int64_t line = blocks * 4;  // words
+    const Sm90MaskGrid grid(all, row.rows, row.columns);
+    const int64_t line = grid.blocks * 4, classes = class_bytes(grid);  // line: words
     // The counter, the words, the classes.
-    const int64_t words_at = 16, classes_at = words_at + pairs * rows * line * 4;
-    memory.emplace(device_, classes_at + pairs * tiles * classes);
+    const int64_t words_at = 16, classes_at = words_at + grid.planes * grid.rows * line * 4;
+    memory.emplace(device_, classes_at + grid.planes * grid.tiles * classes);
     Sm90MaskParams params{};
     params.mask = static_cast<const unsigned char*>(all.mask);
     params.next = reinterpret_cast<int*>(memory->data());
     params.words = reinterpret_cast<unsigned*>(memory->data() + words_at);
     params.classes = reinterpret_cast<unsigned char*>(memory->data() + classes_at);
-    std::copy_n(all.mask_stride, 4, params.stride);
-    params.heads = static_cast<int>(heads);
-    params.rows = static_cast<int>(rows);
-    params.columns = all.seqlen_k;
-    params.tile_rows = static_cast<int>(row.rows);
-    params.tile_columns = static_cast<int>(row.columns);
-    params.tiles = static_cast<int>(tiles);
-    params.blocks = static_cast<int>(blocks);
-    params.chunks = static_cast<int>(chunks);
     params.classes_of_tile = static_cast<int>(classes);
-    torch_cubin::launch(*mask_, {pairs * tiles * chunks}, device_, params);
-    out.words = params.words;
-    out.classes = reinterpret_cast<const unsigned*>(params.classes);
-    const int64_t class_line = classes / 4;
-    out.word_stride[0] = batch == 1 ? 0 : heads * rows * line;
-    out.word_stride[1] = heads == 1 ? 0 : rows * line;
-    out.word_stride[2] = rows == 1 ? 0 : line;
-    out.class_stride[0] = batch == 1 ? 0 : heads * tiles * class_line;
-    out.class_stride[1] = heads == 1 ? 0 : tiles * class_line;
-    out.class_stride[2] = rows == 1 ? 0 : class_line;
-    return params.next;
+    grid.fill(params, all);
+    torch_cubin::launch(*mask_, {grid.grid()}, device_, params);
+    out.next = params.next;
+    out.mask.words = params.words;
+    out.mask.classes = reinterpret_cast<const unsigned*>(params.classes);
+    grid.strides(out.mask.word_stride, grid.rows, line);
+    grid.strides(out.mask.class_stride, grid.tiles, classes / 4);
+  }
+
+  // The same for a mask that is added.
+  void lay_out_added_mask(Sm90AttentionParams& out, const AttentionParams& all,
+                          const AttentionRow& row, std::optional<Workspace>& memory) const {
+    const Sm90MaskGrid grid(all, row.rows, row.columns);
+    Sm90AddedMaskCall call(all, row.dtype, grid);
+    // The counter, the classes, the copy.
+    const int64_t classes = class_bytes(grid), classes_at = 16;
+    const int64_t copies_at =
+        classes_at + ceil_div(grid.planes * grid.tiles * classes, int64_t{16}) * 16;
+    memory.emplace(device_, copies_at + call.copied_bytes());
+    call.params.next = reinterpret_cast<int*>(memory->data());
+    call.params.classes = reinterpret_cast<unsigned char*>(memory->data() + classes_at);
+    call.params.classes_of_tile = static_cast<int>(classes);
+    call.launch(*added_mask_, device_, memory->data() + copies_at);
+    out.next = call.params.next;
+    out.mask.classes = reinterpret_cast<const unsigned*>(call.params.classes);
+    grid.strides(out.mask.class_stride, grid.tiles, classes / 4);
+    out.added = call.result();
   }
 
   const Device& device_;
   int64_t blocks_;
   AttentionRows rows_[kAttendDtypes][kAttentionVariants];
-  AttentionRows masked_[kAttendDtypes];  // for calls with a boolean mask and no other option
+  AttentionRows masked_[kAttendDtypes];  // for calls with a mask and no other option
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
+  PackageKernel* added_mask_ = nullptr;
 };
 
 class Sm90AttentionSeam : public AttentionSeam {
  public:
-  Sm90AttentionSeam() : AttentionSeam({"sm90", kGeneralKind, kMaskedKind, kOrderKind, kMaskKind}) {}
+  Sm90AttentionSeam()
+      : AttentionSeam({"sm90", kGeneralKind, kMaskedKind, kOrderKind, kMaskKind, kAddedMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kOrderKind) {
@@ -197,6 +210,10 @@ class Sm90AttentionSeam : public AttentionSeam {
     }
     if (kernel.entry().kind == kMaskKind) {
       check_params(kernel.entry(), "attention/sm90_mask", sizeof(Sm90MaskParams));
+      return;
+    }
+    if (kernel.entry().kind == kAddedMaskKind) {
+      check_params(kernel.entry(), "attention/sm90_added_mask", sizeof(Sm90AddedMaskParams));
       return;
     }
     check_params(kernel.entry(), "attention/sm90", sizeof(Sm90AttentionParams));

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "kernels/attention/sm90_backward_params.h"
+#include "ops/attention/sm90_added_mask.h"
 #include "ops/attention/sm90_map.h"
 #include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
@@ -76,6 +77,7 @@ constexpr int64_t kMostPairs = 65535;
 constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
 constexpr const char* kBackwardOrderKind = "sm90_backward_order";
 constexpr const char* kBackwardMaskKind = "sm90_backward_mask";
+constexpr const char* kBackwardAddedMaskKind = "sm90_backward_added_mask";
 
 struct Sm90BackwardPlan {
   const AttentionRow* delta;
@@ -89,8 +91,11 @@ class Sm90Backward : public AttentionBackwardKernels {
   Sm90Backward(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
     for (PackageKernel* kernel : kernels) {
       const std::string& kind = kernel->entry().kind;
-      if (kind == kBackwardOrderKind || kind == kBackwardMaskKind) {
-        (kind == kBackwardMaskKind ? mask_ : order_) = kernel;
+      if (kind == kBackwardOrderKind || kind == kBackwardMaskKind ||
+          kind == kBackwardAddedMaskKind) {
+        (kind == kBackwardOrderKind  ? order_
+         : kind == kBackwardMaskKind ? mask_
+                                     : added_mask_) = kernel;
         continue;
       }
       const AttentionRow row(*kernel, device);
@@ -106,9 +111,10 @@ class Sm90Backward : public AttentionBackwardKernels {
     BackwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes || (problem.mask == kBoolMask && mask_ == nullptr) ||
-        problem.large_softcap || (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 ||
-        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0 ||
-        delta_[dtype].empty() || convert_[dtype].empty()) {
+        (problem.mask == kAddedMask && added_mask_ == nullptr) || problem.large_softcap ||
+        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
+        problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
+        convert_[dtype].empty()) {
       return plan;
     }
     // A boolean mask alone needs no rule for the scores: all of these kernels take its bits.
@@ -191,7 +197,7 @@ class Sm90Backward : public AttentionBackwardKernels {
       fill(params, row, all, rows);
       params.logsumexp = logsumexp + part * heads * problem.seqlen_q;
       std::optional<Workspace> mask;
-      if (all.mask != nullptr) fill_mask(params, all, mask);
+      if (all.mask != nullptr) fill_mask(params, all, row.dtype, mask);
       torch_cubin::launch(*chosen.delta->kernel, {delta_blocks}, device_, params);
       torch_cubin::launch(*row.kernel, {blocks}, device_, params);
       torch_cubin::launch(*chosen.convert->kernel, {convert_blocks}, device_, params);
@@ -217,21 +223,29 @@ class Sm90Backward : public AttentionBackwardKernels {
     order.make(*order_, device_, all, params);
   }
 
-  // For a boolean mask it launches the kernel that makes bits of it, for as many batches, heads and tiles
-  // of queries as the mask has.
-  void fill_mask(Sm90BackwardParams& params, const AttentionParams& all,
+  // Launches the kernel that lays out a mask, for as many batches, heads and tiles of queries as it has.
+  void fill_mask(Sm90BackwardParams& params, const AttentionParams& all, AttentionDtype dtype,
                  std::optional<Workspace>& memory) const {
-    params.mask = all.mask;
-    std::copy_n(all.mask_stride, 4, params.mask_stride);
-    params.mask_floats = (all.flags & kAttendFloatMask) != 0 ? 1 : 0;
-    if ((all.flags & kAttendBoolMask) == 0) return;
     const auto size = [&](int dim, int all_of) { return all.mask_stride[dim] == 0 ? 1 : all_of; };
-    Sm90MaskBits& bits = params.bits;
+    Sm90MaskSteps& bits = params.bits;
     bits.batches = size(0, all.batch);
     bits.heads = size(1, all.heads);
     bits.tiles = size(2, params.tiles);
     const int64_t tiles = int64_t{bits.batches} * bits.heads * bits.tiles;
     const int64_t steps = tiles * params.key_tiles;
+    if ((all.flags & kAttendBoolMask) == 0) {
+      const Sm90MaskGrid grid(all, params.tile_rows, params.tile_keys / 2);
+      Sm90AddedMaskCall call(all, dtype, grid);
+      const int64_t copies_at = ceil_div(4 * steps, int64_t{16}) * 16;
+      memory.emplace(device_, copies_at + call.copied_bytes());
+      call.params.steps = bits.steps = reinterpret_cast<unsigned*>(memory->data());
+      call.params.key_tiles = params.key_tiles;
+      call.launch(*added_mask_, device_, memory->data() + copies_at);
+      params.added = call.result();
+      return;
+    }
+    params.mask = all.mask;
+    std::copy_n(all.mask_stride, 4, params.mask_stride);
     const int64_t words = steps * 2 * params.tile_keys * ceil_div(params.tile_rows / 2, 32);
     memory.emplace(device_, 4 * (words + steps));
     bits.words = reinterpret_cast<unsigned*>(memory->data());
@@ -273,17 +287,23 @@ class Sm90Backward : public AttentionBackwardKernels {
   ClusterRoom clusters_{2};
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
+  PackageKernel* added_mask_ = nullptr;
 };
 
 class Sm90BackwardSeam : public AttentionSeam {
  public:
   Sm90BackwardSeam()
       : AttentionSeam({"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
-                       "sm90_backward_convert", kBackwardOrderKind, kBackwardMaskKind}) {}
+                       "sm90_backward_convert", kBackwardOrderKind, kBackwardMaskKind,
+                       kBackwardAddedMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kBackwardOrderKind) {
       check_params(kernel.entry(), "attention/sm90_order", sizeof(Sm90OrderParams));
+      return;
+    }
+    if (kernel.entry().kind == kBackwardAddedMaskKind) {
+      check_params(kernel.entry(), "attention/sm90_added_mask", sizeof(Sm90AddedMaskParams));
       return;
     }
     check_params(kernel.entry(), "attention/sm90_backward", sizeof(Sm90BackwardParams));

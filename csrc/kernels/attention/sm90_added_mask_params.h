@@ -1,0 +1,32 @@
+// The one parameter of the kernel of sm90_added_mask.cu, shared by host and device code.
+#pragma once
+
+typedef long long tc_int64;  // device code includes no <cstdint>
+
+namespace torch_cubin {
+
+struct Sm90AddedMaskParams {
+  const void* mask;  // 2 bytes a number, or 4
+  // Null where rows begin with whole vectors of 16 bytes, else where to write copies, whose rows do:
+  // [batch][head][row][copy_columns].
+  void* copies;
+  // Null, or of Sm90MaskTiles, for the forward: [batch][head][tile][classes_of_tile].
+  unsigned char* classes;
+  // Else of Sm90MaskSteps, for the backward, whose works have two blocks of 64 keys: [batch][head][key tile][tile].
+  unsigned* steps;
+  int* next;                // null, or becomes 0
+  tc_int64 stride[4];       // batch, head, row, key; in elements
+  int floats;               // 4 bytes a number
+  unsigned minus_infinity;  // the bits of -inf
+  int copy_columns;
+  int heads, rows, columns;
+  int tile_rows;  // as in Sm90MaskParams from here on
+  int tile_columns;
+  int tiles;
+  int blocks;
+  int chunks;
+  int classes_of_tile;
+  int key_tiles;  // of the backward
+};
+
+}  // namespace torch_cubin

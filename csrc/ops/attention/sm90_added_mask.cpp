@@ -1,0 +1,55 @@
+#include "ops/attention/sm90_added_mask.h"
+
+#include <algorithm>
+
+#include "kernels/attention/sm90_mask_params.h"
+
+namespace torch_cubin {
+
+Sm90MaskGrid::Sm90MaskGrid(const AttentionParams& all, int64_t own_rows, int64_t own_columns)
+    : tile_rows(own_rows), tile_columns(own_columns) {
+  const auto size = [&](int dim, int64_t all_of) {
+    return all.mask_stride[dim] == 0 ? int64_t{1} : all_of;
+  };
+  batch = size(0, all.batch);
+  heads = size(1, all.heads);
+  rows = size(2, all.seqlen_q);
+  planes = batch * heads;
+  tiles = ceil_div(rows, tile_rows);
+  blocks = ceil_div(all.seqlen_k, tile_columns);
+  chunks = ceil_div(blocks, kMaskTileBlocks);
+}
+
+void Sm90MaskGrid::strides(tc_int64 (&out)[3], int64_t lines, int64_t size) const {
+  out[0] = batch == 1 ? 0 : heads * lines * size;
+  out[1] = heads == 1 ? 0 : lines * size;
+  out[2] = rows == 1 ? 0 : size;
+}
+
+Sm90AddedMaskCall::Sm90AddedMaskCall(const AttentionParams& all, AttentionDtype dtype,
+                                     const Sm90MaskGrid& grid)
+    : grid_(grid) {
+  const bool floats = (all.flags & kAttendFloatMask) != 0;
+  const int64_t size = floats ? 4 : 2, vector = 16 / size;
+  bool in_vectors = all.mask_stride[3] == 1 && reinterpret_cast<uintptr_t>(all.mask) % 16 == 0;
+  for (int dim = 0; dim < 3; ++dim) in_vectors &= all.mask_stride[dim] % vector == 0;
+  params.mask = all.mask;
+  params.floats = floats;
+  params.minus_infinity = floats ? 0xff800000u : dtype == kAttendFloat16 ? 0xfc00u : 0xff80u;
+  grid.fill(params, all);
+  result_.values = all.mask;
+  result_.floats = floats;
+  std::copy_n(all.mask_stride, 3, result_.stride);
+  if (in_vectors) return;
+  const int64_t columns = ceil_div(all.seqlen_k, vector) * vector;
+  params.copy_columns = static_cast<int>(columns);
+  copied_ = grid.planes * grid.rows * columns * size;
+  grid.strides(result_.stride, grid.rows, columns);
+}
+
+void Sm90AddedMaskCall::launch(PackageKernel& kernel, const Device& device, char* copies) {
+  if (copied_ > 0) result_.values = params.copies = copies;
+  torch_cubin::launch(kernel, {grid_.grid()}, device, params);
+}
+
+}  // namespace torch_cubin

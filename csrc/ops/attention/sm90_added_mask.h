@@ -1,0 +1,59 @@
+// What both directions of attention on Hopper do with a mask that is added to the logits: they launch
+// csrc/kernels/attention/sm90_added_mask.cu, and read the mask or the copy that it makes.
+#pragma once
+
+#include "kernels/attention/sm90_added_mask_params.h"
+#include "kernels/attention/sm90_params.h"
+#include "ops/attention/portable.h"
+#include "ops/common/launch.h"
+
+namespace torch_cubin {
+
+// As many batches, heads and rows as a mask has, by blocks of keys.
+struct Sm90MaskGrid {
+  Sm90MaskGrid(const AttentionParams& all, int64_t tile_rows, int64_t tile_columns);
+
+  // What the kernels that lay out a mask are told alike.
+  template <class Params>
+  void fill(Params& params, const AttentionParams& all) const {
+    for (int dim = 0; dim < 4; ++dim) params.stride[dim] = all.mask_stride[dim];
+    params.heads = static_cast<int>(heads);
+    params.rows = static_cast<int>(rows);
+    params.columns = all.seqlen_k;
+    params.tile_rows = static_cast<int>(tile_rows);
+    params.tile_columns = static_cast<int>(tile_columns);
+    params.tiles = static_cast<int>(tiles);
+    params.blocks = static_cast<int>(blocks);
+    params.chunks = static_cast<int>(chunks);
+  }
+
+  // Strides of batch, head and line; 0 where the mask has one of them. `lines` of `size` elements a head.
+  void strides(tc_int64 (&out)[3], int64_t lines, int64_t size) const;
+
+  int64_t grid() const { return planes * tiles * chunks; }
+
+  int64_t tile_rows, tile_columns;
+  int64_t batch, heads, rows, planes;  // planes: batch x heads
+  int64_t tiles, blocks, chunks;       // of rows, of keys, of kMaskTileBlocks blocks
+};
+
+class Sm90AddedMaskCall {
+ public:
+  Sm90AddedMaskCall(const AttentionParams& all, AttentionDtype dtype, const Sm90MaskGrid& grid);
+
+  // Of the copy, at a multiple of 16 bytes; 0 where the mask is read as it is.
+  int64_t copied_bytes() const { return copied_; }
+
+  // `copies`: so many bytes. The caller has set the other results of `params`.
+  void launch(PackageKernel& kernel, const Device& device, char* copies);
+  Sm90AddedMask result() const { return result_; }
+
+  Sm90AddedMaskParams params{};
+
+ private:
+  const Sm90MaskGrid& grid_;
+  int64_t copied_ = 0;
+  Sm90AddedMask result_{};
+};
+
+}  // namespace torch_cubin
