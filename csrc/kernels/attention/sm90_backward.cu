@@ -51,6 +51,11 @@ struct Keys {
 
   TC_DEVICE void begin_scores() {
     barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
+    if (C::kGeneral && p.added.values != nullptr) {
+      Step of = step_of();
+      if (of.adds_mask && p.added.floats) fetch_mask<float>(of);
+      if (of.adds_mask && !p.added.floats) fetch_mask<u16>(of);
+    }
     wgmma_fence();
     multiply_keys<C>(s, shared + C::kK + group * 8192, shared + C::kQ + q() * C::kQBytes);
   }
@@ -77,22 +82,56 @@ struct Keys {
     }
   }
 
-  // Where a mask is -inf neither a score nor a gradient counts that is not finite itself.
+  // What the producer says of a step.
+  struct Step {
+    int query, head;  // query: the first one
+    bool adds_mask;   // to this warpgroup's keys
+  };
+  TC_DEVICE Step step_of() const {
+    u32 first_row, head_word;
+    load_shared(first_row, shared + C::kFirstRow + 4 * q());
+    load_shared(head_word, shared + C::kHead + 4 * q());
+    return {static_cast<int>(first_row / 8), static_cast<int>(head_word / 4),
+            (head_word >> group & 1) != 0};
+  }
+
+  // Brings a mask's numbers for this warpgroup's part of the step to the L1 cache, while its products run. The copy
+  // goes where bits of a boolean mask would be; nobody reads it.
+  template <class Number>
+  TC_DEVICE void fetch_mask(const Step& of) const {
+    constexpr int kSector = 32 / sizeof(Number), kSectors = 64 / kSector;
+    auto from = static_cast<const Number*>(p.added.values) + work().batch * p.added.stride[0] +
+                of.head * p.added.stride[1];
+    u32 to = shared + C::kMask + 4 * (group * kWarpgroup + threadIdx.x % kWarpgroup);
+#pragma unroll
+    for (int i = threadIdx.x % kWarpgroup; i < C::kRows * kSectors; i += kWarpgroup) {
+      int row = min(of.query + i / kSectors, work().sequence.rows - 1);
+      int column = key + i % kSectors * kSector;
+      if (column < work().sequence.columns) {
+        cp_async<4>(to, from + row * p.added.stride[2] + column, true);
+      }
+    }
+  }
+
+  // `value`: of a mask, for element i. kEarly: dP's sums are not complete. Where the mask is -inf neither a score nor
+  // a gradient counts that is not finite itself.
+  template <bool kEarly>
   TC_DEVICE void add(int i, float value) {
     bool hidden = value == -kInfinity;
     s[i] = hidden ? value : s[i] + value;
-    if (hidden) dp[i] = 0.0f;
+    if (!kEarly && hidden) dp[i] = 0.0f;
   }
 
   // Adds a mask's numbers to the logits. A warp reads matrices of 8 queries by 8 keys, a query a row, and
   // transposes them; some are asked for at a time. What is read in place of queries and keys that there are not is
-  // hidden afterwards. `query`: the tile's first one.
-  TC_DEVICE void add_mask(int head, int query) {
+  // hidden afterwards.
+  template <bool kEarly>
+  TC_DEVICE void add_mask(const Step& of) {
     constexpr int kTogether = C::kRows / 24;  // octets of queries
     static_assert(C::kRows / 8 % kTogether == 0);
     int rows = work().sequence.rows, columns = work().sequence.columns;
     int key_of_warp = key + 16 * warp();
-    tc_int64 first = work().batch * p.added.stride[0] + head * p.added.stride[1];
+    tc_int64 first = work().batch * p.added.stride[0] + of.head * p.added.stride[1];
     if (p.added.floats) {
       auto from = static_cast<const float*>(p.added.values) + first;
       int own = key_of_warp + lane() / 4;
@@ -101,14 +140,14 @@ struct Keys {
         float value[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          int row = min(query + 8 * j + lane() % 4 * 2 + i % 2, rows - 1);
+          int row = min(of.query + 8 * j + lane() % 4 * 2 + i % 2, rows - 1);
           int column = min(own + i / 2 * 8, columns - 1);
           asm volatile("ld.global.nc.f32 %0, [%1];"
                        : "=f"(value[i])
                        : "l"(from + row * p.added.stride[2] + column));
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) add(4 * j + i, value[i]);
+        for (int i = 0; i < 4; ++i) add<kEarly>(4 * j + i, value[i]);
       }
       return;
     }
@@ -119,7 +158,7 @@ struct Keys {
       u32 pair[kTogether][2];
 #pragma unroll
       for (int o = 0; o < kTogether; ++o) {
-        int row = min(query + 8 * (j + o) + lane() / 4, rows - 1);
+        int row = min(of.query + 8 * (j + o) + lane() / 4, rows - 1);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           int there = column + 8 * h < columns ? column + 8 * h : 0;
@@ -134,20 +173,54 @@ struct Keys {
         for (int h = 0; h < 2; ++h) {
           u32 queries = transpose_8x8(pair[o][h]);
           int i = 4 * (j + o) + 2 * h;
-          add(i, DTypeTraits<C::kDType>::load(static_cast<u16>(queries)));
-          add(i + 1, DTypeTraits<C::kDType>::load(static_cast<u16>(queries >> 16)));
+          add<kEarly>(i, DTypeTraits<C::kDType>::load(static_cast<u16>(queries)));
+          add<kEarly>(i + 1, DTypeTraits<C::kDType>::load(static_cast<u16>(queries >> 16)));
         }
     }
   }
 
-  // The same two steps of `general` kernels, where dP's sums are complete.
-  TC_DEVICE void differentiate_general() {
-    u32 first_row, head_word;
-    load_shared(first_row, shared + C::kFirstRow + 4 * q());
-    load_shared(head_word, shared + C::kHead + 4 * q());
-    int head = static_cast<int>(head_word / 4);
-    int query = static_cast<int>(first_row / 8) + lane() % 4 * 2;
-    int own = key + 16 * warp() + lane() / 4;
+  template <bool kEarly>
+  class Rule : public TileRule<true> {
+   public:
+    using TileRule<true>::TileRule;
+    TC_DEVICE float softcap() const { return kEarly ? 0.0f : TileRule<true>::softcap(); }
+  };
+
+  // Scores to weights, of `general` kernels. kEarly: without what needs dP, softcap.
+  template <bool kEarly>
+  TC_DEVICE void weigh(const Step& of) {
+    float slope = 0.0f;
+    if (p.score.alibi_slopes != nullptr) {
+      slope = __ldg(p.score.alibi_slopes + work().batch * p.score.alibi_stride + of.head);
+    }
+    Rule<kEarly> rule(p.score, work().sequence, of.query + lane() % 4 * 2,
+                      key + 16 * warp() + lane() / 4, slope);
+    auto each = [&](auto&& function) {
+#pragma unroll
+      for (int i = 0; i < C::kRows / 2; ++i) {
+        float none = 0.0f;
+        function(s[i], kEarly ? none : dp[i], i / 2 % 2, i / 4 * 8 + i % 2, i);
+      }
+    };
+    torch_cubin::apply_rule(rule, each, each);
+    if (of.adds_mask) add_mask<kEarly>(of);
+    u32 from = sums + q() * C::kSumBytes;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float lse[2];
+      load_shared(lse, from + j * 32);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        s[4 * j + r] = exp2_approx((s[4 * j + r] - lse[r % 2]) * kLog2e);
+      }
+    }
+  }
+
+  // Of `general` kernels: scores to weights, which dropout then drops, where it takes dP.
+  TC_DEVICE bool needs_dp() const { return p.score.softcap != 0 || p.score.drop_below > 0; }
+
+  TC_DEVICE void differentiate_late(const Step& of) {
+    int query = of.query + lane() % 4 * 2, own = key + 16 * warp() + lane() / 4;
     bool drops = p.score.drop_below > 0;
     u64 kept = ~u64(0);  // a bit for each element
     if (drops) {
@@ -156,8 +229,8 @@ struct Keys {
 #pragma unroll
       for (int i = 0; i < C::kRows / 4; ++i) {
         int at = i / 2 * 8 + i % 2;
-        DropoutBits bits(*p.score.dropout_seed, work().batch * p.heads + head, query + at, own / 32,
-                         own % 8 / 2);
+        DropoutBits bits(*p.score.dropout_seed, work().batch * p.heads + of.head, query + at,
+                         own / 32, own % 8 / 2);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           u32 word = right != 0 ? bits.words[2 + h] : bits.words[h];
@@ -180,30 +253,9 @@ struct Keys {
 #pragma unroll
       for (int r = 0; r < 4; ++r) dp[4 * j + r] -= delta[r % 2];
     }
-    float slope = 0.0f;
-    if (p.score.alibi_slopes != nullptr) {
-      slope = __ldg(p.score.alibi_slopes + work().batch * p.score.alibi_stride + head);
-    }
-    TileRule<true> rule(p.score, work().sequence, query, own, slope);
-    auto each = [&](auto&& function) {
+    weigh<false>(of);
 #pragma unroll
-      for (int i = 0; i < C::kRows / 2; ++i) {
-        function(s[i], dp[i], i / 2 % 2, i / 4 * 8 + i % 2, i);
-      }
-    };
-    torch_cubin::apply_rule(rule, each, each);
-    if ((head_word >> group & 1) != 0) add_mask(head, static_cast<int>(first_row / 8));
-#pragma unroll
-    for (int j = 0; j < C::kRows / 8; ++j) {
-      float lse[2];
-      load_shared(lse, from + j * 32);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        int i = 4 * j + r;
-        s[i] = exp2_approx((s[i] - lse[r % 2]) * kLog2e);
-        dp[i] *= s[i];
-      }
-    }
+    for (int i = 0; i < C::kRows / 2; ++i) dp[i] *= s[i];
     if (!drops) return;
 #pragma unroll
     for (int i = 0; i < C::kRows / 2; ++i) {
@@ -256,16 +308,30 @@ struct Keys {
       begin_dp();
       wgmma_wait<1>();
       keep_in_place(s);
-      if (!C::kGeneral) exponentiate<C>(s, sums + q() * C::kSumBytes, p.unit);
+      Step of;
+      bool late = false;
+      if constexpr (C::kGeneral) {
+        of = step_of();
+        late = needs_dp();
+        if (!late) weigh<true>(of);
+      } else {
+        exponentiate<C>(s, sums + q() * C::kSumBytes, p.unit);
+      }
       keep_in_place(s);
       // It is complete. ptxas would otherwise wait for dP before the exponentials.
       wait_for_grad();
       wgmma_wait<0>();
       keep_in_place(dp);
-      if constexpr (C::kGeneral) {
-        differentiate_general();
+      if (C::kGeneral && late) {
+        differentiate_late(of);
       } else {
         differentiate();
+        if (C::kGeneral && of.adds_mask) {
+#pragma unroll
+          for (int i = 0; i < C::kRows / 2; ++i) {
+            if (s[i] == 0.0f) dp[i] = 0.0f;
+          }
+        }
       }
       hide();
       u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4];
@@ -291,6 +357,7 @@ struct Keys {
     for (;; ++number) {
       if (!begin_work<C>(shared, works, number)) {
         tma_store_wait_read<0>();  // shared memory must not end before
+        if (C::kGeneral) cp_async_wait_all();
         return;
       }
       key = work().key_tile * C::kKeys + 64 * group;

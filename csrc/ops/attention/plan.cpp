@@ -36,16 +36,21 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
   return best;
 }
 
-// The variant that the call needs for everything but its mask.
-AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
+// The variant that the call needs for everything but its mask and its sinks.
+AttentionVariant gradient_variant(const AttentionSettings& settings,
+                                  const AttentionOptions& options) {
   // A scale that is not positive turns the order of the scores around, which only the general
   // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,
   // where a positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
   // further from a score than a weight may grow.
   const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
-  const bool general = options.alibi_slopes || options.sinks || settings.drop_below > 0 ||
-                       settings.softcap > 0 || !(unit > 1e-37f) || !std::isnormal(unit);
+  const bool general = options.alibi_slopes || settings.drop_below > 0 || settings.softcap > 0 ||
+                       !(unit > 1e-37f) || !std::isnormal(unit);
   return general ? kGeneral : kFull;
+}
+
+AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
+  return options.sinks ? kGeneral : gradient_variant(settings, options);
 }
 
 }  // namespace
@@ -61,6 +66,7 @@ AttentionCase attention_case(const AttentionCall& call) {
   c.dtype = call.dtype;
   c.variant = attention_variant(call.settings, call.options);
   c.score_variant = score_variant(call.settings, call.options);
+  c.gradient_variant = gradient_variant(call.settings, call.options);
   c.mask = !call.options.attn_mask                                         ? kNoMask
            : TensorView(*call.options.attn_mask).dtype == ScalarType::Bool ? kBoolMask
                                                                            : kAddedMask;

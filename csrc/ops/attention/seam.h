@@ -34,6 +34,8 @@ struct AttentionCase {
   ScalarType dtype;
   AttentionVariant variant;
   AttentionVariant score_variant;  // what `variant` would be without the mask
+  // And without the sinks, of which the logsumexp that the backward is given says all.
+  AttentionVariant gradient_variant;
   AttentionMask mask;
   bool float_mask;     // 4 bytes a number, where the tensors have 2
   bool large_softcap;  // above kMostShortSoftcap

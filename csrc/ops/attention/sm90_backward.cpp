@@ -119,7 +119,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     }
     // A boolean mask alone needs no rule for the scores: all of these kernels take its bits.
     const AttentionVariant variant =
-        problem.mask == kBoolMask ? problem.score_variant : problem.variant;
+        problem.mask == kAddedMask ? kGeneral : problem.gradient_variant;
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
     const AttentionRow* row = narrowest(backward_[dtype][variant], width);
     if (row == nullptr) return plan;
