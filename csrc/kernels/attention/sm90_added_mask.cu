@@ -1,48 +1,21 @@
-// A mask that is added to the logits, before the `general` kernels of sm90.cu and sm90_backward.cu read it: for
+// A mask that is added to the logits, before the `masked` and `general` kernels of sm90.cu read it: for
 // each tile of queries and block of keys, whether all numbers are -inf, all are 0, or neither. The first are left
 // out and the second not read, as in causal masks and padding.
 //
 // A block of threads reads a tile of queries by four blocks of keys. Where rows do not begin with whole vectors,
 // for their strides or their address, it writes a copy of what it reads, in which they do.
-#include "common/ptx.cuh"
 #include "sm90_added_mask_params.h"
+#include "sm90_mask_numbers.cuh"
 #include "sm90_mask_params.h"
-#include "sm90_params.h"
 
 namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
 
 constexpr int kPairs =
     kMaskTileBlocks * kMaskTileColumns / 64;  // of keys that a lane has of a row, at most
 constexpr int kTogether = 8;                  // rows of which a thread asks for its keys at once
 constexpr int kWarps = TC_THREADS / 32;
-
-// Two keys' numbers as bits, one behind the other.
-struct Halves {
-  using Number = u16;
-  using Pair = u32;
-  static TC_DEVICE Pair join(Number left, Number right) { return left | u32(right) << 16; }
-  static TC_DEVICE u32 of(Pair pair, int i) { return i == 0 ? pair & 0xffff : pair >> 16; }
-  static constexpr u32 kMagnitude = 0x7fff;
-};
-struct Floats {
-  using Number = u32;
-  using Pair = u64;
-  static TC_DEVICE Pair join(Number left, Number right) { return left | u64(right) << 32; }
-  static TC_DEVICE u32 of(Pair pair, int i) { return static_cast<u32>(pair >> 32 * i); }
-  static constexpr u32 kMagnitude = 0x7fffffff;
-};
-
-// The bits of a Sm90MaskClass. A number of 0, also a negative one, adds nothing.
-template <class Type>
-TC_DEVICE u32 class_of(typename Type::Pair pair, u32 minus_infinity) {
-  u32 found = 0;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    u32 bits = Type::of(pair, i);
-    found |= (bits != minus_infinity ? 1u : 0u) | ((bits & Type::kMagnitude) != 0 ? 2u : 0u);
-  }
-  return found;
-}
 
 // Classes of this thread's part of the tile, two bits for each of the four blocks of keys.
 template <class Type>
@@ -98,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
   tc_int64 line = blockIdx.x / p.chunks, plane = line / p.tiles;
   tc_int64 batch = plane / p.heads, head = plane - batch * p.heads;
   int tile = static_cast<int>(line - plane * p.tiles);
-  if (!TC_BACKWARD && blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
   if (threadIdx.x == 0) found = 0;
   __syncthreads();
   int first_row = tile * p.tile_rows, first_column = chunk * kMaskTileBlocks * p.tile_columns;
@@ -108,17 +81,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
   if (threadIdx.x % 32 == 0) atomicOr(&found, classes);
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if constexpr (TC_BACKWARD) {
-    for (int i = 0; i < kMaskTileBlocks / 2; ++i) {
-      int key_tile = chunk * (kMaskTileBlocks / 2) + i;
-      if (key_tile >= p.key_tiles) return;
-      u32 both = found >> 4 * i & 15;
-      u32 what = (both & 2) / 2 * kStepHidesInFirst + (both & 8) / 8 * kStepHidesInSecond;
-      p.steps[(plane * p.key_tiles + key_tile) * p.tiles + tile] =
-          (both & 5) != 0 ? what : static_cast<u32>(kStepHidesAll);
-    }
-    return;
-  }
   u32 some = found & 0x55;  // bit 0 of each class
   auto to = p.classes + line * p.classes_of_tile;
   to[chunk] = static_cast<unsigned char>(some | (found & some << 1));
@@ -130,10 +92,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_added_mask_attention_{k.of}", "archs": ["sm_90a"], "kind": "{k.kind}",
-   "for": {"k": [{"of": "queries", "kind": "sm90_added_mask", "backward": 0},
-                 {"of": "keys", "kind": "sm90_backward_added_mask", "backward": 1}]},
-   "defines": {"TC_BACKWARD": "{k.backward}"},
+  {"name": "sm90_added_mask_attention", "archs": ["sm_90a"], "kind": "sm90_added_mask",
    "dtype": "any", "math": "any", "layout": "any", "alignment": 1, "tile": [128, 128, 1], "stages": 1,
    "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
 */

@@ -10,11 +10,8 @@ struct Sm90AddedMaskParams {
   // Null where rows begin with whole vectors of 16 bytes, else where to write copies, whose rows do:
   // [batch][head][row][copy_columns].
   void* copies;
-  // Null, or of Sm90MaskTiles, for the forward: [batch][head][tile][classes_of_tile].
-  unsigned char* classes;
-  // Else of Sm90MaskSteps, for the backward, whose works have two blocks of 64 keys: [batch][head][key tile][tile].
-  unsigned* steps;
-  int* next;                // null, or becomes 0
+  unsigned char* classes;   // of Sm90MaskTiles: [batch][head][tile][classes_of_tile]
+  int* next;                // becomes 0
   tc_int64 stride[4];       // batch, head, row, key; in elements
   int floats;               // 4 bytes a number
   unsigned minus_infinity;  // the bits of -inf
@@ -26,7 +23,6 @@ struct Sm90AddedMaskParams {
   int blocks;
   int chunks;
   int classes_of_tile;
-  int key_tiles;  // of the backward
 };
 
 }  // namespace torch_cubin

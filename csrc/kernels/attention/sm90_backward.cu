@@ -51,11 +51,6 @@ struct Keys {
 
   TC_DEVICE void begin_scores() {
     barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
-    if (C::kGeneral && p.added.values != nullptr) {
-      Step of = step_of();
-      if (of.adds_mask && p.added.floats) fetch_mask<float>(of);
-      if (of.adds_mask && !p.added.floats) fetch_mask<u16>(of);
-    }
     wgmma_fence();
     multiply_keys<C>(s, shared + C::kK + group * 8192, shared + C::kQ + q() * C::kQBytes);
   }
@@ -95,24 +90,6 @@ struct Keys {
             (head_word >> group & 1) != 0};
   }
 
-  // Brings a mask's numbers for this warpgroup's part of the step to the L1 cache, while its products run. The copy
-  // goes where bits of a boolean mask would be; nobody reads it.
-  template <class Number>
-  TC_DEVICE void fetch_mask(const Step& of) const {
-    constexpr int kSector = 32 / sizeof(Number), kSectors = 64 / kSector;
-    auto from = static_cast<const Number*>(p.added.values) + work().batch * p.added.stride[0] +
-                of.head * p.added.stride[1];
-    u32 to = shared + C::kMask + 4 * (group * kWarpgroup + threadIdx.x % kWarpgroup);
-#pragma unroll
-    for (int i = threadIdx.x % kWarpgroup; i < C::kRows * kSectors; i += kWarpgroup) {
-      int row = min(of.query + i / kSectors, work().sequence.rows - 1);
-      int column = key + i % kSectors * kSector;
-      if (column < work().sequence.columns) {
-        cp_async<4>(to, from + row * p.added.stride[2] + column, true);
-      }
-    }
-  }
-
   // `value`: of a mask, for element i. kEarly: dP's sums are not complete. Where the mask is -inf neither a score nor
   // a gradient counts that is not finite itself.
   template <bool kEarly>
@@ -122,61 +99,53 @@ struct Keys {
     if (!kEarly && hidden) dp[i] = 0.0f;
   }
 
-  // Adds a mask's numbers to the logits. A warp reads matrices of 8 queries by 8 keys, a query a row, and
-  // transposes them; some are asked for at a time. What is read in place of queries and keys that there are not is
-  // hidden afterwards.
+  // Adds a mask's numbers to the logits, some vectors at a time.
   template <bool kEarly>
   TC_DEVICE void add_mask(const Step& of) {
-    constexpr int kTogether = C::kRows / 24;  // octets of queries
-    static_assert(C::kRows / 8 % kTogether == 0);
-    int rows = work().sequence.rows, columns = work().sequence.columns;
-    int key_of_warp = key + 16 * warp();
-    tc_int64 first = work().batch * p.added.stride[0] + of.head * p.added.stride[1];
-    if (p.added.floats) {
-      auto from = static_cast<const float*>(p.added.values) + first;
-      int own = key_of_warp + lane() / 4;
+    MaskPlace at(p.bits, work().batch, of.head, of.query / C::kRows);
+    tc_int64 place = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work().key_tile;
+    auto from = reinterpret_cast<const uint4*>(p.bits.words) + kWarpgroup * group +
+                threadIdx.x % kWarpgroup;
+    constexpr int kTogether = 3;
+    if (p.mask_floats != 0) {
+      constexpr int kVectors = C::kRows / 8;
+      from += place * (kVectors * C::kMaskThreads);
 #pragma unroll
-      for (int j = 0; j < C::kRows / 8; ++j) {
-        float value[4];
+      for (int first = 0; first < kVectors; first += kTogether) {
+        u32 vector[kTogether][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          int row = min(of.query + 8 * j + lane() % 4 * 2 + i % 2, rows - 1);
-          int column = min(own + i / 2 * 8, columns - 1);
-          asm volatile("ld.global.nc.f32 %0, [%1];"
-                       : "=f"(value[i])
-                       : "l"(from + row * p.added.stride[2] + column));
+        for (int v = 0; v < kTogether; ++v) {
+          load_vector(vector[v], from + (first + v) * C::kMaskThreads);
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) add<kEarly>(4 * j + i, value[i]);
-      }
-      return;
-    }
-    auto from = static_cast<const u16*>(p.added.values) + first;
-    int column = key_of_warp + lane() % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < C::kRows / 8; j += kTogether) {
-      u32 pair[kTogether][2];
-#pragma unroll
-      for (int o = 0; o < kTogether; ++o) {
-        int row = min(of.query + 8 * (j + o) + lane() / 4, rows - 1);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          int there = column + 8 * h < columns ? column + 8 * h : 0;
-          asm volatile("ld.global.nc.u32 %0, [%1];"
-                       : "=r"(pair[o][h])
-                       : "l"(from + row * p.added.stride[2] + there));
+        for (int i = 0; i < 4 * kTogether; ++i) {
+          add<kEarly>(4 * first + i, __uint_as_float(vector[i / 4][i % 4]));
         }
       }
+    } else {
+      constexpr int kVectors = C::kRows / 16;
+      from += place * (kVectors * C::kMaskThreads);
 #pragma unroll
-      for (int o = 0; o < kTogether; ++o)
+      for (int first = 0; first < kVectors; first += kTogether) {
+        u32 vector[kTogether][4];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          u32 queries = transpose_8x8(pair[o][h]);
-          int i = 4 * (j + o) + 2 * h;
-          add<kEarly>(i, DTypeTraits<C::kDType>::load(static_cast<u16>(queries)));
-          add<kEarly>(i + 1, DTypeTraits<C::kDType>::load(static_cast<u16>(queries >> 16)));
+        for (int v = 0; v < kTogether; ++v) {
+          load_vector(vector[v], from + (first + v) * C::kMaskThreads);
         }
+#pragma unroll
+        for (int i = 0; i < 8 * kTogether; ++i) {
+          u32 pair = vector[i / 8][i % 8 / 2];
+          add<kEarly>(8 * first + i,
+                      DTypeTraits<C::kDType>::load(static_cast<u16>(pair >> 16 * (i % 2))));
+        }
+      }
     }
+  }
+
+  static TC_DEVICE void load_vector(u32 (&out)[4], const uint4* from) {
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "l"(from));
   }
 
   template <bool kEarly>
@@ -357,7 +326,6 @@ struct Keys {
     for (;; ++number) {
       if (!begin_work<C>(shared, works, number)) {
         tma_store_wait_read<0>();  // shared memory must not end before
-        if (C::kGeneral) cp_async_wait_all();
         return;
       }
       key = work().key_tile * C::kKeys + 64 * group;

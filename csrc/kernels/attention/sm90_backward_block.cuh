@@ -112,9 +112,9 @@ struct BackwardConfig {
   static constexpr int kKeyBytes = kPanels * kPanelBytes, kQBytes = kRows * kD * 2;
   static constexpr int kScoreBytes = kRowPanels * kScorePanelBytes, kPieceBytes = 64 * kRows * 4;
   static constexpr int kSumBytes = 2 * kRows * 4;
-  // Of a thread: a bit for each of its scores.
+  // Of a thread that multiplies keys: a bit for each of its scores.
   static constexpr int kMaskWords = (kRows / 2 + 31) / 32;
-  static constexpr int kMaskBytes = 2 * kKeys * kMaskWords * 4;
+  static constexpr int kMaskThreads = 2 * kKeys, kMaskBytes = kMaskThreads * kMaskWords * 4;
   static constexpr int kDqSlots = kPair ? 1 : kWide ? 2 : kDqStages * kPieces;
   // Of a pair: the other block's keys, of the columns whose dq is this block's.
   static constexpr int kOtherBytes = kPair ? kPieces * kPanelBytes : 0;
@@ -356,7 +356,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
     u32 added = 0;  // of the two warpgroups: whether a mask's numbers are to be added
-    if (C::kGeneral && p.added.values != nullptr) {
+    if (C::kGeneral && p.mask_added != 0) {
       added = what;
       what = kStepHidesNone;
     }

@@ -18,10 +18,11 @@ namespace torch_cubin {
 
 constexpr int kMaskChunk = 512;  // keys that a block of sm90_backward_mask.cu has
 
-// A mask, as sm90_backward_mask.cu or, where it is added to the logits, sm90_added_mask.cu lays it out for steps.
+// A mask, as sm90_backward_mask.cu or, where it is added to the logits, sm90_backward_added_mask.cu lays it out for
+// steps.
 struct Sm90MaskSteps {
-  // Of a boolean mask, else null. [batch][head][tile][key tile][thread][word]: a bit for each of its scores;
-  // where the step hides some.
+  // [batch][head][tile][key tile][thread][word]: of a boolean mask a bit for each of a thread's scores, where the
+  // step hides some. Or [batch][head][tile][key tile][vector][thread], vectors of 16 bytes: numbers to be added.
   unsigned* words;
   // Null without a mask. [batch][head][key tile][tile]: a Sm90StepClass in the lowest kStepClassBits. Above them,
   // by sm90_backward_delta.cu, how many of the key tiles before this one take the step. Keys to which a mask adds
@@ -60,10 +61,13 @@ struct Sm90BackwardParams {
   float logsumexp_unit;  // log2(e); general: 1
   Sm90ScoreRule score;   // of `general` kernels; without its mask, which the next ones are
 
-  const void* mask;         // of sm90_backward_mask.cu: a byte a score, 0 hides
-  tc_int64 mask_stride[4];  // batch, head, row, key
+  // Null, or of the kernels that lay it out, a value for each score: a byte, of which 0 hides, or a number that is
+  // added, of q's type or a float.
+  const void* mask;
+  tc_int64 mask_stride[4];  // batch, head, row, key; in elements
+  int mask_added, mask_floats;
+  unsigned minus_infinity;  // the bits of -inf
   Sm90MaskSteps bits;
-  Sm90AddedMask added;  // of `general` kernels
 };
 
 }  // namespace torch_cubin

@@ -94,9 +94,6 @@ TC_DEVICE void cp_async_bytes(u32 shared, const void* global, int bytes) {
 
 TC_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;"); }
 
-// For copies that were not committed, too.
-TC_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;"); }
-
 template <int kPending>
 TC_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending));

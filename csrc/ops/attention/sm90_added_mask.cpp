@@ -35,7 +35,7 @@ Sm90AddedMaskCall::Sm90AddedMaskCall(const AttentionParams& all, AttentionDtype 
   for (int dim = 0; dim < 3; ++dim) in_vectors &= all.mask_stride[dim] % vector == 0;
   params.mask = all.mask;
   params.floats = floats;
-  params.minus_infinity = floats ? 0xff800000u : dtype == kAttendFloat16 ? 0xfc00u : 0xff80u;
+  params.minus_infinity = minus_infinity(floats, dtype);
   grid.fill(params, all);
   result_.values = all.mask;
   result_.floats = floats;

@@ -1,5 +1,5 @@
-// What both directions of attention on Hopper do with a mask that is added to the logits: they launch
-// csrc/kernels/attention/sm90_added_mask.cu, and read the mask or the copy that it makes.
+// A mask that is added to the logits, in the forward on Hopper: csrc/kernels/attention/sm90_added_mask.cu, and
+// the copy that it may make.
 #pragma once
 
 #include "kernels/attention/sm90_added_mask_params.h"
@@ -36,6 +36,11 @@ struct Sm90MaskGrid {
   int64_t batch, heads, rows, planes;  // planes: batch x heads
   int64_t tiles, blocks, chunks;       // of rows, of keys, of kMaskTileBlocks blocks
 };
+
+// The bits of a mask's -inf. `dtype`: of the tensors, and of a mask that is not of floats.
+inline unsigned minus_infinity(bool floats, AttentionDtype dtype) {
+  return floats ? 0xff800000u : dtype == kAttendFloat16 ? 0xfc00u : 0xff80u;
+}
 
 class Sm90AddedMaskCall {
  public:

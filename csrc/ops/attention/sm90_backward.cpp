@@ -233,24 +233,23 @@ class Sm90Backward : public AttentionBackwardKernels {
     bits.tiles = size(2, params.tiles);
     const int64_t tiles = int64_t{bits.batches} * bits.heads * bits.tiles;
     const int64_t steps = tiles * params.key_tiles;
-    if ((all.flags & kAttendBoolMask) == 0) {
-      const Sm90MaskGrid grid(all, params.tile_rows, params.tile_keys / 2);
-      Sm90AddedMaskCall call(all, dtype, grid);
-      const int64_t copies_at = ceil_div(4 * steps, int64_t{16}) * 16;
-      memory.emplace(device_, copies_at + call.copied_bytes());
-      call.params.steps = bits.steps = reinterpret_cast<unsigned*>(memory->data());
-      call.params.key_tiles = params.key_tiles;
-      call.launch(*added_mask_, device_, memory->data() + copies_at);
-      params.added = call.result();
-      return;
-    }
     params.mask = all.mask;
     std::copy_n(all.mask_stride, 4, params.mask_stride);
-    const int64_t words = steps * 2 * params.tile_keys * ceil_div(params.tile_rows / 2, 32);
+    params.mask_added = (all.flags & kAttendBoolMask) == 0 ? 1 : 0;
+    params.mask_floats = (all.flags & kAttendFloatMask) != 0 ? 1 : 0;
+    params.minus_infinity = minus_infinity(params.mask_floats != 0, dtype);
+    const int64_t scores = params.tile_rows * params.tile_keys;  // of a step
+    const int64_t words =
+        steps * (params.mask_added == 0 ? 2 * params.tile_keys * ceil_div(params.tile_rows / 2, 32)
+                                        : scores / (params.mask_floats != 0 ? 1 : 2));
     memory.emplace(device_, 4 * (words + steps));
     bits.words = reinterpret_cast<unsigned*>(memory->data());
     bits.steps = bits.words + words;
-    torch_cubin::launch(*mask_, {tiles * ceil_div(all.seqlen_k, kMaskChunk)}, device_, params);
+    if (params.mask_added != 0) {
+      torch_cubin::launch(*added_mask_, {steps}, device_, params);
+    } else {
+      torch_cubin::launch(*mask_, {tiles * ceil_div(all.seqlen_k, kMaskChunk)}, device_, params);
+    }
   }
 
   void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
@@ -302,12 +301,9 @@ class Sm90BackwardSeam : public AttentionSeam {
       check_params(kernel.entry(), "attention/sm90_order", sizeof(Sm90OrderParams));
       return;
     }
-    if (kernel.entry().kind == kBackwardAddedMaskKind) {
-      check_params(kernel.entry(), "attention/sm90_added_mask", sizeof(Sm90AddedMaskParams));
-      return;
-    }
     check_params(kernel.entry(), "attention/sm90_backward", sizeof(Sm90BackwardParams));
-    if (kernel.entry().kind == kBackwardMaskKind) return;
+    if (kernel.entry().kind == kBackwardMaskKind || kernel.entry().kind == kBackwardAddedMaskKind)
+      return;
     const AttentionRow row(kernel, Device());
     const bool general = kernel.entry().kind == kBackwardGeneralKind;
     if (!general && kernel.entry().kind != "sm90_backward") {
