@@ -16,7 +16,7 @@
 // wants 32 beside the accumulators. What spills is the warp that fetches works, once in each.
 #include "common/dropout.cuh"
 #include "numbers.cuh"
-#include "sm90_backward_block.cuh"
+#include "sm90_backward_added.cuh"
 #include "sm90_rule.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -77,19 +77,6 @@ struct Keys {
     }
   }
 
-  // What the producer says of a step.
-  struct Step {
-    int query, head;  // query: the first one
-    bool adds_mask;   // to this warpgroup's keys
-  };
-  TC_DEVICE Step step_of() const {
-    u32 first_row, head_word;
-    load_shared(first_row, shared + C::kFirstRow + 4 * q());
-    load_shared(head_word, shared + C::kHead + 4 * q());
-    return {static_cast<int>(first_row / 8), static_cast<int>(head_word / 4),
-            (head_word >> group & 1) != 0};
-  }
-
   // `value`: of a mask, for element i. kEarly: dP's sums are not complete. Where the mask is -inf neither a score nor
   // a gradient counts that is not finite itself.
   template <bool kEarly>
@@ -97,55 +84,6 @@ struct Keys {
     bool hidden = value == -kInfinity;
     s[i] = hidden ? value : s[i] + value;
     if (!kEarly && hidden) dp[i] = 0.0f;
-  }
-
-  // Adds a mask's numbers to the logits, some vectors at a time.
-  template <bool kEarly>
-  TC_DEVICE void add_mask(const Step& of) {
-    MaskPlace at(p.bits, work().batch, of.head, of.query / C::kRows);
-    tc_int64 place = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work().key_tile;
-    auto from = reinterpret_cast<const uint4*>(p.bits.words) + kWarpgroup * group +
-                threadIdx.x % kWarpgroup;
-    constexpr int kTogether = 3;
-    if (p.mask_floats != 0) {
-      constexpr int kVectors = C::kRows / 8;
-      from += place * (kVectors * C::kMaskThreads);
-#pragma unroll
-      for (int first = 0; first < kVectors; first += kTogether) {
-        u32 vector[kTogether][4];
-#pragma unroll
-        for (int v = 0; v < kTogether; ++v) {
-          load_vector(vector[v], from + (first + v) * C::kMaskThreads);
-        }
-#pragma unroll
-        for (int i = 0; i < 4 * kTogether; ++i) {
-          add<kEarly>(4 * first + i, __uint_as_float(vector[i / 4][i % 4]));
-        }
-      }
-    } else {
-      constexpr int kVectors = C::kRows / 16;
-      from += place * (kVectors * C::kMaskThreads);
-#pragma unroll
-      for (int first = 0; first < kVectors; first += kTogether) {
-        u32 vector[kTogether][4];
-#pragma unroll
-        for (int v = 0; v < kTogether; ++v) {
-          load_vector(vector[v], from + (first + v) * C::kMaskThreads);
-        }
-#pragma unroll
-        for (int i = 0; i < 8 * kTogether; ++i) {
-          u32 pair = vector[i / 8][i % 8 / 2];
-          add<kEarly>(8 * first + i,
-                      DTypeTraits<C::kDType>::load(static_cast<u16>(pair >> 16 * (i % 2))));
-        }
-      }
-    }
-  }
-
-  static TC_DEVICE void load_vector(u32 (&out)[4], const uint4* from) {
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "l"(from));
   }
 
   template <bool kEarly>
@@ -157,7 +95,7 @@ struct Keys {
 
   // Scores to weights, of `general` kernels. kEarly: without what needs dP, softcap.
   template <bool kEarly>
-  TC_DEVICE void weigh(const Step& of) {
+  TC_DEVICE void weigh(const StepPlace& of) {
     float slope = 0.0f;
     if (p.score.alibi_slopes != nullptr) {
       slope = __ldg(p.score.alibi_slopes + work().batch * p.score.alibi_stride + of.head);
@@ -172,7 +110,9 @@ struct Keys {
       }
     };
     torch_cubin::apply_rule(rule, each, each);
-    if (of.adds_mask) add_mask<kEarly>(of);
+    if (of.adds_mask) {
+      for_each_added<C>(p, work(), of, group, [&](int i, float value) { add<kEarly>(i, value); });
+    }
     u32 from = sums + q() * C::kSumBytes;
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
@@ -188,7 +128,7 @@ struct Keys {
   // Of `general` kernels: scores to weights, which dropout then drops, where it takes dP.
   TC_DEVICE bool needs_dp() const { return p.score.softcap != 0 || p.score.drop_below > 0; }
 
-  TC_DEVICE void differentiate_late(const Step& of) {
+  TC_DEVICE void differentiate_late(const StepPlace& of) {
     int query = of.query + lane() % 4 * 2, own = key + 16 * warp() + lane() / 4;
     bool drops = p.score.drop_below > 0;
     u64 kept = ~u64(0);  // a bit for each element
@@ -277,10 +217,10 @@ struct Keys {
       begin_dp();
       wgmma_wait<1>();
       keep_in_place(s);
-      Step of;
+      StepPlace of;
       bool late = false;
       if constexpr (C::kGeneral) {
-        of = step_of();
+        of = StepPlace::read<C>(shared, q(), group);
         late = needs_dp();
         if (!late) weigh<true>(of);
       } else {

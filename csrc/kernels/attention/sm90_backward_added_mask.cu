@@ -2,7 +2,7 @@
 // numbers: a thread takes those of its scores as vectors, where in the mask each is a load of its own. And what
 // each step is to the mask: those to which it adds nothing are not read, those that it hides wholly left out.
 //
-// A block has a tile of queries and two times 64 keys. Of a step, thread t of a warpgroup has the numbers of queries
+// A block has a tile of queries and a work's keys, 64 or two times 64. Of a step, thread t of a warpgroup has the numbers of queries
 // 8j + lane % 4 * 2 + c and keys 16 (t / 32) + lane / 4 + 8h, in the order j, h, c.
 #include "sm90_backward_params.h"
 #include "sm90_mask_numbers.cuh"
@@ -36,8 +36,8 @@ TC_DEVICE void lay_out(const Sm90BackwardParams& p, void* memory, u32* found) {
                reinterpret_cast<u64>(from) % sizeof(Pair) == 0;
   u32 what = 0, any = 0;
 #pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    int key = key_tile * (2 * kKeys) + half * kKeys + 2 * lane, left = p.lengths.seqlen_k - key;
+  for (int half = 0; half < p.tile_keys / kKeys; ++half) {
+    int key = key_tile * p.tile_keys + half * kKeys + 2 * lane, left = p.lengths.seqlen_k - key;
     u32 own = 0;
     if (half > 0) __syncthreads();
     if (threadIdx.x == 0) *found = 0;
@@ -65,9 +65,9 @@ TC_DEVICE void lay_out(const Sm90BackwardParams& p, void* memory, u32* found) {
     // Two threads for each of the warpgroup's, which have a half of the vectors each.
     constexpr int kVector = 16 / sizeof(Number);
     int thread = threadIdx.x % kGroup, own_key = thread / 32 * 16 + thread % 32 / 4;
-    int vectors = p.tile_rows / 2 / kVector;
+    int vectors = p.tile_rows / 2 / kVector, threads = 2 * p.tile_keys;
     auto to = reinterpret_cast<uint4*>(p.bits.words) +
-              (line * p.key_tiles + key_tile) * vectors * (2 * kGroup) + half * kGroup + thread;
+              (line * p.key_tiles + key_tile) * vectors * threads + half * kGroup + thread;
 #pragma unroll 1
     for (int v = threadIdx.x / kGroup; v < vectors; v += TC_THREADS / kGroup) {
       union {
@@ -80,7 +80,7 @@ TC_DEVICE void lay_out(const Sm90BackwardParams& p, void* memory, u32* found) {
         int row = alike ? 0 : min(i / 4 * 8 + thread % 4 * 2 + i % 2, rows - 1);
         out.number[n] = numbers[row][own_key + i / 2 % 2 * 8];
       }
-      to[v * (2 * kGroup)] = out.vector;
+      to[v * threads] = out.vector;
     }
   }
   if (threadIdx.x != 0) return;

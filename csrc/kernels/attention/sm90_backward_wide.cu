@@ -16,8 +16,9 @@
 // reads both operands in the time of its multiplications, and of dq come and go 4 bytes a sum.
 //
 // A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it is left out
-// where the mask hides all of them, and each block reads the bits of its own 64 where some of those are hidden.
-#include "sm90_backward_block.cuh"
+// where the mask hides all of them, and each block reads the bits of its own 64 where some of those are hidden. So it
+// is with the numbers of a mask that is added.
+#include "sm90_backward_added.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -97,6 +98,13 @@ struct Values : WideGroup<C> {
     multiply_keys<C>(s, this->shared + C::kK, this->q_at());
   }
 
+  // To scores that are not multiplied by the scale yet.
+  TC_DEVICE void add_mask(const StepPlace& of) {
+    float factor = kLog2e / this->p.unit;
+    for_each_added<C>(this->p, this->work(), of, static_cast<int>(this->pair.rank),
+                      [&](int i, float value) { s[i] = fmaf(value, factor, s[i]); });
+  }
+
   TC_DEVICE void hand_over() {
     barrier_wait(this->shared + C::kWeightsEmpty, phase<1>(this->step) ^ 1);
     u32 to = this->weights_at();
@@ -117,6 +125,8 @@ struct Values : WideGroup<C> {
       if (this->step != first) this->release(grad_empty);
       wgmma_wait<0>();
       keep_in_place(s);
+      StepPlace of = StepPlace::read<C>(this->shared, this->q(), 0);
+      if (of.adds_mask) add_mask(of);
       exponentiate<C>(s, this->sums_at(), this->p.unit);
       this->hide(s);
       this->release(this->shared + C::kQEmpty + 8 * this->q());
@@ -168,13 +178,18 @@ struct WideKeys : WideGroup<C> {
   // dp becomes dS.
   TC_DEVICE void differentiate() {
     u32 delta_at = this->sums_at() + C::kRows * 4, from = this->weights_at();
+    bool adds = StepPlace::read<C>(this->shared, this->q(), 0).adds_mask;
 #pragma unroll
     for (int i = 0; i < C::kRows / 8; ++i) {
       float delta[2], weight[4];
       load_shared(delta, delta_at + i * 32);
       load_shared(weight, from + i * (kWarpgroup * 16));
 #pragma unroll
-      for (int r = 0; r < 4; ++r) dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
+      for (int r = 0; r < 4; ++r) {
+        dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
+        // What an added -inf hides may be anything.
+        if (adds && weight[r] == 0.0f) dp[4 * i + r] = 0.0f;
+      }
     }
     this->release(this->shared + C::kWeightsEmpty);
   }
@@ -267,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
    "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",
    "dynamic_shared": "{t.shared}", "cost": {"k_tile": 5200, "fixed": 9000},
-   "accepted_spill": {"sm_90a": 160},
+   "accepted_spill": {"sm_90a": 1160},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_PAIR": "{t.pair}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],

@@ -22,7 +22,6 @@ constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is a normal numbe
 // References beyond are subtracted from the scores before anything is multiplied: in one fma with a
 // product of their size the result would be all rounding.
 constexpr float kHuge = 1048576.0f;
-constexpr float kLeast = -3e38f;  // of what was seen; above kLowest, which nothing was
 
 // Of sums of weights, which are 0 or far from numbers that .ftz takes for 0.
 TC_DEVICE float log2_approx(float x) {

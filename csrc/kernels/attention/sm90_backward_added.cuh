@@ -1,0 +1,73 @@
+// How the warpgroups of keys of attention's backward on Hopper read a mask that is added to the logits, from where
+// sm90_backward_added_mask.cu has laid it out.
+#pragma once
+
+#include "numbers.cuh"
+#include "sm90_backward_block.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// What the producer says of a step.
+struct StepPlace {
+  int query, head;  // query: the first one
+  bool adds_mask;   // to a warpgroup's 64 keys
+
+  template <class C>
+  static TC_DEVICE StepPlace read(u32 shared, u32 q, int group) {
+    u32 first_row, head;
+    load_shared(first_row, shared + C::kFirstRow + 4 * q);
+    load_shared(head, shared + C::kHead + 4 * q);
+    return {static_cast<int>(first_row / 8), static_cast<int>(head / 4), (head >> group & 1) != 0};
+  }
+};
+
+TC_DEVICE void load_vector(u32 (&out)[4], const uint4* from) {
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "l"(from));
+}
+
+// Calls add(i, value) for each element i of this thread, of the 64 keys of `part` of the work. Some vectors are asked
+// for at a time.
+template <class C, class Add>
+TC_DEVICE void for_each_added(const Sm90BackwardParams& p, const KeyBlock& work,
+                              const StepPlace& of, int part, Add&& add) {
+  MaskPlace at(p.bits, work.batch, of.head, of.query / C::kRows);
+  tc_int64 place = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
+  constexpr int kThreads = 2 * C::kWorkKeys;
+  auto from =
+      reinterpret_cast<const uint4*>(p.bits.words) + kWarpgroup * part + threadIdx.x % kWarpgroup;
+  if (p.mask_floats != 0) {
+    constexpr int kVectors = C::kRows / 8, kTogether = kVectors % 3 == 0 ? 3 : 4;
+    from += place * (kVectors * kThreads);
+#pragma unroll
+    for (int first = 0; first < kVectors; first += kTogether) {
+      u32 vector[kTogether][4];
+#pragma unroll
+      for (int v = 0; v < kTogether; ++v) load_vector(vector[v], from + (first + v) * kThreads);
+#pragma unroll
+      for (int i = 0; i < 4 * kTogether; ++i) {
+        add(4 * first + i, __uint_as_float(vector[i / 4][i % 4]));
+      }
+    }
+    return;
+  }
+  constexpr int kVectors = C::kRows / 16, kTogether = kVectors % 3 == 0 ? 3 : 4;
+  static_assert(kVectors % kTogether == 0);
+  from += place * (kVectors * kThreads);
+#pragma unroll
+  for (int first = 0; first < kVectors; first += kTogether) {
+    u32 vector[kTogether][4];
+#pragma unroll
+    for (int v = 0; v < kTogether; ++v) load_vector(vector[v], from + (first + v) * kThreads);
+#pragma unroll
+    for (int i = 0; i < 8 * kTogether; ++i) {
+      u32 pair = vector[i / 8][i % 8 / 2];
+      add(8 * first + i, DTypeTraits<C::kDType>::load(static_cast<u16>(pair >> 16 * (i % 2))));
+    }
+  }
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
