@@ -217,13 +217,12 @@ struct Keys {
       begin_dp();
       wgmma_wait<1>();
       keep_in_place(s);
-      StepPlace of;
-      bool late = false;
+      StepPlace of = StepPlace::read<C>(shared, q(), group);
+      bool late = C::kGeneral && needs_dp();
       if constexpr (C::kGeneral) {
-        of = StepPlace::read<C>(shared, q(), group);
-        late = needs_dp();
         if (!late) weigh<true>(of);
       } else {
+        if (of.adds_mask) add_to_scores<C>(s, p, work(), of, group);
         exponentiate<C>(s, sums + q() * C::kSumBytes, p.unit);
       }
       keep_in_place(s);
@@ -235,7 +234,7 @@ struct Keys {
         differentiate_late(of);
       } else {
         differentiate();
-        if (C::kGeneral && of.adds_mask) {
+        if (of.adds_mask) {
 #pragma unroll
           for (int i = 0; i < C::kRows / 2; ++i) {
             if (s[i] == 0.0f) dp[i] = 0.0f;
@@ -323,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 180},
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 1180},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
            "spill": 5900}],
     "t": [

@@ -69,5 +69,14 @@ TC_DEVICE void for_each_added(const Sm90BackwardParams& p, const KeyBlock& work,
   }
 }
 
+// To scores that are not multiplied by the scale yet.
+template <class C>
+TC_DEVICE void add_to_scores(float (&s)[C::kRows / 2], const Sm90BackwardParams& p,
+                             const KeyBlock& work, const StepPlace& of, int part) {
+  float factor = kLog2e / p.unit;
+  for_each_added<C>(p, work, of, part,
+                    [&](int i, float value) { s[i] = fmaf(value, factor, s[i]); });
+}
+
 }  // namespace sm90
 }  // namespace torch_cubin

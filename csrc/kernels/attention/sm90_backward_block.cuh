@@ -86,8 +86,6 @@ template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, b
 struct BackwardConfig {
   static constexpr DType kDType = kDType_;
   static constexpr bool kGeneral = kGeneral_;
-  // Masks that are added: wide kernels change no scores otherwise.
-  static constexpr bool kAdds = kGeneral_ || kD_ > 128;
   // Wide: dk and dv of 64 keys are all that two warpgroups have registers for, so each holds one.
   static constexpr bool kWide = kD_ > 128;
   // Two blocks of a cluster work at neighbouring keys, and share dq: see sm90_backward_wide.cu.
@@ -140,7 +138,7 @@ struct BackwardConfig {
   static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPieces,
                        kWeightsEmpty = kWeightsFull + (kWide ? 8 : 0);
   // For each slot of q 8 times the first row, a bit for each 64 keys of which some must be hidden, and
-  // one that tells whether a mask's bits are there; and, where kAdds, 4 times the head, and a bit for each 64
+  // one that tells whether a mask's bits are there; and 4 times the head, and a bit for each 64
   // keys to which a mask's numbers are added.
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
@@ -358,7 +356,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
     u32 added = 0;  // of the two warpgroups: whether a mask's numbers are to be added
-    if (C::kAdds && p.mask_added != 0) {
+    if (p.mask_added != 0) {
       added = what;
       what = kStepHidesNone;
     }
@@ -366,7 +364,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     if (C::kKeyGroups == 2) hidden |= 2 * hides<C>(s, key + 64, row);
     barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(next) ^ 1);
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
-    if (C::kAdds) store_shared(shared + C::kHead + 4 * q, 4 * static_cast<u32>(head) + added);
+    store_shared(shared + C::kHead + 4 * q, 4 * static_cast<u32>(head) + added);
     barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
     if (what != kStepHidesNone) {
       MaskPlace at(p.bits, work.batch, head, now.tile);

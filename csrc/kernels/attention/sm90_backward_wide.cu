@@ -98,13 +98,6 @@ struct Values : WideGroup<C> {
     multiply_keys<C>(s, this->shared + C::kK, this->q_at());
   }
 
-  // To scores that are not multiplied by the scale yet.
-  TC_DEVICE void add_mask(const StepPlace& of) {
-    float factor = kLog2e / this->p.unit;
-    for_each_added<C>(this->p, this->work(), of, static_cast<int>(this->pair.rank),
-                      [&](int i, float value) { s[i] = fmaf(value, factor, s[i]); });
-  }
-
   TC_DEVICE void hand_over() {
     barrier_wait(this->shared + C::kWeightsEmpty, phase<1>(this->step) ^ 1);
     u32 to = this->weights_at();
@@ -126,7 +119,9 @@ struct Values : WideGroup<C> {
       wgmma_wait<0>();
       keep_in_place(s);
       StepPlace of = StepPlace::read<C>(this->shared, this->q(), 0);
-      if (of.adds_mask) add_mask(of);
+      if (of.adds_mask) {
+        add_to_scores<C>(s, this->p, this->work(), of, static_cast<int>(this->pair.rank));
+      }
       exponentiate<C>(s, this->sums_at(), this->p.unit);
       this->hide(s);
       this->release(this->shared + C::kQEmpty + 8 * this->q());

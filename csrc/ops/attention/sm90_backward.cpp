@@ -117,11 +117,9 @@ class Sm90Backward : public AttentionBackwardKernels {
         convert_[dtype].empty()) {
       return plan;
     }
-    // A boolean mask alone needs no rule for the scores: all of these kernels take its bits. So do those for wide
-    // heads with numbers to add.
+    // A mask alone needs no rule for the scores: all of these kernels take its bits, or add its numbers.
+    const AttentionVariant variant = problem.gradient_variant;
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
-    AttentionVariant variant =
-        problem.mask == kAddedMask && width <= 128 ? kGeneral : problem.gradient_variant;
     const AttentionRow* row = narrowest(backward_[dtype][variant], width);
     if (row == nullptr) return plan;
     const AttentionRow* pair = nullptr;
