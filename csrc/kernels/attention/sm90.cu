@@ -332,7 +332,7 @@ struct Consumer {
     }
     if constexpr (C::kMasked) {
       bool adds = adds_mask();
-      if (adds) added_mask().add(s, mask_part(), p.added_scale);
+      if (__builtin_expect(adds, 0)) added_mask().add(s, mask_part(), p.added_scale);
       unit = adds ? kLog2e : p.unit;
     }
   }
@@ -371,7 +371,7 @@ struct Consumer {
   // is issued, which takes until the product before it has run.
   TC_DEVICE void load_mask() {
     if constexpr (C::kMasked) {
-      if (adds_mask()) return added_mask().load(mask_part());
+      if (__builtin_expect(adds_mask(), 0)) return added_mask().load(mask_part());
       if (!has_bits()) return;
       const Tile& tile = tiles[number % C::kRing];
       int row = first_row(tile) + 16 * warp + lane / 4;

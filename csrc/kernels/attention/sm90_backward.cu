@@ -95,7 +95,8 @@ struct Keys {
 
   // Scores to weights, of `general` kernels. kEarly: without what needs dP, softcap.
   template <bool kEarly>
-  TC_DEVICE void weigh(const StepPlace& of) {
+  TC_DEVICE void weigh(bool adds) {
+    StepPlace of = StepPlace::read<C>(shared, q(), group);
     float slope = 0.0f;
     if (p.score.alibi_slopes != nullptr) {
       slope = __ldg(p.score.alibi_slopes + work().batch * p.score.alibi_stride + of.head);
@@ -110,7 +111,7 @@ struct Keys {
       }
     };
     torch_cubin::apply_rule(rule, each, each);
-    if (of.adds_mask) {
+    if (__builtin_expect(adds, 0)) {
       for_each_added<C>(p, work(), of, group, [&](int i, float value) { add<kEarly>(i, value); });
     }
     u32 from = sums + q() * C::kSumBytes;
@@ -128,7 +129,8 @@ struct Keys {
   // Of `general` kernels: scores to weights, which dropout then drops, where it takes dP.
   TC_DEVICE bool needs_dp() const { return p.score.softcap != 0 || p.score.drop_below > 0; }
 
-  TC_DEVICE void differentiate_late(const StepPlace& of) {
+  TC_DEVICE void differentiate_late(bool adds) {
+    StepPlace of = StepPlace::read<C>(shared, q(), group);
     int query = of.query + lane() % 4 * 2, own = key + 16 * warp() + lane() / 4;
     bool drops = p.score.drop_below > 0;
     u64 kept = ~u64(0);  // a bit for each element
@@ -162,7 +164,7 @@ struct Keys {
 #pragma unroll
       for (int r = 0; r < 4; ++r) dp[4 * j + r] -= delta[r % 2];
     }
-    weigh<false>(of);
+    weigh<false>(adds);
 #pragma unroll
     for (int i = 0; i < C::kRows / 2; ++i) dp[i] *= s[i];
     if (!drops) return;
@@ -217,12 +219,11 @@ struct Keys {
       begin_dp();
       wgmma_wait<1>();
       keep_in_place(s);
-      StepPlace of = StepPlace::read<C>(shared, q(), group);
-      bool late = C::kGeneral && needs_dp();
+      bool adds = adds_mask<C>(p, shared, q(), group), late = C::kGeneral && needs_dp();
       if constexpr (C::kGeneral) {
-        if (!late) weigh<true>(of);
+        if (!late) weigh<true>(adds);
       } else {
-        if (of.adds_mask) add_to_scores<C>(s, p, work(), of, group);
+        if (__builtin_expect(adds, 0)) add_to_scores<C>(s, p, shared, work(), q(), group);
         exponentiate<C>(s, sums + q() * C::kSumBytes, p.unit);
       }
       keep_in_place(s);
@@ -231,10 +232,10 @@ struct Keys {
       wgmma_wait<0>();
       keep_in_place(dp);
       if (C::kGeneral && late) {
-        differentiate_late(of);
+        differentiate_late(adds);
       } else {
         differentiate();
-        if (of.adds_mask) {
+        if (__builtin_expect(adds, 0)) {
 #pragma unroll
           for (int i = 0; i < C::kRows / 2; ++i) {
             if (s[i] == 0.0f) dp[i] = 0.0f;

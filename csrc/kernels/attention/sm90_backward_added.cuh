@@ -69,12 +69,19 @@ TC_DEVICE void for_each_added(const Sm90BackwardParams& p, const KeyBlock& work,
   }
 }
 
+// Whether a mask's numbers are added to the 64 keys of `part` in the step of slot `q`. Without such a mask nothing is
+// read: in the chain of each step that took 2 to 4% of the time.
+template <class C>
+TC_DEVICE bool adds_mask(const Sm90BackwardParams& p, u32 shared, u32 q, int part) {
+  return p.mask_added != 0 && StepPlace::read<C>(shared, q, part).adds_mask;
+}
+
 // To scores that are not multiplied by the scale yet.
 template <class C>
-TC_DEVICE void add_to_scores(float (&s)[C::kRows / 2], const Sm90BackwardParams& p,
-                             const KeyBlock& work, const StepPlace& of, int part) {
+TC_DEVICE void add_to_scores(float (&s)[C::kRows / 2], const Sm90BackwardParams& p, u32 shared,
+                             const KeyBlock& work, u32 q, int part) {
   float factor = kLog2e / p.unit;
-  for_each_added<C>(p, work, of, part,
+  for_each_added<C>(p, work, StepPlace::read<C>(shared, q, 0), part,
                     [&](int i, float value) { s[i] = fmaf(value, factor, s[i]); });
 }
 

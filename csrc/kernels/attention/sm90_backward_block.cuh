@@ -364,7 +364,8 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     if (C::kKeyGroups == 2) hidden |= 2 * hides<C>(s, key + 64, row);
     barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(next) ^ 1);
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
-    store_shared(shared + C::kHead + 4 * q, 4 * static_cast<u32>(head) + added);
+    if (C::kGeneral || p.mask_added != 0)
+      store_shared(shared + C::kHead + 4 * q, 4 * static_cast<u32>(head) + added);
     barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
     if (what != kStepHidesNone) {
       MaskPlace at(p.bits, work.batch, head, now.tile);

@@ -118,9 +118,9 @@ struct Values : WideGroup<C> {
       if (this->step != first) this->release(grad_empty);
       wgmma_wait<0>();
       keep_in_place(s);
-      StepPlace of = StepPlace::read<C>(this->shared, this->q(), 0);
-      if (of.adds_mask) {
-        add_to_scores<C>(s, this->p, this->work(), of, static_cast<int>(this->pair.rank));
+      if (__builtin_expect(adds_mask<C>(this->p, this->shared, this->q(), 0), 0)) {
+        add_to_scores<C>(s, this->p, this->shared, this->work(), this->q(),
+                         static_cast<int>(this->pair.rank));
       }
       exponentiate<C>(s, this->sums_at(), this->p.unit);
       this->hide(s);
@@ -173,7 +173,7 @@ struct WideKeys : WideGroup<C> {
   // dp becomes dS.
   TC_DEVICE void differentiate() {
     u32 delta_at = this->sums_at() + C::kRows * 4, from = this->weights_at();
-    bool adds = StepPlace::read<C>(this->shared, this->q(), 0).adds_mask;
+    bool adds = adds_mask<C>(this->p, this->shared, this->q(), 0);
 #pragma unroll
     for (int i = 0; i < C::kRows / 8; ++i) {
       float delta[2], weight[4];
