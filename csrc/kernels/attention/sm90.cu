@@ -13,8 +13,10 @@
 // tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
 // wgmma to the operand registers of the other without a shuffle.
 //
-// `masked` kernels (TC_MASKED) read a boolean mask. `general` ones (TC_GENERAL) do, too; they change scores on
-// their way to the softmax by sm90_rule.cuh, and drop weights.
+// `masked` kernels (TC_MASKED) read a boolean mask, `added` ones (TC_MASKED, TC_ADDED) a mask of numbers, by
+// sm90_added_mask.cuh. `general` ones (TC_GENERAL) do one or the other, too; they change scores on their way to the
+// softmax by sm90_rule.cuh, and drop weights. Kernels for both sorts of masks took 2 to 7% more time with bits, some
+// branches in the chain of every step.
 // Longer than files should be: producer and consumers meet in one set of barriers and one shared memory, and
 // neither can be followed without the other.
 #include "common/dropout.cuh"
@@ -30,11 +32,11 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_,
-          bool kPingPong_, bool kMasked_, bool kGeneral_>
+          bool kPingPong_, bool kMasked_, bool kAdded_, bool kGeneral_>
 struct AttentionConfig {
   static constexpr DType kDType = kDType_;
-  static constexpr bool kMasked = kMasked_, kGeneral = kGeneral_;
-  static_assert(kMasked || !kGeneral);
+  static constexpr bool kMasked = kMasked_, kAdded = kAdded_, kGeneral = kGeneral_;
+  static_assert(kMasked || !(kAdded || kGeneral));
   static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
   static constexpr int kStages = kStages_;
   // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
@@ -62,11 +64,10 @@ struct AttentionConfig {
   using Tile = TileOf<kMasked>;
   static constexpr int kTold = kTiles + kRing * static_cast<int>(sizeof(Tile));
   // Of a warp's part of a mask that is added.
-  static constexpr int kAddedBytes = !kMasked || kD > 128
-                                         ? 0
-                                         : 16 * kN*(kD == 64 && kGroups == 2 ? 4 : 2);
-  static constexpr int kAdded = (kTold + (kTells ? 16 : 0) + 15) / 16 * 16;
-  static constexpr int kSharedBytes = kAdded + 4 * kGroups * kAddedBytes;
+  static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;  // the largest there is room for
+  static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN * kNumberBytes;
+  static constexpr int kNumbers = (kTold + (kTells ? 16 : 0) + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kNumbers + 4 * kGroups * kAddedBytes;
   static_assert(4 * kStages <= 16, "a word of what is told for each block of K");
   static_assert(kN % 16 == 0 && kD % 64 == 0);
   static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
@@ -177,10 +178,10 @@ struct Consumer {
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
   u32 w[C::kN / 16][4];
-  RunningSoftmax<C::kMasked> softmax;
+  RunningSoftmax<C::kGeneral || C::kAdded> softmax;
   float slope = 0.0f;  // of ALiBi
   u32 mask[2];         // bits of a boolean mask
-  float unit;          // kMasked: what brings this block's scores to powers of two
+  float unit;          // kAdded: what brings this block's scores to powers of two
   u32 number = 0;      // of the tile whose scores are being made
   u32 step = 0;        // blocks of keys scored so far, of all tiles
   u32 scored = 0;      // the last one of them, where some are left out
@@ -330,9 +331,9 @@ struct Consumer {
     if constexpr (C::kGeneral) {
       if (p.has_rule) apply_rule();
     }
-    if constexpr (C::kMasked) {
-      bool adds = adds_mask();
-      if (__builtin_expect(adds, 0)) added_mask().add(s, mask_part(), p.added_scale);
+    if constexpr (C::kAdded) {
+      bool adds = keys.has_bits();
+      if (adds) added_mask().add(s, mask_part(), p.added_scale);
       unit = adds ? kLog2e : p.unit;
     }
   }
@@ -353,13 +354,10 @@ struct Consumer {
     }
   }
 
-  // What a mask does to the block: bits say which keys are visible, or numbers are added to the logits.
-  TC_DEVICE bool adds_mask() const { return p.added.values != nullptr && keys.has_bits(); }
-  TC_DEVICE bool has_bits() const {
-    return keys.has_bits() && !(C::kMasked && p.added.values != nullptr);
-  }
+  // Whether bits say which keys of the block are visible.
+  TC_DEVICE bool has_bits() const { return !C::kAdded && keys.has_bits(); }
   TC_DEVICE AddedMask<C::kDType, C::kN, C::kAddedBytes> added_mask() const {
-    return {p.added, shared + C::kAdded + (4 * group + warp) * C::kAddedBytes};
+    return {p.added, shared + C::kNumbers + (4 * group + warp) * C::kAddedBytes};
   }
   TC_DEVICE MaskPart mask_part() const {
     const Tile& tile = tiles[number % C::kRing];
@@ -370,8 +368,9 @@ struct Consumer {
   // The bits of this thread's keys of the next block to score, or its warp's numbers. Asked for before its product
   // is issued, which takes until the product before it has run.
   TC_DEVICE void load_mask() {
-    if constexpr (C::kMasked) {
-      if (__builtin_expect(adds_mask(), 0)) return added_mask().load(mask_part());
+    if constexpr (C::kAdded) {
+      if (keys.has_bits()) added_mask().load(mask_part());
+    } else if constexpr (C::kMasked) {
       if (!has_bits()) return;
       const Tile& tile = tiles[number % C::kRing];
       int row = first_row(tile) + 16 * warp + lane / 4;
@@ -437,7 +436,7 @@ struct Consumer {
     for (;;) {
       change();
       hide();
-      if (__builtin_expect(softmax.weigh(s, C::kMasked ? unit : p.unit, factor, moves), 1))
+      if (__builtin_expect(softmax.weigh(s, C::kAdded ? unit : p.unit, factor, moves), 1))
         return moves;
       score_again();
     }
@@ -536,7 +535,7 @@ struct Consumer {
       softmax.reset();
       change();
       hide();
-      softmax.weigh_first(s, C::kMasked ? unit : p.unit);
+      softmax.weigh_first(s, C::kAdded ? unit : p.unit);
       drop();
       end_step();
       pack();
@@ -646,7 +645,7 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90AttentionParams p) {
   using C = AttentionConfig<DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS,
-                            TC_STAGES, TC_PING_PONG, TC_MASKED, TC_GENERAL>;
+                            TC_STAGES, TC_PING_PONG, TC_MASKED, TC_ADDED, TC_GENERAL>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   run<C>(p);
 }
@@ -661,7 +660,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_MASKED": 0, "TC_GENERAL": 0},
+               "TC_MASKED": 0, "TC_ADDED": 0, "TC_GENERAL": 0},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
@@ -678,27 +677,57 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_MASKED": 1, "TC_GENERAL": 0},
+               "TC_MASKED": 1, "TC_ADDED": 0, "TC_GENERAL": 0},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
-      "shared": 197456, "spill": 4128, "cost": {"k_tile": 3100, "fixed": 3500}},
+      "shared": 148304, "spill": 128, "cost": {"k_tile": 3100, "fixed": 3500}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
-      "shared": 230160, "spill": 4016, "cost": {"k_tile": 3500, "fixed": 4300}},
+      "shared": 197392, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
-      "shared": 230128, "spill": 4016, "cost": {"k_tile": 3700, "fixed": 7700}}]}},
+      "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}}]}},
+  {"name": "sm90_attention_{d.short}_added_{t.name}", "kind": "sm90_added",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
+   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
+               "TC_MASKED": 1, "TC_ADDED": 1, "TC_GENERAL": 0},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
+      "shared": 197456, "spill": 280, "cost": {"k_tile": 3100, "fixed": 3500}},
+     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
+      "shared": 230160, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
+     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
+      "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}}]}},
   {"name": "sm90_attention_{d.short}_general_{t.name}", "kind": "sm90_general",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
    "tile": "{t.tile}", "block": [384, 1, 1], "dynamic_shared": "{t.shared}",
    "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_MASKED": 1, "TC_GENERAL": 1},
+               "TC_MASKED": 1, "TC_ADDED": 0, "TC_GENERAL": 1},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
      {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2,
-      "shared": 164608, "spill": 0, "cost": {"k_tile": 3500, "fixed": 2500}},
+      "shared": 99072, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
+     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2,
+      "shared": 197376, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
+     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1,
+      "shared": 230112, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}}]}},
+  {"name": "sm90_attention_{d.short}_general_added_{t.name}", "kind": "sm90_general_added",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
+   "tile": "{t.tile}", "block": [384, 1, 1], "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
+               "TC_MASKED": 1, "TC_ADDED": 1, "TC_GENERAL": 1},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2,
+      "shared": 164608, "spill": 152, "cost": {"k_tile": 3500, "fixed": 2500}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2,
       "shared": 230144, "spill": 0, "cost": {"k_tile": 4200, "fixed": 4500}},
      {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1,

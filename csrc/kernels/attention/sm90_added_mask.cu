@@ -1,4 +1,4 @@
-// A mask that is added to the logits, before the `masked` and `general` kernels of sm90.cu read it: for
+// A mask that is added to the logits, before the `added` kernels of sm90.cu read it: for
 // each tile of queries and block of keys, whether all numbers are -inf, all are 0, or neither. The first are left
 // out and the second not read, as in causal masks and padding.
 //

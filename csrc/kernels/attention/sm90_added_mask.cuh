@@ -1,4 +1,4 @@
-// How the `masked` and `general` kernels of sm90.cu add a mask's numbers to the logits of a warp's 16 queries and a block of
+// How the `added` kernels of sm90.cu add a mask's numbers to the logits of a warp's 16 queries and a block of
 // keys, which lie as wgmma leaves them.
 //
 // Read by each thread where it has its elements, eight rows of 16 bytes at a time, the numbers are far more

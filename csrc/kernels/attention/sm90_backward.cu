@@ -111,7 +111,7 @@ struct Keys {
       }
     };
     torch_cubin::apply_rule(rule, each, each);
-    if (__builtin_expect(adds, 0)) {
+    if (adds) {
       for_each_added<C>(p, work(), of, group, [&](int i, float value) { add<kEarly>(i, value); });
     }
     u32 from = sums + q() * C::kSumBytes;
@@ -223,7 +223,7 @@ struct Keys {
       if constexpr (C::kGeneral) {
         if (!late) weigh<true>(adds);
       } else {
-        if (__builtin_expect(adds, 0)) add_to_scores<C>(s, p, shared, work(), q(), group);
+        if (adds) add_to_scores<C>(s, p, shared, work(), q(), group);
         exponentiate<C>(s, sums + q() * C::kSumBytes, p.unit);
       }
       keep_in_place(s);
@@ -235,7 +235,7 @@ struct Keys {
         differentiate_late(adds);
       } else {
         differentiate();
-        if (__builtin_expect(adds, 0)) {
+        if (adds) {
 #pragma unroll
           for (int i = 0; i < C::kRows / 2; ++i) {
             if (s[i] == 0.0f) dp[i] = 0.0f;
@@ -304,8 +304,8 @@ struct Roles {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
-  using C =
-      BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, TC_GENERAL>;
+  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES,
+                           TC_GENERAL, TC_ADDED>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kKeys == TC_TILE_N);
   run<C, Roles>(p);
@@ -320,12 +320,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "alignment": 16, "tile": "{t.tile}", "stages": 3, "block": [512, 1, 1],
    "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
    "accepted_spill": {"sm_90a": "{g.spill}"},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}",
+               "TC_ADDED": "{g.added}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "spill": 1180},
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0,
+           "spill": 180},
+          {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
+           "added": 1, "spill": 180},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
-           "spill": 5900}],
+           "added": 1, "spill": 280}],
     "t": [
      {"name": "96x128x64", "tile": [96, 128, 64], "shared": 225904,
       "cost": {"k_tile": 2900, "fixed": 6000}},

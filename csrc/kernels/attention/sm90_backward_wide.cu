@@ -118,7 +118,7 @@ struct Values : WideGroup<C> {
       if (this->step != first) this->release(grad_empty);
       wgmma_wait<0>();
       keep_in_place(s);
-      if (__builtin_expect(adds_mask<C>(this->p, this->shared, this->q(), 0), 0)) {
+      if (adds_mask<C>(this->p, this->shared, this->q(), 0)) {
         add_to_scores<C>(s, this->p, this->shared, this->work(), this->q(),
                          static_cast<int>(this->pair.rank));
       }
@@ -263,7 +263,7 @@ struct Roles {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, false,
-                           TC_PAIR>;
+                           TC_ADDED, TC_PAIR>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kWorkKeys == TC_TILE_N);
   run<C, Roles>(p);
@@ -273,14 +273,17 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{t.name}", "kind": "sm90_backward",
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "{g.kind}",
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
    "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",
    "dynamic_shared": "{t.shared}", "cost": {"k_tile": 5200, "fixed": 9000},
-   "accepted_spill": {"sm_90a": 1160},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_PAIR": "{t.pair}"},
+   "accepted_spill": {"sm_90a": 160},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_ADDED": "{g.added}",
+               "TC_PAIR": "{t.pair}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "g": [{"name": "", "kind": "sm90_backward", "added": 0},
+          {"name": "added_", "kind": "sm90_backward_added", "added": 1}],
     "t": [
      {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231872},
      {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],

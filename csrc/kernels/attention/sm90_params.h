@@ -139,8 +139,8 @@ struct Sm90AttentionParams {
   float unit;
   int has_rule;         // of `general` kernels: scale, softcap or ALiBi of `score` count
   Sm90ScoreRule score;  // of `general` kernels
-  Sm90MaskTiles mask;   // of `general` and `masked` kernels
-  Sm90AddedMask added;  // of the same, with mask.classes
+  Sm90MaskTiles mask;   // of kernels that read a mask
+  Sm90AddedMask added;  // of those that add it, with mask.classes
   // What scores are multiplied by before `added` is added; 1 with a rule. The sum is a natural logit.
   float added_scale;
 };

@@ -36,15 +36,15 @@ TC_DEVICE float reciprocal_approx(float x) {
   return out;
 }
 
-// kMasked: where one block's maximum had to be looked at, those of the tile's other blocks are, too. ALiBi
+// kMoves: logits are not scores. Where one block's maximum had to be looked at, those of the tile's other blocks are, too. ALiBi
 // of keys on both sides, or a mask that is added, makes scores grow from block to block, and scores are not computed
 // twice each time.
-template <bool kMasked>
+template <bool kMoves>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen
   float sum[2];        // this thread's part
   bool look;           // the next block's maximum is needed; the same in all threads of a warp
-  bool grows;          // kMasked: and those of all blocks after it
+  bool grows;          // kMoves: and those of all blocks after it
 
   TC_DEVICE void reset() {
 #pragma unroll
@@ -130,14 +130,14 @@ struct RunningSoftmax {
   TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
     float top[2], own[2], before[2];
     bool seen[2];
-    look = kMasked && grows;
+    look = kMoves && grows;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float found = row_maximum(s, h);
       top[h] = fmaxf(found, kLowest);
       own[h] = top[h] * unit;
       seen[h] = top[h] > kLowest;
-      if constexpr (kMasked) {
+      if constexpr (kMoves) {
         // Models hide keys by adding -FLT_MAX, too, which in powers of two is no number any more.
         own[h] = fmaxf(own[h], kLeast);
         seen[h] = found > -kInfinity;

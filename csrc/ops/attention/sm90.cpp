@@ -21,6 +21,8 @@ constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
 constexpr int kPackedRowsTogether = 32768;
 constexpr const char* kGeneralKind = "sm90_general";
 constexpr const char* kMaskedKind = "sm90_masked";
+constexpr const char* kAddedKind = "sm90_added";
+constexpr const char* kGeneralAddedKind = "sm90_general_added";
 constexpr const char* kOrderKind = "sm90_order";
 constexpr const char* kMaskKind = "sm90_mask";
 constexpr const char* kAddedMaskKind = "sm90_added_mask";
@@ -37,8 +39,11 @@ class Sm90Forward : public AttentionForwardKernels {
       if (kind == kAddedMaskKind) added_mask_ = kernel;
       if (kind == kOrderKind || kind == kMaskKind || kind == kAddedMaskKind) continue;
       const AttentionRow row(*kernel, device);
-      if (kind != kMaskedKind) rows_[row.dtype][row.variant].push_back(row);
-      if (kind != "sm90") masked_[row.dtype].push_back(row);
+      const bool adds = kind == kAddedKind || kind == kGeneralAddedKind;
+      if (kind == "sm90" || kind == kGeneralKind) rows_[row.dtype][row.variant].push_back(row);
+      if (kind == kMaskedKind || kind == kGeneralKind) masked_[row.dtype].push_back(row);
+      if (kind == kGeneralAddedKind) general_added_[row.dtype].push_back(row);
+      if (adds) added_[row.dtype].push_back(row);
     }
   }
 
@@ -78,10 +83,13 @@ class Sm90Forward : public AttentionForwardKernels {
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return nullptr;
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
+    const bool is_plain = problem.score_variant == kFull;
     // Tiles of 192 queries leave no shared memory for floats.
-    const bool only_masked = problem.mask != kNoMask && problem.score_variant == kFull &&
-                             !(problem.float_mask && width <= 64);
-    const AttentionRows& rows = only_masked ? masked_[dtype] : rows_[dtype][problem.variant];
+    const bool adds_alone = is_plain && !(problem.float_mask && width <= 64);
+    const AttentionRows& rows =
+        problem.mask == kAddedMask              ? (adds_alone ? added_ : general_added_)[dtype]
+        : problem.mask == kBoolMask && is_plain ? masked_[dtype]
+                                                : rows_[dtype][problem.variant];
     const AttentionRow* fits = narrowest(rows, width);
     if (fits == nullptr) return nullptr;
     const AttentionRow* best = nullptr;
@@ -192,7 +200,9 @@ class Sm90Forward : public AttentionForwardKernels {
   const Device& device_;
   int64_t blocks_;
   AttentionRows rows_[kAttendDtypes][kAttentionVariants];
-  AttentionRows masked_[kAttendDtypes];  // for calls with a mask and no other option
+  AttentionRows masked_[kAttendDtypes];  // for calls with a boolean mask and no other option
+  // For masks that are added: without other options, and with any.
+  AttentionRows added_[kAttendDtypes], general_added_[kAttendDtypes];
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
   PackageKernel* added_mask_ = nullptr;
@@ -201,7 +211,8 @@ class Sm90Forward : public AttentionForwardKernels {
 class Sm90AttentionSeam : public AttentionSeam {
  public:
   Sm90AttentionSeam()
-      : AttentionSeam({"sm90", kGeneralKind, kMaskedKind, kOrderKind, kMaskKind, kAddedMaskKind}) {}
+      : AttentionSeam({"sm90", kGeneralKind, kMaskedKind, kAddedKind, kGeneralAddedKind, kOrderKind,
+                       kMaskKind, kAddedMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kOrderKind) {

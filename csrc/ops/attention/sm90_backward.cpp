@@ -75,6 +75,7 @@ int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int
 constexpr int64_t kMostPairs = 65535;
 
 constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
+constexpr const char* kBackwardAddedKind = "sm90_backward_added";
 constexpr const char* kBackwardOrderKind = "sm90_backward_order";
 constexpr const char* kBackwardMaskKind = "sm90_backward_mask";
 constexpr const char* kBackwardAddedMaskKind = "sm90_backward_added_mask";
@@ -99,10 +100,12 @@ class Sm90Backward : public AttentionBackwardKernels {
         continue;
       }
       const AttentionRow row(*kernel, device);
+      const bool pair = blocks_of_work(row) > 1;
       AttentionRows& rows = kind == "sm90_backward_delta"     ? delta_[row.dtype]
                             : kind == "sm90_backward_convert" ? convert_[row.dtype]
-                            : blocks_of_work(row) > 1         ? pairs_[row.dtype]
-                                                              : backward_[row.dtype][row.variant];
+                            : kind == kBackwardAddedKind
+                                ? (pair ? added_pairs_ : added_)[row.dtype]
+                                : (pair ? pairs_[row.dtype] : backward_[row.dtype][row.variant]);
       rows.push_back(row);
     }
   }
@@ -117,13 +120,14 @@ class Sm90Backward : public AttentionBackwardKernels {
         convert_[dtype].empty()) {
       return plan;
     }
-    // A mask alone needs no rule for the scores: all of these kernels take its bits, or add its numbers.
+    // A mask alone needs no rule for the scores: bits all of these kernels take, numbers some add.
     const AttentionVariant variant = problem.gradient_variant;
+    const bool adds = problem.mask == kAddedMask && variant == kFull;
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
-    const AttentionRow* row = narrowest(backward_[dtype][variant], width);
+    const AttentionRow* row = narrowest(adds ? added_[dtype] : backward_[dtype][variant], width);
     if (row == nullptr) return plan;
     const AttentionRow* pair = nullptr;
-    if (variant == kFull) pair = narrowest(pairs_[dtype], width);
+    if (variant == kFull) pair = narrowest((adds ? added_pairs_ : pairs_)[dtype], width);
     if (pair != nullptr && (pair->head_dim != row->head_dim || pair->rows != row->rows ||
                             problem.seqlen_k > kMostPairs * pair->columns)) {
       pair = nullptr;
@@ -282,6 +286,7 @@ class Sm90Backward : public AttentionBackwardKernels {
   AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
   AttentionRows backward_[kAttendDtypes][kAttentionVariants];
   AttentionRows pairs_[kAttendDtypes];  // for heads that backward_ has, too
+  AttentionRows added_[kAttendDtypes], added_pairs_[kAttendDtypes];  // the same, for added masks
   ClusterRoom clusters_{2};
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
@@ -292,8 +297,8 @@ class Sm90BackwardSeam : public AttentionSeam {
  public:
   Sm90BackwardSeam()
       : AttentionSeam({"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
-                       "sm90_backward_convert", kBackwardOrderKind, kBackwardMaskKind,
-                       kBackwardAddedMaskKind}) {}
+                       kBackwardAddedKind, "sm90_backward_convert", kBackwardOrderKind,
+                       kBackwardMaskKind, kBackwardAddedMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kBackwardOrderKind) {
@@ -305,7 +310,8 @@ class Sm90BackwardSeam : public AttentionSeam {
       return;
     const AttentionRow row(kernel, Device());
     const bool general = kernel.entry().kind == kBackwardGeneralKind;
-    if (!general && kernel.entry().kind != "sm90_backward") {
+    if (!general && kernel.entry().kind != "sm90_backward" &&
+        kernel.entry().kind != kBackwardAddedKind) {
       if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
       return;
     }
