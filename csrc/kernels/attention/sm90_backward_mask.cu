@@ -88,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
   wait_for_previous_kernel();
   int chunks = (p.lengths.seqlen_k + kMaskChunk - 1) / kMaskChunk, chunk = blockIdx.x % chunks;
   u32 line = blockIdx.x / chunks;
-  int tile = static_cast<int>(line % p.bits.tiles), pair = static_cast<int>(line / p.bits.tiles);
+  int tile = static_cast<int>(line % p.bits.tiles);
+  int plane = static_cast<int>(line / p.bits.tiles);  // each head of a batch has a plane
   int first_row = tile * p.tile_rows, first_key = chunk * kMaskChunk;
   // Without a row of its own for each query, what is seen by one is seen by all.
   bool alike = p.mask_stride[2] == 0;
@@ -96,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
   if (threadIdx.x < kMaskChunk / 64) found[threadIdx.x] = 0;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own_key = first_key + 16 * lane;
   read_rows(p,
-            static_cast<const unsigned char*>(p.mask) + pair / p.bits.heads * p.mask_stride[0] +
-                pair % p.bits.heads * p.mask_stride[1] + first_row * p.mask_stride[2] +
+            static_cast<const unsigned char*>(p.mask) + plane / p.bits.heads * p.mask_stride[0] +
+                plane % p.bits.heads * p.mask_stride[1] + first_row * p.mask_stride[2] +
                 own_key * p.mask_stride[3],
             alike ? 1 : rows, p.lengths.seqlen_k - own_key, row_bits);
   __syncthreads();
@@ -125,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
     u32 what = (first & kHides) / kHides * kStepHidesInFirst +
                (second & kHides) / kHides * kStepHidesInSecond;
     if (thread == 0) {
-      p.bits.steps[(static_cast<tc_int64>(pair) * p.key_tiles + key_tile) * p.bits.tiles + tile] =
+      p.bits.steps[(static_cast<tc_int64>(plane) * p.key_tiles + key_tile) * p.bits.tiles + tile] =
           any ? what : static_cast<u32>(kStepHidesAll);
     }
     if (!any || what == kStepHidesNone) continue;

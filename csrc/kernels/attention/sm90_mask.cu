@@ -22,12 +22,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
   int chunk = blockIdx.x % p.chunks;
   tc_int64 line = blockIdx.x / p.chunks;
   int tile = static_cast<int>(line % p.tiles);
-  tc_int64 pair = line / p.tiles, batch = pair / p.heads;
+  tc_int64 plane = line / p.tiles, batch = plane / p.heads;  // each head of a batch has a plane
   int first_row = tile * p.tile_rows, rows = min(p.tile_rows, p.rows - first_row);
   int block_pieces = p.tile_columns / 16, pieces = kMaskTileBlocks * block_pieces;
   int first_column = chunk * kMaskTileBlocks * p.tile_columns;
   const unsigned char* from = p.mask + batch * p.stride[0] +
-                              (pair - batch * p.heads) * p.stride[1] + first_row * p.stride[2];
+                              (plane - batch * p.heads) * p.stride[1] + first_row * p.stride[2];
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
   if (threadIdx.x == 0) found = 0;
   // A warp has a row, and a lane 16 keys of it.
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
         }
       }
       auto to =
-          reinterpret_cast<uint4*>(p.words) + (pair * p.rows + first_row + row) * p.blocks + block;
+          reinterpret_cast<uint4*>(p.words) + (plane * p.rows + first_row + row) * p.blocks + block;
       *to = make_uint4(word[0], word[1], word[2], word[3]);
       classes = ((visible != 0 ? 1u : 0u) | (visible != count ? 2u : 0u)) << 2 * of_chunk;
     }
