@@ -20,9 +20,13 @@ BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "bench_matmul.p
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status: 0 well, 1 a failure, 2 wrong arguments."""
-    options, rest = _parser().parse_known_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
     if rest and options.run is not _bench:
-        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.run is None:
+        parser.print_help(sys.stderr)
+        return 2
     options.rest = rest
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -43,7 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m torch_cubin", description=__doc__)
     parser.add_argument("--version", action="version", version=torch_cubin.__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="kernels and a model at work, compared with PyTorch")
     demo.set_defaults(run=_demo)

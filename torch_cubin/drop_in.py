@@ -50,14 +50,14 @@ class _Serving(TorchFunctionMode):
         result = handler if type(handler) is str else handler(*args, **kwargs)
         if type(result) is not str:
             if torch.compiler.is_compiling():
-                _report.count_traced(name, result.dtype, "")
+                _report.count_traced_served(name, result.dtype, result.device.type)
             else:
                 _report.count_served(name, args, result)
                 if result.requires_grad and type(result) is torch.Tensor:
                     _leave_a_mark()
             return result
         if torch.compiler.is_compiling():
-            _report.count_traced(name, None, result)
+            _report.count_traced_declined(name, result)
         elif not _nested():
             _report.count_declined(name, result)
         return func(*args, **kwargs)

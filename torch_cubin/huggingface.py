@@ -115,7 +115,7 @@ def attention(
             sinks=None if s_aux is None else s_aux.float(),
         )
     if torch.compiler.is_compiling():
-        report.count_traced(_REPORTED, out.dtype, "")
+        report.count_traced_served(_REPORTED, out.dtype, out.device.type)
     else:
         report.count_served(_REPORTED, (query, key), out)
     # A view already: the output lies in memory as query does, whose heads models put last.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import threading
 
 import torch
@@ -116,10 +118,29 @@ def test_reads_as_a_table() -> None:
         a @ a
         torch.mm(a, a, out=torch.empty_like(a))
     lines = str(torch_cubin.report()).splitlines()
-    assert " ".join(lines[0].split()) == "served by cubin ops dtype shapes calls traced"
-    assert lines[2].split() == ["Tensor.matmul", "(@)", "float32", "1", "1", "0"]
+    assert " ".join(lines[0].split()) == "served by cubin ops dtype device shapes calls traced"
+    assert lines[2].split() == ["Tensor.matmul", "(@)", "float32", "cpu", "1", "1", "0"]
     assert lines[4].split() == ["left", "to", "PyTorch", "because", "calls", "traced"]
     assert "out= was given" in lines[6]
+
+
+def test_what_ran_on_the_cpu_is_told_apart_and_a_report_of_a_gpu_is_as_short_as_before() -> None:
+    a = integers(4, 4)
+    with torch_cubin.drop_in():
+        a @ a
+        torch.compile(torch.mm, backend="eager")(a, a)
+    on_cpu = torch_cubin.report()
+    assert {(row.function, row.device) for row in on_cpu.served} == {
+        ("Tensor.matmul (@)", "cpu"),
+        ("torch.mm", "cpu"),
+    }
+    assert "cpu: " in str(on_cpu)
+    rows = [dataclasses.replace(row, device="cuda") for row in on_cpu.served]
+    on_gpu = str(dataclasses.replace(on_cpu, served=tuple(rows)))
+    assert not re.search("cpu|cuda|device", on_gpu)
+    mixed = dataclasses.replace(on_cpu, served=(*on_cpu.served, *rows))
+    devices = [line.split()[-4] for line in str(mixed).splitlines()[2:6]]
+    assert devices == ["cpu", "cpu", "cuda", "cuda"]
 
 
 def test_an_empty_report_says_so() -> None:

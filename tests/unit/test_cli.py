@@ -116,12 +116,22 @@ def test_an_error_is_one_line_and_status_1(capsys, tmp_path) -> None:
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["inspect"], ["doctor", "--nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["--nonsense"], ["inspect"], ["doctor", "--nonsense"]]
+)
 def test_wrong_arguments_are_status_2(arguments, capsys) -> None:
     with pytest.raises(SystemExit) as exit_status:
         cli.main(arguments)
     assert exit_status.value.code == 2
     assert "usage" in capsys.readouterr().err
+
+
+def test_without_a_command_the_commands_are_listed_and_the_status_is_2(capsys) -> None:
+    assert cli.main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    commands = {"demo", "inspect", "doctor", "cmake-dir", "tune", "export", "bench"}
+    assert commands <= set(captured.err.split())
 
 
 def test_bench_passes_its_arguments_on(monkeypatch) -> None:

@@ -159,7 +159,9 @@ def compilers() -> list[tuple[str, str]]:
     return [("g++", "17"), ("clang++", "20")]
 
 
-def compile_header(compiler: str, *options: str) -> None:
+def compile_source(
+    compiler: str, *options: str, source: str = USE
+) -> subprocess.CompletedProcess[str]:
     """Skipped where the compiler is missing or older than the standard."""
     found = shutil.which(compiler) or (
         shutil.which("clang++-14") if compiler == "clang++" else None
@@ -167,9 +169,14 @@ def compile_header(compiler: str, *options: str) -> None:
     if found is None:
         pytest.skip(f"{compiler} is not installed")
     command = [found, *STRICT, *options, f"-I{INCLUDE}", "-fsyntax-only", "-x", "c++", "-"]
-    done = subprocess.run(command, input=USE, capture_output=True, text=True)
+    done = subprocess.run(command, input=source, capture_output=True, text=True)
     if "invalid value" in done.stderr or "unrecognized command-line option" in done.stderr:
         pytest.skip(f"{compiler} does not know {options[0]}")
+    return done
+
+
+def compile_header(compiler: str, *options: str) -> None:
+    done = compile_source(compiler, *options)
     assert done.returncode == 0, done.stderr
 
 
@@ -190,3 +197,24 @@ def test_the_header_compiles_beside_cuda() -> None:
     if include is None:
         pytest.skip("no CUDA toolkit (cuda.h)")
     compile_header("g++", "-std=c++17", "-DWITH_EXCEPTIONS", f"-isystem{include}", "-includecuda.h")
+
+
+LAUNCH = """
+#include <torch_cubin/cubin.h>
+void use(const torch_cubin::Kernel& kernel, {stream} stream, float* x) {{
+  kernel(torch_cubin::grid(1), torch_cubin::block(2), stream, x, 1);
+}}
+"""
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_a_stream_of_another_type_is_told_which_types_are_streams(compiler: str) -> None:
+    right = LAUNCH.format(stream="CUstream_st*")
+    done = compile_source(compiler, "-std=c++17", source=right)
+    assert done.returncode == 0, done.stderr
+    for wrong in ("void*", "const void*", "int"):
+        source = LAUNCH.format(stream=wrong)
+        done = compile_source(compiler, "-std=c++17", source=source)
+        assert done.returncode != 0, wrong
+        (line,) = [line for line in done.stderr.splitlines() if " error: " in line]
+        assert re.search("static.assert.* cudaStream_t.* CUstream", line), (wrong, line)

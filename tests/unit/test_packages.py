@@ -86,8 +86,18 @@ def test_what_is_loaded_is_the_same(package, tmp_path) -> None:
     op = loaded[next(iter(loaded))]
     meta = torch.empty(3, device="meta")
     assert op(meta, meta).shape == (3,)
-    with pytest.raises(errors.InputError, match="cpu"):
+    with pytest.raises(errors.InputError, match="got cpu"):
         op(torch.ones(3), torch.ones(3))
+
+
+def test_cpu_tensors_are_told_of_define_op_only_where_the_caller_called_it(package) -> None:
+    write(package, renamed(package))
+    loaded = next(iter(torch_cubin.load_package(package).values()))
+    for op, is_told in ((vec_add(cpu=None), True), (loaded, False)):
+        with pytest.raises(errors.InputError, match="got cpu") as caught:
+            op(torch.ones(3), torch.ones(3))
+        assert ("define_op" in str(caught.value)) == is_told
+        assert ("package" in str(caught.value)) != is_told
 
 
 def test_a_package_that_another_process_made(package, torch_python) -> None:

@@ -136,6 +136,30 @@ def test_a_second_copy_is_refused(tmp_path: Path, forked) -> None:
     assert lines == ["True True", "[[1.0, 0.0], [0.0, 1.0]]"]
 
 
+UNBUILT = """
+import os, sys
+sys.path[:] = [{clone!r}, *(x for x in sys.path if not os.path.exists(x + "/torch_cubin/_C.so"))]
+sys.path += {behind!r}
+try:
+    import torch_cubin
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_sources_that_are_not_built_name_the_installed_package_that_they_hide(
+    installed: bool, tmp_path: Path, forked
+) -> None:
+    ignored = shutil.ignore_patterns("cubins", "__pycache__", "*.so")
+    shutil.copytree(ROOT / "torch_cubin", tmp_path / "torch_cubin", ignore=ignored)
+    behind = [str(ROOT)] if installed else []
+    (text,) = forked(UNBUILT.format(clone=str(tmp_path), behind=behind))
+    library = tmp_path / "torch_cubin" / "_C.so"
+    assert text.startswith(f"torch_cubin [file]: library '{library}' is missing: expected ")
+    assert (str(ROOT / "torch_cubin") in text) == installed
+
+
 SUB = """
 import importlib
 import {before}

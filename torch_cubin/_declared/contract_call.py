@@ -47,8 +47,10 @@ def outputs_of(
     signature: Signature,
     values: Mapping[str, Any],
     devices: Sequence[str],
+    advice: str,
 ) -> list[Output]:
-    """The outputs of a call, in the schema's order; `values` has every argument by name.
+    """The outputs of a call, in the schema's order; `values` has every argument by name. `advice`
+    says what to do with a tensor that is on none of the `devices`.
 
     Raises InputError [input] for arguments that the contract does not allow.
     """
@@ -56,7 +58,6 @@ def outputs_of(
     for name, tensor in signature.tensors(values):
         what = f"op '{signature.name}' argument '{name}'"
         if tensor.device.type not in devices:
-            advice = "Move it with .cuda(), or give define_op a `cpu=` function."
             expected = " or ".join(devices)
             checks.fail(what, "is on a wrong device", expected, str(tensor.device), advice)
         if tensor.layout is not torch.strided:

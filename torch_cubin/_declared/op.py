@@ -44,6 +44,7 @@ class Op:
         self._formula: Formula | None = None
         self._images: list[Image] | None = None  # as the contract numbers them, if known
         self._package: str | None = None  # where it came from
+        self._is_defined_here = False  # by define_op, which takes a `cpu=`, in this process
         self._has_autograd_kernel = False
         self._library = torch.library.Library(signature.namespace, "FRAGMENT")
         try:
@@ -144,7 +145,7 @@ class Op:
     def _on_fake(self, values: dict[str, Any]) -> Any:
         refuse_derivative(self._signature, values)
         devices = ("cuda", "meta") if self._cpu is None else ("cuda", "cpu", "meta")
-        outputs = outputs_of(self.contract, self._signature, values, devices)
+        outputs = self._outputs(values, devices)
         device = next(tensor.device for _, tensor in self._signature.tensors(values))
         return self._returned([output.allocate(device) for output in outputs])
 
@@ -152,7 +153,7 @@ class Op:
         refuse_derivative(self._signature, values)
         cpu = self._cpu
         devices = ("cpu",) if cpu else ("cuda",)
-        outputs = outputs_of(self.contract, self._signature, values, devices)
+        outputs = self._outputs(values, devices)
         assert cpu is not None  # CPU tensors are refused otherwise
         args, kwargs = self._signature.unbind(values)
         with torch.no_grad(), transforms.below_autograd():
@@ -162,6 +163,14 @@ class Op:
             if argument.mutable and not values[argument.name].is_inference():
                 torch.autograd.graph.increment_version(values[argument.name])
         return self._returned(self._checked(found, outputs, values))
+
+    def _outputs(self, values: dict[str, Any], devices: tuple[str, ...]) -> list[Output]:
+        advice = "Move it with .cuda()"
+        if self._is_defined_here:
+            advice += ", or give define_op a `cpu=` function."
+        else:
+            advice += ": the op came from a package, which holds no `cpu=` function."
+        return outputs_of(self.contract, self._signature, values, devices, advice)
 
     def _checked(self, found: Any, outputs: list[Output], values: dict[str, Any]) -> list[Tensor]:
         """What `cpu=` returned, laid out as the contract says."""
@@ -265,6 +274,7 @@ def define(
             op._package = None
         if cpu is not None or state != "same":
             op._cpu = cpu
+        op._is_defined_here = True
     if state == "swapped":
         errors.warn(
             f"torch_cubin [input]: op '{op.name}' is defined again, with other content. Calls"

@@ -16,11 +16,12 @@ MAX_SHAPES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """One row of what ran from cubins: a torch function and the dtype of its results.
+    """One row of what ran in cubin ops: a torch function, and the dtype and device of its results.
 
-    ``calls`` counts eager calls. ``traced`` counts the times torch.compile traced the call into a
-    graph: what a compiled graph then does is not seen here. ``shapes`` is the number of different
-    operand shapes among the eager calls (it stops at 10,000).
+    ``device`` is "cuda" for what ran from cubins, "cpu" for what the ops' reference implementation
+    computed. ``calls`` counts eager calls. ``traced`` counts the times torch.compile traced the
+    call into a graph: what a compiled graph then does is not seen here. ``shapes`` is the number of
+    different operand shapes among the eager calls (it stops at 10,000).
     """
 
     function: str
@@ -28,6 +29,7 @@ class Served:
     calls: int
     traced: int
     shapes: int
+    device: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +51,13 @@ class Report:
 
     def __str__(self) -> str:
         lines = []
+        columns = ["function", "dtype", "device", "shapes", "calls", "traced"]
+        on_cpu = any(row.device == "cpu" for row in self.served)
+        if not on_cpu:
+            columns.remove("device")
         if self.served:
-            rows = [(r.function, r.dtype, r.shapes, r.calls, r.traced) for r in self.served]
-            lines += table(("served by cubin ops", "dtype", "shapes", "calls", "traced"), rows)
+            rows = [tuple(getattr(row, column) for column in columns) for row in self.served]
+            lines += table(("served by cubin ops", *columns[1:]), rows)
         else:
             lines.append("served by cubin ops: nothing")
         lines.append("")
@@ -60,12 +66,14 @@ class Report:
             lines += table(("left to PyTorch", "because", "calls", "traced"), rows)
         else:
             lines.append("left to PyTorch: nothing")
+        notes = []
+        if on_cpu:
+            notes.append("cpu: computed by the ops' reference implementation, not by a cubin.")
         if any(row.traced for row in self.served + self.declined):
-            lines += [
-                "",
-                "traced: counted when torch.compile traced the call, not when its graph ran.",
-            ]
-        return "\n".join(lines)
+            notes.append(
+                "traced: counted when torch.compile traced the call, not when its graph ran."
+            )
+        return "\n".join([*lines, "", *notes] if notes else lines)
 
 
 def table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
@@ -93,12 +101,12 @@ class _Row:
 
 # Reentrant, because a garbage collection in here may run code of the user's that multiplies.
 _lock = threading.RLock()
-_served: dict[tuple[str, object], _Row] = {}  # guarded by _lock
+_served: dict[tuple[str, object, str], _Row] = {}  # by name, dtype and device; guarded by _lock
 _declined: dict[tuple[str, str], _Row] = {}  # guarded by _lock
 
 
 def count_served(name: str, args: tuple[object, ...], result: torch.Tensor) -> None:
-    key = (name, result.dtype)
+    key = (name, result.dtype, result.device.type)
     # Every operand's shape would cost more than all the rest here. The result and the second
     # argument fix M, N and K; the batches of the others are in the result's.
     shapes = (result.shape, getattr(args[1], "shape", None) if len(args) > 1 else None)
@@ -122,12 +130,16 @@ def count_declined(name: str, reason: str) -> None:
 # Under torch.compile a plain count would become part of the graph's guards and compile it again at
 # every call. A function whose result is assumed constant is instead run once, while tracing.
 @assume_constant_result
-def count_traced(name: str, dtype: object, reason: str) -> int:
+def count_traced_served(name: str, dtype: object, device: str) -> int:
     with _lock:
-        if reason:
-            _declined.setdefault((name, reason), _Row()).traced += 1
-        else:
-            _served.setdefault((name, dtype), _Row()).traced += 1
+        _served.setdefault((name, dtype, device), _Row()).traced += 1
+    return 0
+
+
+@assume_constant_result
+def count_traced_declined(name: str, reason: str) -> int:
+    with _lock:
+        _declined.setdefault((name, reason), _Row()).traced += 1
     return 0
 
 
@@ -157,8 +169,8 @@ def report(*, reset: bool = False) -> Report:
     """
     with _lock:
         served = [
-            Served(name, _short(dtype), row.calls, row.traced, len(row.shapes))
-            for (name, dtype), row in _served.items()
+            Served(name, _short(dtype), row.calls, row.traced, len(row.shapes), device)
+            for (name, dtype, device), row in _served.items()
         ]
         declined = [
             Declined(name, reason, row.calls, row.traced)

@@ -26,10 +26,14 @@ PATH = Path(__file__).resolve().parents[1] / "_C.so"
 def load() -> ctypes.CDLL:
     """Registers the ops and returns the library; ImportError where it is missing or too old."""
     if not PATH.is_file():
+        hidden = process.hidden_package(PATH)
         raise _import_error(
             "is missing",
             expected="the compiled half of torch_cubin",
-            advice="Build it: `make build` in a checkout, or install the wheel "
+            got=f"sources that hide the installed '{hidden}'" if hidden else "",
+            advice="Run Python from another folder, or build these sources: `make build`."
+            if hidden
+            else "Build it: `make build` in a checkout, or install the wheel "
             "(`pip install --no-build-isolation .`).",
         )
     other = process.other_library(PATH)

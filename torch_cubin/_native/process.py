@@ -47,10 +47,21 @@ def other_library(path: Path) -> str:
     return ""
 
 
+def hidden_package(path: Path) -> str:
+    """The folder of a package with a library, of which Python finds the sources at `path`, without
+    one, before it; "" where there is none. So it is in a clone beside an installed wheel.
+    """
+    for folder in sys.path:
+        package = Path(folder, path.parent.name)
+        if (package / path.name).is_file():
+            return str(package)
+    return ""
+
+
 def is_command_line() -> bool:
     """Whether this import is the first step of `python -m torch_cubin`."""
     following = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
     return getattr(sys, "argv", [])[:1] == ["-m"] and following[:1] == ["torch_cubin"]
 
 
-__all__ = ["is_command_line", "other_library", "require_main_interpreter"]
+__all__ = ["hidden_package", "is_command_line", "other_library", "require_main_interpreter"]

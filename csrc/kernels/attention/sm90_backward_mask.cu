@@ -47,38 +47,6 @@ TC_DEVICE u32 bits_of_thread(u32 key, u32 next_key, int first) {
   return (bits | bits >> 8) & 0xffffu;
 }
 
-// By a warp, 16 keys each lane: rows from `warp` on.
-TC_DEVICE void read_rows(const Sm90BackwardParams& p, const unsigned char* from, int rows,
-                         int count, u16 (*bits)[kPieces + 2]) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  bool vectors = p.mask_stride[3] == 1 && p.mask_stride[2] % 16 == 0 &&
-                 reinterpret_cast<u64>(from) % 16 == 0 && count >= 16;
-  if (vectors) {
-#pragma unroll 1
-    for (int first = warp; first < rows; first += kTogether * kWarps) {
-      uint4 bytes[kTogether];
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        int row = first + j * kWarps;
-        if (row < rows) {
-          bytes[j] = __ldg(reinterpret_cast<const uint4*>(from + row * p.mask_stride[2]));
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        int row = first + j * kWarps;
-        if (row < rows) bits[row][lane] = static_cast<u16>(bits_of(bytes[j]));
-      }
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int row = warp; row < rows; row += kWarps) {
-    bits[row][lane] = static_cast<u16>(
-        count > 0 ? sixteen_bits(from + row * p.mask_stride[2], p.mask_stride[3], count) : 0);
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   // Two more, so that neighbouring rows' words are in different banks.
@@ -88,18 +56,20 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
   wait_for_previous_kernel();
   int chunks = (p.lengths.seqlen_k + kMaskChunk - 1) / kMaskChunk, chunk = blockIdx.x % chunks;
   u32 line = blockIdx.x / chunks;
-  int tile = static_cast<int>(line % p.bits.tiles), pair = static_cast<int>(line / p.bits.tiles);
+  int tile = static_cast<int>(line % p.bits.tiles);
+  int plane = static_cast<int>(line / p.bits.tiles);  // each head of a batch has a plane
   int first_row = tile * p.tile_rows, first_key = chunk * kMaskChunk;
   // Without a row of its own for each query, what is seen by one is seen by all.
   bool alike = p.mask_stride[2] == 0;
   int rows = alike ? p.tile_rows : min(p.lengths.seqlen_q - first_row, p.tile_rows);
   if (threadIdx.x < kMaskChunk / 64) found[threadIdx.x] = 0;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own_key = first_key + 16 * lane;
-  read_rows(p,
-            static_cast<const unsigned char*>(p.mask) + pair / p.bits.heads * p.mask_stride[0] +
-                pair % p.bits.heads * p.mask_stride[1] + first_row * p.mask_stride[2] +
-                own_key * p.mask_stride[3],
-            alike ? 1 : rows, p.lengths.seqlen_k - own_key, row_bits);
+  static_assert(kPieces == 32);  // a lane has one of each row
+  read_rows<kWarps, kTogether>(
+      static_cast<const unsigned char*>(p.mask) + plane / p.bits.heads * p.mask_stride[0] +
+          plane % p.bits.heads * p.mask_stride[1] + first_row * p.mask_stride[2] +
+          own_key * p.mask_stride[3],
+      p.mask_stride[2], p.mask_stride[3], alike ? 1 : rows, p.lengths.seqlen_k - own_key, row_bits);
   __syncthreads();
   int row_groups = (p.tile_rows + 31) / 32;
   for (int i = warp; i < row_groups * kKeyGroups; i += kWarps) {
@@ -125,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
     u32 what = (first & kHides) / kHides * kStepHidesInFirst +
                (second & kHides) / kHides * kStepHidesInSecond;
     if (thread == 0) {
-      p.bits.steps[(static_cast<tc_int64>(pair) * p.key_tiles + key_tile) * p.bits.tiles + tile] =
+      p.bits.steps[(static_cast<tc_int64>(plane) * p.key_tiles + key_tile) * p.bits.tiles + tile] =
           any ? what : static_cast<u32>(kStepHidesAll);
     }
     if (!any || what == kStepHidesNone) continue;

@@ -11,6 +11,7 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 constexpr int kMostPieces = kMaskTileBlocks * kMaskTileColumns / 16;  // of 16 keys, of a row
+constexpr int kWarps = TC_THREADS / 32;
 constexpr int kTogether = 8;  // rows of which a thread asks for its keys at once
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
@@ -22,42 +23,19 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
   int chunk = blockIdx.x % p.chunks;
   tc_int64 line = blockIdx.x / p.chunks;
   int tile = static_cast<int>(line % p.tiles);
-  tc_int64 pair = line / p.tiles, batch = pair / p.heads;
+  tc_int64 plane = line / p.tiles, batch = plane / p.heads;  // each head of a batch has a plane
   int first_row = tile * p.tile_rows, rows = min(p.tile_rows, p.rows - first_row);
   int block_pieces = p.tile_columns / 16, pieces = kMaskTileBlocks * block_pieces;
   int first_column = chunk * kMaskTileBlocks * p.tile_columns;
   const unsigned char* from = p.mask + batch * p.stride[0] +
-                              (pair - batch * p.heads) * p.stride[1] + first_row * p.stride[2];
+                              (plane - batch * p.heads) * p.stride[1] + first_row * p.stride[2];
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
   if (threadIdx.x == 0) found = 0;
-  // A warp has a row, and a lane 16 keys of it.
-  constexpr int kWarps = TC_THREADS / 32;
-  static_assert(kMostPieces == 32);
-  int warp = threadIdx.x / 32, piece = threadIdx.x % 32, column = first_column + 16 * piece;
-  int count = piece < pieces ? p.columns - column : 0;
-  from += column * p.stride[3];
-  bool vectors = p.stride[3] == 1 && p.stride[2] % 16 == 0 && reinterpret_cast<u64>(from) % 16 == 0;
-  if (vectors && count >= 16) {
-#pragma unroll 1
-    for (int first = warp; first < rows; first += kTogether * kWarps) {
-      uint4 bytes[kTogether];
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        int row = min(first + j * kWarps, rows - 1);
-        bytes[j] = __ldg(reinterpret_cast<const uint4*>(from + row * p.stride[2]));
-      }
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        int row = min(first + j * kWarps, rows - 1);
-        bits[row][piece] = static_cast<u16>(bits_of(bytes[j]));
-      }
-    }
-  } else if (piece < pieces) {
-#pragma unroll 1
-    for (int row = warp; row < rows; row += kWarps) {
-      bits[row][piece] = static_cast<u16>(
-          count > 0 ? sixteen_bits(from + row * p.stride[2], p.stride[3], count) : 0);
-    }
+  static_assert(kMostPieces == 32);  // a lane has one of each row
+  int piece = threadIdx.x % 32, column = first_column + 16 * piece;
+  if (piece < pieces) {
+    read_rows<kWarps, kTogether>(from + column * p.stride[3], p.stride[2], p.stride[3], rows,
+                                 p.columns - column, bits);
   }
   __syncthreads();
   // A multiple of the warp's size, because all of its lanes report together.
@@ -80,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
         }
       }
       auto to =
-          reinterpret_cast<uint4*>(p.words) + (pair * p.rows + first_row + row) * p.blocks + block;
+          reinterpret_cast<uint4*>(p.words) + (plane * p.rows + first_row + row) * p.blocks + block;
       *to = make_uint4(word[0], word[1], word[2], word[3]);
       classes = ((visible != 0 ? 1u : 0u) | (visible != count ? 2u : 0u)) << 2 * of_chunk;
     }

@@ -41,5 +41,38 @@ TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) 
   return bits;
 }
 
+// Makes bits of `rows` rows, by the kWarps warps of a block: each has a row at a time, and each lane 16 keys of it,
+// of which the first `count` exist. `from`: the lane's keys in the first row. A thread asks for its keys of
+// kTogether rows at once; past the last row it reads that one again.
+template <int kWarps, int kTogether, int kRowBits>
+TC_DEVICE void read_rows(const unsigned char* from, tc_int64 row_stride, tc_int64 key_stride,
+                         int rows, int count, u16 (*bits)[kRowBits]) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  bool vectors = key_stride == 1 && row_stride % 16 == 0 && reinterpret_cast<u64>(from) % 16 == 0 &&
+                 count >= 16;
+  if (vectors) {
+#pragma unroll 1
+    for (int first = warp; first < rows; first += kTogether * kWarps) {
+      uint4 bytes[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        int row = min(first + j * kWarps, rows - 1);
+        bytes[j] = __ldg(reinterpret_cast<const uint4*>(from + row * row_stride));
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        int row = min(first + j * kWarps, rows - 1);
+        bits[row][lane] = static_cast<u16>(bits_of(bytes[j]));
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = warp; row < rows; row += kWarps) {
+    bits[row][lane] =
+        static_cast<u16>(count > 0 ? sixteen_bits(from + row * row_stride, key_stride, count) : 0);
+  }
+}
+
 }  // namespace sm90
 }  // namespace torch_cubin

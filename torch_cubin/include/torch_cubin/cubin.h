@@ -424,7 +424,8 @@ class Kernel {
   void operator()(Grid grid, Block block, const First& first, const T&... arguments) const {
     static_assert(
         detail::ArgumentOf<First>::kSetsStream || (... || detail::ArgumentOf<T>::kSetsStream),
-        "say on which stream: kernel(grid, block, stream, arguments...)");
+        "kernel(grid, block, stream, arguments...) takes a cudaStream_t, a CUstream or nullptr "
+        "(the default stream); cast a void* to cudaStream_t. Tensors (torch.h) need none");
     Launch how(grid, block);
     detail::check(detail::launch(handle_, how, first, arguments...));
   }
