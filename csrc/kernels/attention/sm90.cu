@@ -64,8 +64,9 @@ struct AttentionConfig {
   using Tile = TileOf<kMasked>;
   static constexpr int kTold = kTiles + kRing * static_cast<int>(sizeof(Tile));
   // Of a warp's part of a mask that is added.
-  static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;  // the largest there is room for
-  static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN * kNumberBytes;
+  static constexpr int kNumberBytes =
+      kD == 64 && kGroups == 2 ? 4 : 2;  // the largest there is room for
+  static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
   static constexpr int kNumbers = (kTold + (kTells ? 16 : 0) + 15) / 16 * 16;
   static constexpr int kSharedBytes = kNumbers + 4 * kGroups * kAddedBytes;
   static_assert(4 * kStages <= 16, "a word of what is told for each block of K");
