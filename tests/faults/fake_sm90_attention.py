@@ -48,6 +48,14 @@ class MaskTiles(ctypes.Structure):
     ]  # fmt: skip
 
 
+class AddedMask(ctypes.Structure):
+    """Sm90AddedMask, there."""
+
+    _fields_ = [
+        ("values", ctypes.c_uint64), ("stride", ctypes.c_int64 * 3), ("floats", ctypes.c_int),
+    ]  # fmt: skip
+
+
 class Params(ctypes.Structure):
     """Sm90AttentionParams of csrc/kernels/attention/sm90_params.h; the stand-in fills the maps."""
 
@@ -59,7 +67,7 @@ class Params(ctypes.Structure):
         *[(name, ctypes.c_int) for name in (
             "batch", "heads", "group", "head_dim_v", "tiles", "deal")],
         ("unit", ctypes.c_float), ("has_rule", ctypes.c_int), ("score", ScoreRule),
-        ("mask", MaskTiles),
+        ("mask", MaskTiles), ("added", AddedMask), ("added_scale", ctypes.c_float),
     ]  # fmt: skip
 
 
@@ -226,7 +234,7 @@ def kernels_of_a_call(driver, what: str, general: dict) -> list[str]:
     return kernels
 
 
-@pytest.mark.parametrize("what", ["added mask", "decode", "float32"])
+@pytest.mark.parametrize("what", ["decode", "float32"])
 def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
     kernels = kernels_of_a_call(driver, what, {})
     assert not any(name.startswith("sm90_") for name in kernels), kernels
@@ -235,9 +243,61 @@ def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> Non
 GENERAL = {"softcap": {"softcap": 30.0}, "scale": {"scale": -1.0}}
 
 
-@pytest.mark.parametrize("what", ["boolean mask", *GENERAL])
+@pytest.mark.parametrize("what", ["boolean mask", "added mask", *GENERAL])
 def test_options_have_kernels_of_their_own(driver, catalog, what: str) -> None:
     *before, kernel = kernels_of_a_call(driver, what, GENERAL)
-    layout = "masked" if what == "boolean mask" else "general"
+    layout = {"boolean mask": "masked", "added mask": "added"}.get(what, "general")
     assert kernel.startswith(f"sm90_attention_bf16_{layout}_")
-    assert [name.startswith("sm90_mask") for name in before] == [True] * (what == "boolean mask")
+    masks = {"boolean mask": ["sm90_mask_attention"], "added mask": ["sm90_added_mask_attention"]}
+    assert before == masks.get(what, [])
+
+
+# Keys, the mask's dims that are 1, and whether it is read as it is.
+@pytest.mark.parametrize(
+    ("keys", "broadcast", "read"),
+    [
+        (4096, (), True),
+        (4096, (1,), True),
+        (4096, (0, 1, 2), True),
+        (4098, (), False),  # rows that begin with no whole vector
+        (4096, (3,), False),
+    ],
+)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("floats", [False, True])
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
+    driver, catalog, softcap, floats, head_dim, keys, broadcast, read
+) -> None:
+    shape = (2, 4, 1024, keys)
+    sizes = [1 if n in broadcast else size for n, size in enumerate(shape)]
+    mask_dtype = torch.float32 if floats else torch.bfloat16
+
+    def run() -> tuple:
+        q = made((2, 4, 1024, head_dim), "bhsd", torch.bfloat16)
+        k, v = (made((2, 4, keys, head_dim), "bhsd", torch.bfloat16) for _ in range(2))
+        mask = tensors.empty(*sizes, dtype=mask_dtype)
+        torch.ops.cubin.attention_forward(q, k, v, mask, softcap=softcap)
+        return driver.launches(), mask.data_ptr()
+
+    (before, launch), address = forked(run)
+    assert before["kernel"] == "sm90_added_mask_attention"
+    kind = catalog[launch["kernel"]]["kind"]
+    # Tiles of 192 queries have no room for floats.
+    general = softcap > 0 or (floats and head_dim == 64)
+    assert kind == ("sm90_general_added" if general else "sm90_added")
+    params = params_of(launch)
+    assert params.mask.words == 0
+    assert params.mask.classes % 4 == 0
+    assert params.added.floats == floats
+    assert params.added.values % 16 == 0
+    assert params.added_scale == (1.0 if softcap else pytest.approx(head_dim**-0.5))
+    row = -(-keys // 8) * 8 if not floats else -(-keys // 4) * 4
+    if read:
+        assert params.added.values == address
+        row = keys
+    planes = [1 if n in broadcast else size for n, size in enumerate(shape[:3])]
+    strides = [0 if planes[2] == 1 else row, 0, 0]
+    strides[1] = 0 if planes[1] == 1 else planes[2] * row
+    strides[2] = 0 if planes[0] == 1 else planes[1] * planes[2] * row
+    assert list(params.added.stride) == strides[::-1]

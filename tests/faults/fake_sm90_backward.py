@@ -32,8 +32,8 @@ NAMES = (
 )
 
 
-class MaskBits(ctypes.Structure):
-    """Sm90MaskBits."""
+class MaskSteps(ctypes.Structure):
+    """Sm90MaskSteps."""
 
     _fields_ = [
         *[(name, ctypes.c_uint64) for name in ("words", "steps")],
@@ -56,7 +56,8 @@ class Params(ctypes.Structure):
         *[(name, ctypes.c_float) for name in ("scale", "unit", "logsumexp_unit")],
         ("score", ScoreRule),
         ("mask", ctypes.c_uint64), ("mask_stride", ctypes.c_int64 * 4),
-        ("mask_floats", ctypes.c_int), ("bits", MaskBits),
+        *[(name, ctypes.c_int) for name in ("mask_added", "mask_floats")],
+        ("minus_infinity", ctypes.c_uint32), ("bits", MaskSteps),
     ]  # fmt: skip
 
 
@@ -277,28 +278,46 @@ def test_a_boolean_mask_is_made_to_bits_first(
     assert params.logsumexp_unit == 1 if softcap else params.logsumexp_unit > 1
 
 
+@pytest.mark.parametrize("broadcast", [(), (1,), (0, 1, 2), (3,)], ids=str)
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_mask_that_is_added_is_read_as_it_is(driver, catalog, dtype: torch.dtype) -> None:
-    q, k, v = (made(2, 4, 300, 128) for _ in range(3))
-    mask = tensors.empty(1, 4, 300, 300, dtype=dtype)
-    launches = launches_of(driver, q, k, v, attn_mask=mask)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_numbers_of_a_mask_are_laid_out_first(
+    driver, catalog, head_dim: int, dtype: torch.dtype, softcap: float, broadcast: tuple
+) -> None:
+    if head_dim == 256 and softcap:
+        return  # the portable kernels'
+    b, h, s, keys = 2, 4, 300, 500
+    q = made(b, h, s, head_dim)
+    k, v = (made(b, 2, keys, head_dim) for _ in range(2))
+    sizes = [1 if n in broadcast else size for n, size in enumerate((b, h, s, keys))]
+    mask = tensors.empty(*sizes, dtype=dtype)
+    launches = launches_of(driver, q, k, v, attn_mask=mask, softcap=softcap)
     kinds = [catalog[x["kernel"]]["kind"] for x in launches]
-    assert kinds == ["sm90_backward_delta", "sm90_backward_general", "sm90_backward_convert"]
-    params = Params.from_buffer_copy(bytes.fromhex(launches[1]["params"][0]))
-    assert params.mask
-    assert params.bits.words == 0
-    assert list(params.mask_stride) == [0, 300 * 300, 300, 1]
-    assert params.mask_floats == (dtype == torch.float32)
+    main = "sm90_backward_general" if softcap else "sm90_backward_added"
+    expected = ["sm90_backward_added_mask", "sm90_backward_delta", main, "sm90_backward_convert"]
+    assert kinds == expected
+    params = Params.from_buffer_copy(bytes.fromhex(launches[2]["params"][0]))
+    floats = dtype == torch.float32
+    assert (params.mask_added, params.mask_floats) == (1, floats)
+    assert params.minus_infinity == (0xFF800000 if floats else 0xFF80)
+    assert list(params.mask_stride) == [0 if n in broadcast else mask.stride(n) for n in range(4)]
+    bits, rows, columns = params.bits, params.tile_rows, params.tile_keys
+    tiles = 1 if 2 in broadcast else -(-s // rows)
+    heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))
+    assert (bits.batches, bits.heads, bits.tiles) == (batches, heads, tiles)
+    steps = batches * heads * tiles * params.key_tiles
+    assert launches[0]["grid"] == [steps, 1, 1]
+    assert bits.words % 16 == 0
+    assert bits.steps == bits.words + steps * rows * columns * (4 if floats else 2)
 
 
-@pytest.mark.parametrize("what", ["options of 256", "added mask of 256", "float32"])
+@pytest.mark.parametrize("what", ["options of 256", "float32"])
 def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
     d = 128 if what == "float32" else 256
     dtype = torch.float32 if what == "float32" else torch.bfloat16
     q, k, v = (made(2, 4, 300, d, dtype) for _ in range(3))
     options: dict = {}
-    if what == "added mask of 256":
-        options["attn_mask"] = tensors.empty(300, 300, dtype=dtype)
     if what == "options of 256":
         options["softcap"] = 20.0
     kernels = [x["kernel"] for x in launches_of(driver, q, k, v, **options)]

@@ -28,6 +28,7 @@ class Params(ctypes.Structure):
 
     _fields_ = [
         ("all", AttentionParams),
+        ("_", ctypes.c_char * (-ctypes.sizeof(AttentionParams) % 64)),  # as its maps are aligned
         *[(name, Descale) for name in ("q_descale", "k_descale", "v_descale")],
     ]
 
