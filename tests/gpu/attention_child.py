@@ -114,11 +114,11 @@ def _calls(r: random.Random, tool: str) -> list[tuple]:
             (1, 2, 1, 130, 65, 128, 128),  # steps enough to use each stage again
             (1, 2, 1, 70, 65, 256, 256),
         ]
-        masked = (shapes[2], options[2])
+        masked = [(shapes[2], options[2]), (shapes[2], options[3]), (shapes[2], options[4])]
         options = [options[0], options[1], options[5], options[6]]
     calls = [(shape, option) for shape in shapes for option in options]
     if tool == "racecheck":
-        calls.append(masked)
+        calls += masked
     r.shuffle(calls)
     return calls
 
@@ -330,6 +330,10 @@ def attention_alone(name: str) -> dict:
     masked = [
         (2, 4, 2, 1300, 1500, {"attn_mask": mask}) for mask in tile_masks(1300, 1500).values()
     ]
+    for mask in tile_masks(1300, 1500).values():
+        numbers = torch.randn(mask.shape, generator=g, device="cuda").masked_fill(~mask, -torch.inf)
+        for kind in (dtype, torch.float32):
+            masked.append((2, 4, 2, 1300, 1500, {"attn_mask": numbers.to(kind)}))
     for batch, heads, kv_heads, rows, columns, given in [*CALLS, *masked]:
         options = {"enable_gqa": True, **given}
         layout = cases.Layout()

@@ -23,7 +23,15 @@ _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = 
 # begun first.
 _SLOW_FILES = (
     *("sanitizer", "attention_repeats_backward", "attention_repeats", "attention_tiles"),
-    *("examples", "cpp", "attention_sm90_options", "producers", "aoti", "define_op_torch"),
+    *(
+        "examples",
+        "cpp",
+        "attention_sm90_options",
+        "attention_sm90_added",
+        "producers",
+        "aoti",
+        "define_op_torch",
+    ),
     *("attention_options", "precision", "sm90", "numerics", "attention_sm90_packed"),
     *("attention_differential", "capture", "loading", "tuning", "unaligned"),
     *("attention_numerics", "attention_semantics", "epilogue", "kv_cache", "faults"),

@@ -120,7 +120,7 @@ def catalog_without_pairs(folder: Path) -> Path:
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
-        if not (kernel["kind"] == "sm90_backward" and kernel["tile"] == [64, 128, 256])
+        if not (kernel["kind"].startswith("sm90_backward") and kernel["tile"] == [64, 128, 256])
     ]
     manifest["tuned"] = []
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(
 HEAD_DIMS = (64, 128, 256)
 LENGTHS = [300, 1, 0, 700, 129, 64, 400]  # of packed sequences
 KINDS = (
-    *("full", "causal", "causal, long", "window", "packed", "packed, window"),
-    *("boolean mask", "masks of heads", "options", "dropout"),
+    *("full", "causal", "causal, long", "window", "packed"),
+    *("boolean mask", "masks of heads", "added mask", "options", "dropout"),
 )
 
 
@@ -48,9 +48,9 @@ def options_of(kind: str, rows: int, heads: int, g: torch.Generator) -> dict:
         "causal, long": {"is_causal": True},
         "window": window,
         "packed": {"is_causal": True, **packed},
-        "packed, window": {**window, **packed},
         "boolean mask": {"attn_mask": documents(rows)},
         "masks of heads": {"attn_mask": of_heads},
+        "added mask": {"attn_mask": torch.where(documents(rows), of_heads * 0.5, -torch.inf)},
         "options": {"softcap": 20.0, "alibi_slopes": numbers / 10, "sinks": numbers},
         "dropout": {
             "dropout_p": 0.2, "dropout_seed": torch.tensor([7], device=ac.DEVICE),
@@ -63,10 +63,10 @@ def make(kind: str, head_dim: int, dtype: torch.dtype) -> tuple[list[Tensor], Te
     """Query, key and value, a gradient, and options. Two heads of queries share one of keys."""
     g = ac.generator(f"{kind} {head_dim}")
     rows = 2100 if kind == "causal, long" else 700
-    batch, heads = (1, 2) if kind == "causal, long" else (2, 4)
+    batch, heads = 1, 2 if kind == "causal, long" else 4
     options = options_of(kind, rows, heads, g)
     shapes = [(batch, heads, rows, head_dim), *[(batch, heads // 2, rows, head_dim)] * 2]
-    if kind.startswith("packed"):
+    if kind == "packed":
         shapes = [(sum(LENGTHS), n, head_dim) for n in (heads, heads // 2, heads // 2)]
     args = [ac.draw(shape, dtype, g) for shape in shapes]
     return args, ac.gradient(args[0], g), {"enable_gqa": True, **options}

@@ -79,6 +79,7 @@ def test_blocks_of_wide_heads_that_work_alone(name: str, child) -> None:
     assert answer["wrong"] == []
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
     assert f"sm90_backward_attention_{short}_64x64x256" in answer["loaded"]
+    assert f"sm90_backward_attention_{short}_added_64x64x256" in answer["loaded"]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

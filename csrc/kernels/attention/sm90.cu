@@ -13,10 +13,10 @@
 // tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
 // wgmma to the operand registers of the other without a shuffle.
 //
-// `masked` kernels (TC_MASKED) read a boolean mask, `added` ones (TC_MASKED, TC_ADDED) a mask of numbers, by
-// sm90_added_mask.cuh. `general` ones (TC_GENERAL) do one or the other, too; they change scores on their way to the
-// softmax by sm90_rule.cuh, and drop weights. Kernels for both sorts of masks took 2 to 7% more time with bits, some
-// branches in the chain of every step.
+// `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of a mask that is added to
+// the logits (TC_ADDED, too; sm90_added_mask.cuh). `general` and `general_added` kernels do the same, and change scores on
+// their way to the softmax by sm90_rule.cuh, and drop weights (TC_GENERAL). One kernel for both sorts of masks had
+// some branches more in each step: 2 to 7% of the time with a boolean mask.
 // Longer than files should be: producer and consumers meet in one set of barriers and one shared memory, and
 // neither can be followed without the other.
 #include "common/dropout.cuh"
@@ -333,7 +333,7 @@ struct Consumer {
       if (p.has_rule) apply_rule();
     }
     if constexpr (C::kAdded) {
-      bool adds = keys.has_bits();
+      bool adds = keys.is_masked();
       if (adds) added_mask().add(s, mask_part(), p.added_scale);
       unit = adds ? kLog2e : p.unit;
     }
@@ -356,7 +356,7 @@ struct Consumer {
   }
 
   // Whether bits say which keys of the block are visible.
-  TC_DEVICE bool has_bits() const { return !C::kAdded && keys.has_bits(); }
+  TC_DEVICE bool has_bits() const { return !C::kAdded && keys.is_masked(); }
   TC_DEVICE AddedMask<C::kDType, C::kN, C::kAddedBytes> added_mask() const {
     return {p.added, shared + C::kNumbers + (4 * group + warp) * C::kAddedBytes};
   }
@@ -370,7 +370,7 @@ struct Consumer {
   // is issued, which takes until the product before it has run.
   TC_DEVICE void load_mask() {
     if constexpr (C::kAdded) {
-      if (keys.has_bits()) added_mask().load(mask_part());
+      if (keys.is_masked()) added_mask().load(mask_part());
     } else if constexpr (C::kMasked) {
       if (!has_bits()) return;
       const Tile& tile = tiles[number % C::kRing];
@@ -415,7 +415,7 @@ struct Consumer {
   TC_DEVICE void hide() {
     bool open = keys.block >= open_first && keys.block <= open_last;
     if (__builtin_expect(open && !has_bits(), 1)) return;
-    if (C::kMasked && open) return hide_unseen(s, mask);
+    if (C::kMasked && !C::kAdded && open) return hide_unseen(s, mask);
     const Tile& tile = tiles[number % C::kRing];
     const Sm90Sequence& q = tile.sequence;
     int column = keys.block * C::kN + lane % 4 * 2;

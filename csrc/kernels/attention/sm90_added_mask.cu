@@ -35,6 +35,7 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
     int column = first_column + 64 * k + threadIdx.x % 32 * 2;
     if (column >= end) break;
     u32 of_block = 0;
+    bool last = column + 1 == p.columns;  // behind it lies what is no number of the mask
     if (p.copies == nullptr) {
 #pragma unroll 1
       for (int first = warp; first < rows; first += kTogether * kWarps) {
@@ -45,10 +46,12 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
           pair[j] = __ldg(reinterpret_cast<const Pair*>(from + row * p.stride[2] + column));
         }
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) of_block |= class_of<Type>(pair[j], p.minus_infinity);
+        for (int j = 0; j < kTogether; ++j) {
+          auto left = static_cast<Number>(Type::of(pair[j], 0));
+          of_block |= class_of<Type>(last ? Type::join(left, left) : pair[j], p.minus_infinity);
+        }
       }
     } else {
-      bool last = column + 1 == p.columns;
 #pragma unroll 1
       for (int row = warp; row < rows; row += kWarps) {
         const Number* at = from + row * p.stride[2] + column * p.stride[3];

@@ -121,8 +121,18 @@ struct Keys {
       load_shared(lse, from + j * 32);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        s[4 * j + r] = exp2_approx((s[4 * j + r] - lse[r % 2]) * kLog2e);
+        s[4 * j + r] = weight_of(s[4 * j + r], lse[r % 2]);
       }
+    }
+  }
+
+  // Scores to weights, of the others.
+  TC_DEVICE void weigh_full(bool adds) {
+    u32 from = sums + q() * C::kSumBytes;
+    if constexpr (C::kAdded) {
+      exponentiate_added<C>(s, p, adds, shared, work(), q(), group, from);
+    } else {
+      exponentiate<C>(s, from, p.unit);
     }
   }
 
@@ -223,8 +233,7 @@ struct Keys {
       if constexpr (C::kGeneral) {
         if (!late) weigh<true>(adds);
       } else {
-        if (adds) add_to_scores<C>(s, p, shared, work(), q(), group);
-        exponentiate<C>(s, sums + q() * C::kSumBytes, p.unit);
+        weigh_full(adds);
       }
       keep_in_place(s);
       // It is complete. ptxas would otherwise wait for dP before the exponentials.
@@ -327,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0,
            "spill": 180},
           {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
-           "added": 1, "spill": 180},
+           "added": 1, "spill": 320},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
            "added": 1, "spill": 280}],
     "t": [

@@ -34,7 +34,7 @@ template <class C, class Add>
 TC_DEVICE void for_each_added(const Sm90BackwardParams& p, const KeyBlock& work,
                               const StepPlace& of, int part, Add&& add) {
   MaskPlace at(p.bits, work.batch, of.head, of.query / C::kRows);
-  tc_int64 place = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
+  tc_int64 place = (at.plane * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
   constexpr int kThreads = 2 * C::kWorkKeys;
   auto from =
       reinterpret_cast<const uint4*>(p.bits.words) + kWarpgroup * part + threadIdx.x % kWarpgroup;
@@ -75,13 +75,41 @@ TC_DEVICE bool adds_mask(const Sm90BackwardParams& p, u32 shared, u32 q, int par
   return C::kAdded && p.mask_added != 0 && StepPlace::read<C>(shared, q, part).adds_mask;
 }
 
-// To scores that are not multiplied by the scale yet.
+// Of a score and its row's logsumexp, both natural logits. Where all that a row sees was moved by -1e9, say, both
+// are rounded to multiples of 64: no weight is more than 1 for that.
+TC_DEVICE float weight_of(float logit, float logsumexp) {
+  float exponent;
+  asm("min.NaN.f32 %0, %1, 0f00000000;" : "=f"(exponent) : "f"((logit - logsumexp) * kLog2e));
+  return exp2_approx(exponent);
+}
+
+// s = q.k becomes P where a mask's numbers are added, or, with `adds` false, where they are all 0. `from`: of this
+// thread, its step's logsumexp, a natural logit. What an added -inf hides may be anything.
 template <class C>
-TC_DEVICE void add_to_scores(float (&s)[C::kRows / 2], const Sm90BackwardParams& p, u32 shared,
-                             const KeyBlock& work, u32 q, int part) {
-  float factor = kLog2e / p.unit;
-  for_each_added<C>(p, work, StepPlace::read<C>(shared, q, 0), part,
-                    [&](int i, float value) { s[i] = fmaf(value, factor, s[i]); });
+TC_DEVICE void exponentiate_added(float (&s)[C::kRows / 2], const Sm90BackwardParams& p, bool adds,
+                                  u32 shared, const KeyBlock& work, u32 q, int part, u32 from) {
+  if (!adds) {
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float lse[2];
+      load_shared(lse, from + j * 32);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        s[4 * j + r] = exp2_approx(fmaf(s[4 * j + r], p.unit, -lse[r % 2] * kLog2e));
+      }
+    }
+    return;
+  }
+  for_each_added<C>(p, work, StepPlace::read<C>(shared, q, part), part, [&](int i, float value) {
+    s[i] = value == -kInfinity ? value : fmaf(s[i], p.scale, value);
+  });
+#pragma unroll
+  for (int j = 0; j < C::kRows / 8; ++j) {
+    float lse[2];
+    load_shared(lse, from + j * 32);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) s[4 * j + r] = weight_of(s[4 * j + r], lse[r % 2]);
+  }
 }
 
 }  // namespace sm90

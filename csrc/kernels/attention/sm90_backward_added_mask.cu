@@ -1,4 +1,4 @@
-// A mask that is added to the logits, in the order in which the `general` kernels of sm90_backward.cu use its
+// A mask that is added to the logits, in the order in which the backward's `added` and `general` kernels use its
 // numbers: a thread takes those of its scores as vectors, where in the mask each is a load of its own. And what
 // each step is to the mask: those to which it adds nothing are not read, those that it hides wholly left out.
 //

@@ -372,7 +372,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
     if (what != kStepHidesNone) {
       MaskPlace at(p.bits, work.batch, head, now.tile);
-      tc_int64 from = (at.pair * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
+      tc_int64 from = (at.plane * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
       from = from * C::kBlocks + pair.rank;
       bulk_load(shared + C::kMask + q * C::kMaskBytes, p.bits.words + from * (C::kMaskBytes / 4),
                 C::kMaskBytes, full);

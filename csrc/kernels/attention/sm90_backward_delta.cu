@@ -92,10 +92,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (lane == 0) {
     float* to = p.sums + static_cast<tc_int64>(index) * (2 * p.tile_rows) + within;
-    float scaled = logsumexp * p.logsumexp_unit;
-    if (scaled < kLeast)
-      scaled = kLeast;  // of masks that add -FLT_MAX: with -inf weights would be inf
-    to[0] = logsumexp == -kInfinity ? kInfinity : scaled;
+    to[0] = logsumexp == -kInfinity ? kInfinity : logsumexp * p.logsumexp_unit;
     to[p.tile_rows] = sum;
   }
 }

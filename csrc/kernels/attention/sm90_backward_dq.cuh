@@ -47,19 +47,19 @@ TC_DEVICE bool sees_any_key(const Sm90Sequence& s, int tile, int rows, int keys)
   return first_key < s.columns && first_key <= tile * rows + rows - 1 + s.last;
 }
 
-// Where a boolean mask's tiles for a head and a tile of queries lie.
+// Where a mask's tiles for a head and a tile of queries lie.
 struct MaskPlace {
-  tc_int64 pair;  // of batch and head
+  tc_int64 plane;  // of batch and head
   int tile;
 
   TC_DEVICE MaskPlace(const Sm90MaskSteps& bits, int batch, int head, int tile_)
-      : pair(static_cast<tc_int64>(bits.batches == 1 ? 0 : batch) * bits.heads +
-             (bits.heads == 1 ? 0 : head)),
+      : plane(static_cast<tc_int64>(bits.batches == 1 ? 0 : batch) * bits.heads +
+              (bits.heads == 1 ? 0 : head)),
         tile(bits.tiles == 1 ? 0 : tile_) {}
 
   // In Sm90MaskSteps::steps.
   TC_DEVICE tc_int64 step(const Sm90BackwardParams& p, int key_tile) const {
-    return (pair * p.key_tiles + key_tile) * p.bits.tiles + tile;
+    return (plane * p.key_tiles + key_tile) * p.bits.tiles + tile;
   }
 };
 

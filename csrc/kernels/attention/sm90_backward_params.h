@@ -58,7 +58,7 @@ struct Sm90BackwardParams {
   int tiles, key_tiles;  // along the queries and the keys; packed: the most that there can be
   int together;          // heads of keys whose blocks run beside each other
   float scale, unit;     // unit: scale * log2(e), a positive normal number; general: none
-  float logsumexp_unit;  // log2(e); general: 1
+  float logsumexp_unit;  // log2(e); general, and where a mask is added: 1
   Sm90ScoreRule score;   // of `general` kernels; without its mask, which the next ones are
 
   // Null, or of the kernels that lay it out, a value for each score: a byte, of which 0 hides, or a number that is

@@ -118,11 +118,13 @@ struct Values : WideGroup<C> {
       if (this->step != first) this->release(grad_empty);
       wgmma_wait<0>();
       keep_in_place(s);
-      if (adds_mask<C>(this->p, this->shared, this->q(), 0)) {
-        add_to_scores<C>(s, this->p, this->shared, this->work(), this->q(),
-                         static_cast<int>(this->pair.rank));
+      if constexpr (C::kAdded) {
+        bool adds = adds_mask<C>(this->p, this->shared, this->q(), 0);
+        exponentiate_added<C>(s, this->p, adds, this->shared, this->work(), this->q(),
+                              static_cast<int>(this->pair.rank), this->sums_at());
+      } else {
+        exponentiate<C>(s, this->sums_at(), this->p.unit);
       }
-      exponentiate<C>(s, this->sums_at(), this->p.unit);
       this->hide(s);
       this->release(this->shared + C::kQEmpty + 8 * this->q());
       hand_over();
@@ -182,7 +184,7 @@ struct WideKeys : WideGroup<C> {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
-        // What an added -inf hides may be anything.
+        // What has no weight because an added -inf hides it may be anything.
         if (adds && weight[r] == 0.0f) dp[4 * i + r] = 0.0f;
       }
     }

@@ -125,7 +125,7 @@ struct Sm90AttentionParams {
   float* logsumexp;  // null, or a float a row
   Sm90Order* order;  // of packed sequences, else null
   // Null, or how many tiles blocks have taken, which a kernel before this one has made 0; of kernels that
-  // have one before them: `general` and `masked` ones and those of sm90_e4m3.cu.
+  // have one before them: those that read masks and those of sm90_e4m3.cu.
   int* next;
   tc_int64 out_stride[3];        // batch, head, row; in elements; packed sequences have 0 for batch
   tc_int64 logsumexp_stride[2];  // batch, head

@@ -18,7 +18,7 @@ struct AttentionTile {
   Sm90Sequence sequence;
 };
 
-// What kernels that read a boolean mask know of a tile beside it.
+// What kernels that read a mask know of a tile beside it.
 struct MaskedTile : AttentionTile {
   u32 classes;  // the word of Sm90MaskClass of `last_block`
 };
@@ -64,9 +64,9 @@ class KeyBlocks {
     last_ += last;
   }
 
-  // Whether bits say which keys of the block are visible. Where no block has a visible key, the one
+  // Whether a mask hides keys of the block, or adds to their logits. Where no block has a visible key, the one
   // that every tile has is of the class that hides all.
-  TC_DEVICE bool has_bits() const {
+  TC_DEVICE bool is_masked() const {
     return kMasked && classes_ != nullptr &&
            (word_ >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone;
   }
@@ -102,7 +102,7 @@ class KeyBlocks {
   u32 word_;
 };
 
-// A tile's blocks of keys as consumers of `masked` kernels learn of them: the first one from the tile, each
+// A tile's blocks of keys as consumers of `masked` and `added` kernels learn of them: the first one from the tile, each
 // other one with the block before it from the thread that loads the keys, which has the time to look for it.
 class ToldKeyBlocks {
  public:
@@ -111,15 +111,15 @@ class ToldKeyBlocks {
   ToldKeyBlocks() = default;
   TC_DEVICE ToldKeyBlocks(const Sm90AttentionParams&, const MaskedTile& tile)
       : block(tile.last_block), told_(tile.blocks == 1 ? kLast : 0) {
-    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) told_ |= kHasBits;
+    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) told_ |= kIsMasked;
   }
 
   TC_DEVICE bool is_last() const { return (told_ & kLast) != 0; }
-  TC_DEVICE bool has_bits() const { return (told_ & kHasBits) != 0; }
+  TC_DEVICE bool is_masked() const { return (told_ & kIsMasked) != 0; }
 
   TC_DEVICE void next(u32 told) {
     told_ = told;
-    block = static_cast<int>(told & (kHasBits - 1));
+    block = static_cast<int>(told & (kIsMasked - 1));
   }
 
   // What next() is to be told after the block of `blocks`; of no meaning after the last one.
@@ -128,11 +128,11 @@ class ToldKeyBlocks {
     if (blocks.is_last()) return 0;
     blocks.next();
     return static_cast<u32>(blocks.block) | (blocks.is_last() ? kLast : 0) |
-           (blocks.has_bits() ? kHasBits : 0);
+           (blocks.is_masked() ? kIsMasked : 0);
   }
 
  private:
-  static constexpr u32 kHasBits = 1u << 30, kLast = 1u << 31;
+  static constexpr u32 kIsMasked = 1u << 30, kLast = 1u << 31;
   u32 told_;
 };
 

@@ -36,9 +36,9 @@ TC_DEVICE float reciprocal_approx(float x) {
   return out;
 }
 
-// kMoves: logits are not scores. Where one block's maximum had to be looked at, those of the tile's other blocks are, too. ALiBi
-// of keys on both sides, or a mask that is added, makes scores grow from block to block, and scores are not computed
-// twice each time.
+// kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to block. Where one
+// block's maximum had to be looked at, those of the tile's other blocks are, too: scores are not computed twice each
+// time.
 template <bool kMoves>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen

@@ -53,6 +53,19 @@ AttentionVariant score_variant(const AttentionSettings& settings, const Attentio
   return options.sinks ? kGeneral : gradient_variant(settings, options);
 }
 
+void measure_mask(AttentionCase& c, const TensorView& mask, const AttentionShape& shape) {
+  const int64_t size = c.float_mask || c.dtype == ScalarType::Float ? 4 : 2;
+  c.mask_bytes = size * shape.seqlen_k;
+  bool in_vectors = reinterpret_cast<uintptr_t>(mask.find_data()) % 16 == 0;
+  for (int64_t i = 0; i < mask.dim; ++i) {
+    const bool is_last = i + 1 == mask.dim, one = mask.sizes[i] == 1 || mask.strides[i] == 0;
+    if (!is_last && !one) c.mask_bytes *= mask.sizes[i];
+    in_vectors &= is_last ? mask.strides[i] == 1 && mask.sizes[i] == shape.seqlen_k
+                          : one || mask.strides[i] * size % 16 == 0;
+  }
+  c.mask_copy = in_vectors ? 0 : c.mask_bytes;
+}
+
 }  // namespace
 
 AttentionVariant attention_variant(const AttentionSettings& settings,
@@ -72,6 +85,7 @@ AttentionCase attention_case(const AttentionCall& call) {
                                                                            : kAddedMask;
   c.float_mask = c.mask == kAddedMask && c.dtype != ScalarType::Float &&
                  TensorView(*call.options.attn_mask).dtype == ScalarType::Float;
+  if (c.mask == kAddedMask) measure_mask(c, TensorView(*call.options.attn_mask), shape);
   c.large_softcap = call.settings.softcap > kMostShortSoftcap;
   c.packed = shape.packed;
   c.heads = shape.heads;

@@ -37,7 +37,10 @@ struct AttentionCase {
   // And without the sinks, of which the logsumexp that the backward is given says all.
   AttentionVariant gradient_variant;
   AttentionMask mask;
-  bool float_mask;     // 4 bytes a number, where the tensors have 2
+  bool float_mask;  // 4 bytes a number, where the tensors have 2
+  // Of an added mask's numbers, one for each key in as many batches, heads and rows as it has; and of those that the
+  // forward's kernels for Hopper would copy.
+  int64_t mask_bytes = 0, mask_copy = 0;
   bool large_softcap;  // above kMostShortSoftcap
   bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds
   int64_t heads, kv_heads;

@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "kernels/attention/sm90_mask_params.h"
-#include "ops/attention/sm90_added_mask.h"
 #include "ops/attention/sm90_deal.h"
 #include "ops/attention/sm90_map.h"
+#include "ops/attention/sm90_mask.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -39,18 +39,18 @@ class Sm90Forward : public AttentionForwardKernels {
       if (kind == kAddedMaskKind) added_mask_ = kernel;
       if (kind == kOrderKind || kind == kMaskKind || kind == kAddedMaskKind) continue;
       const AttentionRow row(*kernel, device);
-      const bool adds = kind == kAddedKind || kind == kGeneralAddedKind;
       if (kind == "sm90" || kind == kGeneralKind) rows_[row.dtype][row.variant].push_back(row);
       if (kind == kMaskedKind || kind == kGeneralKind) masked_[row.dtype].push_back(row);
       if (kind == kGeneralAddedKind) general_added_[row.dtype].push_back(row);
-      if (adds) added_[row.dtype].push_back(row);
+      if (kind == kAddedKind) added_[row.dtype].push_back(row);
     }
   }
 
   ForwardPlan plan(const AttentionCase& problem) const override {
     ForwardPlan plan;
     if (problem.large_softcap || (problem.mask == kBoolMask && mask_ == nullptr) ||
-        (problem.mask == kAddedMask && added_mask_ == nullptr) ||
+        (problem.mask == kAddedMask &&
+         (added_mask_ == nullptr || problem.mask_copy > kMostMaskBytes)) ||
         (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
         problem.head_dim == 0 || problem.head_dim_v == 0) {
       return plan;
@@ -187,14 +187,12 @@ class Sm90Forward : public AttentionForwardKernels {
     const int64_t copies_at =
         classes_at + ceil_div(grid.planes * grid.tiles * classes, int64_t{16}) * 16;
     memory.emplace(device_, copies_at + call.copied_bytes());
-    call.params.next = reinterpret_cast<int*>(memory->data());
-    call.params.classes = reinterpret_cast<unsigned char*>(memory->data() + classes_at);
-    call.params.classes_of_tile = static_cast<int>(classes);
-    call.launch(*added_mask_, device_, memory->data() + copies_at);
-    out.next = call.params.next;
-    out.mask.classes = reinterpret_cast<const unsigned*>(call.params.classes);
+    out.next = reinterpret_cast<int*>(memory->data());
+    auto* const own = reinterpret_cast<unsigned char*>(memory->data() + classes_at);
+    out.added =
+        call.launch(*added_mask_, device_, out.next, own, classes, memory->data() + copies_at);
+    out.mask.classes = reinterpret_cast<const unsigned*>(own);
     grid.strides(out.mask.class_stride, grid.tiles, classes / 4);
-    out.added = call.result();
   }
 
   const Device& device_;

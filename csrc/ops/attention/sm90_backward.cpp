@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "kernels/attention/sm90_backward_params.h"
-#include "ops/attention/sm90_added_mask.h"
 #include "ops/attention/sm90_map.h"
+#include "ops/attention/sm90_mask.h"
 #include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
 
@@ -114,10 +114,11 @@ class Sm90Backward : public AttentionBackwardKernels {
     BackwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes || (problem.mask == kBoolMask && mask_ == nullptr) ||
-        (problem.mask == kAddedMask && added_mask_ == nullptr) || problem.large_softcap ||
-        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
-        problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
-        convert_[dtype].empty()) {
+        (problem.mask == kAddedMask &&
+         (added_mask_ == nullptr || problem.mask_bytes > kMostMaskBytes)) ||
+        problem.large_softcap || (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 ||
+        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0 ||
+        delta_[dtype].empty() || convert_[dtype].empty()) {
       return plan;
     }
     // A mask alone needs no rule for the scores: bits all of these kernels take, numbers some add.
@@ -240,6 +241,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     std::copy_n(all.mask_stride, 4, params.mask_stride);
     params.mask_added = (all.flags & kAttendBoolMask) == 0 ? 1 : 0;
     params.mask_floats = (all.flags & kAttendFloatMask) != 0 ? 1 : 0;
+    if (params.mask_added != 0) params.logsumexp_unit = 1.0f;
     params.minus_infinity = minus_infinity(params.mask_floats != 0, dtype);
     const int64_t scores = params.tile_rows * params.tile_keys;  // of a step
     const int64_t words =

@@ -1,4 +1,4 @@
-#include "ops/attention/sm90_added_mask.h"
+#include "ops/attention/sm90_mask.h"
 
 #include <algorithm>
 
@@ -26,30 +26,40 @@ void Sm90MaskGrid::strides(tc_int64 (&out)[3], int64_t lines, int64_t size) cons
   out[2] = rows == 1 ? 0 : size;
 }
 
+bool begins_with_vectors(const void* mask, const tc_int64 (&stride)[4], int64_t size) {
+  bool whole = stride[3] == 1 && reinterpret_cast<uintptr_t>(mask) % 16 == 0;
+  for (int dim = 0; dim < 3; ++dim) whole &= stride[dim] * size % 16 == 0;
+  return whole;
+}
+
 Sm90AddedMaskCall::Sm90AddedMaskCall(const AttentionParams& all, AttentionDtype dtype,
                                      const Sm90MaskGrid& grid)
     : grid_(grid) {
   const bool floats = (all.flags & kAttendFloatMask) != 0;
   const int64_t size = floats ? 4 : 2, vector = 16 / size;
-  bool in_vectors = all.mask_stride[3] == 1 && reinterpret_cast<uintptr_t>(all.mask) % 16 == 0;
-  for (int dim = 0; dim < 3; ++dim) in_vectors &= all.mask_stride[dim] % vector == 0;
-  params.mask = all.mask;
-  params.floats = floats;
-  params.minus_infinity = minus_infinity(floats, dtype);
-  grid.fill(params, all);
+  params_.mask = all.mask;
+  params_.floats = floats;
+  params_.minus_infinity = minus_infinity(floats, dtype);
+  grid.fill(params_, all);
   result_.values = all.mask;
   result_.floats = floats;
   std::copy_n(all.mask_stride, 3, result_.stride);
-  if (in_vectors) return;
+  if (begins_with_vectors(all.mask, all.mask_stride, size)) return;
   const int64_t columns = ceil_div(all.seqlen_k, vector) * vector;
-  params.copy_columns = static_cast<int>(columns);
+  params_.copy_columns = static_cast<int>(columns);
   copied_ = grid.planes * grid.rows * columns * size;
   grid.strides(result_.stride, grid.rows, columns);
 }
 
-void Sm90AddedMaskCall::launch(PackageKernel& kernel, const Device& device, char* copies) {
-  if (copied_ > 0) result_.values = params.copies = copies;
-  torch_cubin::launch(kernel, {grid_.grid()}, device, params);
+Sm90AddedMask Sm90AddedMaskCall::launch(PackageKernel& kernel, const Device& device, int* next,
+                                        unsigned char* classes, int64_t classes_of_tile,
+                                        char* copies) {
+  if (copied_ > 0) result_.values = params_.copies = copies;
+  params_.next = next;
+  params_.classes = classes;
+  params_.classes_of_tile = static_cast<int>(classes_of_tile);
+  torch_cubin::launch(kernel, {grid_.grid()}, device, params_);
+  return result_;
 }
 
 }  // namespace torch_cubin

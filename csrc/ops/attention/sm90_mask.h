@@ -1,5 +1,5 @@
-// A mask that is added to the logits, in the forward on Hopper: csrc/kernels/attention/sm90_added_mask.cu, and
-// the copy that it may make.
+// Masks for attention on Hopper: how they lie by tiles and blocks of keys, for both sorts and directions, and, of the
+// forward, csrc/kernels/attention/sm90_added_mask.cu and the copy that it may make.
 #pragma once
 
 #include "kernels/attention/sm90_added_mask_params.h"
@@ -8,6 +8,10 @@
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
+
+// The most that a copy of a mask's numbers may take of the device's memory: a call with more of them is the portable
+// kernels', which read them where they are.
+constexpr int64_t kMostMaskBytes = int64_t{1} << 32;
 
 // As many batches, heads and rows as a mask has, by blocks of keys.
 struct Sm90MaskGrid {
@@ -42,22 +46,25 @@ inline unsigned minus_infinity(bool floats, AttentionDtype dtype) {
   return floats ? 0xff800000u : dtype == kAttendFloat16 ? 0xfc00u : 0xff80u;
 }
 
+// Whether rows of a mask begin with whole vectors of 16 bytes. `size`: of a number.
+bool begins_with_vectors(const void* mask, const tc_int64 (&stride)[4], int64_t size);
+
 class Sm90AddedMaskCall {
  public:
   Sm90AddedMaskCall(const AttentionParams& all, AttentionDtype dtype, const Sm90MaskGrid& grid);
 
-  // Of the copy, at a multiple of 16 bytes; 0 where the mask is read as it is.
+  // Of the copy; 0 where the mask is read as it is.
   int64_t copied_bytes() const { return copied_; }
 
-  // `copies`: so many bytes. The caller has set the other results of `params`.
-  void launch(PackageKernel& kernel, const Device& device, char* copies);
-  Sm90AddedMask result() const { return result_; }
-
-  Sm90AddedMaskParams params{};
+  // `next`, `classes`, `classes_of_tile`: of Sm90AddedMaskParams. `copies`: copied_bytes(), at a multiple of 16.
+  // Returns what the attention kernel reads.
+  Sm90AddedMask launch(PackageKernel& kernel, const Device& device, int* next,
+                       unsigned char* classes, int64_t classes_of_tile, char* copies);
 
  private:
-  const Sm90MaskGrid& grid_;
+  Sm90MaskGrid grid_;
   int64_t copied_ = 0;
+  Sm90AddedMaskParams params_{};
   Sm90AddedMask result_{};
 };
 
