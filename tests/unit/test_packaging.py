@@ -229,12 +229,13 @@ def test_wheel_is_as_small_as_it_should_be(wheel):
     found = tool.sizes(wheel)
     # What no part has is the archive's end and its directory.
     assert 0 <= wheel.stat().st_size - sum(found.values()) < 1000
-    assert tool.too_large(found) == []
     limit = tool.KERNELS["sm_80"]
     assert tool.too_large({"sm_80": round(limit * tool.MB) + 1, "sm_86": 1, "sm_77": 1}) == [
         f"sm_80 takes {limit:.2f} MB, its limit is {limit:.2f}",
         "sm_77 takes 0.00 MB, its limit is 0.00",
     ]
+    pytest.importorskip("deflate", reason="the limits are those of wheels packed by libdeflate")
+    assert tool.too_large(found) == []
 
 
 @built_here
