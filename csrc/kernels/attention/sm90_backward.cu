@@ -336,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0,
            "spill": 180},
           {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
-           "added": 1, "spill": 320},
+           "added": 1, "spill": 336},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
            "added": 1, "spill": 280}],
     "t": [
