@@ -121,7 +121,7 @@ struct Keys {
       load_shared(lse, from + j * 32);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        s[4 * j + r] = weight_of(s[4 * j + r], lse[r % 2]);
+        s[4 * j + r] = weight_of((s[4 * j + r] - lse[r % 2]) * kLog2e);
       }
     }
   }
@@ -336,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0,
            "spill": 180},
           {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
-           "added": 1, "spill": 336},
+           "added": 1, "spill": 180},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
            "added": 1, "spill": 280}],
     "t": [

@@ -75,11 +75,10 @@ TC_DEVICE bool adds_mask(const Sm90BackwardParams& p, u32 shared, u32 q, int par
   return C::kAdded && p.mask_added != 0 && StepPlace::read<C>(shared, q, part).adds_mask;
 }
 
-// Of a score and its row's logsumexp, both natural logits. Where all that a row sees was moved by -1e9, say, both
+// A weight, of what is to become a power of two. Where all that a row sees was moved by -1e9, say, logits and logsumexp
 // are rounded to multiples of 64: no weight is more than 1 for that.
-TC_DEVICE float weight_of(float logit, float logsumexp) {
-  float exponent;
-  asm("min.NaN.f32 %0, %1, 0f00000000;" : "=f"(exponent) : "f"((logit - logsumexp) * kLog2e));
+TC_DEVICE float weight_of(float exponent) {
+  asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(exponent));
   return exp2_approx(exponent);
 }
 
@@ -100,16 +99,12 @@ TC_DEVICE void exponentiate_added(float (&s)[C::kRows / 2], const Sm90BackwardPa
     }
     return;
   }
+  float lse[2];
   for_each_added<C>(p, work, StepPlace::read<C>(shared, q, part), part, [&](int i, float value) {
-    s[i] = value == -kInfinity ? value : fmaf(s[i], p.scale, value);
+    if (i % 4 == 0) load_shared(lse, from + i / 4 * 32);
+    float weight = weight_of(fmaf(s[i], p.unit, (value - lse[i % 2]) * kLog2e));
+    s[i] = value == -kInfinity ? 0.0f : weight;
   });
-#pragma unroll
-  for (int j = 0; j < C::kRows / 8; ++j) {
-    float lse[2];
-    load_shared(lse, from + j * 32);
-#pragma unroll
-    for (int r = 0; r < 4; ++r) s[4 * j + r] = weight_of(s[4 * j + r], lse[r % 2]);
-  }
 }
 
 }  // namespace sm90

@@ -6,7 +6,7 @@
 // a warp's store of 8 queries has no bank conflicts.
 //
 // The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the same bits
-// in every run, and nothing to clear. Blocks of keys that a boolean mask hides from the tile altogether add
+// in every run, and nothing to clear. Blocks of keys that a mask hides from the tile altogether add
 // nothing; sm90_backward_delta.cu numbers the others. A block waits only for works that were taken before
 // its own, by an atomic counter, and every block ends its works in the order in which it took them: of those
 // that have not ended, the first waits for nobody.

@@ -1,6 +1,7 @@
 // The one parameter of the three kernels of attention's backward on Hopper, shared by host and device
 // code: sm90_backward_delta.cu, sm90_backward.cu or sm90_backward_wide.cu, sm90_backward_convert.cu, in this
-// order; for packed sequences after sm90_order.cu, for boolean masks after sm90_backward_mask.cu.
+// order; for packed sequences after sm90_order.cu, for masks after sm90_backward_mask.cu or
+// sm90_backward_added_mask.cu.
 //
 // Row i attends to column j if  i + first <= j <= i + last  and j < seqlen_k.
 //
@@ -59,7 +60,7 @@ struct Sm90BackwardParams {
   int together;          // heads of keys whose blocks run beside each other
   float scale, unit;     // unit: scale * log2(e), a positive normal number; general: none
   float logsumexp_unit;  // log2(e); general, and where a mask is added: 1
-  Sm90ScoreRule score;   // of `general` kernels; without its mask, which the next ones are
+  Sm90ScoreRule score;   // of `general` kernels
 
   // Null, or of the kernels that lay it out, a value for each score: a byte, of which 0 hides, or a number that is
   // added, of q's type or a float.

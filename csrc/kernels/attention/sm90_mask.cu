@@ -1,4 +1,4 @@
-// A boolean mask as the `general` kernels of sm90.cu read it: bits in the order in which a lane has its
+// A boolean mask as the `masked` and `general` kernels of sm90.cu read it: bits in the order in which a lane has its
 // scores, and for each tile of queries and block of keys whether it hides all, none or some of them.
 //
 // A block of threads lays out a tile of queries by four blocks of keys: first 16 keys of a row at a time

@@ -1,7 +1,8 @@
 // The seam of the backward for Hopper, of 16-bit types. Three kernels in a row, with one parameter:
-// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns, options, added masks) or
-// sm90_backward_wide.cu (up to 256), sm90_backward_convert.cu; packed sequences take sm90_order.cu before
-// them, boolean masks sm90_backward_mask.cu. What these do not take is the portable kernels'.
+// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns, options) or sm90_backward_wide.cu (up
+// to 256), sm90_backward_convert.cu; packed sequences take sm90_order.cu before them, boolean masks
+// sm90_backward_mask.cu, masks that are added sm90_backward_added_mask.cu. What these do not take is the
+// portable kernels'.
 #include <algorithm>
 #include <optional>
 
