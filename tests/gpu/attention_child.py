@@ -295,8 +295,6 @@ def attention_tile(kind: str, tile: str) -> dict:
                     wrong.append(f"{label}: logsumexp")
                 if not bool((logsumexp[~seen] == -torch.inf).all() and (out[~seen] == 0).all()):
                     wrong.append(f"{label}: rows that see nothing")
-                del answer, want, want_logsumexp, seen, difference, scale
-                torch.cuda.empty_cache()  # many such processes share the GPU's memory
         q, k, v = _tile_operands(TILE_CALLS[4], width, dtype)
         options = {"is_causal": True, "enable_gqa": True}
         if general:
@@ -350,7 +348,6 @@ def attention_alone(name: str) -> dict:
         again, _ = ar.both(q, k, v, grad, **options)
         if not all(torch.equal(x, y) for x, y in zip(ours, again, strict=True)):
             wrong.append(f"{label}: other bits in another run")
-        torch.cuda.empty_cache()  # many such processes share the GPU's memory
     loaded = sorted(entry["name"] for entry in library.catalog()["loaded"])
     return {"wrong": wrong, "loaded": loaded}
 
