@@ -16,26 +16,19 @@ from gpu import answers, fresh_memory, run_child
 # Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
 _LIMIT = float(os.environ.get("TORCH_CUBIN_TEST_LIMIT", "240"))
 
-_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 4))
+_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 2))
 _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = {}
 
 # Files that take longest, by their set-up or their child processes: with several processes they are
 # begun first.
 _SLOW_FILES = (
-    *("sanitizer", "attention_repeats_backward", "attention_repeats", "attention_tiles"),
-    *(
-        "examples",
-        "cpp",
-        "attention_sm90_options",
-        "attention_sm90_added",
-        "producers",
-        "aoti",
-        "define_op_torch",
-    ),
-    *("attention_options", "precision", "sm90", "numerics", "attention_sm90_packed"),
-    *("attention_differential", "capture", "loading", "tuning", "unaligned"),
-    *("attention_numerics", "attention_semantics", "epilogue", "kv_cache", "faults"),
-    *("torch", "attention_determinism", "batch_invariant", "define_op", "sm90_skinny"),
+    *("sanitizer", "attention_tiles", "attention_tiles_portable", "attention_repeats_backward"),
+    *("attention_repeats", "examples", "cpp", "attention_sm90_options", "attention_sm90_added"),
+    *("producers", "aoti", "define_op_torch", "attention_options", "precision", "sm90"),
+    *("numerics", "attention_sm90_packed", "attention_differential", "capture", "loading"),
+    *("tuning", "unaligned", "attention_numerics", "attention_semantics", "epilogue"),
+    *("kv_cache", "faults", "torch", "attention_determinism", "batch_invariant"),
+    *("define_op", "sm90_skinny"),
 )
 
 
