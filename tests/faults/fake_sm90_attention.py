@@ -252,6 +252,20 @@ def test_options_have_kernels_of_their_own(driver, catalog, what: str) -> None:
     assert before == masks.get(what, [])
 
 
+def test_a_mask_is_not_copied_where_that_takes_gigabytes(driver, catalog) -> None:
+    """A number of each query for all keys would be copied for each key: 8 GiB here."""
+
+    def run() -> list:
+        q, k, v = (made((4, 1, 32768, 64), "bhsd", torch.bfloat16) for _ in range(3))
+        mask = tensors.empty(4, 1, 32768, 1, dtype=torch.bfloat16)
+        torch.ops.cubin.attention_forward(q, k, v, mask)
+        return driver.launches()
+
+    kernels = [x["kernel"] for x in forked(run)]
+    assert kernels
+    assert not any(name.startswith("sm90_") for name in kernels), kernels
+
+
 # Keys, the mask's dims that are 1, and whether it is read as it is.
 @pytest.mark.parametrize(
     ("keys", "broadcast", "read"),

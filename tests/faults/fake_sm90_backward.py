@@ -312,6 +312,15 @@ def test_numbers_of_a_mask_are_laid_out_first(
     assert bits.steps == bits.words + steps * rows * columns * (4 if floats else 2)
 
 
+def test_numbers_are_not_laid_out_where_that_takes_gigabytes(driver, catalog) -> None:
+    """8 GiB of them, of a mask that has one for all keys of a query."""
+    q, k, v = (made(4, 1, 32768, 64) for _ in range(3))
+    mask = tensors.empty(4, 1, 32768, 1, dtype=torch.bfloat16)
+    kernels = [x["kernel"] for x in launches_of(driver, q, k, v, attn_mask=mask)]
+    assert kernels
+    assert not any(name.startswith("sm90_") for name in kernels), kernels
+
+
 @pytest.mark.parametrize("what", ["options of 256", "float32"])
 def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
     d = 128 if what == "float32" else 256
