@@ -1,4 +1,4 @@
-"""Ten thousand calls beside other work: whether each gives the bits of the first."""
+"""Thousands of calls beside other work: whether each gives the bits of the first."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ def _is_different(results: Sequence[Tensor], first: Sequence[Tensor]) -> Tensor:
     return each[0] if len(each) == 1 else torch.stack(each).any()
 
 
-def count_different(call: Callable[[], Sequence[Tensor]], first: Sequence[Tensor]) -> int:
+def count_different(
+    call: Callable[[], Sequence[Tensor]], first: Sequence[Tensor], replays: int = REPLAYS
+) -> int:
     """How many of 10,000 results of `call` differ from `first`. It may be captured in a graph.
+    `replays`: 500; each has 20 calls.
 
     Another stream multiplies matrices meanwhile, which moves blocks in time and between
     multiprocessors. What a call wrote is overwritten before the next, which may get its memory.
@@ -37,7 +40,7 @@ def count_different(call: Callable[[], Sequence[Tensor]], first: Sequence[Tensor
     matrix = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
     products = [matrix[:rows] for rows in (128, 512, 1024, 2048)]
     side, r = torch.cuda.Stream(), random.Random(0)
-    for _ in range(REPLAYS):
+    for _ in range(replays):
         side.wait_stream(torch.cuda.current_stream())  # or they would all be done by the first one
         with torch.cuda.stream(side):
             for _ in range(r.randrange(1, 8)):
