@@ -3,13 +3,14 @@
     python tools/gpu_tests.py [pytest's options]
 
 Needs the built library and kernels and a torch that sees the GPU, no .venv. A whole run writes
-tests/gpu/last_run.json. With 16 processors and an H200 it takes two to three minutes.
+tests/gpu/last_run.json. With 16 processors and an H200 it takes some minutes.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,13 +39,22 @@ def command(processors: int, memory: int, xdist: bool, options: list[str]) -> li
     return [*words, "--durations", "20", *options]
 
 
+def run(words: list[str]) -> int:
+    """Ended early, by `timeout` or Ctrl-C, pytest says what has failed and taken long so far."""
+    # In a group of its own: `timeout` sends its signal to all of the caller's.
+    process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: process.send_signal(signal.SIGINT))
+    return process.wait()
+
+
 def main() -> int:
     os.environ.setdefault("TORCH_CUBIN_REQUIRE_GPU", "1")
     xdist = importlib.util.find_spec("xdist") is not None
     if not xdist:
         print("gpu_tests: pytest-xdist is missing: one file after the other", flush=True)
     words = command(os.cpu_count() or 1, gpu_memory(), xdist, sys.argv[1:])
-    return subprocess.run(words, cwd=ROOT).returncode
+    return run(words)
 
 
 if __name__ == "__main__":

@@ -242,74 +242,68 @@ def test_pairs_work_where_clusters_fit(driver, catalog, masked: bool, largest: i
         assert launches[0]["grid"] == [5, 1, 1]
 
 
-# Dims of the mask that are 1.
-@pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("softcap", [0.0, 20.0])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_a_boolean_mask_is_made_to_bits_first(
-    driver, catalog, head_dim: int, softcap: float, broadcast: tuple
-) -> None:
-    """Words for as many batches, heads and tiles of queries as the mask has, of all keys."""
-    if head_dim == 256 and softcap:
-        return  # the portable kernels'
-    b, h, s, keys = 2, 4, 300, 500
-    q = made(b, h, s, head_dim)
-    k, v = (made(b, 2, keys, head_dim) for _ in range(2))
-    sizes = [1 if n in broadcast else size for n, size in enumerate((b, h, s, keys))]
-    mask = tensors.empty(*sizes, dtype=torch.bool)
-    launches = launches_of(driver, q, k, v, attn_mask=mask, softcap=softcap)
-    kinds = [catalog[x["kernel"]]["kind"] for x in launches]
-    main = "sm90_backward_general" if softcap else "sm90_backward"
-    assert kinds == ["sm90_backward_mask", "sm90_backward_delta", main, "sm90_backward_convert"]
-    params = Params.from_buffer_copy(bytes.fromhex(launches[2]["params"][0]))
-    bits, rows, columns = params.bits, params.tile_rows, params.tile_keys
-    assert columns == 128  # of a pair of blocks at head_dim 256
-    tiles = 1 if 2 in broadcast else -(-s // rows)
-    heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))
-    assert (bits.batches, bits.heads, bits.tiles) == (batches, heads, tiles)
-    all_tiles = batches * heads * tiles
-    assert launches[0]["grid"] == [all_tiles, 1, 1]  # a block for each 512 keys
-    # A step's words are one copy, whose address is a multiple of 16.
-    assert bits.words % 16 == 0
-    step_bytes = 2 * columns * (4 if rows // 2 <= 32 else 8)
-    assert bits.steps == bits.words + all_tiles * params.key_tiles * step_bytes
-    strides = [0 if n in broadcast else mask.stride(n) for n in range(4)]
-    assert list(params.mask_stride) == strides
-    assert params.logsumexp_unit == 1 if softcap else params.logsumexp_unit > 1
-
-
-@pytest.mark.parametrize("broadcast", [(), (1,), (0, 1, 2), (3,)], ids=str)
-@pytest.mark.parametrize("softcap", [0.0, 20.0])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_numbers_of_a_mask_are_laid_out_first(
-    driver, catalog, head_dim: int, dtype: torch.dtype, softcap: float, broadcast: tuple
-) -> None:
-    if head_dim == 256 and softcap:
-        return  # the portable kernels'
+def launches_with_a_mask(driver, head_dim: int, dtype, broadcast: tuple, softcap: float) -> tuple:
+    """Of 300 queries and 500 keys. `broadcast`: dims of the mask that are 1. The launches, their
+    parameter, and how many steps the mask has."""
     b, h, s, keys = 2, 4, 300, 500
     q = made(b, h, s, head_dim)
     k, v = (made(b, 2, keys, head_dim) for _ in range(2))
     sizes = [1 if n in broadcast else size for n, size in enumerate((b, h, s, keys))]
     mask = tensors.empty(*sizes, dtype=dtype)
     launches = launches_of(driver, q, k, v, attn_mask=mask, softcap=softcap)
+    params = Params.from_buffer_copy(bytes.fromhex(launches[2]["params"][0]))
+    bits = params.bits
+    tiles = 1 if 2 in broadcast else -(-s // params.tile_rows)
+    heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))
+    assert (bits.batches, bits.heads, bits.tiles) == (batches, heads, tiles)
+    assert list(params.mask_stride) == [0 if n in broadcast else mask.stride(n) for n in range(4)]
+    # A step's words are one copy, or are read as vectors: their address is a multiple of 16.
+    assert bits.words % 16 == 0
+    return launches, params, batches * heads * tiles * params.key_tiles
+
+
+@pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "softcap"), [(64, 0.0), (64, 20.0), (128, 0.0), (128, 20.0), (256, 0.0)]
+)
+def test_a_boolean_mask_is_made_to_bits_first(
+    driver, catalog, head_dim: int, softcap: float, broadcast: tuple
+) -> None:
+    """Words for as many batches, heads and tiles of queries as the mask has, of all keys."""
+    launches, params, steps = launches_with_a_mask(driver, head_dim, torch.bool, broadcast, softcap)
+    kinds = [catalog[x["kernel"]]["kind"] for x in launches]
+    main = "sm90_backward_general" if softcap else "sm90_backward"
+    assert kinds == ["sm90_backward_mask", "sm90_backward_delta", main, "sm90_backward_convert"]
+    rows, columns = params.tile_rows, params.tile_keys
+    assert columns == 128  # of a pair of blocks at head_dim 256
+    # A block for each 512 keys.
+    assert launches[0]["grid"] == [steps // params.key_tiles, 1, 1]
+    step_bytes = 2 * columns * (4 if rows // 2 <= 32 else 8)
+    assert params.bits.steps == params.bits.words + steps * step_bytes
+    assert params.mask_added == 0
+    assert params.logsumexp_unit == (1 if softcap else pytest.approx(math.log2(math.e)))
+
+
+@pytest.mark.parametrize("broadcast", [(), (1,), (0, 1, 2), (3,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "softcap"), [(64, 0.0), (64, 20.0), (128, 0.0), (128, 20.0), (256, 0.0)]
+)
+def test_numbers_of_a_mask_are_laid_out_first(
+    driver, catalog, head_dim: int, softcap: float, dtype: torch.dtype, broadcast: tuple
+) -> None:
+    launches, params, steps = launches_with_a_mask(driver, head_dim, dtype, broadcast, softcap)
     kinds = [catalog[x["kernel"]]["kind"] for x in launches]
     main = "sm90_backward_general" if softcap else "sm90_backward_added"
     expected = ["sm90_backward_added_mask", "sm90_backward_delta", main, "sm90_backward_convert"]
     assert kinds == expected
-    params = Params.from_buffer_copy(bytes.fromhex(launches[2]["params"][0]))
     floats = dtype == torch.float32
     assert (params.mask_added, params.mask_floats) == (1, floats)
     assert params.minus_infinity == (0xFF800000 if floats else 0xFF80)
-    assert list(params.mask_stride) == [0 if n in broadcast else mask.stride(n) for n in range(4)]
-    bits, rows, columns = params.bits, params.tile_rows, params.tile_keys
-    tiles = 1 if 2 in broadcast else -(-s // rows)
-    heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))
-    assert (bits.batches, bits.heads, bits.tiles) == (batches, heads, tiles)
-    steps = batches * heads * tiles * params.key_tiles
+    assert params.logsumexp_unit == 1
     assert launches[0]["grid"] == [steps, 1, 1]
-    assert bits.words % 16 == 0
-    assert bits.steps == bits.words + steps * rows * columns * (4 if floats else 2)
+    step_bytes = params.tile_rows * params.tile_keys * (4 if floats else 2)
+    assert params.bits.steps == params.bits.words + steps * step_bytes
 
 
 def test_numbers_are_not_laid_out_where_that_takes_gigabytes(driver, catalog) -> None:

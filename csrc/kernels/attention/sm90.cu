@@ -17,6 +17,8 @@
 // the logits (TC_ADDED, too; sm90_added_mask.cuh). `general` and `general_added` kernels do the same, and change scores on
 // their way to the softmax by sm90_rule.cuh, and drop weights (TC_GENERAL). One kernel for both sorts of masks had
 // some branches more in each step: 2 to 7% of the time with a boolean mask.
+// They spill a little more: 192 queries leave a consumer 160 registers, and beside options numbers are one thing more;
+// a few words are read again in each step.
 // Longer than files should be: producer and consumers meet in one set of barriers and one shared memory, and
 // neither can be followed without the other.
 #include "common/dropout.cuh"
@@ -63,9 +65,8 @@ struct AttentionConfig {
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   using Tile = TileOf<kMasked>;
   static constexpr int kTold = kTiles + kRing * static_cast<int>(sizeof(Tile));
-  // Of a warp's part of a mask that is added.
-  static constexpr int kNumberBytes =
-      kD == 64 && kGroups == 2 ? 4 : 2;  // the largest there is room for
+  // The largest number that shared memory has room for, of a warp's part of a mask that is added.
+  static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;
   static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
   static constexpr int kNumbers = (kTold + (kTells ? 16 : 0) + 15) / 16 * 16;
   static constexpr int kSharedBytes = kNumbers + 4 * kGroups * kAddedBytes;
@@ -656,81 +657,61 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 {"virtual_arch": ["90a"],
  "defaults": {"archs": ["sm_90a"], "alignment": 16, "stages": 2},
  "kernels": [
-  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "sm90",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
+  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "{t.kind}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{t.layout}",
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_MASKED": 0, "TC_ADDED": 0, "TC_GENERAL": 0},
+               "TC_MASKED": "{t.masked}", "TC_ADDED": "{t.added}", "TC_GENERAL": "{t.general}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
-     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
-      "shared": 148256, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
-     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "stages": 2, "threads": 384,
-      "shared": 99040, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
-     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
-      "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
-     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
-      "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}}]}},
-  {"name": "sm90_attention_{d.short}_masked_{t.name}", "kind": "sm90_masked",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
-   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_MASKED": 1, "TC_ADDED": 0, "TC_GENERAL": 0},
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "t": [
-     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
-      "shared": 148304, "spill": 128, "cost": {"k_tile": 3100, "fixed": 3500}},
-     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
-      "shared": 197392, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
-     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
-      "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}}]}},
-  {"name": "sm90_attention_{d.short}_added_{t.name}", "kind": "sm90_added",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
-   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_MASKED": 1, "TC_ADDED": 1, "TC_GENERAL": 0},
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "t": [
-     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "stages": 3, "threads": 512,
-      "shared": 197456, "spill": 280, "cost": {"k_tile": 3100, "fixed": 3500}},
-     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "stages": 2, "threads": 384,
-      "shared": 230160, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
-     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1, "stages": 2, "threads": 384,
-      "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}}]}},
-  {"name": "sm90_attention_{d.short}_general_{t.name}", "kind": "sm90_general",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
-   "tile": "{t.tile}", "block": [384, 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_MASKED": 1, "TC_ADDED": 0, "TC_GENERAL": 1},
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "t": [
-     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2,
-      "shared": 99072, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
-     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2,
-      "shared": 197376, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
-     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1,
-      "shared": 230112, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}}]}},
-  {"name": "sm90_attention_{d.short}_general_added_{t.name}", "kind": "sm90_general_added",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "general",
-   "tile": "{t.tile}", "block": [384, 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
-               "TC_MASKED": 1, "TC_ADDED": 1, "TC_GENERAL": 1},
-   "for": {
-    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "t": [
-     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2,
-      "shared": 164608, "spill": 152, "cost": {"k_tile": 3500, "fixed": 2500}},
-     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2,
-      "shared": 230144, "spill": 0, "cost": {"k_tile": 4200, "fixed": 4500}},
-     {"name": "128x80x256", "tile": [128, 80, 256], "q_slots": 1,
-      "shared": 230112, "spill": 0, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
+     {"name": "192x128x64", "kind": "sm90", "layout": "full",
+      "masked": 0, "added": 0, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
+      "threads": 512, "shared": 148256, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
+     {"name": "128x128x64", "kind": "sm90", "layout": "full",
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 99040, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
+     {"name": "128x128x128", "kind": "sm90", "layout": "full",
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
+     {"name": "128x80x256", "kind": "sm90", "layout": "full",
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}},
+     {"name": "masked_192x128x64", "kind": "sm90_masked", "layout": "general",
+      "masked": 1, "added": 0, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
+      "threads": 512, "shared": 148304, "spill": 128, "cost": {"k_tile": 3100, "fixed": 3500}},
+     {"name": "masked_128x128x128", "kind": "sm90_masked", "layout": "general",
+      "masked": 1, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 197392, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
+     {"name": "masked_128x80x256", "kind": "sm90_masked", "layout": "general",
+      "masked": 1, "added": 0, "general": 0, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}},
+     {"name": "added_192x128x64", "kind": "sm90_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
+      "threads": 512, "shared": 197456, "spill": 280, "cost": {"k_tile": 3100, "fixed": 3500}},
+     {"name": "added_128x128x128", "kind": "sm90_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 230160, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
+     {"name": "added_128x80x256", "kind": "sm90_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 0, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}},
+     {"name": "general_128x128x64", "kind": "sm90_general", "layout": "general",
+      "masked": 1, "added": 0, "general": 1, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 99072, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
+     {"name": "general_128x128x128", "kind": "sm90_general", "layout": "general",
+      "masked": 1, "added": 0, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 197376, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
+     {"name": "general_128x80x256", "kind": "sm90_general", "layout": "general",
+      "masked": 1, "added": 0, "general": 1, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230112, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}},
+     {"name": "general_added_128x128x64", "kind": "sm90_general_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 164608, "spill": 152, "cost": {"k_tile": 3500, "fixed": 2500}},
+     {"name": "general_added_128x128x128", "kind": "sm90_general_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 230144, "spill": 0, "cost": {"k_tile": 4200, "fixed": 4500}},
+     {"name": "general_added_128x80x256", "kind": "sm90_general_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 1, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230112, "spill": 0, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
 */

@@ -5,6 +5,16 @@
 #include "kernels/attention/sm90_mask_params.h"
 
 namespace torch_cubin {
+namespace {
+
+// Whether rows of a mask begin with whole vectors of 16 bytes. `size`: of a number.
+bool begins_with_vectors(const void* mask, const tc_int64 (&stride)[4], int64_t size) {
+  bool whole = stride[3] == 1 && reinterpret_cast<uintptr_t>(mask) % 16 == 0;
+  for (int dim = 0; dim < 3; ++dim) whole &= stride[dim] * size % 16 == 0;
+  return whole;
+}
+
+}  // namespace
 
 Sm90MaskGrid::Sm90MaskGrid(const AttentionParams& all, int64_t own_rows, int64_t own_columns)
     : tile_rows(own_rows), tile_columns(own_columns) {
@@ -24,12 +34,6 @@ void Sm90MaskGrid::strides(tc_int64 (&out)[3], int64_t lines, int64_t size) cons
   out[0] = batch == 1 ? 0 : heads * lines * size;
   out[1] = heads == 1 ? 0 : lines * size;
   out[2] = rows == 1 ? 0 : size;
-}
-
-bool begins_with_vectors(const void* mask, const tc_int64 (&stride)[4], int64_t size) {
-  bool whole = stride[3] == 1 && reinterpret_cast<uintptr_t>(mask) % 16 == 0;
-  for (int dim = 0; dim < 3; ++dim) whole &= stride[dim] * size % 16 == 0;
-  return whole;
 }
 
 Sm90AddedMaskCall::Sm90AddedMaskCall(const AttentionParams& all, AttentionDtype dtype,

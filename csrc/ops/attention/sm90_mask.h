@@ -46,9 +46,6 @@ inline unsigned minus_infinity(bool floats, AttentionDtype dtype) {
   return floats ? 0xff800000u : dtype == kAttendFloat16 ? 0xfc00u : 0xff80u;
 }
 
-// Whether rows of a mask begin with whole vectors of 16 bytes. `size`: of a number.
-bool begins_with_vectors(const void* mask, const tc_int64 (&stride)[4], int64_t size);
-
 class Sm90AddedMaskCall {
  public:
   Sm90AddedMaskCall(const AttentionParams& all, AttentionDtype dtype, const Sm90MaskGrid& grid);
