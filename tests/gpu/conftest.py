@@ -16,7 +16,9 @@ from gpu import answers, fresh_memory, run_child
 # Seconds for a test: a kernel that hangs would hold the run, and its machine, for ever.
 _LIMIT = float(os.environ.get("TORCH_CUBIN_TEST_LIMIT", "240"))
 
-_pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 4) // 2))
+# Of each process of the run: the children of all share the GPU's memory.
+_CHILDREN_AT_ONCE = min(16, max(2, (os.cpu_count() or 4) // 2))
+_pool = concurrent.futures.ThreadPoolExecutor(max_workers=_CHILDREN_AT_ONCE)
 _children: dict[tuple[str, ...], concurrent.futures.Future[run_child.Result]] = {}
 
 # Files that take longest, by their set-up or their child processes: with several processes they are

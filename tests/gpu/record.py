@@ -96,6 +96,23 @@ def kernels_of(root: Path, sm: int, ran: Collection[str]) -> dict:
     return {"built": len(names), "not_run": sorted(names - set(ran))} if names else {}
 
 
+def _previous(path: Path) -> dict:
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return before if isinstance(before, dict) else {}
+
+
+def _joined(before: dict, content: dict) -> dict:
+    """The record of two runs of the same sources, on one GPU and on several, in either order."""
+    runs = {run.get("gpus", 1) > 1: run for run in (before, content)}
+    if len(runs) < 2 or before.get("sources") != content["sources"]:
+        return content
+    one = {name: runs[False][name] for name in ("date", "passed", "failed", "skipped")}
+    return {**runs[True], "on_one_gpu": one}
+
+
 def write(
     root: Path,
     counts: dict[str, int],
@@ -104,7 +121,7 @@ def write(
 ) -> Path:
     """Writes the record of a run on this machine's GPU.
 
-    A run on one GPU after one of the same sources on several is added to that one's record.
+    Of the same sources a run on one GPU and one on several are one record, in either order.
     `fault_cases`: of each case of faults/cases.py, how many tests passed that show it. `kernels`:
     the names of the package's kernels that the tests or their child processes have launched.
     """
@@ -125,11 +142,7 @@ def write(
         "kernels": kernels_of(root, 10 * properties.major + properties.minor, kernels),
     }
     path = root / RECORD
-    if content["gpus"] == 1 and path.is_file():
-        before = json.loads(path.read_text())
-        if before.get("gpus", 1) > 1 and before.get("sources") == content["sources"]:
-            one = {name: content[name] for name in ("date", "passed", "failed", "skipped")}
-            content = {**before, "on_one_gpu": one}
+    content = _joined(_previous(path), content)
     # At once, so that a run that is ended here leaves the old record or the new one.
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(content, indent=2) + "\n")

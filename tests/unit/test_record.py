@@ -73,20 +73,33 @@ def test_record_that_cannot_be_read_says_so(tree: Path, content: str) -> None:
     assert "none" in record.describe(tree)
 
 
-def test_a_run_on_one_gpu_is_added_to_that_on_several(tree: Path, monkeypatch) -> None:
-    gpus = 2
+@pytest.mark.parametrize("order", [(2, 1), (1, 2)])
+def test_a_run_on_one_gpu_and_one_on_several_are_one_record(
+    tree: Path, monkeypatch, order: tuple[int, int]
+) -> None:
+    gpus = 0
     properties = SimpleNamespace(name="G", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    record.write(tree, {"passed": 9})
-    gpus = 1
-    record.write(tree, {"passed": 7, "skipped": 2})
+    for gpus in order:
+        record.write(tree, {"passed": 9 if gpus == 2 else 7})
     assert "of these sources: 9 passed" in record.describe(tree)
     assert "2 GPUs; 7 passed, 0 failed on one of them" in record.describe(tree)
     (tree / "csrc" / "part" / "file.txt").write_text("changed")
+    gpus = 2
     record.write(tree, {"passed": 6})
     assert "of these sources: 6 passed" in record.describe(tree)
     assert "on one of them" not in record.describe(tree)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"gpus": 2}'])
+def test_a_record_that_cannot_be_read_is_replaced(tree: Path, monkeypatch, content: str) -> None:
+    properties = SimpleNamespace(name="G", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    (tree / record.RECORD).write_text(content)
+    record.write(tree, {"passed": 9})
+    assert "of these sources: 9 passed" in record.describe(tree)
 
 
 def test_a_run_that_is_ended_while_it_writes_leaves_the_record_as_it_was(
