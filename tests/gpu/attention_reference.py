@@ -66,16 +66,21 @@ MOST_SCORES = 1 << 23
 
 
 def _parts(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor | None, gqa: bool):
-    """The dim, and in how many parts, that a call too large at once is cut along; or None."""
-    if query.dim() != 4 or math.prod(query.shape[:3]) * key.shape[-2] <= MOST_SCORES:
+    """The dim that a call too large at once is cut along, its size, and how much of it a part has; or None."""
+    scores = math.prod(query.shape[:3]) * key.shape[-2]
+    if query.dim() != 4 or scores <= MOST_SCORES:
         return None
     batch, heads = key.shape[:2]
+
+    def cut(dim: int, size: int) -> tuple[int, int, int]:
+        return dim, size, max(1, size * MOST_SCORES // scores)
+
     same = [x for x in (key, value, grad_out) if x is not None]
     if batch > 1 and all(x.dim() == 4 and x.shape[0] == batch for x in (query, *same)):
-        return 0, batch
+        return cut(0, batch)
     shares = query.shape[1] == heads or (gqa and query.shape[1] % heads == 0)
     if heads > 1 and shares and all(x.dim() == 4 and x.shape[1] == heads for x in (key, value)):
-        return 1, heads
+        return cut(1, heads)
     return None
 
 
@@ -96,21 +101,21 @@ def reference(
     `options` are those of `_reference`, which computes it.
     """
     given = (query, key, value, grad_out, attn_mask, kept)
-    cut = _parts(query, key, value, grad_out, options.get("enable_gqa", False))
-    if cut is None:
+    parts_of = _parts(query, key, value, grad_out, options.get("enable_gqa", False))
+    if parts_of is None:
         return _reference(*given, alibi_slopes=alibi_slopes, sinks=sinks, **options)
-    dim, count = cut
+    dim, count, together = parts_of
 
-    def part(x: Tensor | None, i: int, before: int = 0) -> Tensor | None:
+    def part(x: Tensor | None, first: int, before: int = 0) -> Tensor | None:
         """Of a tensor that lacks the first `before` of four dims."""
         own = dim - before
         if x is None or own < 0 or x.dim() + before != 4 or x.shape[own] == 1:
             return x
-        size = x.shape[own] // count
-        return x.narrow(own, i * size, size)
+        each = x.shape[own] // count
+        return x.narrow(own, first * each, min(together, count - first) * each)
 
     parts = []
-    for i in range(count):
+    for i in range(0, count, together):
         slopes = alibi_slopes
         if slopes is not None:  # (heads,) or (batch, heads)
             slopes = part(slopes[..., None, None], i, 2 - slopes.dim())[..., 0, 0]
