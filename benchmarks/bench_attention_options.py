@@ -229,7 +229,7 @@ def main() -> None:
     rows: list[Row] = []
     with torch.no_grad():
         for section, head_dim in itertools.product(sections, (64, 128, 256)):
-            for direction in ("forward", "backward") if head_dim <= 128 else ("forward",):
+            for direction in ("forward", "backward"):
                 if options.direction in (None, direction):
                     rows += rows_of(section, head_dim, direction)
             torch.cuda.empty_cache()

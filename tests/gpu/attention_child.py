@@ -311,11 +311,11 @@ def attention_tile(kind: str, tile: str) -> dict:
 
 def attention_alone(name: str) -> dict:
     """The backward's blocks of wide heads, which work alone in this catalog: gradients against
-    float64, and the same bits again, without masks and with boolean ones."""
+    float64, and the same bits again, without masks and with them, and with options."""
     from gpu import attention_cases as ac
     from gpu import attention_reference as ar
     from gpu import cases
-    from gpu.test_cuda_attention_sm90_backward import CALLS
+    from gpu.test_cuda_attention_sm90_backward import CALLS, SCORES, scores, without_dropout
     from gpu.test_cuda_attention_sm90_options import tile_masks
 
     import torch_cubin  # noqa: F401
@@ -329,17 +329,25 @@ def attention_alone(name: str) -> dict:
         numbers = torch.randn(mask.shape, generator=g, device="cuda").masked_fill(~mask, -torch.inf)
         for kind in (dtype, torch.float32):
             masked.append((2, 4, 2, 1300, 1500, {"attn_mask": numbers.to(kind)}))
-    for batch, heads, kv_heads, rows, columns, given in [*CALLS, *masked]:
+    seen = tile_masks(700, 900)["documents"]
+    numbers = torch.randn(seen.shape, generator=g, device="cuda").masked_fill(~seen, -torch.inf)
+    with_options = [
+        (2, 4, 2, 700, 900, {**given, **scores(kind, 2, 4, g)})
+        for kind in SCORES
+        for given in ({"is_causal": True}, {"attn_mask": seen}, {"attn_mask": numbers})
+    ]
+    for batch, heads, kv_heads, rows, columns, given in [*CALLS, *masked, *with_options]:
         options = {"enable_gqa": True, **given}
         layout = cases.Layout()
         q = ac.draw((batch, heads, rows, 256), dtype, g, layout)
         k, v = (ac.draw((batch, kv_heads, columns, 256), dtype, g, layout) for _ in range(2))
         grad = ac.draw((batch, heads, rows, 256), dtype, g, layout)
         ours, _ = ar.both(q, k, v, grad, **options)
+        rest, kept = without_dropout(options, (batch, heads, rows, columns))
         what = {**given, "attn_mask": "of tiles"} if "attn_mask" in given else given
         label = f"{name} {(batch, heads, kv_heads, rows, columns)} {what}"
         try:
-            ar.check(name, label, ours, ar.reference(q, k, v, grad, **options))
+            ar.check(name, label, ours, ar.reference(q, k, v, grad, kept=kept, **rest))
         except AssertionError as error:
             wrong.append(f"{label}: {error}")
         again, _ = ar.both(q, k, v, grad, **options)

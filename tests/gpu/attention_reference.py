@@ -66,7 +66,7 @@ MOST_SCORES = 1 << 23
 
 
 def _parts(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor | None, gqa: bool):
-    """The dim that a call too large at once is cut along, its size, and how much of it a part has; or None."""
+    """Where a call is too large at once: the dim that it is cut along, its size and a part's."""
     scores = math.prod(query.shape[:3]) * key.shape[-2]
     if query.dim() != 4 or scores <= MOST_SCORES:
         return None

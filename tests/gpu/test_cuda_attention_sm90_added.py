@@ -141,12 +141,10 @@ def test_options_beside_masks_of_numbers(
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
     tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
     assert f"sm90_attention_{short}_general_added_{tile}" in kernels
-    if option == "sinks":  # of which the backward needs nothing but the logsumexp
-        tile = f"added_{ac.sm90_backward_tile(head_dim)}"
-        assert f"sm90_backward_attention_{short}_{tile}" in kernels
-    elif head_dim <= 128:
-        tile = f"general_{ac.sm90_backward_tile(head_dim)}"
-        assert f"sm90_backward_attention_{short}_{tile}" in kernels
+    # Of sinks the backward needs nothing but the logsumexp.
+    layout = "added" if option == "sinks" else "general"
+    tile = ac.sm90_backward_tile(head_dim)
+    assert f"sm90_backward_attention_{short}_{layout}_{tile}" in kernels
 
 
 # Those that a mask of float16 holds, and the others.

@@ -9,6 +9,7 @@ import torch
 from gpu import attention_cases as ac
 from gpu import attention_reference as ar
 from gpu import cases
+from gpu.profiled import kernels_that_run
 
 from torch_cubin._native import library
 
@@ -80,6 +81,57 @@ def test_blocks_of_wide_heads_that_work_alone(name: str, child) -> None:
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
     assert f"sm90_backward_attention_{short}_64x64x256" in answer["loaded"]
     assert f"sm90_backward_attention_{short}_added_64x64x256" in answer["loaded"]
+    assert f"sm90_backward_attention_{short}_general_64x64x256" in answer["loaded"]
+    assert not any(x.endswith("64x128x256") for x in answer["loaded"])
+
+
+def scores(kind: str, batch: int, heads: int, g: torch.Generator) -> dict:
+    """What makes weights of scores otherwise than a softmax alone."""
+    numbers = torch.rand(heads, generator=g, device=ac.DEVICE)
+    of_batches = torch.rand(batch, heads, generator=g, device=ac.DEVICE) / 10
+    seed = torch.tensor([77], device=ac.DEVICE)
+    return {
+        "softcap": {"softcap": 1.5},
+        "alibi": {"alibi_slopes": of_batches},
+        "scale": {"scale": -0.1},
+        "no scale": {"scale": 0.0},
+        "dropout": {"dropout_p": 0.5, "dropout_seed": seed},
+        "all": {
+            "softcap": 5.0, "alibi_slopes": numbers / 10, "scale": 0.3, "sinks": numbers,
+            "dropout_p": 0.2, "dropout_seed": seed,
+        },
+    }[kind]  # fmt: skip
+
+
+def without_dropout(options: dict, shape: tuple) -> tuple[dict, torch.Tensor | None]:
+    """The options but dropout's, and what that multiplies the weights of `shape` by."""
+    rest = {name: x for name, x in options.items() if not name.startswith("dropout")}
+    if "dropout_p" not in options:
+        return rest, None
+    return rest, ar.dropout_kept(int(options["dropout_seed"]), *shape, options["dropout_p"])
+
+
+SCORES = ("softcap", "alibi", "scale", "no scale", "dropout", "all")
+
+
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("name", ac.HALVES)
+def test_wide_heads_with_options(name: str, kind: str, nan_memory) -> None:
+    """One warpgroup makes the weights; the other has of the scores what it hands over."""
+    dtype, g = ac.DTYPES[name], ac.generator(f"{name} {kind}")
+    for number, (batch, heads, kv_heads, rows, columns, given) in enumerate(CALLS):
+        options = {"enable_gqa": True, **given, **scores(kind, batch, heads, g)}
+        width, width_v = [(256, 256), (192, 192), (232, 136)][number % 3]
+        q = ac.draw((batch, heads, rows, width), dtype, g)
+        k = ac.draw((batch, kv_heads, columns, width), dtype, g)
+        v = ac.draw((batch, kv_heads, columns, width_v), dtype, g)
+        grad = ac.gradient(q.new_empty(batch, heads, rows, width_v), g)
+        ours, _ = ar.both(q, k, v, grad, **options)
+        rest, kept = without_dropout(options, (batch, heads, rows, columns))
+        want = ar.reference(q, k, v, grad, kept=kept, **rest)
+        ar.check(name, f"{name} {width}/{width_v} {CALLS[number]} {kind}", ours, want)
+    short = {"float16": "f16", "bfloat16": "bf16"}[name]
+    assert f"sm90_backward_attention_{short}_general_64x128x256" in kernels_loaded()
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -145,7 +197,9 @@ def test_rows_that_see_nothing_and_keys_that_nobody_sees(head_dim: int, nan_memo
 def test_what_is_left_to_the_portable_kernels() -> None:
     g = ac.generator("portable")
     q, k, v, grad = (ac.draw((1, 2, 200, 256), torch.bfloat16, g) for _ in range(4))
-    ours, _ = ar.both(q, k, v, grad, softcap=20.0)
-    want = ar.reference(q, k, v, grad, softcap=20.0)
-    ar.check("bfloat16", "head_dim 256, softcap", ours, want)
-    assert any(name.startswith("backward_attention_bf16") for name in kernels_loaded())
+    with kernels_that_run() as names:
+        ours, _ = ar.both(q, k, v, grad, softcap=200.0)
+    want = ar.reference(q, k, v, grad, softcap=200.0)
+    ar.check("bfloat16", "a large softcap", ours, want)
+    assert any(name.startswith("backward_attention_bf16") for name in names)
+    assert not any(name.startswith("sm90_backward") for name in names)

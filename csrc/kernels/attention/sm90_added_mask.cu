@@ -5,6 +5,7 @@
 // A block of threads reads a tile of queries by four blocks of keys. Where rows do not begin with whole vectors,
 // for their strides or their address, it writes a copy of what it reads, in which they do.
 #include "sm90_added_mask_params.h"
+#include "sm90_mask_classes.cuh"
 #include "sm90_mask_numbers.cuh"
 #include "sm90_mask_params.h"
 
@@ -83,12 +84,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
   classes = __reduce_or_sync(~0u, classes);
   if (threadIdx.x % 32 == 0) atomicOr(&found, classes);
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  u32 some = found & 0x55;  // bit 0 of each class
-  auto to = p.classes + line * p.classes_of_tile;
-  to[chunk] = static_cast<unsigned char>(some | (found & some << 1));
-  if (chunk != p.chunks - 1) return;
-  for (int i = p.chunks; i < p.classes_of_tile; ++i) to[i] = 0;  // words are read whole
+  if (threadIdx.x == 0) store_classes(p, line, chunk, found);
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -14,10 +14,7 @@
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while others
 // multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
 // wants 32 beside the accumulators. What spills is the warp that fetches works, once in each.
-#include "common/dropout.cuh"
-#include "numbers.cuh"
-#include "sm90_backward_added.cuh"
-#include "sm90_rule.cuh"
+#include "sm90_backward_rule.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -97,12 +94,8 @@ struct Keys {
   template <bool kEarly>
   TC_DEVICE void weigh(bool adds) {
     StepPlace of = StepPlace::read<C>(shared, q(), group);
-    float slope = 0.0f;
-    if (p.score.alibi_slopes != nullptr) {
-      slope = __ldg(p.score.alibi_slopes + work().batch * p.score.alibi_stride + of.head);
-    }
     Rule<kEarly> rule(p.score, work().sequence, of.query + lane() % 4 * 2,
-                      key + 16 * warp() + lane() / 4, slope);
+                      key + 16 * warp() + lane() / 4, slope_of(p, work(), of.head));
     auto each = [&](auto&& function) {
 #pragma unroll
       for (int i = 0; i < C::kRows / 2; ++i) {
@@ -136,34 +129,21 @@ struct Keys {
     }
   }
 
-  // Of `general` kernels: scores to weights, which dropout then drops, where it takes dP.
-  TC_DEVICE bool needs_dp() const { return p.score.softcap != 0 || p.score.drop_below > 0; }
-
-  TC_DEVICE void differentiate_late(bool adds) {
+  // Of `general` kernels with dropout: a bit for each weight that is kept.
+  TC_DEVICE u64 kept_weights() {
+    u64 kept = 0;
     StepPlace of = StepPlace::read<C>(shared, q(), group);
-    int query = of.query + lane() % 4 * 2, own = key + 16 * warp() + lane() / 4;
-    bool drops = p.score.drop_below > 0;
-    u64 kept = ~u64(0);  // a bit for each element
+    for_each_drop<C>(p, work(), of.head, of.query + lane() % 4 * 2, key + 16 * warp() + lane() / 4,
+                     [&](int i, bool keeps) { kept |= keeps ? u64(1) << i : 0; });
+    return kept;
+  }
+
+  // Of `general` kernels with softcap or dropout: scores to weights, of which dropout then drops some, and dp becomes dS.
+  TC_DEVICE void differentiate_late(bool adds, bool drops, u64 kept) {
     if (drops) {
-      kept = 0;
-      int right = own % 32 / 8 & 2, odd = own % 2;
 #pragma unroll
-      for (int i = 0; i < C::kRows / 4; ++i) {
-        int at = i / 2 * 8 + i % 2;
-        DropoutBits bits(*p.score.dropout_seed, work().batch * p.heads + of.head, query + at,
-                         own / 32, own % 8 / 2);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          u32 word = right != 0 ? bits.words[2 + h] : bits.words[h];
-          int number = static_cast<int>(odd != 0 ? word >> 16 : word & 0xFFFF);
-          int element = i / 2 * 4 + 2 * h + i % 2;
-          if (number >= p.score.drop_below) {
-            kept |= u64(1) << element;
-            dp[element] *= p.score.keep_scale;
-          } else {
-            dp[element] = 0.0f;
-          }
-        }
+      for (int i = 0; i < C::kRows / 2; ++i) {
+        dp[i] = (kept >> i & 1) != 0 ? dp[i] * p.score.keep_scale : 0.0f;
       }
     }
     u32 from = sums + q() * C::kSumBytes;
@@ -229,9 +209,13 @@ struct Keys {
       begin_dp();
       wgmma_wait<1>();
       keep_in_place(s);
-      bool adds = adds_mask<C>(p, shared, q(), group), late = C::kGeneral && needs_dp();
+      bool adds = adds_mask<C>(p, shared, q(), group), late = false, drops = false;
+      u64 kept = 0;
       if constexpr (C::kGeneral) {
+        drops = p.score.drop_below > 0;
+        late = drops || p.score.softcap != 0;
         if (!late) weigh<true>(adds);
+        if (drops) kept = kept_weights();  // while dP is computed
       } else {
         weigh_full(adds);
       }
@@ -241,7 +225,7 @@ struct Keys {
       wgmma_wait<0>();
       keep_in_place(dp);
       if (C::kGeneral && late) {
-        differentiate_late(adds);
+        differentiate_late(adds, drops, kept);
       } else {
         differentiate();
         if (adds) {

@@ -28,32 +28,11 @@ TC_DEVICE void load_vector(u32 (&out)[4], const uint4* from) {
                : "l"(from));
 }
 
-// Calls add(i, value) for each element i of this thread, of the 64 keys of `part` of the work. Some vectors are asked
-// for at a time.
-template <class C, class Add>
-TC_DEVICE void for_each_added(const Sm90BackwardParams& p, const KeyBlock& work,
-                              const StepPlace& of, int part, Add&& add) {
-  MaskPlace at(p.bits, work.batch, of.head, of.query / C::kRows);
-  tc_int64 place = (at.plane * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
-  constexpr int kThreads = 2 * C::kWorkKeys;
-  auto from =
-      reinterpret_cast<const uint4*>(p.bits.words) + kWarpgroup * part + threadIdx.x % kWarpgroup;
-  if (p.mask_floats != 0) {
-    constexpr int kVectors = C::kRows / 8, kTogether = kVectors % 3 == 0 ? 3 : 4;
-    from += place * (kVectors * kThreads);
-#pragma unroll
-    for (int first = 0; first < kVectors; first += kTogether) {
-      u32 vector[kTogether][4];
-#pragma unroll
-      for (int v = 0; v < kTogether; ++v) load_vector(vector[v], from + (first + v) * kThreads);
-#pragma unroll
-      for (int i = 0; i < 4 * kTogether; ++i) {
-        add(4 * first + i, __uint_as_float(vector[i / 4][i % 4]));
-      }
-    }
-    return;
-  }
-  constexpr int kVectors = C::kRows / 16, kTogether = kVectors % 3 == 0 ? 3 : 4;
+// for_each_added() of numbers of `kBytes`. Some vectors are asked for at a time.
+template <class C, int kBytes, class Add>
+TC_DEVICE void add_numbers(const uint4* from, tc_int64 place, Add&& add) {
+  constexpr int kThreads = 2 * C::kWorkKeys, kVectors = C::kRows * kBytes / 32, kEach = 16 / kBytes;
+  constexpr int kTogether = kVectors % 3 == 0 ? 3 : 4;
   static_assert(kVectors % kTogether == 0);
   from += place * (kVectors * kThreads);
 #pragma unroll
@@ -62,10 +41,27 @@ TC_DEVICE void for_each_added(const Sm90BackwardParams& p, const KeyBlock& work,
 #pragma unroll
     for (int v = 0; v < kTogether; ++v) load_vector(vector[v], from + (first + v) * kThreads);
 #pragma unroll
-    for (int i = 0; i < 8 * kTogether; ++i) {
-      u32 pair = vector[i / 8][i % 8 / 2];
-      add(8 * first + i, DTypeTraits<C::kDType>::load(static_cast<u16>(pair >> 16 * (i % 2))));
+    for (int i = 0; i < kEach * kTogether; ++i) {
+      u32 word = vector[i / kEach][i % kEach * kBytes / 4];
+      add(kEach * first + i,
+          kBytes == 4 ? __uint_as_float(word)
+                      : DTypeTraits<C::kDType>::load(static_cast<u16>(word >> 16 * (i % 2))));
     }
+  }
+}
+
+// Calls add(i, value) for each element i of this thread, of the 64 keys of `part` of the work.
+template <class C, class Add>
+TC_DEVICE void for_each_added(const Sm90BackwardParams& p, const KeyBlock& work,
+                              const StepPlace& of, int part, Add&& add) {
+  MaskPlace at(p.bits, work.batch, of.head, of.query / C::kRows);
+  tc_int64 place = (at.plane * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
+  auto from =
+      reinterpret_cast<const uint4*>(p.bits.words) + kWarpgroup * part + threadIdx.x % kWarpgroup;
+  if (p.mask_floats != 0) {
+    add_numbers<C, 4>(from, place, add);
+  } else {
+    add_numbers<C, 2>(from, place, add);
   }
 }
 

@@ -150,7 +150,7 @@ struct BackwardConfig {
   static constexpr int kOut = kWork + (kWorks * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static constexpr int kOutBytes = kWide ? 0 : 8 * kD * 2;  // of a warp
   static constexpr int kSharedBytes = kOut + 8 * kOutBytes;
-  static_assert(kPanels <= 4 && kRows % 16 == 0 && !(kWide && kGeneral));
+  static_assert(kPanels <= 4 && kRows % 16 == 0);
   static_assert(!kPair || (kWide && kRows == 64));
 
   // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it: 0 the

@@ -18,7 +18,10 @@
 // A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it is left out
 // where the mask hides all of them, and each block reads the bits of its own 64 where some of those are hidden. So it
 // is with the numbers of a mask that is added.
-#include "sm90_backward_added.cuh"
+//
+// `general` kernels need no more of a step's scores in the other warpgroup: it gets P times the derivative of the
+// softcap, with a negative sign where dropout drops P.
+#include "sm90_backward_rule.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -98,12 +101,68 @@ struct Values : WideGroup<C> {
     multiply_keys<C>(s, this->shared + C::kK, this->q_at());
   }
 
-  TC_DEVICE void hand_over() {
+  TC_DEVICE void wait_for_room() {
     barrier_wait(this->shared + C::kWeightsEmpty, phase<1>(this->step) ^ 1);
+  }
+
+  TC_DEVICE void hand_over() {
+    wait_for_room();
     u32 to = this->weights_at();
 #pragma unroll
     for (int i = 0; i < C::kRows / 8; ++i) {
       store_shared(to + i * (kWarpgroup * 16), *reinterpret_cast<float (*)[4]>(&s[4 * i]));
+    }
+    this->release(this->shared + C::kWeightsFull);
+  }
+
+  // S becomes P, without what dropout drops, and is handed over. The derivative of the softcap waits where the
+  // weights go to, since there are no registers for it.
+  TC_DEVICE void weigh_general() {
+    const Sm90BackwardParams& p = this->p;
+    StepPlace of = StepPlace::read<C>(this->shared, this->q(), 0);
+    int query = of.query + this->lane() % 4 * 2, own = this->own_key();
+    TileRule<true> rule(p.score, this->work().sequence, query, own,
+                        slope_of(p, this->work(), of.head));
+    bool caps = p.score.softcap != 0;
+    u32 to = this->weights_at();
+    wait_for_room();
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float derivative[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+      auto each = [&](auto&& function) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          function(s[4 * j + r], derivative[r], r / 2, j * 8 + r % 2, 4 * j + r);
+        }
+      };
+      torch_cubin::apply_rule(rule, each, each);
+      if (caps) store_shared(to + j * (kWarpgroup * 16), derivative);
+    }
+    if (p.mask_added != 0 && of.adds_mask) {
+      for_each_added<C>(p, this->work(), of, static_cast<int>(this->pair.rank),
+                        [&](int i, float x) { s[i] = x == -kInfinity ? x : s[i] + x; });
+    }
+    u32 dropped = 0;  // a bit for each element
+    if (p.score.drop_below > 0) {
+      for_each_drop<C>(p, this->work(), of.head, query, own,
+                       [&](int i, bool kept) { dropped |= kept ? 0u : 1u << i; });
+    }
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float lse[2], factor[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+      load_shared(lse, this->sums_at() + j * 32);
+      if (caps) load_shared(factor, to + j * (kWarpgroup * 16));
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        int i = 4 * j + r;
+        bool drops = (dropped >> i & 1) != 0;
+        float weight = weight_of((s[i] - lse[r % 2]) * kLog2e);
+        // What has no weight may have any score.
+        u32 bits = weight == 0.0f ? 0u : __float_as_uint(weight * factor[r]) & 0x7FFFFFFFu;
+        factor[r] = __uint_as_float(bits | (drops ? 0x80000000u : 0u));
+        s[i] = drops ? 0.0f : weight;
+      }
+      store_shared(to + j * (kWarpgroup * 16), factor);
     }
     this->release(this->shared + C::kWeightsFull);
   }
@@ -118,7 +177,9 @@ struct Values : WideGroup<C> {
       if (this->step != first) this->release(grad_empty);
       wgmma_wait<0>();
       keep_in_place(s);
-      if constexpr (C::kAdded) {
+      if constexpr (C::kGeneral) {
+        weigh_general();
+      } else if constexpr (C::kAdded) {
         bool adds = adds_mask<C>(this->p, this->shared, this->q(), 0);
         exponentiate_added<C>(s, this->p, adds, this->shared, this->work(), this->q(),
                               static_cast<int>(this->pair.rank), this->sums_at());
@@ -127,7 +188,7 @@ struct Values : WideGroup<C> {
       }
       this->hide(s);
       this->release(this->shared + C::kQEmpty + 8 * this->q());
-      hand_over();
+      if constexpr (!C::kGeneral) hand_over();
       u32 weights[C::kRows / 16][4];
       this->pack(weights, s);
       this->wait_for_grad();
@@ -151,7 +212,8 @@ struct Values : WideGroup<C> {
       u32 steps = whole_warp(this->work().steps);
       if (steps > 0) run_steps(this->step + steps);
       this->release(this->shared + C::kKeysEmpty);
-      SumRows<C>(dv, 1.0f, this->p.dv, this->p.dv_stride, this->p.head_dim_v, this->work(),
+      float factor = C::kGeneral ? this->p.score.keep_scale : 1.0f;
+      SumRows<C>(dv, factor, this->p.dv, this->p.dv_stride, this->p.head_dim_v, this->work(),
                  this->own_key())
           .store_all();
       this->end();
@@ -183,6 +245,11 @@ struct WideKeys : WideGroup<C> {
       load_shared(weight, from + i * (kWarpgroup * 16));
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
+        if constexpr (C::kGeneral) {
+          bool drops = static_cast<int>(__float_as_uint(weight[r])) < 0;
+          dp[4 * i + r] = drops ? 0.0f : dp[4 * i + r] * this->p.score.keep_scale;
+          weight[r] = fabsf(weight[r]);
+        }
         dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
         // What has no weight because an added -inf hides it may be anything.
         if (adds && weight[r] == 0.0f) dp[4 * i + r] = 0.0f;
@@ -264,8 +331,8 @@ struct Roles {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
-  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, false,
-                           TC_ADDED, TC_PAIR>;
+  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES,
+                           TC_GENERAL, TC_ADDED, TC_PAIR>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kWorkKeys == TC_TILE_N);
   run<C, Roles>(p);
@@ -276,16 +343,20 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 {"virtual_arch": ["90a"],
  "kernels": [
   {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "{g.kind}",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "full",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{g.layout}",
    "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",
    "dynamic_shared": "{t.shared}", "cost": {"k_tile": 5200, "fixed": 9000},
-   "accepted_spill": {"sm_90a": 160},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_ADDED": "{g.added}",
-               "TC_PAIR": "{t.pair}"},
+   "accepted_spill": {"sm_90a": "{g.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_GENERAL": "{g.general}",
+               "TC_ADDED": "{g.added}", "TC_PAIR": "{t.pair}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "added": 0},
-          {"name": "added_", "kind": "sm90_backward_added", "added": 1}],
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0,
+           "spill": 160},
+          {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
+           "added": 1, "spill": 160},
+          {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
+           "added": 1, "spill": 280}],
     "t": [
      {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231872},
      {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],

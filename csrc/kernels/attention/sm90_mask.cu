@@ -4,6 +4,7 @@
 // A block of threads lays out a tile of queries by four blocks of keys: first 16 keys of a row at a time
 // become bits in shared memory, then each thread makes the words of a row's block of keys of them.
 #include "sm90_mask_bits.cuh"
+#include "sm90_mask_classes.cuh"
 #include "sm90_mask_params.h"
 
 namespace torch_cubin::TC_KERNEL {
@@ -66,13 +67,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
     if (threadIdx.x % 32 == 0) atomicOr(&found, classes);
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  // A block without a visible key is of class 0 whether or not a key is hidden.
-  u32 some = found & 0x55;  // bit 0 of each class
-  auto classes = p.classes + line * p.classes_of_tile;
-  classes[chunk] = static_cast<unsigned char>(some | (found & some << 1));
-  if (chunk != p.chunks - 1) return;
-  for (int i = p.chunks; i < p.classes_of_tile; ++i) classes[i] = 0;  // words are read whole
+  if (threadIdx.x == 0) store_classes(p, line, chunk, found);
 }
 
 }  // namespace torch_cubin::TC_KERNEL

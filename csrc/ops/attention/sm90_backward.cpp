@@ -1,6 +1,5 @@
 // The seam of the backward for Hopper, of 16-bit types. Three kernels in a row, with one parameter:
-// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns, options) or sm90_backward_wide.cu (up
-// to 256), sm90_backward_convert.cu; packed sequences take sm90_order.cu before them, boolean masks
+// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns) or sm90_backward_wide.cu (up to 256), sm90_backward_convert.cu; packed sequences take sm90_order.cu before them, boolean masks
 // sm90_backward_mask.cu, masks that are added sm90_backward_added_mask.cu. What these do not take is the
 // portable kernels'.
 #include <algorithm>
@@ -106,7 +105,7 @@ class Sm90Backward : public AttentionBackwardKernels {
                             : kind == "sm90_backward_convert" ? convert_[row.dtype]
                             : kind == kBackwardAddedKind
                                 ? (pair ? added_pairs_ : added_)[row.dtype]
-                                : (pair ? pairs_[row.dtype] : backward_[row.dtype][row.variant]);
+                                : (pair ? pairs_ : backward_)[row.dtype][row.variant];
       rows.push_back(row);
     }
   }
@@ -128,8 +127,8 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
     const AttentionRow* row = narrowest(adds ? added_[dtype] : backward_[dtype][variant], width);
     if (row == nullptr) return plan;
-    const AttentionRow* pair = nullptr;
-    if (variant == kFull) pair = narrowest((adds ? added_pairs_ : pairs_)[dtype], width);
+    const AttentionRow* pair =
+        narrowest(adds ? added_pairs_[dtype] : pairs_[dtype][variant], width);
     if (pair != nullptr && (pair->head_dim != row->head_dim || pair->rows != row->rows ||
                             problem.seqlen_k > kMostPairs * pair->columns)) {
       pair = nullptr;
@@ -288,7 +287,7 @@ class Sm90Backward : public AttentionBackwardKernels {
   const Device& device_;
   AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
   AttentionRows backward_[kAttendDtypes][kAttentionVariants];
-  AttentionRows pairs_[kAttendDtypes];  // for heads that backward_ has, too
+  AttentionRows pairs_[kAttendDtypes][kAttentionVariants];  // for heads that backward_ has, too
   AttentionRows added_[kAttendDtypes], added_pairs_[kAttendDtypes];  // the same, for added masks
   ClusterRoom clusters_{2};
   PackageKernel* order_ = nullptr;
