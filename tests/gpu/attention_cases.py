@@ -37,6 +37,27 @@ def draw(shape, dtype: torch.dtype, g: torch.Generator, layout: cases.Layout | N
     return cases.place(value, layout or cases.Layout())
 
 
+SCORE_KINDS = ("softcap", "alibi", "sinks", "scale", "no scale", "dropout", "all")
+
+
+def score_options(kind: str, batch: int, heads: int, g: torch.Generator) -> dict:
+    """What makes weights of scores otherwise than a softmax alone."""
+    numbers = torch.rand(heads, generator=g, device=DEVICE)
+    of_batches = torch.rand(batch, heads, generator=g, device=DEVICE) / 10
+    dropout = {"dropout_p": 0.3, "dropout_seed": torch.tensor([77 + (5 << 40)], device=DEVICE)}
+    return {
+        "softcap": {"softcap": 3.0},
+        "alibi": {"alibi_slopes": of_batches},
+        "sinks": {"sinks": numbers * 4},
+        "scale": {"scale": -0.1},
+        "no scale": {"scale": 0.0},
+        "dropout": dropout,
+        "all": {
+            "softcap": 5.0, "alibi_slopes": numbers / 10, "sinks": numbers, "scale": 0.3, **dropout,
+        },
+    }[kind]  # fmt: skip
+
+
 def sm90_backward_tile(head_dim: int) -> str:
     """Queries, keys and head_dim of Hopper's kernel."""
     return {64: "96x128x64", 128: "48x128x128", 256: "64x128x256"}[head_dim]

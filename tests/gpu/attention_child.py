@@ -315,7 +315,7 @@ def attention_alone(name: str) -> dict:
     from gpu import attention_cases as ac
     from gpu import attention_reference as ar
     from gpu import cases
-    from gpu.test_cuda_attention_sm90_backward import CALLS, SCORES, scores, without_dropout
+    from gpu.test_cuda_attention_sm90_backward import CALLS
     from gpu.test_cuda_attention_sm90_options import tile_masks
 
     import torch_cubin  # noqa: F401
@@ -332,8 +332,8 @@ def attention_alone(name: str) -> dict:
     seen = tile_masks(700, 900)["documents"]
     numbers = torch.randn(seen.shape, generator=g, device="cuda").masked_fill(~seen, -torch.inf)
     with_options = [
-        (2, 4, 2, 700, 900, {**given, **scores(kind, 2, 4, g)})
-        for kind in SCORES
+        (2, 4, 2, 700, 900, {**given, **ac.score_options(kind, 2, 4, g)})
+        for kind in ac.SCORE_KINDS
         for given in ({"is_causal": True}, {"attn_mask": seen}, {"attn_mask": numbers})
     ]
     for batch, heads, kv_heads, rows, columns, given in [*CALLS, *masked, *with_options]:
@@ -343,7 +343,7 @@ def attention_alone(name: str) -> dict:
         k, v = (ac.draw((batch, kv_heads, columns, 256), dtype, g, layout) for _ in range(2))
         grad = ac.draw((batch, heads, rows, 256), dtype, g, layout)
         ours, _ = ar.both(q, k, v, grad, **options)
-        rest, kept = without_dropout(options, (batch, heads, rows, columns))
+        rest, kept = ar.without_dropout(options, (batch, heads, rows, columns))
         what = {**given, "attn_mask": "of tiles"} if "attn_mask" in given else given
         label = f"{name} {(batch, heads, kv_heads, rows, columns)} {what}"
         try:

@@ -399,6 +399,15 @@ def dropout_kept(
     return kept.view(batch, heads, rows, columns)
 
 
+def without_dropout(options: dict, shape: tuple) -> tuple[dict, Tensor | None]:
+    """The options but dropout's, and what that multiplies the weights of `shape` by: (batch, heads,
+    rows, columns)."""
+    rest = {name: x for name, x in options.items() if not name.startswith("dropout")}
+    if "dropout_p" not in options:
+        return rest, None
+    return rest, dropout_kept(int(options["dropout_seed"]), *shape, options["dropout_p"])
+
+
 # Where PyTorch has nothing to compare with.
 
 # The largest error relative to the result's size (Reference.sizes): some roundings of the dtype.

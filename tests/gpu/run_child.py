@@ -112,8 +112,8 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
 
 
 def catalog_without_pairs(folder: Path) -> Path:
-    """A catalog without the kernels of attention's backward whose blocks work in pairs: as if
-    clusters of two found no room on this GPU."""
+    """A catalog without the kernels of attention's backward whose blocks work in pairs, as if
+    clusters of two found no room on this GPU, and with the others preferred, as below."""
     package = folder / "catalog"
     package.mkdir()
     manifest = json.loads((_package() / "manifest.json").read_text())
@@ -123,21 +123,27 @@ def catalog_without_pairs(folder: Path) -> Path:
         if not (kernel["kind"].startswith("sm90_backward") and kernel["tile"] == [64, 128, 256])
     ]
     manifest["tuned"] = []
+    _favour(manifest)
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
         (package / arch).symlink_to(_package() / arch)
     (package / "manifest.json").write_text(json.dumps(manifest))
     return package
 
 
-def favoured_catalog(folder: Path) -> Path:
-    """A catalog whose kernels for Hopper's attention are the quickest wherever they can compute a
-    call at all: by their costs, a thousandth of what they are."""
-    package = folder / "catalog"
-    package.mkdir()
-    manifest = json.loads((_package() / "manifest.json").read_text())
+def _favour(manifest: dict) -> None:
+    """Makes the kernels for Hopper's attention a thousand times as quick, by what they cost."""
     for kernel in manifest["kernels"]:
         if kernel["family"] == "attention" and kernel["kind"].startswith("sm90"):
             kernel["cost"] = {name: cost / 1000 for name, cost in kernel["cost"].items()}
+
+
+def favoured_catalog(folder: Path) -> Path:
+    """A catalog whose kernels for Hopper's attention are the quickest wherever they can compute a
+    call at all."""
+    package = folder / "catalog"
+    package.mkdir()
+    manifest = json.loads((_package() / "manifest.json").read_text())
+    _favour(manifest)
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
         (package / arch).symlink_to(_package() / arch)
     (package / "manifest.json").write_text(json.dumps(manifest))

@@ -34,7 +34,6 @@ def documents(rows: int) -> Tensor:
 
 def options_of(kind: str, rows: int, heads: int, g: torch.Generator) -> dict:
     """What makes a call one of this kind."""
-    numbers = torch.rand(heads, generator=g, device=ac.DEVICE)
     lengths = torch.tensor([0, *LENGTHS], device=ac.DEVICE).cumsum(0).int()
     packed = {"cu_seqlens_q": lengths, "cu_seqlens_k": lengths}
     window = {"window_left": 150, "window_right": 20}
@@ -45,7 +44,7 @@ def options_of(kind: str, rows: int, heads: int, g: torch.Generator) -> dict:
         "packed": {"is_causal": True, **packed},
         "boolean mask": {"attn_mask": documents(rows)},
         "added mask": {"attn_mask": torch.where(documents(rows), random, -torch.inf)},
-        "options": {"softcap": 20.0, "alibi_slopes": numbers / 10, "sinks": numbers},
+        "options": ac.score_options("all", 1, heads, g),
     }[kind]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Masks that are added to the logits, in the kernels for Hopper: numbers, zeros and -inf by tile,
 any stride and address, every option beside them, padding as models write it."""
 
+import functools
 import itertools
 import math
 
@@ -109,7 +110,7 @@ def test_masks_of_numbers(name: str, kind: str, head_dim: int, floats: bool, nan
         ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
 
 
-@pytest.mark.parametrize("option", ["softcap", "alibi", "sinks", "scale", "dropout"])
+@pytest.mark.parametrize("option", ac.SCORE_KINDS)
 @pytest.mark.parametrize("floats", [False, True], ids=["own", "float32"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("name", ac.HALVES)
@@ -119,32 +120,23 @@ def test_options_beside_masks_of_numbers(
     dtype, g = ac.DTYPES[name], ac.generator(f"{name} {head_dim} {floats} {option}")
     q, grad = (ac.draw((2, 4, 1100, head_dim), dtype, g) for _ in range(2))
     k, v = (ac.draw((2, 2, 1100, head_dim), dtype, g) for _ in range(2))
-    numbers = torch.rand(4, generator=g, device=ac.DEVICE)
-    options = {
-        "softcap": {"softcap": 20.0},
-        "alibi": {"alibi_slopes": numbers / 10},
-        "sinks": {"sinks": numbers * 4},
-        "scale": {"scale": -0.1},
-        "dropout": {},
-    }[option]
-    named, kept = {}, None
-    if option == "dropout":
-        named = {"dropout_p": 0.3, "dropout_seed": torch.tensor([77], device=ac.DEVICE)}
-        kept = ar.dropout_kept(77, 2, 4, 1100, 1100, 0.3)
+    options = {"enable_gqa": True, **ac.score_options(option, 2, 4, g)}
+    rest, kept = ar.without_dropout(options, (2, 4, 1100, 1100))
     mask = draw_mask("tiles", (2, 4, 1100, 1100), torch.float32 if floats else dtype, g)
     with kernels_that_run() as kernels:
-        ours, logsumexp = ar.both(q, k, v, grad, mask, enable_gqa=True, **options, **named)
-    want = ar.reference(q, k, v, grad, mask, kept, enable_gqa=True, **options)
+        ours, logsumexp = ar.both(q, k, v, grad, mask, **options)
+    want = ar.reference(q, k, v, grad, mask, kept, **rest)
     label = f"{name} {head_dim} {floats} {option}"
     ar.check(name, label, ours, want)
     ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
+    if option == "sinks":  # which these kernels take, too
+        assert kernels >= kernels_expected(head_dim, name, floats)
+        return
     tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
     assert f"sm90_attention_{short}_general_added_{tile}" in kernels
-    # Of sinks the backward needs nothing but the logsumexp.
-    layout = "added" if option == "sinks" else "general"
     tile = ac.sm90_backward_tile(head_dim)
-    assert f"sm90_backward_attention_{short}_{layout}_{tile}" in kernels
+    assert f"sm90_backward_attention_{short}_general_{tile}" in kernels
 
 
 # Those that a mask of float16 holds, and the others.
@@ -203,9 +195,12 @@ def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(head_dim: int, key
                 assert torch.equal(mine, want[own]), b
 
 
+@pytest.mark.parametrize("kind", ["", "softcap", "dropout"])
 @pytest.mark.parametrize("floats", [False, True], ids=["own", "float32"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_what_is_not_finite_stays_where_it_is_seen(head_dim: int, floats: bool, nan_memory) -> None:
+def test_what_is_not_finite_stays_where_it_is_seen(
+    head_dim: int, floats: bool, kind: str, nan_memory
+) -> None:
     """NaN and +inf of the mask in their rows; NaN in a value that the mask hides by -inf in no
     gradient."""
     g = ac.generator(f"finite {head_dim} {floats}")
@@ -214,7 +209,8 @@ def test_what_is_not_finite_stays_where_it_is_seen(head_dim: int, floats: bool, 
     mask = draw_mask("numbers", (1, 2, 700, 700), dtype, g)
     mask[0, 0, 17, 300], mask[0, 0, 400, 5] = math.nan, math.inf
     mask[0, 1, :, 300] = -math.inf
-    (out, dq, _, _), logsumexp = ar.both(q, k, v, grad, mask)
+    options = ac.score_options(kind, 1, 2, g) if kind else {}
+    (out, dq, _, _), logsumexp = ar.both(q, k, v, grad, mask, **options)
     want = torch.zeros(1, 2, 700, dtype=torch.bool, device=ac.DEVICE)
     want[0, 0, [17, 400]] = True
     assert torch.equal(out.isnan().any(-1), want)
@@ -222,17 +218,18 @@ def test_what_is_not_finite_stays_where_it_is_seen(head_dim: int, floats: bool, 
     assert torch.equal(dq.isnan().any(-1), want)
     clean_q, clean_k = q[:, 1:], k[:, 1:].clone()
     rest = (clean_q, clean_k, v[:, 1:].clone(), grad[:, 1:].clone(), mask[:, 1:])
-    before, _ = ar.both(*rest)
+    before, _ = ar.both(*rest, **options)
     with torch.no_grad():
         args = [clean_q, clean_k, rest[2]]
-        out, lse = torch.ops.cubin.attention_forward(*args, mask[:, 1:])
+        out, lse = torch.ops.cubin.attention_forward(*args, mask[:, 1:], **options)
+        backward = functools.partial(torch.ops.cubin.attention_backward, rest[3], **options)
         args[2][0, 0, 300] = math.nan  # seen by no row
-        after = torch.ops.cubin.attention_backward(rest[3], *args, out, lse, mask[:, 1:])
+        after = backward(*args, out, lse, mask[:, 1:])
         for mine, other in zip(after, before[1:], strict=True):
             assert torch.equal(mine, other)
         args[1][0, 0, 300] = math.nan
-        dq, dk, dv = torch.ops.cubin.attention_backward(rest[3], *args, out, lse, mask[:, 1:])
-    assert not dk[:, :, :300].isnan().any()
+        dq, dk, dv = backward(*args, out, lse, mask[:, 1:])
+    assert not dk.isnan().any()
     assert not dv.isnan().any()
 
 

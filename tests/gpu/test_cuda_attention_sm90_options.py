@@ -39,44 +39,31 @@ def test_random_options(name: str, seed: str, child) -> None:
     assert {"sm90_mask_attention", "sm90_added_mask_attention"} <= set(answer["loaded"])
 
 
-def options_of(kind: str, heads: int, g: torch.Generator) -> dict:
-    numbers = torch.rand(heads, generator=g, device=ac.DEVICE)
-    return {
-        "softcap": {"softcap": 20.0},
-        "alibi": {"alibi_slopes": numbers / 10},
-        "sinks": {"sinks": numbers * 4},
-        "scale": {"scale": -0.1},
-        "all": {"softcap": 5.0, "alibi_slopes": numbers / 10, "sinks": numbers, "scale": 0.3},
-    }[kind]
-
-
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("kind", ["softcap", "alibi", "sinks", "scale", "all", "dropout"])
+@pytest.mark.parametrize("kind", ac.SCORE_KINDS)
 def test_each_option(kind: str, head_dim: int, nan_memory) -> None:
     """Sizes at which the library takes these kernels by itself; causal, shared heads."""
     g = ac.generator(f"{kind} {head_dim}")
     q, grad = (ac.draw((2, 8, 1100, head_dim), torch.bfloat16, g) for _ in range(2))
     k, v = (ac.draw((2, 4, 1100, head_dim), torch.bfloat16, g) for _ in range(2))
-    options = {"enable_gqa": True, "is_causal": True}
-    named, kept = {}, None
-    if kind == "dropout":
-        named = {"dropout_p": 0.3, "dropout_seed": torch.tensor([77], device=ac.DEVICE)}
-        kept = ar.dropout_kept(77, 2, 8, 1100, 1100, 0.3)
-    else:
-        options |= options_of(kind, 8, g)
-    ours, logsumexp = ar.both(q, k, v, grad, **options, **named)
-    want = ar.reference(q, k, v, grad, None, kept, **options)
+    options = {"enable_gqa": True, "is_causal": True, **ac.score_options(kind, 2, 8, g)}
+    rest, kept = ar.without_dropout(options, (2, 8, 1100, 1100))
+    with kernels_that_run() as names:
+        ours, logsumexp = ar.both(q, k, v, grad, **options)
+    want = ar.reference(q, k, v, grad, None, kept, **rest)
     ar.check("bfloat16", f"{kind} {head_dim}", ours, want)
     ar.check_logsumexp("bfloat16", f"{kind} {head_dim}", logsumexp, want.logsumexp)
-    again, _ = ar.both(q, k, v, grad, **options, **named)
+    again, _ = ar.both(q, k, v, grad, **options)
     for x, y in zip(ours, again, strict=True):
         numerics.check_bits(x, y)
-    loaded = {entry["name"] for entry in library.catalog()["loaded"]}
     tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
-    assert f"sm90_attention_bf16_general_{tile}" in loaded
-    if kind != "sinks":  # of which the backward needs the logsumexp alone
-        tile = ac.sm90_backward_tile(head_dim)
-        assert f"sm90_backward_attention_bf16_general_{tile}" in loaded
+    tile_backward = ac.sm90_backward_tile(head_dim)
+    if kind == "sinks":  # no score depends on them; the backward needs the logsumexp alone
+        expected = {"masked_192x128x64" if head_dim == 64 else tile, tile_backward}
+    else:
+        expected = {f"general_{tile}", f"general_{tile_backward}"}
+    found = {x.split("_bf16_")[-1] for x in names if x.startswith("sm90_") and "_bf16_" in x}
+    assert expected <= found
 
 
 # Sizes of the mask's dims that are 1, and the step of its last one.

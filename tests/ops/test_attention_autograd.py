@@ -360,6 +360,26 @@ def test_what_a_head_has_one_of_has_a_gradient(name, device):
         assert not ops.attention_forward(*args, **{name: own})[0].requires_grad
 
 
+def test_a_sink_of_minus_infinity_has_no_gradient_where_a_row_sees_nothing(device):
+    """exp(-inf - -inf), if it were computed."""
+    args = make_qkv(SMALL, device, torch.float64)
+    sinks = torch.tensor([-torch.inf, 0.5], device=device, requires_grad=True)
+    mask = torch.ones(2, 3, dtype=torch.bool, device=device)
+    mask[1] = False
+
+    def loss(sinks):
+        return ops.attention_forward(*args, mask, sinks=sinks)[0].sin().sum()
+
+    (grad,) = torch.autograd.grad(loss(sinks), sinks, create_graph=True)
+    assert grad[0] == 0
+    assert grad[1] != 0
+    (second,) = torch.autograd.grad(grad.sum(), sinks)
+    assert second.isfinite().all()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(sinks.detach(), torch.ones_like(sinks))
+        assert_near(forward_ad.unpack_dual(loss(dual)).tangent.float(), grad.sum())
+
+
 def test_what_has_no_second_derivative_raises(device):
     args = make_qkv(CROSS, device)
     saved = ops.attention_forward(*args)

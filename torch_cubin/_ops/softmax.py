@@ -13,6 +13,7 @@ derivative is written in elementwise ops of torch, which compose further.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,12 @@ def _distance(scores: Tensor) -> Tensor:
 
 def _sum_rows(tensor: Tensor) -> Tensor:
     return tensor.sum(-1, keepdim=True)
+
+
+def _sink_weight(sinks: Tensor, logsumexp: Tensor) -> Tensor:
+    """Of each row; 0 where a sink of -inf is all that a row has."""
+    difference = sinks.unsqueeze(-1) - logsumexp
+    return torch.where(logsumexp == -math.inf, -math.inf, difference).exp()
 
 
 class _Softmax(transforms.SingleLevelFunction):
@@ -103,8 +110,7 @@ class _Softmax(transforms.SingleLevelFunction):
             delta = (probs * grad).sum(-1)
             if grad_logsumexp is not None:
                 delta = delta - grad_logsumexp
-            share = (sinks.unsqueeze(-1) - logsumexp).exp()
-            of_sinks = -(share * delta).sum((0, 2)).to(sinks.dtype)
+            of_sinks = -(_sink_weight(sinks, logsumexp) * delta).sum((0, 2)).to(sinks.dtype)
         return None, of_scores, of_mask, of_slopes, of_sinks, *nothing
 
     @staticmethod
@@ -130,7 +136,7 @@ class _Softmax(transforms.SingleLevelFunction):
             logsumexp_t = (probs * logits_t).sum(-1)
             sink_t = None
             if sinks_t is not None:
-                sink_t = (sinks.unsqueeze(-1) - logsumexp).exp() * sinks_t.unsqueeze(-1)
+                sink_t = _sink_weight(sinks, logsumexp) * sinks_t.unsqueeze(-1)
                 logsumexp_t = logsumexp_t + sink_t
             # The derivative is symmetric; a sink's part stands where grad_logsumexp's does.
             from_sinks = None if sink_t is None else -sink_t.to(probs.dtype)

@@ -13,8 +13,8 @@
 // tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
 // wgmma to the operand registers of the other without a shuffle.
 //
-// `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of a mask that is added to
-// the logits (TC_ADDED, too; sm90_added_mask.cuh). `general` and `general_added` kernels do the same, and change scores on
+// `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of a mask that is added to the logits
+// (TC_ADDED, too; sm90_added_mask.cuh). `general` and `general_added` kernels do the same, and change scores on
 // their way to the softmax by sm90_rule.cuh, and drop weights (TC_GENERAL). One kernel for both sorts of masks had
 // some branches more in each step: 2 to 7% of the time with a boolean mask.
 // They spill a little more: 192 queries leave a consumer 160 registers, and beside options numbers are one thing more;
@@ -49,6 +49,12 @@ struct AttentionConfig {
   // The thread that loads K tells consumers which block is next. Looking for it in the classes of the mask, in
   // the chain of every step, took 2 to 6% of the time.
   static constexpr bool kTells = kMasked && !kGeneral;
+  // Dropout's numbers are made while scores are computed: 0.65 of the time at head_dim 256, where softmax runs beside no
+  // other products. With 64 and 128 columns that took 1.1 to 1.3 of it: the other warpgroup's softmax waits.
+  static constexpr bool kDropsEarly = kGeneral && kD > 128;
+  static_assert(kDropsEarly || !kGeneral || kN_ % 32 == 0);
+  // Tiles of 192 queries without a mask would end later for it: 2% of the time of all calls. `masked` kernels serve.
+  static constexpr bool kTakesSinks = kMasked || kD > 64;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
   // With 32, the warp that deals out tiles spills a few words; nobody waits for it.
@@ -183,6 +189,7 @@ struct Consumer {
   RunningSoftmax<C::kGeneral || C::kAdded> softmax;
   float slope = 0.0f;  // of ALiBi
   u32 mask[2];         // bits of a boolean mask
+  u32 kept[2];         // kDropsEarly: bits of dropout
   float unit;          // kAdded: what brings this block's scores to powers of two
   u32 number = 0;      // of the tile whose scores are being made
   u32 step = 0;        // blocks of keys scored so far, of all tiles
@@ -385,28 +392,49 @@ struct Consumer {
     }
   }
 
+  // Calls function(h, i, kept) for each weight of the next block that may be dropped, by its row and bit in `mask`.
+  template <class Function>
+  TC_DEVICE void for_each_kept(Function&& function) const {
+    const Tile& tile = tiles[number % C::kRing];
+    int row = first_row(tile) + 16 * warp + lane / 4, head = tile.batch * p.heads + tile.head;
+    int word = keys.block * C::kN / 32;
+    u64 seed = *p.score.dropout_seed;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < (C::kN + 31) / 32; ++j) {
+        DropoutBits bits(seed, head, row + 8 * h, word + j, lane % 4);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          function(h, 8 * j + i, bits.kept(i / 2, i % 2, p.score.drop_below));
+        }
+      }
+    }
+  }
+
+  // Which of the next block's weights dropout keeps, while its scores are computed.
+  TC_DEVICE void choose_kept() {
+    if constexpr (C::kDropsEarly) {
+      if (p.score.drop_below == 0) return;
+      kept[0] = kept[1] = 0;
+      for_each_kept([&](int h, int i, bool keeps) { kept[h] |= keeps ? 1u << i : 0u; });
+      // Blocks of 80 keys begin at multiples of 32, or 16 further.
+      if (keys.block * C::kN % 32 == 0) return;
+      kept[0] >>= 4;
+      kept[1] >>= 4;
+    }
+  }
+
   // Weights that dropout drops become 0; their sums are complete.
   TC_DEVICE void drop() {
     if constexpr (C::kGeneral) {
       if (p.score.drop_below == 0) return;
-      const Tile& tile = tiles[number % C::kRing];
-      constexpr int kColumns = C::kN % 32 == 0 ? 32 : 16;
-      int row = first_row(tile) + 16 * warp + lane / 4, head = tile.batch * p.heads + tile.head;
-#pragma unroll
-      for (int c = 0; c < C::kN / kColumns; ++c) {
-        int column = keys.block * C::kN + c * kColumns;
-        bool right = kColumns == 16 && column % 32 != 0;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          DropoutBits bits(*p.score.dropout_seed, head, row + 8 * h, column / 32, lane % 4);
-#pragma unroll
-          for (int i = 0; i < kColumns / 4; ++i) {
-            int j = i / 2, e = i % 2;
-            bool kept = bits.kept(j, e, p.score.drop_below);
-            if (kColumns == 16 && right) kept = bits.kept(j + 2, e, p.score.drop_below);
-            if (!kept) s[c * (kColumns / 2) + 4 * j + 2 * h + e] = 0.0f;
-          }
-        }
+      if constexpr (C::kDropsEarly) {
+        replace_where_clear(s, kept, 0.0f);
+      } else {
+        for_each_kept([&](int h, int i, bool keeps) {
+          if (!keeps) s[i / 2 * 4 + 2 * h + i % 2] = 0.0f;
+        });
       }
     }
   }
@@ -416,7 +444,7 @@ struct Consumer {
   TC_DEVICE void hide() {
     bool open = keys.block >= open_first && keys.block <= open_last;
     if (__builtin_expect(open && !has_bits(), 1)) return;
-    if (C::kMasked && !C::kAdded && open) return hide_unseen(s, mask);
+    if (C::kMasked && !C::kAdded && open) return replace_where_clear(s, mask, -kInfinity);
     const Tile& tile = tiles[number % C::kRing];
     const Sm90Sequence& q = tile.sequence;
     int column = keys.block * C::kN + lane % 4 * 2;
@@ -428,7 +456,7 @@ struct Consumer {
                 ~bits_up_to(row + q.first - 1 - column);
       if (has_bits()) seen[h] &= mask[h];
     }
-    hide_unseen(s, seen);
+    replace_where_clear(s, seen, -kInfinity);
   }
 
   // This block's scores to weights. Returns whether outputs so far must be multiplied by `factor`.
@@ -466,8 +494,11 @@ struct Consumer {
   TC_DEVICE void finish_sums(const Tile& tile, float (&inverse)[2]) {
     float totals[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])};
     float factor[2] = {1.0f, 1.0f};
+    if constexpr (C::kTakesSinks) {
+      float sink = p.score.sinks == nullptr ? -kInfinity : p.score.sinks[tile.head];
+      softmax.join(sink, totals, factor);
+    }
     if constexpr (C::kGeneral) {
-      if (p.score.sinks != nullptr) softmax.join(p.score.sinks[tile.head], totals, factor);
       factor[0] *= p.score.keep_scale;
       factor[1] *= p.score.keep_scale;
     }
@@ -532,6 +563,7 @@ struct Consumer {
       if (C::kLeavesOut) begin_turn();
       score();
       if (C::kLeavesOut) end_turn();
+      choose_kept();
       wgmma_wait<0>();
       keep_in_place(s);
       softmax.reset();
@@ -568,6 +600,7 @@ struct Consumer {
         multiply_v(add);
         end_turn();
         add = !fresh;
+        choose_kept();
         wgmma_wait<1>();
         keep_in_place(s);
         u32 multiplied = before();
@@ -707,7 +740,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "threads": 384, "shared": 230112, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}},
      {"name": "general_added_128x128x64", "kind": "sm90_general_added", "layout": "general",
       "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 164608, "spill": 152, "cost": {"k_tile": 3500, "fixed": 2500}},
+      "threads": 384, "shared": 164608, "spill": 184, "cost": {"k_tile": 3500, "fixed": 2500}},
      {"name": "general_added_128x128x128", "kind": "sm90_general_added", "layout": "general",
       "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 230144, "spill": 0, "cost": {"k_tile": 4200, "fixed": 4500}},

@@ -14,7 +14,7 @@
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while others
 // multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
 // wants 32 beside the accumulators. What spills is the warp that fetches works, once in each.
-#include "sm90_backward_rule.cuh"
+#include "sm90_backward_general.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -129,16 +129,15 @@ struct Keys {
     }
   }
 
-  // Of `general` kernels with dropout: a bit for each weight that is kept.
-  TC_DEVICE u64 kept_weights() {
-    u64 kept = 0;
+  // Of `general` kernels: a bit for each weight that dropout keeps.
+  TC_DEVICE u64 choose_kept() const {
     StepPlace of = StepPlace::read<C>(shared, q(), group);
-    for_each_drop<C>(p, work(), of.head, of.query + lane() % 4 * 2, key + 16 * warp() + lane() / 4,
-                     [&](int i, bool keeps) { kept |= keeps ? u64(1) << i : 0; });
-    return kept;
+    return kept_weights<C>(p, work(), of.head, of.query + lane() % 4 * 2,
+                           key + 16 * warp() + lane() / 4);
   }
 
-  // Of `general` kernels with softcap or dropout: scores to weights, of which dropout then drops some, and dp becomes dS.
+  // Of `general` kernels with softcap or dropout: scores to weights, of which dropout then drops
+  // some, and dp becomes dS.
   TC_DEVICE void differentiate_late(bool adds, bool drops, u64 kept) {
     if (drops) {
 #pragma unroll
@@ -215,7 +214,7 @@ struct Keys {
         drops = p.score.drop_below > 0;
         late = drops || p.score.softcap != 0;
         if (!late) weigh<true>(adds);
-        if (drops) kept = kept_weights();  // while dP is computed
+        if (drops) kept = choose_kept();  // while dP is computed
       } else {
         weigh_full(adds);
       }
@@ -312,17 +311,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{g.layout}",
    "alignment": 16, "tile": "{t.tile}", "stages": 3, "block": [512, 1, 1],
    "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
-   "accepted_spill": {"sm_90a": "{g.spill}"},
+   "accepted_spill": {"sm_90a": 180},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}",
                "TC_ADDED": "{g.added}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0,
-           "spill": 180},
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0},
           {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
-           "added": 1, "spill": 180},
+           "added": 1},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
-           "added": 1, "spill": 280}],
+           "added": 1}],
     "t": [
      {"name": "96x128x64", "tile": [96, 128, 64], "shared": 225904,
       "cost": {"k_tile": 2900, "fixed": 6000}},

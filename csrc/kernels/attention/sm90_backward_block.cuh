@@ -8,8 +8,8 @@
 //   queries    dq, transposed, from dS in shared memory
 //
 //   shared memory:  k, v | k of the other block's keys (pair) | q: kQStages | grad_out: kGradStages |
-//                   dS: kScoreStages | dq: kDqSlots pieces of 64 columns | P (wide) | sums: kQStages |
-//                   mask: kQStages | barriers | number of the work (pair): 2 | work: 2 |
+//                   dS: kScoreStages | dq: kDqSlots pieces of 64 columns | P (wide, see there) |
+//                   sums: kQStages | mask: kQStages | barriers | number of the work (pair): 2 | work: 2 |
 //                   dk, dv (not wide): 8 rows a warp
 //
 // Blocks are persistent: they take one work (128 or 64 keys of a head; a pair of blocks, 128) after the

@@ -36,7 +36,7 @@ struct Sm90BackwardParams {
   Sm90AttentionMap q, k, v, grad_out;
 
   // Between the kernels, for each tile of tile_rows queries:
-  float* sums;       // [2][tile_rows]: logsumexp * log2(e) (general: logsumexp), and delta
+  float* sums;       // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
   float* dq_sum;     // [tile_columns * tile_rows], in the order of sm90_backward_dq.cuh
   int* turns;        // how many blocks have added to dq_sum; of pairs, 16 bits for each block
   unsigned* ticket;  // of all: how many works the blocks of sm90_backward.cu have taken

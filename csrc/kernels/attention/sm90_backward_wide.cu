@@ -2,7 +2,7 @@
 // of a thread each, so that one warpgroup cannot hold both, and a block owns 64 keys alone. Beside the
 // roles of sm90_backward_block.cuh:
 //
-//   values     S and P of 64 keys, transposed; P goes to the other warpgroup through shared memory, in the
+//   values     S and P of 64 keys, transposed; P (see below) goes to the other warpgroup through shared memory, in the
 //              order of its registers; dv += P^T grad_out, P from registers
 //   keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to shared
 //              memory for dq
@@ -19,9 +19,9 @@
 // where the mask hides all of them, and each block reads the bits of its own 64 where some of those are hidden. So it
 // is with the numbers of a mask that is added.
 //
-// `general` kernels need no more of a step's scores in the other warpgroup: it gets P times the derivative of the
-// softcap, with a negative sign where dropout drops P.
-#include "sm90_backward_rule.cuh"
+// With options (`general` kernels) the other warpgroup gets, in place of P, P times the derivative of the softcap, with a
+// negative sign where dropout drops P: it needs nothing else of the scores.
+#include "sm90_backward_general.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -115,9 +115,12 @@ struct Values : WideGroup<C> {
     this->release(this->shared + C::kWeightsFull);
   }
 
-  // S becomes P, without what dropout drops, and is handed over. The derivative of the softcap waits where the
-  // weights go to, since there are no registers for it.
+  // S becomes P, with zeros for what dropout drops. Handed over is what dP - delta is multiplied by: all of P times the
+  // derivative of the softcap, with a negative sign where dropout drops. The derivative waits where that goes to,
+  // since there are no registers for it. (Dropout's numbers made earlier, while S is computed: 4% more time.) What is hidden has to be hidden by both warpgroups afterwards.
   TC_DEVICE void weigh_general() {
+    static_assert(!C::kGeneral || C::kRows <= 64,
+                  "a thread's elements have a bit each in one word");
     const Sm90BackwardParams& p = this->p;
     StepPlace of = StepPlace::read<C>(this->shared, this->q(), 0);
     int query = of.query + this->lane() % 4 * 2, own = this->own_key();
@@ -138,31 +141,30 @@ struct Values : WideGroup<C> {
       torch_cubin::apply_rule(rule, each, each);
       if (caps) store_shared(to + j * (kWarpgroup * 16), derivative);
     }
-    if (p.mask_added != 0 && of.adds_mask) {
+    if (of.adds_mask) {
       for_each_added<C>(p, this->work(), of, static_cast<int>(this->pair.rank),
                         [&](int i, float x) { s[i] = x == -kInfinity ? x : s[i] + x; });
     }
-    u32 dropped = 0;  // a bit for each element
+    u32 kept = ~0u;
     if (p.score.drop_below > 0) {
-      for_each_drop<C>(p, this->work(), of.head, query, own,
-                       [&](int i, bool kept) { dropped |= kept ? 0u : 1u << i; });
+      kept = static_cast<u32>(kept_weights<C>(p, this->work(), of.head, query, own));
     }
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
-      float lse[2], factor[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+      float lse[2], derivative[4] = {1.0f, 1.0f, 1.0f, 1.0f}, handed[4];
       load_shared(lse, this->sums_at() + j * 32);
-      if (caps) load_shared(factor, to + j * (kWarpgroup * 16));
+      if (caps) load_shared(derivative, to + j * (kWarpgroup * 16));
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         int i = 4 * j + r;
-        bool drops = (dropped >> i & 1) != 0;
+        bool keeps = (kept >> i & 1) != 0;
         float weight = weight_of((s[i] - lse[r % 2]) * kLog2e);
-        // What has no weight may have any score.
-        u32 bits = weight == 0.0f ? 0u : __float_as_uint(weight * factor[r]) & 0x7FFFFFFFu;
-        factor[r] = __uint_as_float(bits | (drops ? 0x80000000u : 0u));
-        s[i] = drops ? 0.0f : weight;
+        // The score, and so its derivative, may be NaN where an added -inf hides it.
+        float factor = weight == 0.0f ? 0.0f : fabsf(weight * derivative[r]);
+        handed[r] = __uint_as_float(__float_as_uint(factor) | (keeps ? 0u : 0x80000000u));
+        s[i] = keeps ? weight : 0.0f;
       }
-      store_shared(to + j * (kWarpgroup * 16), factor);
+      store_shared(to + j * (kWarpgroup * 16), handed);
     }
     this->release(this->shared + C::kWeightsFull);
   }
@@ -251,7 +253,8 @@ struct WideKeys : WideGroup<C> {
           weight[r] = fabsf(weight[r]);
         }
         dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
-        // What has no weight because an added -inf hides it may be anything.
+        // What has no weight because an added -inf hides it may be anything. (Or because its softcap is saturated:
+        // then its dS is 0.)
         if (adds && weight[r] == 0.0f) dp[4 * i + r] = 0.0f;
       }
     }
@@ -346,17 +349,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{g.layout}",
    "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",
    "dynamic_shared": "{t.shared}", "cost": {"k_tile": 5200, "fixed": 9000},
-   "accepted_spill": {"sm_90a": "{g.spill}"},
+   "accepted_spill": {"sm_90a": 160},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_GENERAL": "{g.general}",
                "TC_ADDED": "{g.added}", "TC_PAIR": "{t.pair}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0,
-           "spill": 160},
+    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0},
           {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
-           "added": 1, "spill": 160},
+           "added": 1},
           {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
-           "added": 1, "spill": 280}],
+           "added": 1}],
     "t": [
      {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231872},
      {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],

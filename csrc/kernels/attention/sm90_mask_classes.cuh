@@ -9,7 +9,8 @@ namespace torch_cubin {
 namespace sm90 {
 
 // By one thread of the block that has chunk `chunk` of `line`'s blocks of keys, when all of its threads have
-// looked. `found`: two bits a block of keys: some key is visible, and of those some not as if there was no mask.
+// looked. `found`: two bits a block of keys. Bit 0: some key is visible. Bit 1: some key is hidden, or has something
+// added that is not 0.
 template <class Params>
 TC_DEVICE void store_classes(const Params& p, tc_int64 line, int chunk, u32 found) {
   // A block without a visible key is of class 0 whether or not a key is hidden.

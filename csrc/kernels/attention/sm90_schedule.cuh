@@ -26,6 +26,9 @@ struct MaskedTile : AttentionTile {
 template <bool kMasked>
 using TileOf = std::conditional_t<kMasked, MaskedTile, AttentionTile>;
 
+// A word of Sm90MaskClass without a mask.
+constexpr u32 kAllHideNone = kMaskHidesNone * 0x55555555u;
+
 // Of a word of Sm90MaskClass, a bit for each block of keys that is not hidden wholly: bit 0 of its class.
 TC_DEVICE u32 visible_blocks(u32 word) { return word & 0x55555555u; }
 
@@ -183,7 +186,11 @@ TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
   tile.head = place.head;
   tile.kv_head = place.head / p.group;
   if constexpr (kMasked) {
-    if (p.mask.classes != nullptr) trim(tile, mask_classes<kRows>(p, tile));
+    if (p.mask.classes != nullptr) {
+      trim(tile, mask_classes<kRows>(p, tile));
+    } else {
+      tile.classes = kAllHideNone;
+    }
   }
 }
 

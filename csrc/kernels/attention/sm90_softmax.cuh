@@ -88,14 +88,12 @@ struct RunningSoftmax {
     return true;
   }
 
-  // Adds a score that has no value, in natural units, the same for both rows.
+  // Adds a score that has no value, in natural units, the same for both rows; -inf changes nothing.
   TC_DEVICE void join(float score, float (&total)[2], float (&factor)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (score == -kInfinity) continue;
-      bool first = reference[h] == kLowest;
-      float moved = first ? score * kLog2e : fmaxf(reference[h], score * kLog2e);
-      factor[h] = first ? 0.0f : exp2_approx(reference[h] - moved);
+      float moved = fmaxf(reference[h], score * kLog2e);
+      factor[h] = exp2_approx(reference[h] - moved);
       total[h] = total[h] * factor[h] + exp2_approx(fmaf(score, kLog2e, -moved));
       reference[h] = moved;
     }
@@ -189,16 +187,16 @@ TC_DEVICE u32 bits_up_to(int last) {
   return bit - 1;
 }
 
-// Scores whose bits are 0 become -inf. One row after the other, so that an instruction brings seven bits into
+// What has no bit becomes `value`. One row after the other, so that an instruction brings seven bits into
 // predicates.
 template <int kCount>
-TC_DEVICE void hide_unseen(float (&s)[kCount], const u32 (&seen)[2]) {
+TC_DEVICE void replace_where_clear(float (&s)[kCount], const u32 (&bits)[2], float value) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
     for (int i = 2 * h; i < kCount; i += 4) {
-      if (!(seen[h] >> (i / 4 * 2) & 1)) s[i] = -kInfinity;
-      if (!(seen[h] >> (i / 4 * 2 + 1) & 1)) s[i + 1] = -kInfinity;
+      if (!(bits[h] >> (i / 4 * 2) & 1)) s[i] = value;
+      if (!(bits[h] >> (i / 4 * 2 + 1) & 1)) s[i + 1] = value;
     }
   }
 }

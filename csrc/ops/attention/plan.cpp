@@ -37,8 +37,7 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
 }
 
 // The variant that the call needs for everything but its mask and its sinks.
-AttentionVariant gradient_variant(const AttentionSettings& settings,
-                                  const AttentionOptions& options) {
+AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
   // A scale that is not positive turns the order of the scores around, which only the general
   // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,
   // where a positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
@@ -47,10 +46,6 @@ AttentionVariant gradient_variant(const AttentionSettings& settings,
   const bool general = options.alibi_slopes || settings.drop_below > 0 || settings.softcap > 0 ||
                        !(unit > 1e-37f) || !std::isnormal(unit);
   return general ? kGeneral : kFull;
-}
-
-AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
-  return options.sinks ? kGeneral : gradient_variant(settings, options);
 }
 
 void measure_mask(AttentionCase& c, const TensorView& mask, const AttentionShape& shape) {
@@ -70,7 +65,7 @@ void measure_mask(AttentionCase& c, const TensorView& mask, const AttentionShape
 
 AttentionVariant attention_variant(const AttentionSettings& settings,
                                    const AttentionOptions& options) {
-  return options.attn_mask ? kGeneral : score_variant(settings, options);
+  return options.attn_mask || options.sinks ? kGeneral : score_variant(settings, options);
 }
 
 AttentionCase attention_case(const AttentionCall& call) {
@@ -79,7 +74,7 @@ AttentionCase attention_case(const AttentionCall& call) {
   c.dtype = call.dtype;
   c.variant = attention_variant(call.settings, call.options);
   c.score_variant = score_variant(call.settings, call.options);
-  c.gradient_variant = gradient_variant(call.settings, call.options);
+  c.sinks = call.options.sinks.has_value();
   c.mask = !call.options.attn_mask                                         ? kNoMask
            : TensorView(*call.options.attn_mask).dtype == ScalarType::Bool ? kBoolMask
                                                                            : kAddedMask;

@@ -33,9 +33,9 @@ constexpr double kMostShortSoftcap = 128;
 struct AttentionCase {
   ScalarType dtype;
   AttentionVariant variant;
-  AttentionVariant score_variant;  // what `variant` would be without the mask
-  // And without the sinks, of which the logsumexp that the backward is given says all.
-  AttentionVariant gradient_variant;
+  // What `variant` would be without the mask and the sinks, which no score depends on.
+  AttentionVariant score_variant;
+  bool sinks;
   AttentionMask mask;
   bool float_mask;  // 4 bytes a number, where the tensors have 2
   // Of an added mask's numbers, one for each key in as many batches, heads and rows as it has; and of those that the

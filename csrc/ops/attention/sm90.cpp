@@ -86,10 +86,13 @@ class Sm90Forward : public AttentionForwardKernels {
     const bool is_plain = problem.score_variant == kFull;
     // Tiles of 192 queries leave no shared memory for floats.
     const bool adds_alone = is_plain && !(problem.float_mask && width <= 64);
-    const AttentionRows& rows =
-        problem.mask == kAddedMask              ? (adds_alone ? added_ : general_added_)[dtype]
-        : problem.mask == kBoolMask && is_plain ? masked_[dtype]
-                                                : rows_[dtype][problem.variant];
+    // Boolean masks and sinks need no rule for the scores. Sinks alone the kernels without a mask
+    // take, too, but for the narrowest heads.
+    const bool masked = is_plain && (problem.mask == kBoolMask || (problem.sinks && width <= 64));
+    const AttentionRows& rows = problem.mask == kAddedMask
+                                    ? (adds_alone ? added_ : general_added_)[dtype]
+                                : masked ? masked_[dtype]
+                                         : rows_[dtype][is_plain ? kFull : kGeneral];
     const AttentionRow* fits = narrowest(rows, width);
     if (fits == nullptr) return nullptr;
     const AttentionRow* best = nullptr;

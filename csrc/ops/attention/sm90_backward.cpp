@@ -1,7 +1,7 @@
 // The seam of the backward for Hopper, of 16-bit types. Three kernels in a row, with one parameter:
-// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns) or sm90_backward_wide.cu (up to 256), sm90_backward_convert.cu; packed sequences take sm90_order.cu before them, boolean masks
-// sm90_backward_mask.cu, masks that are added sm90_backward_added_mask.cu. What these do not take is the
-// portable kernels'.
+// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns) or sm90_backward_wide.cu (up to 256), and
+// sm90_backward_convert.cu. Packed sequences take sm90_order.cu before them, boolean masks sm90_backward_mask.cu, masks
+// that are added sm90_backward_added_mask.cu. What these do not take is the portable kernels'.
 #include <algorithm>
 #include <optional>
 
@@ -122,7 +122,7 @@ class Sm90Backward : public AttentionBackwardKernels {
       return plan;
     }
     // A mask alone needs no rule for the scores: bits all of these kernels take, numbers some add.
-    const AttentionVariant variant = problem.gradient_variant;
+    const AttentionVariant variant = problem.score_variant;
     const bool adds = problem.mask == kAddedMask && variant == kFull;
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
     const AttentionRow* row = narrowest(adds ? added_[dtype] : backward_[dtype][variant], width);
