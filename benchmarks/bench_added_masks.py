@@ -65,16 +65,6 @@ def calls(q, k, v, grad, mask: torch.Tensor | None) -> dict[str, Callable[[], ob
     return found
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(CALLS):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1e3 / CALLS
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
@@ -93,7 +83,7 @@ def main() -> None:
             times: dict[str, list[float]] = {which: [] for which in all_calls}
             for _ in range(ROUNDS):
                 for which, call in all_calls.items():
-                    times[which].append(microseconds(call))
+                    times[which].append(common.milliseconds(call, CALLS) / CALLS * 1e3)
             found = {which: statistics.median(each) for which, each in times.items()}
             rows.append({"head_dim": head_dim, "mask": name, **found})
             text = ", ".join(f"{which} {value:.0f}" for which, value in found.items())

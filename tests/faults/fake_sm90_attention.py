@@ -252,6 +252,39 @@ def test_options_have_kernels_of_their_own(driver, catalog, what: str) -> None:
     assert before == masks.get(what, [])
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "layout"), [(40, "masked_"), (64, "masked_"), (128, ""), (256, "")]
+)
+def test_sinks_alone_need_no_kernel_of_their_own(
+    driver, catalog, head_dim: int, layout: str, packed: bool
+) -> None:
+    """Those of 64 columns without a mask do not take them. None is given a mask, or a rule."""
+    sinks = tensors.empty(4, dtype=torch.float32)
+
+    def run() -> list:
+        if packed:
+            q, k, v = (tensors.empty(9600, 4, head_dim, dtype=torch.bfloat16) for _ in range(3))
+            at = tensors.empty(9, dtype=torch.int32)
+            named = {"cu_seqlens_q": at, "cu_seqlens_k": at, "max_seqlen_q": 1200}
+            named["max_seqlen_k"] = 1200
+        else:
+            q, k, v = (made((8, 4, 1200, head_dim), "bhsd", torch.bfloat16) for _ in range(3))
+            named = {}
+        torch.ops.cubin.attention_forward(q, k, v, sinks=sinks, **named)
+        return driver.launches()
+
+    *before, launch = forked(run)
+    assert [x["kernel"] for x in before] == ["sm90_order_attention_queries"] * packed
+    width = max(64, head_dim)
+    assert launch["kernel"].startswith(f"sm90_attention_bf16_{layout}")
+    assert catalog[launch["kernel"]]["tile"][2] == width
+    assert catalog[launch["kernel"]]["layout"] == ("general" if layout else "full")
+    params = params_of(launch)
+    assert params.score.sinks == sinks.data_ptr()
+    assert params.has_rule == params.mask.classes == params.mask.words == 0
+
+
 def test_a_mask_is_not_copied_where_that_takes_gigabytes(driver, catalog) -> None:
     """A number of each query for all keys would be copied for each key: 8 GiB here."""
 
