@@ -41,10 +41,18 @@ def command(processors: int, memory: int, xdist: bool, options: list[str]) -> li
 
 def run(words: list[str]) -> int:
     """Ended early, by `timeout` or Ctrl-C, pytest says what has failed and taken long so far."""
+    process: subprocess.Popen | None = None
+
+    def end(number: int, _: object) -> None:
+        if process is None:
+            sys.exit(128 + number)
+        process.send_signal(signal.SIGINT)
+
+    # Before it starts: a shell's background job ignores SIGINT, and so would what it starts.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
     # In a group of its own: `timeout` sends its signal to all of the caller's.
     process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: process.send_signal(signal.SIGINT))
     return process.wait()
 
 

@@ -26,12 +26,19 @@ def test_slow():
 """
 
 
+@pytest.mark.parametrize(
+    "sigint", [signal.SIG_DFL, signal.SIG_IGN], ids=["foreground", "background"]
+)
 @pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
-def test_pytest_reports_what_it_has_when_the_run_is_ended(tmp_path: Path, group: bool) -> None:
-    """`timeout 300 python tools/gpu_tests.py` sends its signal to the whole group."""
+def test_pytest_reports_what_it_has_when_the_run_is_ended(
+    tmp_path: Path, group: bool, sigint: signal.Handlers
+) -> None:
+    """`timeout 300 python tools/gpu_tests.py` sends its signal to the whole group. A shell's
+    background jobs ignore SIGINT."""
     (tmp_path / "test_some.py").write_text(SLOW.format(begun=str(tmp_path / "begun")))
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path)]
-    script = f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n"
+    script = f"import signal, sys; signal.signal(signal.SIGINT, {int(sigint)})\n"
+    script += f"sys.path.insert(0, {str(TOOLS)!r})\n"
     script += f"import gpu_tests; sys.exit(gpu_tests.run({words!r}))"
     command = [sys.executable, "-c", script]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
