@@ -33,7 +33,16 @@ def register() -> None:
     Raises:
         ImportError: transformers is missing, or older than 4.53.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        fault = errors.fault(
+            "input",
+            "torch_cubin.huggingface.register()",
+            f"needs transformers ({error})",
+            expected="an installed transformers, 4.53 or newer",
+        )
+        raise ImportError(str(fault)) from error
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])

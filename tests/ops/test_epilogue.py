@@ -252,6 +252,7 @@ def test_mistakes(mode, leaf: bool, device) -> None:
     cases = [
         (lambda: ops.linear(x, weight, bias, activation="swish"), "activation", "'swish'"),
         (lambda: ops.linear(x, weight, bias, activation=""), "activation", "''"),
+        (lambda: ops.linear(x, weight, activation="none\0"), "activation", r"'none\x00'"),
         (lambda: ops.linear(x, weight.half(), bias, activation="relu"), "linear", "float16"),
         (lambda: ops.linear(x, weight[:, :-1], bias, activation="gelu"), "linear", "weight"),
         (lambda: ops.linear(x, weight, bias[:-1], activation="silu"), "linear", "bias"),

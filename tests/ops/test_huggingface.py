@@ -5,6 +5,8 @@ Small ones, built from a config with random weights, so nothing is downloaded.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from ops.test_autograd import Calls
@@ -29,6 +31,14 @@ LAYERS = 2
 def _registered() -> None:
     torch_cubin.huggingface.register()
     torch_cubin.huggingface.register()  # again, which changes nothing
+
+
+def test_without_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        ImportError, match=r"torch_cubin \[input\]: .*register\(\) needs transformers"
+    ):
+        torch_cubin.huggingface.register()
 
 
 def llama(**options):

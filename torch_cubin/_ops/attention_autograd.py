@@ -1,22 +1,23 @@
 """Derivatives of the attention ops: attention_backward where it serves, else a composition.
 
 `cubin::_attention_forward_autograd` gets a kernel on its Autograd key. Where plain backward() is
-all that can be asked for, its Function saves what `attention_backward` needs and calls it. What
-that op does not give (forward mode, torch.func's transforms, the gradients of a mask, of sinks and
-by logsumexp) comes from ops composed in attention_compose.py, with derivatives of every order,
-as does the gradient of a gradient.
+all that can be asked for, its Function saves what `attention_backward` needs and calls it; the
+gradient of sinks follows, row by row, from what is saved. What that op does not give (forward mode,
+torch.func's transforms, the gradients of a mask, of slopes and by logsumexp) comes from ops
+composed in attention_compose.py, with derivatives of every order, as does the gradient of a
+gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from torch_cubin._ops import attention_compose, autograd, checks
+from torch_cubin._ops import attention_compose, autograd, checks, softmax
 from torch_cubin._ops.attention_checks import Options, check_attention
 from torch_cubin._pytorch import dispatch_keys, transforms
 
@@ -35,6 +36,7 @@ class _Attention(transforms.SingleLevelFunction):
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        sinks: Tensor | None,  # those of kwargs, which get no gradient there
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
@@ -54,21 +56,34 @@ class _Attention(transforms.SingleLevelFunction):
         ctx: Any, grad_out: Tensor | None, grad_logsumexp: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         if grad_out is None and grad_logsumexp is None:
-            return None, None, None, None, None, None
-        query, key, value, out, logsumexp, *rest = ctx.saved_tensors
-        options = ctx.options._replace(**dict(zip(_TENSORS, rest, strict=True)))
+            return (None,) * 7
+        saved = ctx.saved_tensors
+        options = ctx.options._replace(**dict(zip(_TENSORS, saved[5:], strict=True)))
+        needed = ctx.needs_input_grad[1:5]
         # NOTE: backward() may run under autocast; PyTorch's own backward of attention ignores it.
         with dispatch_keys.without_autocast():
             if grad_logsumexp is None:
-                grads = attention_backward(
-                    *(grad_out, query, key, value, out, logsumexp, *options.positional()),
-                    **options.named(),
-                )
+                grads = _fused_gradients(saved[:5], options, grad_out, needed)
             else:
-                grads = _gradients((query, key, value), options, grad_out, grad_logsumexp)
-        needed = ctx.needs_input_grad[1:4]
-        dq, dk, dv = (grad if need else None for grad, need in zip(grads, needed, strict=True))
-        return None, dq, dk, dv, None, None
+                grads = _gradients(saved[:3], options, grad_out, grad_logsumexp, of_sinks=needed[3])
+        grads = [grad if need else None for grad, need in zip(grads, needed, strict=True)]
+        return None, *grads, None, None
+
+
+def _fused_gradients(
+    saved: Sequence[Tensor], options: Options, grad_out: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """dq, dk, dv and the sinks' gradient; None is what is not needed, or all of the first three."""
+    grads: tuple[Tensor | None, ...] = (None, None, None)
+    if any(needed[:3]):
+        grads = attention_backward(grad_out, *saved, *options.positional(), **options.named())
+    if not needed[3]:
+        return *grads, None
+    *_, out, logsumexp = saved
+    delta = (grad_out * out.to(logsumexp.dtype)).sum(-1)
+    if options.packed:
+        delta = delta.mT
+    return *grads, softmax.sinks_gradient(options.sinks, logsumexp, delta)
 
 
 def _gradients(
@@ -76,8 +91,13 @@ def _gradients(
     options: Options,
     grad_out: Tensor | None,
     grad_logsumexp: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """dq, dk, dv of the composition; where grad mode is on they can be differentiated again."""
+    *,
+    of_sinks: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """dq, dk, dv of the composition and, where asked for, the sinks' gradient (else None).
+
+    Where grad mode is on they can be differentiated again.
+    """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, because one tensor may be query, key and value at once.
@@ -85,21 +105,24 @@ def _gradients(
             tensor.view_as(tensor)
             if create_graph and tensor.requires_grad
             else tensor.detach().requires_grad_()
-            for tensor in inputs
+            for tensor in (*inputs, *((options.sinks,) if of_sinks else ()))
         ]
-        outputs = attention_compose.attention(*inputs, *options.positional(), **options.named())
+        if of_sinks:
+            options = options._replace(sinks=inputs[3])
+        outputs = attention_compose.attention(*inputs[:3], *options.positional(), **options.named())
         pairs = [
             (output, grad)
             for output, grad in zip(outputs, (grad_out, grad_logsumexp), strict=True)
             if grad is not None
         ]
-    return torch.autograd.grad(
+    grads = torch.autograd.grad(
         [output for output, _ in pairs],
         inputs,
         [grad for _, grad in pairs],
         create_graph=create_graph,
         materialize_grads=True,
     )
+    return grads if of_sinks else (*grads, None)
 
 
 def _requires_grad(values: Iterable[Any]) -> bool:
@@ -130,12 +153,11 @@ def _forward(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    # What gradients take beside query, key and value: a mask, slopes, sinks.
-    beside = _requires_grad(args) or _requires_grad(kwargs.values())
-    if beside or _forward_mode_possible():
+    slopes, sinks = kwargs.get("alibi_slopes"), kwargs.get("sinks")
+    if _requires_grad((*args, slopes)) or _forward_mode_possible():
         return attention_compose.attention(query, key, value, *args, **kwargs)
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        return _Attention.apply(made, query, key, value, args, kwargs)
+    if _requires_grad((query, key, value, sinks)):
+        return _Attention.apply(made, query, key, value, sinks, args, kwargs)
     with transforms.below_autograd():
         return forward_autograd(query, key, value, *args, **kwargs)
 
@@ -160,7 +182,7 @@ def _backward(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, ..
         # read here, and must be right all the same.
         saved = {"grad_out": grad_out, "out": out, "logsumexp": logsumexp}
         check_attention("attention_backward", query, key, value, options, **saved)
-        return _gradients((query, key, value), options, grad_out)
+        return _gradients((query, key, value), options, grad_out)[:3]
     for name, tensor in (("out", out), ("logsumexp", logsumexp)):
         if _has_derivative(tensor):
             checks.fail(

@@ -1,8 +1,9 @@
 """Attention composed of ops that have derivatives of every order: product, softmax, product.
 
-For what the fused kernels do not differentiate: float64, wide heads, a mask that requires grad,
-forward mode, torch.func's transforms, second order. The C++ half, for calls without derivatives,
-is csrc/ops/attention/compose.cpp; both compute scores in float32, or float64 for float64.
+For what the fused kernels do not differentiate: float64, wide heads, a mask or slopes that require
+grad, forward mode, torch.func's transforms, second order. The C++ half, for calls without
+derivatives, is csrc/ops/attention/compose.cpp; both compute scores in float32, or float64 for
+float64.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ def attention(
     op = "attention_forward"
     shape = attention_checks.check_attention(op, query, key, value, options)
     if options.packed:
+        slopes = options.alibi_slopes
+        learns = slopes is not None and slopes.requires_grad
         checks.fail(
-            f"{op} argument 'cu_seqlens_q'",
+            f"{op} argument '{'alibi_slopes' if learns else 'cu_seqlens_q'}'",
             "cannot be differentiated so",
-            "one backward() of float16, bfloat16 or float32 and head dims up to 256",
+            "one backward() of float16, bfloat16 or float32, to query, key, value and sinks, and "
+            "head dims up to 256",
             "another derivative of packed sequences",
             "Compute each sequence by a call of its own.",
         )

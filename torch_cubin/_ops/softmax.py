@@ -57,6 +57,16 @@ def _sink_weight(sinks: Tensor, logsumexp: Tensor) -> Tensor:
     return torch.where(logsumexp == -math.inf, -math.inf, difference).exp()
 
 
+def sinks_gradient(sinks: Tensor, logsumexp: Tensor, delta: Tensor) -> Tensor:
+    """Of the sinks, (heads,), by what the module's formulas name, (..., heads, rows).
+
+    A row that sees nothing has no part in it, whatever gradient its output is given.
+    """
+    of_rows = -_sink_weight(sinks, logsumexp) * delta
+    of_rows = torch.where(logsumexp == -math.inf, 0, of_rows)
+    return of_rows.sum_to_size((*sinks.shape, 1)).squeeze(-1).to(sinks.dtype)
+
+
 class _Softmax(transforms.SingleLevelFunction):
     @staticmethod
     def forward(
@@ -110,7 +120,7 @@ class _Softmax(transforms.SingleLevelFunction):
             delta = (probs * grad).sum(-1)
             if grad_logsumexp is not None:
                 delta = delta - grad_logsumexp
-            of_sinks = -(_sink_weight(sinks, logsumexp) * delta).sum((0, 2)).to(sinks.dtype)
+            of_sinks = sinks_gradient(sinks, logsumexp, delta)
         return None, of_scores, of_mask, of_slopes, of_sinks, *nothing
 
     @staticmethod

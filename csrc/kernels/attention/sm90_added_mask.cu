@@ -25,7 +25,9 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
   using Number = typename Type::Number;
   using Pair = typename Type::Pair;
   int rows = min(p.tile_rows, p.rows - first_row), warp = threadIdx.x / 32;
-  int end = min(p.columns, first_column + kMaskTileBlocks * p.tile_columns);
+  // A copy's rows are written up to a whole vector, which is how they are read.
+  int end = min(p.copies == nullptr ? p.columns : p.copy_columns,
+                first_column + kMaskTileBlocks * p.tile_columns);
   auto from = static_cast<const Number*>(p.mask) + batch * p.stride[0] + head * p.stride[1] +
               first_row * p.stride[2];
   auto to = static_cast<Number*>(p.copies) +
@@ -37,6 +39,7 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
     if (column >= end) break;
     u32 of_block = 0;
     bool last = column + 1 == p.columns;  // behind it lies what is no number of the mask
+    bool behind = column >= p.columns;    // of a copy alone
     if (p.copies == nullptr) {
 #pragma unroll 1
       for (int first = warp; first < rows; first += kTogether * kWarps) {
@@ -56,10 +59,13 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
 #pragma unroll 1
       for (int row = warp; row < rows; row += kWarps) {
         const Number* at = from + row * p.stride[2] + column * p.stride[3];
-        Number left = __ldg(at), right = last ? left : __ldg(at + p.stride[3]);
-        Pair pair = Type::join(left, right);
+        Pair pair = Type::join(0, 0);
+        if (!behind) {
+          Number left = __ldg(at), right = last ? left : __ldg(at + p.stride[3]);
+          pair = Type::join(left, right);
+          of_block |= class_of<Type>(pair, p.minus_infinity);
+        }
         *reinterpret_cast<Pair*>(to + tc_int64(row) * p.copy_columns + column) = pair;
-        of_block |= class_of<Type>(pair, p.minus_infinity);
       }
     }
     found |= of_block << (column - first_column) / p.tile_columns * 2;

@@ -15,7 +15,8 @@ TC_DEVICE float slope_of(const Sm90BackwardParams& p, const KeyBlock& work, int 
   return __ldg(p.score.alibi_slopes + work.batch * p.score.alibi_stride + head);
 }
 
-// Which weights of a step dropout keeps, a bit for each element of a thread, whose first is of (query, own). One of DropoutBits' calls serves keys 2 t and 2 t + 1, which lanes 4 apart have:
+// Which weights of a step dropout keeps, a bit for each element of a thread, whose first is of (query, own). One of
+// DropoutBits' calls serves keys 2 t and 2 t + 1, which lanes 4 apart have:
 // each lane makes the numbers of one of two queries, and sends the other lane its halves.
 template <class C>
 TC_DEVICE u64 kept_weights(const Sm90BackwardParams& p, const KeyBlock& work, int head, int query,

@@ -117,7 +117,8 @@ struct Values : WideGroup<C> {
 
   // S becomes P, with zeros for what dropout drops. Handed over is what dP - delta is multiplied by: all of P times the
   // derivative of the softcap, with a negative sign where dropout drops. The derivative waits where that goes to,
-  // since there are no registers for it. (Dropout's numbers made earlier, while S is computed: 4% more time.) What is hidden has to be hidden by both warpgroups afterwards.
+  // since there are no registers for it. (Dropout's numbers made earlier, while S is computed: 4% more time.)
+  // What is hidden has to be hidden by both warpgroups afterwards.
   TC_DEVICE void weigh_general() {
     static_assert(!C::kGeneral || C::kRows <= 64,
                   "a thread's elements have a bit each in one word");

@@ -322,7 +322,7 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
   if (!(options.softcap >= 0) || std::isinf(static_cast<float>(options.softcap)) ||
       (options.softcap > 0 && !std::isnormal(static_cast<float>(options.softcap)))) {
     fail({"input", argument_text(op, "softcap"), "is out of range",
-          "0 (none) or a number that a normal float32 holds", std::to_string(options.softcap), ""});
+          "0 (none) or 1.2e-38 to 3.4e38", std::to_string(options.softcap), ""});
   }
   if (options.window_left < -1 || options.window_right < -1) {
     fail({"input", op, "has a negative window", "-1 (open) or more columns",

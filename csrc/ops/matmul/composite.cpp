@@ -1,7 +1,7 @@
 // The public op linear; ops/common/dispatch.h says what such ops may do.
 #include <torch/csrc/stable/tensor.h>
 
-#include <cstring>
+#include <string_view>
 
 #include "ops/common/dispatch.h"
 #include "ops/matmul/matmul.h"
@@ -14,9 +14,12 @@ namespace {
 
 // Whether it is "none". The argument stays whose it is.
 bool says_none(StableIValue activation) {
+  const StringHandle handle = to<StringHandle>(activation);
   const char* text = nullptr;
-  return torch_string_c_str(to<StringHandle>(activation), &text) == AOTI_TORCH_SUCCESS &&
-         std::strcmp(text, "none") == 0;
+  size_t length = 0;
+  return torch_string_c_str(handle, &text) == AOTI_TORCH_SUCCESS &&
+         torch_string_length(handle, &length) == AOTI_TORCH_SUCCESS &&
+         std::string_view(text, length) == "none";
 }
 
 }  // namespace

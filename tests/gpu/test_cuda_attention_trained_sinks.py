@@ -1,0 +1,87 @@
+"""Sinks that learn: the fused kernels, forward and backward, and their gradient against float64."""
+
+from __future__ import annotations
+
+import math
+
+import attention_cases as ac
+import attention_reference as ar
+import pytest
+import torch
+from profiled import kernels_that_run
+from torch import Tensor
+
+HEADS, GROUP = 8, 4
+
+
+def gradient_of_sinks(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, sinks: Tensor, kept: Tensor | None, options: dict
+) -> tuple[Tensor, Tensor]:
+    """By autograd in float64, and the size of a sum of its terms with random signs."""
+    own = sinks.detach().double().requires_grad_()
+    q, k, v, grad = (x.double() for x in (q, k, v, grad))
+    k, v = (x.repeat_interleave(GROUP, -3) for x in (k, v))
+    rows, columns = q.shape[-2], k.shape[-2]
+    distance = torch.arange(columns, device=q.device) - torch.arange(rows, device=q.device)[:, None]
+    seen = distance <= 0
+    if "window_left" in options:
+        seen = seen & (distance >= -options["window_left"])
+    scores = torch.where(seen, q @ k.mT / math.sqrt(q.shape[-1]), -math.inf)
+    column = own[:, None, None].expand(*scores.shape[:-1], 1)
+    weights = torch.softmax(torch.cat([scores, column], -1), -1)
+    sink_weight = weights[..., columns].detach()
+    weights = weights[..., :columns] if kept is None else weights[..., :columns] * kept
+    out = weights @ v
+    (wanted,) = torch.autograd.grad(out, own, grad)
+    terms = sink_weight.square() * (out.detach() * grad).square().sum(-1)
+    return wanted, terms.sum((0, 2)).sqrt()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("kind", ["causal", "window", "dropout"])
+@pytest.mark.parametrize("name", ac.FUSED)
+def test_gradients(name: str, kind: str, head_dim: int, nan_memory) -> None:
+    g = ac.generator(f"{name} {kind} {head_dim}")
+    dtype, rows = ac.DTYPES[name], 900
+    q, grad = (ac.draw((2, HEADS, rows, head_dim), dtype, g) for _ in range(2))
+    k, v = (ac.draw((2, HEADS // GROUP, rows, head_dim), dtype, g) for _ in range(2))
+    sinks = torch.randn(HEADS, generator=g, device=ac.DEVICE) + 2  # of some weight
+    options = {"is_causal": True, "enable_gqa": True}
+    if kind == "window":
+        options["window_left"] = 127
+    elif kind == "dropout":
+        options |= ac.score_options("dropout", 2, HEADS, g)
+    rest, kept = ar.without_dropout(options, (2, HEADS, rows, rows))
+    want = ar.reference(q, k, v, grad, None, kept, **rest, sinks=sinks)
+    wanted, size = gradient_of_sinks(q, k, v, grad, sinks, kept, rest)
+
+    inputs = [x.detach().requires_grad_() for x in (q, k, v, sinks)]
+    with kernels_that_run() as names:
+        out, _ = torch.ops.cubin.attention_forward(*inputs[:3], **options, sinks=inputs[3])
+        out.backward(grad)
+    ours = [out.detach(), *(x.grad for x in inputs[:3])]
+    ar.check(name, f"{kind} {head_dim}", ours, want)
+    error = (inputs[3].grad.double() - wanted).abs()
+    limit = {"float32": 1e-5}.get(name, 0.01) * size
+    assert bool((error < limit).all()), f"off by {(error / size).max():.1e} of the terms' size"
+    # No product of the composition, nor its softmax.
+    assert any("attention" in x for x in names)
+    assert not any("softmax" in x or "matmul" in x for x in names), names
+    again = torch.ops.cubin.attention_forward(*inputs[:3], **options, sinks=inputs[3])[0]
+    (repeated,) = torch.autograd.grad(again, inputs[3], grad)
+    assert torch.equal(repeated, inputs[3].grad)
+
+
+def test_no_scores_in_memory() -> None:
+    """16,384 rows, whose scores would be 8.6 GB in float32."""
+    q, k, v = (
+        torch.randn(1, 8, 16384, 64, dtype=torch.bfloat16, device=ac.DEVICE).requires_grad_()
+        for _ in range(3)
+    )
+    sinks = torch.randn(8, device=ac.DEVICE).requires_grad_()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out, _ = torch.ops.cubin.attention_forward(q, k, v, is_causal=True, sinks=sinks)
+    out.sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 40 * q.numel() * q.element_size()
+    assert bool(sinks.grad.isfinite().all())
