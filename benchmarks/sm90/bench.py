@@ -59,6 +59,19 @@ def plans(which: str):
                 ("256x192", replace(big, cluster="m"))]  # fmt: skip
         for m, n in ((6144, 2048), (2048, 2048), (8192, 2048), (2048, 8192)):
             yield (m, n, 16384), "tn", ways
+    if which == "training":  # all products of such a step; tokens: 16384
+        for layout, shapes in (
+            ("tn", ((6144, 2048, 16384), (2048, 2048, 16384), (8192, 2048, 16384))),
+            ("nn", ((16384, 2048, 6144), (16384, 2048, 8192), (16384, 8192, 2048))),
+            ("nt", ((16384, 6144, 2048), (16384, 2048, 8192))),
+        ):
+            ways = [
+                (tile, How(cluster, pdl=True, stream=tile == "256x192"))
+                for tile in ("128x256", "256x128", "192x192", "256x192")
+                for cluster in ("", "m", "n")
+            ]
+            for shape in shapes:
+                yield shape, layout, ways
     if which == "model":
         for size in (512, 1024, 1536, 2048, 3072):
             yield (size, size, size), "nt", None
@@ -85,15 +98,15 @@ def plans(which: str):
                 yield (m, n, k), "nt", ways
 
 
-def sets_of(kind: str, layout: str, shape: tuple[int, int, int]):
+def sets_of(kind: str, layout: str, shape: tuple[int, int, int], spread: float):
     m, n, k = shape
     dtype = TYPES[kind][1]
     size = (m * k + k * n) * dtype.itemsize
     count = max(2, min(64, math.ceil(240e6 / size)))
     sets = []
     for _ in range(count):
-        a = torch.randn((k, m) if layout[0] == "t" else (m, k), device="cuda").to(dtype)
-        b = torch.randn((n, k) if layout[1] == "t" else (k, n), device="cuda").to(dtype)
+        a = torch.randn((k, m) if layout[0] == "t" else (m, k), device="cuda").to(dtype) * spread
+        b = torch.randn((n, k) if layout[1] == "t" else (k, n), device="cuda").to(dtype) * spread
         outs = torch.empty(m, n, device="cuda", dtype=dtype) if count <= 64 else None
         sets.append((a.mT if layout[0] == "t" else a, b.mT if layout[1] == "t" else b, outs))
     return sets
@@ -128,6 +141,7 @@ def main() -> None:
     parser.add_argument("--settle-ms", type=float, default=60)
     parser.add_argument("--measure-ms", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--zeros", action="store_true", help="data that takes little power")
     parser.add_argument("--count", type=int, default=8, help="contenders that the model chooses")
     parser.add_argument("--json")
     arguments = parser.parse_args()
@@ -145,7 +159,7 @@ def main() -> None:
             print(f"out of time: {len(plan_list) - index} of {len(plan_list)} shapes left")
             break
         m, n, k = shape
-        sets = sets_of(arguments.type, layout, shape)
+        sets = sets_of(arguments.type, layout, shape, 0 if arguments.zeros else 1)
         if ways is None:
             best = candidates(kernels, f"{arguments.type}_{layout}_", m, n, k)
             ways, seen = [], {}

@@ -447,6 +447,25 @@ def check(name: str, label: str, ours: list[Tensor], want: Reference) -> None:
         assert not numerics.exceeds(error, limit), f"{label}: {result} is off by {error:.3e}"
 
 
+def check_sinks(name: str, sinks: Tensor, mine: Tensor, want: Reference, grad: Tensor) -> None:
+    """The gradient of sinks, (heads,), of which each row's part is -weight * sum(grad * out)."""
+    grad, out = grad.double(), want.out
+    if out.dim() == 3:  # packed: (rows, heads, head_dim)
+        grad, out = grad.transpose(0, 1), out.transpose(0, 1)
+    weights = torch.exp(sinks.double()[:, None] - want.logsumexp)
+    weights = torch.where(want.logsumexp == -math.inf, 0.0, weights)
+    rows = [d for d in range(weights.dim()) if d != weights.dim() - 2]
+    expected = -(weights * (grad * out).sum(-1)).sum(rows)
+    # Of a sum of terms with random signs, each as far off as a rounded output makes it.
+    of_dtype = torch.finfo(attention_cases.DTYPES[name])
+    step = of_dtype.smallest_normal * of_dtype.eps  # of the outputs
+    squares = (LIMITS[name] / 4 * out).square() + step**2
+    limit = (weights.square() * (grad.square() * squares).sum(-1)).sum(rows).sqrt() + 1e-30
+    assert mine.shape == sinks.shape
+    worst = float(((mine.double() - expected).abs() / limit).max())
+    assert worst < 1, f"the sinks' gradient is off by {worst:.2e} of what it may be"
+
+
 def check_logsumexp(name: str, label: str, ours: Tensor, want: Tensor) -> None:
     assert ours.shape == want.shape, f"{label}: logsumexp {tuple(ours.shape)}"
     assert torch.equal(ours == -math.inf, want == -math.inf), f"{label}: rows that see nothing"

@@ -168,6 +168,13 @@ def run(case: Case, name: str, g: torch.Generator, seed: int) -> None:
     ours, logsumexp = ar.both(q, k, v, grad, mask, **options, **named)
     ar.check(name, "", ours, want)
     ar.check_logsumexp(name, "", logsumexp, want.logsumexp)
+    if case.sinks:  # that learn
+        own = options["sinks"].clone().requires_grad_()
+        given = {**options, **named, "sinks": own}
+        out, _ = torch.ops.cubin.attention_forward(q, k, v, mask, **given)
+        assert torch.equal(out, ours[0])
+        (mine,) = torch.autograd.grad(out, own, grad)
+        ar.check_sinks(name, own.detach(), mine, want, grad)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
