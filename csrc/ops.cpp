@@ -97,6 +97,9 @@ STABLE_TORCH_LIBRARY(cubin, m) {
   m.def(
       "_attention_softmax_backward(Tensor grad, Tensor probs, Tensor? grad_logsumexp, "
       "Tensor? scores, float scale, float softcap) -> Tensor");
+  m.def(
+      "_attention_sinks_gradient(Tensor grad_out, Tensor out, Tensor logsumexp, Tensor sinks) -> "
+      "Tensor");
   m.def("_attention_dropout(Tensor probs, Tensor seed, int drop_below) -> Tensor");
 }
 
@@ -153,6 +156,9 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
   m.impl("_attention_dropout", TORCH_BOX(&attention_dropout))
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_OPS(cpu); }
-STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_OPS(cuda); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
+  TC_RAW_OPS(cuda);
+  m.impl("_attention_sinks_gradient", TORCH_BOX(&attention_sinks_gradient_cuda));
+}
 
 }  // namespace

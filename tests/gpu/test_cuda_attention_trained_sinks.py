@@ -64,8 +64,9 @@ def test_gradients(name: str, kind: str, head_dim: int, nan_memory) -> None:
     error = (inputs[3].grad.double() - wanted).abs()
     limit = {"float32": 1e-5}.get(name, 0.01) * size
     assert bool((error < limit).all()), f"off by {(error / size).max():.1e} of the terms' size"
-    # No product of the composition, nor its softmax.
-    assert any("attention" in x for x in names)
+    # The sinks' gradient by a kernel, and no product of the composition, nor its softmax.
+    short = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[name]
+    assert f"delta_attention_{short}" in names
     assert not any("softmax" in x or "matmul" in x for x in names), names
     again = torch.ops.cubin.attention_forward(*inputs[:3], **options, sinks=inputs[3])[0]
     (repeated,) = torch.autograd.grad(again, inputs[3], grad)
@@ -85,3 +86,57 @@ def test_no_scores_in_memory() -> None:
     out.sum().backward()
     assert torch.cuda.max_memory_allocated() - before < 40 * q.numel() * q.element_size()
     assert bool(sinks.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ac.FUSED)
+def test_the_op_with_any_layout(name: str, nan_memory) -> None:
+    """Rows that are no whole vectors, views, broadcast gradients, rows that see nothing, none."""
+    g = ac.generator(name)
+    op = torch.ops.cubin._attention_sinks_gradient
+    for number, (batch, heads, rows, columns) in enumerate(
+        [(2, 3, 65, 64), (1, 2, 33, 20), (2, 4, 1, 7), (3, 5, 31, 256), (2, 3, 0, 64), (0, 2, 3, 8)]
+    ):
+        out, grad = (ac.draw((batch, rows, heads, columns), ac.DTYPES[name], g) for _ in range(2))
+        out = out.transpose(1, 2)
+        grad = grad.transpose(1, 2)
+        if number % 2:
+            grad = grad[..., :1].expand_as(out)
+        logsumexp = torch.randn(batch, heads, rows, generator=g, device=ac.DEVICE)
+        logsumexp[:, :, ::7] = -math.inf
+        sinks = torch.randn(2 * heads, generator=g, device=ac.DEVICE)[::2]
+        weights = torch.exp(sinks.double()[:, None] - logsumexp).masked_fill(
+            logsumexp == -math.inf, 0.0
+        )
+        terms = -weights * (out.double() * grad.double()).sum(-1)
+        ours = op(grad, out, logsumexp, sinks)
+        near = terms.square().sum((0, 2)).sqrt() * 1e-5 + 1e-6
+        assert ours.shape == sinks.shape
+        assert bool(((ours.double() - terms.sum((0, 2))).abs() <= near).all())
+    with pytest.raises(RuntimeError, match=r"\[input\]: _attention_sinks_gradient has shapes"):
+        op(grad, out, logsumexp[..., :1], sinks)
+
+
+def test_in_a_graph() -> None:
+    q, k, v, grad = (
+        torch.randn(2, 8, 700, 64, dtype=torch.bfloat16, device=ac.DEVICE) for _ in range(4)
+    )
+    tensors = [x.requires_grad_() for x in (q, k, v)]
+    sinks = torch.randn(8, device=ac.DEVICE).requires_grad_()
+
+    def step() -> tuple[Tensor, ...]:
+        out, _ = torch.ops.cubin.attention_forward(*tensors, is_causal=True, sinks=sinks)
+        return torch.autograd.grad(out, (*tensors, sinks), grad)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        sinks += 1
+        q *= 0.5
+    graph.replay()
+    for one, other in zip(captured, step(), strict=True):
+        assert torch.equal(one, other)

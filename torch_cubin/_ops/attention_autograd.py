@@ -10,6 +10,7 @@ gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch_cubin._ops.attention_checks import Options, check_attention
 from torch_cubin._pytorch import dispatch_keys, transforms
 
 attention_backward = torch.ops.cubin.attention_backward.default
+attention_sinks_gradient = torch.ops.cubin._attention_sinks_gradient.default
 forward_autograd = torch.ops.cubin._attention_forward_autograd.default
 backward_autograd = torch.ops.cubin._attention_backward_autograd.default
 
@@ -79,11 +81,21 @@ def _fused_gradients(
         grads = attention_backward(grad_out, *saved, *options.positional(), **options.named())
     if not needed[3]:
         return *grads, None
-    *_, out, logsumexp = saved
-    delta = (grad_out * out.to(logsumexp.dtype)).sum(-1)
+    out, logsumexp = saved[3:]
     if options.packed:
-        delta = delta.mT
-    return *grads, softmax.sinks_gradient(options.sinks, logsumexp, delta)
+        grad_out, out = grad_out.transpose(0, 1), out.transpose(0, 1)
+    return *grads, _gradient_of_sinks(grad_out, out, logsumexp, options.sinks)
+
+
+def _gradient_of_sinks(grad_out: Tensor, out: Tensor, logsumexp: Tensor, sinks: Tensor) -> Tensor:
+    """Of outputs (..., heads, rows, head_dim): by one kernel, or by a formula of many."""
+    fused = out.is_cuda and out.dtype != torch.float64
+    if not fused or torch.is_grad_enabled() or transforms.transforms_active():
+        delta = (grad_out * out.to(logsumexp.dtype)).sum(-1)
+        return softmax.sinks_gradient(sinks, logsumexp, delta)
+    sizes = math.prod(out.shape[:-3]), sinks.shape[0], *out.shape[-2:]
+    grad_out, out = grad_out.reshape(sizes), out.reshape(sizes)
+    return attention_sinks_gradient(grad_out, out, logsumexp.reshape(sizes[:3]), sinks)
 
 
 def _gradients(

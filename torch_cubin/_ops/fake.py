@@ -75,6 +75,12 @@ def _attention_backward(
     return dq, dk, dv
 
 
+def _attention_sinks_gradient(
+    grad_out: Tensor, out: Tensor, logsumexp: Tensor, sinks: Tensor
+) -> Tensor:
+    return sinks.new_empty(sinks.shape)
+
+
 def register(library: torch.library.Library) -> None:
     for op, fake in (
         ("matmul", _matmul),
@@ -87,3 +93,6 @@ def register(library: torch.library.Library) -> None:
     ):
         for name in raw_ops.raw_names(op):
             torch.library.register_fake(f"cubin::{name}", fake, lib=library)
+    torch.library.register_fake(
+        "cubin::_attention_sinks_gradient", _attention_sinks_gradient, lib=library
+    )

@@ -2,6 +2,10 @@
 //
 //   delta[b, h, row] = sum over the columns of grad_out * out
 //
+// or, where kAttendSinkTerms is set, the row's term of the gradient of its head's sink:
+//
+//   delta[b, h, row] = -exp(sinks[h] - logsumexp[b, h, row]) * sum over the columns of grad_out * out
+//
 // Eight lanes a row, so that they read 128 neighbouring bytes. A block has kTileM rows of one
 // (batch, head); rows past the end of a packed sequence do nothing. It also sets the backward
 // kernel's turns to 0, if it has any.
@@ -59,7 +63,13 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   u32 mask = 0xFFu << (threadIdx.x % 32 / kLanes * kLanes);
 #pragma unroll
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(mask, sum, step);
-  if (lane == 0) const_cast<float*>(p.delta)[s.row_index(p, row)] = sum;
+  if (lane != 0) return;
+  tc_int64 at = s.row_index(p, row);
+  if (p.flags & kAttendSinkTerms) {
+    float logsumexp = p.logsumexp[at];
+    sum *= logsumexp == -kInfinity ? 0.0f : -expf(p.sinks[s.head] - logsumexp);
+  }
+  const_cast<float*>(p.delta)[at] = sum;
 }
 
 }  // namespace torch_cubin::TC_KERNEL

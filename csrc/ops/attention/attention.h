@@ -128,4 +128,9 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_cuda(const Tensor& grad_ou
                                                            const Tensor& logsumexp,
                                                            TC_ATTENTION_ARGUMENTS);
 
+// float32 [heads]: minus the sum over rows of exp(sinks - logsumexp) * sum(grad_out * out), of float16, bfloat16 or
+// float32 [batch, heads, rows, head_dim]. Throws [no_kernel] where the catalog has none.
+Tensor attention_sinks_gradient_cuda(const Tensor& grad_out, const Tensor& out,
+                                     const Tensor& logsumexp, const Tensor& sinks);
+
 }  // namespace torch_cubin

@@ -122,6 +122,15 @@ class PortableBackward : public AttentionBackwardKernels {
     }
   }
 
+  bool launch_sink_terms(ScalarType type, const AttentionParams& params) const override {
+    const AttentionDtype dtype = attention_dtype(type);
+    if (dtype == kAttendDtypes || delta_[dtype].empty()) return false;
+    const AttentionRow& row = delta_[dtype][0];
+    const int64_t heads = int64_t{params.batch} * params.heads;
+    launch_attention(*row.kernel, params, heads * ceil_div(params.seqlen_q, row.rows), 1, device_);
+    return true;
+  }
+
  private:
   const Device& device_;
   AttentionRows backward_[kAttendDtypes][kAttentionVariants];

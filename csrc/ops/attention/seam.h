@@ -96,6 +96,11 @@ class AttentionBackwardKernels {
                       const FusedOperands& operands, const float* logsumexp) const = 0;
 
   virtual bool clears_rows_of_none() const { return false; }  // of all gradients
+
+  // Whether it has a kernel for the terms of the sinks' gradient (delta.cu), which then runs.
+  virtual bool launch_sink_terms(ScalarType dtype, const AttentionParams& params) const {
+    return false;
+  }
 };
 
 class AttentionSeam : public KernelSeam {
