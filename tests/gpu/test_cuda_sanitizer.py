@@ -90,7 +90,6 @@ def test_initcheck_attention(dtype: str, child) -> None:
     _check(child, 90)
 
 
-@slow
 @pytest.mark.parametrize(
     "dtype",
     [
