@@ -3,14 +3,16 @@
     python benchmarks/bench_trained_sinks.py [--json FILE]
 
 bfloat16, causal; the sizes of GPT-OSS (64 heads of 64 columns, 8 of keys; a window of 128 in every
-other layer) and 16 heads of 128. Lines take turns; medians of five rounds. "composed" is what sinks
-that require grad took before they had the fused kernels, and what slopes that learn still take.
+other layer) and 16 heads of 128. Lines take turns, in another order each round; medians of five.
+"composed" is what sinks that require grad took before they had the fused kernels, and what slopes
+that learn still take.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,7 @@ COMPOSED_ROWS = 2048  # at most: it holds the scores
 
 
 def step(call: Callable, options: dict, tensors: list[torch.Tensor], sinks: torch.Tensor | None):
+    """`tensors`: query, key, value and the output's gradient."""
     learns = [x for x in (*tensors[:3], sinks) if x is not None and x.requires_grad]
     if sinks is not None:
         options = {**options, "sinks": sinks}
@@ -76,7 +79,7 @@ def measure(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
         counts[name] = max(2, int(BLOCK_MS / common.milliseconds(run, 2) * 2))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
-        for name, run in runs.items():
+        for name, run in random.sample(list(runs.items()), len(runs)):
             run()
             times[name].append(common.milliseconds(run, counts[name]) / counts[name] * 1e3)
     return {name: statistics.median(x) for name, x in times.items()}

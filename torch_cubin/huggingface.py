@@ -42,7 +42,7 @@ def register() -> None:
             f"needs transformers ({error})",
             expected="an installed transformers, 4.53 or newer",
         )
-        raise ImportError(str(fault)) from error
+        raise type(error)(str(fault), name=error.name) from error
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])

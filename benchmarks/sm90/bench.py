@@ -59,7 +59,7 @@ def plans(which: str):
                 ("256x192", replace(big, cluster="m"))]  # fmt: skip
         for m, n in ((6144, 2048), (2048, 2048), (8192, 2048), (2048, 8192)):
             yield (m, n, 16384), "tn", ways
-    if which == "training":  # all products of such a step; tokens: 16384
+    if which == "training":  # most products of such a step, of 16,384 tokens
         for layout, shapes in (
             ("tn", ((6144, 2048, 16384), (2048, 2048, 16384), (8192, 2048, 16384))),
             ("nn", ((16384, 2048, 6144), (16384, 2048, 8192), (16384, 8192, 2048))),

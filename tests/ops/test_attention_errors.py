@@ -87,8 +87,8 @@ def of_forward(device: str) -> dict:
     both = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
     return {
         "window": (qkv, options(window_left=-2), "-2 left, -1 right"),
-        "softcap": (qkv, options(softcap=-1.0), "got -1.000000"),
-        "softcap of a denormal": (qkv, options(softcap=1e-50), "'softcap'"),
+        "softcap": (qkv, options(softcap=-1.0), "got -1."),
+        "softcap of a denormal": (qkv, options(softcap=1e-50), "got 1e-50"),
         "softcap of NaN": (qkv, options(softcap=float("nan")), "'softcap'"),
         "seed missing": (qkv, options(dropout_p=0.5), "needs a seed"),
         "seeds": (

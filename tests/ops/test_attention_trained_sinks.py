@@ -14,7 +14,7 @@ from torch_cubin._ops import attention_autograd, attention_compose
 from torch_cubin._ops.attention_checks import saved_dtype
 
 SHAPES = ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
-OFFSETS = ((0, 3, 3, 8), (0, 4, 6, 11))
+OFFSETS = ((0, 3, 3, 8, 10), (0, 4, 6, 6, 11))
 
 # Dims of the tensors among them.
 OPTIONS = {
@@ -65,8 +65,36 @@ def test_gradients(options, dtype, device, no_composition):
     for own, grad, wanted in zip((*args, sinks), grads, expected, strict=True):
         assert grad.dtype == own.dtype
         near(grad, wanted, torch.float32 if own is sinks and dtype is torch.float64 else dtype)
-    # Alone: the others' gradients are not computed, and this one is the same.
+    # Asked for alone it is the same.
     assert torch.equal(torch.autograd.grad(out, sinks, weight)[0], grads[3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_of_outputs_are_not_rounded(dtype, device):
+    """As exact as the saved outputs are: the sums over columns and rows are float32's."""
+    args = make_qkv(((2, 4, 50, 64), (2, 4, 50, 64), (2, 4, 50, 64)), device, dtype)
+    sinks = make_sinks(device)
+    out, logsumexp = ops.attention_forward(*args, sinks=sinks)
+    weight = torch.randn_like(out)
+    (grad,) = torch.autograd.grad(out, sinks, weight)
+    weights = torch.exp(sinks.detach().double()[:, None] - logsumexp.detach().double())
+    terms = weights * (weight.double() * out.detach().double()).sum(-1)
+    near(grad, -terms.sum((0, 2)), torch.float32)
+
+
+def test_saved_tensors_hooks_and_in_place_changes(device, no_composition):
+    args, sinks = make_qkv(SHAPES, device), make_sinks(device)
+    packed: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: packed.append(x.data_ptr()) or x, lambda x: x
+    ):
+        ops.attention_forward(*args, enable_gqa=True, sinks=sinks)
+    assert sinks.data_ptr() in packed
+    out, _ = ops.attention_forward(*args, enable_gqa=True, sinks=sinks)
+    with torch.no_grad():
+        sinks += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), sinks)
 
 
 @pytest.mark.parametrize("shapes", [((5, 8), (7, 8), (7, 8)), ((3, 2, 2, 5, 8), (2, 7, 8), (7, 8))])
@@ -93,19 +121,19 @@ def test_dropout(device, no_composition):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_packed_sequences(dtype, device, no_composition):
-    """One of no rows, one without keys of its own, and rows that belong to none, whose gradient may
-    be anything."""
-    shapes = ((10, 4, 8), (12, 2, 8), (12, 2, 6))
+    """One of no rows, one without keys, and rows that belong to none, whose gradient may be
+    anything."""
+    shapes = ((12, 4, 8), (12, 2, 8), (12, 2, 6))
     args, sinks = make_qkv(shapes, device, dtype, requires_grad=True), make_sinks(device)
     at = [torch.tensor(x, dtype=torch.int32, device=device) for x in OFFSETS]
     out, _ = ops.attention_forward(
         *args, enable_gqa=True, is_causal=True, cu_seqlens_q=at[0], cu_seqlens_k=at[1], sinks=sinks
     )
     weight = torch.randn_like(out)
-    weight[8:] = torch.nan
+    weight[10:] = torch.nan
     grads = torch.autograd.grad(out, (*args, sinks), weight)
     total = torch.zeros(4, dtype=torch.float64, device=device)
-    for i in range(3):
+    for i in range(4):
         rows, columns = (slice(int(x[i]), int(x[i + 1])) for x in at)
         parts = (args[0][rows], args[1][columns], args[2][columns])
         wide = [x.detach().double().transpose(0, 1).requires_grad_() for x in parts]

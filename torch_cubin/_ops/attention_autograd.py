@@ -75,7 +75,7 @@ class _Attention(transforms.SingleLevelFunction):
 def _fused_gradients(
     saved: Sequence[Tensor], options: Options, grad_out: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk, dv and the sinks' gradient; None is what is not needed, or all of the first three."""
+    """dq, dk, dv (None where none of them is needed) and the sinks' gradient (likewise)."""
     grads: tuple[Tensor | None, ...] = (None, None, None)
     if any(needed[:3]):
         grads = attention_backward(grad_out, *saved, *options.positional(), **options.named())
@@ -93,9 +93,11 @@ def _gradient_of_sinks(grad_out: Tensor, out: Tensor, logsumexp: Tensor, sinks: 
     if not fused or torch.is_grad_enabled() or transforms.transforms_active():
         delta = (grad_out * out.to(logsumexp.dtype)).sum(-1)
         return softmax.sinks_gradient(sinks, logsumexp, delta)
-    sizes = math.prod(out.shape[:-3]), sinks.shape[0], *out.shape[-2:]
-    grad_out, out = grad_out.reshape(sizes), out.reshape(sizes)
-    return attention_sinks_gradient(grad_out, out, logsumexp.reshape(sizes[:3]), sinks)
+    if out.dim() != 4:  # NOTE: not where it changes nothing, as in attention_compose.py
+        sizes = math.prod(out.shape[:-3]), sinks.shape[0], *out.shape[-2:]
+        grad_out, out = grad_out.reshape(sizes), out.reshape(sizes)
+        logsumexp = logsumexp.reshape(sizes[:3])
+    return attention_sinks_gradient(grad_out, out, logsumexp, sinks)
 
 
 def _gradients(

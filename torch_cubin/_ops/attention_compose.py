@@ -1,9 +1,8 @@
 """Attention composed of ops that have derivatives of every order: product, softmax, product.
 
-For what the fused kernels do not differentiate: float64, wide heads, a mask or slopes that require
-grad, forward mode, torch.func's transforms, second order. The C++ half, for calls without
-derivatives, is csrc/ops/attention/compose.cpp; both compute scores in float32, or float64 for
-float64.
+For what `attention_backward` does not give: gradients of a mask or of slopes and by logsumexp,
+forward mode, torch.func's transforms, second order. The C++ half, for float64 and wide heads, is
+csrc/ops/attention/compose.cpp; both compute scores in float32, or float64 for float64.
 """
 
 from __future__ import annotations

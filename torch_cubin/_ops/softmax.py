@@ -60,7 +60,7 @@ def _sink_weight(sinks: Tensor, logsumexp: Tensor) -> Tensor:
 def sinks_gradient(sinks: Tensor, logsumexp: Tensor, delta: Tensor) -> Tensor:
     """Of the sinks, (heads,), by what the module's formulas name, (..., heads, rows).
 
-    A row that sees nothing has no part in it, whatever gradient its output is given.
+    A row whose logsumexp is -inf has no part in it, whatever gradient its output is given.
     """
     of_rows = -_sink_weight(sinks, logsumexp) * delta
     of_rows = torch.where(logsumexp == -math.inf, 0, of_rows)

@@ -67,7 +67,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   tc_int64 at = s.row_index(p, row);
   if (p.flags & kAttendSinkTerms) {
     float logsumexp = p.logsumexp[at];
-    sum *= logsumexp == -kInfinity ? 0.0f : -expf(p.sinks[s.head] - logsumexp);
+    // A row without any weight has no part in it, whatever its gradient holds.
+    sum = logsumexp == -kInfinity ? 0.0f : -expf(p.sinks[s.head] - logsumexp) * sum;
   }
   const_cast<float*>(p.delta)[at] = sum;
 }

@@ -4,6 +4,7 @@
 #include <climits>
 #include <cmath>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 #include "cubin/error.h"
@@ -31,6 +32,13 @@ void check_dtypes(const char* op, const Argument (&all)[3], bool e4m3) {
                       "torch.nn.functional.scaled_dot_product_attention");
   }
   for (const Argument& each : all) check_like(op, each.name, *each.view, "query", *all[0].view);
+}
+
+// "1e-50", which std::to_string rounds to 0.
+std::string short_text(double number) {
+  std::ostringstream text;
+  text << number;
+  return text.str();
 }
 
 int64_t size_from_end(const TensorView& view, int64_t i) {
@@ -321,8 +329,8 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
   // Kernels take it as a float: one that is 0 there would silently mean none.
   if (!(options.softcap >= 0) || std::isinf(static_cast<float>(options.softcap)) ||
       (options.softcap > 0 && !std::isnormal(static_cast<float>(options.softcap)))) {
-    fail({"input", argument_text(op, "softcap"), "is out of range",
-          "0 (none) or 1.2e-38 to 3.4e38", std::to_string(options.softcap), ""});
+    fail({"input", argument_text(op, "softcap"), "is out of range", "0 (none) or 1.2e-38 to 3.4e38",
+          short_text(options.softcap), ""});
   }
   if (options.window_left < -1 || options.window_right < -1) {
     fail({"input", op, "has a negative window", "-1 (open) or more columns",
