@@ -25,7 +25,8 @@ constexpr int kAttendBoolMask = 2;     // mask holds bytes: 0 hides
 constexpr int kAttendOwnMask = 4;      // mask holds values of q's dtype, added to the scores
 constexpr int kAttendFloatMask = 8;    // mask holds floats, added to the scores
 constexpr int kAttendDropout = 16;
-constexpr int kAttendSinkTerms = 32;  // delta.cu alone: it gives a row's term of its sink's gradient
+constexpr int kAttendSinkTerms =
+    32;  // delta.cu alone: it gives a row's term of its sink's gradient
 
 struct AttentionParams {
   const void* q;
