@@ -97,7 +97,8 @@ def test_a_learnt_mask(device):
 def test_under_transforms(device):
     query, key, value = make_qkv(CROSS, device)
     with torch.autocast(device, dtype=torch.bfloat16):
-        for op in (attention, stock):
+        # NOTE: on a GPU PyTorch's own has no such gradient by its definition: types do not match.
+        for op in (attention, stock) if device == "cpu" else (attention,):
             grad = torch.func.grad(lambda q, op=op: op(q, key, value).float().sum())(query)
             assert grad.dtype == torch.float32
         assert torch.func.vmap(attention)(query, key, value).dtype == torch.bfloat16

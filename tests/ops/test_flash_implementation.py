@@ -361,9 +361,12 @@ AUTOCAST_CALLS = {
 @pytest.mark.usefixtures("active")
 def test_autocast_casts_nothing(name, device):
     """As in PyTorch's kernels of these operators, compiled or not; float16 would overflow here."""
+    if (name, device) == ("sdpa", "cuda"):
+        pytest.skip("there PyTorch itself casts what it is called with, and would overflow, too")
     call = AUTOCAST_CALLS[name]
     options = {"device": device, "dtype": torch.bfloat16}
-    tensors = [(torch.randn(10, 4, 16, **options) * 1e5).requires_grad_() for _ in "qkv"]
+    # Not of query and key: from scores of 2^31 on gradients may be infinite.
+    tensors = [(torch.randn(10, 4, 16, **options) * x).requires_grad_() for x in (1, 1, 1e5)]
     offsets = torch.tensor([0, 4, 10], dtype=torch.int32, device=device)
     results = []
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
