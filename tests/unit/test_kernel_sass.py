@@ -1,7 +1,9 @@
 """What the compiler made of our kernels, where cuobjdump is at hand (a toolkit, Triton).
 
 Every kernel for sm_90 and newer must wait for the one before it in the stream (ACQBULK) before it
-reads or writes memory, or ends: the host launches it before that one has ended.
+reads or writes memory, or ends: the host launches it before that one has ended. Harmless are, as
+csrc/kernels/build/ptx_waits.py says, prefetches to L2 and the one form of a load that tells what to
+prefetch.
 
 ptxas 13.0 turns a warp reduction under a condition into a predicated REDUX, in one case with a
 predicate of something else: a block then read another sequence's lengths and hung. The sources keep
@@ -28,8 +30,8 @@ PREDICATED = re.compile(r"@!?U?P\w+\s+(U?REDUX|CREDUX)")
 WAIT = re.compile(r"\bACQBULK\b")
 # Whatever reads or writes memory that other kernels know of, or ends the block.
 TOUCHES = re.compile(
-    r"\b(LDG|LD|STG|ST|LDGSTS|LDGMC|ATOM|ATOMG|RED|REDG|EXIT|RET)\b"
-    r"|\b(UBLKCP|UBLKPF|UBLKRED|UTMALDG|UTMAPF|UTMASTG|UTMAREDG|UREDGR|UREDG)\b"
+    r"\b(LDG(?!\.E\.NA\.STRONG\.GPU )|LD|STG|ST|LDGSTS|LDGMC|ATOM|ATOMG|RED|REDG|EXIT|RET)\b"
+    r"|\b(UBLKCP|UBLKRED|UTMALDG|UTMASTG|UTMAREDG|UREDGR|UREDG)\b"
 )
 
 
