@@ -1,6 +1,7 @@
 """Speed of the kernels of a folder beside torch.matmul (cuBLAS), several ways to run each.
 
-    python benchmarks/sm90/bench.py FOLDER [--plan large] [--seconds 60] [--json FILE]
+    python benchmarks/sm90/bench.py FOLDER [--plan large|middle|model|gradients|training] [--zeros]
+        [--seconds 60] [--json FILE]
 
 One process; every contender is a CUDA graph over inputs that rotate through at least 240 MB of
 random normal data; each round draws the contenders' order at random, lets each settle and then
@@ -135,7 +136,8 @@ def milliseconds(g, count: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--plan", default="large")
+    plan_names = ("large", "middle", "model", "gradients", "training")
+    parser.add_argument("--plan", default="large", choices=plan_names)
     parser.add_argument("--type", default="bf16")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--settle-ms", type=float, default=60)
