@@ -16,7 +16,6 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ import torch
 TOKENS, COLUMNS = 16384, 2048
 MIXED = [4096, 3000, 2500, 2048, 1700, 1200, 800, 512, 300, 228]  # 16,384 in all
 SECTIONS = ("packed", "bands", "scores", "masks")
-BLOCK_MS, ROUNDS = 12, 5
+BLOCK_MS = 12
 
 
 @dataclass(frozen=True)
@@ -149,24 +148,6 @@ def backward(call: Call) -> Callable[[], object]:
     return lambda: function(grad, q, k, v, out, logsumexp, **call.options)
 
 
-def measure(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Microseconds of each, all taking turns."""
-
-    def timed(run: Callable[[], object], count: int) -> float:
-        return common.milliseconds(run, count) / count * 1e3
-
-    counts = {}
-    for name, run in runs.items():
-        timed(run, 3)
-        counts[name] = max(2, int(BLOCK_MS * 1e3 / timed(run, 2)))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
-        for name, run in runs.items():
-            run()
-            times[name].append(timed(run, counts[name]))
-    return {name: statistics.median(x) for name, x in times.items()}
-
-
 def rows_of(
     section: str, head_dim: int, direction: str, left_out: tuple[str, ...] = ()
 ) -> list[Row]:
@@ -177,7 +158,7 @@ def rows_of(
         if not any(word in name for word in left_out)
     }
     run_of, products = (forward, 4) if direction == "forward" else (backward, 10)
-    times = measure({name: run_of(call) for name, call in calls.items()})
+    times = common.in_turns({name: run_of(call) for name, call in calls.items()}, BLOCK_MS)
     rate = {n: products * head_dim * calls[n].scores / us / 1e6 for n, us in times.items()}
     return [
         Row(

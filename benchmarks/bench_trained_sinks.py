@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +20,7 @@ import torch
 
 from torch_cubin._ops import attention_compose
 
-BLOCK_MS, ROUNDS = 30, 5
+BLOCK_MS = 30
 # name: query's heads, key's, head_dim, rows, window
 SIZES = {
     "64 heads of 64, 8 of keys, 8192 rows": (64, 8, 64, 8192, None),
@@ -71,20 +69,6 @@ def lines(size: tuple) -> dict[str, Callable[[], None]]:
     return made
 
 
-def measure(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Microseconds of each, all taking turns."""
-    counts = {}
-    for name, run in runs.items():
-        common.milliseconds(run, 3)
-        counts[name] = max(2, int(BLOCK_MS / common.milliseconds(run, 2) * 2))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
-        for name, run in random.sample(list(runs.items()), len(runs)):
-            run()
-            times[name].append(common.milliseconds(run, counts[name]) / counts[name] * 1e3)
-    return {name: statistics.median(x) for name, x in times.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
@@ -93,7 +77,7 @@ def main() -> None:
     common.print_machine("Attention forward and backward: us (share of the time without sinks)")
     results = {}
     for name, size in SIZES.items():
-        times = results[name] = measure(lines(size))
+        times = results[name] = common.in_turns(lines(size), BLOCK_MS)
         shown = ", ".join(f"{x} {t:.0f} ({t / times['no sinks']:.2f})" for x, t in times.items())
         print(f"{name}: {shown}")
     if arguments.json:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import math
 import platform
+import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +90,22 @@ def milliseconds(run: Callable[[], object], count: int) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end)
+
+
+def in_turns(
+    runs: Mapping[str, Callable[[], object]], block_ms: float, rounds: int = 5
+) -> dict[str, float]:
+    """Microseconds of each, all taking turns of block_ms, in another order each round; medians."""
+    counts = {}
+    for name, run in runs.items():
+        milliseconds(run, 3)
+        counts[name] = max(2, int(block_ms * 2 / milliseconds(run, 2)))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in random.sample(list(runs.items()), len(runs)):
+            run()
+            times[name].append(milliseconds(run, counts[name]) / counts[name] * 1e3)
+    return {name: statistics.median(x) for name, x in times.items()}
 
 
 @dataclass(frozen=True)
