@@ -139,7 +139,7 @@ def write_units(kernels, files: list[Path]) -> list[str]:
         parts = [path.relative_to(ROOT / "csrc") for path in files if path.parent == folder]
         text = "".join(f'#include "{part}"\n' for part in parts if part.suffix == ".cpp")
         name = "_".join(folder.relative_to(ROOT / "csrc").parts) or "csrc"
-        unit = GENERATED / "units" / f"all_of_{name}.cpp"  # not ops.cpp: it includes one
+        unit = GENERATED / "units" / f"all_of_{name}.cpp"
         kernels.replace_file(unit, text.encode())
         units.append(unit)
     # The longest first: two compilers at work end together.

@@ -15,7 +15,7 @@ from pathlib import Path
 LAYERS = ("cubin", "driver", "runtime", "package", "abi", "pytorch", "declared", "ops")
 # These know no torch: C++ programs without it can link them.
 WITHOUT_TORCH = ("cubin", "driver", "runtime", "package", "abi")
-TOP = len(LAYERS)  # csrc/ops.cpp, csrc/c_api.cpp
+TOP = len(LAYERS)  # csrc/ops_<family>.cpp, csrc/c_api*.cpp
 HOST_SUFFIXES = (".cpp", ".h")
 DEVICE_SUFFIXES = (".cu", ".cuh")
 
@@ -30,8 +30,8 @@ class Context:
 
 
 def context_of(root: Path) -> Context:
-    """Read from csrc/ops.cpp and csrc/kernels, so that neither list can fall behind."""
-    schemas = (root / "ops.cpp").read_text()
+    """Read from csrc/ops_<family>.cpp and csrc/kernels, so that neither list can fall behind."""
+    schemas = "".join(path.read_text() for path in sorted(root.glob("ops_*.cpp")))
     ops = {name.lstrip("_") for name in re.findall(r'm\.def\(\s*"(\w+)\(', schemas)}
     kernels = {f"{path.stem}_{path.parent.name}" for path in (root / "kernels").glob("*/*.cu")}
     macros = {"TC_KERNEL", "TC_THREADS", "TC_STAGES", "TC_DYNAMIC_SHARED"}
@@ -92,6 +92,7 @@ _LOADER = re.compile(r"\b(?:dlopen|dlmopen|dlsym|dlvsym|dladdr|dl_iterate_phdr)\
 _LIBCUDA = re.compile(r"\blibcuda\b")
 _PARSING = re.compile(r"\b(?:fopen|fread|open|openat|ifstream|mmap|nlohmann|parse_cubin|Elf)\b")
 _CONTROL = re.compile(r"\b(?:if|for|while|switch|return)\b")
+_REGISTRATION = re.compile(r"^ops_(?P<family>\w+)\.cpp$")
 _SHARED_HEADER = re.compile(r"^kernels/\w+/\w+_params\.h$")
 
 
@@ -126,6 +127,7 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
     layer = "top" if rank == TOP else LAYERS[rank]
     problems = []
     bare = without_strings(code)
+    registers = _REGISTRATION.match(path)
 
     for header in includes(code):
         folder = header.split("/")[0]
@@ -147,6 +149,8 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
             problems.append(f"includes '{header}': the driver is reached through csrc/runtime")
         if layer == "runtime" and folder in ("nlohmann", "fstream"):
             problems.append(f"includes '{header}': csrc/runtime parses no files")
+        if registers and header.startswith("ops/") and f"ops/{registers['family']}/" not in header:
+            problems.append(f"includes '{header}': it registers the ops of its own family")
         if _PYTHON.match(header):
             problems.append(f"includes '{header}': the library uses no Python C API")
 
@@ -167,9 +171,10 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
 def _naming_violations(path: str, layer: str, bare: str) -> list[str]:
     """Identifiers that the layer may not use; `bare` has neither comments nor literals."""
     problems = []
-    if "STABLE_TORCH_LIBRARY" in bare and path != "ops.cpp":
-        problems.append("has a STABLE_TORCH_LIBRARY block: schemas live in csrc/ops.cpp")
-    if path == "ops.cpp":
+    registers = _REGISTRATION.match(path)
+    if "STABLE_TORCH_LIBRARY" in bare and not registers:
+        problems.append("has a STABLE_TORCH_LIBRARY block: schemas live in csrc/ops_<family>.cpp")
+    if registers:
         problems += [f"holds logic ('{word}')" for word in set(_CONTROL.findall(bare))]
     if layer in ("cubin", "ops", "top"):
         names = sorted(set(_DRIVER_NAME.findall(bare)))

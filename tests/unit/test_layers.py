@@ -44,6 +44,12 @@ def test_folders_are_the_layers() -> None:
     assert folders == {*layers.LAYERS, "kernels"}
 
 
+def test_every_family_registers_its_ops() -> None:
+    registered = {path.stem.removeprefix("ops_") for path in CSRC.glob("ops_*.cpp")}
+    folders = {path.name for path in (CSRC / "ops").iterdir() if path.is_dir()}
+    assert registered == folders - {"common"}
+
+
 BROKEN = [
     ("cubin/elf.cpp", '#include "driver/driver.h"', "layer above"),
     ("cubin/elf.cpp", "#include <torch/csrc/stable/tensor.h>", "stands alone"),
@@ -90,7 +96,9 @@ BROKEN = [
         "STABLE_TORCH_LIBRARY",
     ),
     ("runtime/kernel.cpp", '#include "kernels/matmul/matmul_params.h"', "_params.h"),
-    ("ops.cpp", "int f(int x) { if (x) return 1; }", "holds logic"),
+    ("ops_matmul.cpp", "int f(int x) { if (x) return 1; }", "holds logic"),
+    ("ops_matmul.cpp", '#include "ops/attention/attention.h"', "its own family"),
+    ("op_registration.h", "STABLE_TORCH_LIBRARY(cubin, m) {}", "ops_<family>.cpp"),
     ("c_api.cpp", "#include <Python.h>", "no Python C API"),
     ("c_api.cpp", "#include <pybind11/pybind11.h>", "no Python C API"),
     ("c_api.cpp", '#include "driver/table.h"', "through csrc/runtime"),
@@ -130,7 +138,7 @@ HONEST = [
         "ops/matmul/matmul.cpp",
         'find("matmul", "mma"); /* cuBLAS does: cuInit */ int cubes, CUTOFF;',
     ),
-    ("ops.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),
+    ("ops_matmul.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),
     ("kernels/matmul/mma.cu", '#include "common/ptx.cuh"\n#include "tile.cuh"\n#include <cstdint>'),
     ("kernels/matmul/mma.cu", "constexpr int kTileM = TC_TILE_M;"),
     ("kernels/matmul/tile.cuh", "TC_DEVICE int f();  // TC_TILE_M\n#define TC_D0 1"),

@@ -1,4 +1,4 @@
-"""The ops that csrc/ops.cpp defines, by name: what each rule here is registered for.
+"""The ops that csrc/ops_<family>.cpp define, by name: what each rule here is registered for.
 
 Most have a public op, `cubin::matmul`, which forwards to the raw op `cubin::_matmul` or, with
 gradients on, to its twin `cubin::_matmul_autograd`.

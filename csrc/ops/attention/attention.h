@@ -1,9 +1,9 @@
-// The attention family's entry points, as ops.cpp registers them, and what they share.
+// The attention family's entry points, as ops_attention.cpp registers them, and what they share.
 //
 // Each allocates fresh outputs whose dims lie in memory in the order of query's (output_strides in
-// checks.h). The CPU ones are references made of ATen (reference.cpp). The public ops forward to these
-// from csrc/ops.cpp, scaled_dot_product_attention by way of composite.cpp and flash_attention by way
-// of flash_attention.cpp.
+// checks.h). The CPU ones are references made of ATen (reference.cpp). The public ops forward to
+// these from csrc/ops_attention.cpp, scaled_dot_product_attention through composite.cpp and
+// flash_attention through flash_attention.cpp.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace torch_cubin {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// What a user passes besides the tensors that carry gradients; see the schemas in ops.cpp.
+// What a user passes besides the tensors that carry gradients; see the schemas in ops_attention.cpp.
 struct AttentionOptions {
   OptionalTensor attn_mask;
   double dropout_p = 0;

@@ -12,7 +12,7 @@
 
 namespace torch_cubin {
 
-// The options of the schema in ops.cpp that are no tensors.
+// The options of the schema in ops_attention.cpp that are no tensors.
 struct KvCacheOptions {
   std::optional<double> softmax_scale;
   bool causal = false;

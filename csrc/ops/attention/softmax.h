@@ -41,7 +41,8 @@ void softmax_backward(const AttentionSettings& settings, const AttentionExtras& 
                       HeadRange heads, const Tensor& scores, const Tensor& grad,
                       const Tensor& logsumexp, const Tensor& delta);
 
-// The private ops, on either device; ops.cpp has their schemas. No dropout in the first two.
+// The private ops, on either device; ops_attention.cpp has their schemas. The first two have no
+// dropout.
 std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const OptionalTensor& attn_mask,
                                              const OptionalTensor& alibi_slopes,
                                              const OptionalTensor& sinks, double scale,

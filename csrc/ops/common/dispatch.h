@@ -1,5 +1,5 @@
-// Calls of other ops through PyTorch's dispatcher. The public ops (csrc/ops.cpp, and for those that
-// do a little more ops/<family>/composite.cpp) do that and nothing else.
+// Calls of other ops through PyTorch's dispatcher. The public ops (csrc/ops_<family>.cpp, and for
+// those that do a little more ops/<family>/composite.cpp) do that and nothing else.
 //
 // NOTE: reading a size there would make torch.compile build one graph a size, and calling a kernel
 // directly would hand it tensors without data. So the boxed arguments pass through untouched,

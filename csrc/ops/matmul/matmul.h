@@ -1,10 +1,11 @@
-// The matmul family's entry points, as ops.cpp registers them.
+// The matmul family's entry points, as ops_matmul.cpp registers them.
 //
 // cubin::addmm is beta * input + alpha * (mat1 @ mat2) for any shapes that matmul takes; `input` is not
 // read where beta is 0, nor the product where alpha is. Results are rounded once, after everything.
 //
 // Each allocates a fresh contiguous output. The CPU ones are references made of ATen
-// (reference.cpp). The public ops forward to these from csrc/ops.cpp, linear by way of composite.cpp.
+// (reference.cpp). The public ops forward to these from csrc/ops_matmul.cpp, linear through
+// composite.cpp.
 #pragma once
 
 #include <optional>

@@ -1,41 +1,18 @@
-// Every schema of the library, on one screen: the only STABLE_TORCH_LIBRARY blocks. No logic here.
+// Every schema of the attention family, and what each op runs. No logic here.
 //
-// The public op of a family forwards (or does a little more: ops/<family>/composite.cpp): with gradients off to the raw op
-// `_name`, else to `_name_autograd`, whose derivative formulas _ops/autograd.py fills in. Both have
-// the same kernels; a process without Python has the first path alone. `_name` is private: it has
-// no derivative, and PyTorch warns when backward meets it.
+// csrc/ops_matmul.cpp says how the public op, `_name` and `_name_autograd` belong together.
 #include <torch/csrc/stable/library.h>
 
+#include "op_registration.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/kv_cache.h"
 #include "ops/attention/softmax.h"
-#include "ops/common/dispatch.h"
-#include "ops/matmul/matmul.h"
 
 namespace {
 
 using namespace torch_cubin;
 
-STABLE_TORCH_LIBRARY(cubin, m) {
-  m.def("matmul(Tensor self, Tensor other) -> Tensor");
-  m.def("_matmul(Tensor self, Tensor other) -> Tensor");
-  m.def("_matmul_autograd(Tensor self, Tensor other) -> Tensor");
-
-  m.def(
-      "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\") -> "
-      "Tensor");
-  m.def("_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
-  m.def("_linear_autograd(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
-#define TC_ACTIVATION "(Tensor input, Tensor weight, Tensor? bias, str activation) -> Tensor"
-  m.def("_linear_activation" TC_ACTIVATION);
-  m.def("_linear_activation_autograd" TC_ACTIVATION);
-
-#define TC_ADDMM \
-  "(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1) -> Tensor"
-  m.def("addmm" TC_ADDMM);
-  m.def("_addmm" TC_ADDMM);
-  m.def("_addmm_autograd" TC_ADDMM);
-
+STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def(
       "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
       "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, "
@@ -103,31 +80,19 @@ STABLE_TORCH_LIBRARY(cubin, m) {
   m.def("_attention_dropout(Tensor probs, Tensor seed, int drop_below) -> Tensor");
 }
 
-// The public op that calls its raw op, or its twin with a derivative, by the grad mode. Behind the name
-// stand those of the tensors that it takes, the first of its arguments.
-#define TC_BY_GRAD_MODE(name, ...)                                            \
-  m.impl(name, [](StableIValue* stack, uint64_t, uint64_t) {                  \
-    call_with_tensors(name, {__VA_ARGS__}, stack, [stack] {                   \
-      call_by_grad_mode("cubin::_" name, "cubin::_" name "_autograd", stack); \
-    });                                                                       \
-  })
-
-void implement_public_ops(torch::stable::detail::StableLibrary& m) {
-  TC_BY_GRAD_MODE("matmul", "self", "other");
-  TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
+void implement_attention_ops(torch::stable::detail::StableLibrary& m) {
   TC_BY_GRAD_MODE("attention_forward", "query", "key", "value");
   TC_BY_GRAD_MODE("attention_forward_e4m3", "query", "key", "value");
   TC_BY_GRAD_MODE("attention_backward", "grad_out", "query", "key", "value", "out", "logsumexp");
   TC_BY_GRAD_MODE("flash_attention_with_kvcache", "q", "k_cache", "v_cache");
-  m.impl("linear", &linear_composite);
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
   m.impl("flash_attention", TORCH_BOX(&flash_attention));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_public_ops(m); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_attention_ops(m); }
 
 // torch.vmap does not decompose a composite op by itself: it would loop over the batch.
-STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_public_ops(m); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_attention_ops(m); }
 
 // Dropout draws a number that torch.vmap's randomness rules are about, though no argument may be
 // batched: below this key the draw would be one for all.
@@ -136,16 +101,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
   m.impl("flash_attention", TORCH_BOX(&flash_attention));
 }
 
-// `_name` and its twin run one function: name_cpu or name_cuda.
-#define TC_RAW(name, device) m.impl("_" #name, TORCH_BOX(&name##_##device))
-#define TC_RAW_AND_AUTOGRAD(name, device) \
-  TC_RAW(name, device);                   \
-  m.impl("_" #name "_autograd", TORCH_BOX(&name##_##device))
-#define TC_RAW_OPS(device)                                                       \
-  TC_RAW_AND_AUTOGRAD(matmul, device);                                           \
-  TC_RAW_AND_AUTOGRAD(linear, device);                                           \
-  TC_RAW_AND_AUTOGRAD(linear_activation, device);                                \
-  TC_RAW_AND_AUTOGRAD(addmm, device);                                            \
+#define TC_RAW_ATTENTION_OPS(device)                                             \
   TC_RAW_AND_AUTOGRAD(attention_forward, device);                                \
   TC_RAW_AND_AUTOGRAD(attention_forward_e4m3, device);                           \
   TC_RAW_AND_AUTOGRAD(attention_backward, device);                               \
@@ -155,9 +111,9 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
   m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward)); \
   m.impl("_attention_dropout", TORCH_BOX(&attention_dropout))
 
-STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_OPS(cpu); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_ATTENTION_OPS(cpu); }
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
-  TC_RAW_OPS(cuda);
+  TC_RAW_ATTENTION_OPS(cuda);
   m.impl("_attention_sinks_gradient", TORCH_BOX(&attention_sinks_gradient_cuda));
 }
 

@@ -1,0 +1,57 @@
+// Every schema of the matmul family, and what each op runs. No logic here.
+//
+// A public op forwards (or does a little more: ops/matmul/composite.cpp): with gradients off to the
+// raw op `_name`, else to `_name_autograd`, whose derivative formulas _ops/autograd.py registers.
+// Both run the same kernels; a process without Python has the raw op alone. `_name` is private: it
+// has no derivative, and PyTorch warns when backward meets it.
+#include <torch/csrc/stable/library.h>
+
+#include "op_registration.h"
+#include "ops/matmul/matmul.h"
+
+namespace {
+
+using namespace torch_cubin;
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
+  m.def("matmul(Tensor self, Tensor other) -> Tensor");
+  m.def("_matmul(Tensor self, Tensor other) -> Tensor");
+  m.def("_matmul_autograd(Tensor self, Tensor other) -> Tensor");
+
+  m.def(
+      "linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation=\"none\") -> "
+      "Tensor");
+  m.def("_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def("_linear_autograd(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
+#define TC_ACTIVATION "(Tensor input, Tensor weight, Tensor? bias, str activation) -> Tensor"
+  m.def("_linear_activation" TC_ACTIVATION);
+  m.def("_linear_activation_autograd" TC_ACTIVATION);
+
+#define TC_ADDMM \
+  "(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1) -> Tensor"
+  m.def("addmm" TC_ADDMM);
+  m.def("_addmm" TC_ADDMM);
+  m.def("_addmm_autograd" TC_ADDMM);
+}
+
+void implement_matmul_ops(torch::stable::detail::StableLibrary& m) {
+  TC_BY_GRAD_MODE("matmul", "self", "other");
+  TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
+  m.impl("linear", &linear_composite);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_matmul_ops(m); }
+
+// torch.vmap does not decompose a composite op by itself: it would loop over the batch.
+STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_matmul_ops(m); }
+
+#define TC_RAW_MATMUL_OPS(device)                 \
+  TC_RAW_AND_AUTOGRAD(matmul, device);            \
+  TC_RAW_AND_AUTOGRAD(linear, device);            \
+  TC_RAW_AND_AUTOGRAD(linear_activation, device); \
+  TC_RAW_AND_AUTOGRAD(addmm, device)
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_MATMUL_OPS(cpu); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_MATMUL_OPS(cuda); }
+
+}  // namespace
