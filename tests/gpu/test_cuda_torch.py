@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+import weakref
+
 import numerics
 import pytest
 import torch
 import torch.nn.functional as F
 from gpu import cases
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 matmul_shapes = [((5, 4), (4, 3)), ((4,), (4,)), ((2, 5, 4), (4, 3)), ((2, 1, 5, 4), (3, 4, 2))]
@@ -95,6 +99,91 @@ def test_autocast(dtype: torch.dtype) -> None:
     numerics.check_bits(product.detach(), matmul(halves[0], halves[1].t()))
     out.float().sum().backward()
     assert x.grad.dtype == weight.grad.dtype == bias.grad.dtype == torch.float32
+
+
+class _Casts(TorchDispatchMode):
+    """How often tensors of each shape are cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default:
+            self.of[tuple(args[0].shape)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+def test_autocast_casts_a_weight_once_a_region(cached: bool, grad: bool) -> None:
+    leaves = _leaves([(40, 64), (64, 64), (64,), (2, 64, 64)], torch.float32)
+    results = []
+    for of_linear, of_matmul in ((linear, matmul), (F.linear, torch.matmul)):
+        x, weight, bias, many = (leaf.detach().clone().requires_grad_() for leaf in leaves)
+        with (
+            torch.set_grad_enabled(grad),
+            torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=cached),
+            _Casts() as casts,
+        ):
+            out = of_linear(of_linear(x, weight, bias), weight, bias)
+            with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=cached):
+                out = of_matmul(of_matmul(of_linear(out, weight, bias), many), many)
+        if grad:
+            out.float().sum().backward()
+        results.append((casts.of, out, x.grad, weight.grad, bias.grad, many.grad))
+    assert results[0][0] == results[1][0]
+    assert set(results[0][0].values()) <= ({1} if cached else {1, 2, 3})
+    for ours, own in zip(results[0][1:], results[1][1:], strict=True):
+        if own is not None:
+            limit = 0.05 * float(own.abs().max())
+            torch.testing.assert_close(ours, own, rtol=0.05, atol=limit)
+        else:
+            assert ours is None
+
+
+def test_autocast_sees_a_weight_that_changed_between_regions_and_keeps_none() -> None:
+    x, weight = _leaves([(40, 64), (64, 64)], torch.float32)
+    for factor in (1, 2, 3):
+        with torch.no_grad():
+            weight.fill_(factor)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            outs = [linear(x, weight) for _ in range(3)]
+        own = F.linear(x.bfloat16(), weight.bfloat16())
+        for out in outs:
+            torch.testing.assert_close(out, own)
+    del outs, out, own
+    gone = weakref.ref(weight)
+    del weight
+    assert gone() is None
+
+
+@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
+def test_autocast_of_a_weight_that_was_first_used_without_a_gradient(first) -> None:
+    x, weight = _leaves([(40, 64), (64, 64)], torch.float32)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        with first():
+            linear(x, weight)
+        linear(x, weight).float().sum().backward()
+    torch.testing.assert_close(
+        weight.grad, x.detach().bfloat16().float().sum(0).expand(64, 64), rtol=0.02, atol=0.05
+    )
+
+
+def test_autocast_and_the_cache_under_compile_and_transforms() -> None:
+    x, weight = _leaves([(40, 64), (64, 64)], torch.float32)
+
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return linear(linear(x.detach(), weight), weight).float().square().mean()
+
+    (own,) = torch.autograd.grad(loss(weight), weight)
+    for compute in (
+        lambda: torch.autograd.grad(torch.compile(loss, fullgraph=True)(weight), weight)[0],
+        lambda: torch.func.grad(loss)(weight),
+        lambda: torch.func.grad(loss)(weight.detach()),
+    ):
+        torch.testing.assert_close(compute(), own, rtol=0.05, atol=0.02 * float(own.abs().max()))
 
 
 def test_inference_mode_and_no_grad_give_the_same_bits() -> None:

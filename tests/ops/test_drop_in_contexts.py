@@ -156,3 +156,23 @@ def test_autocast_of_an_einsum_over_one_element(device: str, equation, shapes, i
     assert out.dtype == wanted.dtype == (torch.bfloat16 if lowered else torch.float32)
     torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
     assert len(torch_cubin.report().served) == inner - 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fake_cuda_tensors_are_served_where_there_is_no_gpu(compiled) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def function(a, weight, heads):
+        return F.linear(a, weight) @ weight, F.scaled_dot_product_attention(heads, heads, heads)
+
+    torch._dynamo.reset()
+    with FakeTensorMode(), torch.no_grad(), torch_cubin.drop_in():
+        a, weight = torch.empty(5, 8, device="cuda"), torch.empty(8, 8, device="cuda")
+        heads = torch.empty(1, 2, 5, 8, device="cuda")
+        call = torch.compile(function, backend="eager", fullgraph=True) if compiled else function
+        out, attended = call(a, weight, heads)
+    assert (out.shape, out.device.type, attended.shape) == ((5, 8), "cuda", heads.shape)
+    report = torch_cubin.report()
+    assert len(report.served) == 3
+    assert {row.device for row in report.served} == {"cuda"}
+    assert report.declined == ()

@@ -4,6 +4,7 @@
 
 import torch
 
+from torch_cubin import errors
 from torch_cubin._native import library
 from torch_cubin._ops.checks import MAX_DIMS
 from torch_cubin._pytorch.compiler import TRACING_TYPES, assume_constant_result
@@ -104,14 +105,19 @@ def _refused_sm(index: int) -> int:
     """0, or the sm number of a GPU that no shipped kernel is for; asked once a device.
 
     Any other trouble (a catalog that cannot be read, a broken driver) is not hidden by going to
-    PyTorch: the operator raises its error.
+    PyTorch: the operator raises its error. It raises none for fake tensors, whose device this
+    machine may lack.
     """
     try:
         return _refused[index]
     except KeyError:
+        pass
+    try:
         facts = library.device(index)
-        refused = facts.get("arch_error", {}).get("tag") == "arch"
-        return _refused.setdefault(index, facts["sm"] if refused else 0)
+    except errors.Error:
+        return 0
+    refused = facts.get("arch_error", {}).get("tag") == "arch"
+    return _refused.setdefault(index, facts["sm"] if refused else 0)
 
 
 # NOTE: a number, because a string that comes out of such a function cannot be tested in a trace.

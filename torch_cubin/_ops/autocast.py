@@ -18,9 +18,9 @@ from torch_cubin._ops import raw_ops
 from torch_cubin._pytorch import dispatch_keys, operators
 
 
-# NOTE: torch casts a leaf that requires grad once a region, out of a cache. Python can clear that
-# cache and switch it off (torch.clear_autocast_cache), but not read it: a weight that is used twice
-# in a region is cast twice here, with the same result and gradient.
+_identity = torch.ops.aten.einsum.default
+
+
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
     if (
         isinstance(value, torch.Tensor)
@@ -28,8 +28,30 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
         and value.is_floating_point()
         and value.dtype != torch.float64
     ):
+        # Not for those that are cast already: the identity would only add a view.
+        if value.requires_grad and value.is_leaf and value.dtype != dtype:
+            return _cast_once(value, device_type, dtype)
         return value.to(dtype)
     return value
+
+
+def _cast_once(weight: torch.Tensor, device_type: str, dtype: torch.dtype) -> torch.Tensor:
+    """Casts by PyTorch's cache of weights, which casts a leaf that requires grad once a region.
+
+    NOTE: Python cannot read that cache, but an op that autocast lowers takes its arguments out of
+    it, and an einsum of one tensor gives its argument back. On the CPU autocast does not lower
+    einsum, nor any other op that computes nothing: a weight is cast there at each use.
+    """
+    if (
+        device_type == "cuda"
+        and dtype == torch.get_autocast_dtype(device_type)
+        and torch.is_autocast_cache_enabled()
+    ):
+        cast = _identity("...", [weight])
+        # Torch 2.11's cache gives what was cast under no_grad to calls that need a gradient.
+        if cast.dtype == dtype and (cast.requires_grad or not torch.is_grad_enabled()):
+            return cast
+    return weight.to(dtype)
 
 
 # Floating point whatever the dtype of query is, and read as such.
@@ -61,11 +83,11 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
             kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
             return value if kept else _cast(value, device_type, dtype)
 
+        # Before the key is left out, which PyTorch's cache of weights needs.
+        args = tuple(map(cast, names, args))
+        kwargs = {name: cast(name, value) for name, value in kwargs.items()}
         with without_this_key():
-            return op(
-                *map(cast, names, args),
-                **{name: cast(name, value) for name, value in kwargs.items()},
-            )
+            return op(*args, **kwargs)
 
     return autocast
 
