@@ -17,7 +17,6 @@ import torch
 from torch_cubin._ops import raw_ops
 from torch_cubin._pytorch import dispatch_keys, operators
 
-
 _identity = torch.ops.aten.einsum.default
 
 
