@@ -10,8 +10,8 @@
 #include "c_answer.h"
 #include "cubin/error.h"
 #include "cubin/inspect.h"
+#include "ops/common/backend.h"
 #include "ops/common/batch_invariant.h"
-#include "ops/common/seam.h"
 #include "package/catalog.h"
 #include "runtime/device.h"
 #include "runtime/launch.h"
@@ -51,7 +51,8 @@ TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, cons
   });
 }
 
-// The catalog's manifest with "path", "archs", "loaded" and "refused" added. Never touches the driver.
+// The catalog's manifest with "path", "archs", "loaded" and "refused" added. Never touches the
+// driver.
 TORCH_CUBIN_API char* torch_cubin_catalog() {
   return answer([] { return catalog_with_refused(); });
 }
@@ -61,8 +62,9 @@ TORCH_CUBIN_API char* torch_cubin_device(int index) {
   return answer([&] { return device_json(index); });
 }
 
-// For the Python kernels and fakes below a public op: keeps the text of the error that they are about
-// to raise, which PyTorch's C API would lose on the way up (torch_cubin/_ops/checks.py calls it).
+// For the Python kernels and fakes below a public op: keeps the text of the error that they are
+// about to raise, which PyTorch's C API would lose on the way up (torch_cubin/_ops/checks.py calls
+// it).
 TORCH_CUBIN_API void torch_cubin_keep_error(const char* message) {
   try {
     fail_with_text("internal", message != nullptr ? message : "");

@@ -1,8 +1,9 @@
 // The CUDA half of attention's host code, without a GPU: attention.cpp and its neighbours are
 // compiled here with the device taken away, so that they lay out, copy, merge, split and launch
-// CPU tensors; and each "launch" runs its kernel's contract (csrc/kernels/attention/attention_params.h) as
-// plain loops. Registered as torch.ops.cubin_host.* for test_attention_host.py. One long file,
-// because the sources that it includes at its end must see what takes the device's place.
+// CPU tensors; and each "launch" runs its kernel's contract
+// (csrc/kernels/attention/attention_params.h) as plain loops. Registered as torch.ops.cubin_host.*
+// for test_attention_host.py. One long file, because the sources that it includes at its end must
+// see what takes the device's place.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/BFloat16.h>
@@ -127,31 +128,33 @@ std::vector<PackageKernel*> make_kernels() {
   return all;
 }
 
-// The library's own seams, with kernels that are plain loops.
-AttentionKernels make_seams() {
+// The library's own backends, with kernels that are plain loops.
+AttentionKernels make_backends() {
   AttentionKernels made;
   const std::vector<PackageKernel*> all = make_kernels();
-  for (const KernelSeam* each = KernelSeam::first(); each != nullptr; each = each->next()) {
+  for (const KernelBackend* each = KernelBackend::first(); each != nullptr; each = each->next()) {
     if (std::string(each->family()) != "attention") continue;
-    const auto& seam = static_cast<const AttentionSeam&>(*each);
+    const auto& backend = static_cast<const AttentionBackend&>(*each);
     std::vector<PackageKernel*> own;
     for (PackageKernel* kernel : all) {
-      if (seam.owns(kernel->entry())) own.push_back(kernel);
+      if (backend.owns(kernel->entry())) own.push_back(kernel);
     }
-    if (auto forward = seam.forward(a_device(0), own)) made.forward.push_back(std::move(forward));
-    if (auto backward = seam.backward(a_device(0), own)) {
+    if (auto forward = backend.forward(a_device(0), own))
+      made.forward.push_back(std::move(forward));
+    if (auto backward = backend.backward(a_device(0), own)) {
       made.backward.push_back(std::move(backward));
     }
   }
   return made;
 }
 
-const AttentionKernels& the_seams() {
-  static const AttentionKernels seams = make_seams();
-  return seams;
+const AttentionKernels& the_backends() {
+  static const AttentionKernels backends = make_backends();
+  return backends;
 }
 
-// --- the kernels' contracts -----------------------------------------------------------------------
+// --- the kernels' contracts
+// -----------------------------------------------------------------------
 
 using Half = torch::headeronly::Half;
 using BFloat16 = torch::headeronly::BFloat16;
@@ -508,7 +511,7 @@ void run(PackageKernel& kernel, const AttentionParams& p, int64_t blocks, int sp
 }  // namespace torch_cubin
 
 #define device(index) host_check::a_device(index)
-#define attention_kernels(device) host_check::the_seams()
+#define attention_kernels(device) host_check::the_backends()
 #define launch_attention(kernel, params, blocks, splits, ...) \
   host_check::run(kernel, params, blocks, splits)
 #define launch_combine(combine, params, count, one_order, device) \

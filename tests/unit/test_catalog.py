@@ -183,7 +183,7 @@ def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(read, tmp_path: 
 
 
 @pytest.mark.fault_case(18)
-def test_every_kernel_of_the_package_has_a_seam(read) -> None:
+def test_every_kernel_of_the_package_has_a_backend(read) -> None:
     """What the build made is what this library knows: no entry is refused."""
     manifest = ROOT / "torch_cubin" / "cubins" / "manifest.json"
     if not manifest.is_file():

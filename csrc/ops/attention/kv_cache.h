@@ -1,5 +1,6 @@
-// flash_attention_with_kvcache: attention of a few queries over a cache of keys and values, to which it
-// adds new ones in the same call. The checked arguments of one call, and what a seam gives for it.
+// flash_attention_with_kvcache: attention of a few queries over a cache of keys and values, to
+// which it adds new ones in the same call. The checked arguments of one call, and what a backend
+// gives for it.
 #pragma once
 
 #include <cstdint>
@@ -72,7 +73,7 @@ struct KvCacheCall : KvCacheTensors<Tensor> {
   Tensor out;  // contiguous
 };
 
-// A seam's kernels for it on one device.
+// A backend's kernels for it on one device.
 class KvCacheKernels {
  public:
   virtual ~KvCacheKernels() = default;

@@ -11,23 +11,26 @@ namespace {
 AttentionKernels* make_attention_kernels(const Device& device) {
   const FamilyKernels family("attention", device);
   auto made = std::make_unique<AttentionKernels>();
-  family.for_each_seam<AttentionSeam>([&](const AttentionSeam& seam, const auto& entries) {
-    if (auto forward = seam.forward(device, entries)) made->forward.push_back(std::move(forward));
-    if (auto backward = seam.backward(device, entries)) {
-      made->backward.push_back(std::move(backward));
-    }
-    if (auto cache = seam.kv_cache(device, entries)) made->kv_cache.push_back(std::move(cache));
-  });
+  family.for_each_backend<AttentionBackend>(
+      [&](const AttentionBackend& backend, const auto& entries) {
+        if (auto forward = backend.forward(device, entries))
+          made->forward.push_back(std::move(forward));
+        if (auto backward = backend.backward(device, entries)) {
+          made->backward.push_back(std::move(backward));
+        }
+        if (auto cache = backend.kv_cache(device, entries))
+          made->kv_cache.push_back(std::move(cache));
+      });
   return made.release();
 }
 
 DeviceTables<AttentionKernels> g_attention_kernels;
 
 template <class Kernels>
-AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& seams,
+AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& backends,
                                    const AttentionCase& problem) {
   AttentionPlan<Kernels> best;
-  for (const std::unique_ptr<Kernels>& kernels : seams) {
+  for (const std::unique_ptr<Kernels>& kernels : backends) {
     const AttentionPlan<Kernels> plan = kernels->plan(problem);
     if (!(plan.microseconds < best.microseconds)) continue;
     best = plan;
@@ -40,8 +43,8 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
 AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
   // A scale that is not positive turns the order of the scores around, which only the general
   // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,
-  // where a positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
-  // further from a score than a weight may grow.
+  // where a positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would
+  // be no further from a score than a weight may grow.
   const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
   const bool general = options.alibi_slopes || settings.drop_below > 0 || settings.softcap > 0 ||
                        !(unit > 1e-37f) || !std::isnormal(unit);

@@ -1,7 +1,8 @@
-// Choosing the kernels of an attention: all seams are asked alike, and the quickest answer is kept.
+// Choosing the kernels of an attention: all backends are asked alike, and the quickest answer is
+// kept.
 #pragma once
 
-#include "ops/attention/seam.h"
+#include "ops/attention/backend.h"
 
 namespace torch_cubin {
 

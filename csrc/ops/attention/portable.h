@@ -1,5 +1,5 @@
-// What the seams of the portable attention kernels share: an entry of the manifest as numbers, and
-// the launch with AttentionParams.
+// What the backends of the portable attention kernels share: an entry of the manifest as numbers,
+// and the launch with AttentionParams.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/attention_params.h"
-#include "ops/attention/seam.h"
+#include "ops/attention/backend.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -33,8 +33,8 @@ struct AttentionRow {
 
 using AttentionRows = std::vector<AttentionRow>;
 
-// check() of the portable seams, for kernels with the parameters of that header; a kernel of a kind that
-// has variants must say which it is.
+// check() of the portable backends, for kernels with the parameters of that header; a kernel of a
+// kind that has variants must say which it is.
 void check_portable(PackageKernel& kernel, bool has_variants, const char* header = "attention",
                     size_t bytes = sizeof(AttentionParams));
 
@@ -52,23 +52,24 @@ void launch_attention(PackageKernel& kernel, const Params& params, int64_t block
   if (check_blocks(blocks)) launch(kernel, {blocks, splits, 1, 0, dynamic_shared}, device, params);
 }
 
-// Memory for what the parts of the keys give for `rows` rows, which the parameters then name; none for
-// one part. (portable_forward.cpp)
+// Memory for what the parts of the keys give for `rows` rows, which the parameters then name; none
+// for one part. (portable_forward.cpp)
 Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& device);
 
-// Joins the parts of `rows` rows. With `one_order` parts are added in an order that does not depend on
-// how many there are.
+// Joins the parts of `rows` rows. With `one_order` parts are added in an order that does not depend
+// on how many there are.
 void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
                     bool one_order, const Device& device);
 
-// The kernel for few queries of so wide heads, or null. `blocks`: of 16 rows, without a split. Of two for the
-// same head_dim the one with more columns a tile is for blocks whose parts can be one for each of nearly all
-// multiprocessors: it fills one alone, so that there are half as many parts to join.
+// The kernel for few queries of so wide heads, or null. `blocks`: of 16 rows, without a split. Of
+// two for the same head_dim the one with more columns a tile is for blocks whose parts can be one
+// for each of nearly all multiprocessors: it fills one alone, so that there are half as many parts
+// to join.
 const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
                                const Device& device);
 
-// How a decode's blocks share out the columns: into how many parts, the shared memory that puts equally
-// many blocks on each multiprocessor, and the tiles that a block prefetches (DecodeParams).
+// How a decode's blocks share out the columns: into how many parts, the shared memory that puts
+// equally many blocks on each multiprocessor, and the tiles that a block prefetches (DecodeParams).
 struct DecodeSplit {
   int64_t parts = 1;
   int64_t dynamic_shared = -1;
@@ -79,7 +80,7 @@ struct DecodeSplit {
 DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,
                          const Device& device);
 
-// The part of the portable forward's seam that serves flash_attention_with_kvcache.
+// The part of the portable forward's backend that serves flash_attention_with_kvcache.
 std::unique_ptr<KvCacheKernels> make_portable_kv_cache(const Device& device,
                                                        const std::vector<PackageKernel*>& kernels);
 

@@ -1,7 +1,7 @@
-// The seam of the backward kernels that run on every arch. Three in a row: for 16-bit types delta.cu
-// (the rows' sums of grad_out * out; it also clears the counters by which blocks add to dq in a fixed
-// order), backward.cu, and convert.cu, which rounds the float sums of dq; for float32 delta.cu, then
-// gradient.cu twice: for dk and dv, and for dq, which share nothing.
+// The backend of the backward kernels that run on every arch. Three in a row: for 16-bit types
+// delta.cu (the rows' sums of grad_out * out; it also clears the counters by which blocks add to dq
+// in a fixed order), backward.cu, and convert.cu, which rounds the float sums of dq; for float32
+// delta.cu, then gradient.cu twice: for dk and dv, and for dq, which share nothing.
 #include <algorithm>
 
 #include "ops/attention/portable.h"
@@ -138,10 +138,10 @@ class PortableBackward : public AttentionBackwardKernels {
   AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
 };
 
-class PortableBackwardSeam : public AttentionSeam {
+class PortableBackwardBackend : public AttentionBackend {
  public:
-  PortableBackwardSeam()
-      : AttentionSeam({"delta", "backward", "convert", "gradient_k", "gradient_q"}) {}
+  PortableBackwardBackend()
+      : AttentionBackend({"delta", "backward", "convert", "gradient_k", "gradient_q"}) {}
   void check(PackageKernel& kernel) const override {
     check_portable(kernel, kernel.entry().kind == "backward");
   }
@@ -151,7 +151,7 @@ class PortableBackwardSeam : public AttentionSeam {
   }
 };
 
-const PortableBackwardSeam g_portable_backward;
+const PortableBackwardBackend g_portable_backward;
 
 }  // namespace
 }  // namespace torch_cubin

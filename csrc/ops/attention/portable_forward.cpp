@@ -1,6 +1,6 @@
-// The seam of the forward kernels that run on every arch: mma.cu, pair.cu and tf32x3.cu of
-// csrc/kernels/attention, decode.cu for few rows of queries, and combine.cu, which joins the results
-// of keys that were split.
+// The backend of the forward kernels that run on every arch: mma.cu, pair.cu and tf32x3.cu of
+// csrc/kernels/attention, decode.cu for few rows of queries, and combine.cu, which joins the
+// results of keys that were split.
 #include <algorithm>
 
 #include "kernels/attention/combine_params.h"
@@ -162,10 +162,10 @@ class PortableForward : public AttentionForwardKernels {
   AttentionRows combine_[kAttendDtypes];
 };
 
-class PortableForwardSeam : public AttentionSeam {
+class PortableForwardBackend : public AttentionBackend {
  public:
-  PortableForwardSeam()
-      : AttentionSeam({"mma", "combine", "append", "append_e4m3", "decode", "decode_e4m3"}) {}
+  PortableForwardBackend()
+      : AttentionBackend({"mma", "combine", "append", "append_e4m3", "decode", "decode_e4m3"}) {}
   void check(PackageKernel& kernel) const override {
     const std::string& kind = kernel.entry().kind;
     if (is_decode(kind)) {
@@ -188,7 +188,7 @@ class PortableForwardSeam : public AttentionSeam {
   }
 };
 
-const PortableForwardSeam g_portable_forward;
+const PortableForwardBackend g_portable_forward;
 
 }  // namespace
 

@@ -1,6 +1,6 @@
-// The seam of csrc/kernels/attention/sm90.cu: attention forward on Hopper, of 16-bit types. Few queries with
-// many keys are the portable kernels'. Packed sequences take sm90_order.cu before it, boolean masks
-// sm90_mask.cu, masks that are added sm90_added_mask.cu.
+// The backend of csrc/kernels/attention/sm90.cu: attention forward on Hopper, of 16-bit types. Few
+// queries with many keys are the portable kernels'. Packed sequences take sm90_order.cu before it,
+// boolean masks sm90_mask.cu, masks that are added sm90_added_mask.cu.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -209,11 +209,11 @@ class Sm90Forward : public AttentionForwardKernels {
   PackageKernel* added_mask_ = nullptr;
 };
 
-class Sm90AttentionSeam : public AttentionSeam {
+class Sm90AttentionBackend : public AttentionBackend {
  public:
-  Sm90AttentionSeam()
-      : AttentionSeam({"sm90", kGeneralKind, kMaskedKind, kAddedKind, kGeneralAddedKind, kOrderKind,
-                       kMaskKind, kAddedMaskKind}) {}
+  Sm90AttentionBackend()
+      : AttentionBackend({"sm90", kGeneralKind, kMaskedKind, kAddedKind, kGeneralAddedKind,
+                          kOrderKind, kMaskKind, kAddedMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kOrderKind) {
@@ -245,7 +245,7 @@ class Sm90AttentionSeam : public AttentionSeam {
   }
 };
 
-const Sm90AttentionSeam g_sm90_attention;
+const Sm90AttentionBackend g_sm90_attention;
 
 }  // namespace
 }  // namespace torch_cubin

@@ -1,7 +1,8 @@
-// The seam of the backward for Hopper, of 16-bit types. Three kernels in a row, with one parameter:
-// sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns) or sm90_backward_wide.cu (up to 256), and
-// sm90_backward_convert.cu. Packed sequences take sm90_order.cu before them, boolean masks sm90_backward_mask.cu, masks
-// that are added sm90_backward_added_mask.cu. What these do not take is the portable kernels'.
+// The backend of the backward for Hopper, of 16-bit types. Three kernels in a row, with one
+// parameter: sm90_backward_delta.cu, sm90_backward.cu (heads of up to 128 columns) or
+// sm90_backward_wide.cu (up to 256), and sm90_backward_convert.cu. Packed sequences take
+// sm90_order.cu before them, boolean masks sm90_backward_mask.cu, masks that are added
+// sm90_backward_added_mask.cu. What these do not take is the portable kernels'.
 #include <algorithm>
 #include <optional>
 
@@ -14,12 +15,13 @@
 namespace torch_cubin {
 namespace {
 
-// The blocks of one place in the keys run beside each other for so many heads that what they all read
-// and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better than keys side
-// by side, since blocks of one head wait for each other's additions to dq; long heads are walked through
-// in step, so that a part of them suffices, the more so the shorter a band makes the steps' way, and the
-// more heads the fewer keys a block has, since more blocks of a head then wait. Measured on an H200 with
-// its cache of 60 MB and, for smaller ones, on an H100 with 50 MB.
+// The blocks of one place in the keys run beside each other for so many heads that what they all
+// read and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better
+// than keys side by side, since blocks of one head wait for each other's additions to dq; long
+// heads are walked through in step, so that a part of them suffices, the more so the shorter a band
+// makes the steps' way, and the more heads the fewer keys a block has, since more blocks of a head
+// then wait. Measured on an H200 with its cache of 60 MB and, for smaller ones, on an H100 with 50
+// MB.
 constexpr int64_t kBytesTogether = int64_t{32} << 20, kFewBytesTogether = int64_t{20} << 20;
 constexpr int64_t kLongHeadBytes = int64_t{2} << 20, kLeastTogether = 4;
 constexpr int64_t kLargeCache = int64_t{56} << 20;
@@ -29,7 +31,8 @@ bool has_small_cache(const Device& device) { return device.l2_bytes < kLargeCach
 // Blocks that share a work's keys: two in a cluster, each of half of them, for wide heads.
 int64_t blocks_of_work(const AttentionRow& row) { return row.kernel->entry().cluster[0]; }
 
-// Blocks of wide heads that work alone add twice as much: a small cache must hold all of what they do.
+// Blocks of wide heads that work alone add twice as much: a small cache must hold all of what they
+// do.
 bool fills_cache(const AttentionRow& row, const Device& device) {
   return has_small_cache(device) && row.head_dim > 128 && blocks_of_work(row) == 1;
 }
@@ -39,18 +42,20 @@ int64_t bytes_together(const AttentionRow& row, int64_t head, bool has_band, boo
                        const Device& device) {
   const bool in_pairs = blocks_of_work(row) > 1;
   const bool is_long = in_pairs ? head > kLongHeadBytes : head >= kLongHeadBytes;
-  // All of a short head is in use at a time, so that a few heads fill a small cache. Pairs without a band
-  // were quickest with few heads at every length: of 512 to 16,384 rows with 16, 8, 8, 4, 4 and 2 to 4
-  // (H100, 2026-11-25); with a band from 1 MB a head on they gain by more, 24, 16, 16, 8, 10 and 8. With a
-  // boolean mask, which may be a band, too, 8 heads of 2048 rows in place of 5 took 0.92 of the time where it was
-  // causal, 0.97 of documents, 1.00 of lengths and 1.05 where it hid nothing (H100, 2026-11-26).
+  // All of a short head is in use at a time, so that a few heads fill a small cache. Pairs without
+  // a band were quickest with few heads at every length: of 512 to 16,384 rows with 16, 8, 8, 4, 4
+  // and 2 to 4 (H100, 2026-11-25); with a band from 1 MB a head on they gain by more, 24, 16, 16,
+  // 8, 10 and 8. With a boolean mask, which may be a band, too, 8 heads of 2048 rows in place of 5
+  // took 0.92 of the time where it was causal, 0.97 of documents, 1.00 of lengths and 1.05 where it
+  // hid nothing (H100, 2026-11-26).
   const bool is_short = has_band ? head < kLongHeadBytes / 2 : !is_long || (in_pairs && !has_mask);
   if (is_short && (in_pairs || has_small_cache(device))) return kFewBytesTogether;
   return has_band && is_long && !fills_cache(row, device) ? 2 * kBytesTogether : kBytesTogether;
 }
 
-// At least so many that one set of them has a block for every multiprocessor: the next set's longest
-// blocks come after this one's shortest, and a device that is full of one set never waits for them.
+// At least so many that one set of them has a block for every multiprocessor: the next set's
+// longest blocks come after this one's shortest, and a device that is full of one set never waits
+// for them.
 int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bool has_band,
                        const Device& device) {
   const int64_t head = problem.seqlen_q * row.head_dim * 8, each = head * problem.group();
@@ -133,8 +138,8 @@ class Sm90Backward : public AttentionBackwardKernels {
                             problem.seqlen_k > kMostPairs * pair->columns)) {
       pair = nullptr;
     }
-    // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker. What runs in
-    // pairs is counted as if it did not: it only takes less.
+    // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker.
+    // What runs in pairs is counted as if it did not: it only takes less.
     const int64_t tiles = ceil_div(problem.seqlen_q, row->rows) * problem.heads;
     const int64_t blocks = ceil_div(problem.seqlen_k, row->columns);
     const double steps = static_cast<double>(problem.batch) * tiles * blocks;
@@ -227,7 +232,8 @@ class Sm90Backward : public AttentionBackwardKernels {
     order.make(*order_, device_, all, params);
   }
 
-  // Launches the kernel that lays out a mask, for as many batches, heads and tiles of queries as it has.
+  // Launches the kernel that lays out a mask, for as many batches, heads and tiles of queries as it
+  // has.
   void fill_mask(Sm90BackwardParams& params, const AttentionParams& all, AttentionDtype dtype,
                  std::optional<Workspace>& memory) const {
     const auto size = [&](int dim, int all_of) { return all.mask_stride[dim] == 0 ? 1 : all_of; };
@@ -295,12 +301,12 @@ class Sm90Backward : public AttentionBackwardKernels {
   PackageKernel* added_mask_ = nullptr;
 };
 
-class Sm90BackwardSeam : public AttentionSeam {
+class Sm90BackwardBackend : public AttentionBackend {
  public:
-  Sm90BackwardSeam()
-      : AttentionSeam({"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
-                       kBackwardAddedKind, "sm90_backward_convert", kBackwardOrderKind,
-                       kBackwardMaskKind, kBackwardAddedMaskKind}) {}
+  Sm90BackwardBackend()
+      : AttentionBackend({"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
+                          kBackwardAddedKind, "sm90_backward_convert", kBackwardOrderKind,
+                          kBackwardMaskKind, kBackwardAddedMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kBackwardOrderKind) {
@@ -334,7 +340,7 @@ class Sm90BackwardSeam : public AttentionSeam {
   }
 };
 
-const Sm90BackwardSeam g_sm90_backward;
+const Sm90BackwardBackend g_sm90_backward;
 
 }  // namespace
 }  // namespace torch_cubin

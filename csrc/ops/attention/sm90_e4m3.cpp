@@ -1,6 +1,6 @@
-// The seam of csrc/kernels/attention/sm90_e4m3.cu: attention forward on Hopper, of float8_e4m3fn, with
-// lengths and the band alone. sm90_e4m3_values.cu lays out the values before it; packed sequences take
-// sm90_order.cu, too.
+// The backend of csrc/kernels/attention/sm90_e4m3.cu: attention forward on Hopper, of
+// float8_e4m3fn, with lengths and the band alone. sm90_e4m3_values.cu lays out the values before
+// it; packed sequences take sm90_order.cu, too.
 #include <algorithm>
 
 #include "kernels/attention/sm90_e4m3_params.h"
@@ -21,8 +21,9 @@ constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
 constexpr int64_t kValuesGroup = 16;       // keys whose order is one pattern
 constexpr int64_t kValuesThreadGroup = 8;  // threads that write neighbouring groups
 constexpr int kE4m3RowsTogether = 32768;   // as in sm90.cpp
-// Blocks take tiles as they need them where pairs would leave so much of a launch idle: 3% less time at 4,096
-// causal rows of head_dim 128, whose pairs fill 5.3 of 6 rounds. Elsewhere pairs take up to 3% less.
+// Blocks take tiles as they need them where pairs would leave so much of a launch idle: 3% less
+// time at 4,096 causal rows of head_dim 128, whose pairs fill 5.3 of 6 rounds. Elsewhere pairs take
+// up to 3% less.
 constexpr double kIdleInPairs = 1.06;
 constexpr double kE4m3Log2e = 1.4426950408889634;
 
@@ -136,8 +137,8 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     return best;
   }
 
-  // The operands' maps, sizes and strides. Launches the kernel that lays out the values, into the memory that
-  // is returned.
+  // The operands' maps, sizes and strides. Launches the kernel that lays out the values, into the
+  // memory that is returned.
   Workspace fill(Sm90E4m3Params& params, const AttentionRow& row, const AttentionParams& all,
                  const Sm90Rows& rows) const {
     const int64_t kv_heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
@@ -200,9 +201,9 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
   PackageKernel* order_ = nullptr;
 };
 
-class Sm90E4m3Seam : public AttentionSeam {
+class Sm90E4m3Backend : public AttentionBackend {
  public:
-  Sm90E4m3Seam() : AttentionSeam({kE4m3Kind, kE4m3ValuesKind, kE4m3OrderKind}) {}
+  Sm90E4m3Backend() : AttentionBackend({kE4m3Kind, kE4m3ValuesKind, kE4m3OrderKind}) {}
 
   void check(PackageKernel& kernel) const override {
     const std::string& kind = kernel.entry().kind;
@@ -222,7 +223,7 @@ class Sm90E4m3Seam : public AttentionSeam {
   }
 };
 
-const Sm90E4m3Seam g_sm90_e4m3_attention;
+const Sm90E4m3Backend g_sm90_e4m3_attention;
 
 }  // namespace
 }  // namespace torch_cubin

@@ -1,6 +1,6 @@
-// What the seams of attention's kernels for Hopper share: tensor maps of operands of 16-bit types, as
-// (batch, head, row, column), in boxes of 64 columns and some rows under the 128-byte swizzle; lengths;
-// and the order of packed sequences' tiles.
+// What the backends of attention's kernels for Hopper share: tensor maps of operands of 16-bit
+// types, as (batch, head, row, column), in boxes of 64 columns and some rows under the 128-byte
+// swizzle; lengths; and the order of packed sequences' tiles.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace torch_cubin {
 
-// `stride`: batch, head, row; in elements, whole 16 bytes each. `packed`: rows of sequences one behind
-// the other; then `rows` counts those of all, and `batch` is of no meaning.
+// `stride`: batch, head, row; in elements, whole 16 bytes each. `packed`: rows of sequences one
+// behind the other; then `rows` counts those of all, and `batch` is of no meaning.
 struct Sm90MapRows {
   const void* data;
   const tc_int64 (&stride)[3];
@@ -26,7 +26,8 @@ struct Sm90MapRows {
 void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const Sm90MapRows& rows,
                      int64_t box_rows, const Device& device);
 
-// The same for elements of one byte, whose boxes have 64 or 128 columns under the swizzle of as many bytes.
+// The same for elements of one byte, whose boxes have 64 or 128 columns under the swizzle of as
+// many bytes.
 void encode_sm90_byte_map(Sm90AttentionMap& out, const Sm90MapRows& rows, int64_t box_columns,
                           int64_t box_rows, const Device& device);
 
@@ -44,8 +45,8 @@ struct Sm90Rows {
         q(operands.call.shape.total_q),
         k(operands.call.shape.total_k) {}
 
-  // Tiles of so many rows, of a head. Packed sequences have at most so many: each may end with a part
-  // of one.
+  // Tiles of so many rows, of a head. Packed sequences have at most so many: each may end with a
+  // part of one.
   int64_t tiles(int64_t all_rows, int64_t tile) const {
     return packed ? all_rows / tile + sequences : ceil_div(all_rows, tile);
   }
@@ -86,8 +87,8 @@ void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionPa
 // What check() of both directions asks: a 16-bit type, and the variant that the entry's kind says.
 void check_sm90_row(const AttentionRow& row, bool is_general);
 
-// The order of packed sequences' tiles (sm90_order.cu), which a kernel before the others makes. It also
-// clears the rows of no sequence that `params` names.
+// The order of packed sequences' tiles (sm90_order.cu), which a kernel before the others makes. It
+// also clears the rows of no sequence that `params` names.
 class Sm90TileOrder {
  public:
   // `capacity`: the most tiles that there can be.

@@ -1,12 +1,12 @@
-// The seam of csrc/kernels/softmax/rows.cu: which of its kernels for what, and their launch.
+// The backend of csrc/kernels/softmax/rows.cu: which of its kernels for what, and their launch.
 #include <algorithm>
 #include <memory>
 
 #include "cubin/error.h"
 #include "ops/attention/softmax.h"
+#include "ops/common/backend.h"
 #include "ops/common/device_tables.h"
 #include "ops/common/launch.h"
-#include "ops/common/seam.h"
 #include "ops/common/shape.h"
 #include "runtime/device.h"
 
@@ -32,21 +32,21 @@ struct SoftmaxRow {
   int64_t rows;  // of a block
 };
 
-class SoftmaxRowsSeam : public KernelSeam {
+class SoftmaxRowsBackend : public KernelBackend {
  public:
-  SoftmaxRowsSeam() : KernelSeam("softmax") {}
+  SoftmaxRowsBackend() : KernelBackend("softmax") {}
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "softmax", sizeof(SoftmaxParams));
     SoftmaxRow{kernel};  // throws for a field that is wrong
   }
 };
 
-const SoftmaxRowsSeam g_softmax_rows;
+const SoftmaxRowsBackend g_softmax_rows;
 
 // The kernels for one device: for rows of a warp, and of a block.
 struct SoftmaxTable {
   explicit SoftmaxTable(const Device& device) : family("softmax", device) {
-    family.for_each_seam<KernelSeam>([&](const KernelSeam&, const auto& kernels) {
+    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
       for (PackageKernel* kernel : kernels) {
         const SoftmaxRow row(*kernel);
         rows[row.kind][row.is_double][row.rows == 1] = std::make_unique<SoftmaxRow>(row);

@@ -1,4 +1,4 @@
-// What seams launch with: the catalog's kernels on PyTorch's current stream, and memory of a
+// What backends launch with: the catalog's kernels on PyTorch's current stream, and memory of a
 // launch's own.
 #pragma once
 

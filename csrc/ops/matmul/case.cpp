@@ -1,5 +1,5 @@
 // matmul_case: what plans depend on, of a problem and its operands' addresses.
-#include "ops/matmul/seam.h"
+#include "ops/matmul/backend.h"
 
 namespace torch_cubin {
 namespace {

@@ -1,13 +1,13 @@
-// The seam of csrc/kernels/matmul/finish.cu: an epilogue that the quickest kernels cannot do themselves.
-// The product goes, with its sums unrounded, to whichever kernels are quickest for that, and a second
-// kernel does the rest.
+// The backend of csrc/kernels/matmul/finish.cu: an epilogue that the quickest kernels cannot do
+// themselves. The product goes, with its sums unrounded, to whichever kernels are quickest for
+// that, and a second kernel does the rest.
 #include <algorithm>
 #include <iterator>
 
 #include "kernels/matmul/finish_params.h"
 #include "ops/common/launch.h"
+#include "ops/matmul/backend.h"
 #include "ops/matmul/plan.h"
-#include "ops/matmul/seam.h"
 
 namespace torch_cubin {
 namespace {
@@ -125,9 +125,9 @@ class FinishKernels : public MatmulKernels {
   CopyCost cost_;
 };
 
-class FinishSeam : public MatmulSeam<FinishKernels> {
+class FinishBackend : public MatmulBackendOf<FinishKernels> {
  public:
-  FinishSeam() : MatmulSeam({"finish"}) {}
+  FinishBackend() : MatmulBackendOf({"finish"}) {}
 
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/finish", sizeof(FinishParams));
@@ -137,7 +137,7 @@ class FinishSeam : public MatmulSeam<FinishKernels> {
   }
 };
 
-const FinishSeam g_finish;
+const FinishBackend g_finish;
 
 }  // namespace
 }  // namespace torch_cubin

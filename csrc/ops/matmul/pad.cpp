@@ -1,8 +1,8 @@
-// The seam of csrc/kernels/matmul/pad.cu: an operand whose rows no kernel can read 16 bytes at a time is
-// copied first, to rows that begin at whole lines of the cache, and the product then goes to whichever
-// kernels are quickest for that. The copy runs at the memory's speed; kernels that read by elements run
-// at a fraction of the aligned ones'. Rows that are aligned, but not to lines, are copied where the
-// models say that it pays.
+// The backend of csrc/kernels/matmul/pad.cu: an operand whose rows no kernel can read 16 bytes at a
+// time is copied first, to rows that begin at whole lines of the cache, and the product then goes
+// to whichever kernels are quickest for that. The copy runs at the memory's speed; kernels that
+// read by elements run at a fraction of the aligned ones'. Rows that are aligned, but not to lines,
+// are copied where the models say that it pays.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -10,8 +10,8 @@
 
 #include "kernels/matmul/pad_params.h"
 #include "ops/common/launch.h"
+#include "ops/matmul/backend.h"
 #include "ops/matmul/plan.h"
-#include "ops/matmul/seam.h"
 
 namespace torch_cubin {
 namespace {
@@ -28,8 +28,8 @@ constexpr int64_t kMostColumns = int64_t{1} << 31;  // of a row: the kernel's ar
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
 
-// What follows a copy is told as a share of its time (sm90.cpp); a product with a short K, most of whose time
-// its stores take, as a smaller one.
+// What follows a copy is told as a share of its time (sm90.cpp); a product with a short K, most of
+// whose time its stores take, as a smaller one.
 constexpr double kInnerBesideElements = 1.28, kInnerOfShortK = 1.6;
 constexpr int64_t kShortK = 128;
 
@@ -209,9 +209,9 @@ class PadKernels : public MatmulKernels {
   CopyCost cost_;
 };
 
-class PadSeam : public MatmulSeam<PadKernels> {
+class PadBackend : public MatmulBackendOf<PadKernels> {
  public:
-  PadSeam() : MatmulSeam({"pad"}) {}
+  PadBackend() : MatmulBackendOf({"pad"}) {}
 
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/pad", sizeof(PadParams));
@@ -221,7 +221,7 @@ class PadSeam : public MatmulSeam<PadKernels> {
   }
 };
 
-const PadSeam g_pad;
+const PadBackend g_pad;
 
 }  // namespace
 }  // namespace torch_cubin

@@ -14,11 +14,11 @@ namespace {
 
 using nlohmann::json;
 
-// What every seam has for one device.
+// What every backend has for one device.
 struct MatmulTable {
   explicit MatmulTable(const Device& device) : family("matmul", device) {
-    family.for_each_seam<AnyMatmulSeam>([&](const AnyMatmulSeam& seam, const auto& entries) {
-      kernels.push_back(seam.on(device, entries));
+    family.for_each_backend<MatmulBackend>([&](const MatmulBackend& backend, const auto& entries) {
+      kernels.push_back(backend.on(device, entries));
     });
   }
   FamilyKernels family;
@@ -80,7 +80,7 @@ MatmulPlan quickest(const MatmulTable& table, const Device& device, const Matmul
   return predicted(table, problem);
 }
 
-// ---- watching, for torch_cubin.tune ---------------------------------------------------------------
+// ---- watching, for torch_cubin.tune
 
 std::atomic<bool> g_watched{false};
 std::mutex g_watch_mutex;  // guards what follows
@@ -171,7 +171,8 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
     // Planning may ask for other plans, which may take the same slot: the answer is copied.
     const MatmulPlan plan =
         watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
-    // A case with split sums is a part of another case's plan: without a kernel that plan is left out.
+    // A case with split sums is a part of another case's plan: without a kernel that plan is left
+    // out.
     const bool needed = !plan.too_large && !problem.split_sums;
     if (plan.kernels == nullptr && needed) table.family.fail_no_kernel("this product");
     slot.plan = plan;

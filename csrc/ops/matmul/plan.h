@@ -1,28 +1,30 @@
-// Choosing a kernel for a product: all seams are asked alike, and the quickest answer is kept.
+// Choosing a kernel for a product: all backends are asked alike, and the quickest answer is kept.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "ops/matmul/seam.h"
+#include "ops/matmul/backend.h"
 
 namespace torch_cubin {
 
-// Deterministic: depends on its arguments and on the tuned tables only. Remembers recent answers by thread; the reference
-// is good until this thread's next call. Throws [no_kernel], or the error of an entry that was
-// refused, where nobody takes the problem, unless that is for its size (too_large).
+// Deterministic: depends on its arguments and on the tuned tables only. Remembers recent answers by
+// thread; the reference is good until this thread's next call. Throws [no_kernel], or the error of
+// an entry that was refused, where nobody takes the problem, unless that is for its size
+// (too_large).
 const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem);
 
 // What torch_cubin.tune needs: from now on every product that is planned, on any thread, is written
-// down, if it is one of the operands' type with at most a bias (tables know no others); what was written down before is forgotten. Planning is slow until it is turned off.
+// down, if it is one of the operands' type with at most a bias (tables know no others); what was
+// written down before is forgotten. Planning is slow until it is turned off.
 void watch_plans(bool on);
 
-// The products that were planned, each once: {"device", "dtype", "product" (tuned.h), "chosen", "tuned",
-// "ways": [{"name", "microseconds"}]}, the predicted times.
+// The products that were planned, each once: {"device", "dtype", "product" (tuned.h), "chosen",
+// "tuned", "ways": [{"name", "microseconds"}]}, the predicted times.
 nlohmann::json watched_plans();
 
-// While plans are watched, this thread's products that have a way of that name take it, with any epilogue;
-// "": none.
+// While plans are watched, this thread's products that have a way of that name take it, with any
+// epilogue; "": none.
 void force_way(const std::string& name);
 
 }  // namespace torch_cubin

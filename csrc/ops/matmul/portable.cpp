@@ -1,11 +1,11 @@
-// The seam of the kernels that run on every arch: mma.cu, simt.cu, dot.cu and axpy.cu of
+// The backend of the kernels that run on every arch: mma.cu, simt.cu, dot.cu and axpy.cu of
 // csrc/kernels/matmul, with reduce.cu, which adds the partial sums of a K that was split.
 #include <algorithm>
 
 #include "ops/common/launch.h"
+#include "ops/matmul/backend.h"
 #include "ops/matmul/params.h"
 #include "ops/matmul/portable_cost.h"
-#include "ops/matmul/seam.h"
 
 namespace torch_cubin {
 namespace {
@@ -98,9 +98,9 @@ class PortableMatmul : public MatmulKernels {
   PortableTable table_;
 };
 
-class PortableMatmulSeam : public MatmulSeam<PortableMatmul> {
+class PortableMatmulBackend : public MatmulBackendOf<PortableMatmul> {
  public:
-  PortableMatmulSeam() : MatmulSeam({"mma", "persistent", "simt", "dot", "reduce"}) {}
+  PortableMatmulBackend() : MatmulBackendOf({"mma", "persistent", "simt", "dot", "reduce"}) {}
 
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul", sizeof(MatmulParams));
@@ -108,7 +108,7 @@ class PortableMatmulSeam : public MatmulSeam<PortableMatmul> {
   }
 };
 
-const PortableMatmulSeam g_portable_matmul;
+const PortableMatmulBackend g_portable_matmul;
 
 }  // namespace
 }  // namespace torch_cubin

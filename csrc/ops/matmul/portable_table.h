@@ -1,11 +1,11 @@
-// The portable seam's kernels on one device, sorted for choosing. Which there are, and what they
+// The portable backend's kernels on one device, sorted for choosing. Which there are, and what they
 // cost, is the manifest's data: a new instantiation is a new entry there.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "ops/matmul/seam.h"
+#include "ops/matmul/backend.h"
 
 namespace torch_cubin {
 

@@ -1,11 +1,11 @@
-// The seam of csrc/kernels/matmul/sm90.cu: products on Hopper whose operands the TMA can read.
+// The backend of csrc/kernels/matmul/sm90.cu: products on Hopper whose operands the TMA can read.
 #include <algorithm>
 #include <utility>
 
 #include "kernels/matmul/sm90_params.h"
 #include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
-#include "ops/matmul/seam.h"
+#include "ops/matmul/backend.h"
 #include "ops/matmul/sm90_cost.h"
 #include "runtime/tensor_map.h"
 
@@ -19,13 +19,15 @@ constexpr int32_t kGroup = 8;       // tile rows that follow one another; 4 and 
 // A finisher waits for the other parts for a millisecond at most, which is longer than any takes.
 constexpr int32_t kPolls = 10000;
 
-// Up to so many rows (or columns) there are kernels of their own: sm90_skinny.cu's, and portable ones.
+// Up to so many rows (or columns) there are kernels of their own: sm90_skinny.cu's, and portable
+// ones.
 constexpr int64_t kFewRows = 64;
 
-// The portable kernels' model tells less than they take (on an H200 66 us of 81 for 128 x 28672 x 4096,
-// which these do in 61), so what these tell to be compared is a share of their time. Fitted, with those
-// of sm90_skinny.cpp, to 5,200 timings of 545 products: what is chosen of all kernels then takes 9% longer
-// than the best on average where rows are few, 3% elsewhere, 1% where rows begin anywhere.
+// The portable kernels' model tells less than they take (on an H200 66 us of 81 for 128 x 28672 x
+// 4096, which these do in 61), so what these tell to be compared is a share of their time. Fitted,
+// with those of sm90_skinny.cpp, to 5,200 timings of 545 products: what is chosen of all kernels
+// then takes 9% longer than the best on average where rows are few, 3% elsewhere, 1% where rows
+// begin anywhere.
 constexpr double kShareToCompare = 0.615, kShareOfFewRows = 0.64;
 // Of rows that are read by threads, beside kernels that read by elements and copies.
 constexpr double kShareOfReads = 0.8;
@@ -140,16 +142,16 @@ class Sm90Matmul : public MatmulKernels {
            (!c.split_sums || (c.batch_dims == 0 && c.math != kMathTF32));
   }
 
-  // Whether what no tensor map describes can be read by threads: rows of neighbours, of 16 bits. Not where
-  // bits may not depend on M: then a copy makes all products alike.
+  // Whether what no tensor map describes can be read by threads: rows of neighbours, of 16 bits.
+  // Not where bits may not depend on M: then a copy makes all products alike.
   static bool is_readable(const MatmulCase& c) {
     return c.math != kMathTF32 && c.batch_dims == 0 && !c.batch_invariant && c.k <= kMostReadK &&
            (c.a_mappable || (!is_vectors(c.a) && c.a_unit)) &&
            (c.b_mappable || (!is_vectors(c.b) && c.b_unit));
   }
 
-  // Kernels take TF32 that is not contiguous along K as A alone: where B is, and A is not, the product is
-  // transposed.
+  // Kernels take TF32 that is not contiguous along K as A alone: where B is, and A is not, the
+  // product is transposed.
   static bool transposes(const MatmulCase& c) {
     return c.math == kMathTF32 && is_along_k(c.a) && !is_along_k(c.b);
   }
@@ -373,9 +375,9 @@ class Sm90Matmul : public MatmulKernels {
   ClusterRoom clusters_{kLargestCluster};
 };
 
-class Sm90MatmulSeam : public MatmulSeam<Sm90Matmul> {
+class Sm90MatmulBackend : public MatmulBackendOf<Sm90Matmul> {
  public:
-  Sm90MatmulSeam() : MatmulSeam({"sm90"}) {}
+  Sm90MatmulBackend() : MatmulBackendOf({"sm90"}) {}
 
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
@@ -383,7 +385,7 @@ class Sm90MatmulSeam : public MatmulSeam<Sm90Matmul> {
   }
 };
 
-const Sm90MatmulSeam g_sm90_matmul;
+const Sm90MatmulBackend g_sm90_matmul;
 
 }  // namespace
 }  // namespace torch_cubin

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/matmul/seam.h"
+#include "ops/matmul/backend.h"
 
 namespace torch_cubin {
 
@@ -28,8 +28,8 @@ struct Sm90Row {
   bool from_registers() const { return math == kMathTF32 && a_mn_major; }
 };
 
-// What the blocks of a cluster have in common: so many along N share a tile of A, so many along M one of B;
-// or two split K.
+// What the blocks of a cluster have in common: so many along N share a tile of A, so many along M
+// one of B; or two split K.
 struct Sm90Cluster {
   const char* name;  // in a way's
   int64_t of_a, of_b;

@@ -1,12 +1,12 @@
-// The seam of csrc/kernels/matmul/sm90_skinny.cu: products with at most 64 rows of A, or columns of B,
-// on Hopper. The small operand is called the tokens, the other one the weights.
+// The backend of csrc/kernels/matmul/sm90_skinny.cu: products with at most 64 rows of A, or columns
+// of B, on Hopper. The small operand is called the tokens, the other one the weights.
 #include <algorithm>
 #include <limits>
 
 #include "kernels/matmul/sm90_skinny_params.h"
 #include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
-#include "ops/matmul/seam.h"
+#include "ops/matmul/backend.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
@@ -18,23 +18,23 @@ constexpr int64_t kSkinnyGroupBytes = 128 * 16;  // the sums of 64 rows x 8 toke
 constexpr int64_t kSkinnyMostStages = 16;
 constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least what is static
 constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
-// Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the next
-// kernel's blocks then find room while this one's are running.
+// Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the
+// next kernel's blocks then find room while this one's are running.
 constexpr int64_t kSkinnyHalfShared = 113 * 1024 - 1024;
 // Bytes of the weights that keep a block busy for long (15 us on the H200).
 constexpr int64_t kSkinnyLongBytes = int64_t{1} << 20;
-// Share of the memory's peak that the kernels reach, the bytes a cycle that one multiprocessor takes at
-// most; fitted to timings on the H200.
+// Share of the memory's peak that the kernels reach, the bytes a cycle that one multiprocessor
+// takes at most; fitted to timings on the H200.
 constexpr double kSkinnyMemoryShare = 0.9;
 constexpr double kSkinnyMultiprocessorRate = 20;
-// What these bounds leave out, fitted so that times compare with those of other kernels (sm90.cpp): us,
-// and for each split more, which joins the sums of 32 tokens.
+// What these bounds leave out, fitted so that times compare with those of other kernels (sm90.cpp):
+// us, and for each split more, which joins the sums of 32 tokens.
 constexpr double kSkinnyShareToCompare = 0.74, kSkinnyMore = 0.6, kSkinnyAlone = 1.5,
                  kSkinnySplit = 0.1;
 
-// How K and the weights' rows are shared out: a function of them alone, so that the order in which K is
-// added up does not depend on the number of tokens. The rule is what sweeps on the H200 left of many
-// choices (benchmarks/sm90/bench_skinny.py).
+// How K and the weights' rows are shared out: a function of them alone, so that the order in which
+// K is added up does not depend on the number of tokens. The rule is what sweeps on the H200 left
+// of many choices (benchmarks/sm90/bench_skinny.py).
 struct SkinnyTiles {
   int32_t rows, splits;
 };
@@ -289,8 +289,8 @@ class Sm90Skinny : public MatmulKernels {
     return row.rows_contiguous ? ceil_div(rows, int64_t{64}) * 64 : rows;
   }
 
-  // As many stages as have room beside the next kernel's block; where those are few, or a block runs
-  // for so long that an early start of the next kernel is nothing to it, as have room at all.
+  // As many stages as have room beside the next kernel's block; where those are few, or a block
+  // runs for so long that an early start of the next kernel is nothing to it, as have room at all.
   static bool fit_stages(const SkinnyRow& row, int64_t k, SkinnyPlan& plan) {
     const int64_t rows = plan.tiles.rows, splits = plan.tiles.splits;
     const int64_t stage = (stage_rows(row, rows) + row.tokens) * kSkinnyPanelBytes * 2;
@@ -334,9 +334,9 @@ class Sm90Skinny : public MatmulKernels {
   ClusterRoom clusters_{kSkinnyMostSplits};
 };
 
-class Sm90SkinnySeam : public MatmulSeam<Sm90Skinny> {
+class Sm90SkinnyBackend : public MatmulBackendOf<Sm90Skinny> {
  public:
-  Sm90SkinnySeam() : MatmulSeam({"sm90_skinny"}) {}
+  Sm90SkinnyBackend() : MatmulBackendOf({"sm90_skinny"}) {}
 
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/sm90_skinny", sizeof(Sm90SkinnyParams));
@@ -344,7 +344,7 @@ class Sm90SkinnySeam : public MatmulSeam<Sm90Skinny> {
   }
 };
 
-const Sm90SkinnySeam g_sm90_skinny;
+const Sm90SkinnyBackend g_sm90_skinny;
 
 }  // namespace
 }  // namespace torch_cubin

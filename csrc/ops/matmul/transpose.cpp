@@ -1,15 +1,15 @@
-// The seam of csrc/kernels/matmul/transpose.cu: TF32 products of operands that are not contiguous along K,
-// which wgmma cannot read from shared memory. They, or one of two, are copied first so that they are, and
-// the product then goes to whichever kernels are quickest for that: those of sm90.cu take one such operand,
-// where its rows are aligned.
+// The backend of csrc/kernels/matmul/transpose.cu: TF32 products of operands that are not
+// contiguous along K, which wgmma cannot read from shared memory. They, or one of two, are copied
+// first so that they are, and the product then goes to whichever kernels are quickest for that:
+// those of sm90.cu take one such operand, where its rows are aligned.
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "kernels/matmul/transpose_params.h"
 #include "ops/common/launch.h"
+#include "ops/matmul/backend.h"
 #include "ops/matmul/plan.h"
-#include "ops/matmul/seam.h"
 
 namespace torch_cubin {
 namespace {
@@ -18,7 +18,8 @@ constexpr int64_t kTransposeTile = 64;
 constexpr int64_t kFloatBytes = 4;
 // Bytes of copies that a product may take beside its operands and its output.
 constexpr double kMostTransposedBytes = 2.0 * (1 << 30);
-// Multiplications below which a second launch costs more than the portable kernels' slower products.
+// Multiplications below which a second launch costs more than the portable kernels' slower
+// products.
 constexpr double kLeastTransposedWork = 256.0 * 256 * 256;
 
 // From one row of a copy to the next: rows begin at lines of the cache.
@@ -142,9 +143,9 @@ class TransposeKernels : public MatmulKernels {
   CopyCost cost_;
 };
 
-class TransposeSeam : public MatmulSeam<TransposeKernels> {
+class TransposeBackend : public MatmulBackendOf<TransposeKernels> {
  public:
-  TransposeSeam() : MatmulSeam({"transpose"}) {}
+  TransposeBackend() : MatmulBackendOf({"transpose"}) {}
 
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/transpose", sizeof(TransposeParams));
@@ -158,7 +159,7 @@ class TransposeSeam : public MatmulSeam<TransposeKernels> {
   }
 };
 
-const TransposeSeam g_transpose;
+const TransposeBackend g_transpose;
 
 }  // namespace
 }  // namespace torch_cubin

@@ -1,12 +1,12 @@
 // Tuned tables: for products that were measured on one kind of GPU, the way that was quickest. The
-// package brings some (csrc/kernels/matmul/tuned/), torch_cubin.tune() adds others. A table of another
-// GPU is never used.
+// package brings some (csrc/kernels/matmul/tuned/), torch_cubin.tune() adds others. A table of
+// another GPU is never used.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "ops/matmul/seam.h"
+#include "ops/matmul/backend.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {

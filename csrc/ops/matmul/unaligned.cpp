@@ -1,5 +1,5 @@
-// The seam of csrc/kernels/matmul/unaligned.cu: small products on Hopper of 16-bit operands whose rows begin
-// anywhere, which it reads without a copy.
+// The backend of csrc/kernels/matmul/unaligned.cu: small products on Hopper of 16-bit operands
+// whose rows begin anywhere, which it reads without a copy.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -7,8 +7,8 @@
 
 #include "ops/common/cluster_room.h"
 #include "ops/common/launch.h"
+#include "ops/matmul/backend.h"
 #include "ops/matmul/params.h"
-#include "ops/matmul/seam.h"
 
 namespace torch_cubin {
 namespace {
@@ -18,11 +18,12 @@ constexpr int64_t kUnalignedStretch = 64;    // of K, what is multiplied at a ti
 constexpr int64_t kUnalignedWarps = 8;
 constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
 
-// What the kernels take, in us, fitted to 197 timings of 61 products on an H200 (root mean square error 13%;
-// chosen among these ways and the others' by it, 61 products take 1.7% longer than by the best, 12% less than
-// without these kernels): a launch; a row of a k tile, which a warp brings one after the other; a stretch of K
-// of a tile of 64 rows; stores of 1,024 results; a split, and each one. Of the blocks of a multiprocessor each
-// but the first takes a share of its time, and more. And megabytes a us.
+// What the kernels take, in us, fitted to 197 timings of 61 products on an H200 (root mean square
+// error 13%; chosen among these ways and the others' by it, 61 products take 1.7% longer than by
+// the best, 12% less than without these kernels): a launch; a row of a k tile, which a warp brings
+// one after the other; a stretch of K of a tile of 64 rows; stores of 1,024 results; a split, and
+// each one. Of the blocks of a multiprocessor each but the first takes a share of its time, and
+// more. And megabytes a us.
 constexpr double kUnalignedFixed = 0.612, kUnalignedRow = 0.0692, kUnalignedStretchTime = 0.359,
                  kUnalignedStore = 0.233, kUnalignedSplit = 0.786, kUnalignedEachSplit = 0.142,
                  kUnalignedFurtherShare = 0.355, kUnalignedFurther = 1.19, kUnalignedMemory = 1.47,
@@ -185,9 +186,9 @@ class Unaligned : public MatmulKernels {
   ClusterRoom clusters_{kUnalignedMostSplits};
 };
 
-class UnalignedSeam : public MatmulSeam<Unaligned> {
+class UnalignedBackend : public MatmulBackendOf<Unaligned> {
  public:
-  UnalignedSeam() : MatmulSeam({"unaligned"}) {}
+  UnalignedBackend() : MatmulBackendOf({"unaligned"}) {}
 
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul", sizeof(MatmulParams));
@@ -195,7 +196,7 @@ class UnalignedSeam : public MatmulSeam<Unaligned> {
   }
 };
 
-const UnalignedSeam g_unaligned;
+const UnalignedBackend g_unaligned;
 
 }  // namespace
 }  // namespace torch_cubin

@@ -1,9 +1,10 @@
 // What an attention kernel's host file gives: csrc/ops/attention/<name>.cpp for
-// csrc/kernels/attention/<name>.cu. A seam may serve the forward, the backward, or both.
+// csrc/kernels/attention/<name>.cu. A backend may serve the forward, the backward, or both.
 //
-// plan.cpp asks all seams alike and keeps the quickest answer. FusedOperands::params() and fill() give
-// every operand and setting in plain numbers, an AttentionParams for each part of the batch; a kernel
-// with a struct of its own copies from there, and declares it in a header of its own.
+// plan.cpp asks all backends alike and keeps the quickest answer. FusedOperands::params() and
+// fill() give every operand and setting in plain numbers, an AttentionParams for each part of the
+// batch; a kernel with a struct of its own copies from there, and declares it in a header of its
+// own.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/kv_cache.h"
-#include "ops/common/seam.h"
+#include "ops/common/backend.h"
 
 namespace torch_cubin {
 
@@ -25,8 +26,8 @@ enum AttentionMask { kNoMask, kBoolMask, kAddedMask };
 AttentionVariant attention_variant(const AttentionSettings& settings,
                                    const AttentionOptions& options);
 
-// The kernels for Hopper make softcap * tanh by a short formula whose error is up to 2^-22 of the softcap:
-// up to this one a logsumexp stays within 2^-15. Models have softcaps of 30 and 50.
+// The kernels for Hopper make softcap * tanh by a short formula whose error is up to 2^-22 of the
+// softcap: up to this one a logsumexp stays within 2^-15. Models have softcaps of 30 and 50.
 constexpr double kMostShortSoftcap = 128;
 
 // All that a plan may depend on.
@@ -38,19 +39,19 @@ struct AttentionCase {
   bool sinks;
   AttentionMask mask;
   bool float_mask;  // 4 bytes a number, where the tensors have 2
-  // Of an added mask's numbers, one for each key in as many batches, heads and rows as it has; and of those that the
-  // forward's kernels for Hopper would copy.
+  // Of an added mask's numbers, one for each key in as many batches, heads and rows as it has; and
+  // of those that the forward's kernels for Hopper would copy.
   int64_t mask_bytes = 0, mask_copy = 0;
   bool large_softcap;  // above kMostShortSoftcap
   bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds
   int64_t heads, kv_heads;
   int64_t seqlen_q, seqlen_k;
   int64_t head_dim, head_dim_v;  // padded to whole vectors
-  // Of one launch; 1 where it is not known yet, and for a plan that is to be batch-invariant: launch()
-  // is then given another batch than plan() was.
+  // Of one launch; 1 where it is not known yet, and for a plan that is to be batch-invariant:
+  // launch() is then given another batch than plan() was.
   int64_t batch;
-  // Nothing may depend on the other sequences. Packed ones are known by the longest's length alone, so
-  // that one kernel has to serve all lengths.
+  // Nothing may depend on the other sequences. Packed ones are known by the longest's length alone,
+  // so that one kernel has to serve all lengths.
   bool batch_invariant = false;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
@@ -69,9 +70,9 @@ class AttentionBackwardKernels;
 using ForwardPlan = AttentionPlan<AttentionForwardKernels>;
 using BackwardPlan = AttentionPlan<AttentionBackwardKernels>;
 
-// A seam's kernels on one device. Used by many threads at once. plan() is infinitely long where the
-// case is not taken; whether it is does not depend on the batch, which is known only when operands
-// have been copied where they must be.
+// A backend's kernels on one device. Used by many threads at once. plan() is infinitely long where
+// the case is not taken; whether it is does not depend on the batch, which is known only when
+// operands have been copied where they must be.
 class AttentionForwardKernels {
  public:
   virtual ~AttentionForwardKernels() = default;
@@ -81,8 +82,8 @@ class AttentionForwardKernels {
   virtual void launch(const ForwardPlan& plan, const AttentionCase& problem,
                       const FusedOperands& operands, float* logsumexp) const = 0;
 
-  // Whether launch() writes zeros, and a logsumexp of -inf, where a row of packed tensors belongs to no
-  // sequence; else they are there before it.
+  // Whether launch() writes zeros, and a logsumexp of -inf, where a row of packed tensors belongs
+  // to no sequence; else they are there before it.
   virtual bool clears_rows_of_none() const { return false; }
 };
 
@@ -103,10 +104,11 @@ class AttentionBackwardKernels {
   }
 };
 
-class AttentionSeam : public KernelSeam {
+class AttentionBackend : public KernelBackend {
  public:
   template <size_t kKinds>
-  explicit AttentionSeam(const char* const (&kinds)[kKinds]) : KernelSeam("attention", kinds) {}
+  explicit AttentionBackend(const char* const (&kinds)[kKinds])
+      : KernelBackend("attention", kinds) {}
 
   // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
   // Null where they serve another direction.
@@ -124,7 +126,7 @@ class AttentionSeam : public KernelSeam {
   }
 };
 
-// What all seams have for one device.
+// What all backends have for one device.
 struct AttentionKernels {
   std::vector<std::unique_ptr<AttentionForwardKernels>> forward;
   std::vector<std::unique_ptr<AttentionBackwardKernels>> backward;

@@ -1,4 +1,4 @@
-#include "ops/common/seam.h"
+#include "ops/common/backend.h"
 
 #include <algorithm>
 #include <cstring>
@@ -19,14 +19,14 @@ struct ParamsDigest {
   const char* digest;
 };
 
-// One for each csrc/kernels/<family>/<name>_params.h, written by setup.py; csrc/kernels/build/build.py
-// writes the same to the manifest.
+// One for each csrc/kernels/<family>/<name>_params.h, written by setup.py;
+// csrc/kernels/build/build.py writes the same to the manifest.
 constexpr ParamsDigest kParamsDigests[] = {
 #include "params_digests.inc"
 };
 
-const KernelSeam* g_first = nullptr;
-const KernelSeam** g_last = &g_first;  // where the next seam is linked
+const KernelBackend* g_first = nullptr;
+const KernelBackend** g_last = &g_first;  // where the next backend is linked
 
 std::string label_of(const std::string& kernel) { return "catalog kernel '" + kernel + "'"; }
 
@@ -36,12 +36,13 @@ std::string label_of(const std::string& kernel) { return "catalog kernel '" + ke
         got, kOneSourceTree});
 }
 
-const KernelSeam* seam_of(const KernelEntry& entry) {
+const KernelBackend* backend_of(const KernelEntry& entry) {
   bool known = false;
-  for (const KernelSeam* seam = KernelSeam::first(); seam != nullptr; seam = seam->next()) {
-    if (entry.family != seam->family()) continue;
+  for (const KernelBackend* backend = KernelBackend::first(); backend != nullptr;
+       backend = backend->next()) {
+    if (entry.family != backend->family()) continue;
     known = true;
-    if (seam->owns(entry)) return seam;
+    if (backend->owns(entry)) return backend;
   }
   if (!known) {
     refuse_params(entry, "a family that this library has", "family '" + entry.family + "'");
@@ -58,14 +59,14 @@ const json& empty_object() {
 
 }  // namespace
 
-KernelSeam::KernelSeam(const char* family) : family_(family) {
+KernelBackend::KernelBackend(const char* family) : family_(family) {
   *g_last = this;
   g_last = &next_;
 }
 
-const KernelSeam* KernelSeam::first() { return g_first; }
+const KernelBackend* KernelBackend::first() { return g_first; }
 
-bool KernelSeam::owns(const KernelEntry& entry) const {
+bool KernelBackend::owns(const KernelEntry& entry) const {
   for (const char* const* kind = kinds_; *kind != nullptr; ++kind) {
     if (entry.kind == *kind) return true;
   }
@@ -149,17 +150,18 @@ KernelFields KernelFields::object(const char* name) const {
 
 FamilyKernels::FamilyKernels(const char* family, const Device& device)
     : arch_(catalog().arch_for(device)) {
-  for (const KernelSeam* seam = KernelSeam::first(); seam != nullptr; seam = seam->next()) {
-    if (std::strcmp(seam->family(), family) == 0) seams_.push_back({seam, {}});
+  for (const KernelBackend* backend = KernelBackend::first(); backend != nullptr;
+       backend = backend->next()) {
+    if (std::strcmp(backend->family(), family) == 0) backends_.push_back({backend, {}});
   }
   for (PackageKernel& kernel : catalog().kernels()) {
     const KernelEntry& entry = kernel.entry();
     if (entry.family != family || entry.arch != arch_) continue;
     try {
-      const KernelSeam* seam = seam_of(entry);
-      seam->check(kernel);
-      const auto own = [&](const auto& each) { return each.first == seam; };
-      std::find_if(seams_.begin(), seams_.end(), own)->second.push_back(&kernel);
+      const KernelBackend* backend = backend_of(entry);
+      backend->check(kernel);
+      const auto own = [&](const auto& each) { return each.first == backend; };
+      std::find_if(backends_.begin(), backends_.end(), own)->second.push_back(&kernel);
     } catch (const Error& error) {
       if (!message_.empty()) continue;
       tag_ = error.tag();
@@ -180,7 +182,7 @@ json catalog_with_refused() {
   for (PackageKernel& kernel : catalog().kernels()) {
     const KernelEntry& entry = kernel.entry();
     try {
-      seam_of(entry)->check(kernel);
+      backend_of(entry)->check(kernel);
     } catch (const Error& error) {
       refused.push_back({{"name", entry.name}, {"arch", entry.arch}, {"message", error.what()}});
     }

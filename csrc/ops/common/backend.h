@@ -1,9 +1,9 @@
-// KernelSeam: what the host knows of one device file, in one host file of its name. A family's own
-// interface (ops/matmul/seam.h, ops/attention/seam.h) adds which problems it takes, what they will
-// cost, and how it launches them.
+// KernelBackend: what the host knows of one device file, in one host file of its name. A family's
+// own interface (ops/matmul/backend.h, ops/attention/backend.h) adds which problems it takes, what
+// they will cost, and how it launches them.
 //
-// A new kernel is a device file, a host file and a table: the seam registers itself, and an entry
-// of the catalog that no seam understands is that entry's error alone.
+// A new kernel is a device file, a host file and a table: the backend registers itself, and an
+// entry of the catalog that no backend understands is that entry's error alone.
 #pragma once
 
 #include <algorithm>
@@ -19,41 +19,43 @@
 
 namespace torch_cubin {
 
-class KernelSeam {
+class KernelBackend {
  public:
-  // A static object of the seam's own file. Allocates nothing: it runs while the library is being
-  // loaded. `family` and `kinds` are those of the manifest's entries for this device file; without
-  // kinds, it has every kind of the family.
-  explicit KernelSeam(const char* family);
+  // A static object of the backend's own file. Allocates nothing: it runs while the library is
+  // being loaded. `family` and `kinds` are those of the manifest's entries for this device file;
+  // without kinds, it has every kind of the family.
+  explicit KernelBackend(const char* family);
   template <size_t kKinds>
-  KernelSeam(const char* family, const char* const (&kinds)[kKinds]) : KernelSeam(family) {
+  KernelBackend(const char* family, const char* const (&kinds)[kKinds]) : KernelBackend(family) {
     static_assert(kKinds <= kMostKinds, "raise kMostKinds");
     std::copy(kinds, kinds + kKinds, kinds_);
   }
-  virtual ~KernelSeam() = default;
-  KernelSeam(const KernelSeam&) = delete;
-  KernelSeam& operator=(const KernelSeam&) = delete;
+  virtual ~KernelBackend() = default;
+  KernelBackend(const KernelBackend&) = delete;
+  KernelBackend& operator=(const KernelBackend&) = delete;
 
   const char* family() const { return family_; }
 
   // Whether an entry of its family is of this device file.
   bool owns(const KernelEntry& entry) const;
 
-  // Throws what is wrong with an entry that it owns: check_params(), and fields that it cannot read.
+  // Throws what is wrong with an entry that it owns: check_params(), and fields that it cannot
+  // read.
   virtual void check(PackageKernel& kernel) const = 0;
 
-  // All seams, in the order of their registration.
-  static const KernelSeam* first();
-  const KernelSeam* next() const { return next_; }
+  // All backends, in the order of their registration.
+  static const KernelBackend* first();
+  const KernelBackend* next() const { return next_; }
 
  private:
   static constexpr size_t kMostKinds = 8;
   const char* family_;
   const char* kinds_[kMostKinds + 1] = {};  // those after the last are null
-  const KernelSeam* next_ = nullptr;
+  const KernelBackend* next_ = nullptr;
 };
 
-// Base of a family's plans: what a seam wants to remember for the launch, a plain struct of its own.
+// Base of a family's plans: what a backend wants to remember for the launch, a plain struct of its
+// own.
 template <size_t kBytes>
 class PlanDetails {
  public:
@@ -73,12 +75,13 @@ class PlanDetails {
   alignas(8) unsigned char details_[kBytes];
 };
 
-// Compares an entry with the header that declares its one parameter, a struct of `bytes`: csrc/kernels/
-// matmul/matmul_params.h is "matmul", csrc/kernels/matmul/sm90_params.h "matmul/sm90". Two structs of
-// one size are told apart by the digest alone. Throws [params].
+// Compares an entry with the header that declares its one parameter, a struct of `bytes`:
+// csrc/kernels/ matmul/matmul_params.h is "matmul", csrc/kernels/matmul/sm90_params.h
+// "matmul/sm90". Two structs of one size are told apart by the digest alone. Throws [params].
 void check_params(const KernelEntry& entry, const char* header, size_t bytes);
 
-// The fields of an entry that its seam alone understands. Throws [file] where one is not as expected.
+// The fields of an entry that its backend alone understands. Throws [file] where one is not as
+// expected.
 class KernelFields {
  public:
   explicit KernelFields(const PackageKernel& kernel);
@@ -89,7 +92,7 @@ class KernelFields {
   double number(const char* name, double least, double otherwise) const;
   void triple(const char* name, int64_t least, int64_t (&out)[3]) const;
 
-  // The index of a text among the names that the seam knows.
+  // The index of a text among the names that the backend knows.
   template <size_t N>
   int index(const char* name, const char* const (&known)[N]) const {
     const std::string value = text(name);
@@ -124,12 +127,12 @@ class FamilyKernels {
 
   const std::string& arch() const { return arch_; }
 
-  // Calls visit(seam, kernels) for each seam of the family, a `Seam`, that has kernels which its
-  // check() lets pass.
-  template <class Seam, class Visit>
-  void for_each_seam(Visit&& visit) const {
-    for (const auto& [seam, kernels] : seams_) {
-      if (!kernels.empty()) visit(static_cast<const Seam&>(*seam), kernels);
+  // Calls visit(backend, kernels) for each backend of the family, a `Backend`, that has kernels
+  // which its check() lets pass.
+  template <class Backend, class Visit>
+  void for_each_backend(Visit&& visit) const {
+    for (const auto& [backend, kernels] : backends_) {
+      if (!kernels.empty()) visit(static_cast<const Backend&>(*backend), kernels);
     }
   }
 
@@ -139,12 +142,12 @@ class FamilyKernels {
 
  private:
   std::string arch_;
-  std::vector<std::pair<const KernelSeam*, std::vector<PackageKernel*>>> seams_;
+  std::vector<std::pair<const KernelBackend*, std::vector<PackageKernel*>>> backends_;
   std::string tag_, message_;  // of the first entry that was refused
 };
 
 // The catalog as Python shows it: the manifest, "path", "archs", "loaded", and "refused" [{"name",
-// "arch", "message"}]: the entries that no seam takes.
+// "arch", "message"}]: the entries that no backend takes.
 nlohmann::json catalog_with_refused();
 
 }  // namespace torch_cubin

@@ -1,22 +1,23 @@
-// What a matmul kernel's host file gives: csrc/ops/matmul/<name>.cpp for csrc/kernels/matmul/<name>.cu.
+// What a matmul kernel's host file gives: csrc/ops/matmul/<name>.cpp for
+// csrc/kernels/matmul/<name>.cu.
 //
 //   class Sm90Kernels : public MatmulKernels {     // on one device
 //     MatmulPlan plan(const MatmulCase& c) const override;     // takes it? in what time?
 //     std::string name(const MatmulPlan&) const override;      // for tuned tables
 //     void launch(const MatmulPlan&, const MatmulProblem&, const MatmulOperands&) const override;
 //   };
-//   class Sm90Seam : public MatmulSeam<Sm90Kernels> {   // once a process
+//   class Sm90Backend : public MatmulBackendOf<Sm90Kernels> {   // once a process
 //    public:
-//     Sm90Seam() : MatmulSeam({"sm90"}) {}         // entries of that kind
+//     Sm90Backend() : MatmulBackendOf({"sm90"}) {}         // entries of that kind
 //     void check(PackageKernel& kernel) const override {
 //       check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
 //       ...                                        // its fields, by KernelFields
 //     }
 //   } const g_sm90;                                // registers itself
 //
-// plan.cpp asks all seams alike and keeps the quickest answer, unless a tuned table (tuned.h) names
-// another. A launch may run several kernels
-// (launch() and Workspace of ops/common/launch.h; tensor maps: runtime/tensor_map.h).
+// plan.cpp asks all backends alike and keeps the quickest answer, unless a tuned table (tuned.h)
+// names another. A launch may run several kernels (launch() and Workspace of ops/common/launch.h;
+// tensor maps: runtime/tensor_map.h).
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/common/seam.h"
+#include "ops/common/backend.h"
 #include "ops/matmul/problem.h"
 
 namespace torch_cubin {
@@ -36,8 +37,8 @@ constexpr int64_t kLineBytes = 128;   // of the caches
 // More batch dims than this, and matmul.cpp runs the product in parts.
 constexpr int kMaxPlannedBatchDims = 4;
 
-// How a kernel can read an operand. "Own" is the operand's dim that is not K: M of A, N of B. Vectors
-// begin at 16-byte addresses, in every row and every batch.
+// How a kernel can read an operand. "Own" is the operand's dim that is not K: M of A, N of B.
+// Vectors begin at 16-byte addresses, in every row and every batch.
 enum Access : uint8_t {
   kKVectors,     // K is contiguous, in 16-byte vectors
   kOwnVectors,   // the own dim is contiguous, in 16-byte vectors
@@ -49,8 +50,8 @@ enum Access : uint8_t {
 inline bool is_vectors(Access access) { return access == kKVectors || access == kOwnVectors; }
 inline bool is_along_k(Access access) { return access == kKVectors || access == kKElements; }
 
-// All that a plan may depend on; equal cases have equal plans, which are remembered. What a seam must
-// know of an operand's address and strides to take a problem stands here, and nowhere else.
+// All that a plan may depend on; equal cases have equal plans, which are remembered. What a backend
+// must know of an operand's address and strides to take a problem stands here, and nowhere else.
 struct MatmulCase {
   int64_t m, n, k, batch;
   int32_t batch_dims;  // of those that remain after merging; 4 at most
@@ -58,8 +59,9 @@ struct MatmulCase {
   Math math;
   Scales a_scales, b_scales;
   Access a, b;
-  // A and B: whether a tensor map (TMA) with a dim for each batch dim can describe the operand: read
-  // by vectors, no row begins within another, strides below 2^40 bytes. Rank and box are the seam's.
+  // A and B: whether a tensor map (TMA) with a dim for each batch dim can describe the operand:
+  // read by vectors, no row begins within another, strides below 2^40 bytes. Rank and box are the
+  // backend's.
   bool a_mappable, b_mappable;
   bool a_lines, b_lines;          // read by vectors, and every row begins at a line of the cache
   bool a_unit, b_unit;            // neighbours along the operand's nearer dim lie side by side
@@ -70,11 +72,11 @@ struct MatmulCase {
   // Each row of C must have the same bits whatever M and the batch are. So K is added up from its
   // beginning to its end, in one chain of the tensor cores' instructions: not split, nor backwards.
   bool batch_invariant;
-  // K is to be split: a plan says into how many parts, and each part's sums go to a matrix of their own,
-  // one after the other. (finish.cpp asks, and adds them up.)
+  // K is to be split: a plan says into how many parts, and each part's sums go to a matrix of their
+  // own, one after the other. (finish.cpp asks, and adds them up.)
   bool split_sums;
 
-  // No epilogue but a bias. A seam whose kernels can do no other must refuse the rest.
+  // No epilogue but a bias. A backend whose kernels can do no other must refuse the rest.
   bool only_bias() const { return activation == kActivationNone && !scaled && !has_addend; }
 
   friend bool operator==(const MatmulCase& x, const MatmulCase& y) {
@@ -120,13 +122,13 @@ struct MatmulPlan : PlanDetails<96> {
   const MatmulKernels* kernels = nullptr;  // who made it; null: nobody takes the problem
   double microseconds = std::numeric_limits<double>::infinity();  // predicted
   bool too_large = false;  // a kernel would take a smaller batch of it, or a smaller product
-  // For a batch-invariant case: plans of the same number give the same bits, and the lowest number is
-  // taken before time is compared. So a seam's number may not depend on M or on the batch.
+  // For a batch-invariant case: plans of the same number give the same bits, and the lowest number
+  // is taken before time is compared. So a backend's number may not depend on M or on the batch.
   int sum_order = 0;
   int splits = 1;  // of K, for a case of split sums
 };
 
-// A seam's kernels on one device. Used by many threads at once.
+// A backend's kernels on one device. Used by many threads at once.
 class MatmulKernels {
  public:
   virtual ~MatmulKernels() = default;
@@ -141,8 +143,8 @@ class MatmulKernels {
   }
 
   // Whether the device has room for a plan of these kernels at all: asked before it is launched or
-  // offered. Where it has none (clusters, under MPS), no later plan is of that kind. A fact of the device:
-  // it must not depend on which plan asked first.
+  // offered. Where it has none (clusters, under MPS), no later plan is of that kind. A fact of the
+  // device: it must not depend on which plan asked first.
   virtual bool has_room(const MatmulPlan& plan) const {
     static_cast<void>(plan);
     return true;
@@ -157,21 +159,21 @@ class MatmulKernels {
                       const MatmulOperands& operands) const = 0;
 };
 
-class AnyMatmulSeam : public KernelSeam {
+class MatmulBackend : public KernelBackend {
  public:
   template <size_t kKinds>
-  explicit AnyMatmulSeam(const char* const (&kinds)[kKinds]) : KernelSeam("matmul", kinds) {}
+  explicit MatmulBackend(const char* const (&kinds)[kKinds]) : KernelBackend("matmul", kinds) {}
 
   // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
   virtual std::unique_ptr<MatmulKernels> on(const Device& device,
                                             const std::vector<PackageKernel*>& kernels) const = 0;
 };
 
-// `Kernels`: the seam's MatmulKernels, constructed with the arguments of on().
+// `Kernels`: the backend's MatmulKernels, constructed with the arguments of on().
 template <class Kernels>
-class MatmulSeam : public AnyMatmulSeam {
+class MatmulBackendOf : public MatmulBackend {
  public:
-  using AnyMatmulSeam::AnyMatmulSeam;
+  using MatmulBackend::MatmulBackend;
   std::unique_ptr<MatmulKernels> on(const Device& device,
                                     const std::vector<PackageKernel*>& kernels) const override {
     return std::make_unique<Kernels>(device, kernels);
