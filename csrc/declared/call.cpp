@@ -274,7 +274,7 @@ class Contract::Call {
       for (const size_t i : *places) {
         const TensorFacts& tensor = state_.facts[i];
         const size_t dim = tensor.defined ? static_cast<size_t>(tensor.dim) : 0;
-        if (!facts_.has_room(3 + 2 * dim)) return nullptr;
+        if (!facts_.has_capacity(3 + 2 * dim)) return nullptr;
         facts_.add(tensor.defined ? tensor.dim : -1);
         if (!tensor.defined) continue;
         facts_.add(static_cast<int64_t>(reinterpret_cast<intptr_t>(tensor.dtype)));
@@ -285,7 +285,7 @@ class Contract::Call {
     }
     for (const size_t i : contract_.numbers_) {
       const Value& number = state_.numbers[i];
-      if (!facts_.has_room(2)) return nullptr;
+      if (!facts_.has_capacity(2)) return nullptr;
       int64_t bits = number.integer;  // all bits of a float: -0.0 is packed as such
       if (number.type == ValueType::kFloat) std::memcpy(&bits, &number.number, sizeof(bits));
       facts_.add(static_cast<int64_t>(number.type));
@@ -294,7 +294,7 @@ class Contract::Call {
     for (const size_t i : contract_.texts_) {
       const std::string_view text = state_.texts[i];
       int64_t bytes[2]{};
-      if (!facts_.has_room(3) || text.size() > sizeof(bytes)) return nullptr;
+      if (!facts_.has_capacity(3) || text.size() > sizeof(bytes)) return nullptr;
       if (!text.empty()) std::memcpy(bytes, text.data(), text.size());
       for (const int64_t word : {static_cast<int64_t>(text.size()), bytes[0], bytes[1]}) {
         facts_.add(word);

@@ -21,7 +21,7 @@ class CallFacts {
   static constexpr size_t kMost = 64;
 
   // False where there is no room.
-  bool has_room(size_t more) const { return count_ + more <= kMost; }
+  bool has_capacity(size_t more) const { return count_ + more <= kMost; }
   void add(int64_t word) {
     words_[count_++] = word;
     sum_ = (sum_ << 5 | sum_ >> 59) + static_cast<uint64_t>(word);

@@ -141,8 +141,8 @@ Kernel& PackageKernel::load() {
   return *kernel;
 }
 
-bool PackageKernel::has_room_for_cluster(int64_t blocks, const Device& device,
-                                         int64_t dynamic_shared) {
+bool PackageKernel::has_capacity_for_cluster(int64_t blocks, const Device& device,
+                                             int64_t dynamic_shared) {
   torch_cubin_launch_call call{};
   call.size = sizeof(call);
   call.flags = TORCH_CUBIN_CLUSTER;

@@ -61,9 +61,9 @@ class PackageKernel {
   void launch(const Grid& grid, const Device& device, const void* params,
               CurrentStream current_stream, bool overlap = true);
 
-  // Whether clusters of so many blocks along x find room on the device at all, where the driver may
+  // Whether clusters of so many blocks along x run on the device at all, where the driver may
   // give a process few multiprocessors (MPS). Loads the kernel. `dynamic_shared` is as a grid's.
-  bool has_room_for_cluster(int64_t blocks, const Device& device, int64_t dynamic_shared = -1);
+  bool has_capacity_for_cluster(int64_t blocks, const Device& device, int64_t dynamic_shared = -1);
 
   bool loaded() const { return kernel_.load(std::memory_order_acquire) != nullptr; }
 

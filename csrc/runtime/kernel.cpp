@@ -68,12 +68,12 @@ CUfunction Kernel::OnDevice::raise_limit(uint32_t dynamic_shared) {
   refuse_forked();
   std::lock_guard<std::mutex> lock(limit_mutex_);
   const Driver& d = driver();
-  const uint32_t room = device.shared_optin > static_cast<int>(info.static_shared)
-                            ? device.shared_optin - info.static_shared
-                            : 0;
-  if (dynamic_shared > room) {
+  const uint32_t capacity = device.shared_optin > static_cast<int>(info.static_shared)
+                                ? device.shared_optin - info.static_shared
+                                : 0;
+  if (dynamic_shared > capacity) {
     fail({"launch", object(), "needs more shared memory than a block may have",
-          "at most " + std::to_string(room) + " dynamic bytes (" +
+          "at most " + std::to_string(capacity) + " dynamic bytes (" +
               std::to_string(device.shared_optin) + " less " + std::to_string(info.static_shared) +
               " static)",
           std::to_string(dynamic_shared), ""});

@@ -9,7 +9,7 @@
 #include "kernels/attention/sm90_backward_params.h"
 #include "ops/attention/sm90_map.h"
 #include "ops/attention/sm90_mask.h"
-#include "ops/common/cluster_room.h"
+#include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -295,7 +295,7 @@ class Sm90Backward : public AttentionBackwardKernels {
   AttentionRows backward_[kAttendDtypes][kAttentionVariants];
   AttentionRows pairs_[kAttendDtypes][kAttentionVariants];  // for heads that backward_ has, too
   AttentionRows added_[kAttendDtypes], added_pairs_[kAttendDtypes];  // the same, for added masks
-  ClusterRoom clusters_{2};
+  ClusterCapacity clusters_{2};
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
   PackageKernel* added_mask_ = nullptr;

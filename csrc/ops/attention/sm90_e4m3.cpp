@@ -91,9 +91,9 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     if (!rows.packed) {
       params.deal = sm90_deal(row, band, tiles, heads, blocks_, 1);
       const int64_t pairs = ceil_div(tiles, 2) * heads;
-      const int64_t room = ceil_div(pairs, blocks_) * blocks_;
+      const int64_t capacity = ceil_div(pairs, blocks_) * blocks_;
       if (params.deal == kInPairs &&
-          static_cast<double>(room) > kIdleInPairs * static_cast<double>(pairs)) {
+          static_cast<double>(capacity) > kIdleInPairs * static_cast<double>(pairs)) {
         params.deal = sm90_heads_together(tiles);
       } else {
         params.next = nullptr;

@@ -134,7 +134,7 @@ class MatmulKernels {
   virtual ~MatmulKernels() = default;
 
   // The quickest way of these kernels, with its predicted time; infinite where none takes the case.
-  // Deterministic: depends on the case alone, and on what has_room() says of the device.
+  // Deterministic: depends on the case alone, and on what has_capacity() says of the device.
   virtual MatmulPlan plan(const MatmulCase& problem) const = 0;
 
   // Every way that these kernels would run the case, plan()'s among them: what a sweep measures.
@@ -142,10 +142,10 @@ class MatmulKernels {
     out.push_back(plan(problem));
   }
 
-  // Whether the device has room for a plan of these kernels at all: asked before it is launched or
-  // offered. Where it has none (clusters, under MPS), no later plan is of that kind. A fact of the
+  // Whether the device can run a plan of these kernels at all: asked before it is launched or
+  // offered. Where it cannot (clusters, under MPS), no later plan is of that kind. A fact of the
   // device: it must not depend on which plan asked first.
-  virtual bool has_room(const MatmulPlan& plan) const {
+  virtual bool has_capacity(const MatmulPlan& plan) const {
     static_cast<void>(plan);
     return true;
   }

@@ -34,7 +34,7 @@ MatmulPlan by_name(const MatmulTable& table, const MatmulCase& problem, const st
     kernels->ways(problem, ways);
     for (MatmulPlan& plan : ways) {
       if (!std::isfinite(plan.microseconds) || kernels->name(plan) != name) continue;
-      if (!kernels->has_room(plan)) return {};
+      if (!kernels->has_capacity(plan)) return {};
       plan.kernels = kernels.get();
       return plan;
     }
@@ -66,7 +66,7 @@ MatmulPlan predicted_at_once(const MatmulTable& table, const MatmulCase& problem
 MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
   for (;;) {
     const MatmulPlan best = predicted_at_once(table, problem);
-    if (best.kernels == nullptr || best.kernels->has_room(best)) return best;
+    if (best.kernels == nullptr || best.kernels->has_capacity(best)) return best;
   }
 }
 
@@ -102,7 +102,7 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
     std::vector<MatmulPlan> plans;
     kernels->ways(problem, plans);
     for (const MatmulPlan& plan : plans) {
-      if (!std::isfinite(plan.microseconds) || !kernels->has_room(plan)) continue;
+      if (!std::isfinite(plan.microseconds) || !kernels->has_capacity(plan)) continue;
       ways.push_back({{"name", kernels->name(plan)}, {"microseconds", plan.microseconds}});
     }
   }

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "kernels/matmul/sm90_params.h"
-#include "ops/common/cluster_room.h"
+#include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/sm90_cost.h"
@@ -85,17 +85,17 @@ class Sm90Matmul : public MatmulKernels {
 
   MatmulPlan plan(const MatmulCase& c) const override {
     if (!takes(c)) return {};
-    return plan_of(plan_sm90(rows_, seen_by_kernels(c), room()), c);
+    return plan_of(plan_sm90(rows_, seen_by_kernels(c), capacity()), c);
   }
 
   void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
     if (!takes(c)) return;
-    for (const Sm90Way& way : sm90_ways(rows_, seen_by_kernels(c), room())) {
+    for (const Sm90Way& way : sm90_ways(rows_, seen_by_kernels(c), capacity())) {
       out.push_back(plan_of(way, c));
     }
   }
 
-  bool has_room(const MatmulPlan& plan) const override {
+  bool has_capacity(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<Sm90Plan>();
     const int64_t size = chosen.cluster.size();
     // Blocks of all these kernels take a multiprocessor each.
@@ -126,7 +126,7 @@ class Sm90Matmul : public MatmulKernels {
   }
 
  private:
-  Sm90Room room() const {
+  Sm90Capacity capacity() const {
     return {device_.multiprocessors, clusters_.largest(),
             device_.bytes_per_cycle * device_.cycles_per_microsecond};
   }
@@ -372,7 +372,7 @@ class Sm90Matmul : public MatmulKernels {
 
   const Device& device_;
   std::vector<Sm90Row> rows_;
-  ClusterRoom clusters_{kLargestCluster};
+  ClusterCapacity clusters_{kLargestCluster};
 };
 
 class Sm90MatmulBackend : public MatmulBackendOf<Sm90Matmul> {

@@ -102,15 +102,17 @@ double k_block_cycles(const Sm90Row& row, const Sm90Plan& plan, const MatmulCase
 
 class Chooser {
  public:
-  Chooser(const MatmulCase& problem, const Sm90Room& room)
-      : c_(problem), multiprocessors_(room.multiprocessors), largest_cluster_(room.cluster) {
+  Chooser(const MatmulCase& problem, const Sm90Capacity& capacity)
+      : c_(problem),
+        multiprocessors_(capacity.multiprocessors),
+        largest_cluster_(capacity.cluster) {
     const double element = problem.math == kMathTF32 ? 4 : 2;
     const double batch = static_cast<double>(c_.batch);
     const auto m = static_cast<double>(c_.m), n = static_cast<double>(c_.n),
                k = static_cast<double>(c_.k);
     // TF32 has half the rate of 16-bit types.
     power_ = 2 * batch * m * n * k * (element / 2) / kFlopsPerMicrosecond;
-    const double rate = kSm90MemoryShare * room.memory_bytes_per_microsecond;
+    const double rate = kSm90MemoryShare * capacity.memory_bytes_per_microsecond;
     memory_of_a_ = batch * element * m * k / rate;
     memory_of_b_ = batch * element * k * n / rate;
     memory_of_c_ = batch * element * m * n / rate;
@@ -310,16 +312,16 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
 }
 
 Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                  const Sm90Room& room) {
-  Chooser chooser(problem, room);
+                  const Sm90Capacity& capacity) {
+  Chooser chooser(problem, capacity);
   consider_rows(chooser, rows, problem);
   return chooser.best();
 }
 
 std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                               const Sm90Room& room) {
+                               const Sm90Capacity& capacity) {
   std::vector<Sm90Way> all;
-  Chooser chooser(problem, room);
+  Chooser chooser(problem, capacity);
   chooser.all = &all;
   consider_rows(chooser, rows, problem);
   return all;

@@ -61,7 +61,7 @@ struct Sm90Way {
 };
 
 // Of a device.
-struct Sm90Room {
+struct Sm90Capacity {
   int64_t multiprocessors;
   int64_t cluster;                      // blocks of the largest one that it runs
   double memory_bytes_per_microsecond;  // at its peak
@@ -69,11 +69,11 @@ struct Sm90Room {
 
 // All ways that the rows offer.
 std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                               const Sm90Room& room);
+                               const Sm90Capacity& capacity);
 
 // The quickest of them.
 Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                  const Sm90Room& room);
+                  const Sm90Capacity& capacity);
 
 // "256x192 share_a streamed", "64x64 read 4 splits"
 std::string sm90_name(const Sm90Plan& plan);

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "kernels/matmul/sm90_skinny_params.h"
-#include "ops/common/cluster_room.h"
+#include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "runtime/tensor_map.h"
@@ -169,7 +169,7 @@ class Sm90Skinny : public MatmulKernels {
     for (const SkinnyTiles& each : tiles) out.push_back(plan_with(c, sides, each));
   }
 
-  bool has_room(const MatmulPlan& plan) const override {
+  bool has_capacity(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SkinnyPlan>();
     return chosen.tiles.splits == 1 ||
            clusters_.ask(*rows_.front().kernel, device_, device_.shared_optin - kBeside) ==
@@ -233,7 +233,7 @@ class Sm90Skinny : public MatmulKernels {
     bool rows_contiguous;  // of the weights
   };
 
-  // The splits of a row's K are a cluster: there are none where the largest has no room.
+  // The splits of a row's K are a cluster: there are none where the device runs none as large.
   bool may_split(const MatmulCase& c) const {
     return !c.batch_invariant && clusters_.largest() == kSkinnyMostSplits;
   }
@@ -331,7 +331,7 @@ class Sm90Skinny : public MatmulKernels {
 
   const Device& device_;
   std::vector<SkinnyRow> rows_;
-  ClusterRoom clusters_{kSkinnyMostSplits};
+  ClusterCapacity clusters_{kSkinnyMostSplits};
 };
 
 class Sm90SkinnyBackend : public MatmulBackendOf<Sm90Skinny> {

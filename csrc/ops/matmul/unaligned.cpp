@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/common/cluster_room.h"
+#include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/params.h"
@@ -82,7 +82,7 @@ class Unaligned : public MatmulKernels {
     for_each_way(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
   }
 
-  bool has_room(const MatmulPlan& plan) const override {
+  bool has_capacity(const MatmulPlan& plan) const override {
     const int64_t splits = plan.get<UnalignedPlan>().splits;
     const auto shared = [](const UnalignedRow& x) { return x.kernel->entry().dynamic_shared; };
     const auto largest = std::max_element(
@@ -183,7 +183,7 @@ class Unaligned : public MatmulKernels {
 
   const Device& device_;
   std::vector<UnalignedRow> rows_;
-  ClusterRoom clusters_{kUnalignedMostSplits};
+  ClusterCapacity clusters_{kUnalignedMostSplits};
 };
 
 class UnalignedBackend : public MatmulBackendOf<Unaligned> {

@@ -1,4 +1,4 @@
-// ClusterRoom: how large clusters a device runs at all, where the driver may give a process few
+// ClusterCapacity: how large clusters a device runs at all, where the driver may give a process few
 // multiprocessors (MPS).
 #pragma once
 
@@ -12,9 +12,9 @@ namespace torch_cubin {
 
 // The driver is asked once, of one kernel, whatever was chosen first: plans may not depend on earlier
 // ones. (No std::call_once: glibc before 2.34.)
-class ClusterRoom {
+class ClusterCapacity {
  public:
-  explicit ClusterRoom(int64_t most) : largest_(most) {}
+  explicit ClusterCapacity(int64_t most) : largest_(most) {}
 
   // Blocks of the largest cluster; the most that there can be, until the driver was asked.
   int64_t largest() const { return largest_.load(std::memory_order_relaxed); }
@@ -23,7 +23,7 @@ class ClusterRoom {
   int64_t ask(PackageKernel& kernel, const Device& device, int64_t dynamic_shared = -1) const {
     std::lock_guard<std::mutex> lock(mutex_);
     int64_t size = largest();
-    while (!asked_ && size > 1 && !kernel.has_room_for_cluster(size, device, dynamic_shared)) {
+    while (!asked_ && size > 1 && !kernel.has_capacity_for_cluster(size, device, dynamic_shared)) {
       size /= 2;
     }
     largest_.store(size, std::memory_order_relaxed);
