@@ -1,5 +1,5 @@
-// The C API behind torch_cubin.tune (torch_cubin/_tuning): which ways a product has, how it is made to
-// take one of them, and the tables of what was measured.
+// The C API behind torch_cubin.tune (torch_cubin/_tuning): which configs a product has, how it is
+// made to take one of them, and the tables of what was measured.
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
@@ -24,9 +24,10 @@ TORCH_CUBIN_API char* torch_cubin_watched_plans() {
   return answer([] { return nlohmann::json{{"plans", watched_plans()}}; });
 }
 
-// Makes this thread's products take the way of that name where they have it; null or "" ends that.
-TORCH_CUBIN_API char* torch_cubin_force_way(const char* name) {
-  return answer([&] { force_way(name != nullptr ? name : ""); });
+// Makes this thread's products take the config of that name where they have it; null or "" ends
+// that.
+TORCH_CUBIN_API char* torch_cubin_force_config(const char* name) {
+  return answer([&] { force_config(name != nullptr ? name : ""); });
 }
 
 // Adds a tuned table, given as JSON, to this process: of products (ops/matmul/tuned.h), of calls of
@@ -50,7 +51,8 @@ TORCH_CUBIN_API char* torch_cubin_watched_calls() {
   return answer([] { return nlohmann::json{{"calls", call_watch().calls}}; });
 }
 
-// Makes the watched op's calls take the kernel of that number; -1: the one that they take by themselves.
+// Makes the watched op's calls take the kernel of that number; -1: the one that they take by
+// themselves.
 TORCH_CUBIN_API char* torch_cubin_force_kernel(int number) {
   return answer([&] {
     CallWatch& watch = call_watch();

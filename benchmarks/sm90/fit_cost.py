@@ -4,7 +4,7 @@
 
 LINES are what `python -m torch_cubin tune --sweep --lines` writes, in files that name their GPU,
 whose memory the model is told; by default all sweeps, of the H200 and the H100. A product's regret
-is how much longer the way that the model would choose takes than the best that was measured.
+is how much longer the config that the model would choose takes than the best that was measured.
 `--fit` judges constants by products that they were not fitted to: the sizes are dealt out to five
 folds, and each fold is predicted by what fits the four others. Sums of parts of K, and rows that
 threads read, are left out: their constants are not searched for here.
@@ -53,12 +53,12 @@ Constants = dict[str, float]
 
 
 def read(paths: list[Path]) -> Columns:
-    """A column a fact of the ways of sm90.cu; a product's ways follow one another."""
+    """A column a fact of the configs of sm90.cu; a product's configs follow one another."""
     lines = ((path, line) for path in paths for line in path.read_text().splitlines())
     rows = [
         row | {"memory": memory_of(path)}
         for number, (path, line) in enumerate(lines)
-        for row in ways(number, json.loads(line))
+        for row in configs(number, json.loads(line))
     ]
     return {key: np.array([row[key] for row in rows], float) for key in rows[0]}
 
@@ -70,7 +70,7 @@ def memory_of(path: Path) -> float:
     raise SystemExit(f"{path}: expected a name that has _{'_ or _'.join(MEMORY)}_ in it")
 
 
-def ways(number: int, line: dict) -> Iterator[dict[str, float]]:
+def configs(number: int, line: dict) -> Iterator[dict[str, float]]:
     p = line["product"]
     if "elements" in p["a"] + p["b"]:
         return
@@ -179,7 +179,7 @@ def predict(x: Columns, c: Constants) -> np.ndarray:
 
 
 def regrets(x: Columns, predicted: np.ndarray) -> np.ndarray:
-    """One a product; of ways that are predicted to be alike, the average."""
+    """One a product; of configs that are predicted to be alike, the average."""
     begin, predicted = starts(x), predicted.round(6)
     least = np.minimum.reduceat(predicted, begin)
     is_chosen = predicted == np.repeat(least, np.diff(begin, append=len(predicted)))
@@ -192,7 +192,7 @@ def starts(x: Columns) -> np.ndarray:
 
 
 def spread(x: Columns, predicted: np.ndarray) -> tuple[float, float]:
-    """Mean squares of the error, and of its part that differs between ways of one product."""
+    """Mean squares of the error, and of its part that differs between configs of one product."""
     error, begin = np.log(predicted / x["us"]), starts(x)
     counts = np.diff(begin, append=len(error))
     own = error - np.repeat(np.add.reduceat(error, begin) / counts, counts)

@@ -149,7 +149,7 @@ def test_blocks_of_a_cluster_share_operands(
         a = tensors.empty(m, k, dtype=torch.bfloat16)
         b = tensors.strided((k, n), (1, k) if layout == "nt" else (n, 1), torch.bfloat16)
         with measure.watching():
-            library.force_way(f"sm90 128x64 {name}")
+            library.force_config(f"sm90 128x64 {name}")
             torch.ops.cubin._matmul(a, b)
 
     [(launch, params)] = launches_of(driver, [multiply])
@@ -178,16 +178,18 @@ def test_clusters_that_find_no_room_are_not_chosen(driver, sm90, largest: int) -
         launches = driver.launches()
         with measure.watching():
             multiply(*shapes[1])
-            ways = {way["name"].split(" ", 2)[-1] for way in library.watched_plans()[0]["ways"]}
-            library.force_way("sm90 128x128 share_both")
+            configs = {
+                config["name"].split(" ", 2)[-1] for config in library.watched_plans()[0]["configs"]
+            }
+            library.force_config("sm90 128x128 share_both")
             multiply(*shapes[1])
-        return [launches, sorted(ways), driver.launches()[-1]]
+        return [launches, sorted(configs), driver.launches()[-1]]
 
-    launches, ways, forced = forked(run)
+    launches, configs, forced = forked(run)
     found = [x["attributes"].get("4", [1, 1, 1])[0] for x in launches]
     wanted = [2, 4, 4, 2]
     assert found == [min(size, largest) for size in wanted]
-    assert ("four_a" in ways, "share_a" in ways) == (largest >= 4, largest >= 2)
+    assert ("four_a" in configs, "share_a" in configs) == (largest >= 4, largest >= 2)
     assert forced["attributes"].get("4", [1, 1, 1])[0] == largest
 
 
@@ -360,7 +362,7 @@ def test_a_transposed_product_swaps_broadcasts_and_clusters_too(driver, sm90) ->
         a = tensors.strided((3, 2, m, k), (m * k, 0, k, 1))
         b = tensors.strided((3, 2, k, n), (0, n * k, n, 1))
         with measure.watching():
-            library.force_way("sm90 128x128 eight_a")
+            library.force_config("sm90 128x128 eight_a")
             torch.ops.cubin._matmul(a, b)
 
     ((launch, params),) = launches_of(driver, [call])
@@ -383,7 +385,7 @@ def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -
     kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] in kinds)
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
 
-    # The stand-in's clocks make every second kernel slow, so a table names the way.
+    # The stand-in's clocks make every second kernel slow, so a table names the config.
     product = {"m": 128, "n": 136, "k": 16320, "batch": 1, "math": "16_bit", "way": "split"}
     kinds = ("k_lines", "k_vectors")
     table = {"version": 1, "gpu": "Fake GPU"}

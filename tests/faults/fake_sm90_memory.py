@@ -32,7 +32,7 @@ def catalog(driver, tmp_path, monkeypatch) -> None:
 
 
 def plans(driver, memory: dict[str, int], shapes: list[tuple[int, int, int]]) -> list[dict]:
-    """Of every shape, NT: the way that a GPU with that memory takes, and the times of all."""
+    """Of every shape, NT: the config that a GPU with that memory takes, and the times of all."""
 
     def run() -> list[dict]:
         for name, value in memory.items():
@@ -43,7 +43,7 @@ def plans(driver, memory: dict[str, int], shapes: list[tuple[int, int, int]]) ->
             with measure.watching():
                 torch.ops.cubin._matmul(a, tensors.strided((k, n), (1, k), torch.bfloat16))
                 (plan,) = (p for p in library.watched_plans() if p["product"]["n"] == n)
-            times = {way["name"]: way["microseconds"] for way in plan["ways"]}
+            times = {config["name"]: config["microseconds"] for config in plan["configs"]}
             found.append({"chosen": plan["chosen"], "times": times})
         return found
 
@@ -60,16 +60,18 @@ def test_times_of_long_reads_follow_the_memory(driver, catalog) -> None:
     shapes = [(64, 57344, 8192)]
     (fast,), (slow,) = plans(driver, H200, shapes), plans(driver, H100, shapes)
     rate = 3201 * 6144 / (2619 * 5120)
-    for way in ("sm90 64x128 share_a", "sm90_skinny 112 rows 1 splits"):
-        assert slow["times"][way] / fast["times"][way] == pytest.approx(rate, rel=0.02), way
+    for config in ("sm90 64x128 share_a", "sm90_skinny 112 rows 1 splits"):
+        assert slow["times"][config] / fast["times"][config] == pytest.approx(rate, rel=0.02), (
+            config
+        )
 
 
 def test_products_that_read_little_do_not(driver, catalog) -> None:
     shapes = [(1024, 1024, 1024), (4096, 4096, 4096)]
     for fast, slow in zip(*(plans(driver, each, shapes) for each in (H200, H100)), strict=True):
         assert fast["chosen"] == slow["chosen"]
-        way = fast["chosen"]
-        assert slow["times"][way] / fast["times"][way] == pytest.approx(1, rel=0.03)
+        config = fast["chosen"]
+        assert slow["times"][config] / fast["times"][config] == pytest.approx(1, rel=0.03)
 
 
 def test_clusters_share_the_operand_that_others_would_read_again(driver, catalog) -> None:

@@ -38,8 +38,8 @@ def add_table(folder: Path, table: dict, sha256: str | None = None) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def table_of(way: str, gpu: str = GPU) -> dict:
-    return {"version": 1, "gpu": gpu, "products": [{**PRODUCT.line(), "way": way}]}
+def table_of(config: str, gpu: str = GPU) -> dict:
+    return {"version": 1, "gpu": gpu, "products": [{**PRODUCT.line(), "way": config}]}
 
 
 def multiply(m: int = 256, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -53,13 +53,13 @@ def watched(m: int = 256, dtype: torch.dtype = torch.bfloat16) -> dict:
         return library.watched_plans()[0]
 
 
-def test_every_way_can_be_forced_and_has_one_name(driver, catalog) -> None:
+def test_every_config_can_be_forced_and_has_one_name(driver, catalog) -> None:
     def run() -> list:
-        names = [way["name"] for way in watched()["ways"]]
+        names = [config["name"] for config in watched()["configs"]]
         taken = []
         with measure.watching():
             for name in names:
-                library.force_way(name)
+                library.force_config(name)
                 multiply()
                 taken.append(library.watched_plans()[0]["chosen"])
         return [names, taken]
@@ -70,8 +70,8 @@ def test_every_way_can_be_forced_and_has_one_name(driver, catalog) -> None:
     assert taken == names
 
 
-def test_a_way_is_forced_with_every_epilogue(driver, catalog) -> None:
-    """No table names those ways; tests and sweeps do."""
+def test_a_config_is_forced_with_every_epilogue(driver, catalog) -> None:
+    """No table names those configs; tests and sweeps do."""
 
     def run() -> list:
         x, weight = (tensors.empty(rows, 1024, dtype=torch.bfloat16) for rows in (256, 512))
@@ -79,8 +79,8 @@ def test_a_way_is_forced_with_every_epilogue(driver, catalog) -> None:
         bias = tensors.empty(512, dtype=torch.bfloat16)
         kernels = []
         with measure.watching():
-            for way in ("sm90 64x64", "sm90 128x128 share_a", "sm90 128x64 split_k"):
-                library.force_way(way)
+            for config in ("sm90 64x64", "sm90 128x128 share_a", "sm90 128x64 split_k"):
+                library.force_config(config)
                 torch.ops.cubin._linear_activation(x, weight, bias, "gelu")
                 torch.ops.cubin._addmm(bias, x, turned, beta=0.5, alpha=2)
                 kernels += [each["kernel"] for each in driver.launches()[-2:]]
@@ -92,11 +92,11 @@ def test_a_way_is_forced_with_every_epilogue(driver, catalog) -> None:
 
 
 def test_a_package_s_table_decides_for_its_gpu_and_its_products(driver, catalog) -> None:
-    def ways() -> list:
+    def configs() -> list:
         plan = watched()
-        return [plan["chosen"], [way["name"] for way in plan["ways"]]]
+        return [plan["chosen"], [config["name"] for config in plan["configs"]]]
 
-    predicted, names = forked(ways)
+    predicted, names = forked(configs)
     other = next(n for n in names if n != predicted and n.startswith("sm90 ") and "x64" in n)
     add_table(catalog, table_of(other))
 
@@ -108,7 +108,7 @@ def test_a_package_s_table_decides_for_its_gpu_and_its_products(driver, catalog)
     assert other_shape != other
     add_table(catalog, table_of(other, gpu="Some other GPU"))
     assert forked(chosen)[0] == predicted
-    # A way that this library, or this case, does not have is none.
+    # A config that this library, or this case, does not have is none.
     add_table(catalog, table_of("sm90 7x7"))
     assert forked(chosen)[0] == predicted
 
@@ -119,7 +119,7 @@ def test_a_table_that_is_added_replaces_what_was_planned(driver, catalog) -> Non
         before = watched()
         other = next(
             w["name"]
-            for w in before["ways"]
+            for w in before["configs"]
             if w["name"] != before["chosen"] and w["name"].startswith("sm90 ")
         )
         first = driver.launches()[-1]["kernel"]
@@ -145,8 +145,8 @@ def test_batch_invariant_products_ask_no_table(driver, catalog) -> None:
         with torch_cubin.batch_invariant():
             multiply()
             kernels = [driver.launches()[-1]["kernel"]]
-            for way in ("sm90 64x64", "sm90 128x256", "sm90 128x64"):
-                library.add_tuned_table(table_of(way))
+            for config in ("sm90 64x64", "sm90 128x256", "sm90 128x64"):
+                library.add_tuned_table(table_of(config))
                 multiply()
                 kernels.append(driver.launches()[-1]["kernel"])
             return kernels
@@ -186,7 +186,7 @@ def test_a_damaged_table_of_the_package_is_a_hash_error(driver, catalog) -> None
     assert "table.json" in message
 
 
-def test_the_package_s_tables_name_ways_that_there_are(driver, catalog) -> None:
+def test_the_package_s_tables_name_configs_that_there_are(driver, catalog) -> None:
     """As they would be taken on a GPU of their name."""
     manifest = json.loads((catalogs.CUBINS / "manifest.json").read_text())
     tables = [json.loads((catalogs.CUBINS / t["file"]).read_text()) for t in manifest["tuned"]]
@@ -196,13 +196,13 @@ def test_the_package_s_tables_name_ways_that_there_are(driver, catalog) -> None:
         library.add_tuned_table({**table, "gpu": GPU})
         wrong = []
         for line in table["products"]:
-            way = line.pop("way")
+            config = line.pop("way")
             product = Product(**line)
             with measure.watching():
                 torch.ops.cubin._matmul(*operands_of(product))
                 (plan,) = (p for p in library.watched_plans() if p["product"] == product.line())
-            if plan["chosen"] != way:
-                wrong.append(f"{product}: {way}")
+            if plan["chosen"] != config:
+                wrong.append(f"{product}: {config}")
         return wrong
 
     for table in tables:

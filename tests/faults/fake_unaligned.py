@@ -29,13 +29,13 @@ def catalog(driver) -> None:
     catalogs.declare(driver, catalogs.kernels_of("matmul"))
 
 
-def multiply(driver, a, b, way: str = "", batch_invariant: bool = False, bias: int = 0) -> list:
+def multiply(driver, a, b, config: str = "", batch_invariant: bool = False, bias: int = 0) -> list:
     """Addresses of the operands, and what was launched."""
 
     def run() -> list:
         x, y = (tensors.strided(*each) for each in (a, b))
         library.watch_plans(True)
-        library.force_way(way)
+        library.force_config(config)
         if batch_invariant:
             with torch_cubin.batch_invariant():
                 torch.ops.cubin._matmul(x, y)
@@ -71,7 +71,7 @@ def test_a_small_odd_product_is_one_launch(driver, catalog, dtype: torch.dtype) 
 def test_k_is_shared_out_over_a_cluster(driver, catalog) -> None:
     m, n, k = 134, 34, 2385
     a, b = ((m, k), (k, 1), torch.bfloat16), ((k, n), (1, k), torch.bfloat16)
-    *_, (record,) = multiply(driver, a, b, way="unaligned 64x64 4 splits")
+    *_, (record,) = multiply(driver, a, b, config="unaligned 64x64 4 splits")
     assert record["kernel"] == "unaligned_matmul_bf16_nt_64x64"
     told = params_of(record)
     assert (told["tiles_m"], told["tiles_n"]) == (3, 1)
@@ -83,19 +83,19 @@ def test_k_is_shared_out_over_a_cluster(driver, catalog) -> None:
 def test_batches_that_share_an_operand(driver, catalog) -> None:
     a = ((5, 50, 67), (50 * 67, 67, 1), torch.bfloat16)
     b = ((5, 67, 33), (0, 33, 1), torch.bfloat16)
-    *_, (record,) = multiply(driver, a, b, way="unaligned 32x64")
+    *_, (record,) = multiply(driver, a, b, config="unaligned 32x64")
     told = params_of(record)
     # One matrix for all of them: their rows are one product's.
     assert (told["m"], told["batch"]) == (250, 1)
     b = ((5, 67, 33), (67 * 33, 33, 1), torch.bfloat16)
-    *_, (record,) = multiply(driver, a, b, way="unaligned 32x64")
+    *_, (record,) = multiply(driver, a, b, config="unaligned 32x64")
     told = params_of(record)
     assert (told["m"], told["batch"], told["size_0"]) == (50, 5, 5)
     assert (told["a_batch_0"], told["b_batch_0"]) == (50 * 67, 67 * 33)
     assert record["grid"] == [2 * 5, 1, 1]
 
 
-def ways_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
+def configs_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
     def run() -> list[str]:
         x, y = (tensors.strided(*each) for each in (a, b))
         library.watch_plans(True)
@@ -105,7 +105,9 @@ def ways_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
         else:
             torch.ops.cubin._matmul(x, y)
         (plan,) = [p for p in library.watched_plans() if p["product"]["m"] == x.shape[0]][:1]
-        return [way["name"] for way in plan["ways"] if way["name"].startswith("unaligned")]
+        return [
+            config["name"] for config in plan["configs"] if config["name"].startswith("unaligned")
+        ]
 
     return set(forked(run))
 
@@ -124,15 +126,15 @@ def ways_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
 )
 def test_what_the_kernels_take(driver, catalog, a, b, expected: bool) -> None:
     a, b = (*a, torch.bfloat16), (*b, torch.bfloat16)
-    assert bool(ways_of(driver, a, b)) == expected
-    assert not ways_of(driver, a, b, batch_invariant=True)
+    assert bool(configs_of(driver, a, b)) == expected
+    assert not configs_of(driver, a, b, batch_invariant=True)
 
 
 def test_short_k_is_not_split_further_than_its_tiles(driver, catalog) -> None:
     a, b = ((60, 300), (301, 1), torch.bfloat16), ((300, 70), (71, 1), torch.bfloat16)
     tiles = ("32x64", "64x64")
     expected = {f"unaligned {tile}{text}" for tile in tiles for text in ("", " 2 splits")}
-    assert ways_of(driver, a, b) == expected
+    assert configs_of(driver, a, b) == expected
 
 
 @pytest.mark.parametrize("largest", [1, 2, 4])
@@ -147,8 +149,8 @@ def test_splits_that_find_no_room_are_not_launched(driver, catalog, largest: int
         last = []
         with measure.watching():
             for splits in (largest, 2 * largest):
-                way = "unaligned 32x64" + (f" {splits} splits" if splits > 1 else "")
-                library.force_way(way)
+                config = "unaligned 32x64" + (f" {splits} splits" if splits > 1 else "")
+                library.force_config(config)
                 torch.ops.cubin._matmul(x, y)
                 last.append(driver.launches()[-1])
         return [driver.launches(), *last]

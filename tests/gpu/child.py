@@ -306,8 +306,8 @@ def sanitize(tool: str) -> dict:
     return {"wrong": wrong, "calls": calls}
 
 
-def ways_sanitize(tool: str, mode: str) -> dict:
-    """Every way in which Hopper's kernels run some products of `mode`, and so every one of these
+def configs_sanitize(tool: str, mode: str) -> dict:
+    """Every config in which Hopper's kernels run some products of `mode`, and so every one of these
     kernels, K split with a second kernel too; with a bias, and with an activation besides, in
     turns. compute-sanitizer watches."""
     from gpu import cases
@@ -336,41 +336,43 @@ def ways_sanitize(tool: str, mode: str) -> dict:
                 b = b.cuda() if layout[1] == "n" else b.t().contiguous().cuda().t()
                 library.watch_plans(True)
                 torch.ops.cubin.matmul(a, b)
-                # Some ways plan products of copies, whose rows begin at lines of the cache.
+                # Some configs plan products of copies, whose rows begin at lines of the cache.
                 plan = min(
                     library.watched_plans(),
                     key=lambda x: sum("lines" in x["product"][side] for side in "ab"),
                 )
-                ways = [w["name"] for w in plan["ways"]]
-                ways = [n for n in ways if n.startswith(("sm90", "unaligned")) or n == "split"]
+                configs = [w["name"] for w in plan["configs"]]
+                configs = [
+                    n for n in configs if n.startswith(("sm90", "unaligned")) or n == "split"
+                ]
                 if (m, n, k) == streamed:
-                    ways = [name for name in ways if "streamed" in name]
-                for number, way in enumerate(ways):
-                    library.force_way(way)
+                    configs = [name for name in configs if "streamed" in name]
+                for number, config in enumerate(configs):
+                    library.force_config(config)
                     out = torch.ops.cubin.matmul(a, b)
-                    # Another way, where the forced one cannot do what is asked, is no report.
+                    # Another config, where the forced one cannot do what is asked, is no report.
                     forced = {x["chosen"] for x in library.watched_plans()}
-                    if way not in forced:
-                        wrong.append(f"{mode} {layout} {(m, n, k)} {way} was not taken")
+                    if config not in forced:
+                        wrong.append(f"{mode} {layout} {(m, n, k)} {config} was not taken")
                     expected = exact
-                    if number % 3 and (way.startswith("sm90 ") or way == "split"):
+                    if number % 3 and (config.startswith("sm90 ") or config == "split"):
                         activation = ("none", "relu")[number % 3 - 1]
                         out = torch.ops.cubin.linear(a, b.t(), bias.cuda(), activation=activation)
                         expected = exact + bias.double()
                         expected = expected.relu() if activation == "relu" else expected
                     if not torch.equal(out.cpu(), expected.to(dtype)):
-                        wrong.append(f"{mode} {layout} {(m, n, k)} {way} {number % 3}")
-                    ran.add(f"{mode} {layout} {way} {m}")
-                library.force_way("")
+                        wrong.append(f"{mode} {layout} {(m, n, k)} {config} {number % 3}")
+                    ran.add(f"{mode} {layout} {config} {m}")
+                library.force_config("")
                 library.watch_plans(False)
                 relu = torch.ops.cubin.linear(a, b.t(), bias.cuda(), activation="relu")
                 expected = (exact + bias.double()).relu().to(dtype)
                 if not torch.equal(relu.cpu(), expected):
                     wrong.append(f"{mode} {layout} {(m, n, k)} relu")
     torch.cuda.synchronize()
-    for way in (" split ", " sm90 64x64 read ") if mode != "tf32" else (" sm90 128x256 ",):
-        if not any(way in name for name in ran):
-            wrong.append(f"no product had the way '{way.strip()}'")
+    for config in (" split ", " sm90 64x64 read ") if mode != "tf32" else (" sm90 128x256 ",):
+        if not any(config in name for name in ran):
+            wrong.append(f"no product had the config '{config.strip()}'")
     return {"wrong": wrong, "calls": len(ran)}
 
 
@@ -470,7 +472,7 @@ def unaligned(kind: str, name: str) -> dict:
     kernels = [k for k in library.catalog()["kernels"] if k["kind"] == kind]
     bm, bn = map(int, name.split("x"))
     draw = random.Random(name)
-    wrong, calls, ways = [], 0, set()
+    wrong, calls, configs = [], 0, set()
     busy, side = torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
 
     def operand(batch: tuple, rows: int, columns: int, turned: bool, dtype: torch.dtype):
@@ -486,7 +488,7 @@ def unaligned(kind: str, name: str) -> dict:
         value.copy_(torch.randint(-3, 4, value.shape, device="cuda"))
         return value.mT if turned else value
 
-    def every_way(
+    def every_config(
         label: str, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, bias=None
     ) -> None:
         nonlocal calls
@@ -496,15 +498,15 @@ def unaligned(kind: str, name: str) -> dict:
             if bias is not None:
                 run = partial(torch.ops.cubin.linear, a, b.mT, bias)
             run()
-            names = [way["name"] for way in library.watched_plans()[-1]["ways"]]
-            for way in names:
-                library.force_way(way)
+            names = [config["name"] for config in library.watched_plans()[-1]["configs"]]
+            for config in names:
+                library.force_config(config)
                 calls += 1
-                ways.add(way)
+                configs.add(config)
                 if not torch.equal(run(), exact.to(a.dtype)):
-                    wrong.append(f"{label} {way}")
+                    wrong.append(f"{label} {config}")
         finally:
-            library.force_way("")
+            library.force_config("")
             library.watch_plans(False)
 
     for kernel in kernels:
@@ -519,9 +521,9 @@ def unaligned(kind: str, name: str) -> dict:
             label = f"{kernel['name']} {(m, n, k)}"
             a, b = operand((), m, k, False, dtype), operand((), k, n, turned, dtype)
             exact = a.double() @ b.double()
-            every_way(label, a, b, exact)
+            every_config(label, a, b, exact)
             bias = torch.randint(-3, 4, (n,), device="cuda").to(dtype)
-            every_way(f"{label} bias", a, b, exact + bias.double(), bias)
+            every_config(f"{label} bias", a, b, exact + bias.double(), bias)
             if m * n > 4 * bm * bn:
                 first = torch.ops.cubin.matmul(a, b)
                 with torch.cuda.stream(side):
@@ -537,7 +539,7 @@ def unaligned(kind: str, name: str) -> dict:
         ):
             a = operand(a_batch, bm + 5, 131, False, dtype)
             b = operand(b_batch, 131, bn + 9, turned, dtype)
-            every_way(
+            every_config(
                 f"{kernel['name']} batches {a_batch} {b_batch}", a, b, a.double() @ b.double()
             )
     torch.cuda.synchronize()
@@ -545,7 +547,7 @@ def unaligned(kind: str, name: str) -> dict:
     unused = sorted({kernel["name"] for kernel in kernels} - loaded)
     return {
         "wrong": wrong[:20], "calls": calls, "unused": unused, "kernels": len(kernels),
-        "ways": sorted(ways),
+        "configs": sorted(configs),
     }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ slow = pytest.mark.skipif(
     "tool",
     [
         pytest.param(
-            tool, id=f"{tool}-{mode}", marks=pytest.mark.child("ways_sanitize", tool, mode)
+            tool, id=f"{tool}-{mode}", marks=pytest.mark.child("configs_sanitize", tool, mode)
         )
         for tool in ("racecheck", "initcheck", "memcheck", "synccheck")
         for mode in ("bfloat16", "float16", "tf32")

@@ -46,13 +46,13 @@ def test_the_package_has_the_sm90_kernels() -> None:
         assert len(tiles()) >= 10
 
 
-def ways_of(a: torch.Tensor, b: torch.Tensor, text: str) -> list[str]:
-    """The ways of a product whose names end so, the quickest by the model first."""
+def configs_of(a: torch.Tensor, b: torch.Tensor, text: str) -> list[str]:
+    """The configs of a product whose names end so, the quickest by the model first."""
     with measure.watching():
         torch.ops.cubin.matmul(a, b)
         plans = library.watched_plans()
-    ways = sorted((w["microseconds"], w["name"]) for plan in plans for w in plan["ways"])
-    return [name for _, name in ways if name.endswith(text)]
+    configs = sorted((w["microseconds"], w["name"]) for plan in plans for w in plan["configs"])
+    return [name for _, name in configs if name.endswith(text)]
 
 
 hopper = pytest.mark.skipif(
@@ -70,14 +70,14 @@ RACY = {
 
 
 @hopper
-@pytest.mark.parametrize("way", RACY)
-def test_ten_thousand_repeats_beside_other_work(way: str, generator: torch.Generator) -> None:
-    m, n, k = RACY[way]
+@pytest.mark.parametrize("config", RACY)
+def test_ten_thousand_repeats_beside_other_work(config: str, generator: torch.Generator) -> None:
+    m, n, k = RACY[config]
     a = cases.draw((m, k), torch.bfloat16, False, generator)
     b = cases.draw((n, k), torch.bfloat16, False, generator).mT
-    forced = ways_of(a, b, way)[0]
+    forced = configs_of(a, b, config)[0]
     with torch.no_grad(), measure.watching():
-        library.force_way(forced)
+        library.force_config(forced)
         first = torch.ops.cubin.matmul(a, b)
         assert forced in {plan["chosen"] for plan in library.watched_plans()}
         assert count_different(lambda: [torch.ops.cubin.matmul(a, b)], [first]) == 0
@@ -97,14 +97,14 @@ def test_streamed_tiles_while_other_kernels_hold_multiprocessors(
     hold = torch_cubin.load(LAUNCH)["wait_and_write"]
     written = torch.zeros(1, dtype=torch.int32, device="cuda")
     streams = [torch.cuda.Stream() for _ in range(3)]
-    names = ways_of(a, b, " streamed")
+    names = configs_of(a, b, " streamed")
     names = names[:: max(1, len(names) // 6)]
     r = random.Random(0)
     wrong = []
     torch.cuda.synchronize()
     with torch.no_grad(), measure.watching():
         for name in names * 8:
-            library.force_way(name)
+            library.force_config(name)
             # One block a multiprocessor, some of them for longer than a finisher waits.
             for blocks, cycles in ((r.choice((20, 66, 100)), 30_000_000), (131, 1_000_000)):
                 hold(

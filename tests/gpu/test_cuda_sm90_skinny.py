@@ -45,11 +45,11 @@ def product(tokens: int, rows: int, k: int, dtype: torch.dtype, layout: str, swa
     return (weights, small.t()) if swapped else (small, weights.t())
 
 
-def skinny_ways(a: torch.Tensor, b: torch.Tensor, r: random.Random) -> list[str]:
-    """A way with at most 64 of the weights' rows at a time and one with more, where there are such,
+def skinny_configs(a: torch.Tensor, b: torch.Tensor, r: random.Random) -> list[str]:
+    """Configs with at most 64 of the weights' rows at a time and with more, where there are such,
     each with K whole or in any number of parts: kernels of the package are for one or the other."""
     torch.ops.cubin.matmul(a, b)
-    names = {way["name"] for plan in library.watched_plans() for way in plan["ways"]}
+    names = {config["name"] for plan in library.watched_plans() for config in plan["configs"]}
     few, more = [], []
     for name in sorted(names):
         if name.startswith("sm90_skinny "):
@@ -68,12 +68,12 @@ def test_every_kernel_is_exact_on_small_integers(generator: torch.Generator) -> 
                 a, b = product(tokens, rows, k, dtype, layout, swapped, generator)
                 expected = (a.double() @ b.double()).to(dtype)
                 with measure.watching():
-                    for way in ("", *skinny_ways(a, b, r)):
-                        library.force_way(way)
+                    for config in ("", *skinny_configs(a, b, r)):
+                        library.force_config(config)
                         cases.poison(expected.numel(), dtype)
                         if not torch.equal(torch.ops.cubin.matmul(a, b), expected):
                             size = f"{tokens} of {rows}x{k}"
-                            wrong.append(f"{dtype} {layout} {size} swapped={swapped} {way}")
+                            wrong.append(f"{dtype} {layout} {size} swapped={swapped} {config}")
     assert wrong == []
     manifest = Path(torch_cubin.__file__).parent / "cubins" / "manifest.json"
     catalog = {

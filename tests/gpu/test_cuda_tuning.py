@@ -1,4 +1,4 @@
-"""torch_cubin.tune: every way that a product can be run is exact, and tables do what they say."""
+"""torch_cubin.tune: every config of a product is exact, and tables do what they say."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def access(x: torch.Tensor) -> str:
     return f"{'k' if along_k else 'own'}_{rows}"
 
 
-def ways_of(a: torch.Tensor, b: torch.Tensor) -> list[str]:
+def configs_of(a: torch.Tensor, b: torch.Tensor) -> list[str]:
     """Of the product itself: what follows a copy of its operands is planned, too."""
     with measure.watching():
         torch.ops.cubin.matmul(a, b)
         plans = library.watched_plans()
     kinds = (access(a), access(b.mT))
     (plan,) = [p for p in plans if (p["product"]["a"], p["product"]["b"]) == kinds]
-    return [way["name"] for way in plan["ways"]]
+    return [config["name"] for config in plan["configs"]]
 
 
 def copies(plan: dict) -> int:
-    """How many of its ways copy operands: the product has more than what follows a copy."""
-    return sum(way["name"].startswith("pad") for way in plan["ways"])
+    """How many of its configs copy operands: the product has more than what follows a copy."""
+    return sum(config["name"].startswith("pad") for config in plan["configs"])
 
 
 @pytest.mark.parametrize("mode", ["float16", "bfloat16", "tf32", "float32", "float64"])
-def test_every_way_is_exact_on_small_integers(mode: str, generator: torch.Generator) -> None:
+def test_every_config_is_exact_on_small_integers(mode: str, generator: torch.Generator) -> None:
     wrong, count = [], 0
     orders = [((0, 1), (1, 0)), ((0, 1), (0, 1)), ((1, 0), (0, 1)), ((1, 0), (1, 0))]
     with cases.math_mode(mode) as dtype:
         for m, n, k in SHAPES:
-            # float64 has few kernels: few ways of each product.
+            # float64 has few kernels: few configs of each product.
             for a_order, b_order in orders[: 4 if mode in ("bfloat16", "tf32", "float64") else 2]:
                 a = cases.place(
                     cases.draw((m, k), dtype, True, generator), cases.Layout(order=a_order)
@@ -66,10 +66,10 @@ def test_every_way_is_exact_on_small_integers(mode: str, generator: torch.Genera
                     cases.draw((k, n), dtype, True, generator), cases.Layout(order=b_order)
                 )
                 expected = (a.double() @ b.double()).to(dtype)
-                names = ways_of(a, b)
+                names = configs_of(a, b)
                 with measure.watching():
                     for name in names:
-                        library.force_way(name)
+                        library.force_config(name)
                         cases.poison(m * n, dtype)
                         out = torch.ops.cubin.matmul(a, b)
                         count += 1
@@ -89,7 +89,7 @@ ANYWHERE = [
 
 @pytest.mark.parametrize("layout", ["nt", "nn"])
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 3), (7, 2), (5, 0), (0, 6)])
-def test_every_way_with_rows_that_begin_anywhere(
+def test_every_config_with_rows_that_begin_anywhere(
     layout: str, offsets: tuple[int, int], generator: torch.Generator
 ) -> None:
     """Aligned operands beside unaligned ones; what lies around them in memory is NaN."""
@@ -112,8 +112,10 @@ def test_every_way_with_rows_that_begin_anywhere(
                 torch.ops.cubin.matmul(a, b)
                 plans = library.watched_plans()
                 # Those of the product, and of what follows a copy of its operands.
-                for name in sorted({way["name"] for plan in plans for way in plan["ways"]}):
-                    library.force_way(name)
+                for name in sorted(
+                    {config["name"] for plan in plans for config in plan["configs"]}
+                ):
+                    library.force_config(name)
                     cases.poison(m * n, dtype)
                     if not torch.equal(torch.ops.cubin.matmul(a, b), product.to(dtype)):
                         wrong.append(f"{(m, n, k)} {layout} {offsets} {pad} {name}")
@@ -136,7 +138,7 @@ def test_split_sums_replay_in_a_graph(generator: torch.Generator) -> None:
     a = cases.draw((136, 8008), torch.bfloat16, False, generator)
     b = cases.draw((200, 8008), torch.bfloat16, False, generator).mT
     with measure.watching():
-        library.force_way("split")
+        library.force_config("split")
         graph = torch.cuda.CUDAGraph()
         torch.ops.cubin.matmul(a, b)
         assert "split" in {plan["chosen"] for plan in library.watched_plans()}
@@ -160,11 +162,11 @@ def test_tune_measures_what_a_callable_multiplies(tmp_path: Path) -> None:
 
 
 def test_a_table_decides(tmp_path: Path) -> None:
-    """Every way that is named in a table is taken from then on, whatever the model says."""
+    """Every config that is named in a table is taken from then on, whatever the model says."""
     a = torch.randn(200, 1032, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(1032, 640, device="cuda", dtype=torch.bfloat16)
     product = Product.of_layout(200, 640, 1032, "nn", "bfloat16")
-    for name in ways_of(a, b)[:5]:
+    for name in configs_of(a, b)[:5]:
         library.add_tuned_table(
             {
                 "version": 1,

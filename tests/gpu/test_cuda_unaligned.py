@@ -32,7 +32,7 @@ def test_every_kernel_of_a_tile(name: str, child) -> None:
     assert answer["kernels"] == 4
     assert answer["calls"] > 40 * answer["kernels"]
     splits = ["", " 2 splits", " 4 splits", " 8 splits"]
-    assert answer["ways"] == [f"unaligned {name}{text}" for text in splits]
+    assert answer["configs"] == [f"unaligned {name}{text}" for text in splits]
 
 
 def test_the_package_has_the_kernels() -> None:

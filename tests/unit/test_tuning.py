@@ -19,7 +19,7 @@ from torch_cubin import __main__ as command_line
 from torch_cubin._tuning import measure, op_calls, store, sweep
 from torch_cubin._tuning.products import Operands, Product
 
-WAYS = ("sm90 128x128", "sm90 64x128 share_b")
+CONFIGS = ("sm90 128x128", "sm90 64x128 share_b")
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
@@ -65,20 +65,20 @@ def test_products_have_names() -> None:
 
 def times(gain: float, product: Product | None = None) -> measure.Times:
     rounds = {
-        WAYS[0]: [10.0, 11.0, 10.0],
-        WAYS[1]: [10 / gain, 11 / gain, 10 / gain],
+        CONFIGS[0]: [10.0, 11.0, 10.0],
+        CONFIGS[1]: [10 / gain, 11 / gain, 10 / gain],
         measure.TORCH: [12.0, 12.0, 12.0],
     }
     product = product or Product.of_layout(64, 64, 64, "nt", "bfloat16")
-    return measure.Times(product, rounds, dict.fromkeys(WAYS, 1.0), WAYS[0])
+    return measure.Times(product, rounds, dict.fromkeys(CONFIGS, 1.0), CONFIGS[0])
 
 
-def test_another_way_must_be_clearly_quicker() -> None:
-    assert times(1.005).best() == WAYS[0]
-    assert times(1.05).best() == WAYS[1]
-    assert times(0.9).best() == WAYS[0]
+def test_another_config_must_be_clearly_quicker() -> None:
+    assert times(1.005).best() == CONFIGS[0]
+    assert times(1.05).best() == CONFIGS[1]
+    assert times(0.9).best() == CONFIGS[0]
     line = sweep.line_of(times(1.25))
-    assert line["best"] == WAYS[1]
+    assert line["best"] == CONFIGS[1]
     assert line["gain"] == pytest.approx(0.25)
     assert line["torch"] == pytest.approx(1.5)
 
@@ -136,9 +136,9 @@ def test_a_table_holds_what_is_quicker(tmp_path: Path, monkeypatch) -> None:
     lines = [sweep.line_of(times(1.25)), sweep.line_of(times(1.0, other))]
     table = sweep.table_of(lines)
     (entry,) = table["products"]
-    kept = {**sweep.line_of(times(1.0, other)), "tuned": WAYS[0]}  # of the table that was there
+    kept = {**sweep.line_of(times(1.0, other)), "tuned": CONFIGS[0]}  # of the table that was there
     assert len(sweep.table_of([*lines, kept])["products"]) == 2
-    assert entry == {**Product.of_layout(64, 64, 64, "nt", "float16").line(), "way": WAYS[1]}
+    assert entry == {**Product.of_layout(64, 64, 64, "nt", "float16").line(), "way": CONFIGS[1]}
     store.write(table, tmp_path / "new" / "table.json")
     assert json.loads((tmp_path / "new" / "table.json").read_text()) == table
 

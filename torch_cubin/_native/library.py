@@ -113,7 +113,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "preload_op": [_TEXT, _INT],
     "watch_plans": [_INT],
     "watched_plans": [],
-    "force_way": [_TEXT],
+    "force_config": [_TEXT],
     "add_tuned_table": [_TEXT],
     "watch_op": [_TEXT],
     "watched_calls": [],
@@ -307,13 +307,13 @@ def watch_plans(on: bool) -> None:
 
 
 def watched_plans() -> list[dict[str, Any]]:
-    """The products that were planned while plans were watched, with every way of each."""
+    """The products that were planned while plans were watched, with every config of each."""
     return _answer(load().torch_cubin_watched_plans())["plans"]
 
 
-def force_way(name: str) -> None:
-    """While plans are watched, this thread takes that way for products that have it; "": none."""
-    _answer(load().torch_cubin_force_way(name.encode()))
+def force_config(name: str) -> None:
+    """While plans are watched, this thread's products that have that config take it; "": none."""
+    _answer(load().torch_cubin_force_config(name.encode()))
 
 
 def add_tuned_table(table: dict[str, Any]) -> None:

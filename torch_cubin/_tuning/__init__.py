@@ -1,1 +1,1 @@
-"""Measuring which way of running a product is quickest: torch_cubin.tune, and the sweep."""
+"""Measuring which config of a product is quickest: torch_cubin.tune, and the sweep."""

@@ -1,4 +1,4 @@
-"""Times the ways of a product beside one another, on this GPU."""
+"""Times the configs of a product beside one another, on this GPU."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch_cubin._tuning.products import Operands, Product
 
 TORCH = "torch.matmul"
 
-# A way takes part where it is predicted to take at most this many times the best; and so many do.
-NEAR, MOST_WAYS = 1.6, 12
+# A config takes part where its predicted time is at most NEAR times the best; MOST_CONFIGS do.
+NEAR, MOST_CONFIGS = 1.6, 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Times:
         return statistics.median(theirs / own for theirs, own in pairs)
 
     def best(self, least_gain: float = 0.01) -> str:
-        """The quickest way; `chosen` unless another one is that much quicker in most rounds."""
-        ways = [name for name in self.rounds if name != TORCH]
-        if self.chosen not in ways:
-            return min(ways, key=self.median)
-        best = max(ways, key=lambda name: self.ratio(name, self.chosen))
+        """The quickest config; `chosen` unless another one is that much quicker in most rounds."""
+        configs = [name for name in self.rounds if name != TORCH]
+        if self.chosen not in configs:
+            return min(configs, key=self.median)
+        best = max(configs, key=lambda name: self.ratio(name, self.chosen))
         return best if self.ratio(best, self.chosen) > 1 + least_gain else self.chosen
 
 
@@ -64,7 +64,7 @@ def watching() -> Iterator[None]:
     try:
         yield
     finally:
-        library.force_way("")
+        library.force_config("")
         library.watch_plans(False)
 
 
@@ -80,14 +80,14 @@ def float32_math(product: Product) -> Iterator[None]:
 
 
 def contenders(plan: dict) -> list[str]:
-    """Of the ways of a plan that was watched, those that are worth a try."""
-    ways = sorted(plan["ways"], key=lambda way: way["microseconds"])
-    near = [w["name"] for w in ways if w["microseconds"] <= NEAR * ways[0]["microseconds"]]
-    names = near[:MOST_WAYS]
+    """Of the configs of a plan that was watched, those that are worth a try."""
+    configs = sorted(plan["configs"], key=lambda config: config["microseconds"])
+    near = [w["name"] for w in configs if w["microseconds"] <= NEAR * configs[0]["microseconds"]]
+    names = near[:MOST_CONFIGS]
     # Models of different kernels cannot be compared: the best of each takes part.
     first_of: dict[str, str] = {}
-    for way in ways:
-        first_of.setdefault(way["name"].split(" ")[0], way["name"])
+    for config in configs:
+        first_of.setdefault(config["name"].split(" ")[0], config["name"])
     for name in (*first_of.values(), plan["chosen"]):
         if name not in names:
             names.append(name)
@@ -104,23 +104,23 @@ def measure(
         first = torch.ops.cubin.matmul(*sets[0])
         plan = _plan_of(product)
         names = contenders(plan)
-        about = min(way["microseconds"] for way in plan["ways"])
+        about = min(config["microseconds"] for config in plan["configs"])
         repeats = len(sets) * max(1, round(1500 / about / len(sets)))
         reference = torch.matmul(*sets[(repeats - 1) % len(sets)])
         graphs: dict[str, torch.cuda.CUDAGraph] = {}
         if beside_torch:
             graphs[TORCH], _ = _graph(torch.matmul, sets, repeats)
         for name in names:
-            library.force_way(name)
+            library.force_config(name)
             graphs[name], last = _graph(torch.ops.cubin.matmul.default, sets, repeats)
-            library.force_way("")
+            library.force_config("")
             graphs[name].replay()
             if _plan_of(product)["chosen"] != name:
                 raise errors.fault("internal", f"product {product}", f"was not run by '{name}'")
             _check(product, name, last, reference)
         del first
         rounds = _rounds(graphs, repeats, effort, seed)
-        predicted = {way["name"]: way["microseconds"] for way in plan["ways"]}
+        predicted = {config["name"]: config["microseconds"] for config in plan["configs"]}
         return Times(product, rounds, predicted, plan["chosen"], plan["tuned"])
 
 

@@ -1,7 +1,7 @@
-"""python -m torch_cubin tune --sweep: measures the ways of many products, and writes a tuned table.
+"""python -m torch_cubin tune --sweep: measures many products' configs, and writes a tuned table.
 
 Lines are appended to a file as they are measured; a sweep that was interrupted goes on where that
-file ends. The table holds the products where another way than the model's choice is quicker.
+file ends. The table holds the products where another config than the model's choice is quicker.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def line_of(times: measure.Times) -> dict[str, Any]:
 
 
 def table_of(lines: Sequence[dict[str, Any]], least_gain: float = 0.01) -> dict[str, Any]:
-    """The tuned table of a sweep on this GPU (docs/tuning.md): ways that are quicker than those
+    """The tuned table of a sweep on this GPU (docs/tuning.md): configs that are quicker than those
     that the models choose, or are in a table already and still the quickest."""
     products = {}
     for line in lines:

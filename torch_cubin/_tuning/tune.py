@@ -20,7 +20,7 @@ from torch_cubin._tuning.products import Operands, Product
 class Tuning:
     """What tune() measured: ``print`` shows it, ``save`` keeps it for other processes.
 
-    `table`: what load_tuned() takes: the products that have a quicker way than the one predicted,
+    `table`: what load_tuned() takes: the products that have a quicker config than predicted,
     or which kernel each call of a declared op takes.
     """
 

@@ -133,12 +133,12 @@ class MatmulKernels {
  public:
   virtual ~MatmulKernels() = default;
 
-  // The quickest way of these kernels, with its predicted time; infinite where none takes the case.
-  // Deterministic: depends on the case alone, and on what has_capacity() says of the device.
+  // The quickest config of these kernels, with its predicted time; infinite where none takes the
+  // case. Deterministic: depends on the case alone, and on what has_capacity() says of the device.
   virtual MatmulPlan plan(const MatmulCase& problem) const = 0;
 
-  // Every way that these kernels would run the case, plan()'s among them: what a sweep measures.
-  virtual void ways(const MatmulCase& problem, std::vector<MatmulPlan>& out) const {
+  // Every config that could run the case, plan()'s among them: what a sweep measures.
+  virtual void configs(const MatmulCase& problem, std::vector<MatmulPlan>& out) const {
     out.push_back(plan(problem));
   }
 
@@ -150,8 +150,8 @@ class MatmulKernels {
     return true;
   }
 
-  // A plan's name, by which tuned tables know it: the same in every process, no two ways of a case
-  // have the same one, and where it can be, the same for all types of operands.
+  // A plan's name, by which tuned tables know it: the same in every process, no two configs of a
+  // case have the same one, and where it can be, the same for all types of operands.
   virtual std::string name(const MatmulPlan& plan) const = 0;
 
   // Runs a plan of its own on the device's current stream. The problem has the plan's case.

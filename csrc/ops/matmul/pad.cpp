@@ -68,14 +68,14 @@ class PadKernels : public MatmulKernels {
 
   MatmulPlan plan(const MatmulCase& c) const override {
     MatmulPlan best;
-    for_each_way(c, [&](const MatmulPlan& plan) {
+    for_each_config(c, [&](const MatmulPlan& plan) {
       if (plan.microseconds < best.microseconds) best = plan;
     });
     return best;
   }
 
-  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
-    for_each_way(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
+  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+    for_each_config(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
   }
 
   // What follows the copy is chosen by itself.
@@ -132,7 +132,7 @@ class PadKernels : public MatmulKernels {
   }
 
   template <class Visit>
-  void for_each_way(const MatmulCase& c, Visit visit) const {
+  void for_each_config(const MatmulCase& c, Visit visit) const {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 || c.split_sums ||
         (work < kLeastPaddedWork && !c.batch_invariant)) {

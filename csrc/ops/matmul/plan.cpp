@@ -28,11 +28,11 @@ struct MatmulTable {
 DeviceTables<MatmulTable> g_matmul_tables;
 
 MatmulPlan by_name(const MatmulTable& table, const MatmulCase& problem, const std::string& name) {
-  std::vector<MatmulPlan> ways;
+  std::vector<MatmulPlan> configs;
   for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
-    ways.clear();
-    kernels->ways(problem, ways);
-    for (MatmulPlan& plan : ways) {
+    configs.clear();
+    kernels->configs(problem, configs);
+    for (MatmulPlan& plan : configs) {
       if (!std::isfinite(plan.microseconds) || kernels->name(plan) != name) continue;
       if (!kernels->has_capacity(plan)) return {};
       plan.kernels = kernels.get();
@@ -72,9 +72,9 @@ MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
 
 // As it was measured, else as the models predict.
 MatmulPlan quickest(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
-  const std::string way = problem.batch_invariant ? "" : tuned_way(device, problem);
-  if (!way.empty()) {
-    const MatmulPlan plan = by_name(table, problem, way);
+  const std::string config = problem.batch_invariant ? "" : tuned_config(device, problem);
+  if (!config.empty()) {
+    const MatmulPlan plan = by_name(table, problem, config);
     if (plan.kernels != nullptr) return plan;
   }
   return predicted(table, problem);
@@ -90,20 +90,20 @@ std::map<std::string, json>& watched() {
   return *all;
 }
 
-std::string& forced_way() {
+std::string& forced_config() {
   static thread_local std::string name;
   return name;
 }
 
 json watched_product(const MatmulTable& table, const Device& device, const MatmulCase& problem,
                      const MatmulPlan& chosen) {
-  json ways = json::array();
+  json configs = json::array();
   for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
     std::vector<MatmulPlan> plans;
-    kernels->ways(problem, plans);
+    kernels->configs(problem, plans);
     for (const MatmulPlan& plan : plans) {
       if (!std::isfinite(plan.microseconds) || !kernels->has_capacity(plan)) continue;
-      ways.push_back({{"name", kernels->name(plan)}, {"microseconds", plan.microseconds}});
+      configs.push_back({{"name", kernels->name(plan)}, {"microseconds", plan.microseconds}});
     }
   }
   constexpr const char* kDtypes[kMathCount] = {"float16", "bfloat16", "float32", "float32",
@@ -112,13 +112,13 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
           {"dtype", kDtypes[problem.math]},
           {"product", tuned_product(problem)},
           {"chosen", chosen.kernels == nullptr ? "" : chosen.kernels->name(chosen)},
-          {"tuned", tuned_way(device, problem)},
-          {"ways", ways}};
+          {"tuned", tuned_config(device, problem)},
+          {"configs", configs}};
 }
 
 MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
   MatmulPlan plan;
-  if (!forced_way().empty()) plan = by_name(table, problem, forced_way());
+  if (!forced_config().empty()) plan = by_name(table, problem, forced_config());
   if (plan.kernels == nullptr) plan = quickest(table, device, problem);
   // The tables know sums in the operands' type, and at most a bias.
   if (!problem.only_bias() || problem.output != problem.input) return plan;
@@ -132,7 +132,7 @@ MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const Ma
       return plan;
     }
   }
-  // Without the lock: some ways plan a product of their own.
+  // Without the lock: some configs plan a product of their own.
   json seen = watched_product(table, device, problem, plan);
   std::lock_guard<std::mutex> lock(g_watch_mutex);
   watched()[key] = std::move(seen);
@@ -177,7 +177,7 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
     if (plan.kernels == nullptr && needed) table.family.fail_no_kernel("this product");
     slot.plan = plan;
     slot.problem = problem;
-    slot.table = watched ? nullptr : &table;  // a forced way is nothing to remember
+    slot.table = watched ? nullptr : &table;  // a forced config is nothing to remember
     slot.generation = generation;
   }
   return slot.plan;
@@ -186,7 +186,7 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
 void watch_plans(bool on) {
   std::lock_guard<std::mutex> lock(g_watch_mutex);
   watched().clear();
-  forced_way().clear();
+  forced_config().clear();
   g_watched.store(on, std::memory_order_relaxed);
 }
 
@@ -197,6 +197,6 @@ json watched_plans() {
   return all;
 }
 
-void force_way(const std::string& name) { forced_way() = name; }
+void force_config(const std::string& name) { forced_config() = name; }
 
 }  // namespace torch_cubin

@@ -20,11 +20,11 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem);
 void watch_plans(bool on);
 
 // The products that were planned, each once: {"device", "dtype", "product" (tuned.h), "chosen",
-// "tuned", "ways": [{"name", "microseconds"}]}, the predicted times.
+// "tuned", "configs": [{"name", "microseconds"}]}, the predicted times.
 nlohmann::json watched_plans();
 
-// While plans are watched, this thread's products that have a way of that name take it, with any
+// While plans are watched, this thread's products that have a config of that name take it, with any
 // epilogue; "": none.
-void force_way(const std::string& name);
+void force_config(const std::string& name);
 
 }  // namespace torch_cubin

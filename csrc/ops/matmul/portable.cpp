@@ -33,10 +33,10 @@ class PortableMatmul : public MatmulKernels {
     return plan_of(plan_portable(table_, problem), problem);
   }
 
-  void ways(const MatmulCase& problem, std::vector<MatmulPlan>& out) const override {
+  void configs(const MatmulCase& problem, std::vector<MatmulPlan>& out) const override {
     if (!takes(problem)) return;
-    for (const PortableWay& way : portable_ways(table_, problem)) {
-      out.push_back(plan_of(way, problem));
+    for (const PortableConfig& config : portable_configs(table_, problem)) {
+      out.push_back(plan_of(config, problem));
     }
   }
 
@@ -80,15 +80,15 @@ class PortableMatmul : public MatmulKernels {
            problem.b_scales == Scales::kNone && problem.only_bias() && !problem.split_sums;
   }
 
-  MatmulPlan plan_of(const PortableWay& way, const MatmulCase& problem) const {
+  MatmulPlan plan_of(const PortableConfig& config, const MatmulCase& problem) const {
     MatmulPlan plan;
-    const PortablePlan& chosen = way.plan;
+    const PortablePlan& chosen = config.plan;
     if (chosen.kernel == nullptr) return plan;
     if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) {
       plan.too_large = true;
       return plan;
     }
-    plan.microseconds = way.cycles / device_.cycles_per_microsecond;
+    plan.microseconds = config.cycles / device_.cycles_per_microsecond;
     plan.sum_order = problem.math == kMathTF32 ? 1 : 0;
     plan.set(chosen);
     return plan;

@@ -85,7 +85,7 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
   return ceil_div(tiles, ceil_div(tiles, row.slots));
 }
 
-void consider(PortableWay& best, const PortableTable& table, const MatmulCase& problem,
+void consider(PortableConfig& best, const PortableTable& table, const MatmulCase& problem,
               const PortableRow& row, const Extent& x, bool swapped) {
   const Math math = problem.math;
   const bool batch_invariant = problem.batch_invariant;
@@ -172,22 +172,23 @@ void for_each_row(const PortableTable& table, const MatmulCase& problem, Visit v
 
 }  // namespace
 
-PortableWay plan_portable(const PortableTable& table, const MatmulCase& problem) {
-  PortableWay best;
+PortableConfig plan_portable(const PortableTable& table, const MatmulCase& problem) {
+  PortableConfig best;
   for_each_row(table, problem, [&](const PortableRow& row, const Extent& x, bool swapped) {
     consider(best, table, problem, row, x, swapped);
   });
   return best;
 }
 
-std::vector<PortableWay> portable_ways(const PortableTable& table, const MatmulCase& problem) {
-  std::vector<PortableWay> ways;
+std::vector<PortableConfig> portable_configs(const PortableTable& table,
+                                             const MatmulCase& problem) {
+  std::vector<PortableConfig> configs;
   for_each_row(table, problem, [&](const PortableRow& row, const Extent& x, bool swapped) {
-    PortableWay way;
-    consider(way, table, problem, row, x, swapped);
-    if (way.plan.kernel != nullptr) ways.push_back(way);
+    PortableConfig config;
+    consider(config, table, problem, row, x, swapped);
+    if (config.plan.kernel != nullptr) configs.push_back(config);
   });
-  return ways;
+  return configs;
 }
 
 }  // namespace torch_cubin

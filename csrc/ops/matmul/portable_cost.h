@@ -18,15 +18,15 @@ struct PortablePlan {
   int64_t k_tiles_per_split = 0;
 };
 
-struct PortableWay {
+struct PortableConfig {
   PortablePlan plan;
   double cycles = std::numeric_limits<double>::infinity();
 };
 
-// The quickest way of each kernel that takes the problem.
-std::vector<PortableWay> portable_ways(const PortableTable& table, const MatmulCase& problem);
+// The quickest config of each kernel that takes the problem.
+std::vector<PortableConfig> portable_configs(const PortableTable& table, const MatmulCase& problem);
 
-// The quickest of portable_ways().
-PortableWay plan_portable(const PortableTable& table, const MatmulCase& problem);
+// The quickest of portable_configs().
+PortableConfig plan_portable(const PortableTable& table, const MatmulCase& problem);
 
 }  // namespace torch_cubin

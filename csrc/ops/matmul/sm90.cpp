@@ -88,10 +88,10 @@ class Sm90Matmul : public MatmulKernels {
     return plan_of(plan_sm90(rows_, seen_by_kernels(c), capacity()), c);
   }
 
-  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
     if (!takes(c)) return;
-    for (const Sm90Way& way : sm90_ways(rows_, seen_by_kernels(c), capacity())) {
-      out.push_back(plan_of(way, c));
+    for (const Sm90Config& config : sm90_configs(rows_, seen_by_kernels(c), capacity())) {
+      out.push_back(plan_of(config, c));
     }
   }
 
@@ -168,15 +168,15 @@ class Sm90Matmul : public MatmulKernels {
     return seen;
   }
 
-  static MatmulPlan plan_of(Sm90Way way, const MatmulCase& c) {
+  static MatmulPlan plan_of(Sm90Config config, const MatmulCase& c) {
     MatmulPlan plan;
-    if (way.plan.row == nullptr) return plan;
-    way.plan.transposed = transposes(c);
-    plan.set(way.plan);
-    plan.splits = way.plan.splits;
-    plan.microseconds = way.microseconds;
+    if (config.plan.row == nullptr) return plan;
+    config.plan.transposed = transposes(c);
+    plan.set(config.plan);
+    plan.splits = config.plan.splits;
+    plan.microseconds = config.microseconds;
     const bool many = c.m > kFewRows && c.n > kFewRows;
-    const bool reads = way.plan.reads_a || way.plan.reads_b;
+    const bool reads = config.plan.reads_a || config.plan.reads_b;
     plan.microseconds *= reads ? kShareOfReads : many ? kShareToCompare : kShareOfFewRows;
     return plan;
   }

@@ -9,16 +9,17 @@ namespace {
 constexpr const char* kSm90MathNames[] = {"float16", "bfloat16", "tf32"};
 constexpr const char* kSm90LayoutNames[] = {"nn", "nt", "tn", "tt"};
 
-// Fitted to 1,471 timings of 132 products on an H200, kReadAgain to those of an H100. Of 603 products in the
-// sweeps of both GPUs, what it chooses takes 3.1% longer than the best way on average
-// (benchmarks/sm90/fit_cost.py, which has the model and these constants again). Its clock is that of short
-// products; long ones are bound by power.
+// Fitted to 1,471 timings of 132 products on an H200, kReadAgain to those of an H100. Of 603
+// products in the sweeps of both GPUs, what it chooses takes 3.1% longer than the best config on
+// average (benchmarks/sm90/fit_cost.py, which has the model and these constants again). Its clock
+// is that of short products; long ones are bound by power.
 constexpr double kCyclesPerMicrosecond = 1950;
 constexpr double kL2BytesPerCycle = 80;         // what one multiprocessor gets
 constexpr double kFlopsPerMicrosecond = 750e6;  // of bfloat16, at the power limit
 constexpr double kSm90MemoryShare = 0.773;      // of the memory's peak: 3.8 of an H200's 4.92 TB/s
-// An operand that more than one cluster reads takes so much of the memory's time more: 256 x 8192 x 28672 by
-// 128x128 took 224 us on an H100, 219 in pairs that share A, 194 in pairs that share B, read once then.
+// An operand that more than one cluster reads takes so much of the memory's time more: 256 x 8192 x
+// 28672 by 128x128 took 224 us on an H100, 219 in pairs that share A, 194 in pairs that share B,
+// read once then.
 constexpr double kReadAgain = 0.2;
 constexpr double kFixed = 1.5;       // us: first loads, last stores
 constexpr double kTileCycles = 490;  // between two tiles of a block
@@ -30,31 +31,33 @@ constexpr double kStreamBytesPerCycle = 15.2;
 constexpr double kShareCycles = 1.03, kShareFixed = 0.11;  // us
 // A box's row of 128 bytes that does not begin at a line of the cache takes two requests.
 constexpr double kSplitLines = 2.3;
-// At the power limit energy decides: this share of a product's is what shared memory moves, which is
-// kLeastShared cycles a multiply-add with 256x192, the tile that moves least.
+// At the power limit energy decides: this share of a product's is what shared memory moves, which
+// is kLeastShared cycles a multiply-add with 256x192, the tile that moves least.
 constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
 // Rows and columns of a tile outside the matrices, which the TMA fills with zeros, cost more than
 // others: 64 x 4096 x 4096 with tiles of 128 x 64 took 19 us, 128 x 4096 x 4096 took 12.
 constexpr double kOutside = 1.13;
-// Clusters of four find room for fewer blocks than there are multiprocessors, since these come in groups of
-// 16 or 18: 30 of 33 on an H200, and 15 of 16 of eight. And more blocks wait for one another: the timings of
-// eight do not tell this constant from that of four.
+// Clusters of four find room for fewer blocks than there are multiprocessors, since these come in
+// groups of 16 or 18: 30 of 33 on an H200, and 15 of 16 of eight. And more blocks wait for one
+// another: the timings of eight do not tell this constant from that of four.
 constexpr int64_t kFoursOf = 11, kFoursFound = 10;
 constexpr double kFourFixed = 0.25;  // us
-// Where nearly all clusters of four that find room are needed and an eighth of their tiles lie outside,
-// they took longer (2536 x 800 x 3920 by 128 x 160: 39 us in 30 of 2 x 2, 27 in 25 of 1 x 4).
+// Where nearly all clusters of four that find room are needed and an eighth of their tiles lie
+// outside, they took longer (2536 x 800 x 3920 by 128 x 160: 39 us in 30 of 2 x 2, 27 in 25 of 1 x
+// 4).
 constexpr int64_t kFoursSure = 28;
 constexpr double kFourCrowded = 1.12;
-// us that a block waits at the start for each other one that reads the same 64 rows, where there are many
-// and rows do not begin at lines of the cache (184 x 5736 x 40: 4.4 us without clusters, 3.4 in fours).
+// us that a block waits at the start for each other one that reads the same 64 rows, where there
+// are many and rows do not begin at lines of the cache (184 x 5736 x 40: 4.4 us without clusters,
+// 3.4 in fours).
 constexpr double kCrowdedRows = 0.011, kCrowdedFrom = 24;
 // What stores of a tile take where products are too short to hide them and rows of the output begin
 // anywhere: bytes a cycle, of panels of 64 columns and of narrower ones.
 constexpr double kStoreAnywhereBytes = 10, kStoreNarrowBytes = 7;
 // A stage whose operands are read by threads: its latency, and cycles for 128 bytes.
 constexpr double kReadFixed = 1400, kReadLine = 8;
-// Sums of a split, written and read: bytes a microsecond, of the L2 cache; bytes a cycle of one block,
-// which writes them by way of shared memory, four columns at a time or single ones; us.
+// Sums of a split, written and read: bytes a microsecond, of the L2 cache; bytes a cycle of one
+// block, which writes them by way of shared memory, four columns at a time or single ones; us.
 constexpr double kSplitBytesPerMicrosecond = 4e6, kSplitFixed = 0.7;
 constexpr double kSumsBytesPerCycle = 8, kSingleSumsBytesPerCycle = 3;
 constexpr int64_t kMostSumsBytes = 64 << 20;
@@ -135,8 +138,8 @@ class Chooser {
     for (const Sm90Cluster& cluster : kSm90Clusters) {
       const int64_t of_a = cluster.of_a, of_b = cluster.of_b, size = cluster.size();
       if ((of_a > 1 && tiles_n < of_a) || (of_b > 1 && tiles_m < of_b)) continue;
-      // Each block loads whole groups of 8 rows. (Of a tile that is not K-major it loads a share of its K, of
-      // TF32 in clusters of eight along N half a group: the swizzle goes by addresses.)
+      // Each block loads whole groups of 8 rows. (Of a tile that is not K-major it loads a share of
+      // its K, of TF32 in clusters of eight along N half a group: the swizzle goes by addresses.)
       if (row.tile_m % (8 * of_a) != 0 || row.tile_n % (8 * of_b) != 0) continue;
       if (size > largest_cluster_ || (size > 1 && (reads_a || reads_b))) continue;
       const int64_t slots =  // clusters that run at a time
@@ -186,13 +189,14 @@ class Chooser {
     }
   }
 
-  const Sm90Way& best() const { return best_; }
+  const Sm90Config& best() const { return best_; }
 
-  // Where all ways are put, too, not only the best one.
-  std::vector<Sm90Way>* all = nullptr;
+  // Where all configs are put, too, not only the best one.
+  std::vector<Sm90Config>* all = nullptr;
 
  private:
-  // Blocks that read the same rows at the same time, counted for each 64 rows, where they are too many.
+  // Blocks that read the same rows at the same time, counted for each 64 rows, where they are too
+  // many.
   double readers(bool none, int64_t blocks, int64_t rows) const {
     const auto readers = static_cast<double>(std::min(blocks, multiprocessors_) * rows) / 64;
     return none ? 0 : std::max(0.0, readers - kCrowdedFrom);
@@ -243,8 +247,8 @@ class Chooser {
     }
   }
 
-  // What a block waits for stores. A tile's products are half done when one warpgroup of two begins to
-  // store the tile before.
+  // What a block waits for stores. A tile's products are half done when one warpgroup of two begins
+  // to store the tile before.
   double stores(const Sm90Row& row, double tile_cycles, double waves) const {
     if (c_.n * element_size(c_.output) % kVectorBytes == 0) return 0;
     const double bytes =
@@ -276,7 +280,7 @@ class Chooser {
   const int64_t multiprocessors_, largest_cluster_;
   // us that they alone would take
   double power_, memory_of_a_, memory_of_b_, memory_of_c_;
-  Sm90Way best_;
+  Sm90Config best_;
 };
 
 void consider_rows(Chooser& chooser, const std::vector<Sm90Row>& rows, const MatmulCase& problem) {
@@ -311,16 +315,16 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
   reads = fields.integer("reads", 0, 1) != 0;
 }
 
-Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                  const Sm90Capacity& capacity) {
+Sm90Config plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                     const Sm90Capacity& capacity) {
   Chooser chooser(problem, capacity);
   consider_rows(chooser, rows, problem);
   return chooser.best();
 }
 
-std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                               const Sm90Capacity& capacity) {
-  std::vector<Sm90Way> all;
+std::vector<Sm90Config> sm90_configs(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                                     const Sm90Capacity& capacity) {
+  std::vector<Sm90Config> all;
   Chooser chooser(problem, capacity);
   chooser.all = &all;
   consider_rows(chooser, rows, problem);

@@ -1,4 +1,4 @@
-// What a product will cost with the kernels of sm90.cu, and the quickest way to run it: a model of
+// What a product will cost with the kernels of sm90.cu, and the quickest config for it: a model of
 // what bounds a block, fitted to timings on an H200.
 #pragma once
 
@@ -31,7 +31,7 @@ struct Sm90Row {
 // What the blocks of a cluster have in common: so many along N share a tile of A, so many along M
 // one of B; or two split K.
 struct Sm90Cluster {
-  const char* name;  // in a way's
+  const char* name;  // in a config's
   int64_t of_a, of_b;
   bool splits_k;
 
@@ -55,7 +55,7 @@ struct Sm90Plan {
   bool transposed = false;
 };
 
-struct Sm90Way {
+struct Sm90Config {
   Sm90Plan plan;
   double microseconds = std::numeric_limits<double>::infinity();
 };
@@ -67,13 +67,13 @@ struct Sm90Capacity {
   double memory_bytes_per_microsecond;  // at its peak
 };
 
-// All ways that the rows offer.
-std::vector<Sm90Way> sm90_ways(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                               const Sm90Capacity& capacity);
+// All configs that the rows offer.
+std::vector<Sm90Config> sm90_configs(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                                     const Sm90Capacity& capacity);
 
 // The quickest of them.
-Sm90Way plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                  const Sm90Capacity& capacity);
+Sm90Config plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
+                     const Sm90Capacity& capacity);
 
 // "256x192 share_a streamed", "64x64 read 4 splits"
 std::string sm90_name(const Sm90Plan& plan);

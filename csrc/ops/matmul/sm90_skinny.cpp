@@ -134,7 +134,7 @@ class Sm90Skinny : public MatmulKernels {
   }
 
   // The tiles of the rule, and others near them.
-  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
     if (!takes(c)) return;
     const SkinnySides sides(c);
     const int64_t multiprocessors = device_.multiprocessors;

@@ -39,7 +39,7 @@ class TransposeKernels : public MatmulKernels {
 
   MatmulPlan plan(const MatmulCase& c) const override {
     std::vector<MatmulPlan> all;
-    ways(c, all);
+    configs(c, all);
     MatmulPlan best;
     for (const MatmulPlan& each : all) {
       if (each.microseconds < best.microseconds) best = each;
@@ -47,7 +47,7 @@ class TransposeKernels : public MatmulKernels {
     return best;
   }
 
-  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
     const bool a = !is_along_k(c.a), b = !is_along_k(c.b);
     if (a) out.push_back(plan_with(c, {true, false}));
     if (b) out.push_back(plan_with(c, {false, true}));

@@ -19,7 +19,8 @@ using nlohmann::json;
 constexpr int kTunedVersion = 1;
 constexpr size_t kMaxTunedBytes = 16u << 20;
 
-// float16 and bfloat16 run alike: a way of the one serves the other, where it has no type in its name.
+// float16 and bfloat16 run alike: a config of the one serves the other, where it has no type in its
+// name.
 constexpr const char* kTunedMathNames[kMathCount] = {"16_bit", "16_bit", "tf32", "float32",
                                                      "float64"};
 // By Access; then those of operands whose rows begin at lines of the cache.
@@ -55,22 +56,22 @@ std::atomic<uint64_t> g_generation{1};
 
 class TunedTables {
  public:
-  using Ways = std::map<TunedProduct, std::string>;
+  using Configs = std::map<TunedProduct, std::string>;
 
-  std::string way(const Device& device, const MatmulCase& problem) {
+  std::string config(const Device& device, const MatmulCase& problem) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Ways& ways = ways_of(device.name);
-    const auto found = ways.find(product_of(problem));
-    return found == ways.end() ? "" : found->second;
+    const Configs& configs = configs_of(device.name);
+    const auto found = configs.find(product_of(problem));
+    return found == configs.end() ? "" : found->second;
   }
 
   void add(const json& table) {
     const std::string gpu = checked_gpu(table);
     devices_of_table(gpu);  // throws where there is none
     std::lock_guard<std::mutex> lock(mutex_);
-    Ways ways = ways_of(gpu);
-    read_lines(table, ways);
-    by_gpu_[gpu] = std::move(ways);
+    Configs configs = configs_of(gpu);
+    read_lines(table, configs);
+    by_gpu_[gpu] = std::move(configs);
     g_generation.fetch_add(1, std::memory_order_release);
   }
 
@@ -105,7 +106,7 @@ class TunedTables {
     throw std::runtime_error(std::string(key) + " " + size.dump());
   }
 
-  static void read_line(const json& line, Ways& ways) {
+  static void read_line(const json& line, Configs& configs) {
     try {
       const TunedProduct product = {
           size_of(line, "m"),
@@ -115,18 +116,18 @@ class TunedTables {
           tuned_index(line.at("math").get<std::string>(), kTunedMathNames),
           tuned_index(line.at("a").get<std::string>(), kTunedAccessNames),
           tuned_index(line.at("b").get<std::string>(), kTunedAccessNames)};
-      ways[product] = line.at("way").get<std::string>();
+      configs[product] = line.at("way").get<std::string>();
     } catch (const json::exception&) {
       throw std::runtime_error("the line " + shown_json(line));
     }
   }
 
-  static void read_lines(const json& table, Ways& ways) {
+  static void read_lines(const json& table, Configs& configs) {
     try {
       if (!table.contains("products") || !table.at("products").is_array()) {
         throw std::runtime_error("no list of products");
       }
-      for (const json& line : table.at("products")) read_line(line, ways);
+      for (const json& line : table.at("products")) read_line(line, configs);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
@@ -136,10 +137,10 @@ class TunedTables {
 
   // Of the GPUs of that name: at first what the package brings for it, by its manifest's "tuned":
   // [{"gpu", "file", "sha256"}].
-  const Ways& ways_of(const std::string& gpu) {
+  const Configs& configs_of(const std::string& gpu) {
     const auto known = by_gpu_.find(gpu);
     if (known != by_gpu_.end()) return known->second;
-    Ways ways;
+    Configs configs;
     const Package& package = catalog();
     const auto entries = package.manifest().find("tuned");
     if (entries != package.manifest().end()) {
@@ -151,14 +152,14 @@ class TunedTables {
                         kMaxTunedBytes, "Build the kernels again, or install the package again.");
         const json table =
             parse_json(std::string(bytes.begin(), bytes.end()), package.files()->origin(file));
-        if (checked_gpu(table) == gpu) read_lines(table, ways);
+        if (checked_gpu(table) == gpu) read_lines(table, configs);
       }
     }
-    return by_gpu_.emplace(gpu, std::move(ways)).first->second;
+    return by_gpu_.emplace(gpu, std::move(configs)).first->second;
   }
 
   std::mutex mutex_;  // guards what follows
-  std::map<std::string, Ways> by_gpu_;
+  std::map<std::string, Configs> by_gpu_;
 };
 
 TunedTables& tuned_tables() {
@@ -168,8 +169,8 @@ TunedTables& tuned_tables() {
 
 }  // namespace
 
-std::string tuned_way(const Device& device, const MatmulCase& problem) {
-  return tuned_tables().way(device, problem);
+std::string tuned_config(const Device& device, const MatmulCase& problem) {
+  return tuned_tables().config(device, problem);
 }
 
 uint64_t tuned_generation() { return g_generation.load(std::memory_order_acquire); }

@@ -1,5 +1,5 @@
-// Tuned tables: for products that were measured on one kind of GPU, the way that was quickest. The
-// package brings some (csrc/kernels/matmul/tuned/), torch_cubin.tune() adds others. A table of
+// Tuned tables: for products that were measured on one kind of GPU, the config that was quickest.
+// The package brings some (csrc/kernels/matmul/tuned/), torch_cubin.tune() adds others. A table of
 // another GPU is never used.
 #pragma once
 
@@ -11,8 +11,9 @@
 
 namespace torch_cubin {
 
-// The name (MatmulKernels::name) of the measured way; "" where the product was not measured there.
-std::string tuned_way(const Device& device, const MatmulCase& problem);
+// The name (MatmulKernels::name) of the measured config; "" where the product was not measured
+// there.
+std::string tuned_config(const Device& device, const MatmulCase& problem);
 
 // Rises whenever a table is added: what was planned before may be planned otherwise.
 uint64_t tuned_generation();

@@ -19,7 +19,7 @@ constexpr int64_t kUnalignedWarps = 8;
 constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
 
 // What the kernels take, in us, fitted to 197 timings of 61 products on an H200 (root mean square
-// error 13%; chosen among these ways and the others' by it, 61 products take 1.7% longer than by
+// error 13%; chosen among these configs and the others' by it, 61 products take 1.7% longer than by
 // the best, 12% less than without these kernels): a launch; a row of a k tile, which a warp brings
 // one after the other; a stretch of K of a tile of 64 rows; stores of 1,024 results; a split, and
 // each one. Of the blocks of a multiprocessor each but the first takes a share of its time, and
@@ -72,14 +72,14 @@ class Unaligned : public MatmulKernels {
 
   MatmulPlan plan(const MatmulCase& c) const override {
     MatmulPlan best;
-    for_each_way(c, [&](const MatmulPlan& plan) {
+    for_each_config(c, [&](const MatmulPlan& plan) {
       if (plan.microseconds < best.microseconds) best = plan;
     });
     return best;
   }
 
-  void ways(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
-    for_each_way(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
+  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+    for_each_config(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
   }
 
   bool has_capacity(const MatmulPlan& plan) const override {
@@ -120,7 +120,7 @@ class Unaligned : public MatmulKernels {
   }
 
   template <class Visit>
-  void for_each_way(const MatmulCase& c, Visit visit) const {
+  void for_each_config(const MatmulCase& c, Visit visit) const {
     if (!takes(c)) return;
     for (const UnalignedRow& row : rows_) {
       if (row.math != c.math || row.b_along_k != is_along_k(c.b)) continue;
