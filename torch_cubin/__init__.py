@@ -26,6 +26,7 @@ from torch_cubin.errors import Error  # noqa: E402
 _LATER = {
     "cpp": ("include_path", "library_path"),
     "_kernels.arguments": ("strided",),
+    "_ops.checkpointing": ("checkpoint_ops",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
     "_declared.choices": ("choices",),
@@ -94,6 +95,7 @@ __all__ = [
     "bfloat16",
     "c_struct",
     "cdiv",
+    "checkpoint_ops",
     "choices",
     "compile",
     "cpp",

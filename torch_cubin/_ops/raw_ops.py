@@ -26,9 +26,13 @@ def raw_names(name: str) -> list[str]:
     return [f"_{name}"] if name in _WITHOUT_TWIN else [f"_{name}", f"_{name}_autograd"]
 
 
+def has_public_op(name: str) -> bool:
+    return name not in _WITHOUT_PUBLIC_OP
+
+
 def all_names(name: str) -> list[str]:
     """The same, with the public op first where there is one."""
-    return [*([] if name in _WITHOUT_PUBLIC_OP else [name]), *raw_names(name)]
+    return [*([name] if has_public_op(name) else []), *raw_names(name)]
 
 
 def overload(name: str) -> Any:

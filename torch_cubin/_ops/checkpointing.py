@@ -1,0 +1,58 @@
+"""The names by which selective activation checkpointing knows the public ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_cubin import errors
+from torch_cubin._ops import raw_ops
+
+# What a public op runs of raw_ops where that is more, or other, than the raw ops of its own name.
+_RUNS = {
+    "linear": ("linear", "linear_activation"),
+    "scaled_dot_product_attention": ("scaled_dot_product_attention", "attention_forward"),
+    "flash_attention": ("attention_forward", raw_ops.E4M3),
+}
+_PUBLIC = (*(name for name in raw_ops.ALL if raw_ops.has_public_op(name)), "flash_attention")
+_Packet, _Overload = type(torch.ops.aten.mm), type(torch.ops.aten.mm.default)
+
+
+def checkpoint_ops(*ops: Any) -> list[Any]:
+    """What selective checkpointing sees where `ops` are called; by default, where any of ours is.
+
+        save = torch_cubin.checkpoint_ops(torch.ops.cubin.linear, torch.ops.aten.mm.default)
+        context_fn = functools.partial(create_selective_checkpoint_contexts, save)
+        checkpoint(block, x, use_reentrant=False, context_fn=context_fn)
+
+    For the lists and policy functions of torch.utils.checkpoint: a public op such as
+    `torch.ops.cubin.linear` forwards to others, so that itself it is never seen. Declared ops and
+    those of other libraries stand in the list as they are. What runs inside drop_in() is to be
+    listed by our names, not aten's. Attention that is composed of products, where its options have
+    no fused derivative, is computed again.
+
+    Raises InputError [input] for what is no op.
+    """
+    found: dict[Any, None] = {}  # a set that keeps the order
+    for op in ops or [getattr(torch.ops.cubin, name) for name in _PUBLIC]:
+        for overload in _overloads(op):
+            name = overload.name().partition(".")[0].removeprefix("cubin::")
+            if overload.namespace == "cubin" and name in _PUBLIC:
+                runs = [raw for run in _RUNS.get(name, (name,)) for raw in raw_ops.raw_names(run)]
+                found.update(dict.fromkeys(map(raw_ops.overload, runs)))
+            else:
+                found[overload] = None
+    return list(found)
+
+
+def _overloads(op: Any) -> list[Any]:
+    if isinstance(op, _Packet):
+        return [getattr(op, name) for name in op.overloads()]
+    if not isinstance(op, _Overload):
+        expected = "an op, such as torch.ops.cubin.linear"
+        raise errors.wrong_type("torch_cubin.checkpoint_ops argument", expected, op)
+    return [op]
+
+
+__all__ = ["checkpoint_ops"]
