@@ -26,7 +26,7 @@ from pathlib import Path
 
 from attention_bench import NO_BOUND, TOKENS, WIDTH, compile_kernel, laid_out, milliseconds
 
-IN_TURN, IN_PAIRS, BY_QUERIES = 0, -1, -2  # or so many heads to balance
+ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2  # or so many heads to balance
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def setup() -> None:
             ("logsumexp_stride", ctypes.c_int64 * 2),
             ("lengths", Lengths),
             *[(n, ctypes.c_int) for n in (
-                "batch", "heads", "group", "head_dim_v", "tiles", "deal")],
+                "batch", "heads", "group", "head_dim_v", "tiles", "schedule")],
             ("unit", ctypes.c_float),
             ("has_rule", ctypes.c_int),
             ("score", ScoreRule),
@@ -161,7 +161,7 @@ class Forward:
 
     def __init__(
         self, kernel, function, q, k, v, out, lse=None, first=-NO_BOUND, last=NO_BOUND,
-        deal=IN_TURN, scale=None, blocks=132,
+        schedule=ROUND_ROBIN, scale=None, blocks=132,
     ) -> None:  # fmt: skip
         batch, heads, seqlen_q, head_dim = q.shape
         seqlen_k = k.shape[2]
@@ -176,7 +176,7 @@ class Forward:
         p.lengths = Lengths(None, None, seqlen_q, seqlen_k, first, last, 0)
         p.head_dim_v = v.shape[3]
         p.tiles = -(-seqlen_q // (64 * kernel.groups))
-        p.deal = deal
+        p.schedule = schedule
         p.unit = (1 / math.sqrt(head_dim) if scale is None else scale) * math.log2(math.e)
         blocks = min(blocks, p.tiles * batch * heads)
         aligned = aligned_copy(p)
@@ -207,7 +207,7 @@ def check(kernel: Kernel, function) -> str:
     """Raises where an answer is wrong."""
     dtype = getattr(torch, kernel.dtype)
     full, d = kernel.head_dim, kernel.head_dim
-    # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, deal
+    # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, schedule
     cases = [
         (1, 2, 2, 128, 128, None, None, d, "bhsd", 1, 0),
         (2, 4, 2, 257, 300, None, None, d, "bshd", 1, 0),
@@ -232,7 +232,7 @@ def check(kernel: Kernel, function) -> str:
         (1, 16, 16, 4000, 4000, None, 0, d, "bshd", 1, 2),
     ]
     worst, worst_lse = 0.0, 0.0
-    for number, (b, h, hk, sq, sk, first, last, hd, layout, factor, deal) in enumerate(cases):
+    for number, (b, h, hk, sq, sk, first, last, hd, layout, factor, schedule) in enumerate(cases):
         torch.manual_seed(number)
         first = -NO_BOUND if first is None else first
         last = NO_BOUND if last is None else last
@@ -247,7 +247,7 @@ def check(kernel: Kernel, function) -> str:
         room = torch.full((b, h, sq + 3, full + 8), math.nan, device="cuda", dtype=dtype)
         out = room[:, :, :sq, :hd]
         lse = torch.full((b, h, sq), math.nan, device="cuda")
-        launch = Forward(kernel, function, q, k, v, out, lse, first, last, deal)
+        launch = Forward(kernel, function, q, k, v, out, lse, first, last, schedule)
         answers = []
         what = f"{kernel.name} case {number} {cases[number]}"
         for _ in range(3):
@@ -336,9 +336,9 @@ def time_window(functions: dict, d: int, window: int, rounds: int) -> None:
     )
     contenders, out = {}, torch.empty_like(q)
     for kernel, function in functions.items():
-        for last, first, deal in ((0, 1 - window, BY_QUERIES), (0, -NO_BOUND, 2)):
+        for last, first, schedule in ((0, 1 - window, BY_QUERIES), (0, -NO_BOUND, 2)):
             contenders[kernel.name, first] = Forward(
-                kernel, function, q, k, v, out, first=first, last=last, deal=deal
+                kernel, function, q, k, v, out, first=first, last=last, schedule=schedule
             )
     times = timed(contenders, rounds)
     for kernel in functions:
@@ -377,7 +377,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="512,1024,2048,8192,16384")
     parser.add_argument("--head-dims", default="128,64,256")
     parser.add_argument("--flash", action="store_true", help="time flash, too")
-    parser.add_argument("--groups", default="", help="how to deal out causal tiles")
+    parser.add_argument("--groups", default="", help="schedule of causal tiles")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--window", type=int, help="time it at 16,384 rows, beside causal")
     parser.add_argument("--without", action="append", default=[], help="a kernel to leave out")
@@ -437,7 +437,7 @@ def main() -> None:
                 for kernel in chosen:
                     if kernel.head_dim != d or kernel.dtype != "bfloat16":
                         continue
-                    groups = [IN_TURN]
+                    groups = [ROUND_ROBIN]
                     if causal and arguments.groups:
                         groups = [int(x) for x in arguments.groups.split(",")]
                     elif causal:
@@ -448,7 +448,7 @@ def main() -> None:
                         outs[name] = out
                         contenders[name] = Forward(
                             kernel, functions[kernel], q, k, v, out,
-                            last=0 if causal else NO_BOUND, deal=group,
+                            last=0 if causal else NO_BOUND, schedule=group,
                         )  # fmt: skip
                 if arguments.once:
                     for name in outs:

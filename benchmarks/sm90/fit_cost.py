@@ -230,8 +230,8 @@ def folds(x: Columns) -> np.ndarray:
     """Of each timing; products of the same sizes share one, whichever sweeps have them."""
     sizes = np.stack([x["m"], x["n"], x["k"]], 1)
     _, number = np.unique(sizes, axis=0, return_inverse=True)
-    dealt = np.random.default_rng(0).permutation(number.max() + 1) % FOLDS
-    return dealt[number.reshape(-1)]
+    fold_of = np.random.default_rng(0).permutation(number.max() + 1) % FOLDS
+    return fold_of[number.reshape(-1)]
 
 
 def describe(what: str, x: Columns, c: Constants) -> None:

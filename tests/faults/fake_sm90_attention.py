@@ -15,7 +15,7 @@ from faults.fake_sm90_launch import read_map
 from faults.forked import forked
 
 NO_BOUND = 1 << 30
-IN_TURN, IN_PAIRS, BY_QUERIES = 0, -1, -2
+ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2
 
 
 class Lengths(ctypes.Structure):
@@ -65,7 +65,7 @@ class Params(ctypes.Structure):
         ("out_stride", ctypes.c_int64 * 3), ("logsumexp_stride", ctypes.c_int64 * 2),
         ("lengths", Lengths),
         *[(name, ctypes.c_int) for name in (
-            "batch", "heads", "group", "head_dim_v", "tiles", "deal")],
+            "batch", "heads", "group", "head_dim_v", "tiles", "schedule")],
         ("unit", ctypes.c_float), ("has_rule", ctypes.c_int), ("score", ScoreRule),
         ("mask", MaskTiles), ("added", AddedMask), ("added_scale", ctypes.c_float),
     ]  # fmt: skip
@@ -179,21 +179,21 @@ def test_how_tiles_are_dealt_out(driver, catalog) -> None:
     """Alike: in turn. Causal: long tiles balanced one by one, short ones in pairs. Windows: by
     queries, while few heads' keys fit in the L2 cache together."""
     cases = [
-        ((1, 16, 16384, 128), {}, IN_TURN),
+        ((1, 16, 16384, 128), {}, ROUND_ROBIN),
         ((1, 16, 16384, 128), {"is_causal": True}, 2),
         ((2, 16, 8192, 128), {"is_causal": True}, 4),
         ((4, 16, 4096, 128), {"is_causal": True}, IN_PAIRS),
         ((32, 16, 512, 128), {"is_causal": True}, IN_PAIRS),
-        ((1, 16, 1024, 128), {"is_causal": True}, IN_TURN),  # a tile a block
-        ((1, 16, 4096, 128), {"window_left": 256, "window_right": 256}, IN_TURN),
+        ((1, 16, 1024, 128), {"is_causal": True}, ROUND_ROBIN),  # a tile a block
+        ((1, 16, 4096, 128), {"window_left": 256, "window_right": 256}, ROUND_ROBIN),
         ((1, 16, 16384, 128), {"is_causal": True, "window_left": 1023}, BY_QUERIES),
         ((1, 32, 16384, 64), {"is_causal": True, "window_left": 1023}, BY_QUERIES),
-        ((1, 64, 16384, 64), {"is_causal": True, "window_left": 1023}, IN_TURN),
-        ((1, 16, 16384, 128), {"is_causal": True, "window_left": 4095}, IN_TURN),
+        ((1, 64, 16384, 64), {"is_causal": True, "window_left": 1023}, ROUND_ROBIN),
+        ((1, 16, 16384, 128), {"is_causal": True, "window_left": 4095}, ROUND_ROBIN),
     ]
     calls = [partial(attend, shape, shape[1], shape[2], "bshd", **o) for shape, o, _ in cases]
     for case, launch in zip(cases, launches_of(driver, calls), strict=True):
-        assert params_of(launch).deal == case[2], case
+        assert params_of(launch).schedule == case[2], case
 
 
 def test_batch_dims_that_do_not_merge_take_a_launch_each(driver, catalog) -> None:

@@ -227,7 +227,7 @@ TILE_CALLS = [
     (2, 6, 3, 1500, 1200, 0, 0, 1, {"window_left": 64, "is_causal": True, "bottom_right": True}),
     (2, 8, 8, 1111, 1500, 1, 0, 1, {"window_left": 1023, "window_right": 1}),
     (8, 16, 4, 1500, 1500, 1, 0, 1, {"window_left": 127, "is_causal": True}),
-    # Some tiles a block, dealt out by queries.
+    # Some tiles a block, scheduled by queries.
     (1, 8, 8, 4500, 4500, 1, 0, 1, {"window_left": 300, "is_causal": True}),
     (40, 8, 2, 200, 333, 1, 0, 1, {"is_causal": True}),
     (60, 8, 2, 650, 333, 1, 0, 1, {"is_causal": True}),

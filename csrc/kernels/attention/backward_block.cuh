@@ -114,7 +114,7 @@ TC_DEVICE Work find_columns(const AttentionParams& p) {
   u32 rows = static_cast<u32>(min(p.seqlen_q, 1 << 12) * min(p.group, 64));
   u32 bytes = max(rows, 1u) * (p.head_dim * 8);  // of q, grad_out, dq_sum
   u32 bundle = min(max((32u << 20) / bytes, 32u), 64u) * Shape::kMinBlocks;
-  return deal_work(tiles, heads, p.batch, bundle);
+  return schedule_work(tiles, heads, p.batch, bundle);
 }
 
 // The tiles of rows that see columns [column, column_end): [begin, end).

@@ -58,7 +58,7 @@ TC_DEVICE Work find_own(const AttentionParams& p) {
     float bytes = 4.0f * (p.head_dim + p.head_dim_v) * max(p.seqlen_q, 1) * p.group;
     bundle = bundle_in_l2(bytes, 1, heads * p.batch);
   }
-  Work work = uniform(deal_work(tiles, heads, p.batch, bundle));
+  Work work = uniform(schedule_work(tiles, heads, p.batch, bundle));
   work.head *= p.group;
   return work;
 }

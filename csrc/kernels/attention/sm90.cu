@@ -1,7 +1,7 @@
 // Attention forward on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
 //
 // A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
-// producer's warps one deals out the tiles and loads Q, one loads K and one V.
+// producer's warps one schedules the tiles and loads Q, one loads K and one V.
 //
 //   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
 //   full barriers:  the producer's arrival and all bytes of the slot
@@ -57,7 +57,7 @@ struct AttentionConfig {
   static constexpr bool kTakesSinks = kMasked || kD > 64;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
-  // With 32, the warp that deals out tiles spills a few words; nobody waits for it.
+  // With 32, the warp that schedules tiles spills a few words; nobody waits for it.
   static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
   static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
@@ -95,7 +95,7 @@ struct Slot {
 
 // ---- producers ----------------------------------------------------------------------------------
 
-// A whole warp: deals out tiles, and loads Q of each.
+// A whole warp: schedules tiles, and loads Q of each.
 template <class C>
 TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, typename C::Tile* tiles) {
   AttentionSchedule<C::kRows, C::kN, C::kMasked> schedule(p);

@@ -13,7 +13,7 @@
 //
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while others
 // multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
-// wants 32 beside the accumulators. What spills is the warp that fetches works, once in each.
+// wants 32 beside the accumulators. What spills is the warp that fetches work items, once in each.
 #include "sm90_backward_general.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -26,20 +26,20 @@ template <class C>
 struct Keys {
   const Sm90BackwardParams& p;
   u32 shared;
-  const KeyBlock* works;
+  const KeyBlock* items;
   int group, key;        // key: the warpgroup's first
   u32 number = 0;        // of the work
-  u32 step = 0;          // of all works
+  u32 step = 0;          // of all work items
   u32 sums, store_base;  // this thread's
   float dk[C::kD / 2], dv[C::kD / 2], s[C::kRows / 2], dp[C::kRows / 2];
 
   TC_DEVICE Keys(const Sm90BackwardParams& params, u32 memory, const KeyBlock* all, int own_group)
-      : p(params), shared(memory), works(all), group(own_group) {
+      : p(params), shared(memory), items(all), group(own_group) {
     sums = shared + C::kSums + lane() % 4 * 8;
     store_base = shared + C::kScore + (64 * group + 16 * warp() + lane() % 16) * 128;
   }
 
-  TC_DEVICE const KeyBlock& work() const { return works[slot<C::kWorks>(number)]; }
+  TC_DEVICE const KeyBlock& work() const { return items[slot<C::kWorkItems>(number)]; }
   static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
   static TC_DEVICE int lane() { return threadIdx.x % 32; }
   TC_DEVICE u32 q() const { return slot<C::kQStages>(step); }
@@ -256,7 +256,7 @@ struct Keys {
   TC_DEVICE void run() {
 #pragma unroll 1
     for (;; ++number) {
-      if (!begin_work<C>(shared, works, number)) {
+      if (!begin_work<C>(shared, items, number)) {
         tma_store_wait_read<0>();  // shared memory must not end before
         return;
       }
@@ -288,9 +288,9 @@ struct Keys {
 
 struct Roles {
   template <class C>
-  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works,
+  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
                             int group, PairPlace) {
-    Keys<C>(p, shared, works, group).run();
+    Keys<C>(p, shared, items, group).run();
   }
 };
 

@@ -43,10 +43,10 @@ struct KeyBlock {
   int steps;        // of all heads of the group, without those that a mask hides
 
   // The next one's number, by one thread of the block or of the pair.
-  // Not blockIdx.x: blocks wait for the turns of the works before theirs, which must have been taken.
+  // Not blockIdx.x: blocks wait for the turns of the work items before theirs, which must have been taken.
   static TC_DEVICE u32 take(const Sm90BackwardParams& p) { return atomicAdd(p.ticket, 1u); }
 
-  // By one thread. Neighbouring works have the same keys' place in `together` heads; then come the next
+  // By one thread. Neighbouring work items have the same keys' place in `together` heads; then come the next
   // keys.
   TC_DEVICE KeyBlock(const Sm90BackwardParams& p, u32 index, int rows, int keys) {
     int kv_heads = p.heads / p.group;
@@ -94,7 +94,7 @@ struct BackwardConfig {
   static constexpr bool kPair = kPair_;
   static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
   static constexpr int kQStages = kQStages_, kGradStages = kGradStages_,
-                       kScoreStages = kPair ? 1 : 2, kDqStages = 2, kWorks = 2;
+                       kScoreStages = kPair ? 1 : 2, kDqStages = 2, kWorkItems = 2;
   static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64,
                        kThreads = kBackwardThreads;
   static constexpr int kBlocks = kPair ? 2 : 1, kWorkKeys = kBlocks * kKeys;  // of a work
@@ -103,7 +103,7 @@ struct BackwardConfig {
   // Arrivals of those who have read q or grad_out, of those who have stored dS, and who have read it.
   static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups,
                        kScoreReaders = 4 * kBlocks;
-  // Of the 12 warps that multiply; and of the threads of the producer that read works.
+  // Of the 12 warps that multiply; and of the threads of the producer that read work items.
   static constexpr int kKeyReaders = 12, kWorkReaders = kKeyReaders + 1 + kDqStages;
   static constexpr int kProducerRegisters = 32, kKeyRegisters = kD == 64 ? 200 : 208;
   static constexpr int kQueryRegisters = 512 - kProducerRegisters - 2 * kKeyRegisters;
@@ -128,10 +128,12 @@ struct BackwardConfig {
   static constexpr int kSums = kWeights + (kWide ? 64 * kRows * 4 : 0);
   static constexpr int kMask = kSums + kQStages * kSumBytes;
   static constexpr int kKeysFull = kMask + kQStages * kMaskBytes, kKeysEmpty = kKeysFull + 8;
-  static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorks;
-  static constexpr int kWanted = kWorkEmpty + 8 * kWorks;  // the next work
-  static constexpr int kNumberFull = kWanted + 8, kNumberEmpty = kNumberFull + 8 * kWorks * kPair;
-  static constexpr int kQFull = kNumberEmpty + 8 * kWorks * kPair, kQEmpty = kQFull + 8 * kQStages;
+  static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorkItems;
+  static constexpr int kWanted = kWorkEmpty + 8 * kWorkItems;  // the next work
+  static constexpr int kNumberFull = kWanted + 8,
+                       kNumberEmpty = kNumberFull + 8 * kWorkItems * kPair;
+  static constexpr int kQFull = kNumberEmpty + 8 * kWorkItems * kPair,
+                       kQEmpty = kQFull + 8 * kQStages;
   static constexpr int kGradFull = kQEmpty + 8 * kQStages, kGradEmpty = kGradFull + 8 * kGradStages;
   static constexpr int kScoreFull = kGradEmpty + 8 * kGradStages;
   static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
@@ -144,10 +146,12 @@ struct BackwardConfig {
   // keys to which a mask's numbers are added.
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
-  static constexpr int kNumber = (kHead + 4 * kQStages + 15) / 16 * 16;  // of works, 16 bytes each
-  static constexpr int kWork = kNumber + 16 * kWorks * kPair;
+  static constexpr int kNumber =
+      (kHead + 4 * kQStages + 15) / 16 * 16;  // of work items, 16 bytes each
+  static constexpr int kWork = kNumber + 16 * kWorkItems * kPair;
   // Rows of dk or dv on their way out: what shared memory has room for.
-  static constexpr int kOut = kWork + (kWorks * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
+  static constexpr int kOut =
+      kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static constexpr int kOutBytes = kWide ? 0 : 8 * kD * 2;  // of a warp
   static constexpr int kSharedBytes = kOut + 8 * kOutBytes;
   static_assert(kPanels <= 4 && kRows % 16 == 0);
@@ -229,10 +233,10 @@ TC_DEVICE u32 phase(u32 step) {
 
 // Waits until work `number` is known. False where there is none.
 template <class C>
-TC_DEVICE bool wait_for_work(u32 shared, const KeyBlock* works, u32 number) {
-  u32 at = slot<C::kWorks>(number);
-  barrier_wait(shared + C::kWorkFull + 8 * at, phase<C::kWorks>(number));
-  return works[at].key_tile >= 0;
+TC_DEVICE bool wait_for_work(u32 shared, const KeyBlock* items, u32 number) {
+  u32 at = slot<C::kWorkItems>(number);
+  barrier_wait(shared + C::kWorkFull + 8 * at, phase<C::kWorkItems>(number));
+  return items[at].key_tile >= 0;
 }
 
 // NOTE: a value that a whole warp has read from shared memory, so that ptxas knows it to be the same in all
@@ -241,14 +245,14 @@ TC_DEVICE u32 whole_warp(u32 value) { return __shfl_sync(~0u, value, 0); }
 
 // wait_for_work() by a whole warp.
 template <class C>
-TC_DEVICE bool begin_work(u32 shared, const KeyBlock* works, u32 number) {
-  return whole_warp(wait_for_work<C>(shared, works, number)) != 0;
+TC_DEVICE bool begin_work(u32 shared, const KeyBlock* items, u32 number) {
+  return whole_warp(wait_for_work<C>(shared, items, number)) != 0;
 }
 
 // By who has read work `number` for the last time: a warp's first lane, or a single thread.
 template <class C>
 TC_DEVICE void release_work(u32 shared, u32 number) {
-  barrier_arrive(shared + C::kWorkEmpty + 8 * slot<C::kWorks>(number));
+  barrier_arrive(shared + C::kWorkEmpty + 8 * slot<C::kWorkItems>(number));
 }
 
 // ---- producer -----------------------------------------------------------------------------------
@@ -256,33 +260,33 @@ TC_DEVICE void release_work(u32 shared, u32 number) {
 // The number of a pair's next work: the first block takes it, and tells the other.
 template <class C>
 TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number, PairPlace pair) {
-  u32 at = slot<C::kWorks>(number), index;
+  u32 at = slot<C::kWorkItems>(number), index;
   u32 word = C::kNumber + 16 * at, full = C::kNumberFull + 8 * at, empty = C::kNumberEmpty + 8 * at;
   if (pair.rank == 0) {
     index = KeyBlock::take(p);
-    barrier_sleep(shared + empty, phase<C::kWorks>(number) ^ 1);
+    barrier_sleep(shared + empty, phase<C::kWorkItems>(number) ^ 1);
     float words[4] = {__uint_as_float(index), 0.0f, 0.0f, 0.0f};
     store_remote_async(pair.other + word, words, pair.other + full);
   } else {
     barrier_expect(shared + full, 16);
-    barrier_sleep_remote(shared + full, phase<C::kWorks>(number));
+    barrier_sleep_remote(shared + full, phase<C::kWorkItems>(number));
     load_shared(index, shared + word);
     barrier_arrive_remote(pair.other + empty);
   }
   return index;
 }
 
-// A whole warp: fetches one work after the other, as late as the loads of the one before allow. Works taken
+// A whole warp: fetches one work after the other, as late as the loads of the one before allow. Work items taken
 // long before they are begun would let blocks wait for their turns.
 template <class C>
-TC_DEVICE void fetch_works(const Sm90BackwardParams& p, u32 shared, KeyBlock* works,
-                           PairPlace pair) {
+TC_DEVICE void fetch_work_items(const Sm90BackwardParams& p, u32 shared, KeyBlock* items,
+                                PairPlace pair) {
 #pragma unroll 1
   for (u32 number = 0;; ++number) {
-    u32 at = slot<C::kWorks>(number);
+    u32 at = slot<C::kWorkItems>(number);
     if (number > 0 && pair.rank == 0) barrier_sleep(shared + C::kWanted, phase<1>(number) ^ 1);
-    barrier_sleep(shared + C::kWorkEmpty + 8 * at, phase<C::kWorks>(number) ^ 1);
-    KeyBlock& work = works[at];
+    barrier_sleep(shared + C::kWorkEmpty + 8 * at, phase<C::kWorkItems>(number) ^ 1);
+    KeyBlock& work = items[at];
     if (threadIdx.x % 32 == 0) {
       u32 index = C::kPair ? take_together<C>(p, shared, number, pair) : KeyBlock::take(p);
       work = KeyBlock(p, index, C::kRows, C::kWorkKeys);
@@ -393,15 +397,15 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
 }
 
 template <class C>
-TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works,
+TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
                     PairPlace pair) {
   u32 step = 0;
 #pragma unroll 1
   for (u32 number = 0;; ++number) {
-    if (!wait_for_work<C>(shared, works, number)) return;
-    const KeyBlock& work = works[slot<C::kWorks>(number)];
+    if (!wait_for_work<C>(shared, items, number)) return;
+    const KeyBlock& work = items[slot<C::kWorkItems>(number)];
     load_work<C>(p, shared, work, number, step, pair);
-    if (pair.rank == 0) barrier_arrive(shared + C::kWanted);  // where a pair's works are taken
+    if (pair.rank == 0) barrier_arrive(shared + C::kWanted);  // where a pair's work items are taken
     release_work<C>(shared, number);
   }
 }
@@ -498,13 +502,13 @@ TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const Key
 }
 
 template <class C>
-TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works, u32 stage,
+TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items, u32 stage,
                       PairPlace pair) {
   u32 step = 0;
 #pragma unroll 1
   for (u32 number = 0;; ++number) {
-    if (!wait_for_work<C>(shared, works, number)) return;
-    const KeyBlock& work = works[slot<C::kWorks>(number)];
+    if (!wait_for_work<C>(shared, items, number)) return;
+    const KeyBlock& work = items[slot<C::kWorkItems>(number)];
     add_dq_of_work<C>(p, shared, work, stage, step, pair);
     release_work<C>(shared, number);
   }
@@ -570,13 +574,13 @@ struct Queries {
     release(shared + C::kDqFull + 8 * (C::kPieces * stage + piece));
   }
 
-  TC_DEVICE void run(const KeyBlock* works) {
+  TC_DEVICE void run(const KeyBlock* items) {
     u32 step = 0;
 #pragma unroll 1
     for (u32 number = 0;; ++number) {
-      if (!begin_work<C>(shared, works, number)) return;
+      if (!begin_work<C>(shared, items, number)) return;
       step = whole_warp(step);
-      u32 end = step + whole_warp(works[slot<C::kWorks>(number)].steps);
+      u32 end = step + whole_warp(items[slot<C::kWorkItems>(number)].steps);
       if (lane() == 0) release_work<C>(shared, number);
       barrier_wait(shared + C::kKeysFull, phase<1>(number));
       run_steps(step, end);
@@ -813,7 +817,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     barrier_init(shared + C::kKeysFull, 1);
     barrier_init(shared + C::kKeysEmpty, C::kKeyReaders);
     barrier_init(shared + C::kWanted, 1);
-    for (int i = 0; i < C::kWorks; ++i) {
+    for (int i = 0; i < C::kWorkItems; ++i) {
       barrier_init(shared + C::kWorkFull + 8 * i, 1);
       barrier_init(shared + C::kWorkEmpty + 8 * i, C::kWorkReaders);
     }
@@ -837,7 +841,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
       barrier_init(shared + C::kWeightsFull, 4);
       barrier_init(shared + C::kWeightsEmpty, 4);
     }
-    for (int i = 0; C::kPair && i < C::kWorks; ++i) {
+    for (int i = 0; C::kPair && i < C::kWorkItems; ++i) {
       barrier_init(shared + C::kNumberFull + 8 * i, 1);
       barrier_init(shared + C::kNumberEmpty + 8 * i, 1);
     }
@@ -847,21 +851,21 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
   launch_next_grid();
   __syncthreads();
   if constexpr (C::kPair) cluster_sync_unaligned();  // the other block's barriers are there, too
-  auto works = reinterpret_cast<KeyBlock*>(memory + C::kWork);
+  auto items = reinterpret_cast<KeyBlock*>(memory + C::kWork);
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
-    if (threadIdx.x == 0) load<C>(p, shared, works, pair);
+    if (threadIdx.x == 0) load<C>(p, shared, items, pair);
     if (warp > 0 && warp <= C::kDqStages && threadIdx.x % 32 == 0) {
-      add_dq<C>(p, shared, works, warp - 1, pair);
+      add_dq<C>(p, shared, items, warp - 1, pair);
     }
-    if (warp == 3) fetch_works<C>(p, shared, works, pair);
+    if (warp == 3) fetch_work_items<C>(p, shared, items, pair);
     __syncwarp();
   } else if (warp < 12) {
     more_registers<C::kKeyRegisters>();
-    Roles::template run<C>(p, shared, works, warp / 4 - 1, pair);
+    Roles::template run<C>(p, shared, items, warp / 4 - 1, pair);
   } else {
     fewer_registers<C::kQueryRegisters>();
-    Queries<C>{p, shared, pair}.run(works);
+    Queries<C>{p, shared, pair}.run(items);
   }
   // No block leaves while the other may still write to its memory.
   if constexpr (C::kPair) cluster_sync_unaligned();

@@ -7,8 +7,8 @@
 //
 // The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the same bits
 // in every run, and nothing to clear. Blocks of keys that a mask hides from the tile altogether add
-// nothing; sm90_backward_delta.cu numbers the others. A block waits only for works that were taken before
-// its own, by an atomic counter, and every block ends its works in the order in which it took them: of those
+// nothing; sm90_backward_delta.cu numbers the others. A block waits only for work items that were taken before
+// its own, by an atomic counter, and every block ends its work items in the order in which it took them: of those
 // that have not ended, the first waits for nobody.
 //
 // A pair of blocks (sm90_backward_wide.cu) takes one work together and adds in one place of that order. Each

@@ -39,7 +39,7 @@ struct Sm90BackwardParams {
   float* sums;       // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
   float* dq_sum;     // [tile_columns * tile_rows], in the order of sm90_backward_dq.cuh
   int* turns;        // how many blocks have added to dq_sum; of pairs, 16 bits for each block
-  unsigned* ticket;  // of all: how many works the blocks of sm90_backward.cu have taken
+  unsigned* ticket;  // of all: how many work items the blocks of sm90_backward.cu have taken
 
   const void* out;            // with those of grad_out, for delta
   const void* grad_out_rows;  // what the map describes

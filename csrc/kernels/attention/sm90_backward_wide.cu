@@ -31,10 +31,10 @@ template <class C>
 struct WideGroup {
   const Sm90BackwardParams& p;
   u32 shared;
-  const KeyBlock* works;
+  const KeyBlock* items;
   PairPlace pair;
   u32 number = 0;  // of the work
-  u32 step = 0;    // of all works
+  u32 step = 0;    // of all work items
 
   static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
   static TC_DEVICE int lane() { return threadIdx.x % 32; }
@@ -45,7 +45,7 @@ struct WideGroup {
   TC_DEVICE u32 grad_at() const { return shared + C::kGrad + grad() * C::kQBytes; }
   TC_DEVICE u32 sums_at() const { return shared + C::kSums + q() * C::kSumBytes + lane() % 4 * 8; }
   TC_DEVICE u32 weights_at() const { return shared + C::kWeights + threadIdx.x % kWarpgroup * 16; }
-  TC_DEVICE const KeyBlock& work() const { return works[slot<C::kWorks>(number)]; }
+  TC_DEVICE const KeyBlock& work() const { return items[slot<C::kWorkItems>(number)]; }
   TC_DEVICE int own_key() const {
     return work().key_tile * C::kWorkKeys + static_cast<int>(pair.rank) * C::kKeys + 16 * warp() +
            lane() / 4;
@@ -69,7 +69,7 @@ struct WideGroup {
 
   // False after the last work.
   TC_DEVICE bool begin() {
-    if (!begin_work<C>(shared, works, number)) return false;
+    if (!begin_work<C>(shared, items, number)) return false;
     barrier_wait(shared + C::kKeysFull, phase<1>(number));
     return true;
   }
@@ -92,8 +92,8 @@ template <class C>
 struct Values : WideGroup<C> {
   float dv[C::kD / 2], s[C::kRows / 2];
 
-  TC_DEVICE Values(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works, PairPlace pair)
-      : WideGroup<C>{p, shared, works, pair} {}
+  TC_DEVICE Values(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items, PairPlace pair)
+      : WideGroup<C>{p, shared, items, pair} {}
 
   TC_DEVICE void begin_scores() {
     this->wait_for_q();
@@ -228,8 +228,8 @@ template <class C>
 struct WideKeys : WideGroup<C> {
   float dk[C::kD / 2], dp[C::kRows / 2];
 
-  TC_DEVICE WideKeys(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works, PairPlace pair)
-      : WideGroup<C>{p, shared, works, pair} {}
+  TC_DEVICE WideKeys(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items, PairPlace pair)
+      : WideGroup<C>{p, shared, items, pair} {}
 
   TC_DEVICE void begin_dp() {
     this->wait_for_grad();
@@ -323,12 +323,12 @@ struct WideKeys : WideGroup<C> {
 
 struct Roles {
   template <class C>
-  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* works,
+  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
                             int group, PairPlace pair) {
     if (group == 0) {
-      Values<C>(p, shared, works, pair).run();
+      Values<C>(p, shared, items, pair).run();
     } else {
-      WideKeys<C>(p, shared, works, pair).run();
+      WideKeys<C>(p, shared, items, pair).run();
     }
   }
 };

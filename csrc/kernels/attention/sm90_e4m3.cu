@@ -4,7 +4,7 @@
 //   - wgmma wants both operands of 8 bits K-major, so values come as (column, key): sm90_e4m3_values.cu
 //     lays them out before, in the order of keys in which weights lie in registers.
 //   - Weights become e4m3, whose range is small: sm90_e4m3_softmax.cuh.
-//   - The factors q_descale, k_descale and v_descale are read by the warp that deals out the tiles: the
+//   - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles: the
 //     scores' go into the softmax's unit, the values' into the division by the row's sum.
 //   - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh). So a block's product with V is added to
 //     the outputs in float32. Its registers are those of the scores: a consumer multiplies by V, then scores
@@ -40,7 +40,7 @@ struct E4m3Config {
   // Bytes of a row of Q and K, and of a row of the values, in one panel.
   static constexpr int kPanel = kD < 128 ? 64 : 128, kPanels = kD / kPanel;
   static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
-  // With less than 40 the warp that deals out tiles spills, for which nobody waits; with 160, a few outputs are
+  // With less than 40 the warp that schedules tiles spills, for which nobody waits; with 160, a few outputs are
   // spilled, and three consumers are still quicker than two.
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
@@ -85,7 +85,7 @@ TC_DEVICE void describe_e4m3(E4m3Tile& tile, const Sm90E4m3Params& p, const Tile
   tile.v_descale = descale_of(p.v_descale, tile.batch, tile.kv_head);
 }
 
-// A whole warp: deals out tiles, and loads Q of each.
+// A whole warp: schedules tiles, and loads Q of each.
 template <class C>
 TC_DEVICE void produce_q(const Sm90E4m3Params& p, u32 shared, E4m3Tile* tiles) {
   AttentionSchedule<C::kRows, C::kN, true> schedule(p);

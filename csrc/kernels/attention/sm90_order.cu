@@ -47,8 +47,8 @@ constexpr int kTileCost = 2;
 // Puts each tile into a bucket of its cost. `start`: of each bucket, counts or next places. Adds up `work`
 // where it counts.
 template <bool kPlace>
-TC_DEVICE void deal_tiles(const Sm90OrderParams& p, int* start, int groups, int group_rows,
-                          Work* work) {
+TC_DEVICE void schedule_tiles(const Sm90OrderParams& p, int* start, int groups, int group_rows,
+                              Work* work) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int levels = kBuckets / groups;
   // The most that a tile can have to do.
@@ -158,10 +158,10 @@ TC_DEVICE void make_order(const Sm90OrderParams& p, int* start, int* of_warps, W
   int group_rows = max(p.rows_together, p.total_q / kMostGroups + 1);
   int groups = p.total_q / group_rows + 1;
   __syncthreads();
-  deal_tiles<false>(p, start, groups, group_rows, work);
+  schedule_tiles<false>(p, start, groups, group_rows, work);
   __syncthreads();
   int count = sum_before(start, of_warps);
-  deal_tiles<true>(p, start, groups, group_rows, work);
+  schedule_tiles<true>(p, start, groups, group_rows, work);
   if (threadIdx.x == 0) {
     p.order->next = 0;
     p.order->count = min(count, p.capacity);

@@ -26,10 +26,10 @@ struct alignas(64) Sm90AttentionMap {
   unsigned long long words[16];
 };
 
-// How the tiles are dealt out to the blocks (Sm90AttentionParams::deal).
-enum Sm90AttentionDeal {
+// How the tiles are scheduled to the blocks (Sm90AttentionParams::schedule).
+enum Sm90TileSchedule {
   // Every block takes every so-many-th tile: for tiles that all take the same time.
-  kInTurn = 0,
+  kRoundRobin = 0,
   // Every so-many-th pair of a head's tiles, the longest with the shortest: for causal attention.
   kInPairs = -1,
   // All heads' last tiles first, and every block takes every so-many-th of them: for windows, whose first
@@ -133,7 +133,7 @@ struct Sm90AttentionParams {
   int batch, heads, group;
   int head_dim_v;  // columns of out, a multiple of 8
   int tiles;       // along the queries, where all sequences are equally long
-  int deal;        // a Sm90AttentionDeal or a positive number of heads; at most 160 blocks
+  int schedule;    // a Sm90TileSchedule or a positive number of heads; at most 160 blocks
   // What brings scores to powers of two, a positive normal number: scale * log2(e), or log2(e) where
   // `score` says how scores become logits.
   float unit;

@@ -205,7 +205,7 @@ class AttentionSchedule {
       : p_(p), block_(blockIdx.x), blocks_(gridDim.x) {
     total_ = p.batch * p.heads * p.tiles;
     next_ = block_;
-    if (p.deal <= 0 || takes_next()) return;
+    if (p.schedule <= 0 || takes_next()) return;
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -215,7 +215,7 @@ class AttentionSchedule {
     }
     place_ = locate(blocks_);
     step_ = cost(place_.query);
-    dealt_ = blocks_;
+    assigned_ = blocks_;
   }
 
   // False where there is no more.
@@ -228,14 +228,14 @@ class AttentionSchedule {
       set(tile, place.query, place.first_head + place.head);
       return true;
     }
-    if (p_.deal == kInTurn) {
+    if (p_.schedule == kRoundRobin) {
       if (next_ >= total_) return false;
       int head = next_ / p_.tiles;
       set(tile, p_.tiles - 1 - (next_ - head * p_.tiles), head);
       next_ += blocks_;
       return true;
     }
-    if (p_.deal == kInPairs) {
+    if (p_.schedule == kInPairs) {
       if (second_ >= 0) {
         set(tile, second_, first_head_);
         second_ = -1;
@@ -252,19 +252,19 @@ class AttentionSchedule {
       return true;
     }
     if (next_ >= total_) return false;
-    if (p_.deal == kByQueries) {
+    if (p_.schedule == kByQueries) {
       int heads = p_.batch * p_.heads, row = next_ / heads;
       set(tile, p_.tiles - 1 - row, next_ - row * heads);
       next_ += blocks_;
       return true;
     }
-    if (first_) {  // the first tiles are dealt in order
+    if (first_) {  // the first tiles are assigned in order
       first_ = false;
       Place place = locate(next_);
       set(tile, place.query, place.first_head + place.head);
       return true;
     }
-    return deal(tile);
+    return assign(tile);
   }
 
  private:
@@ -273,7 +273,7 @@ class AttentionSchedule {
   // A block of keys costs 4 units of work and a tile 3 more; block numbers take the low bits.
   static constexpr unsigned kBlockCost = 4 << 8, kTileCost = 3 << 8;
 
-  // In the order of dealing: heads in groups of `deal`, in a group the last queries first.
+  // In schedule order: heads in groups of `schedule`, in a group the last queries first.
   struct Place {
     int first_head, heads;  // of the group
     int head, query;
@@ -281,10 +281,10 @@ class AttentionSchedule {
 
   TC_DEVICE Place locate(int index) const {
     Place place;
-    int in_group = p_.deal * p_.tiles, group = index / in_group;
+    int in_group = p_.schedule * p_.tiles, group = index / in_group;
     index -= group * in_group;
-    place.first_head = group * p_.deal;
-    place.heads = max(1, min(p_.deal, p_.batch * p_.heads - place.first_head));
+    place.first_head = group * p_.schedule;
+    place.heads = max(1, min(p_.schedule, p_.batch * p_.heads - place.first_head));
     place.query = p_.tiles - 1 - index / place.heads;
     place.head = index % place.heads;
     return place;
@@ -327,14 +327,14 @@ class AttentionSchedule {
   }
 
   // Deals until a tile is this block's: each goes to the block with the least to do.
-  TC_DEVICE bool deal(TilePlace& tile) {
-    while (dealt_ < total_) {
-      ++dealt_;
+  TC_DEVICE bool assign(TilePlace& tile) {
+    while (assigned_ < total_) {
+      ++assigned_;
       int query = place_.query, head = place_.first_head + place_.head;
       unsigned step = step_;
       if (++place_.head == place_.heads) {
         place_.head = 0;
-        if (--place_.query < 0) place_ = locate(dealt_);
+        if (--place_.query < 0) place_ = locate(assigned_);
         step_ = cost(place_.query);
       }
       unsigned least = loads_[0];
@@ -358,7 +358,7 @@ class AttentionSchedule {
   unsigned loads_[kLoads];
   Place place_;
   unsigned step_;
-  int dealt_ = 0;
+  int assigned_ = 0;
   bool first_ = true;
 };
 

@@ -83,7 +83,7 @@ struct Work {
 // Deals the tiles out to the blocks: bundles of heads one after the other, and within a bundle the
 // first tile of every head, then the second ones. Integer divisions take 100 cycles each, hence the
 // shortcuts.
-TC_DEVICE Work deal_work(u32 tiles, u32 heads, u32 batch_size, u32 bundle) {
+TC_DEVICE Work schedule_work(u32 tiles, u32 heads, u32 batch_size, u32 bundle) {
   u32 all = heads * batch_size;
   u32 index = bundle < all ? blockIdx.x / (tiles * bundle) : 0;
   u32 within = blockIdx.x - index * (tiles * bundle);
@@ -115,7 +115,7 @@ TC_DEVICE Work find_work(const AttentionParams& p) {
     float bytes = 2.0f * (p.head_dim + p.head_dim_v) * max(p.seqlen_k, 1);
     bundle = bundle_in_l2(bytes, p.group, static_cast<u32>(p.heads) * p.batch);
   }
-  Work work = uniform(deal_work(tiles, p.heads, p.batch, bundle));
+  Work work = uniform(schedule_work(tiles, p.heads, p.batch, bundle));
   work.tile = tiles - 1 - work.tile;
   return work;
 }

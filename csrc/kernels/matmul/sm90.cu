@@ -17,7 +17,7 @@
 // late, once (+1.5%, though by the clock both end the first tile together); K runs backwards in every
 // other tile (less DRAM traffic, hence power); out is stored evict-first.
 //
-// The last, partial wave of tiles is streamed: its k blocks are dealt out evenly, so that most of these
+// The last, partial wave of tiles is streamed: its k blocks are split evenly, so that most of these
 // tiles have parts in several clusters. The cluster with the last part adds the others to its own, in
 // one order, so the same inputs give the same bits. It waits for them, but not for ever: where the
 // blocks of a launch do not all run at the same time, whichever part comes last finishes the tile.

@@ -78,7 +78,7 @@ struct Sm90MatmulParams {
   int tiles_n;          // (and along N as share A)
   int group;            // tile rows (columns) whose tiles follow one another
   int whole_tiles;      // tiles that one cluster computes alone; the rest is streamed:
-  int stream_tiles;     // tiles whose k blocks are dealt out evenly (0: none)
+  int stream_tiles;     // tiles whose k blocks are split evenly (0: none)
   int stream_clusters;  // over the first so many clusters: at least stream_tiles, at most all k blocks
   int flags;
   // Streamed tiles. partial: 2 tiles of floats a block; counters: kConsumers ints a block of a

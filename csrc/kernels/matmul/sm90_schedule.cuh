@@ -55,7 +55,7 @@ struct Config {
   static_assert(kTileM == 64 * kConsumers * kBlocksM && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(kBlocksM * kTileN <= 384, "accumulators: 192 registers at most");
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
-  // setmaxnreg deals out the 3 x 168 or 4 x 128 registers that the warpgroups have at launch.
+  // setmaxnreg distributes the 3 x 168 or 4 x 128 registers that the warpgroups have at launch.
   static constexpr int kProducerRegisters = kBlocksM * kTileN > 256 ? 40 : 56;
   static constexpr int kConsumerRegisters = kConsumers == 3           ? 152
                                             : kBlocksM * kTileN > 256 ? 232

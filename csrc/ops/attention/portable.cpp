@@ -86,7 +86,7 @@ DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t mos
   if (best_score < 0 && blocks < decode.slots) {
     best.parts = std::max<int64_t>(1, std::min({fewest, most, decode.slots / blocks}));
   }
-  // Blocks of the kernel before may still hold some multiprocessors when these are dealt out, and the
+  // Blocks of the kernel before may still hold some multiprocessors when these are scheduled, and the
   // others would get more than their share.
   const int64_t each = ceil_div(blocks * best.parts, multiprocessors);
   const double share = each == 1 ? 0.52 : each == 2 ? 0.375 : each == 3 ? 0.29 : 0;

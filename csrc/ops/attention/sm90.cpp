@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "kernels/attention/sm90_mask_params.h"
-#include "ops/attention/sm90_deal.h"
 #include "ops/attention/sm90_map.h"
 #include "ops/attention/sm90_mask.h"
+#include "ops/attention/sm90_tile_scheduler.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -133,7 +133,8 @@ class Sm90Forward : public AttentionForwardKernels {
     if (problem.mask == kBoolMask) lay_out_mask(params, all, row, mask);
     if (problem.mask == kAddedMask) lay_out_added_mask(params, all, row, mask);
     if (!packed) {
-      params.deal = mask ? sm90_heads_together(tiles) : sm90_deal(row, band, tiles, heads, blocks_);
+      params.schedule =
+          mask ? sm90_heads_together(tiles) : sm90_tile_schedule(row, band, tiles, heads, blocks_);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
       return;
     }

@@ -76,7 +76,7 @@ int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int
   return std::clamp<int64_t>(kBytesTogether / each, full, int64_t{1} << 30);
 }
 
-// Works of a pair along the keys: its blocks count their turns in 16 bits.
+// Work items of a pair along the keys: its blocks count their turns in 16 bits.
 constexpr int64_t kMostPairs = 65535;
 
 constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
@@ -166,10 +166,10 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t delta_blocks = heads * tiles * (row.rows / chosen.delta->rows);
     const int64_t convert_blocks =
         ceil_div(convert_warps, chosen.convert->kernel->entry().block[0] / 32);
-    const int64_t works = kv_heads * key_tiles;
+    const int64_t work_items = kv_heads * key_tiles;
     const int64_t blocks =
-        std::min<int64_t>(works, device_.multiprocessors / in_cluster) * in_cluster;
-    check_blocks(std::max({delta_blocks, convert_blocks, works * in_cluster}));
+        std::min<int64_t>(work_items, device_.multiprocessors / in_cluster) * in_cluster;
+    check_blocks(std::max({delta_blocks, convert_blocks, work_items * in_cluster}));
     check_blocks(convert_warps, kMaxGrid[0], "warps");  // which that kernel numbers with 32 bits
     // Floats of a tile: two for each query, dq, and the turn; and the ticket.
     const int64_t sums = heads * tiles * 2 * row.rows;

@@ -5,8 +5,8 @@
 
 #include "kernels/attention/sm90_e4m3_params.h"
 #include "kernels/attention/sm90_e4m3_values_params.h"
-#include "ops/attention/sm90_deal.h"
 #include "ops/attention/sm90_map.h"
+#include "ops/attention/sm90_tile_scheduler.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -89,7 +89,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     params.v_descale = sm90_descale(options.v_descale);
     const Grid grid = {std::min(blocks_, tiles * heads)};
     if (!rows.packed) {
-      params.deal = sm90_deal(row, band, tiles, heads, blocks_, 1);
+      params.schedule = sm90_tile_schedule(row, band, tiles, heads, blocks_, 1);
       const int64_t pairs = ceil_div(tiles, 2) * heads;
       const int64_t capacity = ceil_div(pairs, blocks_) * blocks_;
       if (params.deal == kInPairs &&

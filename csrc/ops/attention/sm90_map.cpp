@@ -1,7 +1,7 @@
 #include "ops/attention/sm90_map.h"
 
 #include "ops/attention/checks.h"
-#include "ops/attention/sm90_deal.h"
+#include "ops/attention/sm90_tile_scheduler.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {

@@ -202,7 +202,7 @@ class Chooser {
     return none ? 0 : std::max(0.0, readers - kCrowdedFrom);
   }
 
-  // The last, partial wave of tiles, its K dealt out over all clusters.
+  // The last, partial wave of tiles, its K split over all clusters.
   void stream(Sm90Plan plan, int64_t slots, int64_t k_blocks, double k_block, double waves) {
     const int64_t whole = plan.whole_tiles / slots, rest = plan.whole_tiles % slots;
     if (rest == 0) return;

@@ -20,7 +20,7 @@ struct Sm90Row {
   bool a_mn_major, b_mn_major;
   int64_t tile_m, tile_n, tile_k;
   bool one_warpgroup;  // computes; else two
-  bool streams;        // can deal the last tiles' K out over all clusters
+  bool streams;        // can split the last tiles' K over all clusters
   bool pairs;          // can split K between the two blocks of a cluster
   bool reads;          // for operands whose rows begin anywhere, and no others
 

@@ -1,4 +1,4 @@
-// How the tiles of a persistent kernel for Hopper are dealt out to its blocks (Sm90AttentionDeal), for
+// How the tiles of a persistent kernel for Hopper are scheduled on its blocks (Sm90TileSchedule), for
 // sequences that are all equally long.
 #pragma once
 
@@ -40,11 +40,11 @@ inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band) {
   return band.average(row) * row.cost_tile + row.cost_fixed;
 }
 
-// A positive number for Sm90AttentionParams::deal: heads of `tiles` each that share the L2 cache.
+// A positive number for Sm90AttentionParams::schedule: heads of `tiles` each that share the L2 cache.
 int sm90_heads_together(int64_t tiles);
 
-// Sm90AttentionParams::deal of `tiles` of each of `heads`, to `blocks`. `bytes`: of an element.
-int sm90_deal(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
-              int64_t blocks, int64_t bytes = 2);
+// Sm90AttentionParams::schedule of `tiles` of each of `heads`, to `blocks`. `bytes`: of an element.
+int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
+                       int64_t blocks, int64_t bytes = 2);
 
 }  // namespace torch_cubin
