@@ -121,7 +121,7 @@ class drop_in(_Serving):
     such as the one behind :class:`torch.nn.MultiheadAttention`, are entered, so the products inside
     are served too; ``TorchScript`` and other code that never comes back to Python is not.
     Results have PyTorch's shape and dtype; a product is always contiguous. Dropout of attention
-    drops as much as PyTorch's, but other weights; which kernel of its own PyTorch was told to use
+    drops as much as PyTorch's, but other weights; which kernel of its own PyTorch is set to use
     (``torch.nn.attention.sdpa_kernel``) plays no part. ``addmm`` and its kin round once, after
     factors and sum. Nested tensors given to :class:`torch.nn.MultiheadAttention` and
     :class:`torch.nn.TransformerEncoderLayer` are left to the fused path of these layers, which

@@ -78,7 +78,7 @@ def attention(
         s_aux: (heads,): a logit that joins each row's softmax, without a value.
         indices: (batch, rows, any number): the columns that each row sees, of those that the mask
             lets it see (DeepSeek V3.2).
-        block_indices: the same by blocks (MiniMax M3), of a size that is not told: refused.
+        block_indices: the same by blocks (MiniMax M3), of an unknown size: refused.
 
     Returns:
         (batch, rows, heads, head_dim of value), contiguous, and None for the weights.

@@ -26,7 +26,7 @@ class LoadedImage {
   static std::shared_ptr<const LoadedImage> compile(Image image, const std::vector<uint8_t>& text,
                                                     const std::string& origin, int device_index);
 
-  // Gives the library back to the driver now, with its errors told. The caller has waited for the
+  // Unloads the library now and reports its errors. The caller has waited for the
   // work that uses it; a second call does nothing.
   void unload() const;
   ~LoadedImage();

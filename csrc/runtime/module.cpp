@@ -257,7 +257,7 @@ bool Module::may_have(const SourceImage& source, const std::string& symbol) {
 }
 
 // Each image has a variable of its own, which only its own kernels see: of two, neither can be meant
-// without being told. Images without kernels may be one for each architecture, with the same
+// without a warning. Images without kernels may be one for each architecture, with the same
 // variables in all: there the best image with the variable is meant, as it is for a kernel.
 Module::Global Module::global(const Device& device, const std::string& name) {
   const Use use(*this);

@@ -147,7 +147,7 @@ class Module {
 
   std::vector<SourceImage> images_;  // their bytes, guarded by mutex_, go when they are loaded
   std::string origin_;
-  // By name, of kernels that cannot be told from another of that name: what kernel() throws.
+  // By name, of kernels that another kernel of the same name hides: what kernel() throws.
   std::map<std::string, Fault> refused_;
   std::mutex mutex_;                                               // guards what follows
   std::vector<std::shared_ptr<const LoadedImage>> loaded_images_;  // beside images_; null at first

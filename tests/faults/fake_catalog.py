@@ -80,7 +80,7 @@ def test_an_entry_that_no_host_code_takes_disables_no_other(driver, tmp_path, mo
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_where_all_entries_are_refused_their_error_is_told(driver, tmp_path, monkeypatch, case):
+def test_where_all_entries_are_refused_their_error_is_reported(driver, tmp_path, monkeypatch, case):
     catalog_of(driver, tmp_path, monkeypatch, lambda kernel: [{**kernel, **BROKEN[case]}])
     _, message = forked(lambda: error_of(product))
     tag = "file" if case == "a field of no use" else "params"

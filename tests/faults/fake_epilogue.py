@@ -1,4 +1,4 @@
-"""Epilogues on the stand-in driver: which kernels are launched for them, and what they are told."""
+"""Epilogues on the stand-in driver: which kernels are launched for them, with which parameters."""
 
 from __future__ import annotations
 

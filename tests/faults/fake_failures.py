@@ -200,7 +200,7 @@ def test_no_device(driver, monkeypatch):
 
 
 @pytest.mark.fault_case(29)
-def test_a_forked_process_is_told_so(driver):
+def test_a_forked_process_gets_the_fork_error(driver):
     def run() -> list:
         module = torch_cubin.load(DATA / "several.sm_90a.cuda130.cubin")
         driver.declare(module)

@@ -15,7 +15,7 @@ from contracts import new_name
 from fake_driver import tensors
 
 SCHEMA = "(Tensor x, Tensor? y, int head, str mode, bool causal) -> Tensor"
-MOST_BLOCKS = 1024  # kernels are told apart by their blocks
+MOST_BLOCKS = 1024  # kernels differ in their blocks
 
 
 @pytest.fixture(autouse=True)

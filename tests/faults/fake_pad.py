@@ -1,4 +1,4 @@
-"""Operands whose rows begin anywhere: which of them are copied, and what the copy is told."""
+"""Operands whose rows begin anywhere: which of them are copied, and the copy's parameters."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def declared(driver, clean):
 
 
 def op_with(*kernels: dict, **more):
-    """vec_add by kernels told apart by their blocks: 32, 64, ..."""
+    """vec_add by kernels that differ in their blocks: 32, 64, ..."""
     contract = contracts.vec_add() | more
     plain = contract["kernels"][0]
     contract["kernels"] = [

@@ -1,7 +1,7 @@
 """Choices among the kernels for Hopper on GPUs with other memories: an H200's, an H100's.
 
 Products of few rows read their weights once, whichever kernel runs them, so that all models must
-know the same memory: told an H200's, the tiles looked quicker on an H100 than the kernels for few
+know the same memory: with an H200's, the tiles looked quicker on an H100 than the kernels for few
 rows, which then never ran.
 """
 

@@ -1,4 +1,4 @@
-"""Products with few rows or columns: which kernel is launched, and what it is told.
+"""Products with few rows or columns: which kernel is launched, and its parameters.
 
 The stand-in driver writes tensor maps in a layout of its own, so that the test reads them back.
 """

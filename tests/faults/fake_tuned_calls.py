@@ -38,7 +38,7 @@ def cache(driver, clean, tmp_path, monkeypatch) -> Path:
 
 
 def contract_with(conditions: list[Any], groups: list[int] | None = None) -> dict[str, Any]:
-    """One kernel a condition, told apart by blocks of 1, 2, 3, ... threads."""
+    """One kernel a condition, with blocks of 1, 2, 3, ... threads."""
     contract = contracts.vec_add()
     contract["schema"] = new_name() + SCHEMA
     contract["tensors"] = {

@@ -1,4 +1,4 @@
-"""Small products whose rows begin anywhere: which go to unaligned.cu, and what it is told."""
+"""Small products whose rows begin anywhere: which go to unaligned.cu, and its parameters."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_a_small_odd_product_is_one_launch(driver, catalog, dtype: torch.dtype) 
     first, second, (record,) = multiply(driver, a, b)
     short = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     assert record["kernel"] == f"unaligned_matmul_{short}_nn_32x64"
-    told = params_of(record)
-    assert (told["a"], told["b"], told["bias"], told["partial"]) == (first, second, 0, 0)
-    assert [told[x] for x in ("m", "n", "k", "batch", "splits")] == [m, n, k, 1, 1]
-    assert [told[x] for x in ("a_stride_m", "b_stride_k")] == [k + 1, n + 1]
-    assert (told["tiles_m"], told["tiles_n"], told["k_tiles_per_split"]) == (4, 3, 1)
+    params = params_of(record)
+    assert (params["a"], params["b"], params["bias"], params["partial"]) == (first, second, 0, 0)
+    assert [params[x] for x in ("m", "n", "k", "batch", "splits")] == [m, n, k, 1, 1]
+    assert [params[x] for x in ("a_stride_m", "b_stride_k")] == [k + 1, n + 1]
+    assert (params["tiles_m"], params["tiles_n"], params["k_tiles_per_split"]) == (4, 3, 1)
     assert record["grid"] == [12, 1, 1]
     assert record["block"] == [256, 1, 1]
 
@@ -73,9 +73,9 @@ def test_k_is_shared_out_over_a_cluster(driver, catalog) -> None:
     a, b = ((m, k), (k, 1), torch.bfloat16), ((k, n), (1, k), torch.bfloat16)
     *_, (record,) = multiply(driver, a, b, config="unaligned 64x64 4 splits")
     assert record["kernel"] == "unaligned_matmul_bf16_nt_64x64"
-    told = params_of(record)
-    assert (told["tiles_m"], told["tiles_n"]) == (3, 1)
-    assert (told["splits"], told["k_tiles_per_split"]) == (4, 5)  # of 128: 5, 5, 5 and 4
+    params = params_of(record)
+    assert (params["tiles_m"], params["tiles_n"]) == (3, 1)
+    assert (params["splits"], params["k_tiles_per_split"]) == (4, 5)  # of 128: 5, 5, 5 and 4
     assert record["grid"] == [3 * 4, 1, 1]
     assert record["attributes"]["4"] == [4, 1, 1]
 
@@ -86,7 +86,7 @@ def test_batches_that_share_an_operand(driver, catalog) -> None:
     *_, (record,) = multiply(driver, a, b, config="unaligned 32x64")
     told = params_of(record)
     # One matrix for all of them: their rows are one product's.
-    assert (told["m"], told["batch"]) == (250, 1)
+    assert (params["m"], params["batch"]) == (250, 1)
     b = ((5, 67, 33), (67 * 33, 33, 1), torch.bfloat16)
     *_, (record,) = multiply(driver, a, b, config="unaligned 32x64")
     told = params_of(record)

@@ -151,7 +151,7 @@ def test_factors_of_any_size(value: float, dim: int) -> None:
         out = flash_attention(**args)
         assert torch.equal(out.isnan(), wanted.isnan()), name
         wanted, out = wanted.nan_to_num(), out.double().nan_to_num()
-        # Of scores so large the float32 ones may not be told apart as the float64 ones are.
+        # Of scores so large float32 cannot distinguish those that float64 can.
         if value < 1e20:
             assert not numerics.exceeds((out - wanted).norm().item(), LIMIT * wanted.norm().item())
 

@@ -124,7 +124,7 @@ def test_reads_as_a_table() -> None:
     assert "out= was given" in lines[6]
 
 
-def test_what_ran_on_the_cpu_is_told_apart_and_a_report_of_a_gpu_is_as_short_as_before() -> None:
+def test_the_report_separates_what_ran_on_the_cpu_and_stays_short_on_a_gpu() -> None:
     a = integers(4, 4)
     with torch_cubin.drop_in():
         a @ a

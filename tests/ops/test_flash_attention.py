@@ -350,8 +350,8 @@ def test_vmap_draws_as_it_is_asked_to(batched, device):
     different = torch.vmap(call, randomness="different")(calls)
     assert not torch.equal(different[0], different[1])
     # Below 2.13 PyTorch's C API loses the text of vmap's error: ours names what failed.
-    told = torch.__version__ >= torch.torch_version.TorchVersion("2.13")
-    with pytest.raises(RuntimeError, match="randomness" if told else "aten::randint"):
+    has_text = torch.__version__ >= torch.torch_version.TorchVersion("2.13")
+    with pytest.raises(RuntimeError, match="randomness" if has_text else "aten::randint"):
         torch.vmap(call)(calls)
 
 

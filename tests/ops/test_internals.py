@@ -107,7 +107,7 @@ def test_each_name_costs_its_feature_and_not_the_import():
     assert {name: state for name, state in found.items() if state != "ok"} == {}, "\n".join(lines)
 
 
-def test_a_missing_name_is_told_by_what_needs_it(monkeypatch):
+def test_a_missing_name_is_reported_with_what_needs_it(monkeypatch):
     feature = Feature("a thing", "it is not done")
     monkeypatch.setattr("torch_cubin._pytorch.internals.FEATURES", [])
     assert feature.find("_C._no_such_name", 7) == 7

@@ -114,7 +114,7 @@ def test_a_header_that_is_not_found(library) -> None:
         torch_cubin.compile("#include <vector>\n__global__ void f() {}", archs="sm_90a")
 
 
-def test_a_misspelt_name_gets_the_nearest_of_those_that_were_told(library) -> None:
+def test_a_misspelt_name_gets_the_nearest_of_the_given_names(library) -> None:
     module = torch_cubin.compile(AXPY, names=["axpy<float, 2>"], archs="sm_90a")
     with pytest.raises(errors.NoKernelError, match="'plain'"):
         module["plian"]

@@ -208,7 +208,7 @@ void use(const torch_cubin::Kernel& kernel, {stream} stream, float* x) {{
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-def test_a_stream_of_another_type_is_told_which_types_are_streams(compiler: str) -> None:
+def test_the_error_for_a_stream_of_another_type_lists_stream_types(compiler: str) -> None:
     right = LAUNCH.format(stream="CUstream_st*")
     done = compile_source(compiler, "-std=c++17", source=right)
     assert done.returncode == 0, done.stderr

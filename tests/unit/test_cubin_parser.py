@@ -229,7 +229,7 @@ def test_parse_cubin_reads_what_nvcc_writes(arch: str) -> None:
 
 @needs_nvcc
 def test_parse_cubin_tells_dynamic_shared_memory_of_a_lone_kernel(tmp_path: Path) -> None:
-    """A lone kernel whose shared memory is all dynamic is told from one without, or with both."""
+    """A lone kernel whose shared memory is all dynamic is distinguished from one without, or with both."""
     import subprocess
 
     bodies = {
@@ -298,8 +298,8 @@ def test_parse_cubin_tells_dynamic_shared_memory_among_others(tmp_path: Path, ar
     newer = {"sm_75": 0, "sm_80": 1, "sm_89": 1}  # kernels of what only newer archs have
     assert len(kernels) == 7 + newer.get(arch, 3)
     for name, entry in kernels.items():
-        told = name not in ("none", "fixed", "both")
-        assert entry["uses_dynamic_shared"] == told, name
+        uses = name not in ("none", "fixed", "both")
+        assert entry["uses_dynamic_shared"] == uses, name
         assert entry["static_shared"] == (1024 if name in ("fixed", "both") else 0), name
 
 

@@ -37,7 +37,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_unknown_keyword_is_told_the_nearest(name: str, monkeypatch) -> None:
+def test_the_error_for_an_unknown_keyword_names_the_nearest(name: str, monkeypatch) -> None:
     from torch_cubin._kernels import tensor_map
 
     monkeypatch.setattr(tensor_map, "DEVICE_TYPES", ("cpu",))

@@ -150,7 +150,7 @@ def test_checker_lets_pass(path: str, source: str) -> None:
     assert layers.violations(path, source, CONTEXT) == []
 
 
-def test_comments_and_literals_are_told_apart() -> None:
+def test_comments_and_literals_are_distinguished() -> None:
     code = layers.without_comments('a("// no"); // yes "x\nb(\'"\'); /* "y */ c("z\\"//");')
     assert "yes" not in code
     assert "// no" in code

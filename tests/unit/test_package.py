@@ -154,7 +154,7 @@ def test_packages_of_the_environment(tmp_path: Path, torch_python) -> None:
 
 
 def test_a_failure_in_the_environment_is_kept(tmp_path: Path, torch_python) -> None:
-    """Loading goes on; the failure is told by the first call of a declared op, once."""
+    """Loading goes on; the first call of a declared op reports the failure, once."""
     good = write_package(tmp_path / "good", vec_add("env_good::add"))
     bad = write_package(tmp_path / "bad", changed(vec_add("env_bad::add"), "outputs", []))
     code = f"""

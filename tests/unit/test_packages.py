@@ -90,14 +90,14 @@ def test_what_is_loaded_is_the_same(package, tmp_path) -> None:
         op(torch.ones(3), torch.ones(3))
 
 
-def test_cpu_tensors_are_told_of_define_op_only_where_the_caller_called_it(package) -> None:
+def test_the_error_for_cpu_tensors_names_define_op_only_where_the_caller_called_it(package) -> None:
     write(package, renamed(package))
     loaded = next(iter(torch_cubin.load_package(package).values()))
-    for op, is_told in ((vec_add(cpu=None), True), (loaded, False)):
+    for op, names_define_op in ((vec_add(cpu=None), True), (loaded, False)):
         with pytest.raises(errors.InputError, match="got cpu") as caught:
             op(torch.ones(3), torch.ones(3))
-        assert ("define_op" in str(caught.value)) == is_told
-        assert ("package" in str(caught.value)) != is_told
+        assert ("define_op" in str(caught.value)) == names_define_op
+        assert ("package" in str(caught.value)) != names_define_op
 
 
 def test_a_package_that_another_process_made(package, torch_python) -> None:

@@ -352,7 +352,7 @@ def test_hostile_notes_and_ir(tmp_path: Path) -> None:
     assert outcomes["defined"] > 10, outcomes
 
 
-# --- what a definition by hand is told ---
+# --- errors of a definition by hand ---
 
 
 def test_hidden_parameters_are_explained() -> None:

@@ -266,7 +266,7 @@ def test_a_table_is_a_path() -> None:
         torch_cubin.load_tuned(5)
 
 
-def test_results_that_differ_are_told() -> None:
+def test_results_that_differ_are_reported() -> None:
     x = torch.randn(100)
     nan = x.clone()
     nan[3] = float("nan")
@@ -281,7 +281,7 @@ def test_results_that_differ_are_told() -> None:
     assert "off by" in op_calls._difference([x], [torch.zeros(100)])
 
 
-def test_results_that_are_not_finite_are_told_apart() -> None:
+def test_results_that_are_not_finite_are_distinguished() -> None:
     kinds = [float("nan"), float("inf"), -float("inf")]
     for i, one in enumerate(kinds):
         for j, other in enumerate(kinds):
@@ -341,7 +341,7 @@ def test_complex_results_are_compared_as_far_as_rounding_goes() -> None:
     assert "off by" in op_calls._difference([x.conj()], [x])
 
 
-def test_a_kernel_that_writes_half_of_its_output_is_told(monkeypatch) -> None:
+def test_a_kernel_that_writes_half_of_its_output_is_reported(monkeypatch) -> None:
     """Each result lies where the one before lay, as the caching allocator has it."""
     memory, state = torch.zeros(8), {"kernel": 0, "calls": 0}
 

@@ -33,7 +33,7 @@ _TYPES = {"int": int, "float": float, "bool": bool, "int?": int, "float?": float
 
 @dataclasses.dataclass
 class Choice:
-    """One kernel of an op, as define_op was told; `images` are places among the op's."""
+    """One kernel of an op, as given to define_op; `images` are indices into the op's images."""
 
     images: list[int]
     kernel: str

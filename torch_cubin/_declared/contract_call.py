@@ -1,7 +1,7 @@
 """One call of a declared op as Python sees it, for fake tensors and for the CPU.
 
-csrc/declared checks what the contract demands of the arguments, as it does for CUDA tensors: it is
-told what they are. The outputs' sizes stand here again, for symbols.
+csrc/declared checks the arguments against the contract, as for CUDA tensors: it gets a description
+of each tensor. The outputs' sizes are computed a second time here, for symbolic sizes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tensor over a module's global variable: the variable's own memory, nothing copied.
 
 By DLPack, which says on which device memory lies; torch.as_tensor of `__cuda_array_interface__`
-would ask the driver, and that is told of allocations only.
+would ask the driver, which knows allocations only.
 """
 
 from __future__ import annotations

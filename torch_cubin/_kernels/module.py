@@ -162,7 +162,7 @@ class Module:
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
         self._globals: set[int] = set()  # tensors over global variables (global_memory.py)
         self._closed = False
-        self._aliases: dict[str, str] = {}  # symbols by the names that a compiler was told
+        self._aliases: dict[str, str] = {}  # symbols by the names that the compiler was given
         self._producer: dict[str, Any] | None = None  # what made it, for manifests
 
     def _name(self, aliases: dict[str, str], producer: dict[str, Any] | None) -> None:
@@ -193,7 +193,7 @@ class Module:
         kernel = self._kernels.get(name)
         if kernel is None:
             facts = self._facts.get(name)
-            if facts is None and self._aliases:  # a compiler was told names, which are no symbols
+            if facts is None and self._aliases:  # the compiler was given names that are not symbols
                 known = [*self._aliases, *self._facts]
                 raise errors.fault(
                     "no_kernel", f"kernel '{name:.200}'", f"is not in {self.origin}",

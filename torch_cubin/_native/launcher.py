@@ -24,7 +24,7 @@ class PlainLauncher:
     """Each call goes to _launch_plainly(), which the kernel defines."""
 
     def _bind(self, handle: int, params: tuple[tuple[int, str], ...]) -> None:
-        """The extension keeps what it is told here."""
+        """The extension stores its arguments here."""
 
     def __call__(self, /, *args: Any, **keywords: Any) -> None:
         self._launch_plainly(*args, **keywords)

@@ -1,5 +1,5 @@
-"""What Python adds to C++'s checks of the built-in ops: errors on their way through an op, what C++
-is told of tensors, and the shapes of products whose sizes may be symbols.
+"""What Python adds to C++'s checks of the built-in ops: errors on their way through an op, the
+descriptions of tensors that C++ gets, and the shapes of products whose sizes may be symbols.
 
 C++ checks the arguments (csrc/ops/*/checks.cpp), for fake tensors and under vmap too. It is never
 given what has no strides, sparse tensors for one: these are refused here.

@@ -48,7 +48,7 @@ struct AttentionConfig {
   static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kMasked;
   // The thread that loads K tells consumers which block is next. Looking for it in the classes of the mask, in
   // the chain of every step, took 2 to 6% of the time.
-  static constexpr bool kTells = kMasked && !kGeneral;
+  static constexpr bool kSendsNextBlock = kMasked && !kGeneral;
   // Dropout's numbers are made while scores are computed: 0.65 of the time at head_dim 256, where softmax runs beside no
   // other products. With 64 and 128 columns that took 1.1 to 1.3 of it: the other warpgroup's softmax waits.
   static constexpr bool kDropsEarly = kGeneral && kD > 128;
@@ -70,13 +70,13 @@ struct AttentionConfig {
   static constexpr int kTileFull = kVEmpty + 8 * kStages;
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   using Tile = TileOf<kMasked>;
-  static constexpr int kTold = kTiles + kRing * static_cast<int>(sizeof(Tile));
+  static constexpr int kNextBlock = kTiles + kRing * static_cast<int>(sizeof(Tile));
   // The largest number that shared memory has room for, of a warp's part of a mask that is added.
   static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;
   static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
-  static constexpr int kNumbers = (kTold + (kTells ? 16 : 0) + 15) / 16 * 16;
+  static constexpr int kNumbers = (kNextBlock + (kSendsNextBlock ? 16 : 0) + 15) / 16 * 16;
   static constexpr int kSharedBytes = kNumbers + 4 * kGroups * kAddedBytes;
-  static_assert(4 * kStages <= 16, "a word of what is told for each block of K");
+  static_assert(4 * kStages <= 16, "one word of the next block for each stage of K");
   static_assert(kN % 16 == 0 && kD % 64 == 0);
   static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
 };
@@ -158,9 +158,9 @@ TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap
       int row = keys.place + blocks.block * C::kN;
       u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
       barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
-      if constexpr (C::kTells) {
+      if constexpr (C::kSendsNextBlock) {
         if (ring == shared + C::kK) {
-          store_shared(shared + C::kTold + 4 * slot.stage, ToldKeyBlocks::tell(blocks));
+          store_shared(shared + C::kNextBlock + 4 * slot.stage, ReceivedKeyBlocks::describe_next(blocks));
         }
       }
       barrier_expect(arrived, C::kKvBytes);
@@ -195,9 +195,9 @@ struct Consumer {
   u32 step = 0;        // blocks of keys scored so far, of all tiles
   u32 scored = 0;      // the last one of them, where some are left out
   // Of this tile; its block is the next one to score.
-  using Keys = std::conditional_t<C::kTells, ToldKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
+  using Keys = std::conditional_t<C::kSendsNextBlock, ReceivedKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
   Keys keys;
-  u32 told = 0;               // kTells: of the block after it
+  u32 next_block = 0;               // kSendsNextBlock: the next block of keys and its flags
   int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
 
   TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const Tile* ring, int own_group)
@@ -281,7 +281,7 @@ struct Consumer {
     u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
     u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
-    if constexpr (C::kTells) load_shared(told, shared + C::kTold + 4 * slot(step));
+    if constexpr (C::kSendsNextBlock) load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kD / 16; ++i) {
@@ -588,8 +588,8 @@ struct Consumer {
           softmax.reset();
           if (leaves_out_first()) leave_out();
         } else {
-          if constexpr (C::kTells) {
-            keys.next(told);
+          if constexpr (C::kSendsNextBlock) {
+            keys.next(next_block);
           } else {
             keys.next();
           }

@@ -107,27 +107,27 @@ class KeyBlocks {
 
 // A tile's blocks of keys as consumers of `masked` and `added` kernels learn of them: the first one from the tile, each
 // other one with the block before it from the thread that loads the keys, which has the time to look for it.
-class ToldKeyBlocks {
+class ReceivedKeyBlocks {
  public:
   int block;
 
-  ToldKeyBlocks() = default;
-  TC_DEVICE ToldKeyBlocks(const Sm90AttentionParams&, const MaskedTile& tile)
-      : block(tile.last_block), told_(tile.blocks == 1 ? kLast : 0) {
-    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) told_ |= kIsMasked;
+  ReceivedKeyBlocks() = default;
+  TC_DEVICE ReceivedKeyBlocks(const Sm90AttentionParams&, const MaskedTile& tile)
+      : block(tile.last_block), received_(tile.blocks == 1 ? kLast : 0) {
+    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) received_ |= kIsMasked;
   }
 
-  TC_DEVICE bool is_last() const { return (told_ & kLast) != 0; }
-  TC_DEVICE bool is_masked() const { return (told_ & kIsMasked) != 0; }
+  TC_DEVICE bool is_last() const { return (received_ & kLast) != 0; }
+  TC_DEVICE bool is_masked() const { return (received_ & kIsMasked) != 0; }
 
-  TC_DEVICE void next(u32 told) {
-    told_ = told;
-    block = static_cast<int>(told & (kIsMasked - 1));
+  TC_DEVICE void next(u32 received) {
+    received_ = received;
+    block = static_cast<int>(received & (kIsMasked - 1));
   }
 
-  // What next() is to be told after the block of `blocks`; of no meaning after the last one.
+  // The argument of next() after the block of `blocks`; of no meaning after the last one.
   template <int kRows>
-  static TC_DEVICE u32 tell(KeyBlocks<kRows, true> blocks) {
+  static TC_DEVICE u32 describe_next(KeyBlocks<kRows, true> blocks) {
     if (blocks.is_last()) return 0;
     blocks.next();
     return static_cast<u32>(blocks.block) | (blocks.is_last() ? kLast : 0) |
@@ -136,7 +136,7 @@ class ToldKeyBlocks {
 
  private:
   static constexpr u32 kIsMasked = 1u << 30, kLast = 1u << 31;
-  u32 told_;
+  u32 received_;
 };
 
 // What the schedule gives: the number of a tile among those of its sequence's queries.

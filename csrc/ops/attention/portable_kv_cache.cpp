@@ -38,7 +38,7 @@ void strides_of(const TensorView& view, std::initializer_list<int> dims, tc_int6
   for (const int dim : dims) *out++ = view.sizes[dim] > 1 ? view.strides[dim] : 0;
 }
 
-// What the kernel that writes the cache and the one that reads it are told alike.
+// The parameters that the kernel writing the cache and the kernel reading it share.
 template <class Params>
 void fill_cache(Params& p, const KvCacheCall& call) {
   const KvCacheShape& shape = call.shape;

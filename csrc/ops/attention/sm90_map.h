@@ -55,7 +55,7 @@ struct Sm90Rows {
   int64_t sequences, q, k;
 };
 
-// What the kernels of both directions are told alike, and the maps of query, key and value.
+// The parameters that forward and backward share, and the maps of query, key and value.
 // `query_box`, `key_box`: rows of a box of the query's, and of the key's and value's.
 template <class Params>
 void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionParams& all,

@@ -17,7 +17,7 @@ constexpr int64_t kMostMaskBytes = int64_t{1} << 32;
 struct Sm90MaskGrid {
   Sm90MaskGrid(const AttentionParams& all, int64_t tile_rows, int64_t tile_columns);
 
-  // What the kernels that lay out a mask are told alike.
+  // The parameters that the kernels preparing a mask share.
   template <class Params>
   void fill(Params& params, const AttentionParams& all) const {
     for (int dim = 0; dim < 4; ++dim) params.stride[dim] = all.mask_stride[dim];

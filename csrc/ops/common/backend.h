@@ -136,7 +136,7 @@ class FamilyKernels {
     }
   }
 
-  // What a problem without a kernel is told: the error of an entry that was refused, else
+  // The error for a problem without a kernel: that of an entry that was refused, else
   // [no_kernel].
   [[noreturn]] void fail_no_kernel(const std::string& problem) const;
 

@@ -1,4 +1,4 @@
-// MatmulParams of a problem: what the kernels that share that parameter are told of its operands.
+// MatmulParams of a problem, for the kernels that share that parameter.
 #pragma once
 
 #include "kernels/matmul/matmul_params.h"

@@ -878,7 +878,7 @@ inline Module embedded(std::string_view name) { return Module::embedded(name, Mo
 
 // --- families of kernels ---
 
-// Kernels that are told apart by their names: "matmul_{dtype}_{m}x{n}" reads the fields of each.
+// Kernels that are selected by their names: "matmul_{dtype}_{m}x{n}" reads the fields of each.
 //
 //   KernelFamily family("gemm_{m}x{n}_sm{arch}");
 //   family.add(gemm_128x64_sm90, gemm_128x64_sm90_len);       // images whose kernels have such names
