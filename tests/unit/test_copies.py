@@ -20,16 +20,16 @@ CUBIN = Path(__file__).resolve().parents[1] / "data" / "vec_add.sm_90a.cuda124.c
 def test_a_copy_outlives_what_it_was_made_of(copied) -> None:
     """The kernel of a copy once used a handle that was freed with the original."""
     module = torch_cubin.load(CUBIN)
-    twin = copied(module)
+    copied_object = copied(module)
     kernel = copied(module["vec_add"])
     del module
     gc.collect()
-    assert list(twin) == ["vec_add"]
-    assert twin["vec_add"] is kernel
-    assert kernel.module is twin
-    twin.unload()
+    assert list(copied_object) == ["vec_add"]
+    assert copied_object["vec_add"] is kernel
+    assert kernel.module is copied_object
+    copied_object.unload()
     with pytest.raises(torch_cubin.Error, match=r"\[closed\]"):
-        twin["vec_add"]
+        copied_object["vec_add"]
 
 
 def test_in_a_model() -> None:
@@ -40,9 +40,9 @@ def test_in_a_model() -> None:
             self.kernel = torch_cubin.load(CUBIN)["vec_add"]
 
     model = Model()
-    twin = copy.deepcopy(model)
-    assert twin.weight is not model.weight
-    assert twin.kernel is model.kernel
+    copied_object = copy.deepcopy(model)
+    assert copied_object.weight is not model.weight
+    assert copied_object.kernel is model.kernel
 
 
 def test_pickles_of_paths_and_of_bytes(tmp_path: Path) -> None:

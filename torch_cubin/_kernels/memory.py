@@ -1,4 +1,4 @@
-"""Whether a tensor's address is one: the twin of is_memory() in csrc/pytorch/tensor.cpp."""
+"""Whether a tensor has an address in memory: as is_memory() in csrc/pytorch/tensor.cpp."""
 
 from __future__ import annotations
 

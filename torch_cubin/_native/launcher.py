@@ -1,7 +1,7 @@
-"""The base class of kernels: the extension module's (csrc/python_launch.c), or its twin in Python.
+"""The base class of kernels: the extension module's (csrc/python_launch.c), or its reference in Python.
 
 Both mean the same. The extension takes the common calls at a few tenths of a microsecond beyond
-the driver's own cost; the twin serves where it could not be built or imported (a free-threaded
+the driver's own cost; the reference serves where it could not be built or imported (a free-threaded
 Python), where a torch.Tensor is not laid out as it expects, and where TORCH_CUBIN_PLAIN_LAUNCH=1
 asks for it.
 """

@@ -1,7 +1,7 @@
 """The ops that csrc/ops_<family>.cpp define, by name: what each rule here is registered for.
 
 Most have a public op, `cubin::matmul`, which forwards to the raw op `cubin::_matmul` or, with
-gradients on, to its twin `cubin::_matmul_autograd`.
+gradients on, to its autograd variant `cubin::_matmul_autograd`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KV_CACHE = "flash_attention_with_kvcache"
 ALL = (*PRODUCTS, *ATTENTION, E4M3, KV_CACHE)
 _WITHOUT_PUBLIC_OP = ("linear_activation",)  # part of cubin::linear
 _WITHOUT_TWIN = ("scaled_dot_product_attention",)  # attention_forward has the derivative
-# What has formulas on its twin; the twins of E4M3 and KV_CACHE refuse to be differentiated.
+# Autograd variants with formulas; those of E4M3 and KV_CACHE refuse to be differentiated.
 DIFFERENTIABLE = tuple(name for name in (*PRODUCTS, *ATTENTION) if name not in _WITHOUT_TWIN)
 
 

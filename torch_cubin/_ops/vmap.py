@@ -255,7 +255,7 @@ def _attention_rule(op: Any) -> Any:
 
 
 def register(library: torch.library.Library) -> None:
-    # All raw ops, then all twins: a rule calls the products of its own kind.
+    # All raw ops, then all autograd variants: a rule calls the products of its own kind.
     for ops in zip(*map(raw_ops.raw_names, raw_ops.PRODUCTS), strict=True):
         matmul, linear, activation, addmm = map(raw_ops.overload, ops)
         for op, rule in (

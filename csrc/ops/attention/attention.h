@@ -93,7 +93,7 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
                        const OptionalTensor& q_descale, const OptionalTensor& k_descale,
                        const OptionalTensor& v_descale);
 
-// call_op() of cubin::_attention_forward, of _attention_forward_e4m3 or of the twin of either with a
+// call_op() of cubin::_attention_forward, of _attention_forward_e4m3 or of the variant of either with a
 // derivative for another public op, the `caller`: errors name that one.
 void call_attention_forward(const char* op, const char* caller, StableIValue* stack);
 

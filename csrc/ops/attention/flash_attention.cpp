@@ -90,11 +90,11 @@ bool is_e4m3(const Tensor& tensor) {
   return dtype == aoti_torch_dtype_float8_e4m3fn();
 }
 
-// The first result of a raw op, or of its twin where what runs may be differentiated.
+// The first result of a raw op, or of its autograd variant where the call may be differentiated.
 template <class... Args>
-Tensor attend(const char* raw, const char* twin, const Args&... args) {
+Tensor attend(const char* raw, const char* autograd, const Args&... args) {
   StableIValue stack[] = {from(args)...};
-  call_attention_forward(differentiable() ? twin : raw, "flash_attention", stack);
+  call_attention_forward(differentiable() ? autograd : raw, "flash_attention", stack);
   Tensor out = to<Tensor>(stack[0]);
   to<Tensor>(stack[1]);  // releases the logsumexp
   return out;

@@ -9,8 +9,8 @@
 //   add(grid(cdiv(n, 256)), block(256), stream, a, b, c, n);  // arguments checked by the binary's table
 //
 // Needs neither PyTorch nor CUDA's headers; where those are included, their types are taken. What goes
-// wrong throws torch_cubin::Error. Every function that can throw has a twin `try_...` that returns a
-// Result instead; without exceptions (-fno-exceptions) there are the twins alone.
+// wrong throws torch_cubin::Error. Every function that can throw has a variant `try_...` that returns a
+// Result instead; without exceptions (-fno-exceptions) only these exist.
 #pragma once
 
 #include <torch_cubin/abi.h>
