@@ -149,13 +149,13 @@ def backward(call: Call) -> Callable[[], object]:
 
 
 def rows_of(
-    section: str, head_dim: int, direction: str, left_out: tuple[str, ...] = ()
+    section: str, head_dim: int, direction: str, skipped: tuple[str, ...] = ()
 ) -> list[Row]:
-    """The lines of a table, but for those whose names hold one of `left_out`."""
+    """The lines of a table, but for those whose names hold one of `skipped`."""
     calls = {
         name: call
         for name, call in cases(section, head_dim).items()
-        if not any(word in name for word in left_out)
+        if not any(word in name for word in skipped)
     }
     run_of, products = (forward, 4) if direction == "forward" else (backward, 10)
     times = common.in_turns({name: run_of(call) for name, call in calls.items()}, BLOCK_MS)

@@ -20,13 +20,13 @@ _BLOCK = re.compile(r"^```(\w+)(?: ([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DO
 
 
 def steps() -> list[tuple[str, str, str]]:
-    """(language, what follows it, text) of each block of the tutorial, the reference left out."""
+    """(language, what follows it, text) of each block of the tutorial, the reference omitted."""
     tutorial = PAGE.read_text().split("\n# Reference")[0]
     return [(match[1], match[2] or "", match[3]) for match in _BLOCK.finditer(tutorial)]
 
 
 def run(folder: Path, gpu: bool) -> dict[str, int]:
-    """Runs them in `folder`; how many of each kind. Leaves out those for a GPU without `gpu`."""
+    """Runs them in `folder`; how many of each kind. Skips those for a GPU without `gpu`."""
     counts: dict[str, int] = {}
     namespace: dict[str, object] = {"__name__": "tutorial"}
     before = Path.cwd()

@@ -102,7 +102,7 @@ def pip_install(*arguments: str) -> bool:
 
 
 def install_packages(shared: str | None) -> bool:
-    """Brings .venv to requirements-dev.txt; False if something is left out."""
+    """Brings .venv to requirements-dev.txt; False if something is missing."""
     wanted, have = pins(REQUIREMENTS.read_text()), installed()
     missing = [
         f"{name}=={version}"

@@ -6,7 +6,7 @@
 Without tests: all files of tests/gpu but those that are listed below, whose time is a compiler's or
 whose memory is all of the GPU's. PyTorch's caching allocator is off, so that each tensor is an
 allocation of its own that ends with its last element and begins uninitialised. Tests that need it
-are left out by name: without it one that captures a CUDA graph breaks its process, whose other
+are skipped by name: without it one that captures a CUDA graph breaks its process, whose other
 tests all fail then. Tests that fail do not count here: reports do. Reports in PyTorch's kernels are
 counted beside ours. Exit status 1 where one of ours was found or one that names no kernel, where
 the time did not suffice for all tests, or where none ran.
@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # They compile most of the time, run sanitizers or lose contexts themselves, or want all memory.
-LEFT_OUT = (
+SKIPPED = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
     *("sanitizer", "tuning"),
 )
@@ -74,7 +74,7 @@ def own_kernels() -> set[str]:
 
 def default_tests() -> list[str]:
     files = sorted((ROOT / "tests" / "gpu").glob("test_cuda_*.py"))
-    return [str(file) for file in files if file.stem.removeprefix("test_cuda_") not in LEFT_OUT]
+    return [str(file) for file in files if file.stem.removeprefix("test_cuda_") not in SKIPPED]
 
 
 def run(

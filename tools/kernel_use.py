@@ -3,7 +3,7 @@
     python tools/kernel_use.py [--products 8000] [--seed 1]
 
 Products are planned on the tests' stand-in driver, which says of its device what an H200's says;
-tuned tables are left out. A kernel that no product takes costs every build and every wheel: of the
+tuned tables do not count. A kernel that no product takes costs every build and every wheel: of the
 16-bit tiles of mma.cu, the three largest ran 2 of 23,279 times beside the kernels of sm90.cu, and
 are no longer built for sm_90a. Needs a CPU build of torch and kernels for sm_90a (`make build`).
 """

@@ -6,7 +6,7 @@
 
 The tag manylinux_2_28 promises glibc 2.28 and the libstdc++ of GCC 8 (RHEL 8, Debian 10, Ubuntu
 18.10 and newer), the same as PyTorch's own wheels. A wheel gets it if its library needs no more;
-PyTorch's libraries are left out of that reckoning, since torch is an install requirement. Otherwise
+PyTorch's libraries do not count, since torch is an install requirement. Otherwise
 the wheel keeps the tag of the machine that built it (linux_x86_64), and what stood in the way is
 printed.
 """
@@ -101,7 +101,7 @@ def write_archive(path: Path, old: zipfile.ZipFile, compress: Callable[[bytes], 
 
     zipfile compresses by zlib alone, so the records are written here, as PKWARE's APPNOTE.TXT
     describes them (4.3). Order, names, times and attributes stay; what `compress` does not make
-    smaller is stored. Extra fields and comments, which wheels do not have, are left out. Raises
+    smaller is stored. Extra fields and comments, which wheels do not have, are ignored. Raises
     SystemExit, having written nothing, where the archive might need zip64's fields.
     """
     entries, central = old.infolist(), b""

@@ -380,7 +380,7 @@ def main() -> None:
     parser.add_argument("--groups", default="", help="schedule of causal tiles")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--window", type=int, help="time it at 16,384 rows, beside causal")
-    parser.add_argument("--without", action="append", default=[], help="a kernel to leave out")
+    parser.add_argument("--without", action="append", default=[], help="a kernel to skip")
     parser.add_argument("--clocks", action="store_true")
     parser.add_argument("--once", action="store_true", help="launch each once, for a profiler")
     parser.add_argument("--skip-checks", action="store_true")
@@ -407,8 +407,8 @@ def main() -> None:
             print(check(kernel, functions[kernel]), f"({time.time() - start:.1f} s)", flush=True)
         except torch.AcceleratorError as error:  # the context is gone
             print(f"{kernel.name}: {str(error).splitlines()[0]}", flush=True)
-            left_out = [*arguments.without, kernel.name]
-            words = [w for name in left_out for w in ("--without", name)]
+            skipped = [*arguments.without, kernel.name]
+            words = [w for name in skipped for w in ("--without", name)]
             os.execv(sys.executable, [sys.executable, *sys.argv, *words])
     if arguments.once:
         arguments.rounds = 0

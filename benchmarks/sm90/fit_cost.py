@@ -7,7 +7,7 @@ whose memory the model is told; by default all sweeps, of the H200 and the H100.
 is how much longer the config that the model would choose takes than the best that was measured.
 `--fit` judges constants by products that they were not fitted to: the sizes are dealt out to five
 folds, and each fold is predicted by what fits the four others. Sums of parts of K, and rows that
-threads read, are left out: their constants are not searched for here.
+threads read, are skipped: their constants are not searched for here.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 //   static const unsigned long long fatbinData[] = {0x...ull, ...};      fatbinary --no-asm
 //
 // A scanner of C's tokens, not a compiler: comments, strings and preprocessor lines are skipped, of
-// macros only a name that stands for another name is known. Arrays of anything else are left out.
+// macros only a name that stands for another name is known. Arrays of anything else are skipped.
 #include <string_view>
 #include <unordered_map>
 #include <utility>

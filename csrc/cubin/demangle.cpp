@@ -64,7 +64,7 @@ bool is_name_of(std::string_view demangled, std::string_view name) {
   const size_t start = static_cast<size_t>(function.data() - demangled.data());
   if (name == demangled.substr(start)) return true;
   const std::string_view own = last_part(function, "::");
-  // "ns::fill" of "ns::fill<int>": the arguments of the last part alone are left out.
+  // "ns::fill" of "ns::fill<int>": only the arguments of the last part are omitted.
   const size_t scope = function.size() - own.size();
   return name == own || name == without_template(own) ||
          name == function.substr(0, scope + without_template(own).size());

@@ -19,7 +19,7 @@
 
 namespace torch_cubin {
 
-// What an error says. Empty parts are left out of the message.
+// What an error says. Empty parts are omitted from the message.
 struct Fault {
   std::string_view tag;
   std::string object;    // "cubin 'vec_add.cubin'"

@@ -15,7 +15,7 @@
 
 namespace torch_cubin {
 
-// kNone: an optional number that a call left out; no expression gives it.
+// kNone: an optional number that a call omitted; no expression gives it.
 enum class ValueType : uint8_t { kBool, kInt, kFloat, kNone };
 
 struct Value {

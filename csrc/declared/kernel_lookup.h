@@ -2,7 +2,7 @@
 //
 // Libraries of kernels have hundreds that differ by a dtype, a head size, a kind of mask. What their
 // `when` compares with constants becomes the key of a table, so that a call of 800 kernels costs what
-// a call of 2 costs. The table only leaves out kernels whose condition cannot hold: the caller still
+// a call of 2 costs. The table only skips kernels whose condition cannot hold: the caller still
 // asks the rest, in their order.
 #pragma once
 

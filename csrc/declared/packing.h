@@ -65,7 +65,7 @@ class Packing {
     kAnyInteger,  // signed or unsigned, as the value fits
     kFloat16,
     kBFloat16,
-    kTruncated,  // to bfloat16, by leaving out bits of a float32, as Triton's launcher does
+    kTruncated,  // to bfloat16, by dropping bits of a float32, as Triton's launcher does
     kFloat32,
     kFloat64,
     kBool,

@@ -45,7 +45,7 @@ class Names {
   bool is_argument(const std::string& name) const;
 
   // forget() removes the names that were bound since mark(): those of one pattern, whose tensor a call
-  // may leave out. A dtype variable that such a tensor binds still counts for the tensors after it,
+  // may omit. A dtype variable that such a tensor binds still counts for the tensors after it,
   // but no output may have it.
   struct Mark {
     size_t groups;

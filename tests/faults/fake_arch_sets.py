@@ -56,7 +56,7 @@ def test_what_the_devices_own_image_demands_is_refused(driver, kind, first):
     launch(driver, images, grid=4, block={"required": 128, "bound": 64, "cluster": 256}[kind])
 
 
-def test_a_block_that_is_left_out(driver):
+def test_an_omitted_block(driver):
     """The one that some image demands, as long as no other demands another."""
     for images in (
         [image(80, required=(128, 1, 1)), image(90)],

@@ -22,7 +22,7 @@ from torch_cubin import errors
 DATA = Path(__file__).resolve().parents[1] / "data"
 SEVERAL = DATA / "several.sm_90a.cuda130.cubin"
 VEC_ADD = DATA / "vec_add.sm_90a.cuda124.cubin"
-# What the header's own texts leave out: a failed assertion, and memory that cannot be corrected.
+# Errors without a text in the header: a failed assertion, and memory that cannot be corrected.
 FAULTS = {"CUDA_ERROR_ASSERT", "CUDA_ERROR_ECC_UNCORRECTABLE"}
 x = torch.zeros(64)
 

@@ -296,7 +296,7 @@ def test_a_file_of_anything_else_is_never_used(driver, damage) -> None:
     [{"key": {}, "kernel": 0, "instead_of": 0}, {"key": {"x": 1}}, 5, {"key": 5, "kernel": 99}],
     ids=str,
 )
-def test_a_bad_line_of_a_file_is_left_out(driver, bad) -> None:
+def test_a_bad_line_of_a_file_is_skipped(driver, bad) -> None:
     contract = contract_with([None] * 3)
     call = tensors.empty(5), None, 1, "a", 1.0
     table = table_of(op_of(contract), 2, *call)
@@ -473,7 +473,7 @@ def adopted(contract: dict[str, Any]) -> Any:
     return torch_cubin._declared.op._adopt(library.defined_ops())[name]
 
 
-def test_a_kernel_that_cannot_be_launched_is_left_out(driver, monkeypatch) -> None:
+def test_a_kernel_that_cannot_be_launched_is_skipped(driver, monkeypatch) -> None:
     contract = contract_with([None] * 3)
     contract["kernels"][1]["block"] = [["mul", 4096, ["number", "head"]], 1, 1]
     op = adopted(contract)

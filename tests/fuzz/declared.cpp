@@ -390,7 +390,7 @@ const std::string& cache_folder() {
   return *made;
 }
 
-// What the table leaves out and only this process knows: it would never be looked into without.
+// Names that only this process knows and the table lacks: without them they would never be tried.
 void complete(json& table, const json& file) {
   if (!table.is_object()) return;
   table.emplace("version", 1);

@@ -374,7 +374,7 @@ def main() -> None:
     one = commands.add_parser("run")
     one.add_argument("format", choices=[*FORMATS, "all"])
     one.add_argument("seconds", type=int)
-    one.add_argument("--quick", action="store_true", help="leave out the slice that is traced")
+    one.add_argument("--quick", action="store_true", help="skip the slice that is traced")
     commands.add_parser("minimise").add_argument("format", choices=[*FORMATS, "all"])
     commands.add_parser("report")
     options = parser.parse_args()

@@ -119,7 +119,7 @@ def tile_masks(rows: int, columns: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("keys", [1500, 1536])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_masks_that_hide_whole_tiles(head_dim: int, keys: int, nan_memory) -> None:
-    """Steps that a mask hides are left out, and the order in which blocks add to dq closes up; the
+    """Steps that a mask hides are skipped, and the order in which blocks add to dq closes up; the
     same bits in every run."""
     g = ac.generator(f"tiles {head_dim}")
     q, grad = (ac.draw((2, 4, 1300, head_dim), torch.bfloat16, g) for _ in range(2))

@@ -62,7 +62,7 @@ def scaled_product(a, b):
 
 
 def unscaled_product(a, b):
-    """Another, whose check a copy cannot leave out: it is no plain name."""
+    """Another, whose check a copy cannot skip: it is no plain name."""
     if torch.overrides.has_torch_function((a, b)):
         return handle_torch_function(unscaled_product, (a, b), a, b)
     return a @ b

@@ -66,7 +66,7 @@ def without_strings(code: str) -> str:
 
 
 def strings(code: str) -> list[str]:
-    """The string literals, includes left out."""
+    """The string literals, includes omitted."""
     code = re.sub(r"^\s*#\s*include.*$", "", code, flags=re.M)
     return [match.group() for match in _TOKEN.finditer(code)]
 

@@ -216,7 +216,7 @@ def test_containers_agree_with_cuobjdump(tmp_path: Path) -> None:
             theirs = cuobjdump_files(path, tmp_path / f"{number}.{what}", what)
             assert len(theirs) == len(ours), (path, what, [p.name for p in theirs])
             for (where, entry), file in zip(ours, theirs, strict=True):
-                # cuobjdump 12.8 leaves out the suffix of 120a.
+                # cuobjdump 12.8 omits the suffix of 120a.
                 sm = re.search(r"\.(sm_\d+)[af]?\.", file.name).group(1)
                 assert entry["arch"].rstrip("af") == sm, (path, where, file.name)
                 data = unpacked(path, *where, out=tmp_path / "entry")

@@ -13,7 +13,7 @@ from contracts import changed, define, defined, exists, new_name, vec_add
 from torch_cubin import errors
 
 
-def test_defaults_may_be_left_out_or_said() -> None:
+def test_defaults_may_be_omitted_or_said() -> None:
     contract = vec_add()
     contract["dtypes"], contract["scratch"], contract["backward"] = {}, [], "mylib::other"
     contract["jit"] = False

@@ -194,7 +194,7 @@ def test_images_that_disagree() -> None:
         define(both(grid=[6, 1, 1]), files=files)
 
 
-def test_a_block_that_is_left_out() -> None:
+def test_an_omitted_block() -> None:
     def op(*images: bytes) -> torch_cubin.Op:
         text = schema("f(Tensor x, Tensor y) -> Tensor")
         kernel = (list(images), "vec_add")

@@ -383,7 +383,7 @@ def test_the_schema_knows_every_field_and_catches_mistakes() -> None:
 assert DECLARED.is_file()
 
 
-def test_layout_and_align_may_be_left_out(package) -> None:
+def test_layout_and_align_may_be_omitted(package) -> None:
     """docs/manifest.md: contiguous, and the dtype's own alignment."""
     manifest = renamed(package)
     for op in manifest["ops"]:

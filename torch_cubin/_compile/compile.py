@@ -101,7 +101,7 @@ def compile(
         raise errors.fault(
             "no_kernel", label, "compiles to no kernel", expected="one or more",
             got="none: a template is compiled for the arguments that somebody names, and static"
-            " or unused functions are left out",
+            " or unused functions are omitted",
             advice='Name a template\'s kernels, as names=["axpy<float, 2>"], or instantiate it in'
             " the source; a kernel is a __global__ function.",
         )  # fmt: skip

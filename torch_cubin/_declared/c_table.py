@@ -39,7 +39,7 @@ _VECTOR = re.compile(r"dim3|u?(?:char|short|int|long|longlong)[1-4]|(?:float|dou
 
 
 def _without_directives(text: str, label: str) -> str:
-    """Without directives; what #if 0 leaves out is gone, and where the text does not decide, the
+    """Without directives; the text under #if 0 is gone, and where the text does not decide, the
     conditional part is between `#if` and `#endif`."""
     text = _STRINGS_AND_COMMENTS.sub(lambda m: " " if m[0][0] == "/" else m[0], text)
     out: list[str] = []

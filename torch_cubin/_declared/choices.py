@@ -59,10 +59,10 @@ def choices(
     - `files`: a path with `*`, a path, bytes, or a list of these. What torch_cubin.load opens is
       opened, C++ with arrays too; packages keep the cubins found in it, not the text.
     - `name`: a regular expression that a whole symbol must match. Its named groups become fields of
-      the row, as numbers where they are digits; other kernels are left out.
+      the row, as numbers where they are digits; other kernels are skipped.
     - `table`: rows of fields, one or more a kernel: a list of dicts, a dict by symbol, or a file
       (JSON of either, or C with an array of plain structs) or its text. The field that holds most
-      of the files' symbols says which kernel a row is of. Kernels without a row are left out.
+      of the files' symbols says which kernel a row is of. Kernels without a row are skipped.
     - `where`: of a row, whether its kernel is taken.
     - `when`, and KernelChoice's other arguments: as there; functions may name `row`, as those of
       define_op may. Comparisons with constants, joined by &, cost the same for any number of

@@ -72,7 +72,7 @@ class Scope:
     trace: Callable[[Any, str], Any]  # what a function gives; anything else as it is
     entries: Mapping[str, dict]  # of tensors, as the contract has them
     dtypes: Mapping[str, list[str]]  # variables
-    optional: frozenset[str]  # tensor arguments that a call may leave out
+    optional: frozenset[str]  # tensor arguments that a call may omit
     arguments: frozenset[str]  # tensor arguments
     varying: tuple[str, ...] = ()  # arguments that are no required tensors
     when: Tree = None  # the kernel's condition

@@ -23,7 +23,7 @@ LAUNCH_ARGUMENTS = (
 class KernelChoice:
     """One of an op's kernels: `define_op(..., kernels=[KernelChoice(...), ...])`.
 
-    The first whose `when` holds is launched; `when=None` always does. What is left out is as
+    The first whose `when` holds is launched; `when=None` always does. An omitted field is as
     define_op says. Conditions ask dtypes, sizes, strides, `is_contiguous()`, numbers, and the
     device's `sm` (90 for 9.0) and `multiprocessors`: `when=lambda x, sm: (x.shape[1] % 8 == 0) &
     (sm >= 90)`.
@@ -72,7 +72,7 @@ def define_op(
       the kernel's; or a sequence of names of tensors and of constants. Sizes and numbers take a
       function.
     - `grid`, `block`: an int or up to three, or functions that return them; `shared_memory` (bytes)
-      and `cluster` too. `block` may be left out where the binary demands one.
+      and `cluster` too. `block` may be omitted where the binary demands one.
     - `dtypes`: what a variable in patterns ranges over: dict(T=["float16", torch.bfloat16]).
     - `scratch`: uninitialised memory for a call, by name: patterns, or functions that return
       torch_cubin.empty(...).
@@ -129,7 +129,7 @@ def define(
     jit: bool = False,
     tuned: _contract.Produced | None = None,
 ) -> _op.Op:
-    """define_op for a list of kernels; `common` is what each of them may leave out."""
+    """define_op for a list of kernels; `common` is what each of them may omit."""
     signature = _signature.parse(schema)
     op = f"op '{signature.name}'"
     images = _Images()

@@ -106,7 +106,7 @@ class Traced:
 
 
 class TracedOptional(Traced):
-    """A number that a call may leave out (`int?`)."""
+    """A number that a call may omit (`int?`)."""
 
     @property
     def defined(self) -> Traced:

@@ -86,7 +86,7 @@ class Signature:
         return getattr(packet, overload or "default")
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every argument by name. The dispatcher leaves out what equals its default."""
+        """Every argument by name. The dispatcher omits arguments that equal their default."""
         values = {}
         for index, argument in enumerate(self.arguments):
             if index < len(args):
@@ -108,7 +108,7 @@ class Signature:
         for argument in self.arguments:
             if argument.kind == "tensor" and values[argument.name] is None:
                 what = f"op '{self.name}' argument '{argument.name}'"
-                advice = "An argument that may be left out is 'Tensor?' in the schema."
+                advice = "An argument that may be omitted is 'Tensor?' in the schema."
                 checks.fail(what, "is missing", "a tensor", "None", advice)
 
     def tensors(self, values: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -282,7 +282,7 @@ class Container(_Facts):
 
 
 def _entry_table(entries: tuple[Entry, ...]) -> str:
-    """The entries, a row each; columns that say nothing are left out."""
+    """The entries, a row each; empty columns are omitted."""
     columns: dict[str, list[str]] = {
         "#": [str(index) for index in range(len(entries))],
         "kind": [entry.kind for entry in entries],

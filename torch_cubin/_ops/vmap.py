@@ -145,7 +145,7 @@ def _linear_rule(op: Any, matmul: Any) -> Any:
     def rule(
         info: Any, in_dims: Dims, input: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, int | None]:
-        dims = (*in_dims, None)[:3]  # a bias left out has no entry
+        dims = (*in_dims, None)[:3]  # an omitted bias has no entry
         return _batched_linear(op, matmul, input, weight, bias, dims)
 
     return rule

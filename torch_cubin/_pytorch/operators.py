@@ -72,7 +72,7 @@ def forget_dispatch(overload: Any) -> None:
     """After a kernel is registered on an op that has been called.
 
     NOTE: torch.compile's Python dispatcher remembers the kernel of each key, and
-    torch.library.Library.impl does not tell it: a backward given later would be left out.
+    torch.library.Library.impl does not say so: a backward registered later would be ignored.
     """
     if LATE_DERIVATIVES.available:
         overload._dispatch_cache.clear()

@@ -73,7 +73,7 @@ def parse(symbol: str) -> TileSignature:
         raise errors.fault(
             "input", f"kernel '{symbol:.80}'", "has a name that says nothing of its signature",
             expected="a name of cuTile's own, add_Kt2_A1f32_...",
-            advice="Leave out KernelSignature(symbol=...), so that the compiler names it.",
+            advice="Omit KernelSignature(symbol=...), so that the compiler names it.",
         )  # fmt: skip
     reader = _Reader(symbol, at + 2)
     convention = reader.take(r"[a-z0-9]+", "a calling convention")

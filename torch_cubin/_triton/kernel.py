@@ -21,7 +21,7 @@ SCALARS = {
     "i1": "bool", "u1": "bool",
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
-    # Triton's launchers leave out bits of a bfloat16 where torch rounds.
+    # Triton's launchers truncate to bfloat16 where torch rounds.
     "fp16": "float16", "bf16": "bfloat16_truncated", "fp32": "float32", "f32": "float32",
     "fp64": "float64",
 }  # fmt: skip

@@ -172,7 +172,7 @@ def compile(
     `signature` says what each argument is, in Triton's notation: "*fp32:16, *fp32:16, i32, 1024", a
     list of these, or a dict by name. ":16" lets the compiler rely on a multiple of 16, ":1" on 1;
     a number, a bool, None or a quoted string is the value of a constexpr argument. With a dict,
-    arguments that have defaults may be left out. `archs`: "sm_80", "sm_90a". More keywords are
+    arguments that have defaults may be omitted. `archs`: "sm_80", "sm_90a". More keywords are
     Triton's options: num_warps, num_stages, num_ctas, maxnreg.
 
     Raises InputError [input] for a signature that does not fit the function, and for options that
@@ -220,7 +220,7 @@ def _check_options(
 
 
 def named_signature(function: Any, signature: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """A signature by name, with `constants`, which a sequence of types leaves out."""
+    """A signature by name, with `constants`, which a sequence of types omits."""
     if isinstance(signature, Mapping):
         return {**signature, **constants}
     listed = _split(signature) if isinstance(signature, str) else list(signature)

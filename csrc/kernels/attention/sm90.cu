@@ -43,7 +43,7 @@ struct AttentionConfig {
   static constexpr int kStages = kStages_;
   // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
   static constexpr bool kPingPong = kPingPong_;
-  // A warpgroup leaves out the tile's first block of keys, or its last one, where it sees nothing of it.
+  // A warpgroup skips the tile's first block of keys, or its last one, where it sees nothing of it.
   // Both, of two tiles, may follow each other while a product with the V before them is still to come.
   static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kMasked;
   // The thread that loads K tells consumers which block is next. Looking for it in the classes of the mask, in
@@ -193,7 +193,7 @@ struct Consumer {
   float unit;          // kAdded: what brings this block's scores to powers of two
   u32 number = 0;      // of the tile whose scores are being made
   u32 step = 0;        // blocks of keys scored so far, of all tiles
-  u32 scored = 0;      // the last one of them, where some are left out
+  u32 scored = 0;      // the last one of them, where some are skipped
   // Of this tile; its block is the next one to score.
   using Keys = std::conditional_t<C::kSendsNextBlock, ReceivedKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
   Keys keys;
@@ -242,7 +242,7 @@ struct Consumer {
     return true;
   }
 
-  // Blocks of the tile that this warpgroup leaves out before its first one, and after its last one.
+  // Blocks of the tile that this warpgroup skips before its first one, and after its last one.
   TC_DEVICE bool leaves_out_first() const {
     return C::kLeavesOut && keys.block != tiles[number % C::kRing].last_block;
   }
@@ -258,7 +258,7 @@ struct Consumer {
     if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
   }
 
-  // Takes the turn of a block that this warpgroup leaves out. Every warp waits for it, or it could mistake
+  // Takes the turn of a block that this warpgroup skips. Every warp waits for it, or it could mistake
   // the slot's next phase but one for the next.
   TC_DEVICE void leave_out() {
     begin_turn();

@@ -15,7 +15,7 @@
 // (multicast) took 0 to 3% more time. What bounds pairs is shared memory: a product of 64 x 64 from there
 // reads both operands in the time of its multiplications, and of dq come and go 4 bytes a sum.
 //
-// A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it is left out
+// A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it is skipped
 // where the mask hides all of them, and each block reads the bits of its own 64 where some of those are hidden. So it
 // is with the numbers of a mask that is added.
 //

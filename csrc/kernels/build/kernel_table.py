@@ -151,7 +151,7 @@ def check_row(row: dict[str, Any], source: pathlib.Path) -> None:
     if missing:
         raise fail(
             source,
-            f"leaves out fields of kernel '{row.get('name', '?')}'",
+            f"omits fields of kernel '{row.get('name', '?')}'",
             expected=", ".join(REQUIRED),
             got=f"no {', '.join(missing)}",
         )
@@ -224,7 +224,7 @@ def digest(*parts: str | bytes) -> str:
 def with_includes(source: pathlib.Path) -> dict[str, str]:
     """The texts, by name, of a file and every header of csrc/kernels that it includes, found as the
     compiler finds them: beside the includer, else from the folder of the families' folders. Kernel
-    tables are left out: each kernel's row enters its own key."""
+    tables are skipped: each kernel's row enters its own key."""
     root = source.resolve().parent.parent
     seen: dict[str, str] = {}
     waiting = [source.resolve()]
@@ -246,7 +246,7 @@ def source_digest(source: pathlib.Path) -> str:
 
 
 def params_digest(header: pathlib.Path) -> str:
-    """Of what a family's header declares, comments and spacing left out. The library and the
+    """Of what a family's header declares, comments and spacing omitted. The library and the
     manifest both carry it: they must mean the same struct, which its size alone does not tell."""
     comments = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
     texts = with_includes(header).items()

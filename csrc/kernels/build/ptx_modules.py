@@ -16,7 +16,7 @@ _NAME = re.compile(r"([\w$]+)(?:\[\w*\])*(?: = .*)?;$")  # of a declaration, at 
 
 
 def _statements(ptx: str) -> list[list[str]]:
-    """The lines of each directive, declaration or function of a module; comments left out."""
+    """The lines of each directive, declaration or function of a module; comments omitted."""
     found: list[list[str]] = []
     lines = [line for line in ptx.splitlines() if line.strip() and line.lstrip()[:2] != "//"]
     at = 0

@@ -1,5 +1,5 @@
 // The PTX instructions that the kernels use, one function an instruction, and fixed-width types.
-// No CUDA header is needed; what sm_80 lacks is left out there.
+// No CUDA header is needed; what sm_80 lacks is not defined there.
 #pragma once
 
 #include <utility>

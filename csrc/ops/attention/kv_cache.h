@@ -22,7 +22,7 @@ struct KvCacheOptions {
   bool rotary_interleaved = true;
 };
 
-// Does something with the name of each tensor that a call may leave out.
+// Does something with the name of each tensor that a call may omit.
 #define TC_KV_CACHE_OPTIONAL_TENSORS(X) \
   X(k)                                  \
   X(v)                                  \

@@ -61,7 +61,7 @@ struct torch_cubin_v1_image {
   const char* origin; /* names it in errors; null: "bytes" */
 };
 
-#define TORCH_CUBIN_V1_NO_PTX 1u  /* PTX is left out, and refused where there is nothing else */
+#define TORCH_CUBIN_V1_NO_PTX 1u  /* PTX is ignored, and refused where there is nothing else */
 #define TORCH_CUBIN_V1_FOREVER 2u /* never unloaded; its launches need not be counted */
 
 /* A module of one or more files' bytes, which are copied: cubins, fatbins, PTX, host ELF files, C

@@ -966,7 +966,7 @@ class KernelFamily {
     return count;
   }
   // An image that has a name of its own (a file's, an array's), which has the fields; `kernel` is the
-  // kernel's, and may be left out where the image has only one.
+  // kernel's, and may be omitted where the image has only one.
   void add(const std::string& name, const Module& module, std::string_view kernel = "") {
     Fields fields;
     if (!match(name, fields)) fail_no_match("'" + name + "'");
