@@ -6,7 +6,7 @@
 Every line is `attention_forward` or `attention_backward` of bfloat16, 16,384 tokens, 2,048 columns
 of all heads, in (rows, heads, head_dim). TFLOP/s count the scores that are visible alone (of random
 masks all of them); "share" is that rate over the rate of a dense call of 2,048 rows (windows: of
-16,384), causal where the line is, in the same run: all lines of a table take turns, and medians of
+16,384), causal where the line is, in the same run: all lines of a table are interleaved, and medians of
 five rounds are shown.
 """
 
@@ -158,7 +158,7 @@ def rows_of(
         if not any(word in name for word in skipped)
     }
     run_of, products = (forward, 4) if direction == "forward" else (backward, 10)
-    times = common.in_turns({name: run_of(call) for name, call in calls.items()}, BLOCK_MS)
+    times = common.interleaved({name: run_of(call) for name, call in calls.items()}, BLOCK_MS)
     rate = {n: products * head_dim * calls[n].scores / us / 1e6 for n, us in times.items()}
     return [
         Row(

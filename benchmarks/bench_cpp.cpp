@@ -4,7 +4,7 @@
 //   bench_cpp CUBIN [ROUNDS]        (bench_cpp.py compiles and runs it)
 //
 // Blocks of 256 launches are submitted without waiting, few enough that the driver's queue does not fill;
-// contenders take turns, in another order in every round; medians over the rounds, and of the rounds'
+// contenders are interleaved, in another order in every round; medians over the rounds, and of the rounds'
 // differences to the bare loop.
 #include <dlfcn.h>
 #include <torch_cubin/cubin.h>

@@ -3,7 +3,7 @@
     python benchmarks/bench_reference.py
     python benchmarks/bench_reference.py --shape 4 4 1040 64 --threads 1
 
-Processor time, the least of some rounds in which both take turns: on a busy machine the time on the
+Processor time, the least of some interleaved rounds: on a busy machine the time on the
 wall measures the neighbours.
 """
 

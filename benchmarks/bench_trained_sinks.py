@@ -3,7 +3,7 @@
     python benchmarks/bench_trained_sinks.py [--json FILE]
 
 bfloat16, causal; the sizes of GPT-OSS (64 heads of 64 columns, 8 of keys; a window of 128 in every
-other layer) and 16 heads of 128. Lines take turns, in another order each round; medians of five.
+other layer) and 16 heads of 128. Lines are interleaved, in another order each round; medians of five.
 "composed" is what sinks that require grad took before they had the fused kernels, and what slopes
 that learn still take.
 """
@@ -77,7 +77,7 @@ def main() -> None:
     common.print_machine("Attention forward and backward: us (share of the time without sinks)")
     results = {}
     for name, size in SIZES.items():
-        times = results[name] = common.in_turns(lines(size), BLOCK_MS)
+        times = results[name] = common.interleaved(lines(size), BLOCK_MS)
         shown = ", ".join(f"{x} {t:.0f} ({t / times['no sinks']:.2f})" for x, t in times.items())
         print(f"{name}: {shown}")
     if arguments.json:

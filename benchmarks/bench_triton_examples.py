@@ -3,8 +3,8 @@
     python benchmarks/bench_triton_examples.py [--json FILE]
 
 Needs a GPU and Triton; the package was compiled ahead of time. "host": what a call costs the host,
-the median of batches of calls that do not wait for the GPU, by ways that take turns; small tensors.
-"gpu": microseconds of a large call within a CUDA graph, by ways that take turns. The matmul has the
+the median of batches of calls that do not wait for the GPU, interleaved; small tensors.
+"gpu": microseconds of a large call within a CUDA graph, interleaved. The matmul has the
 configuration that the op takes before torch_cubin.tune was asked, autotuned between one alone, as
 after tuning, and called as a plain @triton.jit function. Beside them stands x + y of 1,024 floats,
 an op of one kernel of nvcc; the last lines say which share of Triton's launcher an op costs.

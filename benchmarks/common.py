@@ -69,7 +69,7 @@ def graph_of(
     """A CUDA graph of the calls in order, and the last one's output.
 
     The outputs of the last `alive` calls are kept while the next one runs, so that so many blocks
-    of memory take turns.
+    of memory are interleaved.
     """
     calls[0]()
     torch.cuda.synchronize()
@@ -92,10 +92,10 @@ def milliseconds(run: Callable[[], object], count: int) -> float:
     return start.elapsed_time(end)
 
 
-def in_turns(
+def interleaved(
     runs: Mapping[str, Callable[[], object]], block_ms: float, rounds: int = 5
 ) -> dict[str, float]:
-    """Microseconds of each, all taking turns of block_ms, in another order each round; medians."""
+    """Microseconds of each, interleaved in blocks of block_ms, in another order each round; medians."""
     counts = {}
     for name, run in runs.items():
         milliseconds(run, 3)

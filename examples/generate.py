@@ -6,7 +6,7 @@
 
 The same model generates greedily from the same prompts with a static cache: once with transformers'
 "sdpa", once with `torch_cubin.huggingface.register()` and "cubin". It prints tokens a second of the
-prompt and of what is generated, each the median of three turns that alternate, and what was served.
+prompt and of what is generated, each the median of three interleaved runs, and what was served.
 The weights are random, so that tokens nearly tie and bfloat16 may decide either way: not the
 tokens are compared but the logits of the first steps, behind a padded prompt, with those that the
 model has in float32 for the same tokens. The exit status says whether ours are as near to them.

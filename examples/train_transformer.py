@@ -7,7 +7,7 @@
     python examples/train_transformer.py --device cpu        # a smaller model, half a minute
 
 The same model (nn.Linear, F.scaled_dot_product_attention, nothing of torch_cubin in it) is trained
-twice from the same seed on the same batches, in turns, once inside `torch_cubin.drop_in()`: every
+twice from the same seed on the same batches, interleaved, once inside `torch_cubin.drop_in()`: every
 product and every attention, forward and backward, then runs through torch.ops.cubin. It prints both
 losses and speeds, plots the losses over each other, and shows what was served. Small models wait
 for the host: what kernels are worth shows with `--size large`. The text is the source of a few

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "gpu"
 SEEDS = 1000  # a process
 GRACE = 8  # seconds, for the tests that are running when the time is up
-# What processes run, in turns: products are most of all calls, and the quickest.
+# What processes run, interleaved: products are most of all calls, and the quickest.
 SHARES = (
     "test_cuda_differential.py",
     "test_cuda_attention_options.py",

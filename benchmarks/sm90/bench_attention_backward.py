@@ -344,7 +344,7 @@ def rate_of(function, flops: float) -> float:
 
 
 def rates_of(contenders: dict, flops: dict, rounds: int) -> dict:
-    """Median TFLOP/s of each; they take turns."""
+    """Median TFLOP/s of each, interleaved."""
     rates = {name: [] for name in contenders}
     for _ in range(rounds):
         for name in random.sample(list(contenders), len(contenders)):

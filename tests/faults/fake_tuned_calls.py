@@ -415,7 +415,7 @@ def best_of(function: Callable[[], object], count: int = 200) -> float:
 
 
 def test_the_look_up_costs_less_than_a_tenth_of_a_microsecond(driver) -> None:
-    """Beside the same op without a table, in turns, among a thousand other calls."""
+    """Beside the same op without a table, interleaved, among a thousand other calls."""
     plain, tuned = op_of(contract_with([None] * 3)), op_of(contract_with([None] * 3))
     call = tensors.empty(4, 8, 16), tensors.empty(4), 1, "a", 1.0
     table = table_of(tuned, 0, *call)

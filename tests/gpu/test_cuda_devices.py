@@ -80,7 +80,7 @@ def _near(mine: torch.Tensor, wanted: torch.Tensor, limit: float) -> None:
 @pytest.mark.parametrize("rows", [1, 200, 1100])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_attention_on_the_second_device(dtype: torch.dtype, rows: int) -> None:
-    """Forward and backward while the first is current, in turns with it."""
+    """Forward and backward while the first is current, interleaved with it."""
     for device in ("cuda:1", "cuda:0", "cuda:1"):
         q, k, v = (
             torch.randn(2, heads, length, 64, device=device, dtype=dtype, requires_grad=True)

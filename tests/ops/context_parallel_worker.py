@@ -49,7 +49,7 @@ def step(mesh, device: str, is_causal: bool) -> list[float]:
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     out = formula(*leaves, is_causal)
     wanted = [out.detach(), *torch.autograd.grad(out, leaves, grad.double())]
-    # In turns from both ends, so that each rank has as much to do, where rows see those before.
+    # Alternating from both ends, so that each rank has as much to do, where rows see those before.
     options().enable_load_balance = is_causal
     buffers = [q, k, v, grad]
     with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4):

@@ -24,7 +24,7 @@ def one_thread():
 
 
 def least_seconds(calls: list[Callable[[], object]]) -> list[float]:
-    """The least processor time of each, in rounds in which they take turns."""
+    """The least processor time of each, in interleaved rounds."""
     times = []
     for _ in range(ROUNDS):
         for call in calls:

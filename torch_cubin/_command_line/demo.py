@@ -208,7 +208,7 @@ def _error(result: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def _milliseconds(*calls: Callable[[], torch.Tensor]) -> list[float]:
-    """The median time of each call on the GPU; they take turns, so that the clock is the same."""
+    """The median time of each call on the GPU; interleaved, so that the clock is the same."""
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(7):
         for call, measured in zip(calls, times, strict=True):

@@ -98,7 +98,7 @@ def measure(
     product: Product, operands: Operands, effort: Effort, beside_torch: bool, seed: int = 0
 ) -> Times:
     """Every contender is a CUDA graph over operands that do not fit the L2 cache together; in each
-    round they take turns in a random order, and each settles before it is measured."""
+    round they are interleaved in a random order, and each settles before it is measured."""
     with float32_math(product), watching(), torch.cuda.device(operands.device):
         sets = operands.sets(product)
         first = torch.ops.cubin.matmul(*sets[0])

@@ -149,7 +149,7 @@ def measure_call(
     effort: measure.Effort | None = None,
     timer: Callable[..., dict[int, list[float]]] | None = None,
 ) -> CallTimes:
-    """Every kernel that fits, in CUDA graphs that take turns, over copies of the arguments that do
+    """Every kernel that fits, in interleaved CUDA graphs, over copies of the arguments that do
     not fit the L2 cache together. The arguments stay as they are: ops that change them get copies.
     """
     if len(op.contract["kernels"]) == 1:

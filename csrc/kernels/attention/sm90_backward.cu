@@ -169,7 +169,7 @@ struct Keys {
                        [&](int i) { s[i] = dp[i] = 0.0f; });
   }
 
-  // Of P and dS, in turns: ptxas finds no registers for the one after the other.
+  // Of P and dS, interleaved: ptxas finds no registers for the one after the other.
   TC_DEVICE void pack(u32 (&weights)[C::kRows / 16][4], u32 (&ds)[C::kRows / 16][4]) const {
     using Traits = DTypeTraits<C::kDType>;
 #pragma unroll
