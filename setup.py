@@ -221,7 +221,7 @@ def build_launch_extension(target: Path) -> None:
     """csrc/python_launch.c, by the limited API: one file for every Python from 3.10 on.
 
     Apart from the library, which uses no Python. Where Python's headers or a C compiler are missing
-    it is left out: torch_cubin/_native/launcher.py does without.
+    it is skipped: torch_cubin/_native/launcher.py does without.
     """
     include = Path(sysconfig.get_paths()["include"])
     compiler = shutil.which(os.environ.get("CC", "").split(" ")[0] or "cc") or shutil.which("gcc")

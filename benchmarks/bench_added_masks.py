@@ -5,7 +5,8 @@
 bfloat16, 8 sequences of 2,048 rows, 2,048 columns of all heads. Masks: causal and padding (zeros
 and -inf), numbers alike for all heads, in bfloat16 and float32, and numbers of each head.
 Microseconds of `attention_forward` and `attention_backward`; of F.scaled_dot_product_attention with
-the cuDNN backend, and its backward; medians of five interleaved rounds. "dense": ours without a mask.
+the cuDNN backend, and its backward; medians of five interleaved rounds. "dense": ours without a
+mask.
 """
 
 from __future__ import annotations

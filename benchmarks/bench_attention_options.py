@@ -6,8 +6,8 @@
 Every line is `attention_forward` or `attention_backward` of bfloat16, 16,384 tokens, 2,048 columns
 of all heads, in (rows, heads, head_dim). TFLOP/s count the scores that are visible alone (of random
 masks all of them); "share" is that rate over the rate of a dense call of 2,048 rows (windows: of
-16,384), causal where the line is, in the same run: all lines of a table are interleaved, and medians of
-five rounds are shown.
+16,384), causal where the line is, in the same run: all lines of a table are interleaved, and
+medians of five rounds are shown.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-// Host cost of a launch of three pointers and an int from C++, in nanoseconds: torch_cubin/cubin.h, a
-// bare cuLaunchKernel loop and, compiled with -DWITH_TVM_FFI, tvm-ffi's CubinKernel, one process.
+// Host cost of a launch of three pointers and an int from C++, in nanoseconds: torch_cubin/cubin.h,
+// a bare cuLaunchKernel loop and, compiled with -DWITH_TVM_FFI, tvm-ffi's CubinKernel, one process.
 //
 //   bench_cpp CUBIN [ROUNDS]        (bench_cpp.py compiles and runs it)
 //
-// Blocks of 256 launches are submitted without waiting, few enough that the driver's queue does not fill;
-// contenders are interleaved, in another order in every round; medians over the rounds, and of the rounds'
-// differences to the bare loop.
+// Blocks of 256 launches are submitted without waiting, few enough that the driver's queue does not
+// fill; contenders are interleaved, in another order in every round; medians over the rounds, and
+// of the rounds' differences to the bare loop.
 #include <dlfcn.h>
 #include <torch_cubin/cubin.h>
 

@@ -5,9 +5,9 @@
 
 One kernel, vec_add of three tensors and an int (1,024 floats), from one cubin; every contender that
 can be imported takes part, the others are named. A block of calls is submitted without waiting
-(few enough that the driver's queue never fills); contenders are interleaved in every round, in a random
-order; the median over the rounds is printed with its quartiles. A ratio is the median of those of
-the rounds: the processor's speed may change in the middle of a run. The bare launch is a
+(few enough that the driver's queue never fills); contenders are interleaved in every round, in a
+random order; the median over the rounds is printed with its quartiles. A ratio is the median of
+those of the rounds: the processor's speed may change in the middle of a run. The bare launch is a
 cuLaunchKernel loop in C, in the same process, on the same stream. Each contender's result is
 checked first.
 """

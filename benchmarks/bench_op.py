@@ -7,7 +7,8 @@ z = x + y of 1,024 floats. torch_cubin.define_op's op and handwritten_op.cpp, wh
 first, do the same with the same cubin: check dtypes, shapes, layouts and devices, allocate the
 output, launch on the current stream; so does one by torch_cubin/torch.h. Beside them: the kernel
 launched directly into memory that is there, the bare cuLaunchKernel loop in C, and torch.add.
-Contenders are interleaved in every round, as in bench_overhead.py; each one's result is checked first.
+Contenders are interleaved in every round, as in bench_overhead.py; each one's result is checked
+first.
 """
 
 from __future__ import annotations

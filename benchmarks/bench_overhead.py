@@ -5,9 +5,9 @@
 
 64x64 bf16 on the GPU; attention of 4 heads of that. A block of calls is submitted without waiting
 (few enough that the driver's queue never fills), then the GPU is awaited outside the measured time.
-All contenders are interleaved in every round, in a random order; the median over the rounds is printed
-with its quartiles. The bare launch is a cuLaunchKernel loop in C, in the same process, on the same
-stream.
+All contenders are interleaved in every round, in a random order; the median over the rounds is
+printed with its quartiles. The bare launch is a cuLaunchKernel loop in C, in the same process, on
+the same stream.
 """
 
 from __future__ import annotations

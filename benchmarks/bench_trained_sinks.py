@@ -3,9 +3,9 @@
     python benchmarks/bench_trained_sinks.py [--json FILE]
 
 bfloat16, causal; the sizes of GPT-OSS (64 heads of 64 columns, 8 of keys; a window of 128 in every
-other layer) and 16 heads of 128. Lines are interleaved, in another order each round; medians of five.
-"composed" is what sinks that require grad took before they had the fused kernels, and what slopes
-that learn still take.
+other layer) and 16 heads of 128. Lines are interleaved, in another order each round; medians of
+five. "composed" is what sinks that require grad took before they had the fused kernels, and what
+slopes that learn still take.
 """
 
 from __future__ import annotations

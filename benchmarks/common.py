@@ -95,7 +95,8 @@ def milliseconds(run: Callable[[], object], count: int) -> float:
 def interleaved(
     runs: Mapping[str, Callable[[], object]], block_ms: float, rounds: int = 5
 ) -> dict[str, float]:
-    """Microseconds of each, interleaved in blocks of block_ms, in another order each round; medians."""
+    """Microseconds of each, interleaved in blocks of block_ms, in another order each round;
+    medians."""
     counts = {}
     for name, run in runs.items():
         milliseconds(run, 3)

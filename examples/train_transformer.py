@@ -7,12 +7,12 @@
     python examples/train_transformer.py --device cpu        # a smaller model, half a minute
 
 The same model (nn.Linear, F.scaled_dot_product_attention, nothing of torch_cubin in it) is trained
-twice from the same seed on the same batches, interleaved, once inside `torch_cubin.drop_in()`: every
-product and every attention, forward and backward, then runs through torch.ops.cubin. It prints both
-losses and speeds, plots the losses over each other, and shows what was served. Small models wait
-for the host: what kernels are worth shows with `--size large`. The text is the source of a few
-modules of Python's own library. The exit status says whether the curves agree: means of ten steps
-within 1% in float32 and 3% in bfloat16, whose roundings training amplifies.
+twice from the same seed on the same batches, interleaved, once inside `torch_cubin.drop_in()`:
+every product and every attention, forward and backward, then runs through torch.ops.cubin. It
+prints both losses and speeds, plots the losses over each other, and shows what was served. Small
+models wait for the host: what kernels are worth shows with `--size large`. The text is the source
+of a few modules of Python's own library. The exit status says whether the curves agree: means of
+ten steps within 1% in float32 and 3% in bfloat16, whose roundings training amplifies.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ std::string printable(std::string_view text, size_t limit = 200);
 // "1 kernel", "3 kernels".
 std::string counted(uint64_t count, const std::string& noun);
 
-// Throws [oom] with a text that begins as PyTorch's does, so that retry helpers know it. `what` is a
-// clause: "an output of 8192 bytes on cuda:0 could not be allocated".
+// Throws [oom] with a text that begins as PyTorch's does, so that retry helpers know it. `what` is
+// a clause: "an output of 8192 bytes on cuda:0 could not be allocated".
 [[noreturn]] void fail_out_of_memory(const std::string& what);
 
 // The text of the last error thrown on this thread since clear_last_error(). Below torch 2.13 an

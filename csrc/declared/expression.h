@@ -70,7 +70,8 @@ struct ExpressionOperation;
 
 class Expression {
  public:
-  // Throws [input], naming `label` ("grid[0] of 'mylib::vec_add'"), for what is no tree of the scope.
+  // Throws [input], naming `label` ("grid[0] of 'mylib::vec_add'"), for what is no tree of the
+  // scope.
   Expression(const nlohmann::json& tree, const Scope& scope, std::string label);
 
   // The same for one that must give an integer, which errors call `wanted`.
@@ -115,8 +116,8 @@ class Expression {
     std::string compare;  // a dtype or text that it is compared with
   };
 
-  // What most expressions of a contract are, which calls evaluate without the tree: the driver's own
-  // work leaves the caches empty, and each node is a line of them.
+  // What most expressions of a contract are, which calls evaluate without the tree: the driver's
+  // own work leaves the caches empty, and each node is a line of them.
   enum class Quick : uint8_t {
     kTree,
     kConstant,  // constant_

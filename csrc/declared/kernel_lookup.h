@@ -1,9 +1,9 @@
 // KernelLookup: which of a contract's many kernels a call may take, without asking each of them.
 //
-// Libraries of kernels have hundreds that differ by a dtype, a head size, a kind of mask. What their
-// `when` compares with constants becomes the key of a table, so that a call of 800 kernels costs what
-// a call of 2 costs. The table only skips kernels whose condition cannot hold: the caller still
-// asks the rest, in their order.
+// Libraries of kernels have hundreds that differ by a dtype, a head size, a kind of mask. What
+// their `when` compares with constants becomes the key of a table, so that a call of 800 kernels
+// costs what a call of 2 costs. The table only skips kernels whose condition cannot hold: the
+// caller still asks the rest, in their order.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ class KernelLookup {
   KernelLookup(const std::vector<const nlohmann::json*>& conditions, const Scope& scope,
                const std::string& label);
 
-  // Calls `take` with the numbers of the kernels that may fit, in their order, until it returns true.
-  // False, having called nothing, where the key has no value for these arguments: then each kernel
-  // must be asked.
+  // Calls `take` with the numbers of the kernels that may fit, in their order, until it returns
+  // true. False, having called nothing, where the key has no value for these arguments: then each
+  // kernel must be asked.
   template <class Take>
   bool find(const CallState& state, Take take) const {
     const std::vector<int32_t>* lists[kMostTables + 1];

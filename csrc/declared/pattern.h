@@ -1,8 +1,8 @@
 // Patterns: what a contract says of a tensor (dtype, shape, layout, alignment), matched against an
 // argument, or used to make an output. Matching binds the names of sizes.
 //
-// Which of several places binds a name is settled when the op is defined, so that a call only stores
-// and compares.
+// Which of several places binds a name is settled when the op is defined, so that a call only
+// stores and compares.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ class Names {
   // Whether the schema has an argument of that name.
   bool is_argument(const std::string& name) const;
 
-  // forget() removes the names that were bound since mark(): those of one pattern, whose tensor a call
-  // may omit. A dtype variable that such a tensor binds still counts for the tensors after it,
+  // forget() removes the names that were bound since mark(): those of one pattern, whose tensor a
+  // call may omit. A dtype variable that such a tensor binds still counts for the tensors after it,
   // but no output may have it.
   struct Mark {
     size_t groups;

@@ -71,7 +71,8 @@ struct Schema {
   std::string unqualified_name() const;    // "vec_add.overload"
   std::string unqualified_schema() const;  // without the namespace
   std::string text() const;                // the same for every way of writing it
-  // The schema as PyTorch gets it, in the library of the namespace: no default depends on the locale.
+  // The schema as PyTorch gets it, in the library of the namespace: no default depends on the
+  // locale.
   std::string schema_for_pytorch() const;
 
  private:

@@ -56,8 +56,9 @@ Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lif
 
 // Names repeat from one compilation to the next: Inductor begins anew with each model, and tile
 // configurations of one source file share their names. Within one source they do not matter: there
-// C++'s one-definition rule holds, and libraries have one template's kernel in many of their images.
-// Two libraries may both have a kernel that their users never ask for, so it is refused by its name.
+// C++'s one-definition rule holds, and libraries have one template's kernel in many of their
+// images. Two libraries may both have a kernel that their users never ask for, so it is refused by
+// its name.
 void Module::find_different_sources() {
   // What was compared: two libraries may share thousands of kernels, all in one image of each.
   std::map<std::pair<const SourceImage*, const SourceImage*>, bool> same;
@@ -256,8 +257,8 @@ bool Module::may_have(const SourceImage& source, const std::string& symbol) {
                        : has_symbol(bytes.data(), bytes.size(), source.origin, symbol);
 }
 
-// Each image has a variable of its own, which only its own kernels see: of two, neither can be meant
-// without a warning. Images without kernels may be one for each architecture, with the same
+// Each image has a variable of its own, which only its own kernels see: of two, neither can be
+// meant without a warning. Images without kernels may be one for each architecture, with the same
 // variables in all: there the best image with the variable is meant, as it is for a kernel.
 Module::Global Module::global(const Device& device, const std::string& name) {
   const Use use(*this);

@@ -91,8 +91,8 @@ class Module {
    public:
     explicit Use(Module& module) : module_(module) {
       if (module_.lifetime_ == Lifetime::kUntilExit) return;
-      // The order of these two, and of their counterparts in unload(), is what keeps a launch and an
-      // unload apart: both are sequentially consistent.
+      // The order of these two, and of their counterparts in unload(), is what keeps a launch and
+      // an unload apart: both are sequentially consistent.
       module_.users_.fetch_add(1);
       if (module_.closed_.load()) refuse();
     }

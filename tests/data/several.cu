@@ -53,7 +53,7 @@ template __global__ void fill<int>(int*, int);
 extern "C" __global__ void __cluster_dims__(2, 1, 1) cluster(float* out) { *out = 1; }
 #endif
 
-#ifdef ALL_KERNELS  // omitted of the committed files, which stay small
+#ifdef ALL_KERNELS  // not in the committed files, which stay small
 
 extern "C" __global__ void large(Large large, int* out, int i) { *out = large.bytes[i]; }
 

@@ -1,4 +1,5 @@
-"""TF32 products of operands that are not contiguous along K: which are copied, and the parameters."""
+"""TF32 products of operands that are not contiguous along K: which are copied, and the
+parameters."""
 
 from __future__ import annotations
 

@@ -358,7 +358,8 @@ const std::string& package_folder() {
 }
 
 void run_manifest(const uint8_t* data, size_t size) {
-  // As a package of kernels, which only reads it; then as one of ops, with its images and contracts.
+  // As a package of kernels, which only reads it; then as one of ops, with its images and
+  // contracts.
   accepts({"file", "arch", "image", "input"}, [&] {
     torch_cubin::Package package(std::make_shared<Files>(data, size), "a package");
     package.read_kernels();

@@ -169,7 +169,7 @@ def test_the_reference_refuses_what_are_no_offsets(wrong, which):
         (torch.bfloat16, torch.float64, "bool, bfloat16 or float32"),
     ],
 )
-def test_the_error_for_a_mask_of_a_wrong_dtype_lists_the_right_ones(dtype, wrong, expected, mode, device):
+def test_the_error_for_a_wrong_mask_dtype_lists_right_ones(dtype, wrong, expected, mode, device):
     query, mask = ones(2, 3, 8, dtype=dtype, device=device), ones(3, 3, dtype=wrong, device=device)
     text = call(mode, attention, query, query, query, mask)
     assert f"'attn_mask' has a wrong dtype: expected {expected}, got {str(wrong)[6:]}." in text

@@ -229,7 +229,8 @@ def test_parse_cubin_reads_what_nvcc_writes(arch: str) -> None:
 
 @needs_nvcc
 def test_parse_cubin_tells_dynamic_shared_memory_of_a_lone_kernel(tmp_path: Path) -> None:
-    """A lone kernel whose shared memory is all dynamic is distinguished from one without, or with both."""
+    """A lone kernel whose shared memory is all dynamic is distinguished from one without, or with
+    both."""
     import subprocess
 
     bodies = {

@@ -1,4 +1,5 @@
-"""Declared ops as Python sees them: the object that define_op returns, and its registrations with torch.
+"""Declared ops as Python sees them: the object that define_op returns, and its registrations with
+torch.
 
 csrc/declared has defined the op and runs it on CUDA. Here it gets what torch takes from Python
 alone: the fake implementation, the CPU function, autograd. One registry holds every op of the

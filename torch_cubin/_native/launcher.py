@@ -1,4 +1,5 @@
-"""The base class of kernels: the extension module's (csrc/python_launch.c), or its reference in Python.
+"""The base class of kernels: the extension module's (csrc/python_launch.c), or its reference in
+Python.
 
 Both mean the same. The extension takes the common calls at a few tenths of a microsecond beyond
 the driver's own cost; the reference serves where it could not be built or imported (a free-threaded

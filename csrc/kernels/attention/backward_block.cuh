@@ -1,5 +1,6 @@
-// What a block of the backward pass is made of, for any Config: shapes, shared memory, which warp computes what,
-// which keys and tiles of rows it has, and its copies. Knows nothing of scores or gradients.
+// What a block of the backward pass is made of, for any Config: shapes, shared memory, which warp
+// computes what, which keys and tiles of rows it has, and its copies. Knows nothing of scores or
+// gradients.
 #pragma once
 
 #include "tile.cuh"
@@ -163,8 +164,8 @@ struct Block : Shape {
         .copy_filling(stage + Shape::kQueryTile, s.rows - row);
   }
 
-  // This thread's row: logsumexp (in powers of 2) in the first Shape::kRows threads, then delta. Rows that
-  // do not exist, and rows that see nothing, get a logsumexp of inf: their P is 0.
+  // This thread's row: logsumexp (in powers of 2) in the first Shape::kRows threads, then delta.
+  // Rows that do not exist, and rows that see nothing, get a logsumexp of inf: their P is 0.
   TC_DEVICE float fetch_sum(int head, int tile) const {
     static_assert(Shape::kThreads >= 2 * Shape::kRows, "a thread has one row");
     int thread = threadIdx.x, row = tile * Shape::kRows + thread % Shape::kRows;
@@ -178,8 +179,9 @@ struct Block : Shape {
     return value;
   }
   TC_DEVICE void put_sum(float value, int buffer) const {
-    // NOTE: in the general kernels logsumexp and scores are subtracted before they are scaled: masks
-    // make them so large (-1e9, finfo.min) that a product's rounding, or its overflow, would show.
+    // NOTE: in the general kernels logsumexp and scores are subtracted before they are scaled:
+    // masks make them so large (-1e9, finfo.min) that a product's rounding, or its overflow, would
+    // show.
     if (threadIdx.x < Shape::kRows) {
       value = value == -kInfinity ? kInfinity : Shape::kGeneral ? value : value * kLog2e;
     }

@@ -5,22 +5,23 @@
 //
 //   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
 //   full barriers:  the producer's arrival and all bytes of the slot
-//   empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup for Q,
+// empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup for
+// Q,
 //                   of all for K and V
 //
 // A consumer issues the scores of the next block of keys before the product of this block's weights
-// with V, and makes weights of the scores while that product runs. It does so across tiles: the next
-// tile's first scores are on their way while a tile ends. Weights go from the accumulators of one
-// wgmma to the operand registers of the other without a shuffle.
+// with V, and makes weights of the scores while that product runs. It does so across tiles: the
+// next tile's first scores are on their way while a tile ends. Weights go from the accumulators of
+// one wgmma to the operand registers of the other without a shuffle.
 //
-// `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of a mask that is added to the logits
-// (TC_ADDED, too; sm90_added_mask.cuh). `general` and `general_added` kernels do the same, and change scores on
-// their way to the softmax by sm90_rule.cuh, and drop weights (TC_GENERAL). One kernel for both sorts of masks had
-// some branches more in each step: 2 to 7% of the time with a boolean mask.
-// They spill a little more: 192 queries leave a consumer 160 registers, and beside options numbers are one thing more;
-// a few words are read again in each step.
-// Longer than files should be: producer and consumers meet in one set of barriers and one shared memory, and
-// neither can be followed without the other.
+// `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of a mask
+// that is added to the logits (TC_ADDED, too; sm90_added_mask.cuh). `general` and `general_added`
+// kernels do the same, and change scores on their way to the softmax by sm90_rule.cuh, and drop
+// weights (TC_GENERAL). One kernel for both sorts of masks had some branches more in each step: 2
+// to 7% of the time with a boolean mask. They spill a little more: 192 queries leave a consumer 160
+// registers, and beside options numbers are one thing more; a few words are read again in each
+// step. Longer than files should be: producer and consumers meet in one set of barriers and one
+// shared memory, and neither can be followed without the other.
 #include "common/dropout.cuh"
 #include "common/dtype.cuh"
 #include "common/wgmma.cuh"
@@ -41,19 +42,23 @@ struct AttentionConfig {
   static_assert(kMasked || !(kAdded || kGeneral));
   static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
   static constexpr int kStages = kStages_;
-  // The consumers take turns to issue their products, so that one's softmax runs beside the other's.
+  // The consumers take turns to issue their products, so that one's softmax runs beside the
+  // other's.
   static constexpr bool kPingPong = kPingPong_;
   // A warpgroup skips the tile's first block of keys, or its last one, where it sees nothing of it.
-  // Both, of two tiles, may follow each other while a product with the V before them is still to come.
+  // Both, of two tiles, may follow each other while a product with the V before them is still to
+  // come.
   static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kMasked;
-  // The thread that loads K tells consumers which block is next. Looking for it in the classes of the mask, in
-  // the chain of every step, took 2 to 6% of the time.
+  // The thread that loads K tells consumers which block is next. Looking for it in the classes of
+  // the mask, in the chain of every step, took 2 to 6% of the time.
   static constexpr bool kSendsNextBlock = kMasked && !kGeneral;
-  // Dropout's numbers are made while scores are computed: 0.65 of the time at head_dim 256, where softmax runs beside no
-  // other products. With 64 and 128 columns that took 1.1 to 1.3 of it: the other warpgroup's softmax waits.
+  // Dropout's numbers are made while scores are computed: 0.65 of the time at head_dim 256, where
+  // softmax runs beside no other products. With 64 and 128 columns that took 1.1 to 1.3 of it: the
+  // other warpgroup's softmax waits.
   static constexpr bool kDropsEarly = kGeneral && kD > 128;
   static_assert(kDropsEarly || !kGeneral || kN_ % 32 == 0);
-  // Tiles of 192 queries without a mask would end later for it: 2% of the time of all calls. `masked` kernels serve.
+  // Tiles of 192 queries without a mask would end later for it: 2% of the time of all calls.
+  // `masked` kernels serve.
   static constexpr bool kTakesSinks = kMasked || kD > 64;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
@@ -160,7 +165,8 @@ TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap
       barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
       if constexpr (C::kSendsNextBlock) {
         if (ring == shared + C::kK) {
-          store_shared(shared + C::kNextBlock + 4 * slot.stage, ReceivedKeyBlocks::describe_next(blocks));
+          store_shared(shared + C::kNextBlock + 4 * slot.stage,
+                       ReceivedKeyBlocks::describe_next(blocks));
         }
       }
       barrier_expect(arrived, C::kKvBytes);
@@ -195,9 +201,10 @@ struct Consumer {
   u32 step = 0;        // blocks of keys scored so far, of all tiles
   u32 scored = 0;      // the last one of them, where some are skipped
   // Of this tile; its block is the next one to score.
-  using Keys = std::conditional_t<C::kSendsNextBlock, ReceivedKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
+  using Keys =
+      std::conditional_t<C::kSendsNextBlock, ReceivedKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
   Keys keys;
-  u32 next_block = 0;               // kSendsNextBlock: the next block of keys and its flags
+  u32 next_block = 0;         // kSendsNextBlock: the next block of keys and its flags
   int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
 
   TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const Tile* ring, int own_group)
@@ -258,8 +265,8 @@ struct Consumer {
     if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
   }
 
-  // Takes the turn of a block that this warpgroup skips. Every warp waits for it, or it could mistake
-  // the slot's next phase but one for the next.
+  // Takes the turn of a block that this warpgroup skips. Every warp waits for it, or it could
+  // mistake the slot's next phase but one for the next.
   TC_DEVICE void leave_out() {
     begin_turn();
     end_turn();
@@ -281,7 +288,8 @@ struct Consumer {
     u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
     u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
-    if constexpr (C::kSendsNextBlock) load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
+    if constexpr (C::kSendsNextBlock)
+      load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kD / 16; ++i) {
@@ -374,8 +382,8 @@ struct Consumer {
             tile.sequence.rows, keys.block * C::kN, tile.sequence.columns};
   }
 
-  // The bits of this thread's keys of the next block to score, or its warp's numbers. Asked for before its product
-  // is issued, which takes until the product before it has run.
+  // The bits of this thread's keys of the next block to score, or its warp's numbers. Asked for
+  // before its product is issued, which takes until the product before it has run.
   TC_DEVICE void load_mask() {
     if constexpr (C::kAdded) {
       if (keys.is_masked()) added_mask().load(mask_part());
@@ -392,7 +400,8 @@ struct Consumer {
     }
   }
 
-  // Calls function(h, i, kept) for each weight of the next block that may be dropped, by its row and bit in `mask`.
+  // Calls function(h, i, kept) for each weight of the next block that may be dropped, by its row
+  // and bit in `mask`.
   template <class Function>
   TC_DEVICE void for_each_kept(Function&& function) const {
     const Tile& tile = tiles[number % C::kRing];
@@ -439,8 +448,8 @@ struct Consumer {
     }
   }
 
-  // Scores outside of the band, and those that a mask hides, become -inf. Blocks of which everything is
-  // visible pay a comparison.
+  // Scores outside of the band, and those that a mask hides, become -inf. Blocks of which
+  // everything is visible pay a comparison.
   TC_DEVICE void hide() {
     bool open = keys.block >= open_first && keys.block <= open_last;
     if (__builtin_expect(open && !has_bits(), 1)) return;
@@ -522,8 +531,9 @@ struct Consumer {
     return DTypeTraits<C::kDType>::pack(o[at] * inverse, o[at + 1] * inverse);
   }
 
-  // Two lanes exchange half of what they have of 16 columns, so that each writes 4 in order and a quad 32
-  // bytes. An exchange among all four, for vectors of 16 bytes, took 1 to 3% more time at 512 rows.
+  // Two lanes exchange half of what they have of 16 columns, so that each writes 4 in order and a
+  // quad 32 bytes. An exchange among all four, for vectors of 16 bytes, took 1 to 3% more time at
+  // 512 rows.
   TC_DEVICE void store(const Tile& tile, const float (&inverse)[2]) {
     bool odd = lane % 2 != 0;
     int column = lane % 2 * 8 + lane % 4 / 2 * 4;  // of each 16

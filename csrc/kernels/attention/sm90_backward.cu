@@ -1,19 +1,21 @@
-// Attention's gradients on Hopper, from logsumexp and delta (sm90_backward_delta.cu); dq as sums that
-// sm90_backward_convert.cu rounds:
+// Attention's gradients on Hopper, from logsumexp and delta (sm90_backward_delta.cu); dq as sums
+// that sm90_backward_convert.cu rounds:
 //
 //   S = scale q k^T      P = exp(S - logsumexp)      dP = grad_out v^T     dS = P (dP - delta)
 //   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
 //
-// A block owns 128 keys of one head of keys at a time; it walks through the tiles of queries that see them,
-// last queries first, each of all heads of the group. Its warpgroups:
+// A block owns 128 keys of one head of keys at a time; it walks through the tiles of queries that
+// see them, last queries first, each of all heads of the group. Its warpgroups:
 //
 //   producer, queries   of sm90_backward_block.cuh: loads, dq
-//   keys (2)            64 keys each: S, dP and dS, transposed, so that P and dS are operands in registers
+// keys (2)            64 keys each: S, dP and dS, transposed, so that P and dS are operands in
+// registers
 //                       as they are; dk and dv stay in registers
 //
-// The warpgroups of keys wait for nothing but their own products, so that one exponentiates while others
-// multiply, and dq with its way out is in nobody's chain. Registers decide the steps' length: ptxas
-// wants 32 beside the accumulators. What spills is the warp that fetches work items, once in each.
+// The warpgroups of keys wait for nothing but their own products, so that one exponentiates while
+// others multiply, and dq with its way out is in nobody's chain. Registers decide the steps'
+// length: ptxas wants 32 beside the accumulators. What spills is the warp that fetches work items,
+// once in each.
 #include "sm90_backward_general.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -74,8 +76,8 @@ struct Keys {
     }
   }
 
-  // `value`: of a mask, for element i. kEarly: dP's sums are not complete. Where the mask is -inf neither a score nor
-  // a gradient counts that is not finite itself.
+  // `value`: of a mask, for element i. kEarly: dP's sums are not complete. Where the mask is -inf
+  // neither a score nor a gradient counts that is not finite itself.
   template <bool kEarly>
   TC_DEVICE void add(int i, float value) {
     bool hidden = value == -kInfinity;
@@ -271,7 +273,8 @@ struct Keys {
       if (steps > 0) run_steps(step + steps);
       release(shared + C::kKeysEmpty);
       int own = key + 16 * warp() + lane() / 4;
-      // One half of each by way of shared memory: the last is on its way out while the next work runs.
+      // One half of each by way of shared memory: the last is on its way out while the next work
+      // runs.
       u32 room = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
       SumRows<C> dv_rows(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride,
                          p.head_dim_v, work(), own);

@@ -1,9 +1,11 @@
-// A mask that is added to the logits, in the order in which the backward's `added` and `general` kernels use its
-// numbers: a thread takes those of its scores as vectors, where in the mask each is a load of its own. And what
-// each step is to the mask: those to which it adds nothing are not read, those that it hides wholly are skipped.
+// A mask that is added to the logits, in the order in which the backward's `added` and `general`
+// kernels use its numbers: a thread takes those of its scores as vectors, where in the mask each is
+// a load of its own. And what each step is to the mask: those to which it adds nothing are not
+// read, those that it hides wholly are skipped.
 //
-// A block has a tile of queries and a work's keys, 64 or two times 64. Of a step, thread t of a warpgroup has the
-// numbers of queries 8j + lane % 4 * 2 + c and keys 16 (t / 32) + lane / 4 + 8h, in the order j, h, c.
+// A block has a tile of queries and a work's keys, 64 or two times 64. Of a step, thread t of a
+// warpgroup has the numbers of queries 8j + lane % 4 * 2 + c and keys 16 (t / 32) + lane / 4 + 8h,
+// in the order j, h, c.
 #include "sm90_backward_params.h"
 #include "sm90_mask_numbers.cuh"
 

@@ -1,20 +1,22 @@
-// What the kernels of attention's backward on Hopper share (sm90_backward.cu, sm90_backward_wide.cu): a
-// block's work and shared memory, its producer, the warpgroup of dq and dq's way to memory. The two files
-// have the warpgroups of keys, which hold dk and dv. Longer than files should be: the roles meet in one
-// step's barriers and shared memory, and none can be followed without the others.
+// What the kernels of attention's backward on Hopper share (sm90_backward.cu,
+// sm90_backward_wide.cu): a block's work and shared memory, its producer, the warpgroup of dq and
+// dq's way to memory. The two files have the warpgroups of keys, which hold dk and dv. Longer than
+// files should be: the roles meet in one step's barriers and shared memory, and none can be
+// followed without the others.
 //
-//   producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for one step in
-//              two each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the next work
+// producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for one step
+// in
+// two each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the next work
 //   queries    dq, transposed, from dS in shared memory
 //
-//   shared memory:  k, v | k of the other block's keys (pair) | q: kQStages | grad_out: kGradStages |
+// shared memory:  k, v | k of the other block's keys (pair) | q: kQStages | grad_out: kGradStages |
 //                   dS: kScoreStages | dq: kDqSlots pieces of 64 columns | P (wide, see there) |
-//                   sums: kQStages | mask: kQStages | barriers | number of the work (pair): 2 | work: 2 |
+// sums: kQStages | mask: kQStages | barriers | number of the work (pair): 2 | work: 2 |
 //                   dk, dv (not wide): 8 rows a warp
 //
-// Blocks are persistent: they take one work (128 or 64 keys of a head; a pair of blocks, 128) after the
-// other, and what rings hold, steps and their phases, runs on from work to work. So the next one's first
-// loads are on their way while one's last sums are added and stored.
+// Blocks are persistent: they take one work (128 or 64 keys of a head; a pair of blocks, 128) after
+// the other, and what rings hold, steps and their phases, runs on from work to work. So the next
+// one's first loads are on their way while one's last sums are added and stored.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -43,11 +45,12 @@ struct KeyBlock {
   int steps;        // of all heads of the group, without those that a mask hides
 
   // The next one's number, by one thread of the block or of the pair.
-  // Not blockIdx.x: blocks wait for the turns of the work items before theirs, which must have been taken.
+  // Not blockIdx.x: blocks wait for the turns of the work items before theirs, which must have been
+  // taken.
   static TC_DEVICE u32 take(const Sm90BackwardParams& p) { return atomicAdd(p.ticket, 1u); }
 
-  // By one thread. Neighbouring work items have the same keys' place in `together` heads; then come the next
-  // keys.
+  // By one thread. Neighbouring work items have the same keys' place in `together` heads; then come
+  // the next keys.
   TC_DEVICE KeyBlock(const Sm90BackwardParams& p, u32 index, int rows, int keys) {
     int kv_heads = p.heads / p.group;
     bool packed = p.order != nullptr;
@@ -85,8 +88,8 @@ template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, b
           bool kAdded_, bool kPair_ = false>
 struct BackwardConfig {
   static constexpr DType kDType = kDType_;
-  // kAdded: the mask, if there is one, may be of numbers that are added. To ask in each step took 4 to 5% of the time
-  // at head_dim 128.
+  // kAdded: the mask, if there is one, may be of numbers that are added. To ask in each step took 4
+  // to 5% of the time at head_dim 128.
   static constexpr bool kGeneral = kGeneral_, kAdded = kAdded_;
   // Wide: dk and dv of 64 keys are all that two warpgroups have registers for, so each holds one.
   static constexpr bool kWide = kD_ > 128;
@@ -100,7 +103,8 @@ struct BackwardConfig {
   static constexpr int kBlocks = kPair ? 2 : 1, kWorkKeys = kBlocks * kKeys;  // of a work
   static constexpr int kPanels = kD / 64, kRowPanels = (kRows + 63) / 64;
   static constexpr int kPieces = kPanels / kBlocks;  // of dq, that a block adds to
-  // Arrivals of those who have read q or grad_out, of those who have stored dS, and who have read it.
+  // Arrivals of those who have read q or grad_out, of those who have stored dS, and who have read
+  // it.
   static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups,
                        kScoreReaders = 4 * kBlocks;
   // Of the 12 warps that multiply; and of the threads of the producer that read work items.
@@ -141,8 +145,8 @@ struct BackwardConfig {
                        kDqEmpty = kDqFull + 8 * kDqStages * kPieces;
   static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPieces,
                        kWeightsEmpty = kWeightsFull + (kWide ? 8 : 0);
-  // For each slot of q 8 times the first row, a bit for each 64 keys of which some must be hidden, and
-  // one that tells whether a mask's bits are there; and 4 times the head, and a bit for each 64
+  // For each slot of q 8 times the first row, a bit for each 64 keys of which some must be hidden,
+  // and one that tells whether a mask's bits are there; and 4 times the head, and a bit for each 64
   // keys to which a mask's numbers are added.
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
@@ -157,8 +161,8 @@ struct BackwardConfig {
   static_assert(kPanels <= 4 && kRows % 16 == 0);
   static_assert(!kPair || (kWide && kRows == 64));
 
-  // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it: 0 the
-  // same one's, 1 the one's before that.
+  // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it:
+  // 0 the same one's, 1 the one's before that.
   static constexpr TC_DEVICE int dq_lag(int piece) {
     return piece >= kDqSlots ? 0 : (kDqSlots - piece + kPieces - 1) / kPieces;
   }
@@ -174,9 +178,9 @@ TC_DEVICE u32 mask_step(const Sm90BackwardParams& p, const KeyBlock& work, int h
   return __ldg(p.bits.steps + at.step(p, work.key_tile));
 }
 
-// The steps of a work: tiles of queries, the last one first, each of all heads of the group. One head
-// after the other would let blocks of keys that few queries see wait, for the next head's turns, for
-// those that many see. Steps that a mask hides are among them.
+// The steps of a work: tiles of queries, the last one first, each of all heads of the group. One
+// head after the other would let blocks of keys that few queries see wait, for the next head's
+// turns, for those that many see. Steps that a mask hides are among them.
 struct Steps {
   int tile, head = 0;
   u32 word;  // what Sm90MaskSteps::steps says of it
@@ -200,8 +204,8 @@ struct Steps {
   }
 };
 
-// Leaves a work the steps that a mask leaves, by a whole warp. Tiles of queries behind the last of them would
-// otherwise be walked through before the first loads.
+// Leaves a work the steps that a mask leaves, by a whole warp. Tiles of queries behind the last of
+// them would otherwise be walked through before the first loads.
 TC_DEVICE void leave_out_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
   int begin = work.begin, all = max(0, work.end - begin) * p.group, own = 0, end = 0;
 #pragma unroll 2
@@ -239,8 +243,9 @@ TC_DEVICE bool wait_for_work(u32 shared, const KeyBlock* items, u32 number) {
   return items[at].key_tile >= 0;
 }
 
-// NOTE: a value that a whole warp has read from shared memory, so that ptxas knows it to be the same in all
-// lanes. Without it each product's descriptors are made by every lane, at 4% of the speed.
+// NOTE: a value that a whole warp has read from shared memory, so that ptxas knows it to be the
+// same in all lanes. Without it each product's descriptors are made by every lane, at 4% of the
+// speed.
 TC_DEVICE u32 whole_warp(u32 value) { return __shfl_sync(~0u, value, 0); }
 
 // wait_for_work() by a whole warp.
@@ -276,8 +281,8 @@ TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number,
   return index;
 }
 
-// A whole warp: fetches one work after the other, as late as the loads of the one before allow. Work items taken
-// long before they are begun would let blocks wait for their turns.
+// A whole warp: fetches one work after the other, as late as the loads of the one before allow.
+// Work items taken long before they are begun would let blocks wait for their turns.
 template <class C>
 TC_DEVICE void fetch_work_items(const Sm90BackwardParams& p, u32 shared, KeyBlock* items,
                                 PairPlace pair) {
@@ -410,8 +415,9 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* ite
   }
 }
 
-// NOTE: neither acquires nor releases. A block stores a turn when its additions are complete in the L2
-// cache, and the next one's are not issued before it has seen that; fences would add 1 us to each turn.
+// NOTE: neither acquires nor releases. A block stores a turn when its additions are complete in the
+// L2 cache, and the next one's are not issued before it has seen that; fences would add 1 us to
+// each turn.
 TC_DEVICE int load_turn(const int* at) {
   int value;
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
@@ -440,8 +446,9 @@ TC_DEVICE void wait_for_turn(const Turn* at, int rank) {
   while (load_turn(at) != rank) bound.check();
 }
 
-// Adds the dq of every kDqStages-th step to dq_sum, each tile of queries when it is this block's turn. A
-// thread each stage: from an addition's begin to the next block's turn some 2 us pass, more than a step.
+// Adds the dq of every kDqStages-th step to dq_sum, each tile of queries when it is this block's
+// turn. A thread each stage: from an addition's begin to the next block's turn some 2 us pass, more
+// than a step.
 template <class C>
 TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
                               u32 stage, u32& next, PairPlace pair) {
@@ -519,8 +526,8 @@ TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* i
 // The high word of a descriptor is the same for all whose leading bytes do not count.
 TC_DEVICE u64 descriptor(u64 base, u32 low, u32 bytes) { return base | (low + (bytes >> 4)); }
 
-// `low` of what lies there. NOTE: in a cluster addresses have the block's rank above their 18 bits, which would
-// become leading bytes.
+// `low` of what lies there. NOTE: in a cluster addresses have the block's rank above their 18 bits,
+// which would become leading bytes.
 template <class C>
 TC_DEVICE u32 descriptor_low(u32 shared) {
   return (C::kPair ? shared & 0x3FFFF : shared) >> 4;
@@ -671,8 +678,8 @@ TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
   }
 }
 
-// Calls hide(i) for each element i that this thread's first key, `own`, and the one 8 further must not
-// see, in the step of slot `q`. `group`: which 64 keys of the block.
+// Calls hide(i) for each element i that this thread's first key, `own`, and the one 8 further must
+// not see, in the step of slot `q`. `group`: which 64 keys of the block.
 template <class C, class Hide>
 TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 shared, u32 q, int group, int own,
                                Hide&& hide) {
@@ -756,8 +763,8 @@ class SumRows {
     }
   }
 
-  // The same by way of the warp's `room` in shared memory, from where the TMA copies them while the warp goes
-  // on. Each row's first thread waits until the ones before have left.
+  // The same by way of the warp's `room` in shared memory, from where the TMA copies them while the
+  // warp goes on. Each row's first thread waits until the ones before have left.
   TC_DEVICE void send(int half, u32 room) const {
     int row = own_ + 8 * half, t = threadIdx.x % 4;
     u32 from = room + threadIdx.x % 32 / 4 * (C::kD * 2);

@@ -1,19 +1,19 @@
 // dq_sum of sm90_backward.cu: the order of its floats, and who adds to it when.
 //
-// A tile of queries has pieces of 64 columns; a piece has, transposed, the accumulators of a warpgroup,
-// each warp's 16 columns together: [warp][8 queries][lane][4], where lane 4 g + t has (column g, query
-// 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). So a piece is one contiguous addition by the TMA, and
-// a warp's store of 8 queries has no bank conflicts.
+// A tile of queries has pieces of 64 columns; a piece has, transposed, the accumulators of a
+// warpgroup, each warp's 16 columns together: [warp][8 queries][lane][4], where lane 4 g + t has
+// (column g, query 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). So a piece is one contiguous
+// addition by the TMA, and a warp's store of 8 queries has no bank conflicts.
 //
-// The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the same bits
-// in every run, and nothing to clear. Blocks of keys that a mask hides from the tile altogether add
-// nothing; sm90_backward_delta.cu numbers the others. A block waits only for work items that were taken before
-// its own, by an atomic counter, and every block ends its work items in the order in which it took them: of those
-// that have not ended, the first waits for nobody.
+// The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the
+// same bits in every run, and nothing to clear. Blocks of keys that a mask hides from the tile
+// altogether add nothing; sm90_backward_delta.cu numbers the others. A block waits only for work
+// items that were taken before its own, by an atomic counter, and every block ends its work items
+// in the order in which it took them: of those that have not ended, the first waits for nobody.
 //
-// A pair of blocks (sm90_backward_wide.cu) takes one work together and adds in one place of that order. Each
-// of the two adds to half of the columns, and has half of the tile's turn, so that neither waits for the
-// other's additions.
+// A pair of blocks (sm90_backward_wide.cu) takes one work together and adds in one place of that
+// order. Each of the two adds to half of the columns, and has half of the tile's turn, so that
+// neither waits for the other's additions.
 #pragma once
 
 #include "sm90_backward_params.h"
@@ -22,10 +22,11 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Here `rows` are those of a tile of queries, `keys` those of a work: of a block, or of a pair of blocks.
+// Here `rows` are those of a tile of queries, `keys` those of a work: of a block, or of a pair of
+// blocks.
 
-// The tiles of queries, from `begin` to before `end`, of which a block of keys sees something. All blocks
-// between the first and the last that see a tile count as seeing it.
+// The tiles of queries, from `begin` to before `end`, of which a block of keys sees something. All
+// blocks between the first and the last that see a tile count as seeing it.
 struct SeenTiles {
   int begin, end;
 
@@ -73,14 +74,15 @@ TC_DEVICE int step_rank_from(const Sm90BackwardParams& p, const MaskPlace& at, i
   return step_rank(step) - (begin == 0 ? 0 : step_rank(__ldg(p.bits.steps + at.step(p, begin))));
 }
 
-// Where the numbers of a packed sequence's tiles of queries begin: each sequence has one more than its
-// rows fill, or they would share tiles.
+// Where the numbers of a packed sequence's tiles of queries begin: each sequence has one more than
+// its rows fill, or they would share tiles.
 TC_DEVICE int first_query_tile(const int* cu_seqlens_q, int sequence, int rows) {
   return __ldg(cu_seqlens_q + sequence) / rows + sequence;
 }
 
 // Not 0 where cu_seqlens are no offsets.
-// NOTE: read it before the offsets and compare it behind them, or one wait for memory comes behind the other.
+// NOTE: read it before the offsets and compare it behind them, or one wait for memory comes behind
+// the other.
 TC_DEVICE int wrong_offsets_of(const Sm90BackwardParams& p) {
   return p.order == nullptr ? 0 : p.order->wrong_offsets;
 }

@@ -1,13 +1,13 @@
-// The one parameter of the three kernels of attention's backward on Hopper, shared by host and device
-// code: sm90_backward_delta.cu, sm90_backward.cu or sm90_backward_wide.cu, sm90_backward_convert.cu, in this
-// order; for packed sequences after sm90_order.cu, for masks after sm90_backward_mask.cu or
-// sm90_backward_added_mask.cu.
+// The one parameter of the three kernels of attention's backward on Hopper, shared by host and
+// device code: sm90_backward_delta.cu, sm90_backward.cu or sm90_backward_wide.cu,
+// sm90_backward_convert.cu, in this order; for packed sequences after sm90_order.cu, for masks
+// after sm90_backward_mask.cu or sm90_backward_added_mask.cu.
 //
 // Row i attends to column j if  i + first <= j <= i + last  and j < seqlen_k.
 //
-// q, k, v and grad_out are described by tensor maps as sm90_params.h says. Boxes: {64, tile_rows, 1, 1, 1}
-// for q and grad_out, {64, tile_keys, 1, 1, 1} for k and v; half of the keys for kernels whose blocks work in
-// pairs.
+// q, k, v and grad_out are described by tensor maps as sm90_params.h says. Boxes: {64, tile_rows,
+// 1, 1, 1} for q and grad_out, {64, tile_keys, 1, 1, 1} for k and v; half of the keys for kernels
+// whose blocks work in pairs.
 //
 // A tile of queries has a number in each head of each batch; in packed sequences, which take their
 // numbers from first_query_tile() of sm90_backward_dq.cuh on, in each head.
@@ -19,15 +19,16 @@ namespace torch_cubin {
 
 constexpr int kMaskChunk = 512;  // keys that a block of sm90_backward_mask.cu has
 
-// A mask, as sm90_backward_mask.cu or, where it is added to the logits, sm90_backward_added_mask.cu lays it out for
-// steps.
+// A mask, as sm90_backward_mask.cu or, where it is added to the logits, sm90_backward_added_mask.cu
+// lays it out for steps.
 struct Sm90MaskSteps {
-  // [batch][head][tile][key tile][thread][word]: of a boolean mask a bit for each of a thread's scores, where the
-  // step hides some. Or [batch][head][tile][key tile][vector][thread], vectors of 16 bytes: numbers to be added.
+  // [batch][head][tile][key tile][thread][word]: of a boolean mask a bit for each of a thread's
+  // scores, where the step hides some. Or [batch][head][tile][key tile][vector][thread], vectors of
+  // 16 bytes: numbers to be added.
   unsigned* words;
-  // Null without a mask. [batch][head][key tile][tile]: a Sm90StepClass in the lowest kStepClassBits. Above them,
-  // by sm90_backward_delta.cu, how many of the key tiles before this one take the step. Keys to which a mask adds
-  // something but 0 are of the classes that hide some.
+  // Null without a mask. [batch][head][key tile][tile]: a Sm90StepClass in the lowest
+  // kStepClassBits. Above them, by sm90_backward_delta.cu, how many of the key tiles before this
+  // one take the step. Keys to which a mask adds something but 0 are of the classes that hide some.
   unsigned* steps;
   int batches, heads, tiles;  // that the mask has; 1 where it is the same for all
 };
@@ -62,8 +63,8 @@ struct Sm90BackwardParams {
   float logsumexp_unit;  // log2(e); general, and where a mask is added: 1
   Sm90ScoreRule score;   // of `general` kernels
 
-  // Null, or of the kernels that lay it out, a value for each score: a byte, of which 0 hides, or a number that is
-  // added, of q's type or a float.
+  // Null, or of the kernels that lay it out, a value for each score: a byte, of which 0 hides, or a
+  // number that is added, of q's type or a float.
   const void* mask;
   tc_int64 mask_stride[4];  // batch, head, row, key; in elements
   int mask_added, mask_floats;

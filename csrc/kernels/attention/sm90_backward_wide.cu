@@ -1,26 +1,29 @@
-// What sm90_backward.cu does, for heads of up to 256 columns. There dk and dv of 64 keys take 128 registers
-// of a thread each, so that one warpgroup cannot hold both, and a block owns 64 keys alone. Beside the
-// roles of sm90_backward_block.cuh:
+// What sm90_backward.cu does, for heads of up to 256 columns. There dk and dv of 64 keys take 128
+// registers of a thread each, so that one warpgroup cannot hold both, and a block owns 64 keys
+// alone. Beside the roles of sm90_backward_block.cuh:
 //
-//   values     S and P of 64 keys, transposed; P (see below) goes to the other warpgroup through shared memory, in the
+// values     S and P of 64 keys, transposed; P (see below) goes to the other warpgroup through
+// shared memory, in the
 //              order of its registers; dv += P^T grad_out, P from registers
-//   keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to shared
+// keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to
+// shared
 //              memory for dq
 //
-// Blocks that work alone (TC_PAIR 0, where clusters find no room) add dq of their 64 keys, 64 KB a step, and
-// the way into the L2 cache bounds them: it is 92% busy on an H100. In pairs, the two blocks of a cluster work
-// at neighbouring keys, step by step. They send each other dS, and each multiplies both blocks' with half of
-// the columns of all 128 keys, so that it adds half as much. For the other block's keys of those columns
-// there is room because dS and dq have one buffer each. To bring q and grad_out to both blocks at once
-// (multicast) took 0 to 3% more time. What bounds pairs is shared memory: a product of 64 x 64 from there
-// reads both operands in the time of its multiplications, and of dq come and go 4 bytes a sum.
+// Blocks that work alone (TC_PAIR 0, where clusters find no room) add dq of their 64 keys, 64 KB a
+// step, and the way into the L2 cache bounds them: it is 92% busy on an H100. In pairs, the two
+// blocks of a cluster work at neighbouring keys, step by step. They send each other dS, and each
+// multiplies both blocks' with half of the columns of all 128 keys, so that it adds half as much.
+// For the other block's keys of those columns there is room because dS and dq have one buffer each.
+// To bring q and grad_out to both blocks at once (multicast) took 0 to 3% more time. What bounds
+// pairs is shared memory: a product of 64 x 64 from there reads both operands in the time of its
+// multiplications, and of dq come and go 4 bytes a sum.
 //
-// A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it is skipped
-// where the mask hides all of them, and each block reads the bits of its own 64 where some of those are hidden. So it
-// is with the numbers of a mask that is added.
+// A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it
+// is skipped where the mask hides all of them, and each block reads the bits of its own 64 where
+// some of those are hidden. So it is with the numbers of a mask that is added.
 //
-// With options (`general` kernels) the other warpgroup gets, in place of P, P times the derivative of the softcap, with a
-// negative sign where dropout drops P: it needs nothing else of the scores.
+// With options (`general` kernels) the other warpgroup gets, in place of P, P times the derivative
+// of the softcap, with a negative sign where dropout drops P: it needs nothing else of the scores.
 #include "sm90_backward_general.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -115,10 +118,11 @@ struct Values : WideGroup<C> {
     this->release(this->shared + C::kWeightsFull);
   }
 
-  // S becomes P, with zeros for what dropout drops. Handed over is what dP - delta is multiplied by: all of P times the
-  // derivative of the softcap, with a negative sign where dropout drops. The derivative waits where that goes to,
-  // since there are no registers for it. (Dropout's numbers made earlier, while S is computed: 4% more time.)
-  // What is hidden has to be hidden by both warpgroups afterwards.
+  // S becomes P, with zeros for what dropout drops. Handed over is what dP - delta is multiplied
+  // by: all of P times the derivative of the softcap, with a negative sign where dropout drops. The
+  // derivative waits where that goes to, since there are no registers for it. (Dropout's numbers
+  // made earlier, while S is computed: 4% more time.) What is hidden has to be hidden by both
+  // warpgroups afterwards.
   TC_DEVICE void weigh_general() {
     static_assert(!C::kGeneral || C::kRows <= 64,
                   "a thread's elements have a bit each in one word");
@@ -254,8 +258,8 @@ struct WideKeys : WideGroup<C> {
           weight[r] = fabsf(weight[r]);
         }
         dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
-        // What has no weight because an added -inf hides it may be anything. (Or because its softcap is saturated:
-        // then its dS is 0.)
+        // What has no weight because an added -inf hides it may be anything. (Or because its
+        // softcap is saturated: then its dS is 0.)
         if (adds && weight[r] == 0.0f) dp[4 * i + r] = 0.0f;
       }
     }
@@ -297,7 +301,8 @@ struct WideKeys : WideGroup<C> {
       }
       wgmma_wait<0>();
       keep_in_place(dk);
-      // Before grad_out, of which the next step's is read when dv has been added to: q's buffer is free.
+      // Before grad_out, of which the next step's is read when dv has been added to: q's buffer is
+      // free.
       this->release(this->shared + C::kQEmpty + 8 * this->q());
       if (++this->step == end) return;
     }

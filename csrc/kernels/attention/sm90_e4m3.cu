@@ -1,13 +1,17 @@
 // Attention forward on Hopper for queries, keys and values of e4m3: sm90.cu in bytes.
 //
 // The roles of the warps and the barriers are those of sm90.cu. What differs:
-//   - wgmma wants both operands of 8 bits K-major, so values come as (column, key): sm90_e4m3_values.cu
+// - wgmma wants both operands of 8 bits K-major, so values come as (column, key):
+// sm90_e4m3_values.cu
 //     lays them out before, in the order of keys in which weights lie in registers.
 //   - Weights become e4m3, whose range is small: sm90_e4m3_softmax.cuh.
-//   - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles: the
+// - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles:
+// the
 //     scores' go into the softmax's unit, the values' into the division by the row's sum.
-//   - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh). So a block's product with V is added to
-//     the outputs in float32. Its registers are those of the scores: a consumer multiplies by V, then scores
+// - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh). So a block's product with V is
+// added to
+// the outputs in float32. Its registers are those of the scores: a consumer multiplies by V, then
+// scores
 //     the next block, and makes weights of the scores while the others multiply. They take turns.
 //
 // The sums of weights, and so the logsumexp, are float32.
@@ -40,8 +44,8 @@ struct E4m3Config {
   // Bytes of a row of Q and K, and of a row of the values, in one panel.
   static constexpr int kPanel = kD < 128 ? 64 : 128, kPanels = kD / kPanel;
   static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
-  // With less than 40 the warp that schedules tiles spills, for which nobody waits; with 160, a few outputs are
-  // spilled, and three consumers are still quicker than two.
+  // With less than 40 the warp that schedules tiles spills, for which nobody waits; with 160, a few
+  // outputs are spilled, and three consumers are still quicker than two.
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
 
@@ -243,7 +247,8 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Columns 64 * chunk and on of the product of the weights, of the step before the one that is scored next.
+  // Columns 64 * chunk and on of the product of the weights, of the step before the one that is
+  // scored next.
   TC_DEVICE void multiply_v(float (&sums)[32], int chunk) {
     u32 v = v_base + slot(step - 1) * (C::kKvBytes >> 4) + chunk * (64 * C::kKeyPanel >> 4);
     wgmma_fence();
@@ -265,9 +270,9 @@ struct Consumer {
     }
   }
 
-  // A block's product with V, chunk after chunk in registers that the scores do not need meanwhile. Left in the
-  // accumulators over 16,384 keys, sums of equal weights and values of one sign lost 27%; over one
-  // block nothing is lost.
+  // A block's product with V, chunk after chunk in registers that the scores do not need meanwhile.
+  // Left in the accumulators over 16,384 keys, sums of equal weights and values of one sign lost
+  // 27%; over one block nothing is lost.
   TC_DEVICE void accumulate_v(const float (&factor)[2]) {
     constexpr int kChunks = C::kD / 64;
     barrier_wait(shared + C::kVFull + 8 * slot(step - 1), phase(step - 1));
@@ -312,7 +317,8 @@ struct Consumer {
     }
   }
 
-  // A unit that is no positive normal number keeps no order of the scores, and -inf times 0 is no -inf.
+  // A unit that is no positive normal number keeps no order of the scores, and -inf times 0 is no
+  // -inf.
   TC_DEVICE void change() {
     if (__builtin_expect(!multiplies, 1)) return;
 #pragma unroll
@@ -409,8 +415,8 @@ struct Consumer {
     for (int i = 0; i < C::kD / 2; ++i) o[i] = 0.0f;
   }
 
-  // The scores of a step, when they are there, to weights in registers. `factor`: 1, or what outputs so far are
-  // then to be multiplied by.
+  // The scores of a step, when they are there, to weights in registers. `factor`: 1, or what
+  // outputs so far are then to be multiplied by.
   TC_DEVICE void finish_step(float (&factor)[2]) {
     wgmma_wait<0>();
     keep_in_place(s);

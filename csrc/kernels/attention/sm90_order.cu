@@ -2,16 +2,18 @@
 // tiles, since only the device knows how long sequences are; and zeros for rows of no sequence.
 //
 // One place for each tile of a sequence, of queries for the forward and of keys for the backward
-// (TC_BACKWARD): sequences that lie near each other first, so that what they read stays in the L2 cache,
-// and among those the tiles with most to do first, so that short ones fill the end. Blocks of the
-// backward wait for those of the same sequence's keys before theirs, which therefore stand before them.
+// (TC_BACKWARD): sequences that lie near each other first, so that what they read stays in the L2
+// cache, and among those the tiles with most to do first, so that short ones fill the end. Blocks
+// of the backward wait for those of the same sequence's keys before theirs, which therefore stand
+// before them.
 //
 // The first block makes the order by counting how many tiles there are of each cost; a warp has a
-// sequence. The others look for rows of no sequence: behind a sequence's last one, where a bound cuts it
-// short, and before the first and behind the last sequence.
+// sequence. The others look for rows of no sequence: behind a sequence's last one, where a bound
+// cuts it short, and before the first and behind the last sequence.
 //
-// Where cu_seqlens fall, or leave the tensors' rows, there are no tiles, so that no kernel behind this one
-// reads or writes what they point at, or waits for a turn that does not come; and all results are NaN.
+// Where cu_seqlens fall, or leave the tensors' rows, there are no tiles, so that no kernel behind
+// this one reads or writes what they point at, or waits for a turn that does not come; and all
+// results are NaN.
 #include "numbers.cuh"
 #include "sm90_order_params.h"
 #include "sm90_sequence.cuh"
@@ -37,15 +39,16 @@ TC_DEVICE int cost_of(const Sm90OrderParams& p, const Sm90Sequence& s, int tile)
 #endif
 }
 
-// What one head's tiles cost, in blocks of keys: their own, and kTileCost for what a tile takes beside them.
+// What one head's tiles cost, in blocks of keys: their own, and kTileCost for what a tile takes
+// beside them.
 struct Work {
   unsigned long long all;
   int longest;
 };
 constexpr int kTileCost = 2;
 
-// Puts each tile into a bucket of its cost. `start`: of each bucket, counts or next places. Adds up `work`
-// where it counts.
+// Puts each tile into a bucket of its cost. `start`: of each bucket, counts or next places. Adds up
+// `work` where it counts.
 template <bool kPlace>
 TC_DEVICE void schedule_tiles(const Sm90OrderParams& p, int* start, int groups, int group_rows,
                               Work* work) {
@@ -99,9 +102,10 @@ TC_DEVICE void schedule_tiles(const Sm90OrderParams& p, int* start, int groups, 
   }
 }
 
-// Heads whose tiles together keep all blocks busy for as long as their longest tile takes. Blocks take the
-// tiles of so many last heads in one order: a long tile of the last head alone would start when others are
-// about to end (causal, ten sequences of 228 to 4,096 rows at head_dim 256: 10% more time on an H100).
+// Heads whose tiles together keep all blocks busy for as long as their longest tile takes. Blocks
+// take the tiles of so many last heads in one order: a long tile of the last head alone would start
+// when others are about to end (causal, ten sequences of 228 to 4,096 rows at head_dim 256: 10%
+// more time on an H100).
 TC_DEVICE int last_heads(const Sm90OrderParams& p, const Work& work) {
   unsigned long long longest = static_cast<unsigned long long>(work.longest) * p.blocks;
   unsigned long long all = max(work.all, 1ull);
@@ -139,8 +143,8 @@ TC_DEVICE int sum_before(int* start, int* of_warps) {
   return all;
 }
 
-// Whether cu_seqlens rise from row to row of the tensors, by the whole block. All of them are then in the
-// L1 cache: a warp will read a sequence's when it comes to it, one after the other.
+// Whether cu_seqlens rise from row to row of the tensors, by the whole block. All of them are then
+// in the L1 cache: a warp will read a sequence's when it comes to it, one after the other.
 TC_DEVICE bool has_offsets(const Sm90OrderParams& p) {
   bool good = true;
   for (int i = threadIdx.x; i <= p.batch; i += kThreads) {

@@ -1,5 +1,5 @@
-// The one parameter of the kernels of sm90.cu, shared by host and device code, and what it shares with
-// those of the backward.
+// The one parameter of the kernels of sm90.cu, shared by host and device code, and what it shares
+// with those of the backward.
 //
 //   out[b, h, i, :] = sum_j P[i, j] v[b, h / group, j, :],   P = softmax_j(scale * q_i . k_j)
 //
@@ -11,11 +11,11 @@
 //   q:       {64, 64, 1, 1, 1}
 //   k and v: {64, tile N, 1, 1, 1}
 //
-// Maps of packed sequences (cu_seqlens) have the dims {head_dim, rows, heads, rows, wrap}, so that rows
-// past the end of a sequence, which belong to the next one, are read as zeros, too. Row r of n, which
-// begin at row b of the tensor, is element (kRaggedRows - n + r, b + n, kRaggedRows) of the dims rows, rows
-// and wrap: out of bounds where r >= n. A step of wrap is 2^35 bytes less a row, so that kRaggedRows of
-// them and as many rows are 2^65 bytes, nothing in 64-bit addresses.
+// Maps of packed sequences (cu_seqlens) have the dims {head_dim, rows, heads, rows, wrap}, so that
+// rows past the end of a sequence, which belong to the next one, are read as zeros, too. Row r of
+// n, which begin at row b of the tensor, is element (kRaggedRows - n + r, b + n, kRaggedRows) of
+// the dims rows, rows and wrap: out of bounds where r >= n. A step of wrap is 2^35 bytes less a
+// row, so that kRaggedRows of them and as many rows are 2^65 bytes, nothing in 64-bit addresses.
 #pragma once
 
 namespace torch_cubin {
@@ -32,12 +32,13 @@ enum Sm90TileSchedule {
   kRoundRobin = 0,
   // Every so-many-th pair of a head's tiles, the longest with the shortest: for causal attention.
   kInPairs = -1,
-  // All heads' last tiles first, and every block takes every so-many-th of them: for windows, whose first
-  // tiles are short and so even out the end.
+  // All heads' last tiles first, and every block takes every so-many-th of them: for windows, whose
+  // first tiles are short and so even out the end.
   kByQueries = -2,
   // A positive number: tiles of so many heads at a time, the last queries first, each to the block
-  // with the least to do. With `next` a block takes one when it needs it. Without, every block makes the
-  // whole list, 100 ns or more for each tile, so that an average tile must take much longer than 15 us.
+  // with the least to do. With `next` a block takes one when it needs it. Without, every block
+  // makes the whole list, 100 ns or more for each tile, so that an average tile must take much
+  // longer than 15 us.
 };
 
 constexpr int kRaggedRows = 1 << 30;  // of a packed map's dim of rows
@@ -53,7 +54,8 @@ struct Sm90Lengths {
   int bottom_right;  // with offsets: the band is shifted by columns - rows of a sequence
 };
 
-// The tiles of packed sequences, longest first, which only the device knows: sm90_order.cu makes it.
+// The tiles of packed sequences, longest first, which only the device knows: sm90_order.cu makes
+// it.
 struct Sm90OrderPlace {
   int sequence, tile;
 };
@@ -66,7 +68,8 @@ struct Sm90Order {
   Sm90OrderPlace places[1];  // and more
 };
 
-// What the `general` kernels do to scores, and to weights: the fields of AttentionParams of these names.
+// What the `general` kernels do to scores, and to weights: the fields of AttentionParams of these
+// names.
 struct Sm90ScoreRule {
   const tc_int64* dropout_seed;
   const float* alibi_slopes;
@@ -76,11 +79,11 @@ struct Sm90ScoreRule {
   float scale, softcap, keep_scale;
 };
 
-// NOTE: what a boolean mask is to a tile of queries and a block of keys has two numberings. 0 hides all of
-// it in the forward, and nothing of it in the backward. Each is what its loop asks first.
+// NOTE: what a boolean mask is to a tile of queries and a block of keys has two numberings. 0 hides
+// all of it in the forward, and nothing of it in the backward. Each is what its loop asks first.
 
-// The forward's: bit 0 is set where some key is visible, bit 1 where some others are hidden. Only blocks with
-// bit 0 are visited.
+// The forward's: bit 0 is set where some key is visible, bit 1 where some others are hidden. Only
+// blocks with bit 0 are visited.
 enum Sm90MaskClass {
   kMaskHidesAll = 0,
   kMaskHidesNone = 1,
@@ -88,8 +91,8 @@ enum Sm90MaskClass {
 };
 constexpr int kMaskWordBlocks = 16;  // whose classes are in one word
 
-// The backward's: a bit for each 64 keys of the work, those of one warpgroup or, in pairs, of one block, of
-// which some are hidden; or that all are, in which case nobody takes the step.
+// The backward's: a bit for each 64 keys of the work, those of one warpgroup or, in pairs, of one
+// block, of which some are hidden; or that all are, in which case nobody takes the step.
 enum Sm90StepClass {
   kStepHidesNone = 0,
   kStepHidesInFirst = 1,
@@ -98,15 +101,16 @@ enum Sm90StepClass {
 };
 constexpr int kStepClassBits = 3;
 
-// A mask as sm90_mask.cu or, where it is added to the logits, sm90_added_mask.cu lays it out for a kernel's
-// tiles.
+// A mask as sm90_mask.cu or, where it is added to the logits, sm90_added_mask.cu lays it out for a
+// kernel's tiles.
 struct Sm90MaskTiles {
-  // Of a boolean mask, else null: for each row, block of keys and lane t of a quad a word. Its bit e is 0
-  // where the block's key 8 * (e / 2) + 2 * t + e % 2 is hidden: the keys whose scores that lane has, in
-  // their order.
+  // Of a boolean mask, else null: for each row, block of keys and lane t of a quad a word. Its bit
+  // e is 0 where the block's key 8 * (e / 2) + 2 * t + e % 2 is hidden: the keys whose scores that
+  // lane has, in their order.
   const unsigned* words;
-  // Null without a mask. For each tile of queries, words of kMaskWordBlocks blocks of keys, two bits each: a
-  // Sm90MaskClass. A block in which a mask adds something but 0 is of the class that hides some.
+  // Null without a mask. For each tile of queries, words of kMaskWordBlocks blocks of keys, two
+  // bits each: a Sm90MaskClass. A block in which a mask adds something but 0 is of the class that
+  // hides some.
   const unsigned* classes;
   tc_int64 word_stride[3];   // batch, head, row
   tc_int64 class_stride[3];  // batch, head, tile of queries
@@ -124,8 +128,8 @@ struct Sm90AttentionParams {
   void* out;         // rows of 16-byte vectors
   float* logsumexp;  // null, or a float a row
   Sm90Order* order;  // of packed sequences, else null
-  // Null, or how many tiles blocks have taken, which a kernel before this one has made 0; of kernels that
-  // have one before them: those that read masks and those of sm90_e4m3.cu.
+  // Null, or how many tiles blocks have taken, which a kernel before this one has made 0; of
+  // kernels that have one before them: those that read masks and those of sm90_e4m3.cu.
   int* next;
   tc_int64 out_stride[3];        // batch, head, row; in elements; packed sequences have 0 for batch
   tc_int64 logsumexp_stride[2];  // batch, head
@@ -134,14 +138,15 @@ struct Sm90AttentionParams {
   int head_dim_v;  // columns of out, a multiple of 8
   int tiles;       // along the queries, where all sequences are equally long
   int schedule;    // a Sm90TileSchedule or a positive number of heads; at most 160 blocks
-  // What brings scores to powers of two, a positive normal number: scale * log2(e), or log2(e) where
-  // `score` says how scores become logits.
+  // What brings scores to powers of two, a positive normal number: scale * log2(e), or log2(e)
+  // where `score` says how scores become logits.
   float unit;
   int has_rule;         // of `general` kernels: scale, softcap or ALiBi of `score` count
   Sm90ScoreRule score;  // of `general` kernels
   Sm90MaskTiles mask;   // of kernels that read a mask
   Sm90AddedMask added;  // of those that add it, with mask.classes
-  // What scores are multiplied by before `added` is added; 1 with a rule. The sum is a natural logit.
+  // What scores are multiplied by before `added` is added; 1 with a rule. The sum is a natural
+  // logit.
   float added_scale;
 };
 

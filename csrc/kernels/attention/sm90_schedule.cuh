@@ -29,7 +29,8 @@ using TileOf = std::conditional_t<kMasked, MaskedTile, AttentionTile>;
 // A word of Sm90MaskClass without a mask.
 constexpr u32 kAllHideNone = kMaskHidesNone * 0x55555555u;
 
-// Of a word of Sm90MaskClass, a bit for each block of keys that is not hidden wholly: bit 0 of its class.
+// Of a word of Sm90MaskClass, a bit for each block of keys that is not hidden wholly: bit 0 of its
+// class.
 TC_DEVICE u32 visible_blocks(u32 word) { return word & 0x55555555u; }
 
 // Those of a word's blocks, as visible_blocks() has them, up to `block`, and from `block` on.
@@ -44,7 +45,8 @@ TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionT
          tile.row / kRows * p.mask.class_stride[2];
 }
 
-// The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides wholly.
+// The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides
+// wholly.
 template <int kRows, bool kMasked>
 class KeyBlocks {
  public:
@@ -67,8 +69,8 @@ class KeyBlocks {
     last_ += last;
   }
 
-  // Whether a mask hides keys of the block, or adds to their logits. Where no block has a visible key, the one
-  // that every tile has is of the class that hides all.
+  // Whether a mask hides keys of the block, or adds to their logits. Where no block has a visible
+  // key, the one that every tile has is of the class that hides all.
   TC_DEVICE bool is_masked() const {
     return kMasked && classes_ != nullptr &&
            (word_ >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone;
@@ -105,8 +107,9 @@ class KeyBlocks {
   u32 word_;
 };
 
-// A tile's blocks of keys as consumers of `masked` and `added` kernels learn of them: the first one from the tile, each
-// other one with the block before it from the thread that loads the keys, which has the time to look for it.
+// A tile's blocks of keys as consumers of `masked` and `added` kernels learn of them: the first one
+// from the tile, each other one with the block before it from the thread that loads the keys, which
+// has the time to look for it.
 class ReceivedKeyBlocks {
  public:
   int block;
@@ -155,8 +158,8 @@ TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_bl
   blocks = last < first ? 1 : last_block - first / kTileN + 1;
 }
 
-// Leaves the blocks of keys out that a mask hides wholly before the first visible one and after the last,
-// but for one of them where there is none that is visible.
+// Leaves the blocks of keys out that a mask hides wholly before the first visible one and after the
+// last, but for one of them where there is none that is visible.
 TC_DEVICE void trim(MaskedTile& tile, const u32* classes) {
   int first = tile.last_block - tile.blocks + 1, last = -1, least = 0;
   tile.classes = 0;
@@ -195,8 +198,8 @@ TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
 }
 
 // Run by one whole warp. Every block makes the same list, and takes its own part of it. Of packed
-// sequences sm90_order.cu has made the list, and each block takes the next tile when it needs one, as it
-// does where there is a kernel before this one that can make `next` 0 (kTakesNext).
+// sequences sm90_order.cu has made the list, and each block takes the next tile when it needs one,
+// as it does where there is a kernel before this one that can make `next` 0 (kTakesNext).
 template <int kRows, int kTileN, bool kTakesNext>
 class AttentionSchedule {
  public:
@@ -310,8 +313,9 @@ class AttentionSchedule {
     return __shfl_sync(~0u, number, 0);
   }
 
-  // All places of some heads, then of the next ones: what these read stays in the L2 cache. The last
-  // heads' places follow no others: their longest tiles come first, and the shortest end the kernel.
+  // All places of some heads, then of the next ones: what these read stays in the L2 cache. The
+  // last heads' places follow no others: their longest tiles come first, and the shortest end the
+  // kernel.
   TC_DEVICE bool take(TilePlace& tile) {
     constexpr int kTilesTogether = 256;
     int count = p_.order->count, index = take_number(&p_.order->next);

@@ -43,8 +43,8 @@ struct Sequence {
     // NOTE: uniform() stands outside of every condition. Inside of one, ptxas 13.0 makes predicated
     // REDUX instructions of it, some with a wrong predicate (d256 backward hung on packed
     // sequences).
-    // Offsets that are none must not lead outside of the tensors, nor a bound that is too small outside of
-    // the buffers that it sized.
+    // Offsets that are none must not lead outside of the tensors, nor a bound that is too small
+    // outside of the buffers that it sized.
     q_row = clamp(uniform(q_begin), 0, p.total_q);
     rows = clamp(uniform(q_end), q_row, min(p.total_q, q_row + p.seqlen_q)) - q_row;
     k_row = clamp(uniform(k_begin), 0, p.total_k);
@@ -98,7 +98,8 @@ TC_DEVICE Work uniform(const Work& work) {
   return {uniform(work.tile), uniform(work.head), uniform(work.batch)};
 }
 
-// A bundle, in units of `step` heads that read the same `bytes`, which leaves these in the L2 cache.
+// A bundle, in units of `step` heads that read the same `bytes`, which leaves these in the L2
+// cache.
 TC_DEVICE u32 bundle_in_l2(float bytes, u32 step, u32 all) {
   constexpr float kL2 = 24 << 20;
   float resident = fmaxf(__fdividef(kL2, bytes), 1.0f);

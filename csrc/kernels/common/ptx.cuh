@@ -29,10 +29,10 @@ TC_DEVICE void unrolled(Body&& body) {
 
 // ---- programmatic dependent launch --------------------------------------------------------------
 
-// The host launches kernels on sm_90 and newer so that they may start while the one before them in the
-// stream is ending. Every thread that reads or writes global memory waits here before, until that one
-// has ended and its results are visible.
-// NOTE: no block may return before it, or the kernel after this one could miss what came before.
+// The host launches kernels on sm_90 and newer so that they may start while the one before them in
+// the stream is ending. Every thread that reads or writes global memory waits here before, until
+// that one has ended and its results are visible. NOTE: no block may return before it, or the
+// kernel after this one could miss what came before.
 TC_DEVICE void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -52,8 +52,9 @@ TC_DEVICE void wait_for_previous_kernel() {
   launch_next_grid();
 }
 
-// A number that the kernel ahead may still be writing, from the cache that all multiprocessors share:
-// what it gives may be old, and is good for a prefetch alone (build/ptx_waits.py lets it pass).
+// A number that the kernel ahead may still be writing, from the cache that all multiprocessors
+// share: what it gives may be old, and is good for a prefetch alone (build/ptx_waits.py lets it
+// pass).
 TC_DEVICE int read_early(const int* at) {
   int value;
   asm volatile("ld.relaxed.gpu.global.L1::no_allocate.b32 %0, [%1];" : "=r"(value) : "l"(at));

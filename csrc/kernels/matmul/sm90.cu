@@ -1,26 +1,28 @@
 // Matrix product on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
 //
-// A block is one producer thread, which keeps kStages tiles of A and B on their way from memory, and
-// one to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or eight
-// blocks share A's tile, B's, or both: each loads a part and multicasts it (they then stay within
-// kStages of one another). Where an operand's rows begin anywhere, which the TMA cannot read, and a
-// copy of it would cost more, the producer's warpgroup reads them (sm90_read.cuh). TF32 whose A is not
-// contiguous along K goes through the consumers' registers (sm90_registers.cuh).
+// A block is one producer thread, which keeps kStages tiles of A and B on their way from memory,
+// and one to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or
+// eight blocks share A's tile, B's, or both: each loads a part and multicasts it (they then stay
+// within kStages of one another). Where an operand's rows begin anywhere, which the TMA cannot
+// read, and a copy of it would cost more, the producer's warpgroup reads them (sm90_read.cuh). TF32
+// whose A is not contiguous along K goes through the consumers' registers (sm90_registers.cuh).
 //
 //   shared memory:  kStages x (A tile, B tile) | a staging buffer a warp | full, empty barriers
 //   full[s]:   the producer's arrivals and all bytes of the stage
-//   empty[s]:  one arrival a consumer warpgroup (a warp, where A goes through registers), of all blocks
+// empty[s]:  one arrival a consumer warpgroup (a warp, where A goes through registers), of all
+// blocks
 //              that get some of this block's loads
 //
 // What was measured on an H200, in shares of the speed (README.md has the table): one wgmma group
 // stays in flight while the next is issued (without 0.985); the second warpgroup starts one k block
-// late, once (+1.5%, though by the clock both end the first tile together); K runs backwards in every
-// other tile (less DRAM traffic, hence power); out is stored evict-first.
+// late, once (+1.5%, though by the clock both end the first tile together); K runs backwards in
+// every other tile (less DRAM traffic, hence power); out is stored evict-first.
 //
 // The last, partial wave of tiles is streamed: its k blocks are split evenly, so that most of these
-// tiles have parts in several clusters. The cluster with the last part adds the others to its own, in
-// one order, so the same inputs give the same bits. It waits for them, but not for ever: where the
-// blocks of a launch do not all run at the same time, whichever part comes last finishes the tile.
+// tiles have parts in several clusters. The cluster with the last part adds the others to its own,
+// in one order, so the same inputs give the same bits. It waits for them, but not for ever: where
+// the blocks of a launch do not all run at the same time, whichever part comes last finishes the
+// tile.
 //
 // A little longer than files should be, for the table of its kernels at the end.
 #include "common/wgmma.cuh"
@@ -35,7 +37,8 @@ using namespace sm90;
 
 // ---- producer -----------------------------------------------------------------------------------
 
-// What a block loads of an operand's tile: one of 2^log_parts equal parts, for all blocks of `mask`.
+// What a block loads of an operand's tile: one of 2^log_parts equal parts, for all blocks of
+// `mask`.
 struct Share {
   int log_parts, part;
   u16 mask;
@@ -149,8 +152,8 @@ TC_DEVICE void produce_by_reading(const Sm90MatmulParams& p, u32 shared, u32 ful
     for (int i = 0; i < w.k_count; ++i) {
       int k = (schedule.k_begin + i) * C::kTileK;
       u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
-      // NOTE: a wait stands between all requests and what is made of them. Without a branch between them
-      // ptxas makes use of each vector before it asks for the next one, to save registers.
+      // NOTE: a wait stands between all requests and what is made of them. Without a branch between
+      // them ptxas makes use of each vector before it asks for the next one, to save registers.
       Reader<C::kAMnMajor, C::kTileM, C::kTileK> a;
       Reader<C::kBMnMajor, C::kTileN, C::kTileK> b;
       if (read_a) a.request(p.a_rows, w.m0, p.m, k, p.k);
@@ -214,8 +217,8 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int stage = 0, number = 0, turn = 0;
   u32 phase = 0;
   int group = warp / 4;
-  // One lane each, of all warps in turn, frees a stage in this block and in those that share something
-  // with it.
+  // One lane each, of all warps in turn, frees a stage in this block and in those that share
+  // something with it.
   const ClusterShape cluster(p.flags);
   int source = threadIdx.x % 32 * 4 + warp % 4;
   bool frees = source < cluster.sources();
@@ -234,9 +237,10 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const Work& w = ring[number % C::kRing];
     int k_count = w.k_count;
     if (k_count == 0) break;
-    // Where a tile's epilogue is long the second warpgroup leaves its last k blocks, as many as there are
-    // stages, until the first one has none left: with an activation 1% of the time. Where k blocks are
-    // few, one warpgroup could be two works ahead of the other, which the barrier would not tell.
+    // Where a tile's epilogue is long the second warpgroup leaves its last k blocks, as many as
+    // there are stages, until the first one has none left: with an activation 1% of the time. Where
+    // k blocks are few, one warpgroup could be two works ahead of the other, which the barrier
+    // would not tell.
     const bool takes_turns =
         C::kConsumers == 2 && (p.flags & kSm90Activate) && k_count >= 2 * C::kStages;
     const int waits_at = takes_turns && group == 1 ? C::kStages : 0;

@@ -24,7 +24,8 @@ struct alignas(64) Sm90TensorMap {
 
 enum Sm90Flags {
   kSm90Batched = 1,  // tensor maps have 5 dims
-  // log2 of a cluster's blocks along N, which share A's tile: each loads an equal part for all of them.
+  // log2 of a cluster's blocks along N, which share A's tile: each loads an equal part for all of
+  // them.
   kSm90AlongN = 1,       // at bits 1 and 2; along M, which share B's: kSm90AlongM
   kSm90SplitPair = 8,    // cluster of 2, one tile, half of K each; at most one tile a cluster
   kSm90Serpentine = 16,  // K backwards in every other tile: what is in the L2 cache is used again
@@ -37,19 +38,20 @@ enum Sm90Flags {
   kSm90NoSkew = 2048,           // the second warpgroup does not start one k block late
   kSm90Activation = 12,         // the activation is at bit 12: activation_params.h
   kSm90OutUnaligned = 1 << 15,  // (not general, 16-bit) rows of out begin anywhere: no tensor map
-  // (not general) Bias, alpha and, in 16 bits, activation and addend are applied to the accumulators.
-  // Bias and addend are then contiguous along columns and aligned to pairs; with an addend n is even.
+  // (not general) Bias, alpha and, in 16 bits, activation and addend are applied to the
+  // accumulators. Bias and addend are then contiguous along columns and aligned to pairs; with an
+  // addend n is even.
   kSm90Finish = 1 << 16,
   kSm90Activate = 1 << 17,  // (kSm90Finish) there is more to do than a bias and relu
-  // (general) The outermost dim of the tiles' order is a split of K: each split's sums go to a matrix
-  // of out of its own, out_batch_stride[0] apart.
+  // (general) The outermost dim of the tiles' order is a split of K: each split's sums go to a
+  // matrix of out of its own, out_batch_stride[0] apart.
   kSm90SplitK = 1 << 18,
   // No tensor map: the producer's threads read A's rows, which begin anywhere; the same for B.
   kSm90ReadA = 1 << 19,
   kSm90ReadB = 1 << 20,
   kSm90AlongM = 21,  // at bits 21 and 22
-  // (A from registers) out is contiguous along m, and out_stride_m is the stride along n. With kSm90Finish
-  // there is a bias of rows, which is contiguous.
+  // (A from registers) out is contiguous along m, and out_stride_m is the stride along n. With
+  // kSm90Finish there is a bias of rows, which is contiguous.
   kSm90Transposed = 1 << 23,
 };
 
@@ -62,8 +64,8 @@ struct Sm90Rows {
 
 struct Sm90MatmulParams {
   Sm90TensorMap a, b, out_map;
-  // The general epilogue; out and its strides also with kSm90OutUnaligned and with A from registers. Strides in elements;
-  // addend's may be 0.
+  // The general epilogue; out and its strides also with kSm90OutUnaligned and with A from
+  // registers. Strides in elements; addend's may be 0.
   void* out;
   const void* bias;    // null: none
   const void* addend;  // null: none

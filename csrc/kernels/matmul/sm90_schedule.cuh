@@ -1,5 +1,5 @@
-// What a block of sm90.cu is made of, and which work it does: the configuration of an instantiation,
-// and the list of tiles, and parts of tiles, that each block walks through.
+// What a block of sm90.cu is made of, and which work it does: the configuration of an
+// instantiation, and the list of tiles, and parts of tiles, that each block walks through.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -19,8 +19,8 @@ struct Config {
   static constexpr bool kAMnMajor = kAMnMajorValue, kBMnMajor = kBMnMajorValue;
   static constexpr int kTileM = kTileMValue, kTileN = kTileNValue, kStages = kStagesValue;
   static constexpr int kConsumers = kConsumersValue;
-  // What the kernel can do besides: stream tiles, split K between the blocks of a cluster, read rows
-  // that begin anywhere.
+  // What the kernel can do besides: stream tiles, split K between the blocks of a cluster, read
+  // rows that begin anywhere.
   static constexpr bool kStreams = kStreamsValue, kPairs = kPairsValue, kReads = kReadsValue;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
   static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 of one warpgroup
@@ -93,9 +93,9 @@ struct ClusterShape {
   }
 };
 
-// A stretch of K of one tile: what the producer tells the consumers, in shared memory. It is written
-// before the first stage of that work arrives and stays for kRing more works: the producer is at most
-// kStages works ahead of the slower consumer.
+// A stretch of K of one tile: what the producer tells the consumers, in shared memory. It is
+// written before the first stage of that work arrives and stays for kRing more works: the producer
+// is at most kStages works ahead of the slower consumer.
 struct alignas(16) Work {
   int m0, n0;    // the block's tile
   int k_count;   // in k blocks; 0: no more work
@@ -108,7 +108,8 @@ struct alignas(16) Work {
   int part, last_part;  // this one; the finisher's, where that did not wait
 };
 
-// Which work a block does: whole tiles, one in every `clusters`, then its share of the streamed ones.
+// Which work a block does: whole tiles, one in every `clusters`, then its share of the streamed
+// ones.
 template <class C>
 struct Schedule {
   const Sm90MatmulParams& p;
@@ -129,7 +130,8 @@ struct Schedule {
     units = first_unit(cluster + 1);
   }
 
-  // The host streams no tiles where stream_clusters * stream_tiles * k_blocks needs more than 31 bits.
+  // The host streams no tiles where stream_clusters * stream_tiles * k_blocks needs more than 31
+  // bits.
   TC_DEVICE u32 all_units() const { return C::kStreams ? p.stream_tiles * p.k_blocks : 0; }
   TC_DEVICE u32 first_unit(u32 of_cluster) const {
     if (of_cluster >= p.stream_clusters) return all_units();

@@ -8,8 +8,8 @@
 namespace torch_cubin {
 namespace {
 
-// Each costs a block 0.15 us of requests: measured, 2 are best for a kernel alone on its multiprocessors, and
-// more blocks keep the memory busy without.
+// Each costs a block 0.15 us of requests: measured, 2 are best for a kernel alone on its
+// multiprocessors, and more blocks keep the memory busy without.
 constexpr int kPrefetchedTiles = 2;
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: a kind without variants
@@ -86,8 +86,8 @@ DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t mos
   if (best_score < 0 && blocks < decode.slots) {
     best.parts = std::max<int64_t>(1, std::min({fewest, most, decode.slots / blocks}));
   }
-  // Blocks of the kernel before may still hold some multiprocessors when these are scheduled, and the
-  // others would get more than their share.
+  // Blocks of the kernel before may still hold some multiprocessors when these are scheduled, and
+  // the others would get more than their share.
   const int64_t each = ceil_div(blocks * best.parts, multiprocessors);
   const double share = each == 1 ? 0.52 : each == 2 ? 0.375 : each == 3 ? 0.29 : 0;
   const auto shared = static_cast<int64_t>(share * device.shared_optin) / 1024 * 1024;

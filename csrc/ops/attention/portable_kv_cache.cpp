@@ -1,5 +1,5 @@
-// The portable kernels behind flash_attention_with_kvcache: decode_append.cu writes and rotates what is
-// new, decode.cu reads the cache, combine.cu joins the parts of sequences that were cut.
+// The portable kernels behind flash_attention_with_kvcache: decode_append.cu writes and rotates
+// what is new, decode.cu reads the cache, combine.cu joins the parts of sequences that were cut.
 #include <algorithm>
 #include <climits>
 
@@ -180,8 +180,8 @@ class PortableKvCache : public KvCacheKernels {
     if (p.splits > 1) launch_combine(combine, p, rows, batch_invariant(), device_);
   }
 
-  // How many blocks may share a sequence; how many do depends on its length, which the device knows.
-  // Returns the shared memory of a block.
+  // How many blocks may share a sequence; how many do depends on its length, which the device
+  // knows. Returns the shared memory of a block.
   int64_t split(DecodeParams& p, const KvCacheShape& shape, const AttentionRow& decode,
                 int64_t tiles) const {
     // Of the band's columns, those that the rows of one call can see at all.
@@ -193,7 +193,8 @@ class PortableKvCache : public KvCacheKernels {
     p.fewest_columns = static_cast<float>(kFewestCachedColumns);
     const int64_t longest = std::max<int64_t>(1, seen / kFewestCachedColumns);
     if (batch_invariant()) {
-      // Sinks join where parts do, or where there are none: always the former, whatever the capacity.
+      // Sinks join where parts do, or where there are none: always the former, whatever the
+      // capacity.
       p.splits = static_cast<int>(std::max<int64_t>(std::min(kInvariantParts, longest),
                                                     shape.capacity > 0 && p.sinks ? 2 : 1));
       return -1;

@@ -1,5 +1,6 @@
-// Masks for attention on Hopper: how they lie by tiles and blocks of keys, for both sorts and directions, and, of the
-// forward, csrc/kernels/attention/sm90_added_mask.cu and the copy that it may make.
+// Masks for attention on Hopper: how they lie by tiles and blocks of keys, for both sorts and
+// directions, and, of the forward, csrc/kernels/attention/sm90_added_mask.cu and the copy that it
+// may make.
 #pragma once
 
 #include "kernels/attention/sm90_added_mask_params.h"
@@ -9,8 +10,8 @@
 
 namespace torch_cubin {
 
-// The most that a copy of a mask's numbers may take of the device's memory: a call with more of them is the portable
-// kernels', which read them where they are.
+// The most that a copy of a mask's numbers may take of the device's memory: a call with more of
+// them is the portable kernels', which read them where they are.
 constexpr int64_t kMostMaskBytes = int64_t{1} << 32;
 
 // As many batches, heads and rows as a mask has, by blocks of keys.
@@ -31,7 +32,8 @@ struct Sm90MaskGrid {
     params.chunks = static_cast<int>(chunks);
   }
 
-  // Strides of batch, head and line; 0 where the mask has one of them. `lines` of `size` elements a head.
+  // Strides of batch, head and line; 0 where the mask has one of them. `lines` of `size` elements a
+  // head.
   void strides(tc_int64 (&out)[3], int64_t lines, int64_t size) const;
 
   int64_t grid() const { return planes * tiles * chunks; }
@@ -53,8 +55,8 @@ class Sm90AddedMaskCall {
   // Of the copy; 0 where the mask is read as it is.
   int64_t copied_bytes() const { return copied_; }
 
-  // `next`, `classes`, `classes_of_tile`: of Sm90AddedMaskParams. `copies`: copied_bytes(), at a multiple of 16.
-  // Returns what the attention kernel reads.
+  // `next`, `classes`, `classes_of_tile`: of Sm90AddedMaskParams. `copies`: copied_bytes(), at a
+  // multiple of 16. Returns what the attention kernel reads.
   Sm90AddedMask launch(PackageKernel& kernel, const Device& device, int* next,
                        unsigned char* classes, int64_t classes_of_tile, char* copies);
 

@@ -10,10 +10,10 @@ namespace {
 constexpr double kWorthBalancing = 104000;
 // So many tiles of a head, or of several, are worked at together, and share keys in the L2 cache.
 constexpr int64_t kTilesTogether = 256;
-// A window's tiles are scheduled by queries where all heads' keys and values take up to half of the L2
-// cache, and so many blocks work at a head at a time: 3% less time than in turn with 8 and 16 blocks on an
-// H200, and with 4 (32 heads of head_dim 64) 2 to 3% less on an H100. In turn takes up to 8% less than in
-// pairs.
+// A window's tiles are scheduled by queries where all heads' keys and values take up to half of the
+// L2 cache, and so many blocks work at a head at a time: 3% less time than in turn with 8 and 16
+// blocks on an H200, and with 4 (32 heads of head_dim 64) 2 to 3% less on an H100. In turn takes up
+// to 8% less than in pairs.
 constexpr int64_t kWindowBytes = int64_t{24} << 20;
 constexpr int64_t kBlocksOfHead = 4;
 

@@ -1,5 +1,5 @@
-// How the tiles of a persistent kernel for Hopper are scheduled on its blocks (Sm90TileSchedule), for
-// sequences that are all equally long.
+// How the tiles of a persistent kernel for Hopper are scheduled on its blocks (Sm90TileSchedule),
+// for sequences that are all equally long.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,8 @@ struct Sm90Band {
     return most < least ? 1 : most / row.columns - least / row.columns + 1;
   }
 
-  // Of an average tile. Exact where the band's edges are straight, nearly so where lengths cut them.
+  // Of an average tile. Exact where the band's edges are straight, nearly so where lengths cut
+  // them.
   double average(const AttentionRow& row) const {
     const int64_t tiles = ceil_div(seqlen_q, row.rows);
     const auto at = [&](int64_t tile) { return static_cast<double>(key_blocks(row, tile)); };
@@ -40,7 +41,8 @@ inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band) {
   return band.average(row) * row.cost_tile + row.cost_fixed;
 }
 
-// A positive number for Sm90AttentionParams::schedule: heads of `tiles` each that share the L2 cache.
+// A positive number for Sm90AttentionParams::schedule: heads of `tiles` each that share the L2
+// cache.
 int sm90_heads_together(int64_t tiles);
 
 // Sm90AttentionParams::schedule of `tiles` of each of `heads`, to `blocks`. `bytes`: of an element.

@@ -104,7 +104,8 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_preload(torch_cubin_v
                                                                    int32_t device);
 
 /* Waits for submitted work, then gives everything back to the driver: *unloaded is 1. It is 0 where a
- * CUDA graph has captured a kernel, or `keep` is not 0: then all stays loaded. Either way the module
+ * CUDA graph has captured a kernel, or `keep` is not 0: then all stays loaded. Either way the
+ * module
  * is closed: calls of its kernels are errors [closed]. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_unload(torch_cubin_v1_module* module,
                                                                   int32_t keep, int32_t* unloaded);

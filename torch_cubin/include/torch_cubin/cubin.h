@@ -1,16 +1,17 @@
-// torch_cubin for C++: modules, kernels and launches of cubins, fatbins and PTX. Longer than files should
-// be: what a program includes is one header.
+// torch_cubin for C++: modules, kernels and launches of cubins, fatbins and PTX. Longer than files
+// should be: what a program includes is one header.
 //
 //   #include <torch_cubin/cubin.h>            // C++17; link torch_cubin (docs/cpp.md says how)
 //   using namespace torch_cubin;
 //
 //   Module module = Module::from_file("add.cubin");
 //   Kernel add = module["add"];                             // a checked name; C++ names, too
-//   add(grid(cdiv(n, 256)), block(256), stream, a, b, c, n);  // arguments checked by the binary's table
+// add(grid(cdiv(n, 256)), block(256), stream, a, b, c, n);  // arguments checked by the binary's
+// table
 //
-// Needs neither PyTorch nor CUDA's headers; where those are included, their types are taken. What goes
-// wrong throws torch_cubin::Error. Every function that can throw has a variant `try_...` that returns a
-// Result instead; without exceptions (-fno-exceptions) only these exist.
+// Needs neither PyTorch nor CUDA's headers; where those are included, their types are taken. What
+// goes wrong throws torch_cubin::Error. Every function that can throw has a variant `try_...` that
+// returns a Result instead; without exceptions (-fno-exceptions) only these exist.
 #pragma once
 
 #include <torch_cubin/abi.h>
@@ -527,9 +528,9 @@ inline void copy(void* to, const void* from, uint64_t bytes, Stream stream = nul
                  int device = kCurrentDevice) {
   detail::check(torch_cubin_v1_copy(device, to, from, bytes, stream.handle()));
 }
-// Where the driver has no memory for a kernel's code, `release` is called and the driver asked again: a
-// caching allocator gives its free memory back there. One for the process, in any thread; torch.h
-// gives PyTorch's. It calls nothing of torch_cubin.
+// Where the driver has no memory for a kernel's code, `release` is called and the driver asked
+// again: a caching allocator gives its free memory back there. One for the process, in any thread;
+// torch.h gives PyTorch's. It calls nothing of torch_cubin.
 inline void set_release_cache(void (*release)(int32_t device)) {
   torch_cubin_v1_set_release_cache(release);
 }
@@ -881,7 +882,7 @@ inline Module embedded(std::string_view name) { return Module::embedded(name, Mo
 // Kernels that are selected by their names: "matmul_{dtype}_{m}x{n}" reads the fields of each.
 //
 //   KernelFamily family("gemm_{m}x{n}_sm{arch}");
-//   family.add(gemm_128x64_sm90, gemm_128x64_sm90_len);       // images whose kernels have such names
+// family.add(gemm_128x64_sm90, gemm_128x64_sm90_len);       // images whose kernels have such names
 //   family.add("gemm_64x64_sm90", bytes, size, "kernel");     // or the name of the image has
 //   Kernel kernel = family.find({{"m", "128"}, {"n", "64"}});
 class KernelFamily {
@@ -965,8 +966,8 @@ class KernelFamily {
     if (count == 0) fail_no_match("the image's kernels");
     return count;
   }
-  // An image that has a name of its own (a file's, an array's), which has the fields; `kernel` is the
-  // kernel's, and may be omitted where the image has only one.
+  // An image that has a name of its own (a file's, an array's), which has the fields; `kernel` is
+  // the kernel's, and may be omitted where the image has only one.
   void add(const std::string& name, const Module& module, std::string_view kernel = "") {
     Fields fields;
     if (!match(name, fields)) fail_no_match("'" + name + "'");
@@ -1020,8 +1021,8 @@ class KernelFamily {
 }  // namespace v1
 }  // namespace torch_cubin
 
-// What CMake's torch_cubin_embed(), CubinExtension(embed=...), load_inline(embed=...) or torch_cubin.embed put
-// into this program or library under that name. At namespace scope.
+// What CMake's torch_cubin_embed(), CubinExtension(embed=...), load_inline(embed=...) or
+// torch_cubin.embed put into this program or library under that name. At namespace scope.
 #define TORCH_CUBIN_EMBED(name)                      \
   extern "C" __attribute__((visibility("hidden")))   \
   const unsigned char torch_cubin_embedded_##name[]; \
