@@ -3,11 +3,11 @@
     python benchmarks/sm90/fit_cost.py [LINES.jsonl ...] [--fit 9000]      # needs numpy, no GPU
 
 LINES are what `python -m torch_cubin tune --sweep --lines` writes, in files that name their GPU,
-whose memory the model is told; by default all sweeps, of the H200 and the H100. A product's regret
-is how much longer the config that the model would choose takes than the best that was measured.
-`--fit` judges constants by products that they were not fitted to: the sizes are dealt out to five
-folds, and each fold is predicted by what fits the four others. Sums of parts of K, and rows that
-threads read, are skipped: their constants are not searched for here.
+whose memory rate the model gets; by default all sweeps, of the H200 and the H100. A product's
+regret is how much longer the config that the model would choose takes than the best that was
+measured. `--fit` judges constants by products that they were not fitted to: the sizes are
+distributed over five folds, and each fold is predicted by what fits the four others. Sums of parts
+of K, and rows that threads read, are skipped: their constants are not searched for here.
 """
 
 from __future__ import annotations

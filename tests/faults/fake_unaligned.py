@@ -84,14 +84,14 @@ def test_batches_that_share_an_operand(driver, catalog) -> None:
     a = ((5, 50, 67), (50 * 67, 67, 1), torch.bfloat16)
     b = ((5, 67, 33), (0, 33, 1), torch.bfloat16)
     *_, (record,) = multiply(driver, a, b, config="unaligned 32x64")
-    told = params_of(record)
+    params = params_of(record)
     # One matrix for all of them: their rows are one product's.
     assert (params["m"], params["batch"]) == (250, 1)
     b = ((5, 67, 33), (67 * 33, 33, 1), torch.bfloat16)
     *_, (record,) = multiply(driver, a, b, config="unaligned 32x64")
-    told = params_of(record)
-    assert (told["m"], told["batch"], told["size_0"]) == (50, 5, 5)
-    assert (told["a_batch_0"], told["b_batch_0"]) == (50 * 67, 67 * 33)
+    params = params_of(record)
+    assert (params["m"], params["batch"], params["size_0"]) == (50, 5, 5)
+    assert (params["a_batch_0"], params["b_batch_0"]) == (50 * 67, 67 * 33)
     assert record["grid"] == [2 * 5, 1, 1]
 
 

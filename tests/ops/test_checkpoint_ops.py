@@ -100,8 +100,8 @@ def test_saved_results_are_not_computed_again(ops, again, compiled, how) -> None
         return checkpoint(_block, x, w, q, use_reentrant=False, context_fn=contexts)
 
     if compiled:
-        from torch._dynamo.backends.common import aot_autograd
         from functorch.compile import min_cut_rematerialization_partition as partition
+        from torch._dynamo.backends.common import aot_autograd
 
         backend = aot_autograd(fw_compiler=inspected, bw_compiler=inspected, partition_fn=partition)
         step = torch.compile(step, backend=backend, fullgraph=True)

@@ -82,7 +82,7 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
             kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
             return value if kept else _cast(value, device_type, dtype)
 
-        # Before the key is left out, which PyTorch's cache of weights needs.
+        # Before the key is excluded, which PyTorch's cache of weights needs.
         args = tuple(map(cast, names, args))
         kwargs = {name: cast(name, value) for name, value in kwargs.items()}
         with without_this_key():

@@ -8,8 +8,8 @@
 // alternate.
 //
 // `full` kernels (kGeneral false) know lengths and the band, and need scale > 0. `general` ones may
-// spill a few bytes, around code that is slow anyway, and 128x64x128 from sm_80 to sm_89 the addresses
-// of its copies: some 13 loads a tile of keys, which has 256 mma.
+// spill a few bytes, around code that is slow anyway, and 128x64x128 from sm_80 to sm_89 the
+// addresses of its copies: some 13 loads a tile of keys, which has 256 mma.
 #include "forward_block.cuh"
 #include "softmax.cuh"
 
@@ -54,19 +54,19 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
 
   TC_DEVICE void multiply_qk(u32 q_shared, u32 k_shared) {
     clear_scores();
-    constexpr int kPairs = kScoreTiles / 2;
-    constexpr int kSlots = Config::kTileK / 16 * kPairs;
+    constexpr int kInPairs = kScoreTiles / 2;
+    constexpr int kSlots = Config::kTileK / 16 * kInPairs;
     u32 q[kBlocks][4], k[2][4];
     k_address.load(k[0], k_shared, 0, 0);
     unrolled<kSlots>([&](auto constant) {
       constexpr int now = decltype(constant)::value, next = now + 1;
-      constexpr int step = now / kPairs, n = now % kPairs;
+      constexpr int step = now / kInPairs, n = now % kInPairs;
       if constexpr (n == 0) {
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) q_address.load(q[b], q_shared, 16 * b, 16 * step);
       }
       if constexpr (next < kSlots) {
-        k_address.load(k[next % 2], k_shared, 16 * (next % kPairs), 16 * (next / kPairs));
+        k_address.load(k[next % 2], k_shared, 16 * (next % kInPairs), 16 * (next / kInPairs));
       }
       const auto& words = k[now % 2];
 #pragma unroll
@@ -86,7 +86,7 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
   // Weights are made here, 16 columns at a time, or 32 where dropout may clear some of them.
   TC_DEVICE void multiply_pv(const AttentionParams& p, const Sequence& s, int i, int tile,
                              u32 v_shared) {
-    constexpr int kPairs = kOutTiles / 2;
+    constexpr int kInPairs = kOutTiles / 2;
     constexpr int kDepth = Config::kTileN / 16;
     u32 v[2][4];
     v_address.load(v[0], v_shared, 0, 0);
@@ -114,10 +114,10 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
         pack_fragment<kDType>(weights[b], score[b][2 * step], score[b][2 * step + 1]);
       }
 #pragma unroll
-      for (int n = 0; n < kPairs; ++n) {
-        int now = step * kPairs + n, next = now + 1;
-        if (next < kDepth * kPairs) {
-          v_address.load(v[next % 2], v_shared, 16 * (next / kPairs), 16 * (next % kPairs));
+      for (int n = 0; n < kInPairs; ++n) {
+        int now = step * kInPairs + n, next = now + 1;
+        if (next < kDepth * kInPairs) {
+          v_address.load(v[next % 2], v_shared, 16 * (next / kInPairs), 16 * (next % kInPairs));
         }
         const auto& words = v[now % 2];
 #pragma unroll

@@ -26,11 +26,11 @@ struct Config {
 
 constexpr DType kDType = Config::kDType;
 constexpr int kRowBytes = Config::kTileK * 2;
-constexpr int kPairs = Config::kTileM / 32;
+constexpr int kInPairs = Config::kTileM / 32;
 constexpr int kHalfN = Config::kTileN / 2;  // columns of a warp's scores
 constexpr int kHalfK = Config::kTileK / 2;  // columns of its outputs
 constexpr int kFragments = kHalfN / 16;     // of weights, of 16 rows
-static_assert(kPairs * 64 == Config::kThreads, "two warps for 32 rows");
+static_assert(kInPairs * 64 == Config::kThreads, "two warps for 32 rows");
 
 // A barrier of a pair of warps; whether `value` is true in any of their threads.
 TC_DEVICE bool pair_any(int pair, bool value) {
@@ -47,8 +47,9 @@ TC_DEVICE bool pair_any(int pair, bool value) {
 struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
   using Config = TC_KERNEL::Config;
   using Memory = ForwardMemory<Config, Swizzle<kRowBytes, true>>;
-  static constexpr int kWarpWeights = 2 * kFragments * 512;        // bytes
-  static constexpr int kWeightsBytes = 2 * kPairs * kWarpWeights;  // of a tile; two tiles alternate
+  static constexpr int kWarpWeights = 2 * kFragments * 512;  // bytes
+  static constexpr int kWeightsBytes =
+      2 * kInPairs * kWarpWeights;  // of a tile; two tiles alternate
   static_assert(Memory::kBytes + 2 * kWeightsBytes == Config::kDynamicShared,
                 "the kernel table's memory");
   static constexpr bool kVote = false;
@@ -79,7 +80,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
 
   // Maxima or sums of a warp's rows, for its partner.
   static TC_DEVICE float& exchanged(int pair, int side, int row) {
-    __shared__ float numbers[kPairs][2][32];
+    __shared__ float numbers[kInPairs][2][32];
     return numbers[pair][side][row];
   }
 

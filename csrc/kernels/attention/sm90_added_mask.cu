@@ -1,9 +1,10 @@
 // A mask that is added to the logits, before the `added` kernels of sm90.cu read it: for
-// each tile of queries and block of keys, whether all numbers are -inf, all are 0, or neither. The first are left
-// out and the second not read, as in causal masks and padding.
+// each tile of queries and block of keys, whether all numbers are -inf, all are 0, or neither. The
+// first are left out and the second not read, as in causal masks and padding.
 //
-// A block of threads reads a tile of queries by four blocks of keys. Where rows do not begin with whole vectors,
-// for their strides or their address, it writes a copy of what it reads, in which they do.
+// A block of threads reads a tile of queries by four blocks of keys. Where rows do not begin with
+// whole vectors, for their strides or their address, it writes a copy of what it reads, in which
+// they do.
 #include "sm90_added_mask_params.h"
 #include "sm90_mask_classes.cuh"
 #include "sm90_mask_numbers.cuh"
@@ -13,7 +14,7 @@ namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-constexpr int kPairs =
+constexpr int kInPairs =
     kMaskTileBlocks * kMaskTileColumns / 64;  // of keys that a lane has of a row, at most
 constexpr int kTogether = 8;                  // rows of which a thread asks for its keys at once
 constexpr int kWarps = TC_THREADS / 32;
@@ -34,7 +35,7 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
             ((batch * p.heads + head) * p.rows + first_row) * p.copy_columns;
   u32 found = 0;
 #pragma unroll 1
-  for (int k = 0; k < kPairs; ++k) {
+  for (int k = 0; k < kInPairs; ++k) {
     int column = first_column + 64 * k + threadIdx.x % 32 * 2;
     if (column >= end) break;
     u32 of_block = 0;

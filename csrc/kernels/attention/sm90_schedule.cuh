@@ -330,7 +330,7 @@ class AttentionSchedule {
     return true;
   }
 
-  // Deals until a tile is this block's: each goes to the block with the least to do.
+  // Assigns tiles until one is this block's: each goes to the block with the least to do.
   TC_DEVICE bool assign(TilePlace& tile) {
     while (assigned_ < total_) {
       ++assigned_;

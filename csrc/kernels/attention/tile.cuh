@@ -80,7 +80,7 @@ struct Work {
   int tile, head, batch;
 };
 
-// Deals the tiles out to the blocks: bundles of heads one after the other, and within a bundle the
+// Assigns the tiles to the blocks: bundles of heads one after the other, and within a bundle the
 // first tile of every head, then the second ones. Integer divisions take 100 cycles each, hence the
 // shortcuts.
 TC_DEVICE Work schedule_work(u32 tiles, u32 heads, u32 batch_size, u32 bundle) {

@@ -288,7 +288,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     if constexpr (C::kStreams) {
       if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum)) continue;
     }
-    if constexpr (C::kPairs) {
+    if constexpr (C::kInPairs) {
       if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
     }
     int m = w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16;
@@ -357,7 +357,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       wait_for_previous_grid();
     }
     __syncwarp();
-    if (C::kPairs && (p.flags & kSm90SplitPair)) {
+    if (C::kInPairs && (p.flags & kSm90SplitPair)) {
       // The meetings of `exchange`. A cluster has one tile or none.
       if (static_cast<int>(blockIdx.x >> 1) < p.whole_tiles) {
         cluster_sync_unaligned();

@@ -16,8 +16,9 @@ TC_DEVICE float load_element(const void* from, tc_int64 index) {
 }
 
 // Starts copying the bias of a tile's columns to shared memory: `bias`, the warpgroup's own kTileN
-// elements. By all threads of the warpgroup, before the products: read where the epilogue needs it, its
-// latency, once a panel, cost a tenth of a product of 4096 x 4096 x 4096. Zeros where there is none.
+// elements. By all threads of the warpgroup, before the products: read where the epilogue needs it,
+// its latency, once a panel, cost a tenth of a product of 4096 x 4096 x 4096. Zeros where there is
+// none.
 template <class C>
 TC_DEVICE void request_bias(const Sm90MatmulParams& p, u32 bias, int group, int n) {
   named_sync(kGroupBarrier + group, kWarpgroup);  // until all have read the last tile's
@@ -65,20 +66,20 @@ TC_DEVICE void store_element_if(bool does, u16* to, u32 low) {
       : "memory");
 }
 
-// One warp's panel of 16-bit elements, from shared memory to rows that begin anywhere: 32 lanes take a row
-// (rows, of narrow panels), two neighbours a lane, shifted by one where the row begins at an odd element,
-// and single elements at the row's ends alone. Without branches, eight rows at a time: one after the
-// other, a panel of 16 rows took 3,300 cycles, most of them waiting.
+// One warp's panel of 16-bit elements, from shared memory to rows that begin anywhere: 32 lanes
+// take a row (rows, of narrow panels), two neighbours a lane, shifted by one where the row begins
+// at an odd element, and single elements at the row's ends alone. Without branches, eight rows at a
+// time: one after the other, a panel of 16 rows took 3,300 cycles, most of them waiting.
 template <class C>
 TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns) {
-  constexpr int kPairs = C::kPanel / 2;    // of a row
-  constexpr int kTogether = 32 / kPairs;   // rows
-  constexpr int kPasses = 16 / kTogether;  // of a panel
+  constexpr int kInPairs = C::kPanel / 2;   // of a row
+  constexpr int kTogether = 32 / kInPairs;  // rows
+  constexpr int kPasses = 16 / kTogether;   // of a panel
   constexpr int kUnrolled = kPasses < 8 ? kPasses : 8;
-  static_assert(kPairs == 32 || kPairs == 16 || kPairs == 8);
+  static_assert(kInPairs == 32 || kInPairs == 16 || kInPairs == 8);
   int lane;  // read anew for each panel: what follows from it would stay in registers between them
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  const int at = lane % kPairs, first_row = lane / kPairs;
+  const int at = lane % kInPairs, first_row = lane / kInPairs;
   out += first_row * stride;
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; pass += kUnrolled) {
@@ -199,8 +200,8 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
   }
 }
 
-// x = alpha * sum + x for that one of the steps kLow to kHigh - 1 that is `step`. By branches, so that
-// what follows is there once: code that runs once a tile mostly waits to be fetched.
+// x = alpha * sum + x for that one of the steps kLow to kHigh - 1 that is `step`. By branches, so
+// that what follows is there once: code that runs once a tile mostly waits to be fetched.
 template <class C, int kColumns, int kLow, int kHigh>
 TC_DEVICE void take_sums(int step, float alpha, const float (&sum)[C::kBlocksM][C::kTileN / 2],
                          float (&x)[kColumns / 2]) {
@@ -247,8 +248,8 @@ TC_DEVICE void load_bias(u32 bias, float (&x)[kColumns / 2]) {
   }
 }
 
-// Adds the bias, and relu if there is one, so that the sums are then stored as others are: straight code,
-// where finish_and_store's loop took a block of 128 x 256 some 7,000 cycles more.
+// Adds the bias, and relu if there is one, so that the sums are then stored as others are: straight
+// code, where finish_and_store's loop took a block of 128 x 256 some 7,000 cycles more.
 template <class C>
 TC_DEVICE void add_bias(const Sm90MatmulParams& p, u32 bias,
                         float (&sum)[C::kBlocksM][C::kTileN / 2]) {
@@ -319,8 +320,8 @@ TC_DEVICE void add_addend(const Sm90MatmulParams& p, const Work& w, int m, int n
   }
 }
 
-// kSm90Finish: store_rows for all of a warp's rows, m0 the first, with bias, activation and addend, in
-// a loop over some columns at a time.
+// kSm90Finish: store_rows for all of a warp's rows, m0 the first, with bias, activation and addend,
+// in a loop over some columns at a time.
 template <class C>
 TC_DEVICE void finish_and_store(const Sm90MatmulParams& p, u32 staging, u32 bias, int& turn, int m0,
                                 const Work& w, const float (&sum)[C::kBlocksM][C::kTileN / 2]) {

@@ -1,13 +1,15 @@
-// Consumers for TF32 whose A is contiguous along M: wgmma reads TF32 from shared memory along K alone, so
-// they bring A to registers, from where it takes any. The operand that is contiguous along N instead is A
-// of the transposed product (kSm90Transposed: out is written with its rows as columns).
+// Consumers for TF32 whose A is contiguous along M: wgmma reads TF32 from shared memory along K
+// alone, so they bring A to registers, from where it takes any. The operand that is contiguous
+// along N instead is A of the transposed product (kSm90Transposed: out is written with its rows as
+// columns).
 //
-//   loads:     a k block's values, 8 bytes (two neighbours along M) a load without conflicts of banks, while
+// loads:     a k block's values, 8 bytes (two neighbours along M) a load without conflicts of
+// banks, while
 //              the k block before is multiplied
 //   epilogue:  from registers to memory, two neighbours at a time
 //
-// Lanes read the rows of the tile that suit the banks, so a warp's 16 rows are two runs of 8: a lane's
-// rows g and g + 8 of wgmma's A are neighbours along M.
+// Lanes read the rows of the tile that suit the banks, so a warp's 16 rows are two runs of 8: a
+// lane's rows g and g + 8 of wgmma's A are neighbours along M.
 #pragma once
 
 #include "common/wgmma_tf32.cuh"
@@ -16,9 +18,10 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Where a lane's values of a k block lie, and which rows of the tile they are. The tile is in panels of 32
-// rows of M: 128 bytes at each k, under the 128-byte swizzle. The lanes of half a warp, which are served
-// at a time, read 4 k and 2 pairs of each of two vectors whose numbers differ by 4: all banks once.
+// Where a lane's values of a k block lie, and which rows of the tile they are. The tile is in
+// panels of 32 rows of M: 128 bytes at each k, under the 128-byte swizzle. The lanes of half a
+// warp, which are served at a time, read 4 k and 2 pairs of each of two vectors whose numbers
+// differ by 4: all banks once.
 struct RegisterRows {
   u32 low, high;  // bytes from the tile's first, at k of 0 to 3 and of 4 to 7
   int row;        // of the tile; the next one is the lane's, too
@@ -63,8 +66,8 @@ TC_DEVICE void store_floats(float* to, float first, float second) {
   *reinterpret_cast<float2*>(to) = make_float2(first, second);
 }
 
-// Sums and nothing else but the bias of a transposed product; all pairs begin at multiples of 8 bytes, and
-// none lies half outside. m and n: the lane's first row and column.
+// Sums and nothing else but the bias of a transposed product; all pairs begin at multiples of 8
+// bytes, and none lies half outside. m and n: the lane's first row and column.
 template <class C>
 TC_DEVICE void store_registers(const Sm90MatmulParams& p, const Work& w, int m, int n,
                                const float (&bias)[2], const float (&sum)[C::kTileN / 2]) {
@@ -145,7 +148,8 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
   u32 phase = 0;
   const int group = warp / 4;
   const ClusterShape cluster(p.flags);
-  // All warps read A, so each frees the stage: one lane a block that gets some of this block's loads.
+  // All warps read A, so each frees the stage: one lane a block that gets some of this block's
+  // loads.
   const int source = threadIdx.x % 32;
   const bool frees = source < cluster.sources();
   const u32 target = cluster_rank() ^ cluster.source(source);
@@ -204,7 +208,7 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
     wgmma_wait<0>();
     keep_in_place(sum[0]);
     if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
-    if constexpr (C::kPairs) {
+    if constexpr (C::kInPairs) {
       if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
     }
     if (p.flags & kSm90General) {

@@ -21,7 +21,7 @@ struct Config {
   static constexpr int kConsumers = kConsumersValue;
   // What the kernel can do besides: stream tiles, split K between the blocks of a cluster, read
   // rows that begin anywhere.
-  static constexpr bool kStreams = kStreamsValue, kPairs = kPairsValue, kReads = kReadsValue;
+  static constexpr bool kStreams = kStreamsValue, kInPairs = kPairsValue, kReads = kReadsValue;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
   static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 of one warpgroup
   static constexpr int kElement = kType == DType::float32 ? 4 : 2;
@@ -150,7 +150,7 @@ struct Schedule {
       next += clusters;
       k_begin = 0;
       work.k_count = p.k_blocks;
-      if (C::kPairs && (p.flags & kSm90SplitPair)) {
+      if (C::kInPairs && (p.flags & kSm90SplitPair)) {
         int half = (p.k_blocks + 1) / 2;
         k_begin = rank * half;
         work.k_count = rank == 0 ? half : p.k_blocks - half;

@@ -16,7 +16,8 @@ namespace torch_cubin {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// What a user passes besides the tensors that carry gradients; see the schemas in ops_attention.cpp.
+// What a user passes besides the tensors that carry gradients; see the schemas in
+// ops_attention.cpp.
 struct AttentionOptions {
   OptionalTensor attn_mask;
   double dropout_p = 0;
@@ -29,8 +30,8 @@ struct AttentionOptions {
   double softcap = 0;
   OptionalTensor alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{};
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
-  // Query, key and value of float8_e4m3fn; the output is then bfloat16. What they are multiplied by:
-  // float32 (batch, heads of key), none: 1.
+  // Query, key and value of float8_e4m3fn; the output is then bfloat16. What they are multiplied
+  // by: float32 (batch, heads of key), none: 1.
   bool e4m3 = false;
   OptionalTensor q_descale{}, k_descale{}, v_descale{};
 };
@@ -93,8 +94,8 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
                        const OptionalTensor& q_descale, const OptionalTensor& k_descale,
                        const OptionalTensor& v_descale);
 
-// call_op() of cubin::_attention_forward, of _attention_forward_e4m3 or of the variant of either with a
-// derivative for another public op, the `caller`: errors name that one.
+// call_op() of cubin::_attention_forward, of _attention_forward_e4m3 or of the variant of either
+// with a derivative for another public op, the `caller`: errors name that one.
 void call_attention_forward(const char* op, const char* caller, StableIValue* stack);
 
 Tensor scaled_dot_product_attention_cpu(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -128,8 +129,9 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_cuda(const Tensor& grad_ou
                                                            const Tensor& logsumexp,
                                                            TC_ATTENTION_ARGUMENTS);
 
-// float32 [heads]: minus the sum over rows of exp(sinks - logsumexp) * sum(grad_out * out), of float16, bfloat16 or
-// float32 [batch, heads, rows, head_dim]. Throws [no_kernel] where the catalog has none.
+// float32 [heads]: minus the sum over rows of exp(sinks - logsumexp) * sum(grad_out * out), of
+// float16, bfloat16 or float32 [batch, heads, rows, head_dim]. Throws [no_kernel] where the catalog
+// has none.
 Tensor attention_sinks_gradient_cuda(const Tensor& grad_out, const Tensor& out,
                                      const Tensor& logsumexp, const Tensor& sinks);
 

@@ -92,9 +92,9 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
       params.schedule = sm90_tile_schedule(row, band, tiles, heads, blocks_, 1);
       const int64_t pairs = ceil_div(tiles, 2) * heads;
       const int64_t capacity = ceil_div(pairs, blocks_) * blocks_;
-      if (params.deal == kInPairs &&
+      if (params.schedule == kInPairs &&
           static_cast<double>(capacity) > kIdleInPairs * static_cast<double>(pairs)) {
-        params.deal = sm90_heads_together(tiles);
+        params.schedule = sm90_heads_together(tiles);
       } else {
         params.next = nullptr;
       }

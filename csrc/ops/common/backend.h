@@ -77,7 +77,7 @@ class PlanDetails {
 
 // Compares an entry with the header that declares its one parameter, a struct of `bytes`:
 // csrc/kernels/ matmul/matmul_params.h is "matmul", csrc/kernels/matmul/sm90_params.h
-// "matmul/sm90". Two structs of one size are told apart by the digest alone. Throws [params].
+// "matmul/sm90". Two structs of one size differ in the digest alone. Throws [params].
 void check_params(const KernelEntry& entry, const char* header, size_t bytes);
 
 // The fields of an entry that its backend alone understands. Throws [file] where one is not as

@@ -28,7 +28,7 @@ constexpr int64_t kMostColumns = int64_t{1} << 31;  // of a row: the kernel's ar
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
 
-// What follows a copy is told as a share of its time (sm90.cpp); a product with a short K, most of
+// The work after a copy counts as a share of its time (sm90.cpp); a product with a short K, most of
 // whose time its stores take, as a smaller one.
 constexpr double kInnerBesideElements = 1.28, kInnerOfShortK = 1.6;
 constexpr int64_t kShortK = 128;

@@ -27,8 +27,8 @@ constexpr int64_t kSkinnyLongBytes = int64_t{1} << 20;
 // takes at most; fitted to timings on the H200.
 constexpr double kSkinnyMemoryShare = 0.9;
 constexpr double kSkinnyMultiprocessorRate = 20;
-// What these bounds leave out, fitted so that times compare with those of other kernels (sm90.cpp):
-// us, and for each split more, which joins the sums of 32 tokens.
+// Overheads outside these bounds, fitted so that times compare with those of other kernels
+// (sm90.cpp): us, and for each split more, which joins the sums of 32 tokens.
 constexpr double kSkinnyShareToCompare = 0.74, kSkinnyMore = 0.6, kSkinnyAlone = 1.5,
                  kSkinnySplit = 0.1;
 
