@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 endif
 
-.PHONY: help demo test thread-test fault-cases triton-test gpu-test lint format bench build wheel clean environment
+.PHONY: help demo test thread-test fault-cases triton-test gpu-test lint format report bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
@@ -38,6 +38,7 @@ help:
 	@echo 'make triton-test  the tests of Triton kernels with every version of Triton from 3.3 on (every night)'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
+	@echo 'make report  docs/performance.md, the README table and the plots, from benchmarks/results/'
 	@echo 'make bench   speed against torch.matmul (needs a GPU)'
 	@echo 'make build   the library and the kernels of every architecture'
 	@echo 'make wheel   a wheel in dist/, tagged by what it really needs'
@@ -101,6 +102,14 @@ format: | $(READY)
 	@$(PY) -m ruff check --fix --quiet . || true
 	@$(PY) -m ruff format --quiet .
 	@$(PY) -c 'from clang_format import clang_format; clang_format()' -i $(FORMATTED)
+
+# What plots and site need is installed when it is first asked for.
+.venv/docs-ready: requirements-docs.txt | $(READY)
+	@$(PY) -m pip install -qq --no-deps --disable-pip-version-check -r $<
+	@touch $@
+
+report: .venv/docs-ready
+	@$(PY) benchmarks/report.py
 
 bench: $(LIBRARY) kernels-demo
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

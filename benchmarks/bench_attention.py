@@ -3,8 +3,7 @@
     python benchmarks/bench_attention.py                      # everything, under 5 minutes
     python benchmarks/bench_attention.py --quick              # a third of it, under a minute
     python benchmarks/bench_attention.py --only forward,decode --check
-    python benchmarks/bench_attention.py --markdown --json result.json --plot result.png
-    python benchmarks/bench_attention.py --replot forward.json,backward.json --plot result.png
+    python benchmarks/bench_attention.py --markdown --json result.json
 
 Sections: forward, backward (bf16, beside SDPBackend.FLASH_ATTENTION, and then beside cuDNN), fp32
 and fp32_backward (beside EFFICIENT_ATTENTION), decode (one query, beside cuDNN, in GB/s of keys and
@@ -25,12 +24,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import bench_overhead
 import common
@@ -75,13 +72,6 @@ class Row:
     cudnn_ratio: float | None  # ours over cuDNN's, where that is not the peer
     floor: float
     copy: float | None = None  # share of the copy bandwidth
-
-    @property
-    def own_rate(self) -> float:
-        """Ours beside cuDNN where that was measured: a slow peer leaves the card power to spare."""
-        if self.cudnn_ratio is None or self.cudnn_rate is None:
-            return self.cubin_rate
-        return self.cudnn_rate * self.cudnn_ratio
 
     @property
     def under(self) -> bool:
@@ -501,70 +491,6 @@ def print_summary(rows: list[Row]) -> None:
             )
 
 
-def read_results(names: str) -> tuple[list[Row], dict[str, str]]:
-    """The lines of several files, later ones replacing earlier, and the last one's machine."""
-    rows: dict[tuple, Row] = {}
-    facts: dict[str, str] = {}
-    for name in names.split(","):
-        content = json.loads(Path(name).read_text())
-        facts = content["machine"]
-        for fields in content["results"]:
-            row = Row(**{"cudnn_ratio": None, **fields})
-            rows[row.section, row.case, row.causal] = row
-    return list(rows.values()), facts
-
-
-def plot(rows: list[Row], path: str, facts: dict[str, str]) -> None:
-    """TFLOP/s over the length, forward and backward, a panel a head_dim."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    sections = [s for s in ("forward", "backward") if any(r.section == s for r in rows)]
-    head_dims = sorted({r.head_dim for r in rows if r.section in sections})
-    if not sections:
-        raise SystemExit("--plot needs the section forward or backward")
-    figure, axes = plt.subplots(
-        len(sections),
-        len(head_dims),
-        figsize=(4.2 * len(head_dims), 3.6 * len(sections)),
-        sharex=True,
-        squeeze=False,
-    )
-    series = [("torch_cubin", "own_rate", "C1"), ("flash", "peer_rate", "C0"),
-              ("cuDNN", "cudnn_rate", "C2")]  # fmt: skip
-    for (i, section), (j, head_dim) in itertools.product(enumerate(sections), enumerate(head_dims)):
-        axis = axes[i][j]
-        for causal, (label, name, color) in itertools.product((False, True), series):
-            points = [
-                (row.length, getattr(row, name))
-                for row in rows
-                if (row.section, row.head_dim, row.causal) == (section, head_dim, causal)
-                and getattr(row, name) is not None
-            ]
-            if points:
-                style = {"linestyle": "--" if causal else "-", "marker": ".", "color": color}
-                axis.plot(*zip(*points, strict=True), label=f"{label}{' causal' if causal else ''}",
-                          **style)  # fmt: skip
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-        axis.set_title(f"{section}, head_dim {head_dim}")
-        if i == len(sections) - 1:
-            axis.set_xlabel("sequence length")
-        if j == 0:
-            axis.set_ylabel("TFLOP/s")
-    axes[0][0].legend(fontsize=7, handlelength=3.5)
-    figure.suptitle(
-        f"Attention, bf16, {TOKENS} tokens, {COLUMNS} columns: {facts['GPU'].split(',')[0]}, "
-        f"torch {facts['torch']}",
-        fontsize=10,
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
 def warm_up() -> None:
     """About a second: clocks and temperature."""
     warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -622,21 +548,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, help="milliseconds a line (300; --quick: 150)")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a floor is broken")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw TFLOP/s (needs matplotlib)")
-    parser.add_argument("--replot", metavar="FILE,...", help="of these results, measuring nothing")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     options.budget = options.budget or (150 if options.quick else 300)
     sections = options.only.split(",") if options.only else list(SECTIONS)
     if not set(sections) <= set(SECTIONS):
         parser.error(f"--only takes {', '.join(SECTIONS)}")
-    if options.replot:
-        rows, facts = read_results(options.replot)
-        common.print_table(HEADERS, [cells(row) for row in rows], options.markdown)
-        print_summary(rows)
-        if options.plot:
-            plot(rows, options.plot, facts)
-        return
     common.require_gpu()
     common.print_machine("torch.ops.cubin.scaled_dot_product_attention beside PyTorch's kernels")
     torch.manual_seed(0)
@@ -647,8 +564,6 @@ def main() -> None:
     if rows:
         print_summary(rows)
     common.write_json(options.json, [asdict(row) for row in rows])
-    if options.plot and rows:
-        plot(rows, options.plot, common.machine())
     for failure in failures:
         print(f"FAILED {failure}")
     if failures or (options.check and any(row.under for row in rows)):

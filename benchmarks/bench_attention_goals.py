@@ -24,19 +24,8 @@ import bench_attention
 import bench_attention_options
 import common
 import torch
+from goals import ATTENTION as GOALS
 
-# Group: (geometric mean, least value) that the project aims at on one H200.
-GOALS = {
-    "forward": (1.12, 0.98),
-    "forward, best": (1.00, 0.93),
-    "backward": (1.07, 0.97),
-    "backward, FA3": (0.93, 0.85),
-    "windows, packed, GQA": (0.90, 0.80),
-    "boolean masks": (0.85, 0.75),
-    "decode, of a copy": (0.97, 0.94),
-    "decode, one sequence": (1.30, 1.00),
-    "paged": (0.97, 0.95),
-}
 MEASURED = {  # what --only takes, and the groups that it gives
     "forward": ("forward", "forward, best"),
     "backward": ("backward", "backward, FA3"),
@@ -137,16 +126,16 @@ def caches(budget_ms: float) -> Iterator[Line]:
 
 def print_groups(lines: list[Line], markdown: bool) -> None:
     table = []
-    for group, (mean, least) in GOALS.items():
+    for group, goal in GOALS.items():
         values = [line for line in lines if line.group == group]
         if not values:
             continue
         worst = min(values, key=lambda line: line.value)
         reached = common.geometric_mean([line.value for line in values])
         table.append([
-            group, str(len(values)), f"{reached:.3f}", f"{mean:.2f}",
-            f"{worst.value:.3f} ({worst.case})", f"{least:.2f}",
-            "met" if reached >= mean and worst.value >= least else "missed",
+            group, str(len(values)), f"{reached:.3f}", f"{goal.mean:.2f}",
+            f"{worst.value:.3f} ({worst.case})", f"{goal.worst:.2f}",
+            "met" if reached >= goal.mean and worst.value >= goal.worst else "missed",
         ])  # fmt: skip
     headers = ["group", "lines", "mean", "goal", "worst", "goal", ""]
     common.print_table(headers, table, markdown)

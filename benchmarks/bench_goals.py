@@ -1,8 +1,7 @@
 """torch.ops.cubin.matmul beside torch.matmul over the shapes of the project's goals, by group.
 
-    python benchmarks/bench_goals.py --json result.json --plot result.png      # about two minutes
+    python benchmarks/bench_goals.py --lines --json result.json      # about two minutes
     python benchmarks/bench_goals.py --only odd,random
-    python benchmarks/bench_goals.py --replot result.json,later.json --plot result.png   # no GPU
 
 Each line is one product: both contenders are CUDA graphs over random normal operands that do not
 fit the L2 cache together, alternate, settle before they are measured, and the order flips every
@@ -16,17 +15,16 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import random
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import common
 import numerics
 import torch
 import torch.nn.functional as F
+from goals import PRODUCTS as GOALS
 
 from torch_cubin._tuning.measure import float32_math
 from torch_cubin._tuning.products import Operands, Product
@@ -40,25 +38,6 @@ ODD = [
     (1025, 1025, 1025), (2047, 4095, 1025), (1111, 2222, 3333), (3000, 5001, 1503),
     (7681, 6555, 1035), (4095, 4096, 4097),
 ]  # fmt: skip
-# Group: (geometric mean, least ratio) that the project aims at on one H200.
-GOALS = {
-    "large": (1.04, 0.98),
-    "middle": (1.06, 0.97),
-    "few rows": (1.10, 0.96),
-    "odd": (4.0, 2.5),
-    "random": (1.5, 0.92),
-    "other": (1.00, 0.94),
-    "epilogues": (0.97, 0.95),
-}
-TITLES = {
-    "large": "M >= 1024, squares from 2048",
-    "middle": "M = 128 to 512, 1024^3",
-    "few rows": "M = 1, 16, 64",
-    "odd": "odd rows, sizes from 1024",
-    "random": "200 random shapes, half odd",
-    "other": "TN, TT, batched, TF32",
-    "epilogues": "bias, activation / plain",
-}
 ACTIVATIONS = {
     "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "silu": F.silu, "relu": torch.relu,
@@ -178,21 +157,21 @@ def check_epilogue(
 
 def summary(lines: list[Line]) -> list[dict]:
     found = []
-    for group, (mean_goal, least_goal) in GOALS.items():
+    for group, goal in GOALS.items():
         members = [line for line in lines if line.group == group]
         if not members:
             continue
         worst = min(members, key=lambda line: line.ratio)
         mean = common.geometric_mean([line.ratio for line in members])
-        under = sum(line.ratio < least_goal for line in members)
+        under = sum(line.ratio < goal.worst for line in members)
         found.append(
             {
                 "group": group,
                 "lines": len(members),
                 "mean": mean,
-                "mean_goal": mean_goal,
+                "mean_goal": goal.mean,
                 "worst": worst.ratio,
-                "worst_goal": least_goal,
+                "worst_goal": goal.worst,
                 "under": under,
                 "worst_line": f"{worst.product} {worst.what}".strip(),
             }
@@ -204,50 +183,12 @@ def print_summary(lines: list[Line], markdown: bool) -> None:
     headers = ["group", "lines", "mean", "goal", "worst", "goal", "under it", "worst line"]
     rows = [
         [
-            TITLES[s["group"]], str(s["lines"]), f"{s['mean']:.3f}", f"{s['mean_goal']:.2f}",
+            GOALS[s["group"]].title, str(s["lines"]), f"{s['mean']:.3f}", f"{s['mean_goal']:.2f}",
             f"{s['worst']:.3f}", f"{s['worst_goal']:.2f}", str(s["under"]), s["worst_line"],
         ]
         for s in summary(lines)
     ]  # fmt: skip
     common.print_table(headers, rows, markdown)
-
-
-def read_results(paths: Sequence[str]) -> tuple[list[Line], str]:
-    """The lines of earlier runs, and the GPU; a group of a later file replaces the same one."""
-    groups: dict[str, list[Line]] = {}
-    for path in paths:
-        content = json.loads(Path(path).read_text())
-        gpu = content["machine"]["GPU"].split(",")[0]
-        lines = [Line(**line) for line in content["results"]["lines"]]
-        groups |= {g: [line for line in lines if line.group == g] for g in {x.group for x in lines}}
-    return [line for group in GOALS for line in groups.get(group, ())], gpu
-
-
-def plot(path: str, lines: list[Line], gpu: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    groups = [s["group"] for s in summary(lines)]
-    figure, axes = pyplot.subplots(figsize=(9, 4.2), layout="constrained")
-    scatter = random.Random(0)
-    for place, group in enumerate(groups):
-        ratios = [line.ratio for line in lines if line.group == group]
-        at = [place + scatter.uniform(-0.25, 0.25) for _ in ratios]
-        axes.plot(at, ratios, "o", markersize=3, alpha=0.5, color="tab:blue")
-        mean = common.geometric_mean(ratios)
-        axes.plot([place - 0.35, place + 0.35], [mean, mean], color="black", linewidth=2)
-        axes.annotate(f"{mean:.2f}", (place + 0.37, mean), va="center", fontsize=9)
-    axes.axhline(1, color="gray", linewidth=1, linestyle="--")
-    axes.set_yscale("log", base=2)
-    axes.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
-    axes.set_xticks(
-        range(len(groups)), [TITLES[g].replace(", ", ",\n") for g in groups], fontsize=8
-    )
-    axes.set_ylabel("speed over cuBLAS's\n(bias, activation: over our plain product's)", fontsize=9)
-    axes.set_title(f"torch.ops.cubin.matmul on one {gpu}", fontsize=10)
-    figure.savefig(path, dpi=130)
 
 
 def clocks() -> str:
@@ -262,16 +203,8 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=50, help="milliseconds a short line (50)")
     parser.add_argument("--lines", action="store_true", help="print every line")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw them (needs matplotlib)")
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--replot", metavar="FILE,...", help="of these results, measuring nothing")
     options = parser.parse_args()
-    if options.replot:
-        lines, gpu = read_results(options.replot.split(","))
-        print_summary(lines, options.markdown)
-        if options.plot:
-            plot(options.plot, lines, gpu)
-        return
     common.require_gpu()
     common.print_machine("torch.ops.cubin.matmul beside torch.matmul, by goal (GPU time, graphs)")
     torch.manual_seed(0)
@@ -299,8 +232,6 @@ def main() -> None:
     print(f"clocks and power at the end: {state}")
     results = {"clocks": state, "summary": summary(lines), "lines": [asdict(x) for x in lines]}
     common.write_json(options.json, results)
-    if options.plot:
-        plot(options.plot, lines, torch.cuda.get_device_name())
     common.end_with(failures)
 
 

@@ -22,17 +22,27 @@ def test_readme_is_a_first_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
+def test_the_first_example_runs() -> None:
+    """As written, on tensors without memory."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    names: dict = {"model": torch.relu, "x": torch.zeros(2)}
+    exec(code.replace('"cuda"', '"meta"'), names)
+    assert names["c"].shape == (4096, 4096)
+    assert names["o"].shape == (4, 16, 2048, 128)
+
+
 def test_the_kernel_of_the_readme_becomes_an_op(tmp_path: Path, monkeypatch) -> None:
     """As written, but for the launch and the name of the op, which lives as long as the process."""
-    page = (ROOT / "README.md").read_text().partition("## A kernel of your own")[2]
+    first, _, page = (ROOT / "README.md").read_text().partition("## A kernel of your own")
+    op = re.search(r"```python\n(vec_add = .*?)```", first, re.DOTALL)[1]
     source = re.search(r"```cuda\n(// vec_add.cu: (nvcc [^(]*) \(.*?)```", page, re.DOTALL)
-    steps = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    steps = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     monkeypatch.chdir(tmp_path)
     Path("vec_add.cu").write_text(source[1])
     subprocess.run(shlex.split(source[2]), check=True)
-    text = re.sub(r"^(x, y, z =|kernel\().*\n", "", steps[1], flags=re.M)
+    text = re.sub(r"^(x, y, z =|kernel\().*\n", "", op + steps, flags=re.M)
     names: dict = {"torch": torch, "torch_cubin": torch_cubin}
     exec(text.replace("mylib::", "of_the_readme::"), names)
     x = torch.empty(3, 4, device="meta")

@@ -1,0 +1,33 @@
+"""What the project aims at, by group: the benchmarks and the page of results share this table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Goal(NamedTuple):
+    title: str
+    mean: float  # geometric, over the group's lines
+    worst: float  # of any line
+
+
+PRODUCTS = {
+    "large": Goal("M >= 1024, squares from 2048", 1.04, 0.98),
+    "middle": Goal("M = 128 to 512, 1024^3", 1.06, 0.97),
+    "few rows": Goal("M = 1, 16, 64", 1.10, 0.96),
+    "odd": Goal("odd rows, sizes from 1024", 4.0, 2.5),
+    "random": Goal("200 random shapes, half odd", 1.5, 0.92),
+    "other": Goal("TN, TT, batched, TF32", 1.00, 0.94),
+    "epilogues": Goal("bias, activation / plain", 0.97, 0.95),
+}
+ATTENTION = {
+    "forward": Goal("forward / cuDNN", 1.12, 0.98),
+    "forward, best": Goal("forward / better of cuDNN and FA3", 1.00, 0.93),
+    "backward": Goal("backward / cuDNN", 1.07, 0.97),
+    "backward, FA3": Goal("backward, 16,384 rows / FA3", 0.93, 0.85),
+    "windows, packed, GQA": Goal("windows, packed, GQA / dense", 0.90, 0.80),
+    "boolean masks": Goal("boolean masks / dense", 0.85, 0.75),
+    "decode, of a copy": Goal("decode, batch 16 to 128 / a copy's rate", 0.97, 0.94),
+    "decode, one sequence": Goal("decode of one sequence / best peer", 1.30, 1.00),
+    "paged": Goal("pages of 16 and 64 / contiguous", 0.97, 0.95),
+}

@@ -1,0 +1,132 @@
+"""The plots of docs/, drawn from the same results as the tables.
+
+What a plot is drawn from is plain data (`data`), whose digest is kept in the PNG: so a test tells
+whether a plot is up to date without drawing it, as pixels differ from machine to machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import statistics
+import struct
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import goals
+import report_results
+
+KEYWORD = "Data"  # of the PNG's text chunk that holds the digest
+COLORS = {"H200": "tab:blue", "H100": "tab:orange"}
+HEAD_DIMS = (64, 128, 256)
+
+
+def matmul_data() -> dict[str, Any]:
+    """Ratios by GPU and group."""
+    found = report_results.measured("goals", report_results.products)
+    return {
+        gpu: {group: [line.value for line in run.lines] for group, run in groups.items()}
+        for gpu, groups in found.items()
+    }
+
+
+def attention_data() -> dict[str, Any]:
+    """(rows, our TFLOP/s, cuDNN's) of the first GPU by direction, head_dim and mask."""
+    found = report_results.measured("attention_goals", report_results.listed)
+    gpu, groups = next(iter(found.items()))
+    data: dict[str, Any] = {}
+    for direction in ("forward", "backward"):
+        for line in groups[direction].lines:
+            head_dim, length, *causal = line.case.split()
+            mask = causal[0] if causal else "full"
+            series = data.setdefault(f"{direction} {head_dim.removeprefix('d')} {mask}", [])
+            assert line.rate is not None, "a line of attention has a rate"
+            series.append([int(length.removeprefix("s")), line.rate, line.rate / line.value])
+    return {"gpu": gpu, "series": data}
+
+
+def draw_matmul(data: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
+    groups = list(goals.PRODUCTS)
+    figure, axes = pyplot.subplots(figsize=(9, 4.2), layout="constrained")
+    scatter = random.Random(0)
+    for shift, (gpu, ratios) in zip((-0.2, 0.2), data.items()):
+        axes.plot([], [], "o", markersize=4, color=COLORS[gpu], label=gpu)
+        for place, group in enumerate(groups):
+            if group not in ratios:
+                continue
+            at = [place + shift + scatter.uniform(-0.13, 0.13) for _ in ratios[group]]
+            axes.plot(at, ratios[group], "o", markersize=3, alpha=0.45, color=COLORS[gpu])
+            mean = statistics.geometric_mean(ratios[group])
+            ends = [place + shift - 0.16, place + shift + 0.16]
+            axes.plot(ends, [mean, mean], color="black", linewidth=2)
+    axes.axhline(1, color="gray", linewidth=1, linestyle="--")
+    axes.set_yscale("log", base=2)
+    axes.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    labels = [textwrap.fill(goals.PRODUCTS[group].title, 18) for group in groups]
+    axes.set_xticks(range(len(groups)), labels, fontsize=8)
+    axes.set_ylabel("speed over cuBLAS's\n(bias, activation: over our plain product's)", fontsize=9)
+    axes.set_title("torch.ops.cubin.matmul: a dot a product, a bar a group's mean", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def draw_attention(data: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(10, 6), sharex=True, layout="constrained")
+    colors = {"full": "tab:blue", "causal": "tab:orange"}
+    for name, series in data["series"].items():
+        direction, head_dim, mask = name.split()
+        axis = axes[int(direction == "backward")][HEAD_DIMS.index(int(head_dim))]
+        rows, ours, cudnn = zip(*series)
+        axis.plot(rows, ours, "o-", markersize=3, color=colors[mask], label=mask)
+        axis.plot(rows, cudnn, "--", color=colors[mask], label=f"{mask}, cuDNN")
+        axis.set_title(f"{direction}, head_dim {head_dim}", fontsize=9)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(rows, [f"{row // 1024}k" if row >= 1024 else str(row) for row in rows])
+    for axis in axes.flat:
+        axis.set_ylim(bottom=0)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("TFLOP/s", fontsize=9)
+    for axis in axes[1]:
+        axis.set_xlabel("rows of a sequence", fontsize=9)
+    axes[0][0].legend(fontsize=8)
+    figure.suptitle(f"Attention of bfloat16, 16,384 tokens, one {data['gpu']}", fontsize=10)
+    return figure
+
+
+PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]] = {
+    "matmul": (matmul_data, draw_matmul),
+    "attention": (attention_data, draw_attention),
+}
+
+
+def digest(name: str) -> str:
+    data, _ = PLOTS[name]
+    return hashlib.sha256(json.dumps(data()).encode()).hexdigest()
+
+
+def digest_in(png: Path) -> str | None:
+    """What draw() wrote to the file's text chunk."""
+    content, at = png.read_bytes(), 8  # behind the signature
+    while at < len(content):
+        size, kind = struct.unpack_from(">I4s", content, at)
+        keyword, _, text = content[at + 8 : at + 8 + size].partition(b"\0")
+        if kind == b"tEXt" and keyword.decode("latin-1") == KEYWORD:
+            return text.decode("latin-1")
+        at += size + 12
+    return None
+
+
+def draw(name: str, target: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    data, draw_data = PLOTS[name]
+    metadata = {KEYWORD: digest(name), "Software": None}
+    draw_data(data()).savefig(target, dpi=110, metadata=metadata)

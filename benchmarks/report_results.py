@@ -1,0 +1,131 @@
+"""Reads benchmarks/results/ for the page of results: one reader a format, the newest run a group.
+
+A file is named DATE_GPU_NAME.json, as `2026-11-26_h200_goals.json`; NAME says which benchmark wrote
+it. A later file replaces the groups that it holds, GPU by GPU, and leaves the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+FILE_NAME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)_(?P<gpu>[a-z]+\d+)_(?P<name>\w+)\.json")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measured number. `column` is set where a table has more than one a case."""
+
+    group: str
+    case: str
+    value: float
+    column: str = ""
+    rate: float | None = None  # TFLOP/s of ours
+
+
+Reader = Callable[[Any], Iterable[Line]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A group's lines on one GPU, from the newest file that has any."""
+
+    lines: tuple[Line, ...]
+    file: Path
+
+    @property
+    def mean(self) -> float:
+        return statistics.geometric_mean(line.value for line in self.lines)
+
+    @property
+    def worst(self) -> Line:
+        return min(self.lines, key=lambda line: line.value)
+
+
+def measured(name: str, read: Reader, folder: Path = RESULTS) -> dict[str, dict[str, Measured]]:
+    """By GPU ("H200" before "H100"), then by group."""
+    found: dict[str, dict[str, Measured]] = {}
+    for path in sorted(folder.glob(f"*_{name}.json")):
+        match = FILE_NAME.fullmatch(path.name)
+        if match is None or match["name"] != name:
+            continue
+        groups: dict[str, list[Line]] = {}
+        for line in read(json.loads(path.read_text())):
+            groups.setdefault(line.group, []).append(line)
+        gpu = found.setdefault(match["gpu"].upper(), {})
+        gpu |= {group: Measured(tuple(lines), path) for group, lines in groups.items()}
+    return {gpu: found[gpu] for gpu in sorted(found, reverse=True)}
+
+
+def listed(content: Any) -> Iterator[Line]:
+    """`results` is a list of {"group", "case", "value"}: what a new benchmark should write."""
+    for line in content["results"]:
+        yield Line(line["group"], line["case"], line["value"], rate=line.get("rate"))
+
+
+def products(content: Any) -> Iterator[Line]:
+    """bench_goals.py"""
+    for line in content["results"]["lines"]:
+        yield Line(line["group"], f"{line['product']} {line['what']}".strip(), line["ratio"])
+
+
+def options(content: Any) -> Iterator[Line]:
+    """The lines of bench_attention_goals.py that are shares of our own dense rate."""
+    for line in content["results"]:
+        if line["group"] in ("windows, packed, GQA", "boolean masks"):
+            direction, head_dim, case = line["case"].split(" ", 2)
+            column = f"{direction} {head_dim.removeprefix('d')}"
+            yield Line(line["group"], case, line["value"], column)
+
+
+def scores(content: Any) -> Iterator[Line]:
+    """bench_attention_options.py"""
+    for line in content["results"]:
+        if line["share"] is not None:
+            column = f"{line['direction']} {line['head_dim']}"
+            yield Line("scores", line["case"], line["share"], column)
+
+
+def added_masks(content: Any) -> Iterator[Line]:
+    """bench_added_masks.py: cuDNN's time over ours."""
+    for line in content["results"]:
+        for direction in ("forward", "backward"):
+            peer = line.get(f"cuDNN's {direction}")
+            if peer is not None:
+                column = f"{direction} {line['head_dim']}"
+                yield Line("added masks", line["mask"], peer / line[direction], column)
+
+
+def trained_sinks(content: Any) -> Iterator[Line]:
+    """bench_trained_sinks.py: time without sinks over that with them."""
+    size = ""
+    for name, times in content["microseconds"].items():
+        # "the same, ..." differs from the last size that was named in full.
+        same = name.startswith("the same")
+        size = size if same else name.rpartition(",")[0]
+        case = name.replace("the same", size)
+        for column in ("sinks", "sinks that learn"):
+            yield Line("sinks", case, times["no sinks"] / times[column], column)
+
+
+def float8(content: Any) -> Iterator[Line]:
+    """bench_attention.py --only forward_e4m3: our bfloat16's time over ours of float8."""
+    for line in content["results"]:
+        case = f"head_dim {line['head_dim']}{', causal' if line['causal'] else ''}"
+        yield Line("float8", case, line["ratio"], f"{line['length']} rows")
+
+
+def triton(content: Any) -> Iterator[Line]:
+    """bench_triton_launch.py: the host's time for Triton's launcher over that for our op."""
+    times = content["microseconds"]
+    for name in times:
+        case, _, who = name.rpartition(", ")
+        if who == "Triton":
+            ours = times[f"{case}, op"]["median"]
+            yield Line("launch", case, times[name]["median"] / ours)

@@ -1,0 +1,135 @@
+"""What the page of results shows, in its order. A new group of results is one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import goals
+import report_results
+from report_results import Measured, Reader
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    results: str  # NAME of the files DATE_GPU_NAME.json
+    read: Reader
+    command: str
+    about: str  # what a number says
+    groups: Mapping[str, str]  # group: its title
+    goals: Mapping[str, goals.Goal] = field(default_factory=dict)
+    plot: str = ""  # docs/<plot>.png: a function of report_plots.py
+    by_case: bool = False  # a row a case, in place of a row a group
+
+    def measured(self) -> dict[str, dict[str, Measured]]:
+        return {
+            gpu: {group: groups[group] for group in self.groups if group in groups}
+            for gpu, groups in report_results.measured(self.results, self.read).items()
+        }
+
+
+def titles(of: Mapping[str, goals.Goal]) -> dict[str, str]:
+    return {group: goal.title for group, goal in of.items()}
+
+
+SECTIONS = (
+    Section(
+        title="Products",
+        results="goals",
+        read=report_results.products,
+        command="benchmarks/bench_goals.py --lines --json FILE",
+        about="cuBLAS's time over ours, through PyTorch; `epilogues`: our plain product's time "
+        "over ours with a bias, or a bias and an activation.",
+        groups=titles(goals.PRODUCTS),
+        goals=goals.PRODUCTS,
+        plot="matmul",
+    ),
+    Section(
+        title="Attention",
+        results="attention_goals",
+        read=report_results.listed,
+        command="benchmarks/bench_attention_goals.py --lines --json FILE",
+        about="bfloat16, 16,384 tokens, 2,048 columns of all heads, head dims 64, 128 and 256. The "
+        "peer's time over ours, or the share of our own rate that is named. FlashAttention-3 (FA3) "
+        "was not run beside ours: its lead over cuDNN on an H200 stands in the script.",
+        groups=titles(goals.ATTENTION),
+        goals=goals.ATTENTION,
+        plot="attention",
+    ),
+    Section(
+        title="Attention: lengths, windows and boolean masks",
+        results="attention_goals",
+        read=report_results.options,
+        command="benchmarks/bench_attention_goals.py --only options --json FILE",
+        about="The share of our own dense rate for each visible score, by direction and head_dim.",
+        groups={"windows, packed, GQA": "", "boolean masks": ""},
+        by_case=True,
+    ),
+    Section(
+        title="Attention: softcap, ALiBi, sinks and dropout",
+        results="attention_scores",
+        read=report_results.scores,
+        command="benchmarks/bench_attention_options.py --only scores --json FILE",
+        about="The share of our own causal dense rate: 8 sequences of 2,048 rows.",
+        groups={"scores": ""},
+        by_case=True,
+    ),
+    Section(
+        title="Attention: masks that are added",
+        results="added_masks",
+        read=report_results.added_masks,
+        command="benchmarks/bench_added_masks.py --json FILE",
+        about="cuDNN's time over ours: 8 sequences of 2,048 rows.",
+        groups={"added masks": ""},
+        by_case=True,
+    ),
+    Section(
+        title="Attention: sinks in training",
+        results="trained_sinks",
+        read=report_results.trained_sinks,
+        command="benchmarks/bench_trained_sinks.py --json FILE",
+        about="Forward and backward of one sequence through autograd: the time without sinks over "
+        "the time with them.",
+        groups={"sinks": ""},
+        by_case=True,
+    ),
+    Section(
+        title="Attention of float8_e4m3fn",
+        results="attention_e4m3",
+        read=report_results.float8,
+        command="benchmarks/bench_attention.py --only forward_e4m3 --json FILE",
+        about="Our bfloat16's time over ours of float8, by rows of a sequence; the kernel that "
+        "lays out the values is included.",
+        groups={"float8": ""},
+        by_case=True,
+    ),
+    Section(
+        title="Model blocks",
+        results="models",
+        read=report_results.listed,
+        command="benchmarks/bench_models.py --blocks --json FILE",
+        about="Stock PyTorch's time over that under `drop_in()`.",
+        groups={"block forward": "forward", "block training": "forward and backward"},
+    ),
+    Section(
+        title="Triton kernels as ops",
+        results="triton_launch",
+        read=report_results.triton,
+        command="benchmarks/bench_triton_launch.py --json FILE",
+        about="The host's time for a launch by Triton over that of the same kernel as an op.",
+        groups={"launch": "host cost of a call"},
+    ),
+)
+
+# The README's table: a row's title, and where its numbers come from. "-" where no result is yet.
+README_ROWS = (
+    ("16-bit products, M from 1,024 on", "goals", "large"),
+    ("16-bit products, M = 128 to 512", "goals", "middle"),
+    ("16-bit products, M = 1 to 64", "goals", "few rows"),
+    ("16-bit products, rows that begin anywhere", "goals", "odd"),
+    ("attention, forward", "attention_goals", "forward"),
+    ("attention, backward", "attention_goals", "backward"),
+    ("model block, forward", "models", "block forward"),
+    ("model block, training", "models", "block training"),
+)

@@ -1,0 +1,76 @@
+"""docs/performance.md, the README's table and the plots say what benchmarks/results/ say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import report  # noqa: E402
+import report_results  # noqa: E402
+from report_sections import SECTIONS  # noqa: E402
+
+
+def test_pages_and_plots_are_up_to_date() -> None:
+    """`python benchmarks/report.py` writes them."""
+    assert report.stale() == []
+
+
+def test_the_page_is_a_few_screens() -> None:
+    page = report.PAGE.read_text()
+    assert len(page.encode()) <= 12 * 1024
+    wide = [line for line in page.splitlines() if len(line) > 100]
+    assert [line for line in wide if not line.startswith("|") and "](" not in line] == []
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
+def test_commands_are_in_the_tree(section) -> None:
+    script, *options = section.command.split()
+    path = ROOT / script
+    if not path.exists() and not section.measured():
+        pytest.skip(f"{script} is to come; the page shows nothing of it yet")
+    text = path.read_text()
+    assert [name for name in options if name.startswith("--") and f'"{name}"' not in text] == []
+
+
+def test_a_plot_of_other_data_is_stale(tmp_path: Path) -> None:
+    png = (ROOT / "docs" / "matmul.png").read_bytes()
+    old = report.report_plots.digest_in(ROOT / "docs" / "matmul.png")
+    assert old is not None
+    assert re.fullmatch("[0-9a-f]{64}", old)
+    changed = tmp_path / "plot.png"
+    changed.write_bytes(png.replace(old.encode(), b"0" * 64))
+    assert report.report_plots.digest_in(changed) == "0" * 64
+    changed.write_bytes(png[:8])
+    assert report.report_plots.digest_in(changed) is None
+
+
+def write(folder: Path, name: str, *lines: tuple[str, float]) -> None:
+    text = ", ".join(f'{{"group": "{group}", "case": "x", "value": {v}}}' for group, v in lines)
+    (folder / name).write_text(f'{{"results": [{text}]}}')
+
+
+def test_a_newer_file_replaces_the_groups_that_it_holds(tmp_path: Path) -> None:
+    write(tmp_path, "2026-01-01_h200_models.json", ("a", 1.0), ("b", 1.0))
+    write(tmp_path, "2026-01-02_h200_models.json", ("a", 2.0), ("a", 8.0))
+    write(tmp_path, "2026-01-01_h100_models.json", ("a", 3.0))
+    write(tmp_path, "2026-01-03_h100_other_models.json", ("a", 9.0))
+    found = report_results.measured("models", report_results.listed, tmp_path)
+    assert list(found) == ["H200", "H100"]
+    assert {group: run.mean for group, run in found["H200"].items()} == {"a": 4.0, "b": 1.0}
+    assert found["H200"]["a"].worst.value == 2.0
+    assert found["H100"]["a"].mean == pytest.approx(3.0)
+
+
+def test_an_unexplained_miss_is_refused(tmp_path: Path, monkeypatch) -> None:
+    reasons = tmp_path / "misses.json"
+    reasons.write_text('{"goals/nothing": "no such miss"}')
+    monkeypatch.setattr(report, "MISSES", reasons)
+    with pytest.raises(SystemExit, match=r"missing \[.*goals/middle.*no longer missed .*nothing"):
+        report.misses_table()
