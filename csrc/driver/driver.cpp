@@ -24,7 +24,8 @@ std::mutex g_driver_mutex;      // guards the making of g_driver
 std::atomic<int> g_opening{0};  // threads that are making it
 std::atomic<bool> g_forked{false};
 
-// Without the table every path ends in driver(), which refuses, at no cost to launches elsewhere.
+// Clears the table in the child, so that its next call reaches driver(), which throws [fork]. This
+// way launches need no check of their own.
 void note_fork_in_child() {
   if (g_driver.exchange(nullptr) != nullptr || g_opening.load() != 0) g_forked.store(true);
 }
@@ -142,7 +143,7 @@ bool poisons_context(CUresult result) {
   if (ready != nullptr) return *ready;
   refuse_forked();
   static const int noted = pthread_atfork(nullptr, nullptr, &note_fork_in_child);
-  static_cast<void>(noted);  // it fails for want of memory alone
+  static_cast<void>(noted);  // pthread_atfork fails only when out of memory
   const Opening opening;
   std::lock_guard<std::mutex> lock(g_driver_mutex);
   ready = g_driver.load(std::memory_order_relaxed);
@@ -190,7 +191,7 @@ void check(CUresult result, const char* tag, const std::string& action) {
           got + (kernel == nullptr ? "" : ", after kernel '" + printable(kernel) + "'"),
           "This process cannot use the GPU any more: restart it."});
   }
-  // Handles of a context that was reset are invalid, and so is a stream's that never was one.
+  // Handles of a reset context are invalid, and so is a handle that never was a stream.
   if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_DEINITIALIZED ||
       result == CUDA_ERROR_INVALID_HANDLE) {
     fail({"closed", action, "found the CUDA context gone, or a stream that is none",

@@ -17,8 +17,8 @@ struct Driver {
 #define TORCH_CUBIN_MEMBER(name, version) decltype(&::name) name = nullptr;
   TORCH_CUBIN_DRIVER_FUNCTIONS(TORCH_CUBIN_MEMBER)
 #undef TORCH_CUBIN_MEMBER
-  // Null before CUDA 12.4, whose driver has no green contexts. Its header may be older, so the type is not
-  // from there: the handle is only compared with null.
+  // Null for drivers before CUDA 12.4, which have no green contexts. The type is spelled out
+  // because cuda.h may be older; the handle is only compared with null.
   CUresult (*cuStreamGetGreenCtx)(CUstream stream, void** green) = nullptr;
   int version = 0;  // 13000 for CUDA 13.0
 };
@@ -27,14 +27,14 @@ struct Driver {
 // throws [driver], [no_device] or [fork] and the next call tries again.
 const Driver& driver();
 
-// Whether this process was forked from one that had initialised the driver, or was about to.
+// Whether this process was forked after (or while) the parent initialised the driver.
 bool driver_forked();
 
-// Throws [fork] there. To be called before a lock is taken: what another thread held when the process
-// was forked stays locked in the child, in libcuda as here, so a child that waited would hang.
+// Throws [fork] if driver_forked(). Call it before taking a lock: a lock that another thread held
+// at the fork stays locked in the child, here and in libcuda, so a child that waits for it hangs.
 void refuse_forked();
 
-// Whether a call was refused because of a CUDA graph that is being captured.
+// Whether a call failed because a CUDA graph is being captured.
 inline bool is_capture_error(CUresult result) {
   return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
          result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
@@ -51,10 +51,10 @@ inline void check(CUresult result, const char* tag, const char* action) {
 // "13.0"
 std::string driver_version_text();
 
-// What this process launched, written by every launch, so together in one line of the cache.
+// Launch statistics of this process. Every launch writes both members, so they share a cache line.
 struct alignas(64) Launches {
   std::atomic<int64_t> count{0};
-  // A fault of a kernel shows at a later call, which can then name it. The names are never freed.
+  // A kernel's fault surfaces at a later call, which then names this kernel. Names are never freed.
   std::atomic<const char*> last_kernel{nullptr};
 };
 inline Launches launches;
@@ -62,8 +62,8 @@ inline Launches launches;
 // "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
 std::string describe(CUresult result);
 
-// For destructors: nothing may throw there. Drops the code on purpose: after the driver's own
-// shutdown every call answers CUDA_ERROR_DEINITIALIZED, and a leak at that point is harmless.
+// For destructors, which must not throw. Ignores the error code on purpose: after the driver's own
+// shutdown every call returns CUDA_ERROR_DEINITIALIZED, and a leak at that point is harmless.
 inline void ignore_in_destructor(CUresult) {}
 
 }  // namespace torch_cubin

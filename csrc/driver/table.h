@@ -1,8 +1,7 @@
-// The CUDA driver functions that torch_cubin uses, and the CUDA version whose ABI each is asked
-// for.
+// The CUDA driver functions that torch_cubin uses, each with the CUDA version of its ABI.
 //
-// cuGetProcAddress is asked for exactly this version, so that the pointer always fits the type in
-// cuda.h: a newer version could return a function with another signature.
+// cuGetProcAddress gets exactly this version, so that the pointer matches the type in cuda.h: a
+// newer version could return a function with another signature.
 #pragma once
 
 // X(function, version as 1000 * major + 10 * minor)

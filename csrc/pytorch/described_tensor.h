@@ -1,5 +1,5 @@
-// DescribedTensors: the arguments of an op by their metadata alone, as JSON, for checks of tensors that
-// C++ cannot read: those that torch.compile traces with, and the elements of a batch under vmap.
+// DescribedTensors: metadata of an op's arguments as JSON, for the checks of tensors that C++
+// cannot read: fake tensors of torch.compile, and the elements of a batch under vmap.
 #pragma once
 
 #include <deque>
@@ -14,18 +14,18 @@ namespace torch_cubin {
 
 class DescribedTensors {
  public:
-  // Of {"dtype": "float16", "device": "cuda:0", "sizes": [...], "strides": [...]}. What the view points
-  // to lives as long as this. Throws [input] for too many dims.
+  // The view of {"dtype": "float16", "device": "cuda:0", "sizes": [...], "strides": [...]}. Valid
+  // as long as this object. Throws [input] for more than kMaxDims dims.
   TensorView view(const nlohmann::json& tensor);
 
-  // Of the member `name` of an object; none where it is null or not there.
+  // The view of the object's member `name`; nullopt if it is null or missing.
   std::optional<TensorView> find(const nlohmann::json& tensors, const char* name);
 
  private:
   std::deque<std::vector<int64_t>> numbers_;
 };
 
-// A number, which may be a text: JSON has neither infinities nor NaN.
+// Parses a number, or a string such as "inf": JSON has neither infinities nor NaN.
 double described_float(const nlohmann::json& number);
 
 }  // namespace torch_cubin

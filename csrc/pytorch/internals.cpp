@@ -42,7 +42,7 @@ constexpr Internal kInternals[] = {
      "it is taken for a lack of memory"},
 };
 
-// Whether a test wants this symbol to look missing.
+// Whether a test simulates that this symbol is missing.
 bool taken_away(const char* symbol) {
   static const char* const names = std::getenv("TORCH_CUBIN_TEST_MISSING");
   if (names == nullptr) return false;

@@ -1,16 +1,16 @@
-// What this library takes of PyTorch beyond its stable ABI: symbols of libraries that are already in
-// the process, each with the feature that needs it and what happens without it.
+// PyTorch symbols outside its stable ABI, looked up in the libraries that the process has loaded:
+// each with the feature that needs it and the behaviour without it.
 //
-// A symbol that this PyTorch lacks costs its feature, never the load. `python -m torch_cubin doctor`
-// lists them; torch_cubin/_pytorch does the same for Python's private names.
+// A missing symbol disables its feature; the library still loads. `python -m torch_cubin doctor`
+// lists the symbols. torch_cubin/_pytorch does the same for private names of PyTorch's Python side.
 #pragma once
 
 #include <string>
 
 namespace torch_cubin {
 
-// The symbol, or null: it or its library is missing. One that is not in the table is an internal
-// error.
+// The symbol's address; null if the symbol or its library is missing. Throws [internal] for a
+// symbol that is not in the table.
 void* pytorch_symbol(const char* symbol);
 
 // The table with what was found, as JSON: {"symbols": [{"name", "library", "feature", "without",

@@ -7,9 +7,9 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMostSteps = 4;    // of one tensor along a dim that may meet the other
-constexpr int kMostQuestions = 256;  // in all
-// More than any memory has; two of them can be added.
+constexpr int64_t kMostSteps = 4;    // candidate indices examined per dim
+constexpr int kMostQuestions = 256;  // recursion budget of one comparison
+// Above any memory size, and small enough that a sum of two does not overflow.
 constexpr int64_t kMostBytes = int64_t{1} << 62;
 
 struct Dim {
@@ -17,7 +17,7 @@ struct Dim {
   int64_t size;    // 2 or more
 };
 
-// The bytes of a tensor from the first of them on: its dims, the largest stride first.
+// The byte range of a tensor, as dims sorted by descending stride.
 struct Span {
   Dim dims[kMaxDims];
   size_t count = 0;
@@ -46,8 +46,9 @@ class Question {
  public:
   Question(const Span& first, const Span& second) : first_(first), second_(second) {}
 
-  // Of the dims from `i` and `j` on, whose bytes are so many; `offset`: from the first tensor's first
-  // byte to the second's.
+  // Whether the subtensors given by dims i.. of the first and j.. of the second tensor overlap.
+  // They span `first_bytes` and `second_bytes`; `offset` is the distance from the first's start to
+  // the second's.
   bool ask(size_t i, int64_t first_bytes, size_t j, int64_t second_bytes, int64_t offset) {
     if (offset >= first_bytes || offset <= -second_bytes) return false;
     if (i == first_.count && j == second_.count) return true;
@@ -55,8 +56,8 @@ class Question {
     const int64_t first_stride = i < first_.count ? first_.dims[i].stride : 0;
     const int64_t second_stride = j < second_.count ? second_.dims[j].stride : 0;
     const int64_t stride = std::max(first_stride, second_stride);
-    // The outermost dim of one, or of both where their strides are equal, is gone through: a step of
-    // the first tensor takes it nearer to the second, a step of the second does the contrary.
+    // Iterates over the outermost dim with the larger stride, or over both dims if their strides
+    // are equal. A step in the first tensor reduces the offset, a step in the second increases it.
     int64_t least = 0, most = 0;
     if (first_stride == stride) {
       most = first_.dims[i].size - 1;
@@ -68,7 +69,8 @@ class Question {
       second_bytes += least * stride;
       ++j;
     }
-    // Steps at which the rests meet: -second_bytes < offset - step * stride < first_bytes.
+    // Steps at which the remaining dims can overlap: -second_bytes < offset - step * stride <
+    // first_bytes.
     least = std::max(least, floor_divided(offset - first_bytes, stride) + 1);
     most = std::min(most, floor_divided(offset + second_bytes - 1, stride));
     if (most - least >= kMostSteps) return true;

@@ -5,7 +5,7 @@
 
 namespace torch_cubin {
 
-// Where a tensor's elements lie. `data` is null where it has none.
+// Address, sizes and strides of a tensor. `data` is null for a tensor without elements.
 struct MemoryFacts {
   const void* data = nullptr;
   const int64_t* sizes = nullptr;
@@ -14,8 +14,9 @@ struct MemoryFacts {
   int64_t itemsize = 0;  // bytes
 };
 
-// Exact for slices of one tensor, in whatever dims, and for tensors without gaps. Where strides are
-// so unlike each other that an answer would take long, or no memory could hold a tensor, it is true.
+// Whether two tensors share memory. Exact for slices of one tensor along any dims, and for tensors
+// without gaps. Conservatively true when the strides would need a long search, or when no memory
+// could hold one of the tensors.
 bool share_memory(const MemoryFacts& first, const MemoryFacts& second);
 
 }  // namespace torch_cubin

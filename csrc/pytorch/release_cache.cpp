@@ -1,9 +1,8 @@
-// Makes PyTorch's caching allocator give its free blocks back when the driver has no memory for a
-// kernel.
+// Empties PyTorch's caching allocator when the driver has no memory left to load a kernel.
 //
-// NOTE: the stable ABI has no torch.cuda.empty_cache(). But the allocator empties its cache before it
-// says that there is no memory, unless a CUDA graph is being captured: so it is asked for more than
-// any GPU has. Below torch 2.13 its text goes to stderr.
+// NOTE: the stable ABI has no torch.cuda.empty_cache(). The allocator empties its cache before it
+// reports out of memory (except during graph capture), so this requests more than any GPU has.
+// Below torch 2.13 the message of that failure goes to stderr.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include "driver/dl.h"

@@ -1,7 +1,7 @@
-// NOTE: enumerators are never written as numbers here. torch 2.13 has added one that 2.11 lacks, and
-// one put before TF32 would make this answer "TF32" for "IEEE" without a word. PyTorch's own
-// functions translate the names that torch.backends takes; comparing with torch.backends in both
-// states instead would change the setting of every other thread for a while.
+// NOTE: this file contains no enumerator values. torch 2.13 added an enumerator that 2.11 lacks;
+// one inserted before TF32 would silently turn "IEEE" into "TF32". PyTorch's own functions
+// translate the names that torch.backends takes. (Toggling torch.backends and comparing would
+// change the setting for every other thread meanwhile.)
 #include "pytorch/settings.h"
 
 #include <exception>
@@ -13,8 +13,8 @@
 namespace torch_cubin {
 namespace {
 
-// at::Float32Backend, Float32Op and Float32Precision. As no enumerator is above 255, their low bytes
-// are equal where they are, whatever type a later torch gives them.
+// at::Float32Backend, Float32Op and Float32Precision. No enumerator exceeds 255, so comparing low
+// bytes is enough, whatever the underlying type of a later torch.
 using Enumerator = int;
 
 bool same(Enumerator a, Enumerator b) { return ((a ^ b) & 0xFF) == 0; }
@@ -29,7 +29,7 @@ struct PrecisionReader {
 
 #define TC_OF_NAME "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
-// None where a symbol or a name is missing.
+// nullopt if a symbol or a name is missing.
 std::optional<PrecisionReader> find_precision_reader() {
 #if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
   return std::nullopt;  // std::string is not PyTorch's
@@ -54,9 +54,9 @@ std::optional<PrecisionReader> find_precision_reader() {
     reader.cuda = backend("cuda");
     reader.matmul = op("matmul");
     reader.tf32 = precision("tf32");
-    // Two names with one enumerator are no translation to rely on.
+    // If two names map to one enumerator, the translation cannot be trusted.
     if (same(reader.tf32, precision("ieee"))) return std::nullopt;
-    reader.allows_tf32();  // throws for what this torch has no setting of
+    reader.allows_tf32();  // throws if this torch has no such setting
   } catch (const std::exception&) {
     return std::nullopt;
   }

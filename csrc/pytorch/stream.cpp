@@ -1,7 +1,7 @@
-// Asks the libtorch_cuda that is already in the process for its current stream.
+// Gets the current stream from the libtorch_cuda that the process has loaded.
 //
-// The getter is absent from CPU-only builds of PyTorch, so it is looked up, not linked: one binary
-// serves them all.
+// CPU builds of PyTorch lack the getter, so it is looked up instead of linked: one binary serves
+// both.
 #include "pytorch/stream.h"
 
 #include <atomic>

@@ -5,10 +5,10 @@
 
 namespace torch_cubin {
 
-// On that device. Throws [driver] where this PyTorch has no CUDA streams.
+// The current stream of the device. Throws [driver] if this PyTorch is a CPU build.
 CUstream current_stream(int device_index);
 
-// That function, or null where this PyTorch has no CUDA streams.
+// The getter itself; null if this PyTorch is a CPU build.
 CurrentStream current_stream_if_any();
 
 }  // namespace torch_cubin

@@ -27,7 +27,7 @@ void check_dim(int64_t dim) {
 struct DtypeInfo {
   ScalarType dtype;
   const char* name;
-  int64_t size;  // bytes; 0 for a dtype that is only named, in errors
+  int64_t size;  // bytes; 0 for a dtype that appears in error messages only
 };
 
 constexpr DtypeInfo kDtypes[] = {
@@ -77,7 +77,7 @@ constexpr DtypeInfo kDtypes[] = {
     {ScalarType::Int5, "int5", 0},
     {ScalarType::Int6, "int6", 0},
     {ScalarType::Int7, "int7", 0},
-    // Of PyTorch newer than the headers that this is compiled with (2.15's BComplex32).
+    // Newer than the PyTorch headers of this build (BComplex32 of torch 2.15).
     {static_cast<ScalarType>(46), "bcomplex32", 0},
 };
 
@@ -133,8 +133,8 @@ const void* TensorView::data() const {
 }
 
 [[gnu::hot]] bool is_memory(const void* data, AtenTensorHandle tensor) {
-  // An address at or above this is memory, since no storage offset is that large. Most tensors need no
-  // further check.
+  // No storage offset reaches this value, so a pointer at or above it is memory. This covers most
+  // tensors.
   constexpr uint64_t kMostMemory = uint64_t{1} << 40;
   const uint64_t address = reinterpret_cast<uintptr_t>(data);
   if (address >= kMostMemory) return true;
@@ -236,7 +236,7 @@ AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int
     }
     const std::string object = "an output or workspace of " + std::to_string(bytes) +
                                " bytes on cuda:" + std::to_string(device_index);
-    // Torch 2.13 says why. Below, its text goes to stderr: then a lack of memory is what it must be.
+    // torch 2.13 reports the reason. Older versions print it to stderr; out of memory is assumed.
     const std::string text = torch_error();
     if (!text.empty() && text.find("out of memory") == std::string::npos) {
       fail({"fault", object, "could not be allocated", "memory from PyTorch", text, ""});

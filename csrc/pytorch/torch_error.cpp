@@ -1,4 +1,4 @@
-// Looked up, not linked: the getter is newer than the oldest torch that we run on.
+// The getter is looked up instead of linked: the oldest supported torch lacks it.
 #include "pytorch/torch_error.h"
 
 #include "pytorch/internals.h"

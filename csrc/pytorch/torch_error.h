@@ -5,8 +5,8 @@
 
 namespace torch_cubin {
 
-// What the C API call that just failed on this thread had to say; empty below torch 2.13, which
-// only prints it on stderr.
+// The message of the C API call that just failed on this thread. Empty below torch 2.13, which only
+// prints it to stderr.
 std::string torch_error();
 
 }  // namespace torch_cubin
