@@ -94,6 +94,7 @@ gpu-test: built-demo
 lint: $(LIBRARY)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
 	@$(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror $(FORMATTED)
 	@for script in $(SCRIPTS); do bash -n "$$script"; done
 	@$(PY) tools/abi_audit.py $(LIBRARY)

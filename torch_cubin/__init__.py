@@ -4,6 +4,7 @@ Importing registers ``torch.ops.cubin.matmul``, ``linear``, ``scaled_dot_product
 kin (docs/attention.md); it never touches the CUDA driver. What else is public is in ``__all__``.
 """
 
+import typing as _typing
 from importlib import import_module as _import_module
 
 from torch_cubin._native import process as _process
@@ -55,15 +56,63 @@ _LATER = {
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
+# For type checkers and editors, which run no __getattr__; a test compares it with _LATER.
+if _typing.TYPE_CHECKING:
+    from torch_cubin import cpp as cpp
+    from torch_cubin import embed as embed
+    from torch_cubin._compile.compile import compile as compile
+    from torch_cubin._declared.c_struct import c_struct as c_struct
+    from torch_cubin._declared.choices import choices as choices
+    from torch_cubin._declared.define_op import KernelChoice as KernelChoice
+    from torch_cubin._declared.define_op import define_op as define_op
+    from torch_cubin._declared.expressions import cdiv as cdiv
+    from torch_cubin._declared.expressions import length as length
+    from torch_cubin._declared.expressions import maximum as maximum
+    from torch_cubin._declared.expressions import minimum as minimum
+    from torch_cubin._declared.expressions import next_power_of_2 as next_power_of_2
+    from torch_cubin._declared.expressions import select as select
+    from torch_cubin._declared.expressions import sqrt as sqrt
+    from torch_cubin._declared.kernel_arguments import struct as struct
+    from torch_cubin._declared.op import Op as Op
+    from torch_cubin._declared.package import load_package as load_package
+    from torch_cubin._declared.package import save_package as save_package
+    from torch_cubin._declared.patterns import empty as empty
+    from torch_cubin._declared.patterns import like as like
+    from torch_cubin._inspection.inspect import inspect as inspect
+    from torch_cubin._kernels.arguments import strided as strided
+    from torch_cubin._kernels.module import Kernel as Kernel
+    from torch_cubin._kernels.module import Module as Module
+    from torch_cubin._kernels.module import load as load
+    from torch_cubin._kernels.module import preload as preload
+    from torch_cubin._kernels.scalars import bfloat16 as bfloat16
+    from torch_cubin._kernels.scalars import float16 as float16
+    from torch_cubin._kernels.scalars import float32 as float32
+    from torch_cubin._kernels.scalars import float64 as float64
+    from torch_cubin._kernels.scalars import int8 as int8
+    from torch_cubin._kernels.scalars import int16 as int16
+    from torch_cubin._kernels.scalars import int32 as int32
+    from torch_cubin._kernels.scalars import int64 as int64
+    from torch_cubin._kernels.scalars import uint8 as uint8
+    from torch_cubin._kernels.scalars import uint16 as uint16
+    from torch_cubin._kernels.scalars import uint32 as uint32
+    from torch_cubin._kernels.scalars import uint64 as uint64
+    from torch_cubin._kernels.tensor_map import TensorMap as TensorMap
+    from torch_cubin._ops.checkpointing import checkpoint_ops as checkpoint_ops
+    from torch_cubin._tuning.tune import Tuning as Tuning
+    from torch_cubin._tuning.tune import load_tuned as load_tuned
+    from torch_cubin._tuning.tune import tune as tune
+    from torch_cubin.cpp import include_path as include_path
+    from torch_cubin.cpp import library_path as library_path
+else:
 
-def __getattr__(name: str) -> object:
-    if name in ("cpp", "embed"):
-        return _import_module(f"torch_cubin.{name}")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'torch_cubin' has no attribute '{name}'")
-    value = getattr(_import_module(f"torch_cubin.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name in ("cpp", "embed"):
+            return _import_module(f"torch_cubin.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'torch_cubin' has no attribute '{name}'")
+        value = getattr(_import_module(f"torch_cubin.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -139,7 +139,7 @@ def _extension_class() -> type:
             keywords.setdefault("language", "c++")
             super().__init__(
                 name,
-                [*map(os.fspath, sources), *units],
+                [*(os.fspath(source) for source in sources), *units],
                 depends=depends,
                 extra_compile_args=compile_arguments,
                 extra_link_args=link_arguments,

@@ -6,6 +6,7 @@ import sys
 import threading
 import types
 import weakref
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,8 @@ from torch_cubin._pytorch import modes as _modes
 __all__ = ["drop_in", "report"]
 
 # A dict of its own for torch.compile: the one below grows, and a graph's guards would fail on it.
-_TRACED_COPIES = {
-    F.multi_head_attention_forward: _python_functions.without_check(F.multi_head_attention_forward)
-}
+_traced: Any = F.multi_head_attention_forward
+_TRACED_COPIES = {_traced: _python_functions.without_check(_traced)}
 _copies: dict[types.FunctionType, types.FunctionType | None] = {}
 
 

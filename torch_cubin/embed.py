@@ -193,7 +193,7 @@ def _path(path: FilePath, what: str) -> Path:
     return Path(text)
 
 
-def _wrong_type(what: str, expected: str, got: object) -> Exception:
+def _wrong_type(what: str, expected: str, got: object) -> BaseException:
     return _fault(
         "input",
         f"torch_cubin.embed argument '{what}'",
@@ -261,7 +261,7 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _fault(tag: str, object: str, problem: str, **parts: str) -> Exception:
+def _fault(tag: str, object: str, problem: str, **parts: str) -> BaseException:
     """torch_cubin's error; as a program, which does without torch, one that ends with its text."""
     if __name__ == "__main__":
         wanted, got = parts.get("expected", ""), parts.get("got", "")
@@ -317,9 +317,8 @@ def _extension_class() -> type:
             embedded = _package_files(package).values() if package is not None else cubins
             depends = [*keywords.pop("depends", ()), *map(os.fspath, embedded)]
             keywords.setdefault("py_limited_api", True)  # for the file's name
-            super().__init__(
-                name, [*map(os.fspath, sources), str(unit)], depends=depends, **keywords
-            )
+            files = [*(os.fspath(source) for source in sources), str(unit)]
+            super().__init__(name, files, depends=depends, **keywords)
 
     CubinExtension.__module__, CubinExtension.__qualname__ = __name__, "CubinExtension"
     return CubinExtension

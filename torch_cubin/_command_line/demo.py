@@ -10,14 +10,16 @@ import math
 import statistics
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import torch_cubin
 from torch_cubin._drop_in.report import table
+from torch_cubin._inspection.inspect import Image
 from torch_cubin._native import library
 from torch_cubin.errors import counted
 
@@ -100,13 +102,14 @@ def _show_kernels(gpu: bool) -> None:
     chosen = {tuple(e[key] for key in ("family", "kind", "dtype", "math")): e for e in entries}
     for entry in chosen.values():
         image = torch_cubin.inspect(Path(catalog["path"], entry["file"]))
+        assert isinstance(image, Image), "the catalog is of cubins"
         kernel = image[entry["symbol"]]
         shared = kernel.static_shared + entry["dynamic_shared"]
         rows.append((kernel.name, image.arch, image.size, kernel.registers, shared))
     _print_table(("kernel", "arch", "bytes", "registers", "shared"), sorted(rows))
 
 
-def _print_table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+def _print_table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
     print("\n".join(table(header, rows)), end="\n\n")
 
 
@@ -124,7 +127,9 @@ def _show_products(device: str) -> bool:
 def _show_attention(device: str) -> bool:
     rows, good = [], True
     for name, dtype, heads, *sizes in ATTENTION_ON_GPU if device == "cuda" else ATTENTION_ON_CPU:
-        row, right = _compare(dtype, *_attention_calls(name, dtype, heads, *sizes, device))
+        rows_, columns, head_dim = sizes
+        calls = _attention_calls(name, dtype, heads, rows_, columns, head_dim, device)
+        row, right = _compare(dtype, *calls)
         texts = (", ".join(map(str, heads)), "x".join(map(str, sizes)))
         rows.append((f"{name} {str(dtype)[6:]}", *texts, *row))
         good = good and right
@@ -191,7 +196,7 @@ def _attention_calls(
     normal = _normal(dtype, device)
     query = normal(batch, query_heads, rows, head_dim)
     key, value = (normal(batch, kv_heads, columns, head_dim) for _ in range(2))
-    options = {"is_causal": name == "causal", "enable_gqa": kv_heads != query_heads}
+    options: dict[str, Any] = {"is_causal": name == "causal", "enable_gqa": kv_heads != query_heads}
     exact = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), **options)
     ours, theirs = (
         functools.partial(function, query, key, value, **options)
@@ -255,6 +260,8 @@ def _example() -> types.ModuleType | None:
     if not EXAMPLE.is_file() or importlib.util.find_spec("transformers") is None:
         return None
     spec = importlib.util.spec_from_file_location("sentence_encoder", EXAMPLE)
+    if spec is None or spec.loader is None:
+        return None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses looks a class's module up here
     spec.loader.exec_module(module)

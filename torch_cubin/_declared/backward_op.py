@@ -39,7 +39,8 @@ def formula(name: str, signature: Signature, call: Callable[..., Any]) -> Formul
         values = signature.bind(inputs, keyword_only_inputs or {})
         outputs = (output,) if signature.single else output
         values.update(zip(signature.outputs, outputs, strict=True))
-        ctx.torch_cubin_values, tensors = {}, []
+        ctx.torch_cubin_values = {}
+        tensors: list[Tensor] = []
         for wanted in found().parameters:
             value = values.get(wanted)
             if isinstance(value, Tensor):

@@ -307,7 +307,7 @@ def build(
     builder = Builder(signature, dtypes)
     builder.tensors(tensors)
     memory = builder.scratch(scratch)
-    contract = {
+    contract: dict[str, Any] = {
         "schema": signature.text,
         "dtypes": builder.dtypes,
         "tensors": builder.entries,

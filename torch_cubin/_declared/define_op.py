@@ -152,7 +152,7 @@ def define(
         choices.append(choice)
     if not choices:
         raise errors.fault("input", op, "has no kernel", expected="one or more in kernels=")
-    contract, places = _contract.build(
+    contract, written = _contract.build(
         signature,
         tensors=tensors,
         dtypes=dtypes,
@@ -162,7 +162,7 @@ def define(
         jit=jit,
         tuned=tuned,
     )
-    return _op.define(signature, contract, images.found, cpu, places)
+    return _op.define(signature, contract, images.found, cpu, written)
 
 
 def _check_types(op: str, cpu: Any, backward: Any, jit: Any) -> None:

@@ -160,7 +160,7 @@ class _TracedSizes:
     def __len__(self) -> NoReturn:
         untraceable("needs the number of dims now, which each call decides", "Use x.dim().")
 
-    __iter__ = __len__  # type: ignore[assignment]
+    __iter__ = __len__
 
 
 class TracedTensor:
@@ -261,8 +261,8 @@ class TracedView(TracedTensor):
         super().__init__(base._name)
         self._base, self._dim, self._length = base, dim, length
         step = place * base.stride(dim)
-        before = base._element if isinstance(base, TracedView) else 0
-        self._element = before + step
+        before: Any = base._element if isinstance(base, TracedView) else 0
+        self._element: Any = before + step
         # What a call checks, as the contract has it: first place, number of places, size.
         steps = base._parts if isinstance(base, TracedView) else []
         taken = (place, 1 if length is None else length, base.shape[dim])
@@ -323,7 +323,7 @@ class TracedList:
             f"Write torch_cubin.length({self._name}), or items by number: {self._name}[0].",
         )
 
-    __iter__ = __bool__ = __len__  # type: ignore[assignment]
+    __iter__ = __bool__ = __len__
 
 
 def cdiv(a: Any, b: Any) -> Any:

@@ -143,7 +143,7 @@ def _is_swapped(ctype: Any) -> bool:
     """Whether a number's bytes stand in the other order, as in a ctypes.BigEndianStructure."""
     other = "__ctype_be__" if sys.byteorder == "little" else "__ctype_le__"
     return isinstance(getattr(ctype, "_type_", None), str) and (
-        ctype is getattr(ctype, other, None) and ctypes.sizeof(ctype) > 1
+        ctypes.sizeof(ctype) > 1 and ctype is getattr(ctype, other, None)
     )
 
 
@@ -179,7 +179,7 @@ def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
     fields: dict[str, Field] = {}
     if isinstance(type_, type) and issubclass(type_, ctypes.Structure):
         bases = [base for base in reversed(type_.__mro__) if "_fields_" in vars(base)]
-        for name, ctype, *bits in [field for base in bases for field in base._fields_]:
+        for name, ctype, *bits in [field for base in bases for field in vars(base)["_fields_"]]:
             if name in fields:
                 raise refuse(f"field '{name}' in {type_.__name__} and in its base, too")
             count, step = None, 0

@@ -292,8 +292,9 @@ def _with_place(message: str, op: str, places: Mapping[str, str]) -> str:
     for part in sorted(places, key=len, reverse=True):
         label = f"op '{op}': {part}"
         if label in message:
-            end = re.compile(re.escape(label) + r"[\w.\[\]]*").search(message).end()
-            return f"{message[:end]} ({places[part]}){message[end:]}"
+            before, _, after = message.partition(label)
+            path = re.split(r"[^\w.\[\]]", after, maxsplit=1)[0]
+            return f"{before}{label}{path} ({places[part]}){after[len(path) :]}"
     return message
 
 

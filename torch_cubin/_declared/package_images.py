@@ -36,7 +36,9 @@ def of_package(files: list[dict[str, str]] | None) -> list[Image] | None:
     """The images that a contract of a package numbers; None where they are no files."""
     if files is None:
         return None
-    return [Image(_origin(entry["file"]), **entry) for entry in files]
+    return [
+        Image(_origin(entry["file"]), file=entry["file"], sha256=entry["sha256"]) for entry in files
+    ]
 
 
 __all__ = ["MANIFEST", "Image", "of_package"]

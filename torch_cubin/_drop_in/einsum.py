@@ -45,17 +45,17 @@ def plan(equation: str, dims: tuple[int, int]) -> Plan | str:
     terms = inputs.split(",")
     if len(terms) != 2:
         return _OPERANDS
-    spelled = [_labels(term, n) for term, n in zip(terms, dims, strict=True)]
-    if spelled[0] is None or spelled[1] is None:
+    a, b = (_labels(term, n) for term, n in zip(terms, dims, strict=True))
+    if a is None or b is None:
         return _REFUSED
-    a, b = spelled
     if len(set(a)) != len(a) or len(set(b)) != len(b):
         return _REPEATED
     ellipsis = max(([x for x in t if len(x) > 1] for t in (a, b)), key=len)
     if arrow:
-        out = _spell(output, ellipsis)
-        if out is None or len(set(out)) != len(out) or not set(out) <= {*a, *b}:
+        spelled = _spell(output, ellipsis)
+        if spelled is None or len(set(spelled)) != len(spelled) or not set(spelled) <= {*a, *b}:
             return _REFUSED
+        out = spelled
     else:
         once = [x for x in {*a, *b} if len(x) == 1 and (x in a) != (x in b)]
         out = ellipsis + sorted(once)
@@ -89,9 +89,10 @@ def equation(inputs: Sequence[Sequence[object]], output: Sequence[object] | None
     """The equation of einsum's other form, lists of integers and Ellipsis; "" for a wrong one."""
     terms = [_letters(term) for term in inputs]
     last = None if output is None else _letters(output)
-    if None in terms or (output is not None and last is None):
+    known = [term for term in terms if term is not None]
+    if len(known) < len(terms) or (output is not None and last is None):
         return ""
-    return ",".join(terms) + ("" if last is None else "->" + last)
+    return ",".join(known) + ("" if last is None else "->" + last)
 
 
 def _letters(term: Sequence[object]) -> str | None:

@@ -4,6 +4,7 @@
 """The switch of PyTorch's fused attention layers, for each thread by itself."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,5 +81,6 @@ def _call_of(name: str) -> Callable:
 # Once and for good, so that no thread sees them change.
 if pytorch_modes.FAST_PATHS.available:
     mha.get_fastpath_enabled = _get_fastpath_enabled
-    nn.MultiheadAttention.__call__ = _call_of("torch.nn.MultiheadAttention")
-    nn.TransformerEncoderLayer.__call__ = _call_of("torch.nn.TransformerEncoderLayer")
+    layer: Any
+    for layer in (nn.MultiheadAttention, nn.TransformerEncoderLayer):
+        layer.__call__ = _call_of(f"torch.nn.{layer.__name__}")

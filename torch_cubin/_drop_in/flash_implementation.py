@@ -273,9 +273,9 @@ class Implementation:
                 )
         window = (_window(window_size_left), _window(window_size_right))
         packed = cum_seq_q is not None
-        tensors = (query, key, value) if packed else _swap_heads(query, key, value)
+        q, k, v = (query, key, value) if packed else _swap_heads(query, key, value)
         out, logsumexp = _attend(
-            *tensors, (cum_seq_q, cum_seq_k), (max_q, max_k), is_causal, scale, window
+            *(q, k, v), (cum_seq_q, cum_seq_k), (max_q, max_k), is_causal, scale, window
         )
         return _layout_of(out if packed else out.transpose(1, 2), query), logsumexp
 
@@ -292,11 +292,10 @@ class Implementation:
         if grad_out is None:
             return None, None, None
         packed = cum_seq_q is not None
-        tensors: tuple[Tensor, ...] = (grad_out, query, key, value, out)
+        given = (grad_out, query, key, value, out)
+        grad, q, k, v, o = given if packed else _swap_heads(*given)
         gradients = _differentiate(
-            *(tensors if packed else _swap_heads(*tensors)),
-            *(logsumexp, offsets, (max_q, max_k), is_causal),
-            **options,
+            *(grad, q, k, v, o, logsumexp, offsets, (max_q, max_k), is_causal), **options
         )
         if not packed:
             gradients = _swap_heads(*gradients)
@@ -317,7 +316,8 @@ class Implementation:
     ) -> tuple[Any, ...]:
         name = "_scaled_dot_product_flash_attention"
         reason = "return_debug_mask" if return_debug_mask else ""
-        reason = reason or _why_not(*_swap_ranked(query, key, value), dropout_p, (None, None))
+        q, k, v = _swap_ranked(query, key, value)
+        reason = reason or _why_not(q, k, v, dropout_p, (None, None))
         if reason:
             args = (query, key, value, dropout_p, is_causal, return_debug_mask)
             return self._decline(keys, name, reason, *args, scale=scale)
@@ -335,7 +335,8 @@ class Implementation:
         cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, _, _ = more
         offsets, longest = (cum_seq_q, cum_seq_k), (max_q, max_k)
         reason = "packed sequences" if offsets != (None, None) else ""
-        reason = reason or _why_not(*_swap_ranked(query, key, value), dropout_p, (None, None))
+        q, k, v = _swap_ranked(query, key, value)
+        reason = reason or _why_not(q, k, v, dropout_p, (None, None))
         reason = reason or _why_not_sums(logsumexp, query)
         if reason:
             return self._decline(keys, name, reason, *args, scale=scale)

@@ -4,6 +4,7 @@
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -76,7 +77,7 @@ class Report:
         return "\n".join([*lines, "", *notes] if notes else lines)
 
 
-def table(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
+def table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:
     """Columns under a header; text to the left, numbers to the right."""
     widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
     lines = []

@@ -5,7 +5,7 @@
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -228,7 +228,7 @@ def _factors(beta: object, alpha: object) -> str | None:
     return None
 
 
-def _expands(shape: torch.Size, target: torch.Size) -> bool:
+def _expands(shape: Sequence[int], target: Sequence[int]) -> bool:
     if len(shape) > len(target):
         return False
     tail = target[len(target) - len(shape) :]
@@ -244,7 +244,7 @@ def _einsum_product(*args, **others) -> Result:
     else:
         equation, operands = args[0], args[1:]
         if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-            operands = operands[0]
+            operands = tuple(operands[0])
     if len(operands) != 2:
         return "not two operands"
     if type(equation) is not str:
@@ -291,8 +291,8 @@ def _einsum_plan(equation: str, dims_a: int, dims_b: int) -> tuple[einsum.Plan |
         if len(_plans) >= 1000:  # equations that a program makes and uses once
             _plans.clear()
         plan = einsum.plan(equation, (dims_a, dims_b))
-        plan = (None, einsum.REASONS.index(plan)) if isinstance(plan, str) else (plan, 0)
-        found = _plans[key] = plan
+        found = (None, einsum.REASONS.index(plan)) if isinstance(plan, str) else (plan, 0)
+        _plans[key] = found
     return found
 
 

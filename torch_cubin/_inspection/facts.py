@@ -69,7 +69,8 @@ class _Facts:
 
     def to_dict(self) -> dict[str, Any]:
         """The same facts as plain dicts and lists, ready for json."""
-        return dataclasses.asdict(self, dict_factory=_plain)
+        facts: Any = self  # a dataclass, as every class of this kind is
+        return dataclasses.asdict(facts, dict_factory=_plain)
 
 
 class _Kernels(_Facts):

@@ -49,10 +49,9 @@ def inspect(
     `source` is an InputError [input], which is a TypeError.
     """
     if archive.is_archive(source):
-        named = isinstance(source, (str, os.PathLike))
-        return archive.inspect(
-            source, _origin(os.fsdecode(source)) if named else "the buffer given"
-        )
+        if isinstance(source, (str, os.PathLike)):
+            return archive.inspect(source, _origin(os.fsdecode(source)))
+        return archive.inspect(source, "the buffer given")
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _content(library.inspect(bytes(source), "the buffer given"))
     if isinstance(source, (str, os.PathLike)):
@@ -147,9 +146,10 @@ def _content(facts: dict[str, Any]) -> Image | Ptx | Container:
                 )
             )
         return Container(**{**facts, "entries": tuple(entries)})
-    image, kernel, param = (
+    classes: tuple[Any, Any, Any] = (
         (Ptx, PtxKernel, PtxParam) if facts["kind"] == "ptx" else (Image, Kernel, Param)
     )
+    image, kernel, param = classes
     kernels = []
     for entry in facts.pop("kernels"):
         params = tuple(param(**fields) for fields in entry.pop("params"))

@@ -84,8 +84,8 @@ def table(facts: KernelFacts) -> str:
 
 # What isinstance() takes microseconds to tell: torch.Tensor's is Python code.
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_BYTES = (bytes, bytearray, memoryview)
-_BYTES += (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
+_CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
+_BYTES = (bytes, bytearray, memoryview, *_CTYPES)
 _NO_MEMORY = "is a tensor with no memory of its own"
 
 

@@ -159,8 +159,8 @@ def _triple(facts: KernelFacts, name: str, value: Any) -> tuple[int, int, int]:
         raise _refuse(
             facts, f"has a wrong {name}", "an int or 1 to 3 ints", f"{len(value)} of them"
         )
-    numbers = [_integer(facts, name, number) for number in value]
-    return tuple(numbers + [1] * (3 - len(numbers)))
+    x, y, z = *(_integer(facts, name, number) for number in value), *[1] * (3 - len(value))
+    return x, y, z
 
 
 def _stream(facts: KernelFacts, stream: Any) -> tuple[int, int | None]:

@@ -10,13 +10,13 @@ import operator
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from torch_cubin import errors
+from torch_cubin._inspection.inspect import Image, Ptx, _content
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
-from torch_cubin._inspection.inspect import _content
 from torch_cubin._kernels import global_memory, launch
 from torch_cubin._kernels.launch import device_index
 from torch_cubin._kernels.sources import Known, Loaded, Source, aliases_of, opened, read_again
@@ -145,16 +145,16 @@ class Module:
     context manager it unloads at the end.
     """
 
-    def __init__(self, sources: list[tuple[bytes, str]], origin: str, jit: bool) -> None:
+    def __init__(self, sources: Sequence[tuple[bytes, str]], origin: str, jit: bool) -> None:
         facts = library.open_module(sources, origin, jit)
         self._jit = jit
         self._handle: int = facts["handle"]
         self._drop = weakref.finalize(self, _drop, self._handle)
         self._drop.atexit = False
         self.origin = origin
-        self.images = tuple(_content(entry) for entry in facts["images"])
+        self.images = tuple(cast("Image | Ptx", _content(entry)) for entry in facts["images"])
         self._sources: list[Known] = []
-        found: dict[str, list[KernelFacts]] = {}
+        found: dict[str, list[Any]] = {}
         for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less
             for kernel in image.kernels:
                 found.setdefault(kernel.name, []).append(kernel)
@@ -201,6 +201,7 @@ class Module:
                 )  # fmt: skip
             if facts is None:
                 library.module_kernel(self._handle, name)  # raises, with the nearest names
+                raise AssertionError(name)
             kernel = self._kernels.setdefault(name, Kernel(self, facts))
         return kernel
 
@@ -354,7 +355,8 @@ def _load_again(
     producer: dict[str, Any] | None = None,
 ) -> Module:
     """A module out of a pickle. Raises HashError [hash] where a file is another one now."""
-    module = load([source for source, _, _ in sources], jit=jit)
+    stored: list[Any] = [source for source, _, _ in sources]
+    module = load(stored, jit=jit)
     for (_, name, digest), (_, _, found) in zip(sources, module._sources, strict=True):
         if found != digest:
             problem = "is not what the pickled module was loaded from"

@@ -15,7 +15,8 @@ from torch_cubin._inspection.inspect import _content, _origin, _read
 from torch_cubin._native import library
 
 Source = str | os.PathLike | bytes | bytearray | memoryview
-Known = tuple[Source, str, str]  # what reads an image again, its name for errors, its sha256
+Stored = Source | archive.Member
+Known = tuple[Stored, str, str]  # what reads an image again, its name for errors, its sha256
 
 
 class Loaded(NamedTuple):
@@ -25,7 +26,7 @@ class Loaded(NamedTuple):
     origin: str  # what errors call it
 
 
-def _loaded(source: Source, what: str) -> Loaded:
+def _loaded(source: Stored, what: str) -> Loaded:
     """The bytes of one file; errors call bytes that have no path `what`."""
     if isinstance(source, archive.Member):
         origin = _archive_origin(source.archive, what)
@@ -72,7 +73,8 @@ def read_again(known: Sequence[Known]) -> list[Loaded]:
             found += [_loaded(source, name).data for source, name, _ in entries]
         else:
             origin = _archive_origin(given, "the buffer given")
-            found += archive.read([source for source, _, _ in entries], origin)
+            members = [source for source, _, _ in entries if isinstance(source, archive.Member)]
+            found += archive.read(members, origin)
     for data, (_, name, digest) in zip(found, known, strict=True):
         now = hashlib.sha256(data).hexdigest()
         if now != digest:
@@ -93,7 +95,7 @@ def by_kernel(files: Sequence[Loaded]) -> dict[str, list[Loaded]]:
     return found
 
 
-def _archive(source: Source) -> Any:
+def _archive(source: Stored) -> Any:
     """The archive that a source of a module is in; None for a file of its own."""
     return source.archive if isinstance(source, archive.Member) else None
 

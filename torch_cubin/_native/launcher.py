@@ -10,7 +10,9 @@ asks for it.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ class PlainLauncher:
     def _bind(self, handle: int, params: tuple[tuple[int, str], ...]) -> None:
         """The extension stores its arguments here."""
 
+    _launch_plainly: Callable[..., None]
+
     def __call__(self, /, *args: Any, **keywords: Any) -> None:
         self._launch_plainly(*args, **keywords)
 
@@ -35,7 +39,7 @@ def _launcher() -> type:
     if os.environ.get("TORCH_CUBIN_PLAIN_LAUNCH") == "1":
         return PlainLauncher
     try:
-        from torch_cubin import _launch
+        _launch: Any = importlib.import_module("torch_cubin._launch")
     except ImportError:
         return PlainLauncher
     return _launch.Launcher if configure(_launch) else PlainLauncher

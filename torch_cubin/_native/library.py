@@ -11,6 +11,7 @@ import ctypes
 import functools
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def launches() -> int:
     return load().torch_cubin_launches()
 
 
-def open_module(sources: list[tuple[bytes, str]], origin: str, jit: bool) -> dict[str, Any]:
+def open_module(sources: Sequence[tuple[bytes, str]], origin: str, jit: bool) -> dict[str, Any]:
     """A module of the images in (bytes, name for errors): its "handle" and the facts of each."""
     return _answer(load().torch_cubin_module_open(*_sources(sources), _text(origin), bool(jit)))
 
@@ -188,7 +189,7 @@ def images(data: bytes, origin: str) -> list[tuple[bytes, str, dict[str, Any]]]:
         module_drop(answer["handle"])
 
 
-def _sources(sources: list[tuple[bytes, str]]) -> tuple[Any, Any, Any, int]:
+def _sources(sources: Sequence[tuple[bytes, str]]) -> tuple[Any, Any, Any, int]:
     """(bytes, name for errors) of each, as C takes them."""
     count = len(sources)
     data = (ctypes.c_char_p * count)(*(content for content, _ in sources))

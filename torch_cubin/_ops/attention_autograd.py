@@ -28,6 +28,7 @@ forward_autograd = torch.ops.cubin._attention_forward_autograd.default
 backward_autograd = torch.ops.cubin._attention_backward_autograd.default
 
 _TENSORS = ("attn_mask", "dropout_seed", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k")
+_NO_TENSORS: dict[str, Any] = dict.fromkeys(_TENSORS)
 
 
 class _Attention(transforms.SingleLevelFunction):
@@ -47,7 +48,7 @@ class _Attention(transforms.SingleLevelFunction):
             made += forward_autograd(query, key, value, *args, **kwargs)
         options = Options(*args, **kwargs)
         # Saved as tensors, not as an attribute, so that hooks and in-place changes are seen.
-        ctx.options = options._replace(**dict.fromkeys(_TENSORS))
+        ctx.options = options._replace(**_NO_TENSORS)
         ctx.save_for_backward(
             query, key, value, *made, *(getattr(options, name) for name in _TENSORS)
         )
@@ -65,11 +66,12 @@ class _Attention(transforms.SingleLevelFunction):
         # NOTE: backward() may run under autocast; PyTorch's own backward of attention ignores it.
         with dispatch_keys.without_autocast():
             if grad_logsumexp is None:
+                assert grad_out is not None, "one of the two is there"
                 grads = _fused_gradients(saved[:5], options, grad_out, needed)
             else:
                 grads = _gradients(saved[:3], options, grad_out, grad_logsumexp, of_sinks=needed[3])
-        grads = [grad if need else None for grad, need in zip(grads, needed, strict=True)]
-        return None, *grads, None, None
+        wanted = (grad if need else None for grad, need in zip(grads, needed, strict=True))
+        return None, *wanted, None, None
 
 
 def _fused_gradients(
@@ -81,6 +83,7 @@ def _fused_gradients(
         grads = attention_backward(grad_out, *saved, *options.positional(), **options.named())
     if not needed[3]:
         return *grads, None
+    assert options.sinks is not None, "they need a gradient"
     out, logsumexp = saved[3:]
     if options.packed:
         grad_out, out = grad_out.transpose(0, 1), out.transpose(0, 1)
@@ -176,7 +179,7 @@ def _forward(
         return forward_autograd(query, key, value, *args, **kwargs)
 
 
-def _backward(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, ...]:
+def _backward(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor | None, ...]:
     grad_out, query, key, value, out, logsumexp = tensors
     beside = (options.attn_mask, options.alibi_slopes, options.sinks)
     wanted = any(
@@ -194,8 +197,10 @@ def _backward(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, ..
     if wanted:
         # out and logsumexp are functions of the others, and so are their derivatives. They are not
         # read here, and must be right all the same.
-        saved = {"grad_out": grad_out, "out": out, "logsumexp": logsumexp}
-        check_attention("attention_backward", query, key, value, options, **saved)
+        check_attention(
+            "attention_backward", query, key, value, options,
+            grad_out=grad_out, out=out, logsumexp=logsumexp,
+        )  # fmt: skip
         return _gradients((query, key, value), options, grad_out)[:3]
     for name, tensor in (("out", out), ("logsumexp", logsumexp)):
         if _has_derivative(tensor):
@@ -230,7 +235,7 @@ def _forward_kernel(
         raise
 
 
-def _backward_kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+def _backward_kernel(*args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
     options = Options(*args[6:], **kwargs)
     try:
         return _backward(args[:6], options)

@@ -96,15 +96,18 @@ def check_attention(
         checks.check_dense(op, name, tensor)
     described = {name: checks.described(tensor, dims.get(name)) for name, tensor in tensors.items()}
     checks.ask("check_attention", {"op": op, "tensors": described, "options": options.numbers()})
-    shapes = (checks.shape_of(tensors[name], dims.get(name)) for name in ("query", "key", "value"))
-    return _shape(*shapes, options)
+
+    def shape_of(name: str) -> Sequence[int]:
+        return checks.shape_of(tensors[name], dims.get(name))
+
+    return _shape(shape_of("query"), shape_of("key"), shape_of("value"), options)
 
 
 def _shape(
     query: Sequence[int], key: Sequence[int], value: Sequence[int], options: Options
 ) -> Shape:
     """The sizes for arguments of these shapes that fit together."""
-    if options.packed:
+    if options.cu_seqlens_q is not None:  # packed
         checks.unify(key[0], value[0])
         sequences = options.cu_seqlens_q.shape[0] - 1
         return Shape([sequences], query[1], [*query[:2], value[2]], [query[1], query[0]])
@@ -145,7 +148,11 @@ def output_order(like: Tensor, sizes: Sequence[int]) -> list[int]:
     """
     order = list(range(len(sizes)))
     if like.dim() == len(sizes) and all(map(checks.equal, like.shape[:-1], sizes[:-1])):
-        order.sort(key=functools.cmp_to_key(lambda i, j: _compare(like.stride(j), like.stride(i))))
+
+        def compare(i: int, j: int) -> int:
+            return _compare(like.stride(j), like.stride(i))
+
+        order.sort(key=functools.cmp_to_key(compare))
         if not _is_nested(like, order) or order[-1] != len(sizes) - 1:
             order.sort()
     return order

@@ -193,7 +193,8 @@ class _Matmul(transforms.SingleLevelFunction):
     @staticmethod
     def jvp(ctx: Any, _: None, self_t: Tensor | None, other_t: Tensor | None) -> Tensor | None:
         with _outer_levels():
-            return _matmul_tangent(*map(_primal, ctx.saved_tensors), self_t, other_t)
+            self, other = map(_primal, ctx.saved_tensors)
+            return _matmul_tangent(self, other, self_t, other_t)
 
 
 class _Linear(transforms.SingleLevelFunction):
@@ -235,7 +236,8 @@ class _Linear(transforms.SingleLevelFunction):
             if input_t is None and weight_t is None and bias_t is not None:
                 input_shape, weight_shape, _ = ctx.shapes
                 return bias_t.expand(input_shape[:-1] + weight_shape[:-1]).contiguous()
-            return _linear_tangent(*map(_primal, ctx.saved_tensors), input_t, weight_t, bias_t)
+            input, weight = map(_primal, ctx.saved_tensors)
+            return _linear_tangent(input, weight, input_t, weight_t, bias_t)
 
 
 class _Addmm(transforms.SingleLevelFunction):
@@ -289,7 +291,8 @@ class _Addmm(transforms.SingleLevelFunction):
     ) -> Tensor | None:
         beta, alpha = ctx.factors
         with _outer_levels():
-            out = _matmul_tangent(*map(_primal, ctx.saved_tensors), mat1_t, mat2_t)
+            mat1, mat2 = map(_primal, ctx.saved_tensors)
+            out = _matmul_tangent(mat1, mat2, mat1_t, mat2_t)
             out = None if out is None else _scaled(out, alpha)
             if input_t is None:
                 return out

@@ -105,7 +105,7 @@ def _flash_attention_flops(
 
 def _scores(query: Tensor, key: Tensor, out: Tensor, options: Options) -> int:
     """How many scores there are. Like torch's formula, it sees no mask and no causality."""
-    if not options.packed:
+    if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
         return out.shape[:-1].numel() * key.shape[-2]
     rows = _lengths(options.cu_seqlens_q, options.max_seqlen_q or query.shape[0])
     columns = _lengths(options.cu_seqlens_k, options.max_seqlen_k or key.shape[0])

@@ -41,8 +41,12 @@ def _fake(
     tensors = {name: x for name, x in given.items() if x is not None}
     for name, tensor in tensors.items():
         checks.check_dense(NAME, name, tensor)
-    options = {"causal": causal, "window_left": window_left, "window_right": window_right}
-    options["softcap"] = str(float(softcap))
+    options = {
+        "causal": causal,
+        "window_left": window_left,
+        "window_right": window_right,
+        "softcap": str(float(softcap)),
+    }
     described = {name: checks.described(tensor) for name, tensor in tensors.items()}
     checks.ask("check_attention", {"op": NAME, "tensors": described, "options": options})
     return tensors["q"].new_empty(*tensors["q"].shape[:-1], tensors["v_cache"].shape[-1])

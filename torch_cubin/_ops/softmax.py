@@ -36,7 +36,12 @@ def _softcap_slope(scores: Tensor | None, scale: float, softcap: float) -> Tenso
     """The derivative of a scaled and capped score by the score."""
     if softcap == 0:
         return scale
+    assert scores is not None, "a call with a softcap saves its scores"
     return scale * (1 - (scores * (scale / softcap)).tanh().square())
+
+
+def _primal_of_any(tensor: Any) -> Any:
+    return None if tensor is None else autograd._primal(tensor)
 
 
 def _distance(scores: Tensor) -> Tensor:
@@ -135,7 +140,7 @@ class _Softmax(transforms.SingleLevelFunction):
     ) -> tuple[Tensor | None, Tensor | None]:
         with autograd._outer_levels():
             probs, scores, sinks, logsumexp = ctx.saved_tensors
-            scores, sinks = (None if x is None else autograd._primal(x) for x in (scores, sinks))
+            scores, sinks = map(_primal_of_any, (scores, sinks))
             logits_t = torch.zeros_like(probs)
             if scores_t is not None:
                 logits_t = logits_t + scores_t * _softcap_slope(scores, ctx.scale, ctx.softcap)
@@ -219,9 +224,7 @@ class _SoftmaxBackward(transforms.SingleLevelFunction):
         *rest: None,
     ) -> Tensor:
         with autograd._outer_levels():
-            grad, probs, grad_logsumexp, scores = (
-                None if x is None else autograd._primal(x) for x in ctx.saved_tensors
-            )
+            grad, probs, grad_logsumexp, scores = map(_primal_of_any, ctx.saved_tensors)
             centered = _SoftmaxBackward._centered(grad, probs, grad_logsumexp)
             out = torch.zeros_like(probs)
             change = torch.zeros_like(probs)

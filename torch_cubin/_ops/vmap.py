@@ -36,7 +36,7 @@ def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[T
     checks.check_matmul(self, other, dims)  # before padding could hide a mistake
     if other_dim is None and len(other_shape) <= 2:
         return op(_front(self, self_dim), other), 0  # the batch is more rows
-    if self_dim is None and len(other_shape) == 1:
+    if self_dim is None and other_dim is not None and len(other_shape) == 1:
         out = op(self, other.movedim(other_dim, -1))  # the batch is columns
         return out, out.dim() - 1
     a, b = _front(self, self_dim), _front(other, other_dim)
@@ -160,9 +160,9 @@ _BACKWARD = ("grad_out", "query", "key", "value", "out", "logsumexp")
 
 
 def _batched_attention(
-    op: Any, size: int, tensors: list[Tensor], dims: Dims, options: Options, rest: Options
+    op: Any, size: int, tensors: list[Tensor], dims: Dims, options: Options, rest: Any
 ) -> tuple[Any, Any]:
-    """A batch of `size` calls; `rest` holds the batch dimensions of what `options` holds."""
+    """A batch of `size` calls; `rest`, Options too, holds the batch dimensions of `options`."""
     name = op.name().removeprefix("cubin::_").removesuffix("_autograd")
     backward = name == "attention_backward"
     names = _BACKWARD if backward else _BACKWARD[1:4]
@@ -228,7 +228,7 @@ def one_by_one(op: Any, size: int, args: Sequence[Any], dims: Sequence[int | Non
     return stacked, (0,) * len(stacked)
 
 
-_NO_DIMS = Options(*[None] * len(Options._fields))
+_NO_DIMS = Options._make([None] * len(Options._fields))
 
 
 def _attention_rule(op: Any) -> Any:

@@ -238,7 +238,7 @@ class _Resolver:
         if is_open:
             of = self._same_shape(entry, what) if is_made else name
             self._require(what, value=["dim", of], equals=ndim)
-        elif len(shape) != ndim:
+        elif shape is not None and len(shape) != ndim:
             raise _refuse(self.scope, what, f"is an array of {errors.counted(ndim, 'dim')}",
                           str(ndim), f"tensor '{name}' of {len(shape)}")  # fmt: skip
         promised = _ALLOCATOR_ALIGN if is_made else entry.get("align", 16)
@@ -257,9 +257,7 @@ class _Resolver:
                 self._require(what, value=stride, at_least=dim.least_stride, at_most=_MOST)
             self.entries.append([kind, stride])
 
-    def _assume(
-        self, what: str, name: str, tree: list, constant: int | None, multiple: int
-    ) -> None:
+    def _assume(self, what: str, name: str, tree: Any, constant: int | None, multiple: int) -> None:
         if constant is None and multiple == 1:
             return
         if name.partition("[")[0] not in self.scope.arguments:

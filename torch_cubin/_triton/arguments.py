@@ -7,7 +7,7 @@ compiler took for granted becomes requirements of the contract, which each call 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class Resolver:
         self.descriptors = 0
         given = scope.trace(arguments.given, "args")
         self.given: Mapping[str, Any] = {}
-        self.positional: Sequence[Any] | None = None
+        self.positional: list[Any] | None = None
         if isinstance(given, Mapping):
             self.given = given
         elif isinstance(given, (list, tuple)):
@@ -145,7 +145,7 @@ class Resolver:
         read = [self.entries, self.scope.when]
         read += [requirement.get("value") for requirement in self.requires]
         used = set(_names_read(read))
-        used |= {requirement.get("address_of") for requirement in self.requires}
+        used |= {r["address_of"] for r in self.requires if "address_of" in r}
         for name in self.scope.varying:
             if name not in used and f"{name}?" not in used:
                 raise self.refuse(
@@ -389,7 +389,7 @@ class Resolver:
         self._check_dtype(parameter, dtype, tensor)
         shape = self._entry(tensor).get("shape")
         is_open = shape is None or any(isinstance(s, str) and s[0] == "*" for s in shape)
-        if not is_open and len(shape) != dims:
+        if shape is not None and not is_open and len(shape) != dims:
             raise self.refuse(
                     self.of(parameter), f"is of type {parameter.type}",
                     errors.counted(dims, "dim"), f"tensor '{tensor._name}' of {len(shape)}",

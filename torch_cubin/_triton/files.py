@@ -219,7 +219,8 @@ def parameters_of_ir(text: str, label: str) -> list[Parameter]:
         match = _PARAMETER.fullmatch(part.strip())
         if match is None:
             raise errors.fault("input", label, "has a parameter without a type", got=part[:80])
-        parameter = _parameter(*match.groups(), label)
+        name, rest = match.groups()
+        parameter = _parameter(name, rest, label)
         if skip:
             if parameter.type != skip.pop(0):
                 raise errors.fault("input", label, "has a descriptor without its sizes and strides")

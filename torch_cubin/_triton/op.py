@@ -136,8 +136,8 @@ def _kernels(
             )  # fmt: skip
         if archs is None:
             raise errors.fault("input", f"{label}: archs", "is missing", expected="['sm_90a', ...]")
-        found = live.compile(given, signature, archs, **dict(options or {}))
-        return [(kernel, None) for kernel in found]
+        compiled = live.compile(given, signature, archs, **dict(options or {}))
+        return [(kernel, None) for kernel in compiled]
     raise errors.fault(
         "input", f"{label}: kernel", "is no Triton kernel", expected=_EXPECTED,
         got=f"{type(given).__name__} {given!r:.60}",

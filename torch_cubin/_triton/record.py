@@ -97,21 +97,21 @@ def record() -> Iterator[Recording]:
     those that torch.compile compiles in processes of its own. Needs Triton 3.4 or newer.
     """
     package = live.triton()
-    knobs = getattr(package, "knobs", None)
-    if not hasattr(getattr(knobs, "compilation", None), "listener"):
+    compilation: Any = getattr(getattr(package, "knobs", None), "compilation", None)
+    if not hasattr(compilation, "listener"):
         raise errors.fault(
             "input", "torch_cubin.producers.triton.record", "needs a newer Triton",
             expected="3.4 or newer", got=str(package.__version__),
         )  # fmt: skip
-    seen, before = Recording(), knobs.compilation.listener
+    seen, before = Recording(), compilation.listener
 
     def listener(**compiled: Any) -> None:
         if before is not None:
             before(**compiled)
         seen._listen(**compiled)
 
-    knobs.compilation.listener = listener
+    compilation.listener = listener
     try:
         yield seen
     finally:
-        knobs.compilation.listener = before
+        compilation.listener = before

@@ -123,10 +123,10 @@ class TunedKernels(Produced):
                 continue  # of calls that the op's definition does not allow
             kept = [v for v, c in zip(values, columns, strict=True) if c.part is not None]
             table.setdefault(json.dumps(kept), (kept, group))
-        key = [column.part for column in columns if column.part is not None]
+        parts = [column.part for column in columns if column.part is not None]
         # Without a part of its own the table is of one group: 1 is as good a key as another.
         return {
-            "key": key or [1],
+            "key": parts or [1],
             "entries": [[values or [1], group] for values, group in table.values()],
             "otherwise": self.otherwise,
         }

@@ -8,7 +8,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -160,11 +160,15 @@ def _check(product: Product, name: str, out: torch.Tensor, reference: torch.Tens
         )
 
 
+_Name = TypeVar("_Name")
+
+
 def _rounds(
-    graphs: dict[str, torch.cuda.CUDAGraph], repeats: int, effort: Effort, seed: int
-) -> dict[str, list[float]]:
+    graphs: dict[_Name, torch.cuda.CUDAGraph], repeats: int, effort: Effort, seed: int
+) -> dict[_Name, list[float]]:
     once = {name: min(_milliseconds(graph, 1) for _ in range(2)) for name, graph in graphs.items()}
-    order, times = list(graphs), {name: [] for name in graphs}
+    order = list(graphs)
+    times: dict[_Name, list[float]] = {name: [] for name in graphs}
     shuffle = random.Random(seed)
     for _ in range(effort.rounds):
         shuffle.shuffle(order)

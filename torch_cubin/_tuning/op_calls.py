@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,14 +78,14 @@ class CallTimes:
             rows.append((f"  {self.names[kernel]}", f"{self.median(kernel):.2f}", text))
         rows += [(f"  {self.names[k]}", "-", f"not used: {why}") for k, why in self.differ.items()]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        text = [f"{self.op}({shown_key(self.key)})"]
+        lines = [f"{self.op}({shown_key(self.key)})"]
         for row in rows:
             padded = (c.ljust(w) for c, w in zip(row, widths, strict=True))
-            text.append("  ".join(padded).rstrip())
+            lines.append("  ".join(padded).rstrip())
         if self.elsewhere:
             count = errors.counted(len(self.elsewhere), "kernel")
-            text.append(f"  {count} more under another `when`: tune(..., any_condition=True)")
-        return "\n".join(text)
+            lines.append(f"  {count} more under another `when`: tune(..., any_condition=True)")
+        return "\n".join(lines)
 
 
 def shown_key(key: Mapping[str, Any]) -> str:
@@ -334,10 +335,10 @@ def _far(one: Tensor, other: Tensor) -> str:
     beyond = 0
     for parts in _pieces(one, other):
         sums = [b.double().nan_to_num(0, 0, 0).abs().sqrt().sum(-1, keepdim=True) for _, b in parts]
-        usual = (sum(sums) / columns).square().clamp_min(least)
+        usual = (functools.reduce(torch.add, sums) / columns).square().clamp_min(least)
         for a, b in parts:
             off, size = _off_and_size(a.double(), b.double())
-            beyond += (off > limit * torch.maximum(size, usual)).sum().item()
+            beyond += int((off > limit * torch.maximum(size, usual)).sum())
     share = beyond / one.numel()
     if share > _MOST_OFF:
         return f"{share:.1%} of its results are off by more than their neighbours' size explains"

@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
         products = list(standard_products(layouts))
     else:
         products = [
-            Product.of_layout(*shape_of(text), layout, options.dtype)
-            for text in options.shapes.split(",")
+            Product.of_layout(m, n, k, layout, options.dtype)
+            for m, n, k in map(shape_of, options.shapes.split(","))
             for layout in layouts
         ]
     lines = sweep(products, options.lines, measure.Effort(), options.seconds)

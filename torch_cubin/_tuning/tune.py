@@ -131,14 +131,16 @@ def tune(
     if op is not None:
         return _tune_op(op, inputs, any_condition, seconds)
     start = time.monotonic()
-    products = _products_of(work) if shapes is None else shapes
+    if shapes is None:
+        assert callable(work), "else it is an op or has shapes"
+        shapes = _products_of(work)
     operands = Operands(torch.device("cuda", torch.cuda.current_device()))
     times: list[measure.Times] = []
-    for product in products:
+    for product in shapes:
         if time.monotonic() - start > seconds:
             break
         times.append(measure.measure(product, operands, measure.Effort(), beside_torch=True))
-    result = Tuning(times, products[len(times) :])
+    result = Tuning(times, shapes[len(times) :])
     library.add_tuned_table(result.table)
     return result
 
