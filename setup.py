@@ -386,7 +386,10 @@ def main() -> None:
     setup(
         packages=setuptools.find_packages(include=["torch_cubin", "torch_cubin.*"]),
         package_data={
-            "torch_cubin": ["cmake/*.cmake", "include/torch_cubin/*.h", "lib/pkgconfig/*.pc"]
+            "torch_cubin": [
+                *("py.typed", "*.pyi"),
+                *("cmake/*.cmake", "include/torch_cubin/*.h", "lib/pkgconfig/*.pc"),
+            ]
         },
         install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],
         distclass=BinaryDistribution,

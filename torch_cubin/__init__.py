@@ -60,6 +60,7 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 if _typing.TYPE_CHECKING:
     from torch_cubin import cpp as cpp
     from torch_cubin import embed as embed
+    from torch_cubin import ops as ops
     from torch_cubin._compile.compile import compile as compile
     from torch_cubin._declared.c_struct import c_struct as c_struct
     from torch_cubin._declared.choices import choices as choices
@@ -106,7 +107,7 @@ if _typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        if name in ("cpp", "embed"):
+        if name in ("cpp", "embed", "ops"):
             return _import_module(f"torch_cubin.{name}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'torch_cubin' has no attribute '{name}'")
@@ -171,6 +172,7 @@ __all__ = [
     "maximum",
     "minimum",
     "next_power_of_2",
+    "ops",
     "preload",
     "report",
     "save_package",

@@ -44,7 +44,7 @@ from torch_cubin import embed as _embed
 from torch_cubin import errors
 from torch_cubin._compile import cache
 
-FilePath = str | os.PathLike
+FilePath = str | os.PathLike[str]
 Image = FilePath | bytes | bytearray | memoryview
 _ROOT = Path(__file__).resolve().parent
 # The oldest PyTorch that the headers are written for; setup.py's TORCH_MIN.

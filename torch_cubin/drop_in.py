@@ -6,7 +6,8 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,9 @@ from torch_cubin._pytorch import modes as _modes
 
 __all__ = ["drop_in", "report"]
 
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
 # A dict of its own for torch.compile: the one below grows, and a graph's guards would fail on it.
 _traced: Any = F.multi_head_attention_forward
 _TRACED_COPIES = {_traced: _python_functions.without_check(_traced)}
@@ -36,7 +40,9 @@ _copies: dict[types.FunctionType, types.FunctionType | None] = {}
 class _Serving(TorchFunctionMode):
     """The routing alone; what drop_in() adds is when the counts begin."""
 
-    def __torch_function__(self, func, types_, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         # NOTE: every torch function of a model comes through here, so the way of one that is no
         # product is a dict look-up and no more.
         served = SERVED.get(func)
@@ -47,8 +53,8 @@ class _Serving(TorchFunctionMode):
         name, handler = served
         if kwargs is None:
             kwargs = {}
-        result = handler if type(handler) is str else handler(*args, **kwargs)
-        if type(result) is not str:
+        result = handler if isinstance(handler, str) else handler(*args, **kwargs)
+        if not isinstance(result, str):
             if torch.compiler.is_compiling():
                 _report.count_traced_served(name, result.dtype, result.device.type)
             else:
@@ -67,12 +73,12 @@ _INSIDE = _Serving()
 _fast_path.serves(_Serving)
 
 
-def _call_python(func, types_, args, kwargs):
+def _call_python(func: Any, types_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function of torch written in Python; one that multiplies inside, with the mode on."""
     if torch.compiler.is_compiling():
         if func is torch.Tensor.unflatten:  # it says super(), which cannot be traced from here
             return args[0].unflatten(*args[1:], **kwargs)
-        copy = _TRACED_COPIES.get(func)
+        copy: Any = _TRACED_COPIES.get(func)
     else:
         copy = _copies.get(func, func)
         if copy is func:
@@ -131,7 +137,7 @@ class drop_in(_Serving):
     computed the same way (torch.utils.checkpoint raises otherwise).
     """
 
-    def __init__(self, *model) -> None:
+    def __init__(self, *model: Any) -> None:
         if model:
             raise errors.fault(
                 "input", "torch_cubin.drop_in", "takes no argument: it serves what runs inside it",
@@ -139,7 +145,7 @@ class drop_in(_Serving):
             )  # fmt: skip
         super().__init__()
 
-    def __call__(self, function):
+    def __call__(self, function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         """As a decorator: every call of the function runs inside a drop_in() of its own.
 
         The body of a generator, a coroutine or an asynchronous generator does, too; whoever resumes
@@ -147,22 +153,24 @@ class drop_in(_Serving):
         under :class:`torch.no_grad`.
         """
         if isinstance(function, (type, torch.nn.Module)):
-            is_class = isinstance(function, type)
+            kind = function if isinstance(function, type) else type(function)
+            is_class = kind is function
             raise errors.fault(
                 "input", "torch_cubin.drop_in as a decorator",
                 "is given a class" if is_class else "is given a module", expected="a function",
-                got=function.__name__ if is_class else type(function).__name__,
+                got=kind.__name__,
                 advice="Decorate its methods." if is_class else
                 "Call it inside: with torch_cubin.drop_in(): model(x).",
             )  # fmt: skip
         return _decorator.decorated("drop_in", function, drop_in, lambda: _INSIDE, _begun)
 
-    def __enter__(self):
+    def __enter__(self) -> "drop_in":
         if not torch.compiler.is_compiling():
             _outermost.enter(self)
-        return super().__enter__()
+        super().__enter__()
+        return self
 
-    def __exit__(self, exc_type, exc_value, traceback):
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         super().__exit__(exc_type, exc_value, traceback)
         if not torch.compiler.is_compiling():
             _outermost.leave(self)
@@ -197,12 +205,12 @@ _outermost = _Outermost()
 class _begun:
     """Counts as a drop_in() that is entered, and serves nothing."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._mode = None if torch.compiler.is_compiling() else drop_in()
         if self._mode is not None:
             _outermost.enter(self._mode)
 
-    def __exit__(self, exc_type, exc_value, traceback):
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         if self._mode is not None:
             _outermost.leave(self._mode)
 

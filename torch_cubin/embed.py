@@ -39,7 +39,7 @@ NAMED = "torch_cubin_embedded_"  # TORCH_CUBIN_EMBED in torch_cubin/cubin.h
 TVM_FFI = "__tvm_ffi__cubin_"  # TVM_FFI_EMBED_CUBIN in tvm/ffi/extra/cuda/cubin_launcher.h
 _SYMBOL = re.compile(r"[A-Za-z_.$][\w.$]*", re.ASCII)
 HEADER_BYTES, RECORD_BYTES, ALIGNMENT = 24, 64, 16
-FilePath = str | os.PathLike
+FilePath = str | os.PathLike[str]
 
 
 def write_unit(

@@ -34,7 +34,10 @@ def formula(name: str, signature: Signature, call: Callable[..., Any]) -> Formul
         return plan[0]
 
     def setup_context(
-        ctx: Any, inputs: tuple, output: Any, keyword_only_inputs: dict | None = None
+        ctx: Any,
+        inputs: tuple[Any, ...],
+        output: Any,
+        keyword_only_inputs: dict[str, Any] | None = None,
     ) -> None:
         values = signature.bind(inputs, keyword_only_inputs or {})
         outputs = (output,) if signature.single else output

@@ -70,7 +70,7 @@ class Scope:
     label: str  # for errors
     names: Mapping[str, Any]  # the op's own: arguments, sizes, outputs, scratch
     trace: Callable[[Any, str], Any]  # what a function gives; anything else as it is
-    entries: Mapping[str, dict]  # of tensors, as the contract has them
+    entries: Mapping[str, dict[str, Any]]  # of tensors, as the contract has them
     dtypes: Mapping[str, list[str]]  # variables
     optional: frozenset[str]  # tensor arguments that a call may omit
     arguments: frozenset[str]  # tensor arguments
@@ -97,7 +97,7 @@ class Builder:
                 stand_in = TracedOptional if kind.endswith("?") else Traced
                 self.names[name] = stand_in(["number", name], _TYPES[kind])
         self.dtypes = {str(name): _dtype_list(listed) for name, listed in (dtypes or {}).items()}
-        self.entries: dict[str, dict] = {}
+        self.entries: dict[str, dict[str, Any]] = {}
         self.sizes: set[str] = set()  # what the patterns of required tensors bind
         # A part of the contract, as C++ calls it in errors, and where the user wrote it.
         self.places: dict[str, str] = {}
@@ -154,7 +154,7 @@ class Builder:
             expected = "a name of torch's, as float32, or a variable of dtypes="
         raise self.refuse(f"{what}: dtype", "is unknown", expected, f"'{dtype}'")
 
-    def _made(self, what: str, pattern: Any, part: str) -> dict:
+    def _made(self, what: str, pattern: Any, part: str) -> dict[str, Any]:
         """The entry of an output or of scratch."""
         value = pattern
         if not isinstance(pattern, (str, Empty, Like)):
@@ -178,7 +178,7 @@ class Builder:
         of_device = {name: Traced([name], int) for name in DEVICE_NAMES} if device else {}
         return {**of_device, **sizes, **self.names}
 
-    def scratch(self, patterns: Mapping[str, Any] | None) -> list[dict]:
+    def scratch(self, patterns: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         out = []
         for name, pattern in (patterns or {}).items():
             entry = self._made(f"scratch['{name}']", pattern, f"scratch.{name}")
@@ -193,7 +193,7 @@ class Builder:
         names: Mapping[str, Any],
         what: str,
         part: str,
-        made: Sequence[dict] = (),
+        made: Sequence[dict[str, Any]] = (),
         constants: Mapping[str, Any] | None = None,
         when: Tree = None,
     ) -> Scope:
@@ -218,7 +218,7 @@ class Builder:
         """The contract's tuned table."""
         return tuned.resolve(self.scope_of(self._scope(device=True), "tuned", "tuned"))
 
-    def kernel(self, choice: Choice, scratch: list[dict], index: int) -> dict[str, Any]:
+    def kernel(self, choice: Choice, scratch: list[dict[str, Any]], index: int) -> dict[str, Any]:
         """The contract's entry of a kernel."""
         made = [*self.signature.outputs, *(entry["name"] for entry in scratch)]
         own = {**self._scope(device=True), **{name: TracedTensor(name) for name in made}}
@@ -242,7 +242,7 @@ class Builder:
             return trees + [1] * (3 - len(trees)) if trees else trees
 
         when = None if choice.when is None else tree_of(traced("when", arguments))
-        requires: list[dict] = []
+        requires: list[dict[str, Any]] = []
         if isinstance(choice.args, Produced):
             part = f"kernels[{index}].args"
             what = f"kernel '{choice.kernel}'"

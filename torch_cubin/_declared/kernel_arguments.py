@@ -210,7 +210,7 @@ def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
     raise refuse(repr(type_)[:80])
 
 
-def _member(kind: Any, value: Any, label: str) -> list:
+def _member(kind: Any, value: Any, label: str) -> list[Any]:
     """The entry of a struct's member."""
     if not isinstance(kind, str):
         if isinstance(value, Struct) and value.size == _fields(kind)[0]:
@@ -238,7 +238,7 @@ def _wrong_value(label: str, expected: str, value: Any) -> errors.Error:
     return errors.fault("input", label, "has a wrong value", expected=expected, got=got)
 
 
-def entry(value: Any, label: str) -> list:
+def entry(value: Any, label: str) -> list[Any]:
     """The contract's entry for one argument of a kernel."""
     if isinstance(value, TracedView):
         return ["address", value._name, tree_of(value._element), value._parts]
@@ -268,7 +268,7 @@ def entry(value: Any, label: str) -> list:
     )
 
 
-def entries(values: Any, names: Mapping[str, Any], label: str) -> list:
+def entries(values: Any, names: Mapping[str, Any], label: str) -> list[Any]:
     """The contract's entries for what `args` says: a sequence, or one argument by itself."""
     if not isinstance(values, (list, tuple)):
         values = (values,)
@@ -286,7 +286,7 @@ def entries(values: Any, names: Mapping[str, Any], label: str) -> list:
     return out
 
 
-def pointer(name: str) -> list:
+def pointer(name: str) -> list[Any]:
     """["pointer", "x"], or ["pointer", "xs", 2] for "xs[2]"."""
     list_, bracket, index = name.partition("[")
     return ["pointer", list_, int(index[:-1])] if bracket else ["pointer", name]

@@ -30,7 +30,7 @@ def _get_fastpath_enabled() -> bool:
     own switch is one for all threads: set for one thread, it would make the nested tensors of
     another fail.
     """
-    if not torch.jit.is_scripting():
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]  # public, but not in __all__
         modes = pytorch_modes.function_modes()
         return pytorch_modes.fast_path_is_on() and not any(
             isinstance(mode, _serving) for mode in modes
@@ -38,11 +38,11 @@ def _get_fastpath_enabled() -> bool:
     return True
 
 
-def _given_nested(args: tuple, kwargs: dict) -> bool:
+def _given_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.is_nested for x in (*args, *kwargs.values()))
 
 
-def _without_serving(modes: list, call: Callable) -> object:
+def _without_serving(modes: list[Any], call: Callable[..., Any]) -> object:
     """What the call gives with those of this thread's modes that do not serve."""
     for _ in modes:
         pytorch_modes.pop_mode()
@@ -60,14 +60,14 @@ def _without_serving(modes: list, call: Callable) -> object:
             pytorch_modes.push_mode(mode)
 
 
-def _call_of(name: str) -> Callable:
+def _call_of(name: str) -> Callable[..., Any]:
     """nn.Module.__call__ of the layer of this name, without drop_in() around it for nested tensors.
 
     The fused path is the only one of these layers that takes them, and any mode keeps PyTorch from
     it. Other modes stay: under one of those the layer raises, as it does without drop_in().
     """
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             modes = pytorch_modes.function_modes()
             if any(isinstance(mode, _serving) for mode in modes) and _given_nested(args, kwargs):

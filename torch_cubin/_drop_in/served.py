@@ -6,6 +6,7 @@
 import math
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,9 @@ def _unlike(rest: tuple[object, ...], out: object, others: dict[str, object]) ->
     return "more arguments than it takes" if rest else None
 
 
-def _matmul(input=None, other=None, *rest, out=None, **others) -> Result:
+def _matmul(
+    input: Any = None, other: Any = None, *rest: Any, out: Any = None, **others: Any
+) -> Result:
     reason = _unlike(rest, out, others) or why_not(input, other)
     if reason:
         return reason
@@ -43,7 +46,7 @@ def _matmul(input=None, other=None, *rest, out=None, **others) -> Result:
     return _cubin_matmul(input, other)
 
 
-def _rmatmul(self=None, other=None, *rest, **others) -> Result:
+def _rmatmul(self: Any = None, other: Any = None, *rest: Any, **others: Any) -> Result:
     return _matmul(other, self, *rest, **others)
 
 
@@ -59,7 +62,9 @@ def _of_dims(
     `lowered_on`: the devices on which autocast treats it as it treats matmul.
     """
 
-    def handler(input=None, other=None, *rest, out=None, **others) -> Result:
+    def handler(
+        input: Any = None, other: Any = None, *rest: Any, out: Any = None, **others: Any
+    ) -> Result:
         if other is None:
             other = others.pop(other_name, None)
         reason = _unlike(rest, out, others) or why_not(input, other)
@@ -79,7 +84,9 @@ def _of_dims(
     return handler
 
 
-def _inner(input=None, other=None, *rest, out=None, **others) -> Result:
+def _inner(
+    input: Any = None, other: Any = None, *rest: Any, out: Any = None, **others: Any
+) -> Result:
     reason = _unlike(rest, out, others) or why_not(input, other)
     if reason:
         return reason
@@ -95,7 +102,9 @@ def _inner(input=None, other=None, *rest, out=None, **others) -> Result:
     return product.reshape(input.shape[:-1] + other.shape[:-1])
 
 
-def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
+def _linear(
+    input: Any = None, weight: Any = None, bias: Any = None, *rest: Any, **others: Any
+) -> Result:
     reason = _unlike(rest, None, others) or why_not(input, weight)
     if reason:
         return reason
@@ -112,16 +121,16 @@ def _linear(input=None, weight=None, bias=None, *rest, **others) -> Result:
 
 
 def _attention(
-    query=None,
-    key=None,
-    value=None,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    *rest,
-    scale=None,
-    enable_gqa=False,
-    **others,
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    attn_mask: Any = None,
+    dropout_p: Any = 0.0,
+    is_causal: Any = False,
+    *rest: Any,
+    scale: Any = None,
+    enable_gqa: Any = False,
+    **others: Any,
 ) -> Result:
     reason = _unlike(rest, None, others) or why_not(query, key) or why_not_with(query, value)
     if reason:
@@ -180,7 +189,16 @@ def _add_to(
     """beta * input + alpha * (a @ b): addmm, addmv, baddbmm and, with sum_batches, addbmm."""
     gives_matrix = dims == (2, 2) or sum_batches
 
-    def handler(input=None, a=None, b=None, *rest, beta=1, alpha=1, out=None, **others) -> Result:
+    def handler(
+        input: Any = None,
+        a: Any = None,
+        b: Any = None,
+        *rest: Any,
+        beta: Any = 1,
+        alpha: Any = 1,
+        out: Any = None,
+        **others: Any,
+    ) -> Result:
         if a is None:
             a = others.pop(names[0], None)
         if b is None:
@@ -235,7 +253,7 @@ def _expands(shape: Sequence[int], target: Sequence[int]) -> bool:
     return all(size in (wanted, 1) for size, wanted in zip(shape, tail, strict=True))
 
 
-def _einsum_product(*args, **others) -> Result:
+def _einsum_product(*args: Any, **others: Any) -> Result:
     if others or not args:
         return "arguments that it does not take"
     if isinstance(args[0], torch.Tensor):  # einsum(a, [0, 1], b, [1, 2], [0, 2])

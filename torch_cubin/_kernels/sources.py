@@ -14,7 +14,7 @@ from torch_cubin._inspection.facts import Container, shown
 from torch_cubin._inspection.inspect import _content, _origin, _read
 from torch_cubin._native import library
 
-Source = str | os.PathLike | bytes | bytearray | memoryview
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 Stored = Source | archive.Member
 Known = tuple[Stored, str, str]  # what reads an image again, its name for errors, its sha256
 

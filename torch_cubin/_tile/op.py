@@ -16,7 +16,7 @@ from torch_cubin._declared.contract import Produced, Scope
 from torch_cubin._declared.define_op import KernelChoice
 from torch_cubin._declared.expressions import Traced, TracedTensor, TracedView, tree_of
 from torch_cubin._declared.kernel_arguments import pointer
-from torch_cubin._kernels.module import Loaded
+from torch_cubin._kernels.sources import Loaded
 from torch_cubin._tile.symbol import Array, Constant, Scalar, TileSignature, parse
 
 _ALLOCATOR_ALIGN = 256
@@ -148,7 +148,7 @@ class TileArguments(Produced):
     def __init__(self, signature: TileSignature, given: Any) -> None:
         self.signature, self.given = signature, given
 
-    def resolve(self, scope: Scope) -> tuple[list, list[dict]]:
+    def resolve(self, scope: Scope) -> tuple[list[Any], list[dict[str, Any]]]:
         given = scope.trace(self.given, "args")
         if not isinstance(given, (list, tuple)):
             given = (given,)
@@ -172,8 +172,8 @@ def _refuse(scope: Scope, what: str, problem: str, expected: str, got: Any) -> e
 class _Resolver:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.entries: list[list] = []
-        self.requires: list[dict] = []
+        self.entries: list[list[Any]] = []
+        self.requires: list[dict[str, Any]] = []
 
     def add(self, parameter: Any, value: Any, place: str) -> None:
         what = f"kernel argument {place}"
@@ -274,7 +274,7 @@ class _Resolver:
         elif multiple != 1 and tree % multiple:
             raise _refuse(self.scope, what, "is no multiple", str(multiple), tree)
 
-    def _of_output(self, tree: list, name: str, what: str) -> Any:
+    def _of_output(self, tree: list[Any], name: str, what: str) -> Any:
         """A size or stride of what the op allocates, contiguous, in terms of its arguments: what a
         kernel requires is known before anything is allocated."""
         operation, _, place = tree

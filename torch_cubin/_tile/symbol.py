@@ -61,7 +61,7 @@ class TileSignature:
     symbol: str
     function: str
     convention: str
-    parameters: tuple[Array | Scalar | Constant | tuple, ...]
+    parameters: tuple[Array | Scalar | Constant | tuple[Any, ...], ...]
 
 
 @errors.named_keywords

@@ -63,7 +63,7 @@ class TritonArguments(Produced):
     ) -> None:
         self.kernel, self.given, self.folded, self.varying = kernel, given, folded, varying
 
-    def resolve(self, scope: Scope) -> tuple[list, list[dict]]:
+    def resolve(self, scope: Scope) -> tuple[list[Any], list[dict[str, Any]]]:
         return Resolver(self, scope).resolve()
 
 
@@ -71,8 +71,8 @@ class Resolver:
     def __init__(self, arguments: TritonArguments, scope: Scope) -> None:
         self.kernel, self.scope = arguments.kernel, scope
         self.folded, self.varying = arguments.folded, arguments.varying
-        self.entries: list[list] = []
-        self.requires: list[dict] = []
+        self.entries: list[list[Any]] = []
+        self.requires: list[dict[str, Any]] = []
         self.descriptors = 0
         given = scope.trace(arguments.given, "args")
         self.given: Mapping[str, Any] = {}
@@ -95,7 +95,7 @@ class Resolver:
     def of(self, parameter: Parameter) -> str:
         return f"kernel argument '{parameter.name or len(self.entries)}'"
 
-    def resolve(self) -> tuple[list, list[dict]]:
+    def resolve(self) -> tuple[list[Any], list[dict[str, Any]]]:
         kernel = self.kernel
         passed = [p for p in kernel.parameters if p.type != FOLDED]
         if self.positional is not None and len(self.positional) != len(passed):
@@ -116,7 +116,7 @@ class Resolver:
         if not self.kernel.knows_folded:
             self._check_reach()
         self.entries += self._hidden()
-        unique: dict[str, dict] = {}
+        unique: dict[str, dict[str, Any]] = {}
         for requirement in self.requires:
             unique.setdefault(json.dumps(requirement, sort_keys=True), requirement)
         return self.entries, list(unique.values())
@@ -289,7 +289,7 @@ class Resolver:
             self._require(parameter, value=value.defined.tree, equals=True)
         return value
 
-    def _entry(self, tensor: TracedTensor) -> dict:
+    def _entry(self, tensor: TracedTensor) -> dict[str, Any]:
         return self.scope.entries.get(tensor._name.partition("[")[0], {})
 
     def _align(self, parameter: Parameter, tensor: TracedTensor, multiple: int) -> None:
@@ -332,7 +332,7 @@ class Resolver:
             tree = ["or", tree, other]
         self._require(parameter, value=tree, equals=True)
 
-    def _scalar(self, parameter: Parameter, value: Any) -> list:
+    def _scalar(self, parameter: Parameter, value: Any) -> list[Any]:
         kind = SCALARS[parameter.type]
         what = self.of(parameter)
         if isinstance(value, (TracedScalar, Scalar)):
@@ -415,7 +415,9 @@ class Resolver:
         self.entries += [["int32", tree] for tree in sizes]
         self.entries += [["int64", tree] for tree in strides]
 
-    def _map(self, parameter: Parameter, name: str, dtype: str, dims: int, padding: str) -> list:
+    def _map(
+        self, parameter: Parameter, name: str, dtype: str, dims: int, padding: str
+    ) -> list[Any]:
         notes = self.kernel.metadata["tensordesc_meta"][self.descriptors]
         self.descriptors += 1
         element = _SAME_ELEMENTS.get(notes["elem_type"], notes["elem_type"])
@@ -438,7 +440,7 @@ class Resolver:
             },
         ]
 
-    def _hidden(self) -> list[list]:
+    def _hidden(self) -> list[list[Any]]:
         metadata = self.kernel.metadata
         size = metadata.get("global_scratch_size", 0)
         scratch = _NULL

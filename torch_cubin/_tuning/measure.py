@@ -79,7 +79,7 @@ def float32_math(product: Product) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def contenders(plan: dict) -> list[str]:
+def contenders(plan: dict[str, Any]) -> list[str]:
     """Of the configs of a plan that was watched, those that are worth a try."""
     configs = sorted(plan["configs"], key=lambda config: config["microseconds"])
     near = [w["name"] for w in configs if w["microseconds"] <= NEAR * configs[0]["microseconds"]]
@@ -124,7 +124,7 @@ def measure(
         return Times(product, rounds, predicted, plan["chosen"], plan["tuned"])
 
 
-def _plan_of(product: Product) -> dict:
+def _plan_of(product: Product) -> dict[str, Any]:
     for plan in library.watched_plans():
         if Product.of_plan(plan).line() == product.line():
             return plan

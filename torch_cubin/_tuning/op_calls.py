@@ -200,7 +200,10 @@ def measure_call(
 
 
 def measure_calls(
-    op: Op, calls: Iterable[tuple[tuple, dict]], any_condition: bool, seconds: float
+    op: Op,
+    calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
+    any_condition: bool,
+    seconds: float,
 ) -> Iterator[CallTimes]:
     """Each call, until there is no time left."""
     start = time.monotonic()
@@ -245,7 +248,9 @@ def _facts(entry: dict[str, Any]) -> list[str]:
     return [*facts, producer["target"]] if "target" in producer else facts
 
 
-def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+def _copied(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     def copied(value: Any) -> Any:
         if isinstance(value, Tensor):
             return copy_of(value)
@@ -417,7 +422,9 @@ def _in_heats(
 
 
 def _restored(
-    op: Op, copy: tuple[tuple, dict], given: tuple[tuple, dict]
+    op: Op,
+    copy: tuple[tuple[Any, ...], dict[str, Any]],
+    given: tuple[tuple[Any, ...], dict[str, Any]],
 ) -> list[tuple[Tensor, Tensor]]:
     """Integer tensors that the op changes, and what they held: an index that each call moves would
     leave its bounds in a graph that is replayed. They are restored before each call, which adds to

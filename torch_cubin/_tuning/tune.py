@@ -224,7 +224,7 @@ def _products_of(work: Callable[[], object]) -> list[Product]:
     return products
 
 
-def _shapes(shapes: Iterable[tuple[int, int, int]], dtype: torch.dtype, layout: str) -> list:
+def _shapes(shapes: Iterable[tuple[int, int, int]], dtype: torch.dtype, layout: str) -> list[Any]:
     if layout not in ("nt", "nn", "tn", "tt"):
         raise errors.fault("input", "layout", "is unknown", expected="nt, nn, tn or tt", got=layout)
     name = str(dtype).removeprefix("torch.")

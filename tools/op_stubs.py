@@ -1,0 +1,62 @@
+"""Writes torch_cubin/ops.pyi, the types of the public ops, from the schemas of the built library.
+
+    python tools/op_stubs.py
+
+PyTorch finds ops by name while a program runs, so that no editor completes `torch.ops.cubin`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+STUBS = ROOT / "torch_cubin" / "ops.pyi"
+TYPES = {"Tensor": "Tensor", "float": "float", "int": "int", "bool": "bool", "str": "str"}
+HEADER = '''\
+"""The types of the public ops; written by `python tools/op_stubs.py` from their schemas."""
+
+from torch import Tensor
+
+'''
+
+
+def public_ops() -> list[str]:
+    """The ops of the library that users call; those that begin with _ are private."""
+    names = torch._C._dispatch_get_all_op_names()
+    ours = (name.removeprefix("cubin::") for name in names if name.startswith("cubin::"))
+    return sorted(name for name in ours if not name.startswith("_"))
+
+
+def type_of(schema_type: torch._C.Type) -> str:
+    if isinstance(schema_type, torch._C.OptionalType):
+        return f"{type_of(schema_type.getElementType())} | None"
+    return TYPES[str(schema_type)]
+
+
+def stub(name: str) -> str:
+    schema = getattr(torch.ops.cubin, name).default._schema
+    lines = []
+    for argument in schema.arguments:
+        if argument.kwarg_only and "    *,\n" not in lines:
+            lines.append("    *,\n")
+        default = f" = {argument.default_value!r}" if argument.has_default_value() else ""
+        lines.append(f"    {argument.name}: {type_of(argument.type)}{default},\n")
+    results = [type_of(result.type) for result in schema.returns]
+    returned = results[0] if len(results) == 1 else f"tuple[{', '.join(results)}]"
+    return f"def {name}(\n{''.join(lines)}) -> {returned}: ...\n"
+
+
+def text() -> str:
+    return HEADER + "".join(stub(name) for name in public_ops())
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    import torch_cubin  # noqa: F401  (registers the ops)
+
+    STUBS.write_text(text())
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", STUBS], check=True)

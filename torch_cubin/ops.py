@@ -1,0 +1,33 @@
+"""The public ops of ``torch.ops.cubin``, by names that editors and type checkers know.
+
+    from torch_cubin import ops
+
+    c = ops.matmul(a, b)        # torch.ops.cubin.matmul itself
+
+Each name is the very op packet, so nothing is between a call and the op. Their types stand in
+ops.pyi, which ``python tools/op_stubs.py`` writes from the schemas.
+"""
+
+import torch
+
+addmm = torch.ops.cubin.addmm
+attention_backward = torch.ops.cubin.attention_backward
+attention_forward = torch.ops.cubin.attention_forward
+attention_forward_e4m3 = torch.ops.cubin.attention_forward_e4m3
+flash_attention = torch.ops.cubin.flash_attention
+flash_attention_with_kvcache = torch.ops.cubin.flash_attention_with_kvcache
+linear = torch.ops.cubin.linear
+matmul = torch.ops.cubin.matmul
+scaled_dot_product_attention = torch.ops.cubin.scaled_dot_product_attention
+
+__all__ = [
+    "addmm",
+    "attention_backward",
+    "attention_forward",
+    "attention_forward_e4m3",
+    "flash_attention",
+    "flash_attention_with_kvcache",
+    "linear",
+    "matmul",
+    "scaled_dot_product_attention",
+]
