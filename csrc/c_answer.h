@@ -1,5 +1,5 @@
-// How the C API answers: a malloc'd JSON object, {"error": {"tag": ..., "message": ...}} for a
-// failure. No exception passes.
+// Results of the C API: a malloc'd JSON object; {"error": {"tag": ..., "message": ...}} for a
+// failure. No exception crosses it.
 #pragma once
 
 #include <cstdlib>
@@ -26,7 +26,7 @@ inline std::string error_json(const std::string& tag, const std::string& message
   return dump({{"error", {{"tag", tag}, {"message", message}}}});
 }
 
-// The error that is being handled, as JSON; never null but where memory ran out twice.
+// The exception that is being handled, as JSON. Null only if memory runs out twice.
 inline char* error_answer() {
   try {
     try {
@@ -44,7 +44,7 @@ inline char* error_answer() {
   }
 }
 
-// What a caller passes, unless it is null: [input].
+// The caller's pointer; throws [input] if it is null.
 template <class T>
 T* given(T* pointer, const char* what) {
   if (pointer == nullptr) {
@@ -53,7 +53,7 @@ T* given(T* pointer, const char* what) {
   return pointer;
 }
 
-// What `make` gives: an object, its text, or nothing, which is {}.
+// The result of `make` as text: a JSON object, a string that already is one, or {} for void.
 template <class Make>
 char* answer(Make make) {
   try {

@@ -1,7 +1,7 @@
 // The C API behind torch_cubin's Python (_native/library.py, by ctypes) and for C++-only users.
 // The library uses no Python C API, so one file serves every Python.
 //
-// Functions that return char* give a malloc'd JSON object that the caller passes to
+// Functions that return char* return a malloc'd JSON object, which the caller frees with
 // torch_cubin_free (csrc/c_answer.h). Modules and launches are in c_api_modules.cpp.
 #include <cstdint>
 #include <cstdlib>
@@ -43,7 +43,7 @@ json device_json(int index) {
 
 using namespace torch_cubin;
 
-// What a file's bytes hold: {"file": {...}} (cubin/inspect.h). Never touches the driver.
+// The contents of a file: {"file": {...}} (cubin/inspect.h). Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, const char* origin) {
   return answer([&] {
     if (size > 0) given(data, "file");
@@ -57,26 +57,26 @@ TORCH_CUBIN_API char* torch_cubin_catalog() {
   return answer([] { return catalog_with_refused(); });
 }
 
-// What the runtime knows of a device, and the arch that the catalog serves it with.
+// A device's attributes, and the arch of the catalog's kernels for it.
 TORCH_CUBIN_API char* torch_cubin_device(int index) {
   return answer([&] { return device_json(index); });
 }
 
-// For the Python kernels and fakes below a public op: keeps the text of the error that they are
-// about to raise, which PyTorch's C API would lose on the way up (torch_cubin/_ops/checks.py calls
-// it).
+// For Python kernels and fakes below a public op (torch_cubin/_ops/checks.py): stores the text of
+// the error that they are about to raise, because PyTorch's C API would lose it.
 TORCH_CUBIN_API void torch_cubin_keep_error(const char* message) {
   try {
     fail_with_text("internal", message != nullptr ? message : "");
   } catch (const Error&) {
-    // Thrown only to be kept: the caller raises it again in Python.
+    // Thrown only so that fail() stores the text; the caller raises the error in Python.
   }
 }
 
 TORCH_CUBIN_API void torch_cubin_free(char* text) { std::free(text); }
 
-// Switches batch invariance of this thread (ops/common/batch_invariant.h) and returns what it was.
+// Sets this thread's batch invariance (ops/common/batch_invariant.h) and returns the previous
+// value.
 TORCH_CUBIN_API int torch_cubin_set_batch_invariant(int on) { return set_batch_invariant(on != 0); }
 
-// Kernels launched by this process so far.
+// The number of kernels that this process has launched.
 TORCH_CUBIN_API int64_t torch_cubin_launches() { return launch_count(); }

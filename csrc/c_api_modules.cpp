@@ -20,7 +20,7 @@ namespace {
 Module& module_of(void* handle) { return *static_cast<Module*>(given(handle, "module")); }
 Kernel& kernel_of(void* handle) { return *static_cast<Kernel*>(given(handle, "kernel")); }
 
-// A name that may hold any byte.
+// A name that may contain any byte, NUL included.
 std::string name_of(const char* name, size_t size) { return {given(name, "name"), size}; }
 
 json handle_json(const void* object) { return reinterpret_cast<uintptr_t>(object); }
@@ -35,8 +35,9 @@ void check_build(const T& value) {
 
 }  // namespace
 
-// A module of one or more files' bytes: {"handle": ..., "images": [...], "places": [where the bytes of
-// each are until the driver has them]}. Never touches the driver.
+// Opens a module from the bytes of one or more files: {"handle": ..., "images": [...], "places":
+// [...]}, the places being where each image's bytes are until it is loaded. Never touches the
+// driver.
 TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const size_t* sizes,
                                               const char* const* origins, size_t count,
                                               const char* origin, int jit) {
@@ -89,14 +90,15 @@ TORCH_CUBIN_API char* torch_cubin_kernel_preload(void* kernel, int index) {
   return answer([&] { kernel_of(kernel).preload(device(index)); });
 }
 
-// {"unloaded": false} where a captured graph, or the caller, keeps it loaded.
+// {"unloaded": false} if a captured graph, or the caller, keeps the module loaded.
 TORCH_CUBIN_API char* torch_cubin_module_unload(void* module, int keep) {
   return answer([&] {
     return json{{"unloaded", module_of(module).unload(keep != 0, current_stream_if_any())}};
   });
 }
 
-// For the end of the Python object. What the driver holds stays: only unload() gives it back.
+// Called when the Python object is destroyed. Loaded images stay loaded: only unload() unloads
+// them.
 TORCH_CUBIN_API void torch_cubin_module_drop(void* module) {
   if (module != nullptr && !module_of(module).loaded()) delete &module_of(module);
 }
@@ -113,7 +115,8 @@ TORCH_CUBIN_API __attribute__((hot)) char* torch_cubin_kernel_launch(
   }
 }
 
-// For csrc/python_launch.c: 1, with device and address, for a contiguous tensor with memory; else 0.
+// For csrc/python_launch.c: 1, with device and address, for a contiguous tensor with memory; else
+// 0.
 TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* tensor,
                                                                  int32_t* device,
                                                                  uint64_t* address) {
@@ -122,12 +125,13 @@ TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* ten
     const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));
     return read_contiguous(handle, device, address);
   } catch (...) {
-    return 0;  // Python says what is wrong with it
+    return 0;  // the Python path raises the error
   }
 }
 
-// Writes the 128 bytes of a tensor map to `out`; null: only checks it. `text` is {"map": as a
-// contract has it (docs/manifest.md), "dtype", "itemsize", "sizes", "strides", "address", "device"}.
+// Encodes a tensor map into the 128 bytes at `out`, or only checks it if `out` is null. `text` is
+// {"map": a contract's tensor map (docs/manifest.md), "dtype", "itemsize", "sizes", "strides",
+// "address", "device"}.
 TORCH_CUBIN_API char* torch_cubin_encode_tensor_map(const char* text, uint8_t* out) {
   return answer([&] {
     const json tensor = json::parse(given(text, "text"));
@@ -146,7 +150,8 @@ TORCH_CUBIN_API char* torch_cubin_encode_tensor_map(const char* text, uint8_t* o
   });
 }
 
-// {"device": ...}: where memory of CUDA lies, for arrays that do not say; -1 where it is none.
+// {"device": ...}: the device of a CUDA address, for arrays that do not carry it; -1 for other
+// memory.
 TORCH_CUBIN_API char* torch_cubin_pointer_device(uint64_t address) {
   return answer([&] { return json{{"device", device_of_pointer(address)}}; });
 }

@@ -15,7 +15,7 @@ using nlohmann::json;
 
 namespace {
 
-// Before main, or when the library is loaded into a running process.
+// Runs before main, or when the library is loaded into a running process.
 const bool g_packages_loaded = [] {
   load_packages_of_environment();
   return true;
@@ -25,10 +25,11 @@ json ops_json(json ops) { return {{"ops", std::move(ops)}}; }
 
 }  // namespace
 
-// Registers the ops of {"version": 1, "ops": [CONTRACT, ...]} (docs/manifest.md), whose kernels name
-// the images by index; origins[i] names image i in errors. {"ops": [{"name", "schema", "state",
-// "contract", "package", "images"}]}, the state being "defined", "same" (there already) or "swapped"
-// (another contract before), the package and its images null. All or none.
+// Registers all ops of {"version": 1, "ops": [CONTRACT, ...]} (docs/manifest.md), or none. Their
+// kernels refer to the images by index; origins[i] names image i in errors. Returns {"ops":
+// [{"name", "schema", "state", "contract", "package", "images"}]}. The state is "defined", "same"
+// (an identical op existed) or "swapped" (it replaced another contract); package and images are
+// null.
 TORCH_CUBIN_API char* torch_cubin_define_ops(const char* text, const uint8_t* const* data,
                                              const size_t* sizes, const char* const* origins,
                                              size_t count) {
@@ -43,7 +44,8 @@ TORCH_CUBIN_API char* torch_cubin_define_ops(const char* text, const uint8_t* co
   });
 }
 
-// {}, or the error of a schema that no declared op can have, or none with a derivative.
+// {}, or the error of a schema that declared ops do not support (`differentiable`: with a
+// derivative).
 TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text, bool differentiable) {
   return answer([&] {
     const Schema schema = parse_schema(given(text, "schema"));
@@ -52,14 +54,15 @@ TORCH_CUBIN_API char* torch_cubin_check_schema(const char* text, bool differenti
   });
 }
 
-// The same of a package, whose path without links is each op's "package", and whose files are its
-// "images": [{"file", "sha256"}], null for those in a library. It swaps nothing.
-// Programs without Python call it (examples/aoti_runner), so that it keeps its one argument.
+// The same for a package. Each op's "package" is its resolved path, and "images" are its files
+// [{"file", "sha256"}], null for a package inside a library. Never replaces an op. Programs without
+// Python call this function (examples/aoti_runner), so its signature must not change.
 TORCH_CUBIN_API char* torch_cubin_load_package(const char* folder) {
   return answer([&] { return ops_json(load_package(given(folder, "path"))); });
 }
 
-// The same of one that must be signed by one of the public keys of a JSON list (package/signature.h).
+// The same for a package that must be signed by one of the public keys in a JSON list
+// (package/signature.h).
 TORCH_CUBIN_API char* torch_cubin_load_signed_package(const char* folder, const char* trusted) {
   return answer([&] {
     Trust trust;
@@ -73,7 +76,8 @@ TORCH_CUBIN_API char* torch_cubin_ops() {
   return answer([] { return ops_json(declared_ops()); });
 }
 
-// {}, or the first error of TORCH_CUBIN_PACKAGES, which then no call raises any more.
+// {}, or the first error from loading TORCH_CUBIN_PACKAGES. Later calls of ops do not raise it
+// again.
 TORCH_CUBIN_API char* torch_cubin_packages_error() {
   return answer([] {
     std::string tag, message;
@@ -82,8 +86,8 @@ TORCH_CUBIN_API char* torch_cubin_packages_error() {
   });
 }
 
-// {"outputs": [...]} of a call of a declared op, {"op": name, "arguments": {...}}, or the error that it
-// raises (Contract::check_call in declared/contract.h). Never touches the driver.
+// {"outputs": [...]} of the call {"op": name, "arguments": {...}} of a declared op, or its error
+// (Contract::check_call in declared/contract.h). Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_check_call(const char* text) {
   return answer([&] {
     const json call = json::parse(given(text, "call"));
@@ -92,13 +96,13 @@ TORCH_CUBIN_API char* torch_cubin_check_call(const char* text) {
   });
 }
 
-// Loads an op's kernels onto a device now, rather than at its first call.
+// Loads an op's kernels onto a device now instead of at its first call.
 TORCH_CUBIN_API char* torch_cubin_preload_op(const char* name, int index) {
   return answer([&] { find_contract(given(name, "name")).preload(device(index)); });
 }
 
-// For torch_cubin/torch.h, on a program's way from C++ to C++: 0, or 1 with the error's text, which lives
-// until this thread's next error.
+// For torch_cubin/torch.h: 0, or 1 with the error's text, which is valid until this thread's next
+// error.
 TORCH_CUBIN_API int torch_cubin_v1_torch_load_package(const char* folder, const char** text) {
   try {
     load_package(folder);
@@ -111,8 +115,8 @@ TORCH_CUBIN_API int torch_cubin_v1_torch_load_package(const char* folder, const 
   return 1;
 }
 
-// What the last error of this thread said, which PyTorch's C API loses below torch 2.13; with `clear`
-// it is forgotten.
+// The text of this thread's last error, which PyTorch's C API loses below torch 2.13. `clear`
+// resets it.
 TORCH_CUBIN_API const char* torch_cubin_v1_torch_last_error(int clear) {
   if (clear != 0) clear_last_error();
   return last_error().c_str();

@@ -1,4 +1,4 @@
-// The C API of what this library takes of PyTorch beyond its stable ABI, for `doctor`.
+// The C API of the PyTorch symbols outside its stable ABI, for `doctor`.
 #include "c_answer.h"
 #include "pytorch/internals.h"
 

@@ -1,5 +1,5 @@
-// The C API behind torch_cubin.tune (torch_cubin/_tuning): which configs a product has, how it is
-// made to take one of them, and the tables of what was measured.
+// The C API behind torch_cubin.tune (torch_cubin/_tuning): the configs of a product, how to force
+// one, and the tables of measured configs.
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
@@ -14,18 +14,17 @@
 
 using namespace torch_cubin;
 
-// Turns the watching of matmul plans on or off (ops/matmul/plan.h).
+// Starts or stops recording matmul plans (ops/matmul/plan.h).
 TORCH_CUBIN_API char* torch_cubin_watch_plans(int on) {
   return answer([&] { watch_plans(on != 0); });
 }
 
-// {"plans": [...]} since watching began.
+// {"plans": [...]} since recording began.
 TORCH_CUBIN_API char* torch_cubin_watched_plans() {
   return answer([] { return nlohmann::json{{"plans", watched_plans()}}; });
 }
 
-// Makes this thread's products take the config of that name where they have it; null or "" ends
-// that.
+// Forces this thread's products to the config of that name, where they have it; null or "" resets.
 TORCH_CUBIN_API char* torch_cubin_force_config(const char* name) {
   return answer([&] { force_config(name != nullptr ? name : ""); });
 }
@@ -41,18 +40,17 @@ TORCH_CUBIN_API char* torch_cubin_add_tuned_table(const char* text) {
   });
 }
 
-// Writes down this thread's calls of a declared op from now on, and of no other op; null ends it.
+// Records this thread's calls of one declared op from now on; null stops.
 TORCH_CUBIN_API char* torch_cubin_watch_op(const char* name) {
   return answer([&] { watch_op(name == nullptr ? nullptr : &find_contract(name)); });
 }
 
-// {"calls": [...]} of the op that is watched (CallWatch in declared/tuning.h).
+// {"calls": [...]} of the recorded op (CallWatch in declared/tuning.h).
 TORCH_CUBIN_API char* torch_cubin_watched_calls() {
   return answer([] { return nlohmann::json{{"calls", call_watch().calls}}; });
 }
 
-// Makes the watched op's calls take the kernel of that number; -1: the one that they take by
-// themselves.
+// Forces calls of the recorded op to the kernel of that number; -1: the op's own choice.
 TORCH_CUBIN_API char* torch_cubin_force_kernel(int number) {
   return answer([&] {
     CallWatch& watch = call_watch();

@@ -1,4 +1,4 @@
-// The C ABI of errors, and what every other function needs of it.
+// The C ABI of errors, and the error handling that all other functions use.
 #include "abi/handles.h"
 #include "abi/structs.h"
 #include "driver/dl.h"
@@ -41,7 +41,7 @@ void check_struct(uint64_t size, uint64_t least, const char* name) {
 }
 
 namespace {
-// Makes that error while the library is loaded, when there is memory for it.
+// Allocates that error when the library is loaded, while there is memory.
 [[maybe_unused]] torch_cubin_v1_error* const g_no_memory = no_memory_for_errors();
 }  // namespace
 

@@ -1,4 +1,4 @@
-// What stands behind the C ABI's handles (include/torch_cubin/abi.h), and how its functions answer.
+// The types behind the C ABI's handles (include/torch_cubin/abi.h), and its error handling.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 struct torch_cubin_v1_error {
   std::string tag, message;
-  torch_cubin::Fault fault;  // its tag is left empty
+  torch_cubin::Fault fault;  // without its tag
 };
 
 struct torch_cubin_v1_kernel {
@@ -40,13 +40,14 @@ struct torch_cubin_v1_module {
 
 namespace torch_cubin {
 
-// Null where memory ran out twice would mean success: there is one error for that.
+// A preallocated error for the case that an error object cannot be allocated: null would mean
+// success.
 torch_cubin_v1_error* no_memory_for_errors();
 
-// The error that is being handled.
+// Converts the exception that is being handled.
 torch_cubin_v1_error* handled_error();
 
-// Runs `work`; what it throws becomes the result.
+// Runs `work` and converts an exception to the returned error.
 template <class Work>
 torch_cubin_v1_error* guarded(Work work) {
   try {
@@ -57,7 +58,7 @@ torch_cubin_v1_error* guarded(Work work) {
   }
 }
 
-// The device that a caller means.
+// The device of that index; throws [input] for an invalid one.
 inline const Device& device_of(int32_t index) {
   return device(index == TORCH_CUBIN_V1_CURRENT_DEVICE ? current_device() : index);
 }

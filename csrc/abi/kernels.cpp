@@ -10,7 +10,8 @@ using namespace torch_cubin;
 
 namespace {
 
-// A caller's launch begins as the runtime's does, which gets it as it is.
+// The caller's launch struct starts with the layout of the runtime's, so it is passed on without a
+// copy.
 static_assert(offsetof(torch_cubin_v1_launch_call, params) ==
                   offsetof(torch_cubin_launch_call, params),
               "one layout");
@@ -78,7 +79,7 @@ std::string table_of(const torch_cubin_v1_kernel& kernel) {
         std::string(type) + " of " + counted(arguments[wrong].size, "byte"), table_of(kernel)});
 }
 
-// A block of 0, 0, 0 is the one that the binary demands.
+// Replaces a block of 0, 0, 0 by the block size that the binary requires.
 void fill_block(const Kernel& kernel, int32_t device, torch_cubin_v1_launch_call& launch) {
   if (launch.block[0] != 0 || launch.block[1] != 0 || launch.block[2] != 0) return;
   const auto& required = kernel.info_on(device_of(device).index).required_block;
@@ -89,8 +90,8 @@ void fill_block(const Kernel& kernel, int32_t device, torch_cubin_v1_launch_call
   std::copy(required.begin(), required.end(), launch.block);
 }
 
-// The beginning of the caller's struct, which the runtime reads where it lies: a copy would be a tenth
-// of a launch's own cost. The two types meet in no other translation unit.
+// The start of the caller's struct as the runtime's type: a copy would add a tenth to a launch's
+// cost. No other translation unit sees both types.
 const torch_cubin_launch_call& call_of(const torch_cubin_v1_launch_call& launch) {
   return reinterpret_cast<const torch_cubin_launch_call&>(launch);
 }
@@ -106,7 +107,8 @@ void check_launch_struct(const torch_cubin_v1_launch_call& launch) {
 
 void torch_cubin_v1_kernel_info(const torch_cubin_v1_kernel* kernel,
                                 struct torch_cubin_v1_facts* out) {
-  if (out->size < FirstVersion<struct torch_cubin_v1_facts>::kSize) return;  // it can say no error
+  // This function cannot return an error.
+  if (out->size < FirstVersion<struct torch_cubin_v1_facts>::kSize) return;
   const KernelInfo& info = kernel->kernel->info();
   struct torch_cubin_v1_facts made{};
   made.name = info.name.c_str();

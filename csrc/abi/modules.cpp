@@ -7,8 +7,8 @@ using namespace torch_cubin;
 
 namespace {
 
-// Modules whose last reference went while the driver held them: kept for the life of the process, as
-// a CUDA graph or a launch under way may need them. The list is leaked on purpose.
+// Keeps modules whose last reference was dropped while they were loaded: a CUDA graph or a pending
+// launch may need them until the process ends. The list is leaked on purpose.
 void keep_forever(torch_cubin_v1_module* module) {
   static auto* const mutex = new std::mutex;  // guards the list
   static auto* const kept = new std::vector<torch_cubin_v1_module*>;
@@ -91,7 +91,7 @@ void torch_cubin_v1_module_release(torch_cubin_v1_module* module) {
   try {
     keep_forever(module);
   } catch (...) {
-    // Out of memory: it stays, unlisted.
+    // Out of memory: the module is leaked without a list entry.
   }
 }
 

@@ -1,5 +1,5 @@
-// Structs that cross the C ABI. A struct's first field is its size as the caller knows it, and new
-// fields are added at its end: a caller may be older or newer than this library.
+// Structs that cross the C ABI. The first field is the struct's size in the caller's header; new
+// fields are appended. So callers may be older or newer than this library.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace torch_cubin {
 
-// What every caller has of a struct: the bytes that it had when it came into version 1. They stay as
-// they are when fields are added; a struct without an entry is not one of the ABI.
+// The size of a struct when version 1 introduced it, which every caller provides. It never changes
+// when fields are added. A struct without a specialisation is not part of the ABI.
 template <class T>
 struct FirstVersion;
 #define TC_FIRST_VERSION(type, bytes)           \
@@ -36,7 +36,7 @@ void check_struct(const T& given) {
   check_struct(given.size, FirstVersion<T>::kSize, FirstVersion<T>::kName);
 }
 
-// What the caller gives, and zeros for what it does not know of.
+// Copies the fields that the caller knows; the others are zero.
 template <class T>
 T from_caller(const T* given) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) >= FirstVersion<T>::kSize);
@@ -46,7 +46,7 @@ T from_caller(const T* given) {
   return known;
 }
 
-// As much of `made` as the caller has room for, but for the size, which stays the caller's.
+// Copies the fields of `made` that the caller's struct contains; its size field stays unchanged.
 template <class T>
 void to_caller(T made, T* out) {
   check_struct(*out);

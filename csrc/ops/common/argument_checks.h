@@ -1,5 +1,5 @@
-// What ops of every family ask of an argument's device and dtype. Each function throws [input] where the
-// argument `name` of `op` does not answer.
+// Checks of an argument's device and dtype, for ops of every family. Each function throws [input]
+// if the argument `name` of `op` does not comply.
 #pragma once
 
 #include <string>
@@ -19,15 +19,16 @@ void check_device(const char* op, const char* name, const TensorView& view, cons
 void check_like(const char* op, const char* name, const TensorView& view, const char* first_name,
                 const TensorView& first);
 
-// Throws for a dtype that the argument cannot have.
+// Throws the error for an unsupported dtype.
 [[noreturn]] void fail_dtype(const char* op, const char* name, const std::string& expected,
                              const TensorView& view);
 
-// Throws unless `view` lies on the device of `first` and has that dtype.
+// Throws unless `view` is on the device of `first` and has that dtype.
 void check_side(const char* op, const char* name, const TensorView& view, const char* first_name,
                 const TensorView& first, ScalarType dtype);
 
-// Has a dtype that products and attention take. `instead`: the function of PyTorch's for others.
+// Throws unless products and attention support the dtype. `instead` is PyTorch's function for
+// others.
 void check_float_dtype(const char* op, const char* name, const TensorView& view,
                        const std::string& instead);
 

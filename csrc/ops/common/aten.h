@@ -1,7 +1,7 @@
-// What the CPU references share: ATen's ops, without their derivatives.
+// ATen's ops without their derivatives, for the CPU references.
 //
-// NOTE: ATen's ops bring derivatives of their own, backward and forward, which would hide a missing
-// formula of ours; so the references give them detached inputs.
+// NOTE: ATen's ops have derivatives of their own, which would hide a missing formula of ours. So
+// the references pass detached inputs.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -10,10 +10,10 @@
 
 namespace torch_cubin {
 
-// Runs an ATen op on `stack` (its arguments, at least one) and returns its only result.
+// Runs an ATen op on the arguments in `stack` (at least one) and returns its only result.
 Tensor call_aten_boxed(const char* op, StableIValue* stack);
 
-// The same with its arguments as C++ has them.
+// The same with typed arguments.
 template <class... Args>
 Tensor call_aten(const char* op, const Args&... args) {
   StableIValue stack[] = {torch::stable::detail::from(args)...};

@@ -19,8 +19,8 @@ struct ParamsDigest {
   const char* digest;
 };
 
-// One for each csrc/kernels/<family>/<name>_params.h, written by setup.py;
-// csrc/kernels/build/build.py writes the same to the manifest.
+// The digest of each csrc/kernels/<family>/<name>_params.h, written by setup.py. build.py in
+// csrc/kernels/build writes the same digests to the manifest.
 constexpr ParamsDigest kParamsDigests[] = {
 #include "params_digests.inc"
 };
@@ -53,7 +53,7 @@ const KernelBackend* backend_of(const KernelEntry& entry) {
 }
 
 const json& empty_object() {
-  static const auto* const empty = new json(json::object());  // leaked on purpose: used until exit
+  static const auto* const empty = new json(json::object());  // leaked on purpose
   return *empty;
 }
 
@@ -82,8 +82,8 @@ void check_params(const KernelEntry& entry, const char* header, size_t bytes) {
     refuse_params(entry, std::string("params_digest ") + digest,
                   entry.params_digest.empty() ? "none" : entry.params_digest);
   }
-  // Its offset is the driver's business: a struct that is aligned to 64 bytes, as tensor maps are,
-  // begins 48 bytes into the parameters.
+  // The offset is not compared: a struct aligned to 64 bytes, such as one with tensor maps, starts
+  // 48 bytes into the parameter space.
   if (entry.params.size() == 1 && entry.params[0].size == bytes) return;
   refuse_params(entry, "one struct of " + counted(bytes, "byte"),
                 counted(entry.params.size(), "parameter"));

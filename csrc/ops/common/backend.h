@@ -1,9 +1,9 @@
-// KernelBackend: what the host knows of one device file, in one host file of its name. A family's
-// own interface (ops/matmul/backend.h, ops/attention/backend.h) adds which problems it takes, what
-// they will cost, and how it launches them.
+// KernelBackend: the host side of one device file, in a host file of the same name. A family's own
+// interface (ops/matmul/backend.h, ops/attention/backend.h) adds which problems it supports, their
+// predicted cost, and the launch.
 //
-// A new kernel is a device file, a host file and a table: the backend registers itself, and an
-// entry of the catalog that no backend understands is that entry's error alone.
+// A new kernel is a device file, a host file and a table: the backend registers itself. A catalog
+// entry that no backend supports is refused by itself; the others stay usable.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ namespace torch_cubin {
 
 class KernelBackend {
  public:
-  // A static object of the backend's own file. Allocates nothing: it runs while the library is
-  // being loaded. `family` and `kinds` are those of the manifest's entries for this device file;
-  // without kinds, it has every kind of the family.
+  // Constructed as a static object while the library is loaded, so it allocates nothing. `family`
+  // and `kinds` select the manifest's entries of this device file; without kinds, all of the
+  // family.
   explicit KernelBackend(const char* family);
   template <size_t kKinds>
   KernelBackend(const char* family, const char* const (&kinds)[kKinds]) : KernelBackend(family) {
@@ -36,11 +36,11 @@ class KernelBackend {
 
   const char* family() const { return family_; }
 
-  // Whether an entry of its family is of this device file.
+  // Whether an entry of the family belongs to this backend.
   bool owns(const KernelEntry& entry) const;
 
-  // Throws what is wrong with an entry that it owns: check_params(), and fields that it cannot
-  // read.
+  // Throws if an entry that it owns is invalid: other parameters (check_params()), unreadable
+  // fields.
   virtual void check(PackageKernel& kernel) const = 0;
 
   // All backends, in the order of their registration.
@@ -50,12 +50,11 @@ class KernelBackend {
  private:
   static constexpr size_t kMostKinds = 8;
   const char* family_;
-  const char* kinds_[kMostKinds + 1] = {};  // those after the last are null
+  const char* kinds_[kMostKinds + 1] = {};  // terminated by null
   const KernelBackend* next_ = nullptr;
 };
 
-// Base of a family's plans: what a backend wants to remember for the launch, a plain struct of its
-// own.
+// Base of a family's plans: holds a plain struct of the backend's own, which its launch reads.
 template <size_t kBytes>
 class PlanDetails {
  public:
@@ -75,13 +74,12 @@ class PlanDetails {
   alignas(8) unsigned char details_[kBytes];
 };
 
-// Compares an entry with the header that declares its one parameter, a struct of `bytes`:
-// csrc/kernels/ matmul/matmul_params.h is "matmul", csrc/kernels/matmul/sm90_params.h
-// "matmul/sm90". Two structs of one size differ in the digest alone. Throws [params].
+// Throws [params] unless an entry was built with this header for its one parameter, a struct of
+// `bytes`. `header` is "matmul" for csrc/kernels/matmul/matmul_params.h, "matmul/sm90" for
+// sm90_params.h beside it. The header's digest detects changes that keep the size.
 void check_params(const KernelEntry& entry, const char* header, size_t bytes);
 
-// The fields of an entry that its backend alone understands. Throws [file] where one is not as
-// expected.
+// The fields of an entry that only its backend reads. Throws [file] if one is missing or invalid.
 class KernelFields {
  public:
   explicit KernelFields(const PackageKernel& kernel);
@@ -92,7 +90,7 @@ class KernelFields {
   double number(const char* name, double least, double otherwise) const;
   void triple(const char* name, int64_t least, int64_t (&out)[3]) const;
 
-  // The index of a text among the names that the backend knows.
+  // The index of the field's string in `names`.
   template <size_t N>
   int index(const char* name, const char* const (&known)[N]) const {
     const std::string value = text(name);
@@ -102,10 +100,10 @@ class KernelFields {
     refuse(name, "a value that this library knows");
   }
 
-  // The fields of the object that stands in a field; of none where there is no such field.
+  // The fields of a nested object; empty if the field is missing.
   KernelFields object(const char* name) const;
 
-  // All fields, as the manifest has them.
+  // All fields of the manifest's entry.
   const nlohmann::json& all() const { return object_; }
 
   [[noreturn]] void refuse(const char* name, const std::string& expected) const;
@@ -119,16 +117,16 @@ class KernelFields {
   const nlohmann::json& object_;
 };
 
-// The catalog's kernels of one family, of the arch that serves a device best.
+// The catalog's kernels of one family, for the arch that fits the device best.
 class FamilyKernels {
  public:
-  // Throws [arch] where the catalog has nothing for the device.
+  // Throws [arch] if the catalog has no kernels for the device.
   FamilyKernels(const char* family, const Device& device);
 
   const std::string& arch() const { return arch_; }
 
-  // Calls visit(backend, kernels) for each backend of the family, a `Backend`, that has kernels
-  // which its check() lets pass.
+  // Calls visit(backend, kernels) for each backend of the family with kernels that pass its
+  // check().
   template <class Backend, class Visit>
   void for_each_backend(Visit&& visit) const {
     for (const auto& [backend, kernels] : backends_) {
@@ -136,18 +134,18 @@ class FamilyKernels {
     }
   }
 
-  // The error for a problem without a kernel: that of an entry that was refused, else
+  // Throws the error for a problem without a kernel: that of the first refused entry, else
   // [no_kernel].
   [[noreturn]] void fail_no_kernel(const std::string& problem) const;
 
  private:
   std::string arch_;
   std::vector<std::pair<const KernelBackend*, std::vector<PackageKernel*>>> backends_;
-  std::string tag_, message_;  // of the first entry that was refused
+  std::string tag_, message_;  // of the first refused entry
 };
 
-// The catalog as Python shows it: the manifest, "path", "archs", "loaded", and "refused" [{"name",
-// "arch", "message"}]: the entries that no backend takes.
+// The catalog for Python: the manifest, "path", "archs", "loaded", and "refused", the entries that
+// no backend supports: [{"name", "arch", "message"}].
 nlohmann::json catalog_with_refused();
 
 }  // namespace torch_cubin

@@ -1,13 +1,14 @@
-// The switch behind torch_cubin.batch_invariant(): whether a row's bits may depend on how many other
-// rows a product has.
+// The state of torch_cubin.batch_invariant(): whether a row's bits must not depend on the number of
+// other rows of the product.
 #pragma once
 
 namespace torch_cubin {
 
-// How the switch of this thread stands. Ops read it when they run, so that code compiled outside of the switch obeys it.
+// This thread's state. Ops read it when they run, so compiled code obeys the context it is called
+// in.
 bool batch_invariant();
 
-// Turns the switch of this thread; returns how it stood before.
+// Sets this thread's state; returns the previous one.
 bool set_batch_invariant(bool on);
 
 }  // namespace torch_cubin

@@ -1,5 +1,5 @@
-// ClusterCapacity: how large clusters a device runs at all, where the driver may give a process few
-// multiprocessors (MPS).
+// ClusterCapacity: the largest cluster that the device can run in this process (under MPS a process
+// may have few multiprocessors).
 #pragma once
 
 #include <atomic>
@@ -10,16 +10,16 @@
 
 namespace torch_cubin {
 
-// The driver is asked once, of one kernel, whatever was chosen first: plans may not depend on earlier
-// ones. (No std::call_once: glibc before 2.34.)
+// Queried once, for a fixed kernel, so that plans do not depend on earlier plans. (std::call_once
+// would need glibc 2.34.)
 class ClusterCapacity {
  public:
   explicit ClusterCapacity(int64_t most) : largest_(most) {}
 
-  // Blocks of the largest cluster; the most that there can be, until the driver was asked.
+  // Blocks of the largest cluster; the architecture's maximum before ask().
   int64_t largest() const { return largest_.load(std::memory_order_relaxed); }
 
-  // The same, asked where it was not. `kernel` takes as much of a multiprocessor as any that may run.
+  // The same after querying the driver. `kernel` must use as much of a multiprocessor as any other.
   int64_t ask(PackageKernel& kernel, const Device& device, int64_t dynamic_shared = -1) const {
     std::lock_guard<std::mutex> lock(mutex_);
     int64_t size = largest();

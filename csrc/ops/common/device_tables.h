@@ -1,4 +1,4 @@
-// DeviceTables: something made once a device, on first use.
+// DeviceTables: one object a device, built on first use.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace torch_cubin {
 
-// Safe from many threads; a failed build can be retried. The tables are leaked on purpose, as the
+// Thread-safe; a failed build is retried by the next call. The tables are leaked on purpose, as the
 // catalog's kernels are.
 template <class Table>
 class DeviceTables {

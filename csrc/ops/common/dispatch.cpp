@@ -14,14 +14,14 @@
 
 namespace torch_cubin {
 
-// A dual tensor keeps its tangent under no_grad, so an open forward-AD level counts as well.
+// A dual tensor keeps its tangent under no_grad, so an open forward-AD level counts too.
 bool differentiable() { return aoti_torch_grad_mode_is_enabled() || dual_level_is_open(); }
 
 void call_op(const char* op, const char* overload, StableIValue* stack) {
   clear_last_error();
   if (torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
 
-  // Below torch 2.13 the C API loses an error's text: what fail() kept on this thread replaces it.
+  // Below torch 2.13 the C API loses an error's text; fail() stored it on this thread.
   if (!last_error().empty()) throw std::runtime_error(last_error());
   const std::string text = torch_error();
   if (!text.empty()) throw std::runtime_error(text);

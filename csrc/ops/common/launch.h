@@ -1,5 +1,4 @@
-// What backends launch with: the catalog's kernels on PyTorch's current stream, and memory of a
-// launch's own.
+// Launches of the catalog's kernels on PyTorch's current stream, and workspace memory for them.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +16,11 @@ void launch(PackageKernel& kernel, const Grid& grid, const Device& device, const
   kernel.launch(grid, device, &params, &current_stream, overlap);
 }
 
-// Memory from PyTorch's caching allocator, aligned to 256 bytes at least. It goes back when this
-// object does, which may be right after the launch: the allocator keeps it in the stream's order.
+// Memory from PyTorch's caching allocator, aligned to at least 256 bytes. It may be destroyed right
+// after the launch: the allocator reuses the memory in stream order.
 class Workspace {
  public:
-  // `zeroed` costs a kernel of PyTorch's, or a node in a CUDA graph.
+  // `zeroed` costs one fill kernel, a node in a CUDA graph.
   Workspace(const Device& device, int64_t bytes, bool zeroed = false)
       : tensor_(empty_cuda(&bytes, 1, ScalarType::Byte, device.index)) {
     if (zeroed) fill_with_zeros(tensor_);

@@ -1,4 +1,4 @@
-// Shape: the sizes of an op's result, before there is a tensor.
+// Shape: the sizes of an op's result before it is allocated.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace torch_cubin {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What sums over elements of a dtype are kept in.
+// The accumulation dtype for elements of a dtype.
 inline ScalarType sums_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }

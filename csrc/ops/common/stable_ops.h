@@ -1,17 +1,17 @@
-// torch::stable's functions on tensors, whose failures are errors of ours: PyTorch's header throws
-// "API call failed" and its place in the source. The one way to that header: its functions are inline,
-// and must be the same in every file.
+// Includes PyTorch's header of tensor functions (torch::stable) with our errors in place of "API
+// call failed". No other file may include that header: its inline functions must be the same
+// everywhere.
 #pragma once
 
-// What else uses the macros that are replaced below.
+// The other users of the macros that are redefined below come first.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/shim_utils.h>
 
 namespace torch_cubin {
 
-// Throws [oom] for a lack of memory, else [internal] with what PyTorch says. `call`: the failed call's
-// text, which names the op.
+// Throws [oom] if out of memory, else [internal] with PyTorch's message. `call` is the source text
+// of the failed call, which names the op.
 [[noreturn]] void fail_stable_op(const char* call);
 
 }  // namespace torch_cubin
