@@ -1,1 +1,1 @@
-"""What leans on names and layouts that PyTorch keeps private."""
+"""Uses of PyTorch's private names and layouts."""

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export: the tensors that they trace with, and what they may compile."""
+"""torch.compile and torch.export: the tensors that they trace with, and control of tracing."""
 
 import types
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ TRACING = Feature(
     "drop_in() under torch.export and torch.compile",
     "traced calls are left to PyTorch, and flops of packed attention are not counted for fakes",
 )
-# What torch.export and torch.compile trace with: they stand for plain tensors.
+# The tensor types that torch.export and torch.compile trace with, in place of plain tensors.
 TRACING_TYPES: tuple[type, ...] = tuple(
     kind
     for kind in (
@@ -30,28 +30,28 @@ _mark = SKIPPED_FRAMES.find("_C._dynamo.eval_frame.set_code_exec_strategy", None
 
 
 def hint_of(symbol: Any) -> int | float | bool | None:
-    """The number with which a symbol was made; None where only run time knows one.
+    """The hint of a symbolic number; None for an unbacked one.
 
-    Reading it makes no guard. A torch that keeps it elsewhere has None for all.
+    Reading it adds no guard. Always None if this torch stores hints elsewhere.
     """
     hint = getattr(getattr(symbol, "node", None), "hint", None)
     return hint if isinstance(hint, (int, float)) else None
 
 
 def assume_constant_result(function: Any) -> Any:
-    """torch.compiler.assume_constant_result, which would import torch._dynamo: 3 seconds.
+    """torch.compiler.assume_constant_result without its import of torch._dynamo (3 seconds).
 
-    A torch that reads another attribute would trace into the function, and compile a graph again
-    where report()'s counts change.
+    If a torch reads another attribute, it traces into the function and recompiles a graph when
+    report()'s counts change.
     """
     function._dynamo_marked_constant = True
     return function
 
 
 def never_traced(function: Any) -> Any:
-    """torch.compiler.disable, which would import torch._dynamo: the graph breaks at a call.
+    """torch.compiler.disable without its import of torch._dynamo: a call breaks the graph.
 
-    A torch that reads another attribute breaks it a little later, and warns.
+    If a torch reads another attribute, the graph breaks inside the function, with a warning.
     """
     function._torchdynamo_disable = True
     return function
@@ -61,10 +61,10 @@ def skip_frames(modules: Iterable[types.ModuleType]) -> None:
     """Lets torch.compile inline these modules' functions into a model's graph, but never compile
     one by itself.
 
-    Where torch.compile gives up on a frame (a graph break inside ``with drop_in():``), the frame
-    runs as plain Python and each function that it calls is compiled alone. For ours that gives a
-    graph of one operator per call, and warnings about too many of them. Under a torch without
-    this switch that is what happens, and the results are the same.
+    When torch.compile gives up on a frame (a graph break inside ``with drop_in():``), the frame
+    runs as plain Python and each function that it calls is compiled alone. Our functions would
+    give one graph of one operator per call, and recompilation warnings. That is what happens on a
+    torch without this switch; results are the same.
     """
     if not SKIPPED_FRAMES.available:
         return

@@ -23,7 +23,7 @@ _local = threading.local()
 
 
 def without_key(name: str) -> Any:
-    """A function that gives a context in which no kernel of that key is called."""
+    """A function that returns a context in which the dispatch key is excluded."""
     keys = _key_set(getattr(_key, name))
     return lambda: _exclude(keys)
 
@@ -41,8 +41,8 @@ def _without_autocast_keys() -> contextlib.AbstractContextManager[Any]:
 def without_autocast() -> Iterator[None]:
     """A context in which no op casts its arguments.
 
-    NOTE: inside torch.func's transforms each level further out begins with the dispatch keys of the
-    op that entered it, so excluded keys come back there; hence the flag, which our kernels read.
+    NOTE: inside torch.func's transforms each outer level restores the dispatch keys of the op that
+    entered it, so the excluded keys return. Our kernels therefore also check a flag.
     """
     before = autocast_is_off()
     _local.autocast_is_off = True

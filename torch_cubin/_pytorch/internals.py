@@ -1,8 +1,8 @@
-"""The register of what this package uses of PyTorch's private names, by the feature that needs it.
+"""The register of PyTorch's private names that this package uses, by the feature that needs them.
 
-No other folder may name them (tests/ops/test_internals.py reads the sources). Each name is looked
-up once, when the module that needs it is imported. One that is missing costs its feature and never
-the import: `find` gives a stand-in, and `python -m torch_cubin doctor` says what is lost.
+No other folder may use such names (tests/ops/test_internals.py reads the sources). Each name is
+looked up once, when the module that needs it is imported. A missing name disables its feature, not
+the import: `find` returns a stand-in, and `python -m torch_cubin doctor` lists the lost features.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ import torch
 
 from torch_cubin import errors
 
-# Tests name here what is to look as if this PyTorch lacked it, separated by spaces; csrc/pytorch
-# reads it too.
+# Names that a test simulates as missing, separated by spaces. csrc/pytorch reads the variable too.
 _TAKEN_AWAY = frozenset(os.environ.get("TORCH_CUBIN_TEST_MISSING", "").split())
 
 
 @dataclasses.dataclass
 class Feature:
-    """Something that is done with private names of PyTorch."""
+    """A feature that needs private names of PyTorch."""
 
     name: str
-    without: str  # what happens where a name is missing
-    names: dict[str, bool] = dataclasses.field(default_factory=dict)  # each name: was it found?
+    without: str  # the behaviour if a name is missing
+    names: dict[str, bool] = dataclasses.field(default_factory=dict)  # whether each was found
 
     def __post_init__(self) -> None:
         FEATURES.append(self)
 
     def find(self, name: str, otherwise: Any) -> Any:
-        """`torch.<name>`, or the stand-in where this PyTorch has none."""
+        """`torch.<name>`, or `otherwise` if this PyTorch lacks it."""
         full = f"torch.{name}"
         try:
             if full in _TAKEN_AWAY:
@@ -54,7 +53,7 @@ class Feature:
         return not self.missing
 
     def error(self, object: str) -> errors.Error:
-        """For what cannot be done at all without the missing names."""
+        """The error of a call that is impossible without the missing names."""
         return errors.fault(
             "internal",
             object,
@@ -76,7 +75,7 @@ def _look_up(name: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError:
-            # A submodule that nothing has imported yet; an ImportError where it is none.
+            # A submodule that has not been imported yet; else an ImportError.
             value = importlib.import_module(path)
     return value
 

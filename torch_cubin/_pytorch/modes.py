@@ -1,4 +1,4 @@
-"""What drop_in() asks of PyTorch: modes and hooks that are on, and its fused fast paths."""
+"""PyTorch's state that drop_in() checks: active modes and hooks, and fused fast paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _top_hooks = CHECKPOINTS.find(
 NESTED = Feature(
     "report() of a drop_in() inside another", "a call left to PyTorch counts once in each"
 )
-# The modes that are on in this thread, the innermost last.
+# The active function modes of this thread, innermost last.
 function_modes = NESTED.find("overrides._get_current_function_mode_stack", list)
 
 FUSED_LAYERS = Feature(
@@ -43,10 +43,10 @@ push_mode = FAST_PATHS.find("overrides._push_mode", None)
 
 
 def fast_path_is_on() -> bool:
-    """PyTorch's own switch of the fused layers, one for all threads."""
+    """PyTorch's process-wide switch of the fused transformer layers."""
     return mha._is_fastpath_enabled
 
 
 def saves_tensors_by_hooks() -> bool:
-    """Whether saved tensors go through hooks now, as under activation checkpointing."""
+    """Whether saved-tensor hooks are active, as under activation checkpointing."""
     return _top_hooks(True) is not None

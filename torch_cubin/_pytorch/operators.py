@@ -1,4 +1,4 @@
-"""Operators as objects: their schemas, their registration, what PyTorch remembers of them."""
+"""Operator objects: schemas, registration, and PyTorch's caches about them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def schema_of(overload: Any) -> Any:
 
 
 def argument_names(overload: Any, most: int = 64) -> list[str]:
-    """The names of an op's arguments; where its schema is not to be had, their numbers."""
+    """The names of an op's arguments; their indices if the schema is not available."""
     if not SCHEMA_OBJECTS.available:
         return [str(index) for index in range(most)]
     return [argument.name for argument in overload._schema.arguments]
@@ -64,27 +64,27 @@ def parse_schema(schema: str) -> Any:
 
 
 def refresh_packet(packet: Any) -> None:
-    """Lets `torch.ops.ns.name` see an overload that was defined after it was first looked up."""
+    """Makes an overload visible in `torch.ops.ns.name` that was defined after its first lookup."""
     _refresh_packet(packet)
 
 
 def forget_dispatch(overload: Any) -> None:
-    """After a kernel is registered on an op that has been called.
+    """Clears cached kernels after a registration on an op that may have been called.
 
-    NOTE: torch.compile's Python dispatcher remembers the kernel of each key, and
-    torch.library.Library.impl does not say so: a backward registered later would be ignored.
+    NOTE: torch.compile's Python dispatcher caches the kernel of each key, and
+    torch.library.Library.impl does not clear it: a backward registered later would be ignored.
     """
     if LATE_DERIVATIVES.available:
         overload._dispatch_cache.clear()
 
 
 def destroy(library: torch.library.Library) -> None:
-    """Takes back what was registered through this library."""
+    """Removes all registrations of this library."""
     _destroy(library)
 
 
 def check(condition: Any, error: errors.Error) -> None:
-    """Raises unless the condition holds; a symbol becomes a guard or a check at run time."""
+    """Raises unless the condition holds; a symbolic one becomes a guard or a run-time check."""
     if _check is not None:
         _check(condition, lambda: str(error))
     elif not condition:

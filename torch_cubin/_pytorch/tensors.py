@@ -1,7 +1,7 @@
-"""How a torch.Tensor lies in memory: for kernel calls from Python, through the extension module.
+"""The memory layout of torch.Tensor objects, for kernel calls through the extension module.
 
-PyTorch's stable ABI has no way from a Python object to its tensor before torch 2.14. So the bytes
-are looked for at import, where the words of some tensors equal what private functions tell of them.
+Before torch 2.14 the stable ABI cannot convert a Python object to its tensor. So the offsets are
+found at import, by searching some tensors' memory for values that private functions return.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FAILURES = (AttributeError, TypeError, RuntimeError, ValueError)  # of private 
 
 
 def _implementation(tensor: torch.Tensor) -> int:
-    """The address of the tensor's at::TensorImpl, which is all that an at::Tensor holds."""
+    """The address of the tensor's at::TensorImpl, an at::Tensor's only member."""
     (capsule,) = _allocate_handles([tensor])
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -38,9 +38,9 @@ def _implementation(tensor: torch.Tensor) -> int:
 
 
 def tensor_offset() -> int | None:
-    """Bytes from a torch.Tensor's address to the at::Tensor in it; None where that is not found.
+    """The offset of the at::Tensor in a torch.Tensor object; None if it is not found.
 
-    Every C++ extension of PyTorch knows it (THPVariable_Unpack).
+    C++ extensions get it from PyTorch's headers (THPVariable_Unpack).
     """
     if not LAYOUT.available:
         return None
@@ -57,7 +57,7 @@ def tensor_offset() -> int | None:
 
 
 def _lazy_views() -> int | None:
-    """The dispatch keys of which a lazy view has one."""
+    """The dispatch keys that mark lazy views (conjugate, negative)."""
     if not LAYOUT.available:
         return None
     try:
@@ -70,17 +70,17 @@ _LAZY_VIEWS = _lazy_views()
 
 
 def is_lazy_view(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's values are yet to be conjugated or negated, unlike its memory."""
-    # NOTE: is_conj() and is_neg() give up the interpreter's lock. A daemon thread that takes it
-    # back while Python ends is unwound through their C++ frames, and that ends the process by
-    # std::terminate(). Reading the dispatch keys keeps the lock.
+    """Whether the tensor is a lazily conjugated or negated view of its memory."""
+    # NOTE: is_conj() and is_neg() release the GIL. A daemon thread that reacquires it during
+    # interpreter shutdown is unwound through their C++ frames, which calls std::terminate().
+    # Reading the dispatch keys keeps the GIL.
     if _LAZY_VIEWS is None:
         return tensor.is_conj() or tensor.is_neg()
     return bool(_keys_of(tensor).raw_repr() & _LAZY_VIEWS)
 
 
 def keys_offset() -> int | None:
-    """Bytes from an at::TensorImpl's address to its dispatch keys; None where not found."""
+    """The offset of the dispatch keys in an at::TensorImpl; None if it is not found."""
     if not LAYOUT.available:
         return None
     plain = torch.zeros(2, device="cpu")
@@ -111,8 +111,8 @@ class _ExchangeApi(ctypes.Structure):
 
 
 def exchange_function() -> int | None:
-    """The address of PyTorch's DLPack function from an object to its tensor: the public way, for
-    where the layout is not known. None where this torch has none, or another version of it."""
+    """The address of PyTorch's DLPack exchange function, the public path for an unknown layout.
+    None if this torch lacks it or has another version."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None:
         return None
@@ -126,7 +126,7 @@ def exchange_function() -> int | None:
 
 
 def plain_keys(device: str) -> tuple[int, int] | None:
-    """The dispatch keys that tensors on a "CUDA" device have, and that plain ones may have."""
+    """The dispatch keys that every tensor on the device has, and those a plain one may have."""
     if not LAYOUT.available:
         return None
     try:

@@ -20,12 +20,12 @@ _SingleLevelFunction: Any = DERIVATIVES.find(
 
 
 class SingleLevelFunction(_SingleLevelFunction):
-    """An autograd.Function that may run at one level of torch.func's transforms, which is what a
-    kernel on an Autograd key does. The public Function refuses to."""
+    """An autograd.Function that may run at one level of torch.func's transforms, as a kernel on an
+    Autograd key must. The public Function refuses that."""
 
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int]:
-        """As the public Function's, which compiled autograd asks for."""
+        """Compiled autograd calls this; same as the public Function's."""
         return (ctx._autograd_function_id,)
 
 
@@ -35,7 +35,7 @@ enable_single_level = DERIVATIVES.find(
 set_forward_grad_enabled = DERIVATIVES.find(
     "autograd.forward_ad._set_fwd_grad_enabled", contextlib.nullcontext
 )
-# Where it cannot be asked, the way that is right inside transforms is taken outside of them too.
+# If the state is unknown, the path that is right inside transforms is taken everywhere.
 transforms_active = DERIVATIVES.find("_C._are_functorch_transforms_active", lambda: True)
 _below = DERIVATIVES.find("_C._AutoDispatchBelowAutograd", None)
 _found_level = DERIVATIVES.find("autograd.forward_ad._current_level", None) is not None
@@ -47,7 +47,7 @@ CHECKPOINTING = Feature(
 
 
 class _NeverRaised(Exception):
-    """Stands for an exception that this PyTorch does not have."""
+    """Stand-in for an exception type that this PyTorch lacks."""
 
 
 StopRecomputation = CHECKPOINTING.find("utils.checkpoint._StopRecomputationError", _NeverRaised)
@@ -75,17 +75,17 @@ BACKWARD_OF_DECLARED_OPS.find("_C._AutoDispatchBelowAutograd", None)
 
 
 def below_autograd() -> Any:
-    """A context in which calls pass by autograd's kernels.
+    """A context in which calls skip autograd's kernels.
 
-    NOTE: without PyTorch's own it is empty. Nothing that would then call itself is registered: see
-    the features above.
+    NOTE: it does nothing if PyTorch's own is missing. Kernels that would then recurse are not
+    registered: see the features above.
     """
     return contextlib.nullcontext() if _below is None else _below()
 
 
 def dual_level_is_open(*tensors: torch.Tensor) -> bool:
-    """Whether tensors may carry forward-mode tangents now; without PyTorch's own counter of
-    levels: whether one of these does."""
+    """Whether a forward-AD level is open; without PyTorch's level counter: whether one of these
+    tensors has a tangent."""
     if _found_level:
         return forward_ad._current_level >= 0
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)

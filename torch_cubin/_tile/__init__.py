@@ -1,1 +1,1 @@
-"""cuTile's kernels as ops: what torch_cubin.producers.tile is made of."""
+"""cuTile's kernels as ops: the implementation of torch_cubin.producers.tile."""

@@ -1,4 +1,4 @@
-"""define_op of cuTile's kernels: their parameters, and what they took for granted at each call."""
+"""define_op of cuTile's kernels: their parameters, and the assumptions checked at each call."""
 
 from __future__ import annotations
 
@@ -41,21 +41,22 @@ def define_op(
 ) -> _op.Op:
     """Makes a kernel that cuTile compiled a torch op, as torch_cubin.define_op does.
 
-    What the symbol says is not asked for: sizes and strides of arrays, constants, block, cluster.
-    What the compiler took for granted of an array, constant sizes and strides, multiples, its
-    address, each call is checked against.
+    The symbol states sizes and strides of arrays, constants, block and cluster, so they are not
+    arguments here. Each call is checked against the compiler's assumptions about arrays: constant
+    sizes and strides, divisibility, alignment.
 
-    - `kernel`: cubins that cuTile exported under names of its own (a path, with `*` too, bytes, or
-      a list), or a @ct.kernel with `signatures` (KernelSignatures) and `archs`, compiled now. Of
-      several kernels the first that a call's arguments and device fit is launched.
-    - `args`: one an argument of the cuTile function: a name of the op's, a function of these, a
-      constant; or a function that returns all of them. Constants are compared.
+    - `kernel`: cubins that cuTile exported under its own names (a path, which may contain `*`,
+      bytes, or a list), or a @ct.kernel with `signatures` (KernelSignatures) and `archs`, compiled
+      now. A call launches the first kernel whose assumptions its arguments and device satisfy.
+    - `args`: one for each argument of the cuTile function: the name of an argument of the op, a
+      function of such names, or a constant; or one function that returns all of them. Constants
+      must equal those of the kernel.
     - `grid`: as in ct.launch: blocks of tiles, an int, up to three, or functions of the op's names.
-    - `name`: of the cuTile function, where a file holds several.
-    - the rest: as torch_cubin.define_op has it.
+    - `name`: the cuTile function, if a file contains several.
+    - the rest: as in torch_cubin.define_op.
 
-    Raises InputError [input] for what does not fit together and for what no package can hold
-    (lists of arrays); what torch_cubin.define_op raises.
+    Raises InputError [input] for arguments that do not match the kernel and for lists of arrays,
+    which no package can hold; and the errors of torch_cubin.define_op.
     """
     label = f"op '{_signature.parse(schema).name}'"
     listed = _kernels(kernel, signatures, archs, name, label)
@@ -98,7 +99,7 @@ def _kernels(
             "input", f"{label}: kernel", "is not one function of cuTile's",
             expected="name= of one of them", got=", ".join(sorted(functions or seen))[:200],
         )  # fmt: skip
-    # The newest architecture first, and there what takes most for granted.
+    # The newest architecture first; within one, the kernel with the most assumptions first.
     found.sort(key=lambda entry: (entry[0], -_assumptions(entry[1])))
     return [entry[1:] for entry in found]
 
@@ -116,7 +117,7 @@ def _assumptions(signature: TileSignature) -> int:
 
 @errors.named_keywords
 def compile(kernel: Any, signatures: Any, archs: Sequence[str] | str) -> list[bytes]:
-    """cuTile's cubins of a @ct.kernel, one for each arch; needs cuTile and no GPU."""
+    """Compiles a @ct.kernel to one cubin per arch. Needs cuTile but no GPU."""
     try:
         from cuda.tile import compilation
     except ImportError as error:
@@ -294,7 +295,7 @@ class _Resolver:
         return product
 
     def _same_shape(self, entry: Mapping[str, Any], what: str) -> str:
-        """A contiguous argument that has the sizes of what the op allocates."""
+        """A contiguous argument with the same sizes as the output."""
         if entry.get("like") is not None:
             return entry["like"]
         for name in sorted(self.scope.arguments - self.scope.optional):

@@ -1,10 +1,10 @@
-"""What a cuTile symbol says of its kernel: the signature that it was compiled for.
+"""Parses a cuTile symbol: the signature that the kernel was compiled for.
 
     add_Kt2_A1f32_1t1_p16_A1f32_1t1_p16_A1f32_1t1_p16_I1024
 
 is `add`, of calling convention t2, for three one-dimensional float32 arrays (of stride 1, at
-addresses that are multiples of 16) and the constant 1024. Needs no cuTile. What it does not know it
-refuses.
+addresses that are multiples of 16) and the constant 1024. Needs no cuTile. Refuses unknown
+elements.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_DIMS, _MOST_SYMBOL = 8, 1 << 14
 
 @dataclasses.dataclass(frozen=True)
 class Dim:
-    """What the compiler took for granted of a dim's size and stride."""
+    """The compiler's assumptions about a dim's size and stride."""
 
     size: int | None = None
     size_multiple: int = 1
@@ -66,8 +66,8 @@ class TileSignature:
 
 @errors.named_keywords
 def parse(symbol: str) -> TileSignature:
-    """Raises InputError [input] for a symbol that cuTile did not make, or that says what is not
-    known here: lists, data classes, strings."""
+    """The signature of a symbol. Raises InputError [input] if cuTile did not make it, or it
+    contains unsupported elements: lists, data classes, strings."""
     at = symbol.rfind("_K")
     if at < 1 or len(symbol) > _MOST_SYMBOL:
         raise errors.fault(

@@ -3,11 +3,11 @@
     python csrc/kernels/build/build.py --out torch_cubin/cubins [--archs sm_80,sm_90a] [--jobs N]
 
 setup.py calls `build_package()`. Needs a CUDA compiler (toolkit.py finds it), no torch and no GPU.
-A kernel is compiled to PTX once per virtual architecture and assembled once per architecture; both
-are kept in build/kernels/ and reused while the hash of everything they are made from stays the
-same: of the sources for PTX, of the PTX for a cubin, so that a changed comment assembles nothing.
-The package is a function of the sources and the compiler: same inputs, same bytes, wherever the
-checkout lies. The manifest is written last, in one step.
+A kernel is compiled to PTX once per virtual architecture and assembled once per architecture. Both
+are cached in build/kernels/ by the hash of their inputs: the sources for PTX, the PTX for a cubin.
+So a changed comment reassembles nothing.
+The package is reproducible: the same sources and compiler give the same bytes, whatever the path of
+the checkout. The manifest is written last, atomically.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ import ptx_modules  # noqa: E402
 import toolkit as cuda_toolkit  # noqa: E402
 from toolkit import BuildError, Toolkit  # noqa: E402
 
-# What a complete wheel has. A GPU of compute capability 8.9 runs sm_86's cubins: ptxas makes the
-# same instructions of our PTX for both, and no kernel reaches the one limit in which they differ.
+# The architectures of a release wheel. GPUs of compute capability 8.9 run sm_86's cubins: ptxas
+# generates the same instructions for both, and no kernel reaches the limit in which they differ.
 DEFAULT_ARCHS = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")
 CACHE = pathlib.Path("build") / "kernels"  # relative: commands run in the root, see `run`
 NVCC_FLAGS = ("-ptx", "-O3", "-Werror", "all-warnings")
 PTXAS_FLAGS = ("-O3", "-v")
-TOGETHER = 8  # kernels of a source that one nvcc compiles: see ptx_modules.py
+TOGETHER = 8  # kernels of one source per nvcc process: see ptx_modules.py
 PROBE_ARCH = "80"  # sizes are the same on every arch
 MANIFEST_VERSION = 1
 
 Log = Callable[[str], None]
-# Work that is done beside the kernels: called with how many compilers it may run at a time.
+# Other work that runs in parallel; its argument is the number of compilers it may run at a time.
 OtherWork = Callable[[int], object]
 
 
 def run(command: Sequence[str | pathlib.Path], what: str) -> str:
-    """Runs a compiler in the repository's root, with relative paths, so that nothing of where the
-    checkout lies can reach the output. Returns what it printed."""
+    """Runs a compiler in the repository's root with relative paths, so that the output does not
+    depend on the path of the checkout. Returns what it printed."""
     done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         raise BuildError(
@@ -66,7 +66,7 @@ def run(command: Sequence[str | pathlib.Path], what: str) -> str:
 
 
 def replace_file(path: pathlib.Path, data: bytes) -> None:
-    """Writes in one step; leaves a file that is already right alone."""
+    """Writes atomically; does not touch a file that already has these bytes."""
     if path.is_file() and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def replace_file(path: pathlib.Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """One build at a time uses the cache; another one waits."""
+    """Locks the cache: a second build waits."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -85,7 +85,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
 
 
 def has_key(output: pathlib.Path, key: str) -> bool:
-    """Whether a file of a cache was made from what `key` is the hash of."""
+    """Whether a cached file was made from inputs with this hash."""
     try:
         return output.with_suffix(".key").read_text() == key and output.is_file()
     except OSError:
@@ -93,7 +93,7 @@ def has_key(output: pathlib.Path, key: str) -> bool:
 
 
 def main_checkout(root: pathlib.Path) -> pathlib.Path | None:
-    """The checkout to which a git worktree belongs; None where `root` is no worktree."""
+    """The main checkout of a git worktree; None if `root` is not a worktree."""
     with contextlib.suppress(OSError):
         git = pathlib.Path((root / ".git").read_text().removeprefix("gitdir:").strip())
         common = git / (git / "commondir").read_text().strip()
@@ -102,7 +102,7 @@ def main_checkout(root: pathlib.Path) -> pathlib.Path | None:
 
 
 class Builder:
-    """Makes the cubins of one package, in build/kernels."""
+    """Builds the cubins of one package in build/kernels."""
 
     def __init__(self, tools: Toolkit, sources: pathlib.Path, cache: pathlib.Path = CACHE):
         self.tools = tools
@@ -111,7 +111,7 @@ class Builder:
         self.include = os.path.relpath(sources, ROOT)
         self.digests: dict[pathlib.Path, str] = {}
         self.headers: set[pathlib.Path] = set()  # of the kernels' parameters
-        self.sizes: dict[pathlib.Path, int] = {}  # of the structs that they declare
+        self.sizes: dict[pathlib.Path, int] = {}  # bytes of the structs that they declare
         self.sizes_lock = threading.Lock()
         self.main_checkout = None if cache.is_absolute() else main_checkout(ROOT)
 
@@ -125,7 +125,7 @@ class Builder:
         )
 
     def cubin_key(self, kernel: kernel_table.Kernel, arch: str) -> str:
-        """Of a cubin whose PTX is up to date."""
+        """The cache key of a cubin whose PTX is up to date."""
         ptx = (ROOT / self.ptx_path(kernel, kernel.virtual_arch(arch))).read_bytes()
         return kernel_table.digest(ptx, arch, " ".join(PTXAS_FLAGS), self.tools.release)
 
@@ -143,8 +143,8 @@ class Builder:
         return self.cache / arch / f"{kernel.name}.cubin"
 
     def fresh(self, output: pathlib.Path, key: str) -> bool:
-        """Whether the file is up to date; it is taken from the main checkout's cache where it is
-        so there, which spares each new worktree minutes."""
+        """Whether the file is up to date. Copies it from the main checkout's cache if possible,
+        which saves minutes in each new worktree."""
         if has_key(ROOT / output, key):
             return True
         theirs = self.main_checkout / output if self.main_checkout else None
@@ -152,7 +152,7 @@ class Builder:
             return False
         parts = [theirs.with_suffix(s) for s in (output.suffix, ".log")]
         found = {path.name: path.read_bytes() for path in parts if path.is_file()}
-        if not has_key(theirs, key):  # a build there, which removes the key first, is at work
+        if not has_key(theirs, key):  # a build there is running: it removes the key first
             return False
         (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
         for name, data in found.items():
@@ -164,7 +164,7 @@ class Builder:
         replace_file(ROOT / output.with_suffix(".key"), key.encode())
 
     def compile(self, kernels: Sequence[kernel_table.Kernel], virtual: str) -> None:
-        """One source to PTX, for several of its kernels."""
+        """Compiles several kernels of one source to PTX."""
         stale = [
             kernel
             for kernel in kernels
@@ -176,7 +176,7 @@ class Builder:
             modules = self.compile_together(stale, virtual)
         except BuildError as error:
             for kernel in stale if len(stale) > 1 else ():
-                self.compile_together([kernel], virtual)  # an error names the kernel that is wrong
+                self.compile_together([kernel], virtual)  # so that the error names the kernel
             if len(stale) == 1:
                 raise
             raise BuildError(
@@ -221,7 +221,7 @@ class Builder:
         return modules
 
     def assemble(self, kernel: kernel_table.Kernel, arch: str) -> None:
-        """PTX to a cubin and its log."""
+        """Assembles PTX to a cubin, and keeps ptxas's log."""
         output, key = self.cubin_path(kernel, arch), self.cubin_key(kernel, arch)
         if self.fresh(output, key):
             return
@@ -235,7 +235,7 @@ class Builder:
         self.finish(output, key)
 
     def params_size(self, header: pathlib.Path) -> int:
-        """Bytes of the struct that the header declares, as the compiler says."""
+        """Bytes of the struct that the header declares, according to the compiler."""
         with self.sizes_lock:
             if header not in self.sizes:
                 self.sizes |= self.probe_sizes(sorted(self.headers | {header}))
@@ -255,7 +255,7 @@ class Builder:
         return cubin_facts.probed_sizes((ROOT / output).read_text(), headers)
 
     def entry(self, kernel: kernel_table.Kernel, arch: str) -> dict[str, Any]:
-        """The manifest's entry of a finished cubin, checked."""
+        """Checks a finished cubin and returns its manifest entry."""
         header = kernel_table.params_header(kernel.source)
         parameter_bytes = self.params_size(header)
         path = ROOT / self.cubin_path(kernel, arch)
@@ -268,8 +268,8 @@ class Builder:
             arch, kernel.threads, facts.registers, shared
         )
         params = cubin_facts.read_params(cubin, kernel.name)
-        # The offset is the compiler's affair: ptxas aligns a struct with a tensor map in it within
-        # the constant bank, not within the parameters (0x70 for sm_90). The driver knows it.
+        # The offset is not checked: ptxas aligns a struct with a tensor map within the constant
+        # bank, not within the parameters (0x70 for sm_90). The driver handles it.
         if [param["size"] for param in params] != [parameter_bytes]:
             raise BuildError(
                 "params",
@@ -317,11 +317,11 @@ class Builder:
                 start = time.monotonic()
                 ptx[(kernel.name, kernel.virtual_arch(arch))].result()
                 self.assemble(kernel, arch)
-                self.entry(kernel, arch)  # its checks, as early as possible
+                self.entry(kernel, arch)  # runs its checks as early as possible
                 return time.monotonic() - start
 
-            # First in, first out, and a cubin is queued behind the PTX that it waits for, by as
-            # many PTX jobs as there are workers: nobody waits long, and never for a job that cannot
+            # The queue is first in, first out. A cubin is queued behind its PTX, after as many
+            # other PTX jobs as there are workers. So no worker waits long, or for a job that cannot
             # start.
             ptx: dict[tuple[str, str], concurrent.futures.Future[None]] = {}
             waiting: dict[concurrent.futures.Future[Any], tuple[kernel_table.Kernel, str] | None]
@@ -337,15 +337,15 @@ class Builder:
                 places = max(1, workers // 2) if first else workers
 
                 def run_other() -> None:
-                    # What is wrong with the CUDA compiler shows before other compilers start.
+                    # A broken CUDA compiler fails here, before the other compilers start.
                     if first is not None:
                         first.result()
                     other(places)
 
                 future = pool.submit(run_other)
                 waiting[future] = None
-                # Workers that leave their places to its compilers. NOTE: not by futures.wait(): for
-                # work that is withdrawn before it begins, that never returns.
+                # Idle workers that leave their processors to the other work's compilers.
+                # NOTE: futures.wait() never returns for work that is cancelled before it starts.
                 for _ in range(places - 1):
                     pool.submit(future.exception)
 
@@ -378,7 +378,7 @@ class Builder:
 def batches_of(
     jobs: list[tuple[kernel_table.Kernel, str]],
 ) -> list[tuple[str, list[kernel_table.Kernel]]]:
-    """What one nvcc compiles: a virtual architecture, and kernels of one source."""
+    """The batches for one nvcc process each: kernels of one source and virtual architecture."""
     groups: dict[tuple[pathlib.Path, str], dict[str, kernel_table.Kernel]] = {}
     for kernel, arch in jobs:
         virtual = kernel.virtual_arch(arch)
@@ -393,7 +393,7 @@ def batches_of(
 
 
 def install_tuned(out_dir: pathlib.Path, sources: pathlib.Path) -> list[dict[str, str]]:
-    """Copies the tuned tables, <family>/tuned/<gpu>.json; the manifest's entry of each."""
+    """Copies the tuned tables, <family>/tuned/<gpu>.json; returns their manifest entries."""
     entries = []
     for path in sorted(sources.glob("*/tuned/*.json")):
         data = path.read_bytes()
@@ -411,7 +411,7 @@ def install_tuned(out_dir: pathlib.Path, sources: pathlib.Path) -> list[dict[str
 def install(
     out_dir: pathlib.Path, entries: list[dict[str, Any]], builder: Builder, compiler: str
 ) -> int:
-    """Writes the package: cubins, then the manifest; removes what is no part of it. Total bytes."""
+    """Writes the package: cubins, then the manifest; removes other files. Returns total bytes."""
     total = 0
     for entry in entries:
         data = (ROOT / builder.cache / entry["file"]).read_bytes()
@@ -437,7 +437,7 @@ def install(
 
 
 def choose_archs(text: str | None) -> tuple[str, ...]:
-    """From --archs, else TORCH_CUBIN_ARCHS, else the default, which is also what "all" means."""
+    """From --archs, else TORCH_CUBIN_ARCHS, else the default; "all" is the default, too."""
     text = text or os.environ.get("TORCH_CUBIN_ARCHS", "")
     if text.strip() == "all":
         return DEFAULT_ARCHS
@@ -457,9 +457,9 @@ def build_package(
     tools: Toolkit | None = None,
     other: OtherWork | None = None,
 ) -> None:
-    """Builds every kernel of `sources` for `archs` into `out_dir`; BuildError when that fails.
+    """Builds every kernel of `sources` for `archs` into `out_dir`. Raises BuildError.
 
-    `other` is run beside it, on half of the `jobs`, so that no processor waits for either to end.
+    `other` runs in parallel on half of the `jobs`, so that all processors stay busy.
     """
     start = time.monotonic()
     archs = tuple(archs) if archs else choose_archs(None)
@@ -474,7 +474,7 @@ def build_package(
     log(f"{len(kernels)} kernels, {len(pairs)} cubins for {', '.join(archs)}: nvcc {tools.release}")
     builder = Builder(tools, sources, cache)
     with locked(ROOT / cache):
-        # One more than processors: a worker also reads, hashes and checks what its compiler made.
+        # One more than processors: a worker also reads, hashes and checks its compiler's output.
         entries = builder.build(pairs, jobs or (os.cpu_count() or 1) + 1, log, other)
         total = install(pathlib.Path(out_dir), entries, builder, f"nvcc {tools.release}")
     seconds = time.monotonic() - start

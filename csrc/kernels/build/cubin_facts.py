@@ -1,7 +1,7 @@
-"""What the build knows of one finished cubin: its parameters, its ptxas log, how many fit.
+"""Facts of one finished cubin: its parameters, its ptxas log, its occupancy.
 
-Reads only cubins that this build has just made: files from elsewhere go through csrc/cubin, which
-trusts nothing.
+Reads only cubins that this build has just made. Files from elsewhere go through csrc/cubin, which
+does not trust its input.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_params(cubin: bytes, kernel: str) -> list[dict[str, int]]:
         size = value if form == SIZED else 0
         if attribute in (KPARAM_INFO, KPARAM_INFO_V2):
             _, index, offset, word = struct.unpack_from("<IHHI", info, at)
-            # V2: a u16 of size, then bytes of alignment and pointer space.
+            # V2: a u16 for the size, then one byte each for alignment and address space.
             bytes_ = word >> 18 if attribute == KPARAM_INFO else word & 0xFFFF
             params.append({"index": index, "offset": offset, "size": bytes_})
         at += size
@@ -74,7 +74,7 @@ def params_struct(header: pathlib.Path) -> str:
 
 
 def size_probe(headers: Sequence[pathlib.Path]) -> str:
-    """Source whose PTX tells the sizes of the headers' structs."""
+    """A source whose PTX contains the sizes of the headers' structs."""
     return "".join(
         f'#include "{header.parent.name}/{header.name}"\n'
         f'extern "C" __device__ const unsigned long long tc_params_size_{i} ='
@@ -120,7 +120,7 @@ def parse_log(log: str) -> PtxasFacts:
 
 
 def check_log(facts: PtxasFacts, kernel: str, arch: str, accepted_spill: int) -> None:
-    """BuildError for what makes a kernel slow without an error from the compiler."""
+    """Raises BuildError for compiler warnings and spills that make a kernel slow."""
     if facts.warnings:
         raise BuildError(
             "image",
@@ -145,7 +145,7 @@ def check_log(facts: PtxasFacts, kernel: str, arch: str, accepted_spill: int) ->
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Of one multiprocessor (CUDA C++ Programming Guide, table 'Technical Specifications')."""
+    """Limits of one multiprocessor (CUDA C++ Programming Guide, 'Technical Specifications')."""
 
     shared: int  # bytes
     shared_block: int  # bytes a block can opt in to
@@ -166,7 +166,7 @@ LIMITS = {
     120: Limits(100 * KIB, 99 * KIB, 1536, 24),
     121: Limits(100 * KIB, 99 * KIB, 1536, 24),
 }
-RESERVED_SHARED = 1024  # a block, taken by the driver from compute capability 8.0 on
+RESERVED_SHARED = 1024  # bytes a block that the driver reserves from compute capability 8.0 on
 
 
 def limits_of(arch: str) -> Limits:
@@ -186,7 +186,7 @@ def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared: i
     """How many blocks are resident at once; `shared` is static + dynamic bytes."""
     limits = limits_of(arch)
     warps = -(-threads // 32)
-    # Registers go to warps in units of 256, and warps to four equal parts of the multiprocessor.
+    # Registers are allocated to warps in units of 256, warps to the multiprocessor's 4 partitions.
     warp_registers = -(-max(registers, 1) * 32 // 256) * 256
     by_registers = limits.registers // 4 // warp_registers * 4 // warps
     block_shared = -(-(shared + RESERVED_SHARED) // 128) * 128
@@ -196,7 +196,8 @@ def blocks_per_multiprocessor(arch: str, threads: int, registers: int, shared: i
 
 
 def check_waits(name: str, arch: str, ptx: str) -> None:
-    """The host launches kernels for sm_90 and newer before the one ahead of them has ended."""
+    """Raises BuildError unless the kernel waits for its predecessor: the host launches kernels for
+    sm_90 and newer before the previous kernel has ended."""
     touch = ptx_waits.first_touch(ptx) if split_arch(arch)[0] >= 90 else None
     if touch is not None:
         raise BuildError(

@@ -1,7 +1,7 @@
 """Reads the kernel tables at the ends of csrc/kernels/*/*.cu, expands them, and hashes sources.
 
-The format is described in ../README.md. A source lies in the folder of its family, beside the
-folders of other families and `common`. Knows nothing of compilers or cubins.
+The format is described in ../README.md. A source is in its family's folder, beside the folders of
+other families and `common`. Independent of compilers and cubins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Kernel:
     defines: dict[str, str]
     archs: tuple[str, ...] | None  # None: all
     accepted_spill: dict[str, int]
-    fields: dict[str, Any]  # what goes to the manifest
+    fields: dict[str, Any]  # go to the manifest
 
     @property
     def threads(self) -> int:
@@ -120,7 +120,7 @@ def substitute(value: Any, variables: dict[str, Any], source: pathlib.Path) -> A
         return found
 
     if isinstance(value, str):
-        # Innermost first, again and again: "{d.k{v.lanes}}" is "{d.k128}" is 1024.
+        # Expands the innermost placeholder first: "{d.k{v.lanes}}" -> "{d.k128}" -> "1024".
         while found := PLACEHOLDER.search(value):
             if found.span() == (0, len(value)):
                 return substitute(lookup(found.group(1)), variables, source)
@@ -137,7 +137,7 @@ def substitute(value: Any, variables: dict[str, Any], source: pathlib.Path) -> A
 
 
 def expand(entry: dict[str, Any], source: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows that one entry stands for, in the order of its 'for'."""
+    """Expands one entry to its rows, in the order of its 'for'."""
     body = {key: value for key, value in entry.items() if key != "for"}
     loops = entry.get("for", {})
     rows = []
@@ -167,7 +167,7 @@ def check_row(row: dict[str, Any], source: pathlib.Path) -> None:
 
 
 def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
-    """The kernels of one source file's text; none where it has no table."""
+    """The kernels in one source file's table; empty if it has none."""
     blocks = TABLE.findall(text)
     if not blocks:
         return []
@@ -200,7 +200,7 @@ def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
 
 
 def read_tables(folder: pathlib.Path) -> list[Kernel]:
-    """Every kernel of every .cu in the families' folders below `folder`; a name may occur once."""
+    """All kernels of the .cu files in the families' folders below `folder`. Names are unique."""
     kernels: dict[str, Kernel] = {}
     for source in sorted(folder.glob("*/*.cu")):
         for kernel in parse_table(source.read_text(), source):
@@ -222,9 +222,9 @@ def digest(*parts: str | bytes) -> str:
 
 
 def with_includes(source: pathlib.Path) -> dict[str, str]:
-    """The texts, by name, of a file and every header of csrc/kernels that it includes, found as the
-    compiler finds them: beside the includer, else from the folder of the families' folders. Kernel
-    tables are skipped: each kernel's row enters its own key."""
+    """The texts, by name, of a file and of every header of csrc/kernels that it includes, resolved
+    as the compiler does: beside the includer, else from csrc/kernels. Without kernel tables: each
+    kernel's row is part of its own key."""
     root = source.resolve().parent.parent
     seen: dict[str, str] = {}
     waiting = [source.resolve()]
@@ -246,8 +246,8 @@ def source_digest(source: pathlib.Path) -> str:
 
 
 def params_digest(header: pathlib.Path) -> str:
-    """Of what a family's header declares, comments and spacing omitted. The library and the
-    manifest both carry it: they must mean the same struct, which its size alone does not tell."""
+    """The hash of a header's declarations, without comments and spacing. The library and the
+    manifest both contain it, so that a changed struct of the same size is detected."""
     comments = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
     texts = with_includes(header).items()
     return digest(*(" ".join(comments.sub(" ", text).split()) for _, text in sorted(texts)))

@@ -1,4 +1,4 @@
-"""Which architectures this machine's GPUs want. Needs neither torch nor a driver."""
+"""The architectures of this machine's GPUs. Needs neither torch nor a driver."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from toolkit import BuildError
 
 
 def arch_of(capability: str) -> str | None:
-    """The architecture to build for a GPU ("9.0"): its own with `a`, else the nearest below it."""
+    """The architecture to build for a GPU ("9.0"): its own `a` variant, else the nearest below."""
     major, minor = map(int, capability.split("."))
     for below in range(minor, -1, -1):
-        # `a` code runs on exactly its own GPU, and exists from compute capability 9.0 on.
+        # `a` code runs only on its own compute capability, and exists from 9.0 on.
         for suffix in ("a", "") if below == minor and major >= 9 else ("",):
             arch = f"sm_{major}{below}{suffix}"
             try:
@@ -25,7 +25,7 @@ def arch_of(capability: str) -> str | None:
 
 
 def gpu_archs(log: Callable[[str], None] = print) -> list[str]:
-    """The architectures for the GPUs that nvidia-smi finds here, each once."""
+    """The distinct architectures of the GPUs that nvidia-smi lists."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)

@@ -1,9 +1,8 @@
-"""PTX of several kernels, as nvcc writes it, and of each of them alone.
+"""Splits nvcc's PTX of several kernels into one module per kernel.
 
-nvcc needs half a second for its own headers, whatever it compiles. So the build gives it several
-kernels of one source at a time, each in a namespace of its own, and takes the result apart here. A
-kernel's text does not depend on its company: the numbers in labels, which count the functions of a
-module, are all set to 0.
+nvcc spends half a second on its own headers in every run. So the build compiles several kernels of
+one source at a time, each in its own namespace, and splits the result here. The PTX of a kernel
+does not depend on the others: the function numbers in labels are set to 0.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _NAME = re.compile(r"([\w$]+)(?:\[\w*\])*(?: = .*)?;$")  # of a declaration, at 
 
 
 def _statements(ptx: str) -> list[list[str]]:
-    """The lines of each directive, declaration or function of a module; comments omitted."""
+    """The lines of each directive, declaration or function of a module, without comments."""
     found: list[list[str]] = []
     lines = [line for line in ptx.splitlines() if line.strip() and line.lstrip()[:2] != "//"]
     at = 0
@@ -34,7 +33,7 @@ def _statements(ptx: str) -> list[list[str]]:
 
 
 def split(ptx: str) -> dict[str, str]:
-    """The module of each kernel: the directives, what it needs of the declarations, its code."""
+    """The module of each kernel: directives, the declarations that it needs, its code."""
     head: list[str] = []
     declared: list[tuple[str, str]] = []  # name and text
     kernels: dict[str, str] = {}
@@ -50,7 +49,7 @@ def split(ptx: str) -> dict[str, str]:
             declared.append((name[1] if name else "", text))
     modules = {}
     for kernel, code in kernels.items():
-        # A function, or what has no name that is known, goes to all: unused it does no harm.
+        # Functions and unnamed declarations go to every kernel; unused ones do no harm.
         needed = "".join(
             text for name, text in declared if not name or re.search(rf"{re.escape(name)}\b", code)
         )

@@ -1,16 +1,15 @@
-"""Whether a kernel waits for the kernel before it, on every path, before it touches memory.
+"""Checks that on every path a kernel waits for its predecessor before it touches memory.
 
-The host launches kernels for sm_90 and newer before the one ahead of them in the stream has ended
-(programmatic dependent launch). What runs before `griddepcontrol.wait` must therefore neither read
-nor write memory that other kernels know of; a kernel that does would read old data now and then,
-without an error. `first_touch` follows a kernel's branches in PTX and finds such an instruction.
+The host launches kernels for sm_90 and newer before the previous kernel in the stream has ended
+(programmatic dependent launch). Code before `griddepcontrol.wait` must therefore not read or write
+memory that other kernels use: it would sometimes read stale data, without an error. `first_touch`
+follows a kernel's branches in PTX and finds such an instruction.
 
-It knows what is harmless, not what is harmful: an instruction that it does not know counts as a
-touch. Shared, local and constant memory, parameters, barriers of the block and the cluster, and a
-prefetch of a tensor map that is a parameter are harmless. So is a prefetch to L2: all reads and
-writes of the GPU pass through that cache, so what an earlier kernel still writes stays right. What
-to prefetch may stand in memory: `read_early` (ptx.cuh) reads it in a form that nothing else uses,
-and leaves no old copy of it in L1.
+It lists harmless instructions: an unknown instruction counts as a touch. Harmless are shared, local
+and constant memory, parameters, barriers of the block and the cluster, and the prefetch of a tensor
+map that is a parameter. So is a prefetch to L2: all accesses of the GPU go through that cache, so
+later writes of the previous kernel are seen. The address to prefetch may itself be in memory:
+`read_early` (ptx.cuh) reads it with a unique instruction that leaves no stale copy in L1.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import dataclasses
 import functools
 import re
 
-# Up to the first dot of an instruction: it computes, or synchronises the cluster, or is an error.
+# Mnemonics (up to the first dot) of arithmetic, control flow and cluster synchronisation.
 HARMLESS = re.compile(
     r"abs|activemask|add|addc|and|bar|barrier|bfe|bfi|bfind|bmsk|bra|brev|brx|clz|cnot"
     r"|copysign|cos|createpolicy|cvt|cvta|div|dp2a|dp4a|elect|ex2|fence|fma|fns|getctarank"
@@ -28,10 +27,10 @@ HARMLESS = re.compile(
     r"|set|setmaxnreg|setp|shf|shfl|shl|shr|sin|slct|sqrt|stmatrix|sub|subc|szext|tanh|testp"
     r"|trap|vote|wgmma|xor"
 )
-# These are harmless where they name such a state space, and no other.
+# Harmless only with one of these state spaces.
 IN_A_SPACE = frozenset(("ld", "st", "atom", "red", "cp"))
 OWN_SPACES = frozenset(("shared", "param", "local", "const"))
-# The bookkeeping of asynchronous copies.
+# Commit and wait instructions of asynchronous copies.
 HARMLESS_FORMS = re.compile(
     r"griddepcontrol\.launch_dependents$|cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)\b"
     r"|(cp\.async\.bulk\.prefetch\.(tensor\.\dd\.)?|prefetch\.global\.)L2\b"
@@ -58,12 +57,12 @@ class Statement:
 
 
 class Body:
-    """The statements of the first kernel in a PTX file, and the places of its labels."""
+    """The statements of the first kernel in a PTX file, and the positions of its labels."""
 
     def __init__(self, ptx: str) -> None:
         self.statements: list[Statement] = []
-        self.labels: dict[tuple[int, str], int] = {}  # in which scope: inline code repeats names
-        self.outer = {0: 0}  # the scope around a scope
+        self.labels: dict[tuple[int, str], int] = {}  # by scope: inlined code repeats names
+        self.outer = {0: 0}  # the enclosing scope of each scope
         text = _NOISE.sub(" ", ptx)
         self._read(text, text.index("{", text.index(".entry")) + 1)
 
@@ -104,7 +103,7 @@ class Body:
 
     @functools.cached_property
     def definitions(self) -> dict[str, list[Statement]]:
-        """By register, what gives it a value: an instruction's first operand."""
+        """The instructions that write each register, their first operand."""
         found: dict[str, list[Statement]] = {}
         for statement in self.statements:
             first = re.match(r"\{[^}]*\}|[^,|]*", statement.operands)[0]
@@ -114,7 +113,7 @@ class Body:
         return found
 
     def is_parameter(self, address: str, steps: int = 8) -> bool:
-        """Whether an address is that of a parameter: `k_param_0`, or a register that holds it."""
+        """Whether an address is a parameter's: `k_param_0`, or a register that holds it."""
         if re.fullmatch(r"\w+_param_\d+(\s*\+\s*\d+)?", address):
             return True
         register = re.fullmatch(r"(%\w+)(\s*\+\s*-?\d+)?", address)
@@ -130,7 +129,7 @@ class Body:
         return bool(plain) and self.is_parameter(operands[1], steps - 1)
 
     def targets(self, statement: Statement) -> list[int] | None:
-        """Where a branch goes; None where that is not understood."""
+        """The targets of a branch; None if they cannot be determined."""
         name = re.search(r"[\w$]+$", statement.operands)
         place = self._place(name[0], statement.scope) if name else None
         if place is None:
