@@ -1,18 +1,18 @@
 """Builds torch_cubin: the library torch_cubin/_C.so, the kernel package torch_cubin/cubins, the
-extension module torch_cubin/_launch.abi3.so, without which kernel calls from Python take longer,
-and, of the same objects, torch_cubin/lib/libtorch_cubin.so and .a for C++ programs without torch.
+optional extension module torch_cubin/_launch.abi3.so for faster kernel calls from Python, and, from
+the same objects, torch_cubin/lib/libtorch_cubin.so and .a for C++ programs without torch.
 
     pip install --no-build-isolation .        (or -e .)
 
 Needs torch, nlohmann-json, a C++ compiler and a CUDA compiler (csrc/kernels/build/toolkit.py says
-where it looks), no GPU. The library stands on PyTorch's stable ABI and links nothing of CUDA and
-nothing of Python, so one wheel, tagged py3-none-<platform>, serves every torch from TORCH_MIN on.
+where it looks), no GPU. The library uses PyTorch's stable ABI and links neither CUDA nor Python, so
+one wheel, tagged py3-none-<platform>, serves every torch from TORCH_MIN on.
 
 Environment: TORCH_CUBIN_ARCHS (architectures of the kernels, or "all"; default: those of this
-machine's GPUs, all where there is none), MAX_JOBS (compilers at a time, default one more than
-processors; half of them are for C++ until that is done), TORCH_CUBIN_SKIP_KERNELS=1 (leave
-torch_cubin/cubins as it is: only for work on the C++ in a checkout; a wheel made so holds whatever
-kernels lie there, or none).
+machine's GPUs, all without a GPU), MAX_JOBS (compilers at a time, default one more than processors;
+half of them compile C++ until that is done), TORCH_CUBIN_SKIP_KERNELS=1 (do not build
+torch_cubin/cubins: only for work on the C++ in a checkout; a wheel then contains the kernels that
+are there, or none).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pathlib import Path
 import setuptools
 from setuptools import Distribution, setup
 
-# The oldest torch that the library loads on. Everything follows from it: the install requirement,
-# the check below, and the macro that hides every newer declaration from the compiler.
+# The oldest supported torch. Determines the install requirement, the check below, and the macro
+# that hides newer declarations from the compiler.
 TORCH_MIN = (2, 11)
 SETUPTOOLS_MIN = 77  # pyproject.toml's license field; its own bdist_wheel
 
@@ -42,7 +42,7 @@ WITHOUT_TORCH = ("cubin", "driver", "runtime", "package", "abi")
 
 
 def torch_target_version(version: tuple[int, int]) -> str:
-    """TORCH_TARGET_VERSION. NOTE: a byte a part: 2.11 is 0x020b, and 0x0211 would mean 2.17."""
+    """TORCH_TARGET_VERSION. NOTE: one byte per part: 2.11 is 0x020b; 0x0211 would be 2.17."""
     return f"0x{version[0]:02x}{version[1]:02x}{0:012x}"
 
 
@@ -66,7 +66,7 @@ def check_setuptools() -> None:
 
 
 def check_torch(version: bool = True) -> None:
-    """That it is there; and its version, which takes seconds to import."""
+    """Checks that torch is installed, and optionally its version, which takes seconds to import."""
     wanted = ".".join(map(str, TORCH_MIN))
     if importlib.util.find_spec("torch") is None:
         fail(
@@ -105,7 +105,7 @@ def json_include(system: tuple[str, ...] = ("/usr/include", "/usr/local/include"
 
 
 def kernel_build():
-    """csrc/kernels/build/build.py as a module: it is no part of the installed package."""
+    """csrc/kernels/build/build.py as a module: it is not part of the installed package."""
     path = ROOT / "csrc" / "kernels" / "build" / "build.py"
     spec = importlib.util.spec_from_file_location("torch_cubin_kernel_build", path)
     module = importlib.util.module_from_spec(spec)
@@ -114,9 +114,9 @@ def kernel_build():
 
 
 def write_params_digests(kernels) -> None:
-    """What csrc/package/catalog.cpp compares with the manifest; left alone where it is right.
+    """Writes the header of digests that csrc compares with the manifest, if it changed.
 
-    A family's header is entered as "matmul", a kernel's own as "matmul/sm90" (sm90_params.h).
+    A family's header is named "matmul", a kernel's own "matmul/sm90" (sm90_params.h).
     """
     digests = {}
     for header in sorted((ROOT / "csrc" / "kernels").glob("*/*_params.h")):
@@ -128,10 +128,11 @@ def write_params_digests(kernels) -> None:
 
 
 def write_units(kernels, files: list[Path]) -> list[str]:
-    """A file for each folder of csrc that includes the folder's .cpp files: what the compiler gets.
+    """Writes a unity source for each folder of csrc, which includes the folder's .cpp files.
 
-    The headers of torch and of JSON take it seconds for each: 75 s of processor time instead of 250
-    for the library. So names in a folder's anonymous namespaces differ, from its headers', too.
+    The headers of torch and of JSON take the compiler seconds in each file: this way the library
+    needs 75 s of processor time instead of 250. Names in anonymous namespaces must therefore be
+    unique in a folder and differ from its headers' names.
     """
     folders = dict.fromkeys(path.parent for path in files if path.suffix == ".cpp")
     units = []
@@ -142,7 +143,7 @@ def write_units(kernels, files: list[Path]) -> list[str]:
         unit = GENERATED / "units" / f"all_of_{name}.cpp"
         kernels.replace_file(unit, text.encode())
         units.append(unit)
-    # The longest first: two compilers at work end together.
+    # The longest first, so that two compilers end at about the same time.
     units.sort(key=lambda unit: unit.name != "all_of_declared.cpp")
     return [str(unit.relative_to(ROOT)) for unit in units]
 
@@ -153,7 +154,7 @@ def host_compiler() -> list[str]:
 
 
 def only_of_gcc(*options: str) -> list[str]:
-    """The options where the compiler is GCC, which alone has them."""
+    """The options if the compiler is GCC, else none."""
     version = subprocess.run([*host_compiler(), "--version"], capture_output=True, text=True)
     return list(options) if "Free Software Foundation" in version.stdout else []
 
@@ -188,40 +189,40 @@ def extension():
         extra_compile_args=[
             "-O2",
             "-g0",
-            "-fno-plt",  # a call into torch is one jump: it counts in a launch
+            "-fno-plt",  # saves a jump in each call into torch, which shows in a launch's time
             "-fvisibility=hidden",
             "-fvisibility-inlines-hidden",
-            # Else templates' static members stay global in the static libtorch_cubin.
+            # Otherwise static members of templates stay global in the static libtorch_cubin.
             *only_of_gcc("-fno-gnu-unique"),
             "-Wall",
             "-Wextra",
             "-Wno-unused-parameter",  # PyTorch's headers
-            "-Wno-maybe-uninitialized",  # GCC 12 says it of a std::optional<Tensor>
+            "-Wno-maybe-uninitialized",  # false warning of GCC 12 about std::optional<Tensor>
             "-Werror=return-type",
             "-Werror=unused-result",
             "-Werror=format",
-            # NOTE: no -std: PyTorch's headers need C++17 or C++20 by their version, and its build
-            # extension adds the right one only where none is given.
+            # NOTE: no -std: PyTorch's headers need C++17 or C++20 depending on their version, and
+            # its build extension adds the right one only if none is given.
             f"-DTORCH_TARGET_VERSION={torch_target_version(TORCH_MIN)}",
-            # Messages that hold __FILE__ must not tell where this checkout or torch lies.
+            # Messages that contain __FILE__ must not reveal the path of this checkout or of torch.
             f"-ffile-prefix-map={ROOT}/=",
             f"-ffile-prefix-map={torch_root}/=torch/",
         ],
         extra_link_args=[
             "-Wl,--as-needed",
-            "-Wl,-s",  # a tenth of the library would be names of what it does not export
+            "-Wl,-s",  # names of local symbols would be a tenth of the library
             "-Wl,-z,defs",
             f"-Wl,--version-script={csrc / 'exports.map'}",
-            "-ldl",  # a build machine with glibc before 2.34 has dlopen there
+            "-ldl",  # for build machines with glibc before 2.34
         ],
     )
 
 
 def build_launch_extension(target: Path) -> None:
-    """csrc/python_launch.c, by the limited API: one file for every Python from 3.10 on.
+    """Builds csrc/python_launch.c with the limited API: one file for every Python from 3.10 on.
 
-    Apart from the library, which uses no Python. Where Python's headers or a C compiler are missing
-    it is skipped: torch_cubin/_native/launcher.py does without.
+    Separate from the library, which does not use Python. Skipped if Python's headers or a C
+    compiler are missing: torch_cubin/_native/launcher.py works without it.
     """
     include = Path(sysconfig.get_paths()["include"])
     compiler = shutil.which(os.environ.get("CC", "").split(" ")[0] or "cc") or shutil.which("gcc")
@@ -242,10 +243,10 @@ def build_launch_extension(target: Path) -> None:
 
 
 def build_cpp_library(objects: list[Path], folder: Path) -> None:
-    """libtorch_cubin, shared and static, of objects that went into _C.so: nothing is compiled.
+    """Links libtorch_cubin, shared and static, from objects of _C.so; compiles nothing.
 
-    In the static one all but the C ABI is made local, so that a program can link it beside a
-    library that holds another copy.
+    In the static library all symbols but the C ABI are local, so that a program can link it beside
+    another library that contains a copy.
     """
     folder.mkdir(parents=True, exist_ok=True)
     exports = ROOT / "csrc" / "abi" / "exports.map"
@@ -254,7 +255,7 @@ def build_cpp_library(objects: list[Path], folder: Path) -> None:
     files = [str(path) for path in objects]
     link = [*host_compiler(), "-shared", *files, "-o", str(shared), "-Wl,-soname,libtorch_cubin.so"]
     link += ["-Wl,--as-needed", "-Wl,-s", "-Wl,-z,defs", f"-Wl,--version-script={exports}", "-ldl"]
-    static.unlink(missing_ok=True)  # ar would add to it
+    static.unlink(missing_ok=True)  # ar would append to it
     try:
         for command in (
             link,
@@ -270,7 +271,7 @@ def build_cpp_library(objects: list[Path], folder: Path) -> None:
 
 
 def copy_kernels(source: Path, target: Path) -> None:
-    """The manifest and what it lists: a folder may still hold cubins of an older build."""
+    """Copies the manifest and the files that it lists: the folder may contain older cubins."""
     shutil.rmtree(target, ignore_errors=True)
     manifest = json.loads((source / "manifest.json").read_text())
     listed = [entry["file"] for entry in (*manifest["kernels"], *manifest.get("tuned", []))]
@@ -280,7 +281,7 @@ def copy_kernels(source: Path, target: Path) -> None:
 
 
 def kernel_archs(kernels, log=print) -> tuple[str, ...]:
-    """What TORCH_CUBIN_ARCHS names, else what this machine's GPUs run, else all: and says which."""
+    """The archs in TORCH_CUBIN_ARCHS, else of this machine's GPUs, else all; prints which."""
     import machine_gpus  # beside build.py, which kernel_build() has put on the path
 
     every = ", ".join(kernels.DEFAULT_ARCHS)
@@ -316,7 +317,7 @@ def build_ext_class():
             kernels = kernel_build()
 
             def log(line: str) -> None:
-                print(line, flush=True)  # ninja writes beside it, to the same pipe
+                print(line, flush=True)  # ninja writes to the same pipe
 
             try:
                 archs = kernel_archs(kernels, log)
@@ -326,10 +327,10 @@ def build_ext_class():
                 raise SystemExit(f"\n{error}\n") from None
 
         def build_libraries(self, compilers: int) -> None:
-            os.environ["MAX_JOBS"] = str(compilers)  # what PyTorch's build extension reads
+            os.environ["MAX_JOBS"] = str(compilers)  # read by PyTorch's build extension
             try:
                 super().run()
-            except RuntimeError as error:  # of ninja: what the compiler said is printed already
+            except RuntimeError as error:  # from ninja: the compiler's output is printed already
                 text = f"the C++ library is not built: {error}: above, behind 'FAILED:'"
                 raise SystemExit(f"\ntorch_cubin [file]: {text}\n") from None
             package = PACKAGE if self.inplace else Path(self.build_lib) / "torch_cubin"
@@ -342,7 +343,7 @@ def build_ext_class():
 
 
 def partial_build_number(manifest: Path) -> str | None:
-    """What a wheel without the kernels of every architecture says in its name: "0sm90a"."""
+    """The build number of a wheel without the kernels of every architecture, as in "0sm90a"."""
     if not manifest.is_file():
         return None
     kernels = json.loads(manifest.read_text())["kernels"]
@@ -356,10 +357,10 @@ def bdist_wheel_class():
     from setuptools.command.bdist_wheel import bdist_wheel
 
     class Wheel(bdist_wheel):
-        """py3-none-<platform>: the library uses none of Python's C API, so any Python 3 will do."""
+        """Tags py3-none-<platform>: the library uses no Python C API, so it serves any Python 3."""
 
         def get_tag(self) -> tuple[str, str, str]:
-            # Asked for after the build, so that the kernels are those that the wheel holds.
+            # Determined after the build, from the kernels that the wheel contains.
             if self.build_number is None:
                 self.build_number = partial_build_number(PACKAGE / "cubins" / "manifest.json")
             return "py3", "none", super().get_tag()[2]
@@ -375,9 +376,9 @@ class BinaryDistribution(Distribution):
 def main() -> None:
     check_setuptools()
     options = {}
-    if "dist_info" in sys.argv:  # what pip asks for first: the name and what is required
+    if "dist_info" in sys.argv:  # pip's first call: name and requirements
         check_torch(version=False)
-    elif "sdist" not in sys.argv:  # the one command that needs no torch
+    elif "sdist" not in sys.argv:  # sdist needs no torch
         check_torch()
         options = {
             "ext_modules": [extension()],

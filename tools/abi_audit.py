@@ -1,5 +1,5 @@
-"""Audits the built library with torch-abi-audit: PyTorch's stable ABI alone, and none of it newer
-than the oldest torch that setup.py promises (TORCH_MIN). Python's C API must not occur at all.
+"""Audits the built library with torch-abi-audit: it may use PyTorch's stable ABI only, nothing
+newer than the oldest supported torch (TORCH_MIN in setup.py), and no Python C API.
 
     python tools/abi_audit.py [torch_cubin/_C.so]
 """
@@ -22,7 +22,7 @@ def torch_min() -> tuple[int, ...]:
 
 
 def audit(library: Path) -> dict:
-    """What torch-abi-audit says of one library."""
+    """The report of torch-abi-audit on one library."""
     program = "import sys; from torch_abi_audit.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, str(library), "--json"]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -2,11 +2,10 @@
 
     python3 tools/environment.py          (make does it, once)
 
-Where the calling interpreter has a torch that is new enough, .venv sees its packages and adds only
-what is missing. Elsewhere torch is installed, at the version pinned below. The packages are those
-of requirements-dev.txt; the CUDA compiler comes from PyPI where csrc/kernels/build/toolkit.py finds
-none. What cannot be installed beside the machine's own torch (no network, say) is named, and left
-out.
+If the calling interpreter has a new enough torch, .venv shares its packages and adds only missing
+ones. Otherwise the pinned torch is installed. The packages are those of requirements-dev.txt; the
+CUDA compiler comes from PyPI if csrc/kernels/build/toolkit.py finds none. Packages that cannot be
+installed beside the machine's own torch (without a network, for example) are reported and skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ READY = VENV / "ready"  # make's stamp: newer than requirements-dev.txt and this
 REQUIREMENTS = ROOT / "requirements-dev.txt"
 TORCH = "2.13.0"
 PYTHON_MIN = (3, 11)  # of the pinned packages; the library itself runs on 3.10 too
-# Output depends on their version: never taken from the machine at another one.
+# Their output depends on their version, so another version on the machine is not used.
 EXACT = {"ruff", "clang-format", "mypy", "torch-abi-audit", "deflate"}
 
 
@@ -72,12 +71,12 @@ def create(share_packages: bool) -> None:
     try:
         venv.create(VENV, with_pip=True, symlinks=True)
     except (subprocess.CalledProcessError, ImportError):
-        # Debian without python3-venv: enough where nothing has to be installed.
+        # Debian without python3-venv: sufficient if no package must be installed.
         venv.create(VENV, with_pip=False, symlinks=True, clear=True)
     if not share_packages:
         return
-    # NOTE: not --system-site-packages: where the calling interpreter lives in a virtual environment
-    # itself, that would be the packages of the one below it.
+    # NOTE: not --system-site-packages: if the calling interpreter is in a virtual environment, that
+    # option would share the packages of its base interpreter.
     folders = [entry for entry in sys.path if entry.endswith("-packages")]
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
     purelib = sysconfig.get_path("purelib", vars={"base": str(VENV)})
@@ -95,14 +94,14 @@ def installed() -> dict[str, str]:
 
 
 def pip_install(*arguments: str) -> bool:
-    # --no-compile: byte code of what is imported is made then, of torch's 10,000 files not at all.
+    # --no-compile: imports compile byte code on demand, instead of all of torch's 10,000 files.
     command = [str(PYTHON), "-m", "pip", "install", "-qq", "--no-compile"]
     environment = {"PIP_RETRIES": "2", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **os.environ}
     return subprocess.run([*command, *arguments], env=environment).returncode == 0
 
 
 def install_packages(shared: str | None) -> bool:
-    """Brings .venv to requirements-dev.txt; False if something is missing."""
+    """Installs requirements-dev.txt into .venv; False if a package could not be installed."""
     wanted, have = pins(REQUIREMENTS.read_text()), installed()
     missing = [
         f"{name}=={version}"

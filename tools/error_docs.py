@@ -1,4 +1,4 @@
-"""Writes docs/errors.md: what the library says of every error, on the stand-in for the driver.
+"""Writes docs/errors.md, the message of every error, by causing each on the stand-in driver.
 
 python tools/error_docs.py        (in a built checkout; needs a C++ compiler and cuda.h, no GPU)
 """

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the tests of the fault cases; prints a table: case, outcome that is defined, what was seen.
+"""Runs the tests of the fault cases; prints a table of case, defined outcome and observed outcome.
 
     make fault-cases
     python tools/fault_cases.py [--json FILE]       (in a built checkout)
 
-tests/faults/cases.py lists the cases; a test shows one by the mark `fault_case`. Those that need a
-GPU run where there is one; elsewhere the table says what tests/gpu/last_run.json tells of them.
+tests/faults/cases.py lists the cases; the mark `fault_case` links a test to one. Cases that need a
+GPU run if there is one; otherwise the table shows the record in tests/gpu/last_run.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARK = re.compile(r"\bfault_case\(([\d, ]+)\)")
 
 
 def marked() -> dict[Path, set[int]]:
-    """The files of tests that show cases, and which."""
+    """The test files with marked cases, and the numbers of their cases."""
     found = {}
     for path in sorted(TESTS.rglob("*.py")):
         cases = {
@@ -52,7 +52,7 @@ def run(log: Path, files: list[Path], environment: dict[str, str], *options: str
 
 
 def recorded() -> tuple[str, dict[str, int]]:
-    """Where the GPU tests last ran, and how many passed that show each case."""
+    """The machine of the last GPU run, and the number of passed tests for each case."""
     try:
         record = json.loads((TESTS / "gpu" / "last_run.json").read_text())
     except OSError:

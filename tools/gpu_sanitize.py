@@ -1,15 +1,14 @@
-"""Runs GPU tests under compute-sanitizer and counts what it finds in the kernels of this project.
+"""Runs GPU tests under compute-sanitizer and counts its reports about this project's kernels.
 
     python tools/gpu_sanitize.py {initcheck,memcheck,synccheck} [--processes 12] [--seconds 600]
                                  [--json FILE] [--output FILE] [tests ...]
 
-Without tests: all files of tests/gpu but those that are listed below, whose time is a compiler's or
-whose memory is all of the GPU's. PyTorch's caching allocator is off, so that each tensor is an
-allocation of its own that ends with its last element and begins uninitialised. Tests that need it
-are skipped by name: without it one that captures a CUDA graph breaks its process, whose other
-tests all fail then. Tests that fail do not count here: reports do. Reports in PyTorch's kernels are
-counted beside ours. Exit status 1 where one of ours was found or one that names no kernel, where
-the time did not suffice for all tests, or where none ran.
+By default all files of tests/gpu run, except those in SKIPPED below. PyTorch's caching allocator is
+off, so that each tensor is a separate allocation that ends at its last element and starts
+uninitialised. Tests that need the allocator are skipped by name: capturing a CUDA graph without it
+breaks the process, and its remaining tests fail. Failing tests do not count, reports do. Reports
+about PyTorch's kernels are counted separately. Exit status 1 if there is a report about our kernels
+or without a kernel name, if the time did not suffice for all tests, or if none ran.
 """
 
 from __future__ import annotations
@@ -27,24 +26,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# They compile most of the time, run sanitizers or lose contexts themselves, or want all memory.
+# Files that mostly compile, run sanitizers themselves, lose contexts, or need all GPU memory.
 SKIPPED = (
     *("aoti", "cpp", "define_op_torch", "examples", "faults", "huge", "limits", "memory"),
     *("sanitizer", "tuning"),
 )
 NO_CAPTURES = "not graph and not captur and not replay and not beside_other_work"  # for pytest's -k
-# What initcheck reports of these is not read uninitialised. The first two read sums that kernels
-# for Hopper have stored or added by the TMA, which the tool does not follow; that these are whole
-# is shown by the GPU suite, whose fresh memory is full of NaN. Triton's device_descriptor writes
-# a tensor map by an atomic exchange (so ptxas compiles tensormap.cp_fenceproxy) and drops the old
-# value.
+# Kernels with false reports of initcheck. The first two read sums that Hopper kernels stored or
+# added by TMA, which the tool does not track; the GPU suite, which fills fresh memory with NaN,
+# shows that they are complete. Triton's device_descriptor writes a tensor map by an atomic exchange
+# (ptxas's code for tensormap.cp_fenceproxy) and drops the old value.
 NOT_READ = ("sm90_backward_convert_attention", "finish_matmul", "device_descriptor")
 REPORT = re.compile(r"^=+ +((?:Invalid|Uninitialized|Misaligned|Barrier|Race|Potential)\b.*)$")
 PLACE = re.compile(r"^=+ +at (.+?)\+0x[0-9a-f]+")
 
 
 def reports(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(what was found, the kernel) of each report in the tool's output; "?" where it names none."""
+    """(error, kernel) of each report in the tool's output; "?" for a report without a kernel."""
     found = None
     for line in lines:
         if place := PLACE.match(line):
@@ -60,7 +58,7 @@ def reports(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def own_kernels() -> set[str]:
-    """The names of the package's kernels, and of those that tests and examples bring along."""
+    """The names of the package's kernels, and of those in tests and examples."""
     manifest = json.loads((ROOT / "torch_cubin" / "cubins" / "manifest.json").read_text())
     names = {kernel["symbol"] for kernel in manifest["kernels"]}
     sys.path.insert(0, str(ROOT))
@@ -80,16 +78,16 @@ def default_tests() -> list[str]:
 def run(
     tool: str, tests: list[str], processes: int, seconds: float, logs: Path
 ) -> tuple[str, bool]:
-    """The output of pytest, and whether it was ended after `seconds`; the tool's own goes to files
-    in `logs`."""
+    """Returns pytest's output, and whether it was ended after `seconds`. The sanitizer's output
+    goes to files in `logs`."""
     command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all"]
     command += ["--report-api-errors", "no", "--print-limit", "100000", "--show-backtrace", "no"]
     if tool == "initcheck":
-        # It does not follow what the TMA writes, so each copy of a result to the host would be
-        # reported, by thousands, which is what took its time.
+        # The tool does not track TMA writes, so it would report every copy of a result to the host:
+        # thousands of reports, which take most of its time.
         command += ["--check-api-memory-access", "no"]
-    # Each of pytest's workers and each process of a test has a connection to the tool; of its ten
-    # the eleventh waits for ever.
+    # Each pytest worker and each process of a test opens a connection to the tool. With the default
+    # of ten, the eleventh waits forever.
     command += ["--max-connections", "256"]
     command += ["--log-file", str(logs / "%p.log")]
     command += [

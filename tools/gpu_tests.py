@@ -1,9 +1,9 @@
-"""Runs tests/gpu, which needs a GPU, several files at a time where pytest-xdist can be imported.
+"""Runs tests/gpu on a GPU, several files at a time if pytest-xdist is installed.
 
     python tools/gpu_tests.py [pytest's options]
 
-Needs the built library and kernels and a torch that sees the GPU, no .venv. A whole run writes
-tests/gpu/last_run.json. With 16 processors and an H200 it takes some minutes.
+Needs the built library and kernels and a torch with CUDA, but no .venv. A complete run writes
+tests/gpu/last_run.json. It takes some minutes with 16 processors and an H200.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 14  # at most: they share one GPU
-MIB_EACH = 8000  # of the GPU's memory, for a process and those that it starts
+MIB_EACH = 8000  # GPU memory for a process and its children
 
 
 def gpu_memory() -> int:
-    """MiB of the first GPU; more than is needed where nvidia-smi does not tell."""
+    """MiB of the first GPU's memory; enough for all processes if nvidia-smi fails."""
     ask = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         return int(subprocess.run(ask, capture_output=True, text=True).stdout.split()[0])
@@ -30,9 +30,10 @@ def gpu_memory() -> int:
 
 
 def command(processors: int, memory: int, xdist: bool, options: list[str]) -> list[str]:
-    """Files stay whole (their tests share what they build) and in order: the longest come first."""
+    """pytest's command. A file's tests stay in one process (they share builds); the longest files
+    run first."""
     words = [sys.executable, "-m", "pytest", "tests/gpu", "-p", "no:cacheprovider"]
-    # Each also starts processes of its own.
+    # Each process also starts children.
     processes = min(PROCESSES, processors - 2, memory // MIB_EACH)
     if xdist and processes > 1:
         words += ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -40,7 +41,7 @@ def command(processors: int, memory: int, xdist: bool, options: list[str]) -> li
 
 
 def run(words: list[str]) -> int:
-    """Ended early, by `timeout` or Ctrl-C, pytest says what has failed and taken long so far."""
+    """Runs pytest. If ended early by `timeout` or Ctrl-C, pytest still reports failures so far."""
     process: subprocess.Popen | None = None
 
     def end(number: int, _: object) -> None:
@@ -48,10 +49,10 @@ def run(words: list[str]) -> int:
             sys.exit(128 + number)
         process.send_signal(signal.SIGINT)
 
-    # Before it starts: a shell's background job ignores SIGINT, and so would what it starts.
+    # Set before the start: a shell's background job ignores SIGINT, and children inherit that.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    # In a group of its own: `timeout` sends its signal to all of the caller's.
+    # In a process group of its own, because `timeout` signals the caller's whole group.
     process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
     return process.wait()
 

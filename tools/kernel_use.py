@@ -1,11 +1,11 @@
-"""Which of the product kernels for sm_90a an H200 would run, over random products, without a GPU.
+"""Counts which product kernels for sm_90a an H200 would run for random products, without a GPU.
 
     python tools/kernel_use.py [--products 8000] [--seed 1]
 
-Products are planned on the tests' stand-in driver, which says of its device what an H200's says;
-tuned tables do not count. A kernel that no product takes costs every build and every wheel: of the
-16-bit tiles of mma.cu, the three largest ran 2 of 23,279 times beside the kernels of sm90.cu, and
-are no longer built for sm_90a. Needs a CPU build of torch and kernels for sm_90a (`make build`).
+Products are planned on the tests' stand-in driver, which reports an H200's attributes; tuned tables
+are ignored. A kernel that no product takes costs build time and wheel size: the three largest
+16-bit tiles of mma.cu ran 2 of 23,279 times beside the kernels of sm90.cu, and are no longer built
+for sm_90a. Needs a CPU build of torch and kernels for sm_90a (`make build`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-MOST_ELEMENTS = 2**30  # of one operand, which the stand-in takes from this machine's memory
+MOST_ELEMENTS = 2**30  # of one operand: the stand-in driver allocates host memory
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def count_uses(rng: random.Random, products: int) -> None:
 
 
 def multiply(rng: random.Random) -> None:
-    """One random product: shapes, layouts, gaps and offsets, batches, epilogues, settings."""
+    """Runs one random product: shape, layout, gaps and offsets, batches, epilogue, settings."""
     import torch
     from fake_driver import tensors
 

@@ -1,11 +1,12 @@
-"""Builds torch_cubin/cubins for what a `make` target needs.
+"""Builds torch_cubin/cubins for a `make` target.
 
     python tools/kernels.py demo     this machine's GPU, else sm_90a
     python tools/kernels.py test     sm_80, sm_90a, sm_120a and this machine's GPU
     python tools/kernels.py all      every architecture of a wheel
 
-TORCH_CUBIN_ARCHS, where set, is built instead. Architectures that are there already stay, so that
-one target does not undo another's work; csrc/kernels/build/build.py reuses what is unchanged.
+If TORCH_CUBIN_ARCHS is set, those architectures are built instead. Architectures that are already
+built stay, so that one target does not undo another's work; csrc/kernels/build/build.py reuses
+unchanged kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import build  # noqa: E402
 from machine_gpus import gpu_archs  # noqa: E402
 
 OUT = ROOT / "torch_cubin" / "cubins"
-# Without a GPU: one of Ampere, Hopper and Blackwell each is enough to test everything but speed.
+# Without a GPU, one Ampere, Hopper and Blackwell architecture each suffice to test all but speed.
 TEST_ARCHS = ("sm_80", "sm_90a", "sm_120a")
 DEMO_ARCH = "sm_90a"
 
@@ -51,7 +52,7 @@ def wanted_archs(purpose: str) -> list[str]:
 
 
 def progress() -> Callable[[str], None]:
-    """Prints what the build says, its line per cubin ("[7/82] ...") at most every 5 seconds."""
+    """Prints the build's output; its progress lines ("[7/82] ...") at most every 5 seconds."""
     last = time.monotonic()
 
     def log(line: str) -> None:

@@ -1,14 +1,13 @@
-"""What the built library needs of the system it is loaded on, and the platform tag that follows.
+"""The system requirements of the built library, and the wheel's platform tag that follows.
 
-    python tools/portability.py [torch_cubin/_C.so]     what it needs
-    python tools/portability.py --tag dist              gives the wheels of a folder their tag, as
-                                                        small as libdeflate makes them
+    python tools/portability.py [torch_cubin/_C.so]     prints the requirements
+    python tools/portability.py --tag dist              tags the wheels in a folder and recompresses
+                                                        them with libdeflate
 
 The tag manylinux_2_28 promises glibc 2.28 and the libstdc++ of GCC 8 (RHEL 8, Debian 10, Ubuntu
-18.10 and newer), the same as PyTorch's own wheels. A wheel gets it if its library needs no more;
-PyTorch's libraries do not count, since torch is an install requirement. Otherwise
-the wheel keeps the tag of the machine that built it (linux_x86_64), and what stood in the way is
-printed.
+18.10 and newer), the same as PyTorch's own wheels. A wheel gets this tag if its library needs no
+more; PyTorch's libraries do not count, since torch is an install requirement. Otherwise the wheel
+keeps the tag of the build machine (linux_x86_64), and the reason is printed.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "torch_cubin" / "_C.so"
 MANYLINUX = "manylinux_2_28"
-# The newest symbol versions of a system with that tag.
+# The newest symbol versions that manylinux_2_28 guarantees.
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 
-ZIP_VERSION = 20  # 2.0: the version of the zip format that knows deflate and folders
-ZIP_UTF8 = 0x800  # the flag that says that a name is UTF-8
-ZIP_MAX_ENTRIES = 0xFFFE  # without zip64, whose mark 0xFFFF is
+ZIP_VERSION = 20  # version 2.0 of the zip format supports deflate and folders
+ZIP_UTF8 = 0x800  # flag: the name is UTF-8
+ZIP_MAX_ENTRIES = 0xFFFE  # without zip64, which 0xFFFF marks
 
 
 def readelf(library: Path, *options: str) -> str:
@@ -40,12 +39,12 @@ def readelf(library: Path, *options: str) -> str:
 
 
 def needed(library: Path) -> list[str]:
-    """The libraries that the loader must find (DT_NEEDED)."""
+    """The libraries in DT_NEEDED."""
     return re.findall(r"\(NEEDED\)\s+Shared library: \[(.+)\]", readelf(library, "--dynamic"))
 
 
 def exported(library: Path) -> list[str]:
-    """The symbols that other libraries can see."""
+    """The exported dynamic symbols."""
     found = []
     for line in readelf(library, "--dyn-syms").splitlines():
         fields = line.split()
@@ -57,7 +56,7 @@ def exported(library: Path) -> list[str]:
 
 
 def versions(library: Path) -> dict[str, dict[tuple[int, ...], list[str]]]:
-    """Per kind (GLIBC, GLIBCXX, ...) and version, the symbols that are needed at that version."""
+    """The required symbols, by kind (GLIBC, GLIBCXX, ...) and version."""
     found: dict[str, dict[tuple[int, ...], list[str]]] = {}
     pattern = r"\bUND\s+(\S+?)@([A-Z]+)_([\d.]+)\b"
     for name, kind, version in re.findall(pattern, readelf(library, "--dyn-syms")):
@@ -67,7 +66,7 @@ def versions(library: Path) -> dict[str, dict[tuple[int, ...], list[str]]]:
 
 
 def too_new(library: Path) -> list[str]:
-    """What a system with the tag manylinux_2_28 lacks; empty if the library loads there."""
+    """The requirements that a manylinux_2_28 system does not meet; empty if the library loads."""
     return [
         f"{name}@{kind}_{'.'.join(map(str, version))}"
         for kind, by_version in versions(library).items()
@@ -83,7 +82,7 @@ def summary(library: Path) -> str:
 
 
 def best_deflate() -> Callable[[bytes], bytes]:
-    """The function that compresses to a deflate stream: libdeflate's, or zlib's, which is said."""
+    """The function that compresses to a deflate stream: libdeflate's, else zlib's with a note."""
     try:
         import deflate
     except ImportError as error:
@@ -91,7 +90,7 @@ def best_deflate() -> Callable[[bytes], bytes]:
             f"wheel: compressed by zlib's level 9, to some 4% more than by libdeflate ({error}): "
             "`make environment` installs the package `deflate`"
         )
-        # zlib's own header and checksum, which a zip archive does not have, are cut off.
+        # Cuts off zlib's header and checksum, which a zip archive does not contain.
         return lambda data: zlib.compress(data, 9)[2:-4]
     return lambda data: deflate.deflate_compress(data, 12)
 
@@ -100,9 +99,9 @@ def write_archive(path: Path, old: zipfile.ZipFile, compress: Callable[[bytes], 
     """Writes the entries of a zip archive to a new one, compressed by `compress`.
 
     zipfile compresses by zlib alone, so the records are written here, as PKWARE's APPNOTE.TXT
-    describes them (4.3). Order, names, times and attributes stay; what `compress` does not make
-    smaller is stored. Extra fields and comments, which wheels do not have, are ignored. Raises
-    SystemExit, having written nothing, where the archive might need zip64's fields.
+    describes them (4.3). Order, names, times and attributes stay; an entry that `compress` does not
+    shrink is stored. Extra fields and comments, which wheels do not have, are ignored. Raises
+    SystemExit without writing anything if the archive might need zip64.
     """
     entries, central = old.infolist(), b""
     count, size = len(entries), sum(info.file_size for info in entries)
@@ -120,7 +119,7 @@ def write_archive(path: Path, old: zipfile.ZipFile, compress: Callable[[bytes], 
             name = info.filename.encode()
             flags = ZIP_UTF8 if info.flag_bits & ZIP_UTF8 or not info.filename.isascii() else 0
             year, month, day, hour, minute, second = info.date_time
-            # The 26 bytes that an entry's local header and its central header have in common.
+            # The 26 bytes that an entry's local and central headers share.
             common = struct.pack(
                 "<5H3L2H",
                 *(ZIP_VERSION, flags, method),
@@ -138,16 +137,16 @@ def write_archive(path: Path, old: zipfile.ZipFile, compress: Callable[[bytes], 
 
 
 def compress_best(wheel: Path) -> None:
-    """Compresses a wheel anew by libdeflate's level 12, into deflate streams like any others.
+    """Recompresses a wheel with libdeflate's level 12; the result is ordinary deflate.
 
-    A wheel of sm_90a's kernels, 24 MB unpacked, gets 5.8% smaller than pip wrote it (zlib's level
-    6) and 4.2% smaller than by zlib's level 9, in 4 s, which an installation from source need not
-    wait for (deflate 0.9.0, 2026-11-26).
+    A wheel of sm_90a's kernels (24 MB unpacked) shrinks by 5.8% compared with pip's (zlib level 6)
+    and by 4.2% compared with zlib level 9. It takes 4 s, so an installation from source does not do
+    it (deflate 0.9.0, 2026-11-26).
     """
     part = wheel.with_name(f"{wheel.name}.part")
     with zipfile.ZipFile(wheel) as old:
         write_archive(part, old, best_deflate())
-    # zlib decompresses every entry once before the wheel that pip wrote is replaced.
+    # zlib decompresses every entry once before the original wheel is replaced.
     with zipfile.ZipFile(part) as new:
         broken = new.testzip()
     if broken is not None:
@@ -160,7 +159,7 @@ def megabytes(wheel: Path) -> str:
 
 
 def tag(wheel: Path) -> Path:
-    """Renames a wheel by what its library needs."""
+    """Renames a wheel to the platform tag that its library allows."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         library = Path(archive.extract("torch_cubin/_C.so", folder))
         excess, text = too_new(library), summary(library)
@@ -176,7 +175,7 @@ def tag(wheel: Path) -> Path:
     command += ["--platform-tag", f"{MANYLINUX}_{platform}", str(wheel)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     renamed = wheel.with_name(Path(answer.stdout.split()[-1]).name)
-    compress_best(renamed)  # last: `wheel tags` writes the archive anew
+    compress_best(renamed)  # last, because `wheel tags` rewrites the archive
     print(f"wheel: {renamed} ({megabytes(renamed)}; needs {text})")
     return renamed
 

@@ -1,13 +1,13 @@
-"""Runs the randomised differential tests on a GPU with seeds of their own, and counts the calls.
+"""Runs the randomised differential tests on a GPU with new seeds, and counts the calls.
 
     python tools/random_calls.py [--seconds 600] [--processes 12] [--first-seed 10000] [--json FILE]
     python tools/random_calls.py --only attention_options      (attention with every option alone)
 
-Each call of an op is held against float64, or against the exact result: matmul and linear,
-attention with every option (forward and backward), declared ops. Processes run side by side; each
-takes a thousand seeds from its own first one on, until the time is up. A failure prints seed and
-case. Exit status 1 where a call was wrong, or where a process ended otherwise. Needs the built
-library and kernels, and a torch that sees the GPU, no .venv.
+Each call is compared with float64, or with the exact result: matmul and linear, attention with
+every option (forward and backward), declared ops. Processes run side by side; each takes up to a
+thousand consecutive seeds, until the time is up. A failure prints seed and case. Exit status 1 if a
+call was wrong or a process crashed. Needs the built library and kernels and a torch with CUDA, but
+no .venv.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "gpu"
 SEEDS = 1000  # a process
-GRACE = 8  # seconds, for the tests that are running when the time is up
-# What processes run, interleaved: products are most of all calls, and the quickest.
+GRACE = 8  # seconds for tests that are running when the time is up
+# The tests that processes run, interleaved. Products are the quickest and most of all calls.
 SHARES = (
     "test_cuda_differential.py",
     "test_cuda_attention_options.py",
@@ -43,7 +43,7 @@ SHARES = (
 
 
 class Count:
-    """A plugin of pytest: ends the run in time, and counts the calls of the tests that passed."""
+    """A pytest plugin: ends the run in time, and counts the calls of passed tests."""
 
     def __init__(self, end: float, output: Path) -> None:
         self.end = end
@@ -69,7 +69,7 @@ class Count:
             item.session.shouldstop = "the time is up"
 
     def write(self) -> None:
-        """What is known so far: the process may be ended in the middle of a test."""
+        """Writes the counts so far, because the process may be ended during a test."""
         text = json.dumps({"calls": self.calls, "tests": self.passed, "failures": self.failures})
         self.output.with_suffix(".new").write_text(text)
         self.output.with_suffix(".new").replace(self.output)
@@ -129,7 +129,7 @@ def main() -> int:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-                status = 0  # in the middle of a test, which is not counted
+                status = 0  # ended during a test, which is not counted
             answer = json.loads(output.read_text()) if output.is_file() else {}
             wrong = answer.get("failures", [])
             if not answer or (status != 0 and not wrong):

@@ -1,9 +1,9 @@
-"""Runs the tests of Triton's kernels with each version of Triton that is supported, without a GPU.
+"""Runs the tests of Triton kernels with each supported version of Triton, without a GPU.
 
     python tools/triton_versions.py [VERSION...]
 
-Each version is installed, alone, in a folder under build/triton; PyTorch stays the environment's.
-CI has no time for it: `make triton-test` is for every night.
+Each version is installed in a folder of its own under build/triton; PyTorch is the environment's.
+Too slow for CI: run `make triton-test` nightly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     for version in sys.argv[1:] or VERSIONS:
         folder = ROOT / "build" / "triton" / version
         if not (folder / "triton").is_dir():
-            # Without what it depends on: nothing may replace the environment's PyTorch.
+            # Without dependencies, so that nothing replaces the environment's PyTorch.
             subprocess.run(
                 [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target",
                  str(folder), f"triton=={version}"], check=True,

@@ -1,4 +1,4 @@
-"""How large the parts of a wheel are, as they lie in it, and whether each is within its limit.
+"""Compares the compressed sizes of a wheel's parts with their limits.
 
 python tools/wheel_size.py dist/*.whl
 """
@@ -12,15 +12,15 @@ from pathlib import Path
 
 MB = 1_000_000
 TOTAL = 18.0
-# In MB, as libdeflate packs them (tools/portability.py): the kernels of each architecture, and
-# all else: libraries, Python, the manifest. A wheel with kernels for some architectures alone is
-# held to the limits of what it has.
+# In MB, compressed by libdeflate (tools/portability.py): the kernels of each architecture, and the
+# rest (libraries, Python, the manifest). A wheel with some architectures only is compared with the
+# limits of its parts.
 KERNELS = {"sm_80": 2.27, "sm_86": 2.20, "sm_90a": 6.19, "sm_100a": 2.82, "sm_120a": 2.64}
 REST = "the rest"
 LIMITS = {**KERNELS, REST: round(TOTAL - sum(KERNELS.values()), 2)}
 
 CUBINS = "torch_cubin/cubins/"
-HEADERS = 30 + 46  # bytes of a file in a zip archive, beside its name, which stands in both
+HEADERS = 30 + 46  # bytes of a zip entry's two headers, without its name, which both contain
 
 
 def part_of(name: str) -> str:
@@ -37,7 +37,7 @@ def sizes(wheel: Path) -> Counter[str]:
 
 
 def too_large(found: dict[str, int]) -> list[str]:
-    """A line for each part that is over its limit, or has none."""
+    """A line for each part that exceeds its limit or has none."""
     return [
         f"{part} takes {size / MB:.2f} MB, its limit is {LIMITS.get(part, 0):.2f}"
         for part, size in found.items()

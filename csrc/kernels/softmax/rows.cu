@@ -1,9 +1,9 @@
-// Softmax over the rows of attention scores, its derivative, and dropout: what attention by
-// composition does between its products. softmax_params.h says what is computed.
+// Softmax over the rows of attention scores, its derivative, and dropout, for attention composed of
+// products and a softmax. softmax_params.h defines the computation.
 //
 // A row belongs to one warp (tiles of 8 rows) or to the whole block (tiles of 1, for long rows).
-// Any grid.x is right: blocks take the tiles round-robin. Sums have an order that depends on
-// seqlen_k alone: same inputs, same bits.
+// Any grid.x is correct: blocks take the tiles round-robin. The order of sums depends on seqlen_k
+// only, so the same inputs give the same bits.
 //
 // Roles: all threads do the same.
 #include <limits>
@@ -32,7 +32,8 @@ constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
 TC_DEVICE Real real_of(tc_int64 bits) { return static_cast<Real>(__longlong_as_double(bits)); }
 
-// What the threads of a row get of their values, alike in all of them; `join` commutes bit by bit.
+// Reduces one value per thread of a row; all threads get the same bits, since `join` commutes
+// exactly.
 template <class Value, class Join>
 TC_DEVICE Value joined(Value value, Join join) {
 #pragma unroll
@@ -53,7 +54,8 @@ struct Sum {
   TC_DEVICE Sum of_lane(int lane) const { return {__shfl_xor_sync(~0u, value, lane)}; }
 };
 
-// total = sum of exp(logit - max) over the logits so far; NaN stays in total, max never is NaN.
+// total = sum of exp(logit - max) over the logits so far. NaN propagates to total; max is never
+// NaN.
 struct ExpSum {
   Real max, total;
 
@@ -74,16 +76,16 @@ TC_DEVICE ExpSum join_sums(const ExpSum& a, const ExpSum& b) {
   const ExpSum& high = a.max >= b.max ? a : b;
   const ExpSum& low = a.max >= b.max ? b : a;
   ExpSum sum = high;
-  // Equal maxima: the difference of two infinities would be NaN.
+  // Equal maxima are special because the difference of two infinities would be NaN.
   sum.total += low.max == high.max ? low.total : low.total * exp(low.max - high.max);
   return sum;
 }
 
 struct Row {
-  tc_int64 number;  // among all
+  tc_int64 number;  // index among all rows
   tc_int64 offset;  // of its first element
-  tc_int64 mask;    // of its first element in the mask
-  int head;         // as sinks counts them
+  tc_int64 mask;    // offset of its first element in the mask
+  int head;         // index into sinks
   int dropout_head;
   int i;
   int begin, end;  // the columns within the band
@@ -125,7 +127,7 @@ TC_DEVICE Real add_mask(const SoftmaxParams& p, Real logit, tc_int64 at) {
   }
 }
 
-// The bits of one weight's place; see common/dropout.cuh.
+// Whether dropout keeps the weight at column j; see common/dropout.cuh.
 TC_DEVICE bool kept(const SoftmaxParams& p, const Row& row, int j) {
   DropoutBits bits(*p.dropout_seed, row.dropout_head, row.i, j / 32, j % 8 / 2);
   int word = j % 32 / 8;
@@ -134,8 +136,7 @@ TC_DEVICE bool kept(const SoftmaxParams& p, const Row& row, int j) {
   return static_cast<int>(j % 2 == 0 ? both & 0xFFFF : both >> 16) >= p.drop_below;
 }
 
-// The rule of one row's scores (common/score_rule.cuh): everything that its threads need of the
-// parameters, once.
+// The score rule (common/score_rule.cuh) of one row, with its parameters loaded once.
 struct RowRule {
   const SoftmaxParams& p;
   const Row& row;
@@ -171,7 +172,7 @@ struct RowRule {
   }
 };
 
-// What dropout multiplies a weight and its gradient with.
+// The factor by which dropout multiplies a weight and its gradient.
 struct Dropout {
   const SoftmaxParams& p;
   const Row& row;
@@ -185,7 +186,7 @@ struct Dropout {
   }
 };
 
-// What hidden columns get: a row with a NaN is NaN all over, as in PyTorch.
+// The value of hidden columns: NaN if the row contains a NaN, as in PyTorch, else 0.
 TC_DEVICE Real nan_or_zero(Real sum) { return sum != sum ? sum : Real(0); }
 
 TC_DEVICE void forward(const SoftmaxParams& p, const Row& row, int lane) {
@@ -195,13 +196,13 @@ TC_DEVICE void forward(const SoftmaxParams& p, const Row& row, int lane) {
   for (int j = row.begin + lane; j < row.end; j += kThreads) sum.add(rule.logit(j));
   sum = joined(sum, join_sums);
   if (p.sinks != nullptr) sum.add(p.sinks[row.head]);
-  // As exp(inf - inf) where a logit is infinite, also where it was the first of its thread.
+  // An infinite logit makes the sum exp(inf - inf) = NaN, also if it was its thread's first.
   if (sum.max == kInfinity) sum.total = kInfinity - sum.max;
   bool nothing = sum.total == 0;
   if (p.logsumexp != nullptr && lane == 0) {
     static_cast<Real*>(p.logsumexp)[row.number] = nothing ? -kInfinity : sum.max + log(sum.total);
   }
-  Real shift = sum.max == -kInfinity ? Real(0) : sum.max;  // -inf: hidden all, or NaN
+  Real shift = sum.max == -kInfinity ? Real(0) : sum.max;  // -inf: all hidden, or NaN
   Real hidden = nan_or_zero(sum.total);
   auto weights = static_cast<Real*>(p.weights) + row.offset;
   for (int j = lane; j < p.seqlen_k; j += kThreads) {
@@ -238,7 +239,7 @@ TC_DEVICE void backward(const SoftmaxParams& p, const Row& row, int lane) {
   for (int j = lane; j < p.seqlen_k; j += kThreads) {
     Real weight = hidden, grad_score = hidden;
     if (j >= begin && j < end) {
-      // With probs given there may be no scores, which only softcap asks for.
+      // If probs are given, only softcap needs scores; they may be null otherwise.
       weight = !p.given_probs || rule.softcap() != 0 ? rule.scores[j] : Real(0);
       grad_score = grad[j];
       Real keep = dropout(j);
@@ -277,8 +278,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// The spills that the table accepts: ptxas saves a few registers around the calls of the slow paths
-// of log and division, which it makes subroutines.
+// The table accepts spills: ptxas saves a few registers around calls to the slow paths of log and
+// division, which it compiles to subroutines.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [

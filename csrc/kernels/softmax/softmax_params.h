@@ -1,19 +1,20 @@
 // The one parameter of every kernel of the softmax family, shared by host and device code.
 //
-// Scores, weights and their gradients are contiguous [batch, head, row i, column j], float or double
-// as the kernel's name says ("Real"). A score becomes a logit, and logits become weights:
+// Scores, weights and their gradients are contiguous [batch, head, row i, column j], float or
+// double as the kernel's name says ("Real"). A score becomes a logit, and logits become weights:
 //
 //   logit = bias(softcap(scale * score)),  prob = exp(logit - logsumexp),  weight = dropout(prob)
 //
-// where bias adds ALiBi's slope and the mask, and hides what lies outside of the band
-// i + first <= j <= i + last. A row that sees nothing has weights 0 and logsumexp -inf.
+// where bias adds ALiBi's slope and the mask, and hides columns outside the band
+// i + first <= j <= i + last. A row without visible columns has weights 0 and logsumexp -inf.
 //
 //   forward   scores -> weights, logsumexp
 //   backward  grad (of the weights), and either probs (given_probs) or scores and logsumexp
 //             -> grad_scores; without given_probs also the weights again
 //   dropout   scores (then: probs) -> weights
 //
-// An output may be the input of the same shape: each thread reads an element before it writes it.
+// An output may alias the input of the same shape: each thread reads an element before it writes
+// it.
 #pragma once
 
 typedef long long tc_int64;  // device code includes no <cstdint>
@@ -46,8 +47,8 @@ struct SoftmaxParams {
   tc_int64 rows;                 // batch * heads * seqlen_q
   tc_int64 scale, softcap, keep_scale;  // the bits of doubles; softcap 0: none
   int heads, seqlen_q, seqlen_k;
-  int first, last;            // of the band, far out where it is open
-  int all_heads, first_head;  // dropout knows head first_head + batch * all_heads + head
+  int first, last;            // of the band; very large or small if it is open
+  int all_heads, first_head;  // dropout's head is first_head + batch * all_heads + head
   int drop_below;             // a 16-bit random number below this drops; 0: no dropout
   int mask_kind;
   int given_probs;
