@@ -9,11 +9,12 @@
         version="1.0",
         packages=["mine"],
         ext_modules=[CubinExtension("mine._kernels", package="kernels")],
-        install_requires=["torch_cubin"],
     )
 
     # mine/__init__.py
     torch_cubin.load_package(Path(__file__).with_name("_kernels.abi3.so"))
+
+torch_cubin is not on PyPI: docs/your_own_kernel.md says how such a wheel depends on it.
 
 The library gets a read-only section `.torch_cubin` with the files and their sha256, laid out as
 csrc/cubin/embedded.h says, by `.incbin` in one C file; that takes a C compiler, neither nvcc nor

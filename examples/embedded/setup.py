@@ -1,6 +1,7 @@
 """A package whose kernels are one shared file in its wheel: `mine/_kernels.abi3.so`.
 
 pip wheel --no-build-isolation --no-deps .      # a C compiler, no nvcc; torch_cubin installed
+pip install torch_cubin-*.whl mine-*.whl        # torch_cubin is not on PyPI: give its wheel, too
 """
 
 from pathlib import Path

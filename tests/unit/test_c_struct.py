@@ -1,11 +1,11 @@
-"""c_struct: layouts read from C text, against the host compiler's own; fields by name."""
+"""c_struct: layouts read from C text; fields by name. test_c_struct_gcc.py compares with g++."""
 
 from __future__ import annotations
 
 import ctypes
 import random
-import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from torch_cubin import errors
 from torch_cubin._declared import kernel_arguments
 from torch_cubin._declared.expressions import Traced, TracedTensor
 
+pytest.importorskip("clang.cindex", reason="needs libclang, found none")
 PARAMS = """
 #ifndef PARAMS_H
 #define PARAMS_H
@@ -35,7 +36,7 @@ struct Strides {
 using index_t = int64_t;
 /* The kernel's one
    parameter. */
-struct alignas(16) Params {
+struct alignas(64) Params {
   void const* __restrict__ q_ptr;
   half2 *o_ptr = nullptr;
   Strides q, kv[2];
@@ -49,17 +50,17 @@ struct alignas(16) Params {
   struct { float x; unsigned char tag; } inner;
   unsigned long long seed{7};
   float4 corner;
-  alignas(64) CUtensorMap map;
+  CUtensorMap map;
   uint16_t last;
 };
 }
-inline int count(const Params& p) { return p.shape.b; }
+inline int count(const kernels::Params& p) { return p.shape.b; }
 #endif
 """
 
 
 def test_the_layout() -> None:
-    params = torch_cubin.c_struct(PARAMS, "Params")
+    params = torch_cubin.c_struct(PARAMS, "Params", cuda=12)
     offsets = {name: field.offset for name, field in params.fields.items()}
     assert offsets == {
         "q_ptr": 0, "o_ptr": 8, "q": 16, "kv": 40, "shape": 88, "stride_o": 104, "scale": 112,
@@ -67,9 +68,9 @@ def test_the_layout() -> None:
         "seed": 144, "corner": 160, "map": 192, "last": 320,
     }  # fmt: skip
     assert (params.size, params.align) == (384, 64)
-    assert torch_cubin.c_struct(PARAMS, "Strides").size == 24
-    assert torch_cubin.c_struct(PARAMS, "Shape").size == 16
-    short = torch_cubin.c_struct(PARAMS, "Params", prefix=120)
+    assert torch_cubin.c_struct(PARAMS, "Strides", cuda=12).size == 24
+    assert torch_cubin.c_struct(PARAMS, "Shape", cuda=12).size == 16
+    short = torch_cubin.c_struct(PARAMS, "Params", prefix=120, cuda=12)
     assert (short.size, list(short.fields)[-1]) == (120, "shift")
 
 
@@ -78,7 +79,7 @@ def entries(made: kernel_arguments.Struct) -> dict[int, list]:
 
 
 def test_fields_by_name_and_the_rest_zero() -> None:
-    params = torch_cubin.c_struct(PARAMS, "Params")
+    params = torch_cubin.c_struct(PARAMS, "Params", cuda=12)
     q, n = TracedTensor("q"), Traced(["number", "n"], int)
     made = torch_cubin.struct(
         params, q_ptr=q, q={"row": n}, kv=[{"batch": 5}, {}], flags=[1, 0, True, False, 0],
@@ -116,37 +117,46 @@ WRONG_FIELDS = {
 def test_wrong_fields(case: str) -> None:
     members, says = WRONG_FIELDS[case]
     with pytest.raises(errors.InputError) as caught:
-        torch_cubin.struct(torch_cubin.c_struct(PARAMS, "Params"), **members)
+        torch_cubin.struct(torch_cubin.c_struct(PARAMS, "Params", cuda=12), **members)
     assert says in str(caught.value)
 
 
 REFUSED = {
-    "a conditional part": (
-        "struct P {\n  int a;\n#ifdef X\n  int b;\n#endif\n};",
-        "line 3 has a c",
-    ),
-    "bits": ("struct P { int a : 3; };", "a bit field"),
-    "a union": ("struct P { union { int a; float b; }; };", "union"),
-    "a base": ("struct B { int b; };\nstruct P : B { int a; };", "line 2 has a base class"),
-    "a template's type": ("struct P {\n  Array<int, 3> a;\n};", "line 2 has a template's type"),
-    "an unknown type": ("struct P { Unknown a; };", "is not known"),
-    "a function": ("struct P { int f() const; };", "a function"),
-    "a pointer to a function": ("struct P { void (*f)(int); };", "a pointer to a function"),
-    "a size": ("struct P { int a[N]; };", "no constant of the text"),
+    "an unknown type": ("struct P {\n  Unknown a; };", "line 2 does not compile"),
+    "an unknown header": ('\n#include "no_such.h"\nstruct P { int a; };', "include="),
+    "an unknown base": ("struct P : Unknown { int a; };", "does not compile"),
+    "an unknown size": ("struct P { int a[N]; };", "undeclared identifier 'N'"),
+    "an error elsewhere": ("struct Q { int a };\nstruct P { int a; };", "line 1 does not compile"),
+    "an alignment that is too small": ("struct alignas(2) P { int a; };", "does not compile"),
+    "two of a name": ("namespace a { struct P { int a; }; } namespace b { struct P { char c; }; }",
+                      "a::P, b::P"),
+    "a template": ("template <int N> struct P { int a[N]; };", "is a template"),
+    "a declaration ahead": ("struct P;", "is not in the text"),
+    "a virtual function": ("struct P { virtual void f(); int a; };", "virtual function"),
+    "a base's virtual function": ("struct B { virtual ~B(); }; struct P : B { int a; };",
+                                  "virtual function"),
+    "a template's virtual function": ("template <class T> struct B { virtual void f(); T t; };"
+                                      "struct P { B<int> b; };", "virtual function"),
+    "a virtual base": ("struct B { int b; }; struct P : virtual B { int a; };", "virtual base"),
+    "a flexible array": ("struct P { int n; float a[]; };", "an array without a size"),
+    "an array of nothing": ("struct P { int n; float a[0]; };", "an array without a size"),
+    "a name twice": ("struct B { int a; }; struct P : B { float a; };", "a field twice"),
     "a large size": ("struct P { int a[99999999]; };", "out of range"),
-    "a pragma that packs": ("\n#pragma pack(1)\nstruct P { char a; int b; };", "line 3 packs"),
-    "an attribute that packs": ("struct P { char a; int b; } __attribute__((packed));", "packs"),
-    "another that packs": ("struct [[gnu::packed]] P { char a; int b; };", "packs structs"),
-    "void": ("struct P { void a; };", "type void"),
-    "an initialiser": ("struct P { int a = f(); };", "no number"),
-    "several": ("struct P { int a[2] = {1, 2}; };", "several values"),
-    "twice": ("struct P { int a; float a; };", "twice"),
     "no fields": ("struct P { };", "without fields"),
-    "no end": ("struct P { int a;", "does not parse"),
+    "no struct": ("typedef int P;", "is no struct"),
+    "no end": ("struct P { int a;", "does not compile"),
+    "an open condition": ("#if 1\nstruct P { int a; };", "unterminated conditional"),
+    "an error directive": ("#error no\nstruct P { int a; };", "does not compile"),
     "another name": ("struct Params { int a; };", "expected 'P"),
     "nothing": ("", "struct NAME { ... };"),
-    "a template": ("struct P { template <int N> int f(); };", "template"),
-}
+    "an unknown attribute": ("struct [[no::such]] P { int a; };", "does not know"),
+    "another byte order": ('struct P { int a; } __attribute__((scalar_storage_order("big-endian")));',
+                           "does not know"),
+    "an unknown attribute within": ("struct __attribute__((no_such)) Q { int a; }; struct P { Q q; };",
+                                    "does not know"),
+    "a pragma that is ignored": ("#pragma pack(sideways)\nstruct P { char a; int b; };",
+                                 "does not know"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -157,24 +167,181 @@ def test_what_is_no_plain_struct(case: str) -> None:
     assert says in str(caught.value), caught.value
 
 
-def test_constants_are_read_as_c_reads_them() -> None:
+def test_names() -> None:
     text = """
-    #define N 010
-    static constexpr int M = 011;
-    struct P { int a[N]; int b[2 + 3 * 4]; int c[0x10]; int d[M * 2 + 1]; int e = 010; };
+    struct P { char a; };
+    namespace n { struct P { short a; }; namespace { struct Q { int a; struct I { long b; } i; }; } }
+    extern "C" { typedef struct { double a; } C; }
+    template <class T, int N> struct V { T a[N]; };
+    using F3 = V<float, 3>;
     """
-    struct = torch_cubin.c_struct(text, "P")
-    assert struct.size == 4 * (8 + 14 + 16 + 19 + 1)
-    assert entries(torch_cubin.struct(struct)) == {4 * (8 + 14 + 16 + 19): ["int32", 8]}
-    for wrong in ("int a[08];", "int a = 08;"):
+    for name, size in {"P": 1, "::P": 1, "n::P": 2, "Q": 16, "n::Q": 16, "I": 8, "Q::I": 8, "C": 8,
+                       "F3": 12, "V<short, 5>": 10, "V<n::P, 2>": 4}.items():  # fmt: skip
+        assert torch_cubin.c_struct(text, name).size == size, name
+    for name in ("V", "V<int>", "V<int, 2>; struct X {}", "m::P", "V<", ""):
         with pytest.raises(errors.InputError):
-            torch_cubin.c_struct("struct P { " + wrong + " };", "P")
+            torch_cubin.c_struct(text, name)
+
+
+def test_headers_and_options(tmp_path: Path) -> None:
+    (tmp_path / "more.h").write_text("struct More { int a[N]; };\n")
+    path = tmp_path / "params.h"
+    path.write_text('#include "more.h"\nstruct P { char a; More more; };\n')
+    assert torch_cubin.c_struct(path, "P", options=["-DN=3"]).size == 16
+    again = torch_cubin.c_struct(path.read_text(), "P", include=[tmp_path], options=["-DN=5"])
+    assert again.fields["more"].offset == 4
+    assert again.size == 24
+    with pytest.raises(errors.InputError, match="line 1 of '.*more.h' does not compile"):
+        torch_cubin.c_struct(path, "P")
+    with pytest.raises(errors.FileError):
+        torch_cubin.c_struct(tmp_path / "none.h", "P")
+    with pytest.raises(errors.InputError, match="cannot be read by clang|does not compile|unknown"):
+        torch_cubin.c_struct("struct P { int a; };", "P", options=["--no-such-option"])
+
+
+MAP = "struct alignas(128) P { int a; CUtensorMap m; };"
+
+
+@pytest.mark.parametrize("before", ["", "#include <cuda.h>\n"])
+def test_a_map_is_where_the_version_of_cuda_puts_it(before: str, tmp_path: Path) -> None:
+    """The sizes are equal, so that no binary would tell."""
+    from torch_cubin._declared import c_front_end
+
+    if not any((Path(folder) / "cuda.h").is_file() for folder in c_front_end.system_folders()):
+        with pytest.raises(errors.InputError, match="depends on the version of CUDA"):
+            torch_cubin.c_struct(before + MAP, "P")
+        places = {v: torch_cubin.c_struct(before + MAP, "P", cuda=v).fields["m"].offset
+                  for v in (12, 13)}  # fmt: skip
+        assert places == {12: 64, 13: 128}
+    for align in (64, 128):
+        (tmp_path / "cuda.h").write_text(
+            f"struct alignas({align}) CUtensorMap_st {{ unsigned long long o[16]; }};\n"
+            'extern "C" { typedef struct CUtensorMap_st CUtensorMap; }\n'
+        )
+        text = "#include <cuda.h>\n" + MAP
+        field = torch_cubin.c_struct(text, "P", include=[tmp_path]).fields["m"]
+        assert (field.offset, field.kind) == (align, "tensor_map")
+    first = torch_cubin.c_struct("struct P { CUtensorMap m; int n; void* p[14]; };", "P")
+    assert first.fields["p"].offset == 136  # either way
+    nested = "struct Q { CUtensorMap m; }; struct P { void* p; Q q[2]; };"
+    for text in (nested, MAP.replace("CUtensorMap", "alignas(64) CUtensorMap")):
+        with pytest.raises(errors.InputError, match="depends on the version of CUDA"):
+            torch_cubin.c_struct(text, "P")
+    for wrong in ("13", 13.0, True, 2):
+        with pytest.raises(errors.InputError, match="'cuda'"):
+            torch_cubin.c_struct(MAP, "P", cuda=wrong)
+
+
+def test_a_layout_that_asks_who_compiles(tmp_path: Path) -> None:
+    text = "struct P {\n#ifdef __CUDACC__\n  char a;\n#endif\n  int b;\n};\n"
+    (tmp_path / "params.h").write_text(text)
+    for given in (text, '#include "params.h"\n'):
+        with pytest.raises(errors.InputError, match="depends on __CUDACC__"):
+            torch_cubin.c_struct(given, "P", include=[tmp_path])
+        for option, size in (("-D__CUDACC__", 8), ("-D__CUDACC__=1", 8), ("-U__CUDACC__", 4)):
+            found = torch_cubin.c_struct(given, "P", include=[tmp_path], options=[option])
+            assert found.size == size
+    usual = """
+    #if defined(__CUDACC__) || defined(__NVCC__)
+    #define HD __host__ __device__ __forceinline__
+    #else
+    #define HD inline
+    #endif
+    struct __align__(16) P { int b; HD P() : b(1) {} HD int get() const { return __ldg(&b); } };
+    __global__ void __launch_bounds__(128, 2) kernel(const __grid_constant__ P p);
+    """
+    assert torch_cubin.c_struct(usual, "P").size == 16
+
+
+def test_members_of_unions_and_bits() -> None:
+    params = torch_cubin.c_struct(
+        "struct P { union { int i = 3; float f; }; unsigned a : 3, b : 9; union U { long l; char c;"
+        " } u; bool last : 1; };", "P")  # fmt: skip
+    q = TracedTensor("q")
+    assert entries(params()) == {0: ["int32", 3], 4: ["uint8", 0], 5: ["uint8", 0],
+                                 16: ["uint8", 0]}  # fmt: skip
+    found = entries(params(f=1.0, a=5, b=257, u={"c": 7}, last=True))
+    assert found == {0: ["float32", 1.0], 4: ["uint8", 0b00001101], 5: ["uint8", 0b1000],
+                     8: ["int8", 7], 16: ["uint8", 1]}  # fmt: skip
+    for wrong, says in (
+        ({"i": 1, "f": 1.0}, "two members of one union"),
+        ({"u": {"l": 1, "c": 1}}, "two members of one union"),
+        ({"u": 5}, "a dict of its fields"),
+        ({"a": 8}, "from 0 to 7"),
+        ({"a": -1}, "from 0 to 7"),
+        ({"a": 1.0}, "of 3 bits"),
+        ({"b": q.shape[0]}, "a constant"),
+        ({"last": 2}, "from 0 to 1"),
+    ):
+        with pytest.raises(errors.InputError, match=says):
+            params(**wrong)
+
+
+def test_what_has_no_number_is_given_as_bytes() -> None:
+    text = "struct Q { int x; }; struct P { long double d; int Q::*m; __int128 i; };"
+    params = torch_cubin.c_struct(text, "P")
+    assert entries(params()) == {}
+    assert entries(params(m=b"12345678")) == {16: ["bytes", b"12345678".hex()]}
+    for wrong in ({"d": 1.0}, {"m": b"1"}, {"i": 5}):
+        with pytest.raises(errors.InputError, match="expected [81]6? bytes"):
+            params(**wrong)
+
+
+def test_an_initialiser_that_is_no_constant() -> None:
+    """What nobody gives would be zero in place of it."""
+    text = (
+        "int f(); struct B { int a = f(); }; struct P { B b; int n; float x = f(); char s[4] = "
+        '"ab"; };'
+    )
+    params = torch_cubin.c_struct(text, "P")
+    assert entries(params(b={"a": 1}, x=2.0, s=0, n=3)) == {
+        0: ["int32", 1], 4: ["int32", 3], 8: ["float32", 2.0],
+    }  # fmt: skip
+    for given in ({"x": 2.0, "s": 0}, {"b": {"a": 1}, "s": 0}, {"b": {"a": 1}, "x": 2.0}):
+        with pytest.raises(errors.InputError, match="no constant number: expected a value for"):
+            params(**given)
+    hidden = "template <class T> struct B { T t = 5; }; template <class T> struct A : B<T> {};"
+    params = torch_cubin.c_struct(hidden + "struct P { char c; A<long> a; };", "P")
+    assert (params.size, params.fields["a"].offset) == (16, 8)
+    assert entries(params(a=bytes(8))) == {8: ["bytes", bytes(8).hex()]}
+    with pytest.raises(errors.InputError, match="a template with a base class"):
+        params()
+    with pytest.raises(errors.InputError, match="a template with a base class"):
+        torch_cubin.c_struct(hidden, "A<int>")
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that includes nothing, or what c_struct knows of, needs no g++."""
+    from torch_cubin._declared import c_front_end
+
+    monkeypatch.setattr(c_front_end, "system_folders", lambda: ())
+    assert torch_cubin.c_struct(PARAMS, "Params", cuda=12).size == 384
+    text = "#include <climits>\n#include <cstdint>\nstruct P { std::uint8_t a = UINT8_MAX; int b ="
+    assert entries(torch_cubin.c_struct(text + " INT_MAX; };", "P")()) == {
+        0: ["uint8", 255], 4: ["int32", 2**31 - 1],
+    }  # fmt: skip
+
+
+def test_without_libclang() -> None:
+    """torch_cubin does not import it; c_struct says what to install."""
+    code = """if True:
+        import sys
+        import torch_cubin
+        assert not [name for name in sys.modules if name.partition(".")[0] == "clang"]
+        sys.modules["clang"] = None
+        try:
+            torch_cubin.c_struct("struct P { int a; };", "P")
+        except torch_cubin.errors.InputError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install libclang" in done.stdout
 
 
 def test_prefixes_and_types() -> None:
     for prefix in (0, 500, "8", True):
         with pytest.raises(errors.InputError):
-            torch_cubin.c_struct(PARAMS, "Params", prefix=prefix)
+            torch_cubin.c_struct(PARAMS, "Params", prefix=prefix, cuda=12)
     with pytest.raises(errors.InputError, match="wrong type"):
         torch_cubin.c_struct(None, "P")
     with pytest.raises(errors.InputError, match="too much text"):
@@ -209,176 +376,6 @@ def test_an_op_with_such_a_struct() -> None:
         define(large)
 
 
-TYPES = [
-    "char", "bool", "short", "int", "long long", "unsigned", "float", "double", "void*",
-    "const int *", "int64_t", "uint8_t", "unsigned short int", "size_t", "Inner", "long unsigned",
-]  # fmt: skip
-
-
-def of_the_compiler(text: str, names: list[tuple[str, int]], folder: Path) -> list[list[int]]:
-    """Of structs with so many fields f0, f1, ...: the size and the fields' offsets."""
-    if shutil.which("c++") is None:
-        pytest.skip("no C++ compiler")
-    printed = "".join(
-        f'  std::printf("%zu", sizeof({name}));\n'
-        + "".join(f'  std::printf(" %zu", offsetof({name}, f{i}));\n' for i in range(count))
-        + '  std::printf("\\n");\n'
-        for name, count in names
-    )
-    source = folder / "layout.cpp"
-    source.write_text(
-        "#include <cstddef>\n#include <cstdint>\n#include <cstdio>\n"
-        f"{text}int main() {{\n{printed}}}\n"
-    )
-    command = ["c++", "-w", "-std=c++17", str(source), "-o", str(folder / "layout")]
-    subprocess.run(command, check=True, timeout=120)
-    lines = subprocess.run(
-        [str(folder / "layout")], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    return [[*map(int, line.split())] for line in lines]
-
-
-def layout(text: str, name: str) -> list[int]:
-    found = torch_cubin.c_struct(text, name)
-    return [found.size, *(field.offset for field in found.fields.values())]
-
-
-def test_random_structs_are_laid_out_as_the_compiler_does(tmp_path: Path) -> None:
-    r = random.Random(11)
-    text = "struct Inner { char a; double b[2]; short c; };\n"
-    names = []
-    for number in range(60):
-        lines = []
-        for field in range(r.randrange(1, 9)):
-            align = r.choice(["", "", "", f"alignas({r.choice((8, 16, 64))}) "])
-            array = r.choice(["", "", f"[{r.randrange(1, 5)}]", "[2][3]"])
-            lines.append(f"  {align}{r.choice(TYPES)} f{field}{array};\n")
-        align = r.choice(["", "", "alignas(32) "])
-        text += f"struct {align}S{number} {{\n{''.join(lines)}}};\n"
-        names.append((f"S{number}", len(lines)))
-    expected = of_the_compiler(text, names, tmp_path)
-    assert [layout(text, name) for name, _ in names] == expected
-
-
-PRAGMAS = [
-    "pack(1)", "pack(2)", "pack(4)", "pack(8)", "pack()", "pack(push)", "pack(push, 1)",
-    "pack(push, 2)", "pack ( push ,\\\n 4 )", "pack(push, 8)", "pack(push, 16)", "pack(pop)",
-    "pack(pop)", "pack(pop)", "once",
-]  # fmt: skip
-ATTRIBUTES = [
-    *[""] * 12, "__attribute__((packed))", "__attribute__((aligned(1), packed))",
-    "__attribute__((unused, __packed__, aligned(4)))", "__attribute__((aligned(16)))",
-    "__attribute__((__aligned__(2), __unused__))", "__attribute((packed))",
-]  # fmt: skip
-
-
-def test_packed_structs_are_refused_and_no_others_are_wrong(tmp_path: Path) -> None:
-    r = random.Random(5)
-    text, names = "", []
-    for number in range(200):
-        types = [*TYPES[:12], *([f"S{r.randrange(number)}"] if number else [])]
-        if r.randrange(3) == 0:
-            text += f"#pragma {r.choice(PRAGMAS)}\n"
-        count = r.randrange(1, 5)
-        rarely = [*ATTRIBUTES, *[""] * 40]
-        fields = "".join(
-            f" {r.choice(types)} f{i}{r.choice(['', '', '[2]'])} {r.choice(rarely)};"
-            for i in range(count)
-        )
-        attributes = ["", r.choice(ATTRIBUTES)]
-        r.shuffle(attributes)
-        text += f"struct {attributes[0]} S{number} {{{fields} }} {attributes[1]};\n"
-        names.append((f"S{number}", count))
-    taken = 0
-    for (name, _), expected in zip(names, of_the_compiler(text, names, tmp_path), strict=True):
-        try:
-            found = layout(text, name)
-        except errors.InputError as error:
-            if "packs structs" not in str(error):
-                raise
-            continue
-        taken += 1
-        assert found == expected, name
-    assert 40 < taken < 160, taken
-
-
-PLAIN = "struct P { char a; int b; };\n"  # 8 bytes
-PACKS = {
-    "behind the brace": "struct P { char a; int b; } __attribute__((aligned(1), packed));",
-    "before the name": "struct __attribute__((aligned(1), packed)) P { char a; int b; };",
-    "with underlines": "struct P { char a; int b; } __attribute__((unused, __packed__));",
-    "the short word": "struct P { char a; int b; } __attribute((packed));",
-    "in a list": "struct [[gnu::aligned(2), gnu::packed]] P { char a; int b; };",
-    "using": "struct [[using gnu: aligned(2), packed]] P { char a; int b; };",
-    "underlines in a list": "struct [[__gnu__::__packed__]] P { char a; int b; };",
-    "a typedef": "typedef struct { char a; int b; } __attribute__((aligned(1), packed)) P;",
-    "a field": "struct P { char a; int b __attribute__((packed)); };",
-    "a field, in a list": "struct P { char a; int b [[gnu::packed]]; };",
-    "an enum": "enum E { A } __attribute__((packed));\nstruct P { E a; E b; };",
-    "a typedef's enum": "typedef enum { A } __attribute__((packed)) E;\nstruct P { E a; };",
-    "a struct in it": "#pragma pack(push, 1)\nstruct I { char a; int b; };\n#pragma pack(pop)\n"
-    "struct M { I i[2]; };\ntypedef M N;\nstruct P { char a; N n; };",
-    "pushed": "#pragma pack(push, 2)\n" + PLAIN,
-    "pushed twice": "#pragma pack(push, 2)\n#pragma pack(push, 8)\n#pragma pack(pop)\n" + PLAIN,
-    "pushed, then said": "#pragma pack(push)\n#  pragma pack ( 1 )\n" + PLAIN,
-    "a push with a name": "#pragma pack(push, before, 1)\n" + PLAIN,
-    "a pop with a name": "#pragma pack(push, 1)\n#pragma pack(pop, before)\n" + PLAIN,
-    "a number that is not there": "#pragma pack(push, N)\n" + PLAIN,
-    "in two lines": "#pragma pack(push, \\\n 1)\n" + PLAIN,
-    "in the struct": "struct P { char a;\n#pragma pack(1)\n int b; };",
-    "a large field": "#pragma pack(8)\nstruct P { char a; float4 b; };",
-    "an alignment": "#pragma pack(8)\nstruct P { char a; alignas(16) int b; };",
-    "in a conditional part": "#ifdef X\n#pragma pack(push, 1)\n#endif\n" + PLAIN,
-    "undone in a conditional part": "#pragma pack(push, 1)\n#ifdef X\n#pragma pack(pop)\n"
-    "#endif\n" + PLAIN,
-    "in one branch": "#if X\n#pragma pack(1)\n#else\n#pragma pack(8)\n#endif\n" + PLAIN,
-    "by an operator": '_Pragma("pack(push, 1)")\n' + PLAIN,
-    "by a raw string": '_Pragma(R"(pack(1))")\n' + PLAIN,
-    "by a macro": '#define BEGIN _Pragma("pack(push, 1)")\nBEGIN\n' + PLAIN,
-    "by an attribute's macro": "#define SMALL \\\n __attribute__((aligned(1), packed))\n"
-    "struct P { char a; int b; } SMALL;",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", PACKS)
-def test_a_packed_struct_is_refused(case: str) -> None:
-    with pytest.raises(errors.InputError, match=r"line \d+ packs structs"):
-        torch_cubin.c_struct(PACKS[case], "P")
-
-
-NOT_PACKED = {
-    "beside a packed one": "#pragma pack(push, 1)\nstruct Q { char a; int b; };\n"
-    "#pragma pack(pop)\nstruct R { char a; int b; } __attribute__((packed));\n" + PLAIN,
-    "before it": PLAIN + "#pragma pack(1)\nstruct Q { char a; int b; };",
-    "that points to one": "struct Q { char a; int b; } __attribute__((packed));\n"
-    "struct P { Q* q; };",
-    "packed no more than it is": "#pragma pack(push, 8)\n" + PLAIN + "#pragma pack(pop)\n",
-    "ints in fours": "#pragma pack(4)\n" + PLAIN,
-    "the default again": "#pragma pack(1)\n#pragma pack()\n" + PLAIN,
-    "in a guard": "#ifndef H\n#define H\n#pragma pack(push, 8)\n"
-    + PLAIN + "#pragma pack(pop)\n#endif",
-    "alike in all branches": "#if X\n#pragma pack(8)\n#else\n#pragma pack(8)\n#endif\n" + PLAIN,
-    "a comment": "// #pragma pack(1)\n/* __attribute__((packed)) */" + PLAIN,
-    "other attributes": "struct [[deprecated]] P { char a; int b; } __attribute__((aligned(8)));",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", NOT_PACKED)
-def test_a_struct_that_is_not_packed_is_taken(case: str) -> None:
-    assert torch_cubin.c_struct(NOT_PACKED[case], "P").size == 8
-
-
-def test_attributes_that_align() -> None:
-    text = "struct P { int a __attribute__((aligned(8))), b; } __attribute__((aligned(32)));"
-    assert layout(text, "P") == [32, 0, 4]
-    with pytest.raises(errors.InputError, match=r"line 2 has an unknown attribute"):
-        torch_cubin.c_struct("struct Q { int a; };\nstruct [[no::such]] P { Q a; };", "P")
-    assert (
-        torch_cubin.c_struct("struct [[no::such]] P { int a; };\nstruct Q { int a; };", "Q").size
-        == 4
-    )
-
-
 def test_hostile_text() -> None:
     """Whatever the text, what is raised is ours, and soon."""
     r = random.Random(4)
@@ -410,7 +407,7 @@ def test_hostile_text() -> None:
     ]
     words += ["\n#pragma pack(1)\n", "\n#pragma pack(push", "__attribute__", "packed", "aligned"]
     words += ["\n#if\n", "\n#else\n", "\n#endif\n"]
-    for _ in range(3000):
+    for _ in range(300):
         text = "struct P { " + " ".join(r.choice(words) for _ in range(r.randrange(1, 25)))
         try:
             torch_cubin.c_struct(text, "P")

@@ -1,97 +1,123 @@
-"""c_struct(): a struct that a kernel takes by value, read from its C text.
+"""c_struct(): a struct that a kernel takes by value, read from its C++ text.
 
-Reads declarations alone: structs within structs, arrays, pointers, alignas, typedefs, enums, sizes
-that are constants of the text. What it does not know it refuses: a field at a wrong place would be
-a wrong number. The size is compared with the binary's parameter where an op is defined.
+Clang (c_front_end.py) compiles the text and lays the struct out; this file says which value each
+field takes. The size is compared with the binary's parameter where an op is defined or launched.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._declared import c_tokens
+from torch_cubin._declared import c_builtin, c_front_end
 
-_MOST_TEXT, _MOST_FIELDS, _MOST_DEPTH = 1 << 20, 4096, 32
+_MOST_TEXT, _MOST_FIELDS, _MOST_SIZE = 1 << 20, 4096, 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """`kind`: as a contract has scalars, "pointer", "tensor_map", or a CStruct."""
+    """`kind`: as a contract has scalars, "pointer", "tensor_map", "bytes", or a CStruct."""
 
     offset: int
     kind: Any
     count: int | None  # items of an array
     step: int  # bytes between them
+    # What it is where no value is given: a number, an array's numbers, or why that is unknown.
     default: Any = 0
+    bit: int = 0  # of a bit field: its first bit in the byte at `offset`, and how many
+    bits: int | None = None
+
+    @property
+    def end(self) -> int:
+        if self.bits is not None:
+            return self.offset + (self.bit + self.bits + 7) // 8
+        return self.offset + self.step * (1 if self.count is None else self.count)
 
 
 @dataclasses.dataclass(frozen=True)
 class CStruct:
-    """A struct's layout: what c_struct() gives, and torch_cubin.struct takes."""
+    """A struct's layout, and a constructor of its values: what c_struct() gives.
+
+    PARAMS(q=..., k=...) is torch_cubin.struct(PARAMS, q=..., k=...).
+    """
 
     name: str
     size: int
     align: int
     fields: dict[str, Field]
 
+    def __call__(self, /, **members: Any) -> Any:
+        from torch_cubin._declared.kernel_arguments import struct
+
+        return struct(self, **members)
+
     def __repr__(self) -> str:
         return f"<torch_cubin.CStruct '{self.name}' of {self.size} bytes: {', '.join(self.fields)}>"
 
 
-# Of each type: bytes, alignment, kind, and items where it is a vector.
-_SCALARS: dict[str, tuple[int, int, str, int | None]] = {
-    "bool": (1, 1, "bool", None),
-    "char": (1, 1, "int8", None), "signed char": (1, 1, "int8", None),
-    "unsigned char": (1, 1, "uint8", None), "short": (2, 2, "int16", None),
-    "unsigned short": (2, 2, "uint16", None), "int": (4, 4, "int32", None),
-    "unsigned int": (4, 4, "uint32", None), "long": (8, 8, "int64", None),
-    "unsigned long": (8, 8, "uint64", None), "long long": (8, 8, "int64", None),
-    "unsigned long long": (8, 8, "uint64", None), "size_t": (8, 8, "uint64", None),
-    "intptr_t": (8, 8, "int64", None), "uintptr_t": (8, 8, "uint64", None),
-    "float": (4, 4, "float32", None), "double": (8, 8, "float64", None),
-    "half": (2, 2, "float16", None), "__half": (2, 2, "float16", None),
-    "__nv_bfloat16": (2, 2, "bfloat16", None), "nv_bfloat16": (2, 2, "bfloat16", None),
-    # Types of CUDA's that are given as the bits that they hold.
-    "half2": (4, 4, "uint32", None), "__half2": (4, 4, "uint32", None),
-    "__nv_bfloat162": (4, 4, "uint32", None),
-    "__nv_fp8_e4m3": (1, 1, "uint8", None), "__nv_fp8_e5m2": (1, 1, "uint8", None),
-    "CUtensorMap": (128, 64, "tensor_map", None), "dim3": (12, 4, "uint32", 3),
-    # Handles.
-    **dict.fromkeys(
-        ("cudaStream_t", "cudaEvent_t", "cudaLibrary_t", "cudaKernel_t", "CUstream", "CUevent",
-         "CUmodule", "CUfunction", "CUlibrary", "CUkernel", "CUdeviceptr"),
-        (8, 8, "uint64", None)),
-    **{f"{sign}int{bits}_t": (bits // 8, bits // 8, f"{sign}int{bits}", None)
-       for bits in (8, 16, 32, 64) for sign in ("", "u")},
-    **{f"{name}{n}": (size * n, size * {1: 1, 2: 2, 3: 1, 4: 4}[n], kind, n)
-       for name, size, kind in (("int", 4, "int32"), ("uint", 4, "uint32"),
-                                ("float", 4, "float32")) for n in (1, 2, 3, 4)},
-}  # fmt: skip
-_WORDS = {"signed", "unsigned", "char", "short", "int", "long", "float", "double"}
-_IGNORED = {
-    *("const", "volatile", "struct", "class", "enum", "__restrict__", "__restrict", "typename"),
-}
-
-
 @errors.named_keywords
-def c_struct(text: str, name: str, *, prefix: int | None = None) -> CStruct:
-    """The layout of a struct, from C or C++ text that declares it: a header's, as a whole.
+def c_struct(
+    text: str | os.PathLike[str],
+    name: str,
+    *,
+    prefix: int | None = None,
+    include: Sequence[str | os.PathLike[str]] = (),
+    options: Sequence[str] = (),
+    cuda: int | None = None,
+) -> CStruct:
+    """The layout of a struct, from the C++ text that declares it: a header's, as a whole.
 
-        Params = torch_cubin.c_struct(open("params.h").read(), "Params")
-        args=lambda q, out: (torch_cubin.struct(Params, q_ptr=q, o_ptr=out, scale=0.5),)
+        PARAMS = torch_cubin.c_struct(Path("params.h"), "Params")
+        args=lambda q, out: (PARAMS(q_ptr=q, o_ptr=out, scale=0.5),)
 
-    torch_cubin.struct takes its fields by name; those that are not named are zero, or what their
-    initialiser says. A field may be a number, a pointer (a tensor), a tensor map (`CUtensorMap`),
-    an array, a struct (its own struct() or a dict); `half2` and its kin are the bits, an int.
-    `prefix`: the kernel takes the first so many bytes alone, as kernels older than the text do.
+    Clang compiles the text and lays the struct out as nvcc's host compiler does on 64-bit Linux;
+    `pip install libclang`, or torch_cubin[c], brings it. PARAMS(...), and torch_cubin.struct(PARAMS,
+    ...), take its fields by name; those that are not named are zero, or what their initialiser
+    says (constructors are not run).
 
-    Raises InputError [input] for a struct that is not there, and, with its line, for what is no
-    plain declaration: bit fields, functions, templates, base classes, unknown types. A struct that
-    `#pragma pack` or an attribute packs, and one that has such a struct, is refused; macros that
-    pack refuse the whole text: give what the preprocessor makes of it.
+    - `text`: text, or a path (pathlib.Path), whose folder is searched for headers.
+    - `name`: of a struct, of a typedef or of a template's instantiation, `ns::Params<128>`; without
+      its namespace where the text has one of that name.
+    - `prefix`: the kernel takes the first so many bytes alone, as kernels older than the text do.
+    - `include`: folders of headers. Those of g++ are searched where it is installed; what CUDA's
+      headers declare is known without them.
+    - `options`: clang's, such as "-DHEAD_DIM=128" and "-std=c++20".
+    - `cuda`: the major version of CUDA that the kernel was compiled with. A CUtensorMap is at a
+      multiple of 128 bytes since 13, of 64 before; asked for where the layouts differ and no cuda.h
+      is found.
+
+    Raises InputError [input] where libclang is missing, for a text that does not compile, with its
+    line, for a struct that is not there or has virtual functions, and for a layout that depends on
+    what is not said: the version of CUDA, or whether nvcc compiles the text.
     """
+    folders = list(include) if isinstance(include, (list, tuple)) else [include]
+    if isinstance(text, os.PathLike):
+        path = Path(text)
+        folders.insert(0, path.parent)
+        try:
+            text = path.read_text(errors="replace")
+        except OSError as error:
+            raise errors.fault("file", f"'{path}'", f"cannot be read ({error.strerror})") from error
+    _check(text, name, cuda, options)
+    said = [option for option in options if re.match(r"-[DU]__CUDACC__\b", option)]
+    others = [option for option in options if option not in said]
+    reader = c_front_end.Text(text, f"c_struct '{name}'", folders, others)
+    found = _decided(reader, name, cuda, said[-1].startswith("-D") if said else None)
+    if prefix is None:
+        return found
+    if type(prefix) is not int or not 0 < prefix <= found.size:
+        raise errors.fault("input", f"c_struct '{name}' argument 'prefix'", "is out of range",
+                           expected=f"1 to {found.size} bytes", got=repr(prefix))  # fmt: skip
+    kept = {n: f for n, f in found.fields.items() if f.end <= prefix}
+    return CStruct(name, prefix, found.align, kept)
+
+
+def _check(text: Any, name: Any, cuda: Any, options: Any) -> None:
     if not isinstance(text, str) or not isinstance(name, str):
         got = f"{type(text).__name__}, {type(name).__name__}"
         raise errors.fault("input", "torch_cubin.c_struct", "has a wrong type", expected="str, str",
@@ -100,400 +126,378 @@ def c_struct(text: str, name: str, *, prefix: int | None = None) -> CStruct:
         expected = f"at most {_MOST_TEXT} characters"
         raise errors.fault("input", "torch_cubin.c_struct", "is given too much text",
                            expected=expected, got=str(len(text)))  # fmt: skip
-    reader = _Reader(text, name)
-    found = reader.read()
-    if prefix is None:
-        return found
-    if type(prefix) is not int or not 0 < prefix <= found.size:
-        raise errors.fault("input", f"c_struct '{name}' argument 'prefix'", "is out of range",
-                           expected=f"1 to {found.size} bytes", got=repr(prefix))  # fmt: skip
-    kept = {n: f for n, f in found.fields.items() if _end(f) <= prefix}
-    return CStruct(name, prefix, found.align, kept)
+    if cuda is not None and (type(cuda) is not int or not 8 <= cuda < 100):
+        raise errors.fault("input", f"c_struct '{name}' argument 'cuda'", "is out of range",
+                           expected="the major version of CUDA: 12 or 13", got=repr(cuda))  # fmt: skip
+    if not isinstance(options, (list, tuple)) or not all(isinstance(o, str) for o in options):
+        raise errors.fault("input", f"c_struct '{name}' argument 'options'", "has a wrong type",
+                           expected="a list of str", got=repr(options)[:80])  # fmt: skip
 
 
-def _end(field: Field) -> int:
-    return field.offset + field.step * (1 if field.count is None else field.count)
+def _decided(
+    reader: c_front_end.Text, name: str, cuda: int | None, is_nvcc: bool | None
+) -> CStruct:
+    """The layout, where all that is not said leaves it as it is."""
+
+    def layout(
+        alignment: int, text: c_front_end.Text = reader
+    ) -> tuple[CStruct, c_front_end.Parsed]:
+        return _Reader(text, name, [f"-D{c_builtin.MAP_ALIGNMENT}={alignment}"]).read()
+
+    alignment = 64 if cuda is not None and cuda < 13 else 128
+    try:
+        found, parsed = layout(alignment)
+    except errors.InputError:
+        # An alignas(64) beside a map is no C++ where the map is aligned to 128.
+        if cuda is not None or c_builtin.TENSOR_MAP not in reader.text:
+            raise
+        alignment = 64
+        found, parsed = layout(alignment)
+        raise _undecided(name, "the version of CUDA", found, "Say cuda=12, or cuda=13.") from None
+    if cuda is None and c_builtin.TENSOR_MAP in parsed.added:
+        other, _ = layout(64)
+        if _places(other) != _places(found):
+            advice = "Say the version that the kernel was compiled with, cuda=12 or cuda=13, or"
+            advice += " include <cuda.h>, with include=[its folder]."
+            raise _undecided(name, "the version of CUDA", other, advice)
+    nvcc = reader.as_nvcc(parsed)
+    if nvcc is not None and is_nvcc is not False:
+        try:
+            other, _ = layout(alignment, nvcc)
+        except errors.InputError:
+            if is_nvcc:
+                raise
+            other = None
+        if is_nvcc and other is not None:
+            return other
+        if other is None or _places(other) != _places(found):
+            advice = "Say options=['-D__CUDACC__'] for the layout as nvcc compiles the text, or"
+            advice += " ['-U__CUDACC__']."
+            raise _undecided(name, "__CUDACC__", other, advice)
+    return found
 
 
-# Of the names that attributes have, those that leave a layout alone.
-_HARMLESS = {
-    *("deprecated", "device_builtin", "gnu", "may_alias", "maybe_unused", "nodiscard", "unused"),
-    *("using", "visibility"),
-}
+def _places(found: CStruct) -> Any:
+    """What a layout is, but for the alignment of the whole: a parameter's is the binary's."""
+    fields = [(n, f.offset, f.count, f.step, f.bit, f.bits, repr(f.default),
+               f.kind if isinstance(f.kind, str) else _places(f.kind))
+              for n, f in found.fields.items()]  # fmt: skip
+    return found.size, fields
+
+
+def _undecided(name: str, what: str, other: CStruct | None, advice: str) -> errors.Error:
+    return errors.fault("input", f"c_struct '{name}'", f"has a layout that depends on {what}",
+                        expected="one layout", got="two layouts" if other else "one that fails",
+                        advice=advice)  # fmt: skip
+
+
+# clang-c/Index.h: CXTypeKind. The Python of libclang 18 does not know all of them.
+_KINDS = {
+    3: "bool", 4: "uint8", 5: "uint8", 6: "uint16", 7: "uint32", 8: "uint16", 9: "uint32",
+    10: "uint64", 11: "uint64", 13: "int8", 14: "int8", 15: "int32", 16: "int16", 17: "int32",
+    18: "int64", 19: "int64", 21: "float32", 22: "float64", 31: "float16", 32: "float16",
+    39: "bfloat16", 101: "pointer",
+}  # fmt: skip
+_POINTER, _REFERENCE, _RVALUE_REFERENCE, _RECORD, _ENUM = 101, 103, 104, 105, 106
+_COMPLEX, _ARRAY, _VECTOR, _FLEXIBLE, _EXT_VECTOR = 100, 112, 113, 114, 176
+# CUDA's own records that are given as numbers. The others of 1, 2, 4 or 8 bytes are their bits.
+_NUMBERS = {"__half": "float16", "__nv_bfloat16": "bfloat16"}
+_VENDORS = re.compile(r"__half\w*|__nv_(?:bfloat|fp)\w*")
+_VECTORS = re.compile(r"dim3|(?:u?(?:char|short|int|long|longlong)|float|double)[1-4](?:_\d+a)?")
+_MAPS = ("CUtensorMap_st", "CUtensorMap")
+
+
+_VALUE = "inline auto* torch_cubin_value = new torch_cubin_wanted{};"
+
+
+class _Hidden(Exception):
+    """Of a struct whose size clang gives, and libclang not its fields: why."""
 
 
 class _Reader:
-    def __init__(self, text: str, name: str) -> None:
-        self.wanted = name
-        # As _SCALARS, a CStruct, or the refusal of a packed one.
-        self.types: dict[str, Any] = dict(_SCALARS)
-        text = c_tokens.without_comments(text)
-        self.constants = c_tokens.defined_integers(text)
-        self.tokens = [*c_tokens.tokens(text, f"c_struct '{name}'")]
-        self.attributes: list[tuple[int, errors.Error]] = []  # those refused, with their tokens
-        self.at = self.depth = 0
+    """Reads one struct in one configuration."""
 
-    def refuse(self, problem: str, expected: str = "", got: str = "", at: int = -1) -> errors.Error:
-        place = min(self.at if at < 0 else at, len(self.tokens) - 1)
-        line = self.tokens[place][1] if self.tokens else 1
-        where = f"c_struct '{self.wanted}' line {line}"
-        return errors.fault("input", where, problem, expected=expected, got=f"{got:.80}")
+    def __init__(self, text: c_front_end.Text, name: str, options: Sequence[str]) -> None:
+        self.text, self.wanted, self.options = text, name, options
+        self.kinds = c_front_end.cindex().CursorKind
+        self.library = c_front_end.cindex().conf.lib
+        self.count = 0  # of fields, those of structs within included
+        # Offsets of bases, which libclang does not say: by the probe that asks clang for one.
+        self.probes: dict[str, int | None] = {}
+        # What else is compiled: a value, in which clang instantiates the initialisers of templates.
+        self.value = ""
 
-    def peek(self, ahead: int = 0) -> str:
-        place = self.at + ahead
-        return self.tokens[place][0] if place < len(self.tokens) else ""
+    def refuse(
+        self, problem: str, expected: str, cursor: Any = None, got: str = "", advice: str = ""
+    ) -> errors.Error:
+        line = f" line {cursor.location.line}" if cursor is not None else ""
+        return errors.fault("input", f"c_struct '{self.wanted}'{line}", problem, expected=expected,
+                            got=f"{got:.80}", advice=advice)  # fmt: skip
 
-    def take(self, wanted: str = "") -> str:
-        token = self.peek()
-        if not token or (wanted and token != wanted):
-            raise self.refuse(
-                "does not parse", f"'{wanted}'" if wanted else "more", token or "the end"
-            )
-        self.at += 1
-        return token
-
-    def read(self) -> CStruct:
-        """Walks the whole text: what is no declaration of a type or a constant is passed over."""
-        while self.at < len(self.tokens):
-            token = self.peek()
-            if token in ("struct", "class", "union") and self._defines():
-                self._definition()
-            elif token == "enum":
-                self._enum()
-            elif token in ("typedef", "using"):
-                self._alias()
-            elif token in ("constexpr", "const", "static") and self._constant():
-                continue
-            else:
-                self.at += 1
-        found = self.types.get(self.wanted)
-        if isinstance(found, errors.Error):
-            raise found
-        if not isinstance(found, CStruct):
-            known = [n for n, t in self.types.items() if isinstance(t, CStruct)]
-            raise errors.fault(
-                "input", f"c_struct '{self.wanted}'", "is not in the text",
-                expected=errors.nearest(self.wanted, known) if known else "struct NAME { ... };",
-            )  # fmt: skip
-        return found
-
-    def _defines(self) -> bool:
-        """Whether a body follows: not a mention of the struct, nor its declaration ahead."""
-        ahead = 1
-        depth = 0  # of the brackets of alignas(16) and of attributes
-        while depth or self.peek(ahead) not in ("{", ";", "", ")", ">", "=", "*", ","):
-            token = self.peek(ahead)
-            if not token:
-                return False
-            depth += (token in ("(", "[")) - (token in (")", "]"))
-            ahead += 1
-        return self.peek(ahead) == "{"
-
-    def _definition(self) -> Any:
-        start = self.at
-        if self.take() == "union":
-            raise self.refuse("has a union", "a struct")
-        align = self._alignment()
-        name = "" if self.peek() in ("{", ":") else self.take()
-        align = max(align, self._alignment())
-        if self.peek() == "final":
-            self.take()
-        if self.peek() == ":":
-            raise self.refuse("has a base class", "all fields in one struct", name)
-        made = self._body(name, align)
-        # Compilers differ in which token of a struct its #pragma pack is looked up at.
-        limit = min(limit for _, _, limit in self.tokens[start : self.at])
-        if self.attributes and self.attributes[-1][0] >= start:
-            made = self.attributes[-1][1]
-        elif isinstance(made, CStruct) and limit < made.align:
-            got = f"#pragma pack({limit})" if limit else "an unclear or conditional #pragma pack"
-            made = self.refuse("packs structs", "plain alignment", got, start)
-        if name:
-            self.types[name] = made
-        return made
-
-    def _alignment(self) -> int:
-        most = self._attributes()
-        while self.peek() in ("alignas", "__align__"):
-            self.take()
-            self.take("(")
-            most = max(most, self._size(")"), self._attributes())
-        return most
-
-    def _attributes(self) -> int:
-        """The most alignment that attributes ask for; what else they do to a layout is noted."""
-        most = 1
-        while self.peek() in ("__attribute__", "__attribute", "__packed") or (
-            self.peek() == self.peek(1) == "["
-        ):
-            start, first = self.at, self.take()
-            depth = int(first == "[")
-            problem = "packs structs" if first == "__packed" else ""
-            while depth or (first.startswith("__attribute") and self.at == start + 1):
-                token = self.take()
-                depth += (token in ("(", "[")) - (token in (")", "]"))
-                word = token.split("::")[-1].strip("_")
-                if depth != 2 or not word.isidentifier() or word in _HARMLESS:
+    def read(self) -> tuple[CStruct, c_front_end.Parsed]:
+        self.parsed = self.text.parse(options=self.options)
+        name = self._name()
+        # An alias or a template's instantiation is complete where something asks for its size.
+        use = f"typedef {name} torch_cubin_wanted; enum {{ torch_cubin_size = sizeof({name}) }};"
+        while True:
+            known = {*self.probes, self.value}
+            asked = "".join(f"enum : unsigned long {{ torch_cubin_probe{i} = {probe} }};"
+                            for i, probe in enumerate(self.probes))  # fmt: skip
+            try:
+                self.parsed = self.text.parse(f"\n{use}{asked}{self.value}", self.options)
+            except errors.InputError as error:
+                if self.value == _VALUE:  # no default constructor, say
+                    self.value = " "
                     continue
-                if word == "aligned" and self.peek() == "(":
-                    self.take()
-                    most = max(most, self._size(")"))
-                elif word == "packed":
-                    problem = "packs structs"
-                else:
-                    problem = problem or "has an unknown attribute"
-            if problem:
-                got = "".join(token for token, *_ in self.tokens[start : self.at])
-                refusal = self.refuse(problem, "plain alignment", got, start)
-                self.attributes.append((start, refusal))
-        return most
-
-    def _body(self, name: str, align: int) -> CStruct | errors.Error:
-        self.take("{")
-        self.depth += 1
-        if self.depth > _MOST_DEPTH:
-            raise self.refuse("is nested too deeply", f"at most {_MOST_DEPTH} structs in one")
-        fields: dict[str, Field] = {}
-        offset = 0
-        refusal: errors.Error | None = None  # of a field's struct
-        while self.peek() != "}":
-            if self.peek() in ("public", "private", "protected") and self.peek(1) == ":":
-                self.at += 2
-                continue
-            if self.peek() == ";":
-                self.take()
-                continue
-            if self.peek() == "#":
-                expected = "plain fields: the text as the preprocessor leaves it"
-                raise self.refuse("has a conditional part", expected)
-            if self.peek() == "static" or self.peek() == "constexpr":
-                if not self._constant():
-                    raise self.refuse(
-                        "has a member that is no field", "constexpr int NAME = NUMBER;"
-                    )
-                continue
-            if self.peek() == "enum" and self._defines():
-                self._enum()
-                continue
-            if self.peek() in ("using", "typedef"):
-                self._alias()
-                continue
-            if self.peek() == "template" or self.peek() == "union":
-                raise self.refuse(f"has a {self.peek()}", "plain fields")
-            for field_name, size, field_align, kind, count, default in self._fields():
-                if field_name in fields or len(fields) == _MOST_FIELDS:
-                    raise self.refuse("has a field twice, or too many", "each once", field_name)
-                offset = -(-offset // field_align) * field_align
-                fields[field_name] = Field(offset, kind, count, size, default)
-                offset += size * (1 if count is None else count)
-                align = max(align, field_align)
-                if isinstance(kind, errors.Error):
-                    refusal = kind
-        self.take("}")
-        align = max(align, self._attributes())
-        self.depth -= 1
-        if not fields:
-            raise self.refuse("is a struct without fields", "one or more", name)
-        if refusal is not None:
-            return refusal
-        return CStruct(name, -(-offset // align) * align, align, fields)
-
-    def _fields(self) -> list[tuple[str, int, int, Any, int | None, Any]]:
-        """The declarators of one declaration, up to its semicolon."""
-        align = self._alignment()
-        is_definition = self.peek() == "struct" and self._defines()
-        base = self._definition() if is_definition else self._type()
-        align = max(align, self._alignment())
-        out = []
-        if self.peek() == ";":  # a struct that is declared within and not used
-            self.take()
-            return out
-        while True:
-            out.append(self._declarator(base, align))
-            if self.take() == ";":
-                return out
-            if self.tokens[self.at - 1][0] != ",":
-                self.at -= 1
-                what = "a bit field" if self.peek() == ":" else "a function or more than a field"
-                raise self.refuse(f"has {what}", "plain fields", self.peek())
-
-    def _declarator(self, base: Any, align: int) -> tuple[str, int, int, Any, int | None, Any]:
-        pointer = False
-        while self.peek() in ("*", "const", "volatile", "__restrict__", "__restrict"):
-            pointer |= self.take() == "*"
-        if self.peek() == "(":
-            raise self.refuse("has a pointer to a function or an array", "plain fields")
-        name = self.take()
-        if not name.isidentifier():
-            raise self.refuse("does not parse", "a field's name", name)
-        count: int | None = None
-        while self.peek() == "[" != self.peek(1):
-            self.take()
-            count = (1 if count is None else count) * self._size("]")
-        align = max(align, self._attributes())
-        if pointer:
-            size, natural, kind, items = 8, 8, "pointer", None
-        elif isinstance(base, CStruct):
-            size, natural, kind, items = base.size, base.align, base, None
-        elif isinstance(base, errors.Error):
-            size, natural, kind, items = 1, 1, base, None
-        else:
-            size, natural, kind, items = base
-            if kind == "void":
-                raise self.refuse("has a field of type void", "a type with a size", name)
-        if items is not None:  # float4: an array of four
-            size //= items
-            count = items if count is None else count * items
-        return name, size, max(natural, align), kind, count, self._initialiser(count, kind)
-
-    def _initialiser(self, count: int | None, kind: Any) -> Any:
-        if self.peek() == "=":
-            self.take()
-        elif self.peek() != "{":
-            return 0
-        braces = self.peek() == "{"
-        if braces:
-            self.take()
-            if self.peek() == "}":
-                self.take()
-                return 0
-        sign = 1
-        if self.peek() == "-":
-            self.take()
-            sign = -1
-        token = self.take()
-        words = {"true": 1, "false": 0, "nullptr": 0, "NULL": 0, **self.constants}
-        try:
-            value = words.get(token, c_tokens.integer(token))
-            if value is None:  # 08 is no number of C's
-                value = float("none" if token.isdigit() else token)
-        except ValueError:
-            raise self.refuse("has an initialiser that is no number", "a number", token) from None
-        if braces:
-            if self.peek() == ",":
-                raise self.refuse("has an initialiser of several values", "a number, or {}")
-            self.take("}")
-        if value and (count is not None or kind == "pointer" or not isinstance(kind, str)):
-            raise self.refuse("has an initialiser of what is no number", "{} or none", token)
-        return sign * value
-
-    def _type(self) -> Any:
-        while self.peek() in _IGNORED:
-            self.take()
-        name = self.take()
-        words = [name]
-        if name in _WORDS:
-            while self.peek() in _WORDS or self.peek() in _IGNORED:
-                word = self.take()
-                if word not in _IGNORED:
-                    words.append(word)
-            name = _plain(words)
-        while self.peek() in ("const", "volatile"):
-            self.take()
-        if self.peek() == "<":
-            raise self.refuse("has a template's type", "plain types", name)
-        if name == "void" or (name not in self.types and self.peek() == "*"):
-            return (0, 1, "void", None)  # what it points to does not matter
-        if name not in self.types:
-            raise self.refuse(
-                "has a type that is not known", "one of C's, CUDA's or the text's", name
-            )
-        return self.types[name]
-
-    def _size(self, end: str) -> int:
-        """A constant: a number or a name, and products and sums of them."""
-        value, product, operator = 0, 0, "+"
-        while True:
-            token = self.take()
-            number = self.constants.get(token, c_tokens.integer(token))
-            if number is None:
-                raise self.refuse("has a size that is no constant of the text", "a number", token)
-            if operator == "*":
-                product *= number
-            else:
-                value, product = value + product, number
-            operator = self.take()
-            if operator == end:
+                raise self.refuse("cannot be laid out", "a complete struct, and fields of bases"
+                                  " with a name each", got=str(error).split("got ")[-1],
+                                  ) from None  # fmt: skip
+            wanted = None
+            for cursor in self.parsed.unit.cursor.get_children():
+                if cursor.spelling == "torch_cubin_wanted":
+                    wanted = cursor.underlying_typedef_type.get_canonical()
+                elif cursor.kind == self.kinds.ENUM_DECL:
+                    for item in cursor.get_children():
+                        if item.spelling.startswith("torch_cubin_probe"):
+                            probe = list(self.probes)[int(item.spelling[17:])]
+                            self.probes[probe] = item.enum_value
+            if wanted is None or wanted._kind_id != _RECORD:
+                raise self.refuse("is no struct", "a struct, or a typedef of one", got=name)
+            self.count = 0
+            try:
+                found = self._struct(wanted)
+            except _Hidden as hidden:
+                raise hidden.args[0] from None
+            if known == {*self.probes, self.value}:
                 break
-            if operator not in ("+", "*"):
-                raise self.refuse("has a size that is no constant", f"'{end}'", operator)
-        value += product
-        if not 0 < value <= 1 << 20:
-            raise self.refuse("has a size out of range", "1 to 2^20", str(value))
-        return value
+        if not found.fields:
+            raise self.refuse("is a struct without fields", "one or more", got=name)
+        if found.size > _MOST_SIZE:
+            raise self.refuse("has a size out of range", f"at most {_MOST_SIZE} bytes",
+                              got=str(found.size))  # fmt: skip
+        return dataclasses.replace(found, name=self.wanted), self.parsed
 
-    def _constant(self) -> bool:
-        """static constexpr int NAME = NUMBER; False, having moved on by one, for another thing."""
-        start = self.at
-        words = []
-        while self.peek() not in ("=", ";", "{", "(", "", "}"):
-            words.append(self.take())
-        value = c_tokens.integer(self.peek(1))
-        if self.peek() == "=" and words and value is not None:
-            self.constants[words[-1]] = value
-            if self.peek(2) == ";":
-                self.at += 3
-                return True
-        self.at = start + 1
-        return False
+    def _name(self) -> str:
+        """The struct's name in full. A name without its namespace may be that of one struct."""
+        if "<" in self.wanted:
+            if re.fullmatch(r"[\w:<>,\s*&()+-]+", self.wanted) is None:
+                raise self.refuse("is no name of a struct", "ns::Params<128>", got=self.wanted)
+            return self.wanted
+        wanted = self.wanted.removeprefix("::")
+        names: set[str] = set()  # of structs
+        of_system: set[str] = set()  # the same, in headers of CUDA's and g++'s
+        templates: set[str] = set()
+        self._declared(self.parsed.unit.cursor, "", names, of_system, templates)
+        fits = sorted(n for n in names if n == wanted or n.endswith(f"::{wanted}"))
+        fits = fits or [wanted] * (wanted in of_system)
+        if wanted in fits:
+            return f"::{wanted}"
+        if len(fits) == 1:
+            return f"::{fits[0]}"
+        if fits:
+            raise self.refuse("is the name of several structs", "one, with its namespace",
+                              got=", ".join(fits))  # fmt: skip
+        if any(t == wanted or t.endswith(f"::{wanted}") for t in templates):
+            raise self.refuse("is a template", f"its arguments, as {wanted}<128>", got=wanted)
+        known = errors.nearest(wanted, sorted(names)) if names else "struct NAME { ... };"
+        raise self.refuse("is not in the text", known)
 
-    def _enum(self) -> Any:
-        start = self.at
-        self.take()
-        while self.peek() in ("class", "struct"):
-            self.take()
-        align = self._attributes()
-        name = "" if self.peek() in ("{", ":") else self.take()
-        made = self.types["int"]
-        if self.peek() == ":":
-            self.take()
-            made = self._type()
-        if self.peek() == "{":
-            while self.take() != "}":
-                pass
-        if max(align, self._attributes()) > 1:
-            made = self.refuse("aligns an enum", "plain enums", name, start)
-        if self.attributes and self.attributes[-1][0] >= start:
-            made = self.attributes[-1][1]
-        if name:
-            self.types[name] = made
-        return made
+    def _declared(
+        self, within: Any, scope: str, names: set[str], of_system: set[str], templates: set[str]
+    ) -> None:
+        kinds = self.kinds
+        records = (kinds.STRUCT_DECL, kinds.CLASS_DECL, kinds.UNION_DECL)
+        for cursor in within.get_children():
+            kind, name = cursor.kind, cursor.spelling
+            full = f"{scope}{name}" if name.isidentifier() else scope.removesuffix("::")
+            if kind in (kinds.TYPEDEF_DECL, kinds.TYPE_ALIAS_DECL) or (
+                kind in records and cursor.is_definition() and name.isidentifier()
+            ):
+                (of_system if cursor.location.is_in_system_header else names).add(full)
+            elif kind == kinds.CLASS_TEMPLATE:
+                templates.add(full)
+            if kind in (kinds.NAMESPACE, kinds.LINKAGE_SPEC, kinds.UNEXPOSED_DECL, *records) and (
+                kind not in records or name.isidentifier()
+            ):
+                inner = full if kind in (kinds.NAMESPACE, *records) else scope.removesuffix("::")
+                self._declared(cursor, f"{inner}::" if inner else "", names, of_system, templates)
 
-    def _alias(self) -> None:
-        """typedef TYPE NAME; using NAME = TYPE; what is more than that is passed over."""
-        start, word = self.at, self.take()
+    def _struct(self, type_: Any) -> CStruct:
+        declaration = type_.get_declaration()
+        self._check_attributes(declaration)
+        fields: dict[str, Field] = {}
+        for cursor, place in self._fields(type_):
+            self.count += 1
+            if cursor.spelling in fields or self.count > _MOST_FIELDS:
+                raise self.refuse("has a field twice, or too many", "each once, in bases too",
+                                  cursor, cursor.spelling)  # fmt: skip
+            fields[cursor.spelling] = self._field(cursor, place)
+        name = declaration.spelling if declaration.spelling.isidentifier() else "(unnamed)"
+        return CStruct(name, type_.get_size(), type_.get_align(), fields)
+
+    def _fields(self, type_: Any) -> Iterator[tuple[Any, int]]:
+        """Each field and its first bit; those of bases and of anonymous members as the struct's."""
+        declaration = type_.get_declaration()
+        for base in self._bases(declaration):
+            yield from self._of_base(type_, base)
+        for cursor in type_.get_fields():
+            place = cursor.get_field_offsetof()
+            if place < 0:
+                raise self.refuse("has a field that cannot be placed", "a complete type", cursor)
+            inner = cursor.type.get_canonical()
+            if self.library.clang_Cursor_isAnonymousRecordDecl(inner.get_declaration()):
+                self._check_attributes(inner.get_declaration())
+                for member, offset in self._fields(inner):
+                    yield member, place + offset
+            elif cursor.spelling:  # bit fields without a name are padding
+                yield cursor, place
+
+    def _bases(self, declaration: Any) -> list[Any]:
+        """The types of the base classes. Refuses what has a pointer to virtual functions."""
+        template = self.library.clang_getSpecializedCursorTemplate(declaration)
+        members = list(declaration.get_children())
+        is_instantiated = template is not None and not members
+        bases = []
+        for member in list(template.get_children()) if is_instantiated else members:
+            if member.kind == self.kinds.CXX_BASE_SPECIFIER:
+                if is_instantiated:
+                    raise _Hidden(self.refuse(
+                        "has a template with a base class", "the bytes of its field, or a template"
+                        " without bases", member, member.spelling))  # fmt: skip
+                if self.library.clang_isVirtualBase(member):
+                    raise self.refuse("has a virtual base", "plain bases", member, member.spelling)
+                bases.append(member.type.get_canonical())
+            is_method = member.kind in (self.kinds.CXX_METHOD, self.kinds.DESTRUCTOR)
+            if is_method and member.is_virtual_method():
+                raise self.refuse("has a virtual function, whose table is the host's",
+                                  "fields and plain functions", member, member.spelling)  # fmt: skip
+        return bases
+
+    def _of_base(self, type_: Any, base: Any) -> Iterator[tuple[Any, int]]:
+        fields = list(self._fields(base))
+        if not fields:
+            return
+        # One field's offset in the struct gives the base's: offsetof takes no bit field.
+        cursor, place = next(((c, p) for c, p in fields if not c.is_bitfield()), fields[0])
+        spelling = type_.spelling.replace("(anonymous namespace)::", "")
+        if "(" in spelling or cursor.is_bitfield():
+            raise self.refuse("has a base that cannot be placed", "one with a plain field", cursor,
+                              spelling)  # fmt: skip
+        probe = f"__builtin_offsetof(::{spelling.removeprefix('const ')}, {cursor.spelling})"
+        found = self.probes.setdefault(probe, None)
+        start = 0 if found is None else 8 * found - place  # None: the next round knows
+        for member, offset in fields:
+            yield member, start + offset
+
+    def _field(self, cursor: Any, place: int) -> Field:
         try:
-            if word == "using":
-                name = self.take()
-                self.take("=")
-                self.types[name] = self._type()
-                self.take(";")
-                return
-            if self.peek() in ("struct", "enum") and self._defines():
-                made = self._enum() if self.peek() == "enum" else self._definition()
-                self.types[self.take()] = made
-                self.take(";")
-                return
-            base = self._type()
-            pointer = self.peek() == "*"
-            if pointer:
-                self.take()
-            self.types[self.take()] = (8, 8, "pointer", None) if pointer else base
-            self.take(";")
-        except errors.InputError:
-            self.at = start
-            if word == "typedef" and self.peek(1) == "struct":
-                raise
-            self.at = start + 1
+            kind, count, step = self._value(cursor.type, cursor)
+        except _Hidden as hidden:
+            size = cursor.type.get_size()
+            return Field(place // 8, "bytes", None, size, hidden.args[0])
+        if cursor.is_bitfield():
+            return Field(place // 8, kind, None, step, self._default(cursor, kind, None),
+                         place % 8, cursor.get_bitfield_width())  # fmt: skip
+        return Field(place // 8, kind, count, step, self._default(cursor, kind, count))
 
+    def _value(self, type_: Any, cursor: Any) -> tuple[Any, int | None, int]:
+        """What a type is given as: the kind, the items of an array, the bytes of each."""
+        type_ = type_.get_canonical()
+        id_, size = type_._kind_id, type_.get_size()
+        if id_ == _FLEXIBLE or (id_ == _ARRAY and type_.element_count == 0):
+            raise self.refuse("has an array without a size", "a constant size", cursor,
+                              cursor.spelling)  # fmt: skip
+        if id_ == _POINTER and type_.get_pointee().get_declaration().spelling in c_builtin.HANDLES:
+            return "uint64", None, size
+        if id_ in (_REFERENCE, _RVALUE_REFERENCE):
+            return "pointer", None, 8
+        if size < 0:
+            raise self.refuse("has a type without a size", "a complete type", cursor,
+                              type_.spelling)  # fmt: skip
+        if id_ == _ENUM:
+            return self._value(type_.get_declaration().enum_type, cursor)
+        if id_ in (_ARRAY, _VECTOR, _EXT_VECTOR, _COMPLEX):
+            kind, items, step = self._value(type_.element_type, cursor)
+            count = 2 if id_ == _COMPLEX else type_.element_count
+            return kind, count * (1 if items is None else items), step
+        if id_ == _RECORD:
+            return self._record(type_, size)
+        return _KINDS.get(id_, "bytes"), None, size
 
-def _plain(words: list[str]) -> str:
-    """C's names of integers, in one spelling."""
-    if words[0] in ("float", "double") or "double" in words:
-        return words[-1]
-    sign = "unsigned " if "unsigned" in words else "signed " if "signed" in words else ""
-    longs = words.count("long")
-    if "char" in words:
-        return f"{sign}char"
-    base = "short" if "short" in words else "long long" if longs > 1 else "long" if longs else "int"
-    return base if sign != "unsigned " else f"unsigned {base}"
+    def _record(self, type_: Any, size: int) -> tuple[Any, int | None, int]:
+        declaration = type_.get_declaration()
+        name = declaration.spelling
+        if type_.spelling.removeprefix("const ") == name:  # of no namespace
+            if name in _MAPS and size == 128:
+                return "tensor_map", None, size
+            if _VENDORS.fullmatch(name) and size in (1, 2, 4, 8):
+                return _NUMBERS.get(name, f"uint{8 * size}"), None, size
+            if _VECTORS.fullmatch(name):
+                items = list(type_.get_fields())
+                if [item.spelling for item in items] == list("xyzw"[: len(items)]):
+                    kind, _, step = self._value(items[0].type, items[0])
+                    return kind, len(items), step
+        return self._struct(type_), None, size
+
+    def _default(self, cursor: Any, kind: Any, count: int | None) -> Any:
+        """The value of a field's initialiser: 0 where it has none."""
+        match = self._initialiser(cursor)
+        if match is None:
+            template = self.library.clang_getSpecializedCursorTemplate(cursor.semantic_parent)
+            for field in template.get_children() if template is not None else ():
+                if field.spelling == cursor.spelling and self._initialiser(field) is not None:
+                    self.value = self.value or _VALUE
+                    return self.refuse("has an initialiser that is not instantiated", "a value for"
+                                       f" '{cursor.spelling}' in each call", cursor)  # fmt: skip
+            return 0
+        said = (match[2] if match[1] == "=" else match[1] + match[2]).strip()
+        type_ = cursor.type.get_canonical().get_declaration().spelling
+        if said in ("{}", "nullptr", "{nullptr}", f"{type_}{{}}", f"{type_}()"):
+            return 0
+        value: Any = None
+        children = list(cursor.get_children())
+        if cursor.is_bitfield():  # libclang shows the width of a bit field, not its initialiser
+            number = re.fullmatch(r"\{?(-?\d+)[uUlL]*\}?", said)
+            words = {"true": 1, "false": 0}
+            value = int(number[1]) if number is not None else words.get(said.strip("{}"))
+        elif kind in _NUMBERS.values() and count is None:  # constructed, not converted
+            number = re.fullmatch(r"[({]*(-?\d*\.?\d*(?:[eE][+-]?\d+)?)[fFuUlL]*[)}]*", said)
+            value = float(number[1]) if number is not None and number[1].strip("-.") else None
+        elif isinstance(kind, str) and kind not in ("tensor_map", "bytes") and children:
+            if count is None:
+                value = c_front_end.evaluate(children[-1])
+            elif children[-1].kind == self.kinds.INIT_LIST_EXPR and not set("[{.") & {*said[1:]}:
+                items = [c_front_end.evaluate(item) for item in children[-1].get_children()]
+                if len(items) <= count and None not in items:
+                    value = [*items, *[0] * (count - len(items))]
+            if kind == "pointer" and value:
+                value = None
+        if value is None:
+            return self.refuse("has an initialiser that is no constant number", "a value for"
+                               f" '{cursor.spelling}' in each call", cursor, said)  # fmt: skip
+        return bool(value) if kind == "bool" and count is None else value
+
+    def _initialiser(self, cursor: Any) -> re.Match[str] | None:
+        """`=` or `{`, and what follows, of a field's declaration."""
+        if cursor.kind != self.kinds.FIELD_DECL:
+            return None
+        return re.search(rf"\b{cursor.spelling}\b.*?((?<![=!<>])=(?!=)|{{)(.*)",
+                         c_front_end.pretty(cursor), re.S)  # fmt: skip
+
+    def _check_attributes(self, declaration: Any) -> None:
+        """Refuses a struct with an attribute that clang ignores, and g++ may not."""
+        start, end = declaration.extent.start, declaration.extent.end
+        file = start.file.name if start.file is not None else ""
+        last = end.offset
+        if file == c_front_end.MAIN:  # to the semicolon: attributes stand behind the brace, too
+            last = len(self.text.text.encode()[: last]) + max(
+                0, self.text.text.encode()[last:].find(b";")
+            )
+        for where, offset, line, words in self.parsed.ignored:
+            is_pack = "pack" in words and "#pragma" in words
+            if is_pack or (where == file and start.offset <= offset <= last):
+                raise errors.fault(
+                    "input", f"c_struct '{self.wanted}' line {line}",
+                    "has an attribute or pragma that clang does not know",
+                    expected="what clang lays out as g++ does", got=f"{words:.80}",
+                )  # fmt: skip

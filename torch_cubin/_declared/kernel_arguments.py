@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._declared.c_struct import CStruct
+from torch_cubin._declared.c_struct import CStruct, Field
 from torch_cubin._declared.expressions import (
     Traced,
     TracedDtype,
@@ -19,7 +19,8 @@ from torch_cubin._declared.expressions import (
     TracedView,
     tree_of,
 )
-from torch_cubin._kernels.scalars import Scalar, TracedScalar
+from torch_cubin._kernels.scalars import Scalar, TracedScalar, uint64
+from torch_cubin._kernels.struct_bytes import Raw, Struct, is_raw
 from torch_cubin._kernels.tensor_map import TensorMap, TracedTensorMap
 
 _EXPECTED = (
@@ -28,22 +29,17 @@ _EXPECTED = (
 )
 
 
-class Struct:
-    """A struct passed by value: see struct()."""
-
-    def __init__(self, size: int, members: list[tuple[int, Any]]) -> None:
-        self.size, self.members = size, members
-
-
 def struct(type: Any, /, **members: Any) -> Struct:
-    """In define_op's `args`: a struct by value, some of whose members each call decides.
+    """A struct by value: in define_op's `args`, where each call decides some of its members, and as
+    an argument of a kernel that is launched directly.
 
     `type` is a subclass of ctypes.Structure, or a structured NumPy dtype, laid out as the kernel's
     struct is; `members` has a value for each of its fields: a tensor for a pointer, a number, a
     struct() for a struct, a sequence for an array.
 
     A layout of torch_cubin.c_struct takes the fields that matter: others are zero, or what their
-    initialiser says; a dict stands for a struct in it.
+    initialiser says; a dict stands for a struct or a union in it. Of the members of a union one
+    takes a value. A bit field takes a constant.
 
     Raises InputError [input] for a field without a value, and for one that there is not.
     """
@@ -71,7 +67,7 @@ def struct(type: Any, /, **members: Any) -> Struct:
         for index, item in enumerate(value):
             where = f"{label} field '{name}[{index}]'"
             out.append((offset + index * step, _member(kind, item, where)))
-    return Struct(size, out)
+    return Struct(size, out, label)
 
 
 def _of_c(layout: CStruct, members: Mapping[str, Any]) -> Struct:
@@ -82,30 +78,87 @@ def _of_c(layout: CStruct, members: Mapping[str, Any]) -> Struct:
                 "input", label, f"has no field '{name}'",
                 expected=errors.nearest(name, list(layout.fields)), got=f"'{name}'",
             )  # fmt: skip
+    overlapping = _overlapping(layout)
+    for name in members:
+        both = sorted(overlapping.get(name, frozenset()) & members.keys())
+        if both:
+            raise errors.fault("input", label, "has a value for two members of one union",
+                               expected=f"'{name}' or '{both[0]}'", got="both")  # fmt: skip
     out: list[tuple[int, Any]] = []
+    bits: dict[int, int] = {}  # the bytes of bit fields
+    names = list(layout.fields)
     for name, field in layout.fields.items():
         where = f"{label} field '{name}'"
-        if name not in members:
-            if field.default:
-                out.append((field.offset, _member(field.kind, field.default, where)))
-            continue
-        value = members[name]
-        if field.count is None:
-            out += _of_c_field(field.offset, field.kind, value, where)
-            continue
-        if isinstance(value, (int, float)) and value == 0:
-            continue
-        if not isinstance(value, Sequence) or len(value) != field.count:
-            got = f"{len(value)}" if isinstance(value, Sequence) else _shown(value)
-            expected = f"{field.count} values, or 0"
-            raise errors.fault("input", where, "is an array", expected=expected, got=got)
-        for index, item in enumerate(value):
-            at = field.offset + index * field.step
-            out += _of_c_field(at, field.kind, item, f"{where[:-1]}[{index}]'")
-    return Struct(layout.size, out)
+        others = overlapping.get(name, frozenset())
+        if name not in members and others & members.keys():
+            continue  # another member of its union has a value
+        if name not in members and isinstance(field.default, errors.Error):
+            raise field.default
+        value = members.get(name, field.default)
+        if field.bits is not None:
+            _set_bits(bits, field, value, where)
+        elif name not in members and isinstance(field.kind, CStruct):
+            # Its fields' own initialisers; those of a union's first member alone.
+            if not any(names.index(other) < names.index(name) for other in others):
+                for index in range(1 if field.count is None else field.count):
+                    inner = _of_c(field.kind, {}).members
+                    out += [(field.offset + index * field.step + at, m) for at, m in inner]
+        elif name in members or field.default:
+            out += _of_c_items(field, value, where)
+    out += [(at, ["uint8", byte]) for at, byte in bits.items()]
+    return Struct(layout.size, out, label)
 
 
-def _of_c_field(offset: int, kind: Any, value: Any, label: str) -> list[tuple[int, Any]]:
+def _overlapping(layout: CStruct) -> dict[str, frozenset[str]]:
+    """Of each field that shares bits with others, as members of unions do: these others."""
+
+    def span(field: Field) -> tuple[int, int]:
+        first = 8 * field.offset + field.bit
+        return first, first + field.bits if field.bits is not None else 8 * field.end
+
+    spans = sorted((*span(field), name) for name, field in layout.fields.items())
+    found: dict[str, set[str]] = {}
+    for index, (_, end, name) in enumerate(spans):
+        for first, _, other in spans[index + 1 :]:
+            if first >= end:
+                break
+            found.setdefault(name, set()).add(other)
+            found.setdefault(other, set()).add(name)
+    return {name: frozenset(others) for name, others in found.items()}
+
+
+def _set_bits(bits: dict[int, int], field: Field, value: Any, label: str) -> None:
+    count = field.bits or 0
+    signed = isinstance(field.kind, str) and not field.kind.startswith(("u", "bool"))
+    low, high = (-(1 << count - 1), (1 << count - 1) - 1) if signed else (0, (1 << count) - 1)
+    if not isinstance(value, int) or not low <= value <= high:
+        expected = f"a constant from {low} to {high}, of {errors.counted(count, 'bit')}"
+        raise _wrong_value(label, expected, value)
+    placed = (value & (1 << count) - 1) << field.bit
+    for index in range((field.bit + count + 7) // 8):
+        at = field.offset + index
+        bits[at] = bits.get(at, 0) | (placed >> 8 * index & 0xFF)
+
+
+def _of_c_items(field: Field, value: Any, where: str) -> list[tuple[int, Any]]:
+    """The members of a field, of an array's items."""
+    if field.count is None:
+        return _of_c_field(field, field.offset, value, where)
+    if isinstance(value, (int, float)) and value == 0:
+        return []
+    if not isinstance(value, Sequence) or len(value) != field.count:
+        got = f"{len(value)}" if isinstance(value, Sequence) else _shown(value)
+        expected = f"{field.count} values, or 0"
+        raise errors.fault("input", where, "is an array", expected=expected, got=got)
+    out = []
+    for index, item in enumerate(value):
+        at = field.offset + index * field.step
+        out += _of_c_field(field, at, item, f"{where[:-1]}[{index}]'")
+    return out
+
+
+def _of_c_field(field: Field, offset: int, value: Any, label: str) -> list[tuple[int, Any]]:
+    kind = field.kind
     if isinstance(kind, CStruct):
         if isinstance(value, Mapping):
             value = _of_c(kind, value)
@@ -115,7 +168,13 @@ def _of_c_field(offset: int, kind: Any, value: Any, label: str) -> list[tuple[in
         return [(offset + at, member) for at, member in value.members]
     if kind == "bool" and type(value) is int and value in (0, 1):
         value = bool(value)
+    if kind == "bytes":  # no number of a contract's: long double, pointers to members
+        if not isinstance(value, (bytes, bytearray)) or len(value) != field.step:
+            raise _wrong_value(label, errors.counted(field.step, "byte"), value)
+        return [(offset, entry(value, label))]
     if kind == "tensor_map":
+        if isinstance(value, TensorMap):
+            return [(offset, Raw(value, label))]
         if not isinstance(value, TracedTensorMap):
             raise _wrong_value(label, "torch_cubin.TensorMap(...)", value)
         return [(offset, entry(value, label))]
@@ -147,10 +206,11 @@ def _is_swapped(ctype: Any) -> bool:
     )
 
 
-Field = tuple[int, Any, int | None, int]  # offset, kind, items of an array, bytes between them
+# Offset, kind, items of an array, bytes between them.
+_Place = tuple[int, Any, int | None, int]
 
 
-def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
+def _fields(type_: Any) -> tuple[int, dict[str, _Place]]:
     """The struct's size, and its fields. A kind is "int32" and so on, "pointer", or a struct."""
 
     def refuse(got: str) -> errors.Error:
@@ -176,7 +236,7 @@ def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
         kind = _NUMPY.get(dtype.kind)
         return kind if kind in ("bool", None) else f"{kind}{8 * dtype.itemsize}"
 
-    fields: dict[str, Field] = {}
+    fields: dict[str, _Place] = {}
     if isinstance(type_, type) and issubclass(type_, ctypes.Structure):
         bases = [base for base in reversed(type_.__mro__) if "_fields_" in vars(base)]
         for name, ctype, *bits in [field for base in bases for field in vars(base)["_fields_"]]:
@@ -210,14 +270,16 @@ def _fields(type_: Any) -> tuple[int, dict[str, Field]]:
     raise refuse(repr(type_)[:80])
 
 
-def _member(kind: Any, value: Any, label: str) -> list[Any]:
-    """The entry of a struct's member."""
+def _member(kind: Any, value: Any, label: str) -> Any:
+    """The entry of a struct's member, or a Raw."""
     if not isinstance(kind, str):
         if isinstance(value, Struct) and value.size == _fields(kind)[0]:
-            return entry(value, label)
+            return value
     elif kind == "pointer":
         if value is None or isinstance(value, TracedTensor):
             return entry(value, label)
+        if is_raw(value):
+            return Raw(value, label)
     elif isinstance(value, (Scalar, TracedScalar)):
         # Bits of a float may stand in an unsigned field of their size.
         if value.type_name == kind or kind in _BITS.get(value.type_name, ()):
@@ -227,6 +289,8 @@ def _member(kind: Any, value: Any, label: str) -> list[Any]:
         if "float" in kind:
             numbers = (int, float)
         found = value.type if isinstance(value, Traced) else type(value)
+        if found is int and kind == "uint64" and not isinstance(value, Traced):
+            return entry(uint64(value), label)  # an expression has no integer beyond int64
         if found in numbers:
             return [kind, tree_of(value)]
     expected = kind if isinstance(kind, str) else f"torch_cubin.struct({kind}, ...)"
@@ -260,12 +324,21 @@ def entry(value: Any, label: str) -> list[Any]:
         if data:
             return ["bytes", data.hex()]
     if isinstance(value, Struct):
-        return ["struct", value.size, [[offset, member] for offset, member in value.members]]
+        return ["struct", value.size, [_in_contract(*member) for member in value.members]]
     if isinstance(value, TracedTensorMap):
         return ["tensor_map", value.fields(value.tensor._name, [*map(tree_of, value.box)])]
     raise errors.fault(
         "input", label, "is nothing that a kernel takes", expected=_EXPECTED, got=_shown(value)
     )
+
+
+def _in_contract(offset: int, member: Any) -> list[Any]:
+    if isinstance(member, Raw):
+        raise errors.fault(
+            "input", member.label, "is given a tensor that is no argument of the op",
+            expected="a tensor argument, output or scratch", got=_shown(member.value),
+        )  # fmt: skip
+    return [offset, entry(member, member.label) if isinstance(member, Struct) else member]
 
 
 def entries(values: Any, names: Mapping[str, Any], label: str) -> list[Any]:

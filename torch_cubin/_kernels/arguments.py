@@ -8,6 +8,7 @@ this file, wrong ones included, so that each message exists once.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import struct
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._inspection.inspect import Param
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._kernels.scalars import Scalar
+from torch_cubin._kernels.struct_bytes import Struct, packed
 from torch_cubin._kernels.tensor_map import TensorMap
 from torch_cubin._native import library
 from torch_cubin._pytorch.tensors import is_lazy_view
@@ -92,11 +94,11 @@ _NO_MEMORY = "is a tensor with no memory of its own"
 class _Packer:
     """Packs the argument for `param`, which the caller sets: one object serves a whole call."""
 
-    __slots__ = ("facts", "param")
+    __slots__ = ("facts", "field", "param")
     param: Param
 
-    def __init__(self, facts: KernelFacts) -> None:
-        self.facts = facts
+    def __init__(self, facts: KernelFacts, field: str = "") -> None:
+        self.facts, self.field = facts, field
 
     def refuse(self, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
         return self._fault("input", problem, expected, got, advice)
@@ -104,7 +106,7 @@ class _Packer:
     def _fault(
         self, tag: str, problem: str, expected: str, got: str, advice: str = ""
     ) -> errors.Error:
-        what = f"argument {self.param.index} of kernel '{self.facts.name}'"
+        what = f"{self.field}argument {self.param.index} of kernel '{self.facts.name}'"
         return errors.fault(tag, what, problem, expected=expected, got=got, advice=advice)
 
     def _wrong_size(self, got: str, advice: str = "") -> errors.Error:
@@ -129,6 +131,8 @@ class _Packer:
         if isinstance(argument, TensorMap):
             device = self._tensor_address(argument.tensor, dense=False)[1]
             return self._exact(argument.encoded(), "a TensorMap of 128 bytes"), device
+        if isinstance(argument, Struct):
+            return self._struct(argument)
         data = _raw_bytes(argument)
         if data is not None:
             return self._exact(data, f"{len(data)} bytes ({exact.__name__})"), None
@@ -146,6 +150,19 @@ class _Packer:
         if len(data) != self.param.size:
             raise self._wrong_size(shown)
         return data
+
+    def _struct(self, value: Struct) -> tuple[bytes, int | None]:
+        data, devices = packed(value, self._in_struct)
+        if len(set(devices)) > 1:
+            problem = "has tensors on several devices"
+            raise self.refuse(problem, "one device", ", ".join(map(str, sorted(set(devices)))))
+        return self._exact(data, f"{value!r}"), devices[0] if devices else None
+
+    def _in_struct(self, value: Any, size: int, label: str) -> tuple[bytes, int | None]:
+        """As `pack` for a field of a struct, which the binary does not know."""
+        field = _Packer(self.facts, f"{label} of ")
+        field.param = dataclasses.replace(self.param, size=size, kind="unknown")
+        return field.pack(value)
 
     def _int(self, value: int) -> bytes:
         size = self.param.size
