@@ -71,7 +71,7 @@ def make_library(
     return LIBRARY
 
 
-PARAMS = torch_cubin.c_struct((SOURCES / "fmha_params.h").read_text(), "FmhaParams")
+PARAMS = torch_cubin.c_struct(SOURCES / "fmha_params.h", "FmhaParams")
 
 
 def define(types, name, arguments, layout, head_size, query, params, **tensors):

@@ -194,6 +194,70 @@ def test_structs_by_value(driver, several, three):
     assert params[2] == descriptor.hex()
 
 
+PARAMS = """
+struct Params {
+  struct { const float* x; long stride; } in[2];
+  float* out = nullptr;
+  CUtensorMap* none;
+  int n = 7;
+  unsigned mode : 3, rest : 29;
+  __half scale;
+  unsigned long bits;
+  union { double d; int i; };
+  char unused[48];
+};
+"""
+
+
+def test_a_struct_of_tensors_and_numbers(driver, several):
+    params = torch_cubin.c_struct(PARAMS, "Params")
+    assert params.size == 128
+    x, y = torch.zeros(4), torch.zeros(8)
+    three = torch_cubin.struct(Three, a=1, b=2, c=3)
+    made = params(**{"in": [{"x": x, "stride": -2}, {}], "out": torch_cubin.strided(y[::2]),
+                     "mode": 5, "scale": 0.5, "bits": 2**64 - 1, "i": -3})  # fmt: skip
+    for _ in range(2):
+        several["structs"](5, three, made, x, grid=1, block=1)
+    first, second = (launch["params"] for launch in driver.launches())
+    assert first == second
+    assert first[1] == "010000000200000003000000"
+    data = bytes.fromhex(first[2])
+    assert data[:80] == struct.pack(
+        "<QqQqQQiIe6xQi4x", x.data_ptr(), -2, 0, 0, y.data_ptr(), 0, 7, 5, 0.5, 2**64 - 1, -3
+    )
+    assert data[80:] == bytes(48)
+
+
+def test_a_tensor_map_in_a_struct(driver, several):
+    tensor = torch.zeros(32, 64, dtype=torch.bfloat16)
+    map = torch_cubin.TensorMap(tensor, (8, 64), swizzle="128B")
+    params = torch_cubin.c_struct("struct P { CUtensorMap m; };", "P")
+    several["structs"](5, bytes(12), params(m=map), tensor, grid=1, block=1)
+    several["structs"](5, bytes(12), map, tensor, grid=1, block=1)
+    first, second = (launch["params"][2] for launch in driver.launches())
+    assert first == second != bytes(128).hex()
+
+
+def test_a_wrong_struct_is_no_launch(driver, several):
+    small = torch_cubin.c_struct("struct P { int a; float* x; };", "P")
+    params = torch_cubin.c_struct(PARAMS, "Params")
+    three = torch_cubin.struct(Three, a=1, b=2, c=3)
+    x = torch.zeros(4)
+    on_meta = torch.zeros(4, device="meta")
+    for second, third, error, says in (
+        (three, small(x=x), torch_cubin.errors.ParamsError, "expected 128 bytes.*'P'"),
+        (small(a=1), params(), torch_cubin.errors.ParamsError, "expected 12 bytes"),
+        (three, params(out=on_meta), torch_cubin.errors.InputError, "field 'out' of argument 2"),
+        (three, params(out=torch.zeros(4, 4).t()), torch_cubin.errors.InputError, "contiguous"),
+        (three, params(n=2**31), torch_cubin.errors.ParamsError, "does not hold this value"),
+    ):
+        with pytest.raises(error, match=says):
+            several["structs"](5, second, third, x, grid=1, block=1)
+    with pytest.raises(torch_cubin.errors.InputError, match="expected pointer"):
+        params(out=1.0)
+    assert not driver.launches()
+
+
 def test_a_tensor_map_goes_by_value(driver, several):
     tensor = torch.zeros(6, 40, 64, dtype=torch.bfloat16)
     map = torch_cubin.TensorMap(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from pathlib import Path
 
@@ -74,12 +75,15 @@ def test_strides_and_scalars() -> None:
 @pytest.mark.parametrize("n", [1, 255, 5000])
 def test_cute_dsl(n: int) -> None:
     """CuTe DSL's kernel of docs/producers.md, whose tensors are structs by value."""
-    array = torch_cubin.c_struct("struct Array { float* data; int32_t size; };", "Array")
+
+    class Array(ctypes.Structure):
+        _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_int32)]
+
     op = torch_cubin.define_op(
         f"cuda_tile::cute{next(names)}(Tensor x, Tensor y) -> Tensor",
         kernels=torch_cubin.choices(DATA / "cute_add.sm_90a.cubin"), tensors=VECTORS,
         args=lambda x, y, out, n: [
-            torch_cubin.struct(array, data=tensor, size=n) for tensor in (x, y, out)
+            torch_cubin.struct(Array, data=tensor, size=n) for tensor in (x, y, out)
         ],
         grid=lambda n: torch_cubin.cdiv(n, 256),
     )  # fmt: skip

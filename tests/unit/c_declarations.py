@@ -200,7 +200,8 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 
 # With CUDA's headers where they are installed, and with c_struct's own knowledge of them.
 OF_CUDA: dict[str, str] = {
-    "half": "#include <cuda_fp16.h>\nstruct P { char a; half b; __half c[3]; half2 d; __half2 e; };",
+    "half": "#include <cuda_fp16.h>\nstruct P { char a; half b; __half c[3]; half2 d;"
+    " __half2 e; };",
     "bfloat16": "#include <cuda_bf16.h>\nstruct P { char a; __nv_bfloat16 b; nv_bfloat16 c;"
     " __nv_bfloat162 d; nv_bfloat162 e; };",
     "fp8": "#include <cuda_fp8.h>\nstruct P { __nv_fp8_e4m3 a; __nv_fp8_e5m2 b[2]; int c; };",

@@ -150,9 +150,11 @@ REFUSED = {
     "another name": ("struct Params { int a; };", "expected 'P"),
     "nothing": ("", "struct NAME { ... };"),
     "an unknown attribute": ("struct [[no::such]] P { int a; };", "does not know"),
-    "another byte order": ('struct P { int a; } __attribute__((scalar_storage_order("big-endian")));',
+    "another byte order": ("struct P { int a; }"
+                           ' __attribute__((scalar_storage_order("big-endian")));',
                            "does not know"),
-    "an unknown attribute within": ("struct __attribute__((no_such)) Q { int a; }; struct P { Q q; };",
+    "an unknown attribute within": ("struct __attribute__((no_such)) Q { int a; };"
+                                    "struct P { Q q; };",
                                     "does not know"),
     "a pragma that is ignored": ("#pragma pack(sideways)\nstruct P { char a; int b; };",
                                  "does not know"),
@@ -170,7 +172,8 @@ def test_what_is_no_plain_struct(case: str) -> None:
 def test_names() -> None:
     text = """
     struct P { char a; };
-    namespace n { struct P { short a; }; namespace { struct Q { int a; struct I { long b; } i; }; } }
+    namespace n { struct P { short a; }; }
+    namespace n { namespace { struct Q { int a; struct I { long b; } i; }; } }
     extern "C" { typedef struct { double a; } C; }
     template <class T, int N> struct V { T a[N]; };
     using F3 = V<float, 3>;

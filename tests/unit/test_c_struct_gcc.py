@@ -130,7 +130,9 @@ def test_declarations_are_laid_out_and_filled_as_gcc_does(tmp_path: Path) -> Non
 @pytest.mark.skipif(not (CUDA / "cuda.h").is_file(), reason="needs CUDA's headers, found none")
 def test_types_of_cuda_are_laid_out_as_gcc_does(tmp_path: Path) -> None:
     """Read from CUDA's headers, and without them."""
-    version = int(re.search(r"#define CUDA_VERSION (\d+)", (CUDA / "cuda.h").read_text())[1]) // 1000
+    version = (
+        int(re.search(r"#define CUDA_VERSION (\d+)", (CUDA / "cuda.h").read_text())[1]) // 1000
+    )
     listed = {name: text for name, text in OF_CUDA.items() if version >= 13 or "13" not in name}
     for include in ([CUDA], []):
         cases = {name: (text, torch_cubin.c_struct(text, "P", include=include, cuda=version), {})

@@ -212,7 +212,10 @@ K rows[] = {{A, nullptr, {1, 2}, {.a = 3, .b = 4}, "x//y", "k"}, {0}};
 def test_rows_under_an_if() -> None:
     def rows(text: str) -> list[tuple[str, int]]:
         table = f"struct K {{ const char* name; int d; }} t[] = {{\n{text}\n}};\n"
-        found = kernel_table.read(table).by_symbol(["a", "b"])
+        read = kernel_table.read(table)
+        found = read.by_symbol(["a", "b"])
+        for symbol in found:
+            read.check_conditions(symbol, found[symbol])
         return [(symbol, row["d"]) for symbol in sorted(found) for row in found[symbol]]
 
     one, two, other = '{"a", 1},', '{"a", 2},', '{"b", 3},'
@@ -227,6 +230,52 @@ def test_rows_under_an_if() -> None:
     for text in (f"#if X\n{one}", f"{one}\n#endif", f"#else\n{one}"):
         with pytest.raises(errors.InputError, match="#if"):
             rows(text)
+
+
+def test_where_chooses_of_the_rows_under_an_if(tmp_path: Path) -> None:
+    struct = "struct K { const char* name; int d; const char* layout; }"
+    table = f"""
+    #ifdef PACKED
+    static const {struct} t[] = {{{{"vec_add", 1, "QKV"}}, {{"small", 5, "QKV"}}}};
+    #else
+    static const {struct} t[] = {{{{"vec_add", 2, "KV"}}, {{"small", 6, "KV"}}}};
+    #endif
+    """
+    rows_alone = f"""
+    {struct} t[] = {{
+    #if defined(PACKED) && VERSION > 3
+    {{"vec_add", 1, "QKV"}},
+    #elif OTHER
+    {{"vec_add", 2, "KV"}},
+    #endif
+    {{"small", 5, "QKV"}}, }};
+    """
+    cubin = DATA / "several.sm_90a.cuda130.cubin"
+    for text in (table, rows_alone):
+        for d in (1, 2):
+            (choice,) = torch_cubin.choices(cubin, table=text, name="vec_add",
+                                            where=lambda row, d=d: row.d == d)  # fmt: skip
+            assert choice.produced["constants"]["row"].d == d
+        for where in (None, lambda row: row.d < 5):
+            with pytest.raises(errors.InputError, match="rows of kernel '.*' under an #if"):
+                torch_cubin.choices(cubin, table=text, where=where)
+    # Rows of a kernel that `where` leaves out altogether are nobody's affair.
+    assert len(torch_cubin.choices(cubin, table=rows_alone, where=lambda row: row.d == 5)) == 1
+
+
+def test_a_row_knows_the_bytes_of_the_parameters() -> None:
+    cubin = DATA / "several.sm_90a.cuda130.cubin"
+    facts = {k.name: k for k in torch_cubin.inspect(cubin).kernels}
+    rows = [c.produced["constants"]["row"] for c in torch_cubin.choices(cubin)]
+    assert {row.kernel: row.param_bytes for row in rows} == {
+        name: max((p.offset + p.size for p in kernel.params), default=0)
+        for name, kernel in facts.items()
+    }
+    assert next(row.param_bytes for row in rows if row.kernel == "vec_add") == 28
+    old = torch_cubin.choices(cubin, where=lambda row: row.param_bytes <= 28)
+    assert 0 < len(old) < len(rows)
+    with pytest.raises(errors.InputError, match="'param_bytes' with another value"):
+        torch_cubin.choices(cubin, table=[{"name": "vec_add", "param_bytes": 1}])
 
 
 def test_one_field_says_which_kernel_a_row_is_of() -> None:

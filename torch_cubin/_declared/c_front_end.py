@@ -134,7 +134,7 @@ class Text:
         self.system = (*cuda, *system_folders())
         self.options = [
             *("-x", "c++", "-std=gnu++17", "-target", "x86_64-unknown-linux-gnu", "-nostdinc"),
-            *("-ferror-limit=0", "-fno-spell-checking", "-fno-access-control", "-fbracket-depth=64"),
+            *("-ferror-limit=0", "-fno-spell-checking", "-fno-access-control"),
             *c_builtin.KEYWORDS,
             *(option for path in folders if path not in cuda for option in ("-I", path)),
             *(option for path in self.system for option in ("-isystem", path)),

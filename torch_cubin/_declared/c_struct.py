@@ -76,9 +76,9 @@ def c_struct(
         args=lambda q, out: (PARAMS(q_ptr=q, o_ptr=out, scale=0.5),)
 
     Clang compiles the text and lays the struct out as nvcc's host compiler does on 64-bit Linux;
-    `pip install libclang`, or torch_cubin[c], brings it. PARAMS(...), and torch_cubin.struct(PARAMS,
-    ...), take its fields by name; those that are not named are zero, or what their initialiser
-    says (constructors are not run).
+    `pip install libclang`, or torch_cubin[c], brings it. PARAMS(...), which is
+    torch_cubin.struct(PARAMS, ...), takes its fields by name; those that are not named are zero, or
+    what their initialiser says (constructors are not run).
 
     - `text`: text, or a path (pathlib.Path), whose folder is searched for headers.
     - `name`: of a struct, of a typedef or of a template's instantiation, `ns::Params<128>`; without
@@ -128,7 +128,7 @@ def _check(text: Any, name: Any, cuda: Any, options: Any) -> None:
                            expected=expected, got=str(len(text)))  # fmt: skip
     if cuda is not None and (type(cuda) is not int or not 8 <= cuda < 100):
         raise errors.fault("input", f"c_struct '{name}' argument 'cuda'", "is out of range",
-                           expected="the major version of CUDA: 12 or 13", got=repr(cuda))  # fmt: skip
+                           expected="a major version, 12 or 13", got=repr(cuda))  # fmt: skip
     if not isinstance(options, (list, tuple)) or not all(isinstance(o, str) for o in options):
         raise errors.fault("input", f"c_struct '{name}' argument 'options'", "has a wrong type",
                            expected="a list of str", got=repr(options)[:80])  # fmt: skip
@@ -370,7 +370,7 @@ class _Reader:
             is_method = member.kind in (self.kinds.CXX_METHOD, self.kinds.DESTRUCTOR)
             if is_method and member.is_virtual_method():
                 raise self.refuse("has a virtual function, whose table is the host's",
-                                  "fields and plain functions", member, member.spelling)  # fmt: skip
+                                  "plain functions", member, member.spelling)  # fmt: skip
         return bases
 
     def _of_base(self, type_: Any, base: Any) -> Iterator[tuple[Any, int]]:
@@ -490,7 +490,7 @@ class _Reader:
         file = start.file.name if start.file is not None else ""
         last = end.offset
         if file == c_front_end.MAIN:  # to the semicolon: attributes stand behind the brace, too
-            last = len(self.text.text.encode()[: last]) + max(
+            last = len(self.text.text.encode()[:last]) + max(
                 0, self.text.text.encode()[last:].find(b";")
             )
         for where, offset, line, words in self.parsed.ignored:

@@ -20,8 +20,9 @@ _MOST_CHOICES = 4096  # kernels of one op, as csrc/declared has it
 class Row:
     """What is known of one kernel of a library: functions of an op may name it `row`.
 
-    `row.kernel` is its symbol, `row.arch` "sm_90a" and `row.sm` 90, of the image; the rest are the
-    groups of the name's expression and the fields of the table's row.
+    `row.kernel` is its symbol, `row.arch` "sm_90a" and `row.sm` 90, of the image, `row.param_bytes`
+    the bytes of its parameters; the rest are the groups of the name's expression and the fields of
+    the table's row.
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
@@ -63,7 +64,8 @@ def choices(
     - `table`: rows of fields, one or more a kernel: a list of dicts, a dict by symbol, or a file
       (JSON of either, or C with an array of plain structs) or its text. The field that holds most
       of the files' symbols says which kernel a row is of. Kernels without a row are skipped.
-    - `where`: of a row, whether its kernel is taken.
+    - `where`: of a row, whether its kernel is taken. Where rows of one kernel stand under an `#if`
+      that the table does not decide, it says which of them are.
     - `when`, and KernelChoice's other arguments: as there; functions may name `row`, as those of
       define_op may. Comparisons with constants, joined by &, cost the same for any number of
       kernels (docs/declared_ops.md).
@@ -93,12 +95,14 @@ def choices(
             facts = {
                 **({} if match is None else _groups(match)),
                 "kernel": symbol, "arch": image["arch"], "sm": _sm(image["arch"]),
+                "param_bytes": max((p["offset"] + p["size"] for p in kernel["params"]), default=0),
             }  # fmt: skip
-            of_table = [{}] if rows is None else rows.get(symbol, [])
-            for entry in of_table:
-                row = _row(entry, facts)
-                if where is not None and not where(row):
-                    continue
+            entries = [{}] if rows is None else rows.get(symbol, [])
+            taken = [(entry, _row(entry, facts)) for entry in entries]
+            taken = [pair for pair in taken if where is None or where(pair[1])]
+            if given is not None:
+                given.check_conditions(symbol, [entry for entry, _ in taken])
+            for _, row in taken:
                 choice = KernelChoice(([Loaded(data, origin)], symbol), when=when, **launch)
                 choice.produced = {"constants": {"row": row}}
                 rank = (-facts["sm"], not image["arch"].endswith("a"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections import Counter
@@ -51,17 +52,21 @@ class Table:
                               "Give a dict of rows by symbol.")  # fmt: skip
             best = most[0] if most else ""
         by_symbol: dict[str, list[dict[str, Any]]] = {}
-        conditional: set[str] = set()
         for place, symbol in found.get(best, {}).items():
             by_symbol.setdefault(symbol, []).append(self.rows[place])
-            if place in self.conditional:
-                conditional.add(symbol)
-        for symbol in conditional:
-            if len(by_symbol[symbol]) > 1:
-                raise refuse(self.label, f"has rows of kernel '{symbol}' under an #if",
-                              "one row, or the text as the preprocessor leaves it",
-                              errors.counted(len(by_symbol[symbol]), "row"))  # fmt: skip
         return by_symbol
+
+    @functools.cached_property
+    def _conditional_rows(self) -> frozenset[int]:
+        return frozenset(id(self.rows[place]) for place in self.conditional)
+
+    def check_conditions(self, symbol: str, rows: list[dict[str, Any]]) -> None:
+        """Refuses rows of one kernel of which an #if decides that not all are compiled."""
+        if len(rows) > 1 and any(id(row) in self._conditional_rows for row in rows):
+            raise refuse(self.label, f"has rows of kernel '{symbol}' under an #if",
+                          "one row, or the text as the preprocessor leaves it",
+                          errors.counted(len(rows), "row"),
+                          "Say `where`, a function of a row, which is true for one.")  # fmt: skip
 
 
 def read(table: Any) -> Table:
