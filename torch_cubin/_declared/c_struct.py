@@ -6,6 +6,7 @@ field takes. The size is compared with the binary's parameter where an op is def
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -162,18 +163,15 @@ def _decided(
             raise _undecided(name, "the version of CUDA", other, advice)
     nvcc = reader.as_nvcc(parsed)
     if nvcc is not None and is_nvcc is not False:
-        try:
-            other, _ = layout(alignment, nvcc)
-        except errors.InputError:
-            if is_nvcc:
-                raise
-            other = None
-        if is_nvcc and other is not None:
-            return other
-        if other is None or _places(other) != _places(found):
+        if is_nvcc:
+            return layout(alignment, nvcc)[0]
+        as_nvcc: CStruct | None = None
+        with contextlib.suppress(errors.InputError):
+            as_nvcc, _ = layout(alignment, nvcc)
+        if as_nvcc is None or _places(as_nvcc) != _places(found):
             advice = "Say options=['-D__CUDACC__'] for the layout as nvcc compiles the text, or"
             advice += " ['-U__CUDACC__']."
-            raise _undecided(name, "__CUDACC__", other, advice)
+            raise _undecided(name, "__CUDACC__", as_nvcc, advice)
     return found
 
 

@@ -64,7 +64,7 @@ def packed(
     return bytes(data), devices
 
 
-def _bytes(member: list, label: str) -> bytes:
+def _bytes(member: list[Any], label: str) -> bytes:
     kind, number = member[0], member[1]
     if kind == "bytes":
         return bytes.fromhex(number)
