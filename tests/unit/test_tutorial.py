@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -37,3 +38,14 @@ def test_every_step_of_the_tutorial_runs(tmp_path: Path) -> None:
 def test_the_committed_cubin_is_of_this_source() -> None:
     (source,) = (text for language, _, text in tutorial.steps() if language == "cuda")
     assert source.split("\n", 1)[1] == Path(f"{tutorial.KERNEL}.cu").read_text()
+
+
+def test_nothing_names_a_package_or_a_page_that_does_not_exist() -> None:
+    """torch_cubin is not on PyPI: a bare requirement could be somebody else's package."""
+    pages = [tutorial.PAGE, tutorial.ROOT / "torch_cubin" / "embed.py"]
+    pages += (tutorial.ROOT / "examples").rglob("setup.py")
+    for page in pages:
+        for requirement in re.findall(r"^ *install_requires=\[(.*?)\]", page.read_text(), re.M):
+            assert "torch_cubin" not in requirement or "torch_cubin @ " in requirement, page
+    found = (tutorial.ROOT / "torch_cubin" / "lib" / "pkgconfig" / "torch_cubin.pc").read_text()
+    assert "URL" not in found
