@@ -1,5 +1,5 @@
-# A first look, in about a minute: what was loaded, how exact it is, how fast, and a real model.
-# It measures simply, to be understood; benchmarks/ measures properly.
+# A demonstration of about a minute: loaded kernels, accuracy, speed, and a real model. Its timing
+# is kept simple; benchmarks/ measures properly.
 """python -m torch_cubin demo."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch_cubin._inspection.inspect import Image
 from torch_cubin._native import library
 from torch_cubin.errors import counted
 
-# There in a checkout only, not in a wheel.
+# Exists in a checkout only, not in a wheel.
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sentence_encoder.py"
 # The op, the dtype, and M, N, K: large and square, a language model's layer for many tokens and
 # for one.
@@ -56,14 +56,14 @@ ATTENTION_ON_CPU = [
     ("decode", torch.bfloat16, (2, 8, 2), 1, 512, 128),
     ("attention", torch.float32, (1, 4, 4), 128, 128, 64),
 ]
-# Kernels that only finish what others computed.
+# Auxiliary kernels that finish another kernel's result.
 HELPERS = ("reduce", "combine", "delta", "convert")
 
 Calls = tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor], torch.Tensor]
 
 
 def run() -> int:
-    """Print it all; 1 where an error against float64 is out of bounds or the model disagrees."""
+    """Runs the demo; returns 1 if an error against float64 is too large or the model disagrees."""
     gpu = torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
     _show_machine(gpu)
@@ -90,7 +90,7 @@ def _show_machine(gpu: bool) -> None:
 
 
 def _show_kernels(gpu: bool) -> None:
-    """Some of the kernels that are there, as their cubins (not the manifest) describe them."""
+    """Prints some kernels of the catalog, with facts read from their cubins."""
     catalog = library.catalog()
     arch = library.device(torch.cuda.current_device())["arch"] if gpu else catalog["archs"][0]
     entries = [entry for entry in catalog["kernels"] if entry["arch"] == arch]
@@ -98,7 +98,7 @@ def _show_kernels(gpu: bool) -> None:
     print(f"{count} for {arch} in {catalog['path']}; one for each dtype and kind:")
     rows = []
     entries = [entry for entry in entries if entry["kind"] not in HELPERS]
-    entries.sort(key=lambda entry: math.prod(entry["tile"]))  # so that the largest tile stays
+    entries.sort(key=lambda entry: math.prod(entry["tile"]))  # so that the largest tile is kept
     chosen = {tuple(e[key] for key in ("family", "kind", "dtype", "math")): e for e in entries}
     for entry in chosen.values():
         image = torch_cubin.inspect(Path(catalog["path"], entry["file"]))
@@ -148,18 +148,18 @@ def _compare(
     theirs: Callable[[], torch.Tensor],
     exact: torch.Tensor,
 ) -> tuple[tuple[str, ...], bool]:
-    """The columns of _header(), and whether the result is as good as it has to be."""
+    """The columns of _header(), and whether the error is within bounds."""
     error, error_torch = _error(ours(), exact), _error(theirs(), exact)
     row: tuple[str, ...] = (f"{error:.1e}", f"{error_torch:.1e}")
     if exact.is_cuda:
         mine, torchs = _milliseconds(ours, theirs)
         row += (f"{mine:.3f}", f"{torchs:.3f}", f"{torchs / mine:.2f}x")
-    # The same rule as in the tests: twice PyTorch's error, and a unit in the last place.
+    # The bound of the tests: twice PyTorch's error plus one ulp.
     return row, error <= 2 * error_torch + torch.finfo(dtype).eps
 
 
 def _normal(dtype: torch.dtype, device: str) -> Callable[..., torch.Tensor]:
-    """Makes random tensors of the sizes that it is given, each time the same."""
+    """A function that makes random tensors of given sizes, with a fixed seed."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*size: int) -> torch.Tensor:
@@ -169,7 +169,7 @@ def _normal(dtype: torch.dtype, device: str) -> Callable[..., torch.Tensor]:
 
 
 def _calls(name: str, dtype: torch.dtype, shape: tuple[int, int, int], device: str) -> Calls:
-    """Our call, torch's, and the exact result."""
+    """Our call, torch's call, and the float64 reference."""
     m, n, k = shape
     normal = _normal(dtype, device)
     if name == "linear":
@@ -191,7 +191,7 @@ def _attention_calls(
     head_dim: int,
     device: str,
 ) -> Calls:
-    """What _calls() gives, for attention."""
+    """_calls() for attention."""
     batch, query_heads, kv_heads = heads
     normal = _normal(dtype, device)
     query = normal(batch, query_heads, rows, head_dim)
@@ -256,13 +256,13 @@ def _show_model(device: str) -> bool:
 
 
 def _example() -> types.ModuleType | None:
-    """examples/sentence_encoder.py, where it and what it needs are there."""
+    """examples/sentence_encoder.py, if it and its dependencies exist."""
     if not EXAMPLE.is_file() or importlib.util.find_spec("transformers") is None:
         return None
     spec = importlib.util.spec_from_file_location("sentence_encoder", EXAMPLE)
     if spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses looks a class's module up here
+    sys.modules[spec.name] = module  # required by dataclasses
     spec.loader.exec_module(module)
     return None if module.find_weights() is None else module

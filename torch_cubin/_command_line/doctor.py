@@ -1,6 +1,6 @@
-# Checks this installation and this machine, one line a thing. It changes nothing and loads no
-# kernel but those that the last check runs.
-"""python -m torch_cubin doctor: what is here, what works, and what to do about what does not."""
+# Checks this installation and this machine, one line per fact. Changes nothing, and loads only the
+# kernels that the last check runs.
+"""python -m torch_cubin doctor: versions, what works, and the remedy for what does not."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from torch_cubin._native import library
 from torch_cubin._pytorch.internals import FEATURES
 from torch_cubin.errors import counted
 
-# What a check yields: whether it is well (None: a fact, neither), and the line.
+# One line of a check: passed (None for a mere fact), and its text.
 Finding = tuple[bool | None, str]
 
 
 def run(*, all: bool = False) -> int:
-    """Print all findings; 0 where nothing is wrong. A machine without a GPU is nothing wrong.
+    """Prints all findings; returns 0 if no check failed. A missing GPU is not a failure.
 
-    `all`: each of PyTorch's internals that is there gets a line of its own.
+    `all`: prints one line for each of PyTorch's internals, also those that were found.
     """
     well = True
     for title, check in CHECKS:
@@ -51,7 +51,7 @@ def run(*, all: bool = False) -> int:
 
 
 def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """What a check finds. Whatever is broken here, the checks after it are made."""
+    """A check's findings. An exception becomes a finding, so that later checks still run."""
     try:
         yield from check()
     except Exception as error:
@@ -59,7 +59,7 @@ def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 
 def _said(error: Exception) -> str:
-    """An error of ours as it is; of another the type, and the first line of its text."""
+    """The text of our errors; type and first line of others."""
     if isinstance(error, errors.Error):
         return str(error)
     lines = str(error).splitlines()
@@ -67,7 +67,7 @@ def _said(error: Exception) -> str:
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
-    """One line for all that is well, and those that are not."""
+    """One line for all passed findings, and the failed ones."""
     fine = sum(good is True for good, _ in findings)
     line = f"{fine} of {len(findings)} names and symbols of PyTorch's are there (--all lists them)"
     return [(True, line), *(finding for finding in findings if finding[0] is not True)]
@@ -210,7 +210,7 @@ def _product(device: str) -> Finding:
 
 
 def _internals() -> Iterator[Finding]:
-    """What leans on names, symbols and layouts that PyTorch keeps private, and what is lost."""
+    """The uses of PyTorch's private names, symbols and layouts, and features lost without them."""
     for module in pkgutil.iter_modules(_pytorch.__path__):
         importlib.import_module(f"{_pytorch.__name__}.{module.name}")
     for feature in FEATURES:
@@ -232,7 +232,7 @@ def _lost(feature: str, lacks: str, without: str) -> str:
 
 
 def _own_kernels() -> Iterator[Finding]:
-    """What kernels and ops of the user's own need beside this package; none of it is required."""
+    """Optional tools for users' own kernels and ops."""
     for what, found, lost in (
         ("C++ headers", _file(cpp.include_path(), "torch_cubin", "cubin.h"), "C++ programs"),
         ("libtorch_cubin.so", _file(cpp.library_path(), "libtorch_cubin.so"), "C++ programs"),
@@ -278,7 +278,7 @@ def _libcrypto() -> str | None:
 def _module(name: str) -> str | None:
     try:
         spec = importlib.util.find_spec(name)
-    except ValueError:  # imported already, by a loader that gave it no spec
+    except ValueError:  # imported already, without a spec
         return getattr(sys.modules.get(name), "__file__", None)
     return None if spec is None else spec.origin
 

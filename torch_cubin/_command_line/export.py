@@ -1,4 +1,4 @@
-"""python -m torch_cubin export: a compiler's kernels, written for define_op on any machine."""
+"""python -m torch_cubin export: writes a compiler's kernels to files for define_op."""
 
 from __future__ import annotations
 

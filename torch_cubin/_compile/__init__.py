@@ -1,1 +1,1 @@
-"""CUDA C++ compiled in the process that launches it: what torch_cubin.compile is made of."""
+"""Run-time compilation of CUDA C++: the implementation of torch_cubin.compile."""

@@ -40,19 +40,19 @@ def compile(
         module["axpy<float, 2>"](y, x, grid=8, block=256)
 
     - `source`: the text, or a path, whose folder is searched for headers.
-    - `names`: C++ names of kernels, templates with their arguments: what the module knows them by,
-      beside the symbols. A kernel that is no template need not be listed.
-    - `archs`: "sm_90a"; that of PyTorch's current GPU by default.
-    - `include`: folders. CUDA's own are added where they are installed; NVRTC also gets small
+    - `names`: C++ names of kernels, templates with their arguments. The module finds kernels by
+      these names and by symbol. Kernels that are not templates need not be listed.
+    - `archs`: such as "sm_90a"; by default that of PyTorch's current GPU.
+    - `include`: folders. CUDA's own are added if they are installed; NVRTC also gets minimal
       `cstdint`, `cstddef`, `climits`, `cfloat` and `cmath`.
-    - `options`: the compiler's: "-DN=4", "--use_fast_math".
-    - `compiler`: "nvrtc", the library that PyTorch brings, or "nvcc", found in PATH, which takes
-      whole C++ but no `names`.
-    - `cache`: keeps what was compiled on disk (TORCH_CUBIN_CACHE), by the content of source and
-      headers, options, arch and compiler.
+    - `options`: compiler options, such as "-DN=4" or "--use_fast_math".
+    - `compiler`: "nvrtc", the library that comes with PyTorch, or "nvcc" from PATH, which supports
+      all of C++ but not `names`.
+    - `cache`: caches results on disk (TORCH_CUBIN_CACHE), by the contents of source and headers,
+      options, arch and compiler.
 
     Raises InputError [input] for a source that does not compile, with the line, and FileError
-    [file] where there is no compiler.
+    [file] if there is no compiler.
     """
     if not isinstance(source, (str, os.PathLike)):
         raise errors.wrong_type(_argument("source"), "a str or os.PathLike", source)
@@ -106,7 +106,7 @@ def compile(
             " the source; a kernel is a __global__ function.",
         )  # fmt: skip
     aliases = dict(compiled[0][1])
-    for symbol in made.names:  # what is no template is known by its plain name, too
+    for symbol in made.names:  # functions that are not templates also get their plain name
         plain = _plain_name(symbol)
         if plain is not None and plain not in made.names:
             aliases.setdefault(plain, symbol)
@@ -116,13 +116,13 @@ def compile(
 
 
 def _has_variables(cubin: bytes) -> bool:
-    """Whether it has a section for __device__ or __constant__ variables."""
+    """Whether the cubin has a section for __device__ or __constant__ variables."""
     sections = (b"\0.nv.global\0", b"\0.nv.global.init\0", b"\0.nv.constant3\0")
     return any(section in cubin for section in sections)
 
 
 def _plain_name(symbol: str) -> str | None:
-    """The name of a mangled function that is in no namespace and no template."""
+    """The plain name of a mangled function, if it is neither in a namespace nor a template."""
     match = re.match(r"_Z(\d+)", symbol)
     if match is None:
         return None
@@ -197,13 +197,13 @@ def _nvrtc(
     return made.cubin, made.symbols
 
 
-# What nvcc and its host compiler read beside their command.
+# Environment variables that nvcc and its host compiler read.
 _ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH",
                 "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # fmt: skip
 
 
 def _brings_files(options: list[str]) -> bool:
-    """Whether files that no digest knows may be compiled: folders and headers of options."""
+    """Whether the options add folders or headers, which the cache key's digest does not cover."""
     names = ("-I", "--include-path", "-isystem", "--system-include", "-include", "--pre-include",
              "--options-file", "-optf", "@")  # fmt: skip
     return any(option.startswith(names) for option in options)
@@ -265,7 +265,7 @@ _ERROR = re.compile(r"^(.+?)\((\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (.+
 
 
 def _does_not_compile(label: str, log: str, arch: str) -> errors.Error:
-    """The first error as the message, the compiler's lines with carets of the first few behind."""
+    """An error whose message is the compiler's first, followed by its first lines with carets."""
     found = list(_ERROR.finditer(log))
     if not found:
         said = " ".join(log.split())[:600]

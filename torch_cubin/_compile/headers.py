@@ -1,4 +1,4 @@
-"""Headers for NVRTC, which has none of the standard ones; and what a source includes."""
+"""Standard headers for NVRTC, which has none, and the digest of a source's includes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CFLOAT = """#pragma once
 #define DBL_MIN 2.2250738585072014e-308
 #define DBL_EPSILON 2.2204460492503131e-16
 """
-# Enough for what kernels include by habit; more of the library is CUDA's own, cuda/std.
+# Enough for the headers that kernels usually include; CUDA's cuda/std has more.
 OWN = {
     "cstdint": _CSTDINT_STD,
     "stdint.h": _CSTDINT_STD,
@@ -72,10 +72,10 @@ _MOST_FILES = 2000
 
 
 def digest(source: str, folders: Sequence[Path], of_cuda: Sequence[Path]) -> str | None:
-    """A digest of what a source includes from `folders`, files of theirs included in turn.
+    """A digest of the files that a source includes from `folders`, recursively.
 
-    CUDA's own headers, in `of_cuda`, are known by the compiler's version, and are not read. None
-    where an include is a macro, or there are too many: then nothing can say that it is the same.
+    CUDA's own headers, in `of_cuda`, are identified by the compiler's version and not read. None
+    if an include is a macro, or there are too many: then a result cannot be cached.
     """
     hashed = hashlib.sha256()
     seen: set[Path] = set()
@@ -90,7 +90,7 @@ def digest(source: str, folders: Sequence[Path], of_cuda: Sequence[Path]) -> str
             for folder in (*near, *folders):
                 path = folder / name
                 if not path.is_file():
-                    # The same source with that header here would be another program.
+                    # A header that appears here later would change the program.
                     hashed.update(f"-{path}\0".encode())
                     continue
                 resolved = path.resolve()

@@ -1,4 +1,4 @@
-"""NVRTC, by ctypes: found where PyTorch or a CUDA toolkit brings it, opened at its first use."""
+"""NVRTC by ctypes: from PyTorch's packages or a CUDA toolkit, opened on first use."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Compiled(NamedTuple):
 
 
 def toolkits() -> list[Path]:
-    """Folders with CUDA's include and lib64, the one that the environment names first."""
+    """CUDA toolkit folders (with include and lib64); that of the environment first."""
     named = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     found = [Path(path) for path in (*named, "/usr/local/cuda") if path]
-    # NOTE: pathlib's is_dir() and is_file() raise PermissionError below a folder that is closed.
+    # NOTE: pathlib's is_dir() and is_file() raise PermissionError inside an unreadable folder.
     return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
 
 
@@ -43,7 +43,7 @@ def wheels() -> list[Path]:
 
 
 def include_folders() -> list[Path]:
-    """Where CUDA's own headers are, as far as they are installed."""
+    """The installed folders of CUDA's own headers."""
     for root in (*toolkits(), *wheels()):
         include = root / "include"
         if os.path.isfile(include / "cuda_fp16.h"):
@@ -52,7 +52,7 @@ def include_folders() -> list[Path]:
 
 
 def _candidates() -> Iterator[Path]:
-    """Libraries on disk; those of PyTorch's own CUDA version first."""
+    """Candidate libraries on disk; those of PyTorch's CUDA version first."""
     major = str(torch.version.cuda or "13").partition(".")[0]
     folders = [folder / "lib" for folder in wheels()]
     folders += [root / sub for root in toolkits() for sub in ("lib64", "lib")]
@@ -73,11 +73,11 @@ def _functions(library: ctypes.CDLL) -> ctypes.CDLL:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library. Raises FileError [file] where there is none."""
+    """The library. Raises FileError [file] if there is none."""
     tried = []
     for path in _candidates():
         try:
-            # NVRTC opens its builtins by a bare name, which only finds them where they are mapped.
+            # NVRTC opens its builtins library by bare name, which succeeds only if it is loaded.
             for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
                 ctypes.CDLL(str(builtins))
             return _functions(ctypes.CDLL(str(path)))
@@ -119,10 +119,10 @@ def compile(
 ) -> Compiled:
     """Compiles one program for one architecture. Raises CompileFailed for errors in the source.
 
-    `name` is what errors and __FILE__ call the source. NVRTC searches the folder of the program's
-    name for headers in quotes, and that of a bare name is the working folder, which no include path
-    names and no cache's key knows: so the program's own name is in a place that holds no file.
-    (--no-source-include would also keep headers from including their neighbours.)
+    `name` is the source's name in errors and __FILE__. NVRTC searches the folder of the program's
+    name for quoted headers; for a bare name that is the working folder, which the cache key does
+    not cover. So the program gets a name in a folder that does not exist. (--no-source-include
+    would also stop headers from including their neighbours.)
     """
     library = load()
     quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
@@ -174,4 +174,4 @@ def _text(library: ctypes.CDLL, program: ctypes.c_void_p) -> str:
 
 
 class CompileFailed(Exception):
-    """The compiler's log."""
+    """Compilation failed; the argument is the compiler's log."""

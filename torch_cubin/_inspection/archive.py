@@ -1,7 +1,7 @@
-"""Device code in zip archives: AOTInductor's `.pt2`, with what its C++ wrapper says of each launch.
+"""Device code in zip archives: AOTInductor's `.pt2`, with the launches in its C++ wrapper.
 
-Nothing is unpacked to the disk, and no name in an archive is taken for a path. What is unpacked is
-bounded before it is read: a claim beyond the bounds is the entry's error.
+Nothing is unpacked to disk, and no name in an archive is used as a path. Sizes are checked against
+bounds before anything is unpacked; an entry that exceeds them is an error of that entry.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch_cubin._inspection.facts import ArchivedFile, Container, Fault, Launch
 from torch_cubin._native import library
 
 MAGIC = b"PK\x03\x04"
-# As in other containers (docs/inspect.md): for all that is unpacked of one archive.
+# The same bounds as for other containers (docs/inspect.md), for all unpacked data of an archive.
 FREE_BYTES, BYTES_A_BYTE, MOST_BYTES = 16 << 20, 32, 1 << 30
 MOST_DIRECTORY_BYTES = 8 << 20  # some 60,000 entries
 MOST_TEXT_BYTES = 64 << 20  # of the wrappers
 _CODE = (".cubin", ".fatbin")
-_HOST = (".so", ".o")  # may hold cubins: AOTInductor's embed_kernel_binary
+_HOST = (".so", ".o")  # may contain cubins: AOTInductor's embed_kernel_binary
 _KINDS = {zipfile.ZIP_STORED: "none", zipfile.ZIP_DEFLATED: "deflate"}
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError, OverflowError),
@@ -38,14 +38,14 @@ Source = str | bytes
 
 
 class Member(NamedTuple):
-    """A file in an archive: something that load() reads, and reads again."""
+    """A file in an archive, which load() may read more than once."""
 
     archive: Source
     name: str
 
 
 def is_archive(source: Any) -> bool:
-    """Whether it is a zip archive, or the path of one."""
+    """Whether the source is a zip archive, or the path of one."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source[:4]) == MAGIC
     if not isinstance(source, (str, os.PathLike)):
@@ -60,7 +60,7 @@ def is_archive(source: Any) -> bool:
 
 
 def members(source: Any, origin: str) -> list[tuple[Member, bytes]]:
-    """The files with device code in an archive, for load(). What is damaged is an error."""
+    """The files with device code in an archive, for load(). Raises for a damaged file."""
     found, given = inspect(source, origin), _source(source)
     for entry in found.entries:
         if entry.error is not None:
@@ -73,7 +73,7 @@ def members(source: Any, origin: str) -> list[tuple[Member, bytes]]:
 
 
 def read(members: Sequence[Member], origin: str) -> list[bytes]:
-    """Files of one archive again, which is opened once for all of them."""
+    """Reads files of one archive again, opening it once."""
     with _opened(members[0].archive, origin) as archive:
         infos = {info.filename: info for info in archive.zip.infolist()}
         for member in members:
@@ -83,9 +83,9 @@ def read(members: Sequence[Member], origin: str) -> list[bytes]:
 
 
 def inspect(source: Any, origin: str) -> Container:
-    """What inspect() says of an archive: its files with device code.
+    """inspect() of an archive: its files with device code.
 
-    Raises ImageError [image] for one that is damaged as a whole, or has no device code in it.
+    Raises ImageError [image] if the archive is damaged as a whole, or contains no device code.
     """
     with _opened(_source(source), origin) as archive:
         infos = [info for info in archive.zip.infolist() if not info.is_dir()]
@@ -95,7 +95,7 @@ def inspect(source: Any, origin: str) -> Container:
             hosts = [info for info in infos if info.filename.endswith(_HOST)]
             entries = [archive.entry(info) for info in hosts]
             found = [one for one in entries if one.error is None and one.content is not None]
-            # Where nothing is found, a library that could not be unpacked may be why.
+            # If nothing was found, report libraries that could not be unpacked.
             found = found or [one for one in entries if one.name in archive.unread]
         if not found:
             raise errors.fault(
@@ -132,7 +132,7 @@ def _damaged(origin: str, problem: str, **more: str) -> errors.Error:
 
 
 class _Archive:
-    """An open archive, and how much may still be unpacked of it."""
+    """An open archive, and the bytes that may still be unpacked."""
 
     def __init__(self, file: IO[bytes], origin: str) -> None:
         self.file, self.origin = file, origin
@@ -151,7 +151,7 @@ class _Archive:
         except _DAMAGED as error:
             raise _damaged(origin, f"is a damaged zip archive ({shown(str(error))})") from error
         self.times = collections.Counter(info.filename for info in self.zip.infolist())
-        self.unread: set[str] = set()  # names of what could not be unpacked
+        self.unread: set[str] = set()  # names of entries that could not be unpacked
 
     def __enter__(self) -> _Archive:
         return self
@@ -211,7 +211,7 @@ class _Archive:
         )  # fmt: skip
 
     def launches(self, infos: list[zipfile.ZipInfo]) -> Iterator[_Found]:
-        """What the wrappers' C++ says; nothing where a wrapper cannot be read."""
+        """The launches in the wrappers' C++; none for an unreadable wrapper."""
         left = MOST_TEXT_BYTES
         for info in infos:
             if not info.filename.endswith((".cpp", ".cc", ".cxx")) or info.file_size > left:
@@ -225,7 +225,7 @@ class _Archive:
 
 
 def _directory_bytes(file: IO[bytes], size: int) -> int | None:
-    """The size of the directory at the end of an archive, before anybody reads it."""
+    """The size of the archive's central directory, read before the directory itself."""
     tail_size = min(size, (1 << 16) + 22 + 76)
     file.seek(size - tail_size)
     tail = file.read(tail_size)
@@ -233,7 +233,7 @@ def _directory_bytes(file: IO[bytes], size: int) -> int | None:
     if at < 0 or at + 22 > len(tail):
         return None
     (claimed,) = struct.unpack_from("<I", tail, at + 12)
-    wide = at - 76  # the same for large archives, with its locator after it
+    wide = at - 76  # zip64's record, with its locator
     if (
         wide >= 0
         and tail[wide : wide + 4] == b"PK\x06\x06"
@@ -249,7 +249,7 @@ def _leads_out(name: str) -> bool:
     return not name or name[0] in "/\\" or ".." in parts or ":" in parts[0] or "\0" in name
 
 
-# --- what a wrapper says -------------------------------------------------------------------------
+# --- launches in a wrapper -----------------------------------------------------------------------
 
 # As torch/_inductor/codegen/cpp_wrapper_gpu.py writes it: for each kernel a function with the grid,
 # loadKernel("/where/it/was/HASH.cubin", "symbol", shared memory, ...), the arguments, and
@@ -258,7 +258,7 @@ _STRING = r'"((?:[^"\\\n]|\\.){0,4096})"'
 _LOAD = re.compile(
     rf"\bloadKernel\(\s*(?:{_STRING}|(\w{{1,500}}))\s*,\s*{_STRING}\s*,\s*(\d{{1,10}})\b"
 )
-# A value begins with what is no blank, so that blanks before it can be read in one way only.
+# A value starts with a non-blank, so that the regular expression is unambiguous.
 _VALUE = r"([^\s,;][^,;\n]{0,299})"
 _LAUNCH = re.compile(
     rf"\blaunchKernel\(\s*[\w.>-]{{1,500}}\s*,\s*{_VALUE},\s*{_VALUE},\s*{_VALUE},"
@@ -267,8 +267,8 @@ _LAUNCH = re.compile(
 _GRID = re.compile(r"\bgrid_([012]) = ([^;\n]{1,400});")
 _DECLARED = re.compile(r"^[ \t]*([\w:*][\w:<>* ]{0,80}?[ *&])(\w{1,100}) = ([^;\n]{1,400});", re.M)
 _TEXT_OF_A_LAUNCH = 1 << 20
-# Strings stay, comments go: the kernel's source is one, and may say anything. What is never closed
-# reaches to the end, and is so read only once.
+# Keeps strings and drops comments: one contains the kernel's source. An unterminated one extends to
+# the end of the text, so that it is scanned only once.
 _STRING_OR_COMMENT = re.compile(
     r"""(\bR"([^()\\\s]{0,16})\((?s:.*?)(?:\)\2"|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.){1,10}')"""
     r"|//[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
@@ -276,7 +276,7 @@ _STRING_OR_COMMENT = re.compile(
 
 
 class _Found(NamedTuple):
-    file: str  # of the cubin, without its folder; "" where it lies in the library
+    file: str  # name of the cubin, without its folder; "" if it is inside the library
     wrapper: str
     launch: Launch
 
@@ -323,7 +323,8 @@ def _unescaped(text: str) -> str:
 
 
 def _launches_of(entry: ArchivedFile, launches: list[_Found]) -> tuple[Launch, ...]:
-    """The launches of a file's kernels, found by its name, first in a wrapper in its own folder."""
+    """The launches of a file's kernels, by its name; those of a wrapper in its folder come
+    first."""
     folder, _, file = entry.name.rpartition("/")
     images = entry.content.images() if isinstance(entry.content, Container) else [entry.content]
     symbols = {kernel.name for image in images if image is not None for kernel in image.kernels}

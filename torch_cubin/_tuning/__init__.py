@@ -1,1 +1,1 @@
-"""Measuring which config of a product is quickest: torch_cubin.tune, and the sweep."""
+"""Measurement of a product's configs: torch_cubin.tune, and the sweep."""

@@ -80,11 +80,11 @@ def float32_math(product: Product) -> Iterator[None]:
 
 
 def contenders(plan: dict[str, Any]) -> list[str]:
-    """Of the configs of a plan that was watched, those that are worth a try."""
+    """The configs of a recorded plan that are worth measuring."""
     configs = sorted(plan["configs"], key=lambda config: config["microseconds"])
     near = [w["name"] for w in configs if w["microseconds"] <= NEAR * configs[0]["microseconds"]]
     names = near[:MOST_CONFIGS]
-    # Models of different kernels cannot be compared: the best of each takes part.
+    # Predictions of different kernels may not be comparable: the best config of each takes part.
     first_of: dict[str, str] = {}
     for config in configs:
         first_of.setdefault(config["name"].split(" ")[0], config["name"])
@@ -97,7 +97,7 @@ def contenders(plan: dict[str, Any]) -> list[str]:
 def measure(
     product: Product, operands: Operands, effort: Effort, beside_torch: bool, seed: int = 0
 ) -> Times:
-    """Every contender is a CUDA graph over operands that do not fit the L2 cache together; in each
+    """Times each contender as a CUDA graph over operands that together exceed the L2 cache. In each
     round they are interleaved in a random order, and each settles before it is measured."""
     with float32_math(product), watching(), torch.cuda.device(operands.device):
         sets = operands.sets(product)
@@ -142,14 +142,14 @@ def _graph(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         outputs: list[torch.Tensor] = []
-        for i in range(repeats):  # a few outputs live at a time: one would stay in the cache
+        for i in range(repeats):  # several outputs are alive: a single one would stay in the cache
             outputs = [*outputs[-min(4, len(sets)) :], function(*sets[i % len(sets)])]
     return graph, outputs[-1]
 
 
 def _check(product: Product, name: str, out: torch.Tensor, reference: torch.Tensor) -> None:
-    """Against PyTorch's product: far from a proof, but no table may point to a wrong kernel."""
-    scale = math.sqrt(product.k)  # of normal data
+    """Compares with PyTorch's product, so that no table names a kernel that is plainly wrong."""
+    scale = math.sqrt(product.k)  # for normal data
     worst = (out.float() - reference.float()).abs().amax().item() / scale
     limit = {"16_bit": 0.05, "tf32": 0.01}.get(product.math, 1e-4)
     if not worst <= limit:

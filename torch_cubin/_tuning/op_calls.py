@@ -133,7 +133,7 @@ def calls_of(op: Op, inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]
 
 @contextlib.contextmanager
 def watching(op: Op) -> Iterator[None]:
-    """This thread's calls of the op are written down, or forced to a kernel."""
+    """Records this thread's calls of the op, or forces them to a kernel."""
     library.watch_op(op.name)
     try:
         yield
@@ -150,8 +150,8 @@ def measure_call(
     effort: measure.Effort | None = None,
     timer: Callable[..., dict[int, list[float]]] | None = None,
 ) -> CallTimes:
-    """Every kernel that fits, in interleaved CUDA graphs, over copies of the arguments that do
-    not fit the L2 cache together. The arguments stay as they are: ops that change them get copies.
+    """Times every kernel that fits, in interleaved CUDA graphs, over copies of the arguments that
+    together exceed the L2 cache. The arguments are not changed: mutating ops get copies.
     """
     if len(op.contract["kernels"]) == 1:
         raise errors.fault(
@@ -169,8 +169,8 @@ def measure_call(
         call = calls[-1]
         kernels = call["fits"] if any_condition else call["same"]
         names = _names(op, call["fits"])
-        # A kernel that leaves a part of its output unwritten must not find the right answer there:
-        # the allocator hands it the memory of the call before.
+        # The allocator may reuse the memory of the previous call's output. Spoil it, so that a
+        # kernel that leaves a part unwritten does not find the right result there.
         _spoil(_results(op, *_copied(args, kwargs)))
         differ = {}
         for kernel in kernels:
@@ -205,7 +205,7 @@ def measure_calls(
     any_condition: bool,
     seconds: float,
 ) -> Iterator[CallTimes]:
-    """Each call, until there is no time left."""
+    """Measures each call until the time is up."""
     start = time.monotonic()
     for args, kwargs in calls:
         if time.monotonic() - start > seconds:
@@ -214,8 +214,9 @@ def measure_calls(
 
 
 def table_of(op: Op, device: int, times: Sequence[CallTimes]) -> dict[str, Any]:
-    """The tuned table (docs/tuning.md). It also says where the kernel chosen before is quickest: a
-    table that is there already may say otherwise; but for calls that only one kernel fits."""
+    """The tuned table (docs/tuning.md). It also contains calls whose default kernel is the
+    quickest, because an existing table may say otherwise; but not calls that only one kernel
+    fits."""
     file = library.tuned_file(op.name, device)
     calls = [each.line() for each in times if len(each.names) > 1]
     return {
@@ -229,7 +230,7 @@ def table_of(op: Op, device: int, times: Sequence[CallTimes]) -> dict[str, Any]:
 
 
 def _names(op: Op, kernels: Sequence[int]) -> dict[int, str]:
-    """Of each kernel, with what its producer says of it; numbered where that is not enough."""
+    """The name of each kernel, with its producer's facts; numbered if names are not unique."""
     names = {}
     for kernel in kernels:
         entry = op.contract["kernels"][kernel]
@@ -260,7 +261,7 @@ def _copied(
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """With the same sizes, strides and offset past a multiple of 512 bytes, in its own memory."""
+    """A copy with the same sizes, strides and alignment (offset modulo 512 bytes)."""
     if not tensor.numel():
         return tensor
     size = _bytes_of(tensor)
@@ -272,7 +273,7 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def _bytes_of(tensor: Tensor) -> int:
-    """From its first element to its last, with what lies between them."""
+    """The bytes from the first element to the last, including gaps."""
     if not tensor.numel():
         return 0
     steps = ((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -280,20 +281,20 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The memory that _bytes_of() counts, as one dim, of a tensor that has elements."""
+    """A one-dimensional view of that memory, for a tensor with elements."""
     count = _bytes_of(tensor) // tensor.element_size()
     return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())
 
 
 def _spoil(tensors: Sequence[Tensor]) -> None:
-    """Fills memory that is about to be given back with 0xff bytes: NaN, or -1."""
+    """Fills memory that is about to be freed with 0xff bytes: NaN, or -1."""
     for tensor in tensors:
         if tensor.numel():
             _flat(tensor).view(torch.uint8).fill_(0xFF)
 
 
 def _results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What the op returns and what it changes; the arguments are copies."""
+    """The op's outputs and mutated arguments; the arguments are copies."""
     made = op(*args, **kwargs)
     results = [made] if isinstance(made, Tensor) else list(made or ())
     values = op._signature.bind(args, kwargs)
@@ -302,7 +303,7 @@ def _results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tens
 
 
 def _difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
-    """Why results are not the same as others; "" where they are, as far as rounding goes."""
+    """Why the results differ by more than rounding; "" if they do not."""
     for one, other in zip(found, wanted, strict=True):
         if one.shape != other.shape or one.dtype != other.dtype:
             return "its results have another shape or dtype"
@@ -333,8 +334,9 @@ def _far(one: Tensor, other: Tensor) -> str:
         roots += size.sqrt().sum().item()
     if not worst <= limit * scale:
         return f"its results are off by {worst:.3g}, where the largest is {scale:.3g}"
-    # One outlier hides all else from that test: most elements are held to their neighbours' size.
-    # The mean of square roots is near the median, which CUDA refuses in deterministic mode.
+    # One outlier would hide all else from that test, so most elements are compared with the typical
+    # size. The mean of square roots is close to the median, which CUDA does not compute in
+    # deterministic mode.
     least = max((roots / one.numel()) ** 2, 1e-6 * scale)
     columns = one.shape[-1] if one.dim() else 1
     beyond = 0
@@ -351,14 +353,15 @@ def _far(one: Tensor, other: Tensor) -> str:
 
 
 def _off_and_size(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """How far float64 results are off, and how large those that are wanted are."""
+    """The absolute errors in float64, and the magnitudes of the expected results."""
     wanted = wanted.nan_to_num(0, 0, 0)
     return (found.nan_to_num(0, 0, 0) - wanted).abs(), wanted.abs()
 
 
 def _pieces(one: Tensor, other: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Two tensors side by side, in pieces of at most _PIECE elements: lists of one with whole rows,
-    or of all parts of one row. A comparison takes several float64 copies of what it looks at."""
+    """Pairs of pieces of two tensors, at most _PIECE elements each, because a comparison makes
+    several float64 copies: one-element lists with whole rows, or lists with all parts of one
+    row."""
     if one.numel() <= _PIECE:
         yield [(one, other)]
         return
@@ -407,8 +410,8 @@ def _rounds(
 def _in_heats(
     kernels: Sequence[int], heat: Callable[[Sequence[int]], dict[int, list[float]]]
 ) -> dict[int, list[float]]:
-    """Rounds of any number of kernels, a few at a time: each heat's are scaled by those of the
-    first kernel, which runs in all of them."""
+    """Times any number of kernels, a few at a time. The first kernel runs in each group, whose
+    times are scaled by it."""
     first, others = kernels[0], kernels[1:]
     rounds: dict[int, list[float]] = {}
     for begin in range(0, max(1, len(others)), _MOST_GRAPHS - 1):
@@ -426,8 +429,8 @@ def _restored(
     copy: tuple[tuple[Any, ...], dict[str, Any]],
     given: tuple[tuple[Any, ...], dict[str, Any]],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Integer tensors that the op changes, and what they held: an index that each call moves would
-    leave its bounds in a graph that is replayed. They are restored before each call, which adds to
+    """Integer tensors that the op mutates, and their values: an index that each call increments
+    would leave its bounds in a replayed graph. They are restored before each call, which adds to
     its time."""
     own, before = (dict(op._signature.tensors(op._signature.bind(*call))) for call in (copy, given))
     changed = {a.name for a in op._signature.arguments if a.mutable}
@@ -441,7 +444,7 @@ def _restored(
 
 
 def _about(call: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> float:
-    """Microseconds of a call, roughly."""
+    """Approximate microseconds of a call."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     call(*sets[0])
     start.record()

@@ -1,4 +1,4 @@
-"""Product: one kind of matrix product, as tuned tables name it, and operands that have it."""
+"""Product: a matrix product as tuned tables describe it, and matching operands."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-# How an operand is read (csrc/ops/matmul/tuned.cpp): which of its two dims is contiguous, and
-# whether rows begin at lines of the cache, at other multiples of 16 bytes, or anywhere.
+# An operand's access (csrc/ops/matmul/tuned.cpp): which dim is contiguous, and whether rows are
+# aligned to cache lines, to 16 bytes, or not at all.
 K_LINES, OWN_LINES = "k_lines", "own_lines"
 K_VECTORS, OWN_VECTORS = "k_vectors", "own_vectors"
 OWN_ELEMENTS, K_ELEMENTS = "own_elements", "k_elements"
@@ -20,7 +20,7 @@ ALLOCATION_BYTES = 512
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """``[batch, m, k] @ [batch, k, n]``; ``a`` and ``b`` say how the operands lie in memory."""
+    """``[batch, m, k] @ [batch, k, n]``; ``a`` and ``b`` are the accesses of the operands."""
 
     m: int
     n: int
@@ -52,16 +52,16 @@ class Product:
 
     @classmethod
     def of_plan(cls, plan: dict[str, Any]) -> Product:
-        """From what library.watched_plans() lists."""
+        """From an entry of library.watched_plans()."""
         return cls(**plan["product"], dtype=plan["dtype"])
 
     def line(self) -> dict[str, Any]:
-        """As a tuned table says it: float16 and bfloat16 are one."""
+        """As in a tuned table, where float16 and bfloat16 are the same."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k != "dtype"}
 
     @property
     def layout(self) -> str:
-        """ "nt", ...; upper case where that operand's rows are not aligned."""
+        """ "nt", ...; upper case for an operand with unaligned rows."""
         letters = [("n", "t"), ("t", "n")]
         text = ""
         for access, (along_k, along_own) in zip((self.a, self.b), letters, strict=True):
@@ -88,7 +88,7 @@ class Product:
 
 
 class Operands:
-    """Operands out of one block of random normal data: making them costs no time."""
+    """Makes operands as views of one block of random normal data, which takes no time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -122,7 +122,7 @@ class Operands:
 
 @dataclasses.dataclass(frozen=True)
 class _Strides:
-    """An operand as [batch, own dim, k]; without the first where there is one product."""
+    """An operand as [batch, own dim, k], or [own dim, k] for a single product."""
 
     size: list[int]
     stride: list[int]

@@ -1,7 +1,7 @@
-"""Tuned tables on disk: one format and one way of writing, for products and ops.
+"""Tuned tables on disk: the format and the writer, for products and ops.
 
-A file appears at once: any number of processes may read and write it side by side. What tune()
-keeps of a declared op is merged with what is there, under a lock. C++ names that file and reads it
+Files are replaced atomically, so any number of processes may read and write them. tune() merges a
+declared op's calls into the existing file, under a lock. C++ names and reads that file
 (csrc/declared/tuning.h).
 """
 
@@ -15,18 +15,18 @@ from typing import Any
 from torch_cubin import errors
 from torch_cubin._declared.package import write_file
 
-# Below what C++ reads of a file (csrc/declared/tuning.cpp), which refuses a longer one.
+# Below the limits of C++ (csrc/declared/tuning.cpp), which refuses a longer file.
 _MOST_CALLS, _MOST_BYTES = 1 << 15, 8 << 20
 
 
 def write(table: dict[str, Any], path: Path) -> None:
-    """One line a product or call, so that versions can be compared."""
+    """Writes one line per product or call, so that versions can be compared."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, _text(table).encode())
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Raises FileError [file] where there is none, or no JSON."""
+    """Reads a table. Raises FileError [file] if it is missing or not JSON."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -34,8 +34,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def keep(table: dict[str, Any], path: Path) -> str:
-    """Adds the calls of an op's table to those in its file; "", or why they are not there. A folder
-    that cannot be written is no error: then this process alone uses them."""
+    """Adds the calls of an op's table to its file. Returns "", or the reason of a failure: an
+    unwritable folder is not an error, then only this process uses the table."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
@@ -47,8 +47,8 @@ def keep(table: dict[str, Any], path: Path) -> str:
 
 
 def _merged(table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The file's calls, each by the newest of its entries, and of all as many as a file may have.
-    A damaged file counts as absent, and so does a damaged line."""
+    """The table merged with the file's calls: the newest entry of each call, up to the limit of a
+    file. Damaged files and lines are ignored."""
     (op,) = table["ops"]
     calls: dict[str, Any] = {}
     for call in [*_calls_in(path, table), *op["calls"]]:
@@ -56,7 +56,7 @@ def _merged(table: dict[str, Any], path: Path) -> dict[str, Any]:
             key = _key(call)
         except (KeyError, TypeError):
             continue
-        calls.pop(key, None)  # the newest stand last
+        calls.pop(key, None)  # so that the newest entries come last
         calls[key] = call
     newest = list(calls.values())[-_MOST_CALLS:]
     while True:

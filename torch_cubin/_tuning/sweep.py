@@ -1,7 +1,7 @@
-"""python -m torch_cubin tune --sweep: measures many products' configs, and writes a tuned table.
+"""python -m torch_cubin tune --sweep: measures the configs of many products, writes a tuned table.
 
-Lines are appended to a file as they are measured; a sweep that was interrupted goes on where that
-file ends. The table holds the products where another config than the model's choice is quicker.
+Lines are appended to a file as they are measured; an interrupted sweep continues at its end. The
+table contains the products for which a config is quicker than the cost model's choice.
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ def sweep(
     seconds: float = float("inf"),
     show: bool = True,
 ) -> list[dict[str, Any]]:
-    """Measures those that the file `lines` does not hold yet; all lines of the file."""
+    """Measures the products that the file `lines` does not contain yet; returns all its lines."""
     done = read_lines(lines)
     known = {json.dumps(line["product"], sort_keys=True) for line in done}
     todo = [p for p in products if json.dumps(dataclasses.asdict(p), sort_keys=True) not in known]
     operands = Operands(torch.device("cuda", torch.cuda.current_device()))
     start = time.monotonic()
     if lines.exists() and not lines.read_bytes().endswith(b"\n"):
-        # The last process ended within a line: what is added would become a part of it.
+        # The last process ended within a line, to which new lines would be appended.
         whole = lines.with_name(lines.name + ".whole")
         whole.write_text("".join(json.dumps(line) + "\n" for line in done))
-        whole.replace(lines)  # at once: an interruption here loses nothing
+        whole.replace(lines)  # atomic: an interruption loses nothing
     with lines.open("a") as file:
         for index, product in enumerate(todo):
             if time.monotonic() - start > seconds:
@@ -116,7 +116,7 @@ def sweep(
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Of a sweep's file, whose last line may be cut; [] where there is none."""
+    """The lines of a sweep's file, whose last line may be incomplete; [] without a file."""
     lines = []
     for number, text in enumerate(path.read_text().splitlines() if path.exists() else []):
         try:
@@ -142,8 +142,8 @@ def line_of(times: measure.Times) -> dict[str, Any]:
 
 
 def table_of(lines: Sequence[dict[str, Any]], least_gain: float = 0.01) -> dict[str, Any]:
-    """The tuned table of a sweep on this GPU (docs/tuning.md): configs that are quicker than those
-    that the models choose, or are in a table already and still the quickest."""
+    """The tuned table of a sweep on this GPU (docs/tuning.md): configs that are quicker than the
+    cost model's choice, or that a table already names and are still the quickest."""
     products = {}
     for line in lines:
         if line["gain"] > least_gain or line["best"] == line["tuned"]:

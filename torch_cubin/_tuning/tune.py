@@ -1,4 +1,4 @@
-"""tune(): measures what kernels a piece of work can run on this GPU, and uses the quickest."""
+"""tune(): measures the kernels that can run some work on this GPU, and uses the quickest."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torch_cubin._tuning.products import Operands, Product
 
 
 class Tuning:
-    """What tune() measured: ``print`` shows it, ``save`` keeps it for other processes.
+    """The result of tune(): ``print`` shows it, ``save`` writes it for other processes.
 
-    `table`: what load_tuned() takes: the products that have a quicker config than predicted,
-    or which kernel each call of a declared op takes.
+    `table`: the argument of load_tuned(): the products with a quicker config than predicted, or the
+    kernel of each call of a declared op.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class Tuning:
         kept: str = "",
     ) -> None:
         self.times = list(times)
-        self.left = list(left)  # products for which there was no time
+        self.left = list(left)  # products that were skipped for lack of time
         self.calls = list(calls)  # of a declared op
         self.calls_left = calls_left
-        self.kept = kept  # of a declared op: in which file, or why in none
+        self.kept = kept  # of a declared op: the file, or why there is none
         self.lines = [sweep.line_of(each) for each in self.times]
         self.table = sweep.table_of(self.lines) if table is None else table
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table as JSON, for load_tuned() on another day, on a GPU of the same name."""
+        """Writes the table as JSON, for load_tuned() in later processes with the same GPU."""
         store.write(self.table, Path(path))
 
     def __str__(self) -> str:
@@ -78,36 +78,36 @@ def tune(
     """Measures which kernel is quickest on the current GPU, for the calls of a declared op or for
     each matrix product of `work`, and makes this process use it from now on.
 
-    ``tune(op, inputs)``: every kernel of the op that fits those arguments is run on them, beside
-    the others: specialisations, Triton's configurations, kernels of a library (`choices`). The
-    quickest is taken from now on by calls with the same dtypes, sizes, integers and strings, and
-    is kept on disk (docs/tuning.md) for later processes with that GPU, driver and package, C++
-    programs too. Other calls take what they took. The arguments are not changed.
+    ``tune(op, inputs)`` runs every kernel of the op that fits the arguments: specialisations,
+    Triton's configurations, kernels of a library (`choices`). Calls with the same dtypes, sizes,
+    integers and strings then use the quickest one. It is also stored on disk (docs/tuning.md) for
+    later processes with that GPU, driver and package, C++ programs too. Other calls are not
+    affected. The arguments are not changed.
 
-    ``tune(work)``: the products of a callable, or of shapes; ``save`` keeps these.
+    ``tune(work)`` tunes the products of a callable, or of shapes; ``save`` stores these.
 
     Args:
         work: a declared op (what define_op and load_package return, or ``torch.ops.ns.name``); or a
             callable without arguments, run once, all whose matrix products by this library
             are tuned: ``lambda: model(x)``, under ``torch_cubin.drop_in()`` or not; or shapes
             ``(m, n, k)`` of ``a @ b`` with a ``[m, k]`` and b ``[k, n]``.
-        inputs: of an op: the arguments of a call as a tuple, or as a dict by name, or a list of
-            such calls. They should be such as the op gets: what they hold may decide the speed.
-        dtype: of shapes; float32 is tuned as ``torch.backends.cuda.matmul.allow_tf32`` stands.
-        layout: of shapes; "nt": b is a transposed ``[n, k]``, as a linear layer's weight is; "nn",
-            "tn", "tt": "t" as first letter for a transposed a, "n" as second for a plain b.
-        seconds: no product or call is begun after so long.
-        any_condition: of an op: also takes kernels whose `when` holds, but is another one than
-            that of the kernel which the call takes by itself. Only for ops each of whose kernels is
-            right wherever its own `when` holds, whatever stands before it.
+        inputs: for an op: the arguments of a call as a tuple, or as a dict by name, or a list of
+            such calls. They should be realistic: the speed may depend on their values.
+        dtype: for shapes; float32 follows ``torch.backends.cuda.matmul.allow_tf32``.
+        layout: for shapes; "nt": b is a transposed ``[n, k]``, as a linear layer's weight; "nn",
+            "tn", "tt": first letter "t" for a transposed a, second letter "n" for a plain b.
+        seconds: no measurement starts after this time.
+        any_condition: for an op: also consider kernels whose `when` holds but differs from that of
+            the kernel which the call would launch. Only for ops each of whose kernels is correct
+            whenever its own `when` holds, whatever the kernels before it.
 
     Returns:
-        What was measured; ``print`` it, ``save`` it for load_tuned().
+        The measurements; ``print`` them, ``save`` them for load_tuned().
 
     Raises:
-        torch_cubin.Error: [no_device] without a CUDA device; [input] for shapes or a layout that
-            are none, where `work` runs no product of this library, for inputs that the op does
-            not take or that are not on GPUs of one name, and for an op with a single kernel.
+        torch_cubin.Error: [no_device] without a CUDA device; [input] for invalid shapes or layouts,
+            if `work` runs no product of this library, for inputs that the op does not accept or
+            that are on GPUs of different names, and for an op with a single kernel.
     """
     op = op_calls.op_of(work)
     is_op = type(work).__name__ in ("OpOverloadPacket", "OpOverload")
@@ -161,8 +161,8 @@ def _tune_op(op: Op, inputs: Any, any_condition: bool, seconds: float) -> Tuning
 
 
 def _use(op: Op, times: Sequence[op_calls.CallTimes]) -> tuple[dict[str, Any], str]:
-    """Uses what was measured from now on, and keeps it on disk: the table, and where it is."""
-    # All were measured on GPUs of one name, to which a table belongs.
+    """Activates the measured choices and stores them on disk; returns the table and its place."""
+    # All were measured on GPUs of one name, as a table requires.
     device = times[0].device if times else torch.cuda.current_device()
     table = op_calls.table_of(op, device, times)
     if not table["ops"][0]["calls"]:
@@ -191,12 +191,13 @@ def _check_one_gpu(op: Op, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]
 
 @errors.named_keywords
 def load_tuned(path: str | os.PathLike[str]) -> int:
-    """Makes this process use a table that Tuning.save() wrote; the number of its products or calls.
+    """Activates a table that Tuning.save() wrote; returns the number of its products or calls.
 
     Raises:
-        torch_cubin.Error: [file] where there is none; [input] where it is no such table, or was
-            measured on a GPU that this process does not have, or, of a declared op, with another
-            driver or other kernels, or where that op is not declared: it is never used then.
+        torch_cubin.Error: [file] for a missing file; [input] if it is not such a table, was
+        measured
+            on a GPU that this process does not have, or, for a declared op, with another driver or
+            other kernels, or if that op is not declared. Then the table is not used.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise errors.fault(

@@ -1,1 +1,1 @@
-"""Producers: what compilers give, as ops. One module a compiler; docs/producers.md shows each."""
+"""Producers: compilers' output as ops. One module a compiler; docs/producers.md describes each."""
