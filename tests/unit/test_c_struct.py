@@ -290,6 +290,20 @@ def test_what_has_no_number_is_given_as_bytes() -> None:
             params(**wrong)
 
 
+def test_numbers_that_json_does_not_hold() -> None:
+    text = "struct P { float low = -__builtin_inff(); double n; unsigned long u = ~0ul;"
+    text += " int a$b = 3; };"
+    params = torch_cubin.c_struct(text, "P")
+    low = ["bytes", "000080ff"]
+    assert entries(params()) == {0: low, 16: ["bytes", "ff" * 8], 24: ["int32", 3]}
+    found = entries(params(low=float("inf"), n=float("nan"), u=0))
+    assert (found[0], found[8][0]) == (["bytes", "0000807f"], "bytes")
+    with pytest.raises(errors.InputError, match="64-bit"):
+        torch_cubin.c_struct("struct P { void* p; };", "P", options=["-m32"])
+    with pytest.raises(errors.InputError, match="no text"):
+        torch_cubin.c_struct("struct P { int a; }; // \ud800", "P")
+
+
 def test_an_initialiser_that_is_no_constant() -> None:
     """What nobody gives would be zero in place of it."""
     text = (

@@ -19,7 +19,8 @@ from torch_cubin._declared.expressions import (
     TracedView,
     tree_of,
 )
-from torch_cubin._kernels.scalars import Scalar, TracedScalar, uint64
+from torch_cubin._kernels import scalars
+from torch_cubin._kernels.scalars import Scalar, TracedScalar
 from torch_cubin._kernels.struct_bytes import Raw, Struct, is_raw
 from torch_cubin._kernels.tensor_map import TensorMap, TracedTensorMap
 
@@ -289,8 +290,10 @@ def _member(kind: Any, value: Any, label: str) -> Any:
         if "float" in kind:
             numbers = (int, float)
         found = value.type if isinstance(value, Traced) else type(value)
+        if found is float and not isinstance(value, Traced) and not math.isfinite(value):
+            return entry(getattr(scalars, kind)(value), label)  # JSON has no infinities
         if found is int and kind == "uint64" and not isinstance(value, Traced):
-            return entry(uint64(value), label)  # an expression has no integer beyond int64
+            return entry(scalars.uint64(value), label)  # an expression has no integer beyond int64
         if found in numbers:
             return [kind, tree_of(value)]
     expected = kind if isinstance(kind, str) else f"torch_cubin.struct({kind}, ...)"
