@@ -9,7 +9,6 @@
 
 #include "c_answer.h"
 #include "cubin/error.h"
-#include "cubin/inspect.h"
 #include "ops/common/backend.h"
 #include "ops/common/batch_invariant.h"
 #include "package/catalog.h"
@@ -42,14 +41,6 @@ json device_json(int index) {
 }  // namespace torch_cubin
 
 using namespace torch_cubin;
-
-// The contents of a file: {"file": {...}} (cubin/inspect.h). Never touches the driver.
-TORCH_CUBIN_API char* torch_cubin_inspect(const uint8_t* data, size_t size, const char* origin) {
-  return answer([&] {
-    if (size > 0) given(data, "file");
-    return "{\"file\": " + inspect_to_json(data, size, origin != nullptr ? origin : "bytes") + "}";
-  });
-}
 
 // The catalog's manifest with "path", "archs", "loaded" and "refused" added. Never touches the
 // driver.

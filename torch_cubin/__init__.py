@@ -11,17 +11,20 @@ from torch_cubin._native import process as _process
 
 _process.require_main_interpreter()  # before anything imports torch
 
-from torch_cubin._native import library as _library  # noqa: E402
+# Without PyTorch there is what C++ programs need of a build, and inspect().
+if not _process.without_torch():
+    from torch_cubin._native import library as _library
 
-_library.load()  # first: the other modules refer to the ops that the library defines
+    _library.load()  # first: the other modules refer to the ops that the library defines
 
-from torch_cubin import huggingface  # noqa: E402
-from torch_cubin._drop_in import flash_implementation as _flash_implementation  # noqa: E402
-from torch_cubin._drop_in.report import Report  # noqa: E402
-from torch_cubin._ops import register as _register  # noqa: E402
-from torch_cubin._ops.batch_invariant import batch_invariant  # noqa: E402
-from torch_cubin.drop_in import drop_in, report  # noqa: E402
-from torch_cubin.errors import Error  # noqa: E402
+    from torch_cubin import huggingface
+    from torch_cubin._drop_in import flash_implementation as _flash_implementation
+    from torch_cubin._drop_in.report import Report
+    from torch_cubin._ops import register as _register
+    from torch_cubin._ops.batch_invariant import batch_invariant
+    from torch_cubin.drop_in import drop_in, report
+
+from torch_cubin.errors import Error
 
 # What serves kernels of one's own is imported at its first use: it would double the import's time.
 _LATER = {
@@ -107,28 +110,38 @@ if _typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        if name in ("cpp", "embed", "ops"):
-            return _import_module(f"torch_cubin.{name}")
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module 'torch_cubin' has no attribute '{name}'")
-        value = getattr(_import_module(f"torch_cubin.{_MODULE_OF[name]}"), name)
-        globals()[name] = value
-        return value
+        try:
+            if name in ("cpp", "embed", "ops"):
+                return _import_module(f"torch_cubin.{name}")
+            if name in _MODULE_OF:
+                value = getattr(_import_module(f"torch_cubin.{_MODULE_OF[name]}"), name)
+                globals()[name] = value
+                return value
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+        if name in __all__ and _process.without_torch():
+            raise ImportError(
+                f"torch_cubin [file]: torch_cubin.{name} needs PyTorch: expected the package "
+                "torch. Install it (torch 2.11 or newer)."
+            )
+        raise AttributeError(f"module 'torch_cubin' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_register.register()
-_flash_implementation.register()
-try:
-    _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded with itself
-except Error:
-    if not _process.is_command_line():
-        raise
-if _library.defined_ops():
-    _import_module("torch_cubin._declared.op").adopt_all()
+if not _process.without_torch():
+    _register.register()
+    _flash_implementation.register()
+    try:
+        _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which came with the library
+    except Error:
+        if not _process.is_command_line():
+            raise
+    if _library.defined_ops():
+        _import_module("torch_cubin._declared.op").adopt_all()
 
 __version__ = "0.1.0"
 __all__ = [

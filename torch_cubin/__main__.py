@@ -7,12 +7,11 @@ import argparse
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import torch_cubin
-from torch_cubin._native import library
+from torch_cubin._native import library, process
 
 # There in a checkout only, not in a wheel.
 BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "bench_matmul.py"
@@ -31,13 +30,23 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        if options.run is not _doctor:  # which reports it among other things
+        # doctor reports it among other things.
+        if options.run is not _doctor and not process.without_torch():
             library.packages_error()
         status = options.run(options)
         sys.stdout.flush()  # here, where a closed pipe is understood
         return status
     except torch_cubin.Error as error:
         print(error, file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name != "torch" or not process.without_torch():
+            raise
+        print(
+            "torch_cubin [file]: this command needs PyTorch: expected the package torch. Install "
+            "it (torch 2.11 or newer).",
+            file=sys.stderr,
+        )
         return 1
     except BrokenPipeError:  # `inspect LIBRARY | head`: whoever read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -152,6 +161,8 @@ def _cmake_dir(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
+    import subprocess
+
     return subprocess.run([sys.executable, str(BENCHMARK), *options.rest], check=False).returncode
 
 

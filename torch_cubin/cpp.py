@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
@@ -45,7 +46,7 @@ from torch_cubin import errors
 from torch_cubin._compile import cache
 
 FilePath = str | os.PathLike[str]
-Image = FilePath | bytes | bytearray | memoryview
+Image = Any  # FilePath | bytes | bytearray | memoryview | Module
 _ROOT = Path(__file__).resolve().parent
 # The oldest PyTorch that the headers are written for; setup.py's TORCH_MIN.
 _TORCH_TARGET = "0x020b000000000000"
@@ -112,8 +113,8 @@ def _extension_class() -> type:
             Extension("mine._ops", ["ops.cpp"], embed={"my_cubin": ["x.sm_80.cubin", "x.cubin"]})
 
         Load it with torch.ops.load_library. `embed` gives each name of TORCH_CUBIN_EMBED its files,
-        one an architecture; without `torch` the sources use cubin.h alone. Raises as
-        embed.write_unit.
+        one an architecture, or a torch_cubin.Module; without `torch` the sources use cubin.h alone.
+        Raises as embed.write_unit.
         """
 
         def __init__(
@@ -121,17 +122,17 @@ def _extension_class() -> type:
             name: str,
             sources: Iterable[FilePath],
             *,
-            embed: Mapping[str, FilePath | Iterable[FilePath]] | None = None,
+            embed: Mapping[str, _embed.Files] | None = None,
             torch: bool = True,
             **keywords: Any,
         ) -> None:
             units, depends = [], list(keywords.pop("depends", ()))
             for symbol, files in (embed or {}).items():
-                listed = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+                listed = _embed.listed(files)
                 unit = Path("build", "torch_cubin", f"{name}.{symbol}.cpp")
                 _embed.write_unit(unit, listed, name=symbol)
                 units.append(str(unit))
-                depends += map(os.fspath, listed)
+                depends += [os.fspath(file) for file in listed if not _embed.is_module(file)]
             compile_arguments = [*compile_flags(torch), "-fvisibility=hidden"]
             compile_arguments += keywords.pop("extra_compile_args", [])
             link_arguments = [*link_flags(torch), *keywords.pop("extra_link_args", [])]
@@ -178,18 +179,21 @@ def load_inline(
 ) -> types.SimpleNamespace:
     """Compiles C++ that includes torch_cubin/torch.h and returns its functions as ops of PyTorch.
 
-    embed: for each name of TORCH_CUBIN_EMBED its images, as paths or bytes, one an architecture.
-    functions: names of functions in `source`, whose schemas follow from their C++ types (Tensor,
-        int64_t, double, bool, std::string, torch.dtype as ScalarType, std::optional, std::vector,
-        std::tuple of these); or whole schemas ("scale_(Tensor(a!) x, float by) -> ()"), for names
-        and defaults of arguments and for what a function changes. They are registered for CUDA.
+    embed: for each name of TORCH_CUBIN_EMBED its images, as paths or bytes, one an architecture, or
+        a torch_cubin.Module, of compile() say.
+    functions: names of functions in `source`, whose schemas follow from their C++ types: Tensor,
+        int64_t (not int), double (not float), bool, std::string, torch.dtype as ScalarType,
+        torch::stable::Device, std::optional, std::vector and std::tuple of these, void. Or whole
+        schemas ("scale_(Tensor(a!) x, float by) -> ()", whose float is C++'s double), for names and
+        defaults of arguments and for what a function changes. They are registered for CUDA.
 
     What was compiled is kept (cache_path()), named by the hash of what went into it: sources,
     images, flags, the compiler, the versions of PyTorch and of torch_cubin; for this process alone
     where the source includes "a header" of your own. Ops live in
     torch.ops.NAME_HASH; derivatives and fakes are added with torch.library, by the op's name, which
-    is `ops.NAME._qualified_op_name`. Raises InputError [input] for bad arguments and for source
-    that does not compile, with the compiler's text; FileError [file] without a compiler.
+    is `ops.NAME._qualified_op_name`. Raises InputError [input] for bad arguments, for a function of
+    other types, or of others than its schema has, and for source that does not compile, with the
+    compiler's text; FileError [file] without a compiler.
     """
     import torch
 
@@ -241,6 +245,7 @@ def load_inline(
     with contextlib.suppress(OSError):
         os.utime(library)  # the time of its last use, by which the cache evicts
     cache.evict()
+    _check_schemas(library, declared)
     made = {function: getattr(getattr(torch.ops, namespace), function) for function, _ in declared}
     return types.SimpleNamespace(**made)
 
@@ -258,11 +263,40 @@ def _declared(function: str) -> tuple[str, str]:
     return match[1], match[0].strip() if match[2] else ""
 
 
+# A function in what is compiled: the schemas as its C++ types give them, a line each.
+_SCHEMAS = "torch_cubin_schemas"
+
+
+def _check_schemas(library: Path, declared: list[tuple[str, str]]) -> None:
+    """Compares the schemas that were given with the functions' C++ types.
+
+    NOTE: PyTorch does not: an int64_t would read the bits of a float's double.
+    """
+    given = [schema for _, schema in declared if schema]
+    if not given:
+        return
+    from torch_cubin._pytorch import operators
+
+    function = getattr(ctypes.CDLL(str(library)), _SCHEMAS)
+    function.restype = ctypes.c_char_p
+    for schema, compiled in zip(given, function().decode().splitlines(), strict=True):
+        wanted, found = map(operators.types_of_schema, (schema, compiled))
+        if wanted != found:
+            raise errors.fault(
+                "input", f"the schema '{schema}'", "is not that of the C++ function",
+                expected=compiled, got=schema,
+                advice="A schema's int is C++'s int64_t, its float is double.",
+            )  # fmt: skip
+
+
 def _images(symbol: str, given: Image | Iterable[Image]) -> list[bytes]:
     if isinstance(given, (str, os.PathLike, bytes, bytearray, memoryview)):
         given = [given]
     contents = []
-    for image in given:
+    for image in [given] if _embed.is_module(given) else given:
+        if _embed.is_module(image):
+            contents += image._image_files("").values()
+            continue
         if isinstance(image, (bytes, bytearray, memoryview)):
             contents.append(bytes(image))
             continue
@@ -309,6 +343,42 @@ def _compiler() -> list[str]:
     return chosen
 
 
+def _registration(namespace: str, declared: list[tuple[str, str]]) -> str:
+    """The C++ behind the source, which makes ops of its functions."""
+    # Of each function, on a line that says which it is where its types are refused.
+    of_types = {
+        name: f'\n#line 1 "function {name}"\n::torch_cubin::detail::schema_of("{name}", &{name})\n'
+        for name, _ in declared
+    }
+    names = "".join(f' + {of_types[name]} + "\\n"' for name, schema in declared if schema)
+    defs = "".join(
+        f'  m.def("{schema}");\n' if schema else f"  m.def(({of_types[name]}).c_str());\n"
+        for name, schema in declared
+    )
+    impls = "".join(f'  m.impl("{name}", TORCH_BOX(&{name}));\n' for name, _ in declared)
+    return (
+        f'\nextern "C" __attribute__((visibility("default"))) const char* {_SCHEMAS}() {{\n'
+        f"  static const std::string names = std::string(){names};\n"
+        "  return names.c_str();\n}\n"
+        f"STABLE_TORCH_LIBRARY({namespace}, m) {{\n{defs}}}\n"
+        f"STABLE_TORCH_LIBRARY_IMPL({namespace}, CUDA, m) {{\n{impls}}}\n"
+    )
+
+
+def _wrong_type(namespace: str, text: str) -> errors.Error | None:
+    """Where the compiler met the static_assert of torch.h's SchemaType: that, without its page."""
+    allowed = re.search(r"torch_cubin: an op takes and returns (.*? of these)", text)
+    kind = re.search(r"SchemaType<([^'\n;]+?) ?>['; ]", text)
+    function = re.search(r"function (\w+):1\b", text)
+    if not (allowed and kind and function):
+        return None
+    return errors.fault(
+        "input", f"the function '{function[1]}' of '{namespace}'",
+        "takes or returns what no op does", expected=allowed[1], got=kind[1],
+        advice="PyTorch's integers are int64_t, its floating-point numbers double.",
+    )  # fmt: skip
+
+
 def _build(
     folder: Path,
     library: Path,
@@ -325,19 +395,9 @@ def _build(
     with cache.locked_folder(folder):
         if library.is_file():
             return
-        defs = "".join(
-            f'  m.def("{schema}");\n'
-            if schema
-            else f'  m.def(::torch_cubin::detail::schema_of("{name}", &{name}).c_str());\n'
-            for name, schema in declared
-        )
-        impls = "".join(f'  m.impl("{name}", TORCH_BOX(&{name}));\n' for name, _ in declared)
-        blocks = (
-            f"\nSTABLE_TORCH_LIBRARY({namespace}, m) {{\n{defs}}}\n"
-            f"STABLE_TORCH_LIBRARY_IMPL({namespace}, CUDA, m) {{\n{impls}}}\n"
-        )
         main = folder / "main.cpp"
-        main.write_text(f'#line 1 "{namespace}"\n{source}' + (blocks if declared else ""))
+        registered = _registration(namespace, declared) if declared else ""
+        main.write_text(f'#line 1 "{namespace}"\n{source}{registered}')
         units = [main]
         for symbol, contents in images.items():
             paths = []
@@ -351,11 +411,12 @@ def _build(
         command = [*compiler, *flags, *map(str, units), "-o", str(unfinished), *links]
         if verbose:
             print(shlex.join(command), file=sys.stderr, flush=True)
-        done = subprocess.run(command, capture_output=True, text=True)
+        environment = {**os.environ, "LC_ALL": "C"}  # _wrong_type() reads what the compiler says
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if verbose and done.stderr:
             print(done.stderr, file=sys.stderr)
         if done.returncode != 0:
-            raise errors.fault(
+            raise _wrong_type(namespace, done.stderr) or errors.fault(
                 "input",
                 f"the source of '{namespace}'",
                 "does not compile",

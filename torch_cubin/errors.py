@@ -20,7 +20,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-import torch
+from torch_cubin._native import process
+
+if process.without_torch():
+    _TORCH_OUT_OF_MEMORY: tuple[type, ...] = ()
+else:
+    import torch
+
+    _TORCH_OUT_OF_MEMORY = (torch.OutOfMemoryError,)
 
 
 class Error(RuntimeError):
@@ -89,7 +96,7 @@ class ForkError(Error, tag="fork"):
     """[fork] CUDA was used before fork(): use the 'spawn' start method."""
 
 
-class OutOfMemoryError(Error, torch.OutOfMemoryError, tag="oom"):
+class OutOfMemoryError(Error, *_TORCH_OUT_OF_MEMORY, tag="oom"):
     """[oom] Device memory ran out. A torch.OutOfMemoryError too, so that retry helpers know it."""
 
 

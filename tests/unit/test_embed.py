@@ -202,7 +202,7 @@ def test_one_path_is_one_file(tmp_path: Path) -> None:
 
 def test_as_a_program(tmp_path: Path) -> None:
     """As CMake runs it: no torch, and torch_cubin/inspect.py must not hide Python's inspect."""
-    command = [sys.executable, "-I", str(ROOT / "torch_cubin" / "embed.py"), "--output"]
+    command = [sys.executable, "-I", str(ROOT / "torch_cubin" / "cmake" / "embed.py"), "--output"]
     unit = tmp_path / "unit.c"
     done = subprocess.run([*command, unit, *CUBINS, "--symbol", "mine"], capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -185,7 +185,7 @@ def _images(files: Any) -> Iterator[tuple[bytes, str, dict[str, Any]]]:
                 )
         for one in sources:
             for _, (data, origin) in opened(one, "the buffer given"):
-                for content, name, facts in library.images(data, origin):
+                for content, name, facts in library.images([(data, origin)], origin):
                     if content not in known:
                         known.add(content)
                         yield content, name, facts

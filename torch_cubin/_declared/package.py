@@ -16,6 +16,7 @@ from torch_cubin._declared import op as _op
 from torch_cubin._declared import signing
 from torch_cubin._declared.op import Op
 from torch_cubin._declared.package_images import MANIFEST
+from torch_cubin._kernels.module import Module
 from torch_cubin._native import library
 
 FORMAT = "torch_cubin package"
@@ -24,14 +25,15 @@ FORMAT = "torch_cubin package"
 @errors.named_keywords
 def save_package(
     folder: str | os.PathLike[str],
-    ops: Sequence[Op | str],
+    ops: Sequence[Op | str | Module],
     *,
     overwrite: bool = False,
     key: Any = None,
 ) -> Path:
     """Writes ops with their kernels into a folder, for load_package and TORCH_CUBIN_PACKAGES.
 
-    `ops`: what define_op returned, or names. The folder is made if there is none. No file is
+    `ops`: what define_op returned, or names; and modules (compile(), load()), whose images go along
+    for C++'s Module::from_file(folder). The folder is made if there is none. No file is
     replaced but the manifest, last and at once: a reader sees the old package or the new one, and
     an image whose name another file has gets one by its sha256. What is Python stays out: `cpu=`
     and register_autograd; `backward="ns::op"` goes along, its op only if it is listed.
@@ -48,7 +50,7 @@ def save_package(
     path = Path(_path("save_package", folder))
     if not isinstance(ops, (Op, str, Iterable)):
         raise _refuse(path, "would hold what is no declared op", "an Op or its name", repr(ops))
-    listed = [ops] if isinstance(ops, (Op, str)) else list(ops)
+    listed = [ops] if isinstance(ops, (Op, str, Module)) else list(ops)
     if not listed:
         raise _refuse(path, "would have no op", "ops=[...]")
     signer = None if key is None else signing.private_key(key)
@@ -56,6 +58,10 @@ def save_package(
     contracts = []
     schemas = set()
     for one in listed:
+        if isinstance(one, Module):
+            for data in one._image_bytes():
+                images.place(data, f"an image of {one.origin}")
+            continue
         op = _op.find(one) if isinstance(one, str) else one
         if not isinstance(op, Op):
             raise _refuse(path, "would hold what is no declared op", "an Op or its name", repr(one))

@@ -280,6 +280,44 @@ class Module:
             return self._stays(tensors, "Delete them and unload again.")
         return self._stays("a CUDA graph that captured a kernel of it", "")
 
+    def image(self, arch: str | None = None) -> bytes:
+        """The bytes of its image: a cubin, or PTX where there is none. `arch` ("sm_90a") says
+        which, where it has several (`module.images` lists them).
+
+        What was loaded from a path is read again. Raises InputError [input] for an arch that none
+        of its images has, or two have, FileError [file] and HashError [hash] for a file that is
+        gone, or another one now.
+        """
+        if arch is not None and not isinstance(arch, str):
+            raise errors.wrong_type("Module.image argument 'arch'", "a str", arch)
+        asked = self.images if arch is None else [i for i in self.images if i.arch == arch]
+        cubins = [image for image in asked if image.kind != "ptx"]
+        found = [i for i, image in enumerate(self.images) if image in (cubins or asked)]
+        if len(found) != 1:
+            archs = ", ".join(dict.fromkeys(image.arch for image in self.images))
+            what = errors.counted(len(found), "image") + (f" for {arch}" if arch else "")
+            several = arch is not None and len(found) > 1
+            raise errors.fault(
+                "input", self.origin, f"has {what}",
+                expected="one" if several else f"arch= one of {archs}", got=repr(arch),
+                advice="Load each of its files as a module of its own." if several else "",
+            )  # fmt: skip
+        return self._image_bytes()[found[0]]
+
+    def _image_bytes(self) -> list[bytes]:
+        """Those of each of `images`."""
+        sources = [(data, origin) for data, origin in self._read_again()]
+        return [data for data, _, _ in library.images(sources, self.origin, self._jit)]
+
+    def _image_files(self, stem: str) -> dict[str, bytes]:
+        """Its images by names for files, for what embeds them."""
+        return {
+            f"{stem}.{number}.{image.arch}.{'ptx' if image.kind == 'ptx' else 'cubin'}": data
+            for number, (image, data) in enumerate(
+                zip(self.images, self._image_bytes(), strict=True)
+            )
+        }
+
     def _read_again(self) -> list[Loaded]:
         """The images' bytes, for define_op. Raises HashError [hash] where they are others now."""
         return read_again(self._sources)

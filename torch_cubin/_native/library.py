@@ -15,17 +15,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torch_cubin import errors
 from torch_cubin._native import process
 
 PATH = Path(__file__).resolve().parents[1] / "_C.so"
+# The part of it that needs no PyTorch, which C++ programs link.
+SMALL_PATH = PATH.with_name("lib") / "libtorch_cubin.so"
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
     """Registers the ops and returns the library; ImportError where it is missing or too old."""
+    import torch
+
     if not PATH.is_file():
         hidden = process.hidden_package(PATH)
         raise _import_error(
@@ -81,10 +83,10 @@ def _import_error(problem: str, **parts: str) -> ImportError:
 
 _HANDLE = _ADDRESS = ctypes.c_void_p
 _TEXT, _SIZE, _INT = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
+_ADDRESSES = ctypes.POINTER(_ADDRESS)
 _TEXTS, _SIZES = ctypes.POINTER(_TEXT), ctypes.POINTER(_SIZE)
 # The arguments of each C function (csrc/c_api*.cpp), whose names begin with "torch_cubin_".
 _FUNCTIONS: dict[str, list[Any]] = {
-    "inspect": [_TEXT, _SIZE, _TEXT],
     "catalog": [],
     "device": [_INT],
     "free": [_ADDRESS],
@@ -137,9 +139,42 @@ def _answer(address: int | None) -> dict[str, Any]:
     return answer
 
 
+@functools.cache
+def _reader() -> ctypes.CDLL:
+    """What reads files by the C ABI (torch_cubin/abi.h): the small library, where PyTorch is not."""
+    if not process.without_torch():
+        library = load()
+    else:
+        try:
+            library = ctypes.CDLL(str(SMALL_PATH))
+        except OSError as error:
+            raise errors.fault(
+                "file", f"library '{SMALL_PATH}'", f"cannot be loaded ({error})",
+                advice="Build it: `make build` in a checkout, or install the wheel.",
+            ) from error  # fmt: skip
+    library.torch_cubin_v1_inspect.argtypes = [_TEXT, ctypes.c_uint64, _TEXT, _ADDRESSES]
+    library.torch_cubin_v1_inspect.restype = _ADDRESS
+    library.torch_cubin_v1_text_free.argtypes = [_ADDRESS]
+    library.torch_cubin_v1_text_free.restype = None
+    library.torch_cubin_v1_error_part.argtypes = [_ADDRESS, ctypes.c_uint32]
+    library.torch_cubin_v1_error_part.restype = _TEXT
+    library.torch_cubin_v1_error_free.argtypes = [_ADDRESS]
+    library.torch_cubin_v1_error_free.restype = None
+    return library
+
+
 def inspect(data: bytes, origin: str) -> dict[str, Any]:
     """What a file's bytes hold (csrc/cubin/inspect.h). `origin` names it in errors."""
-    return _answer(load().torch_cubin_inspect(data, len(data), _text(origin)))["file"]
+    reader, text = _reader(), _ADDRESS()
+    error = reader.torch_cubin_v1_inspect(data, len(data), _text(origin), ctypes.byref(text))
+    if error:
+        tag, message = (reader.torch_cubin_v1_error_part(error, part) for part in (0, 1))
+        reader.torch_cubin_v1_error_free(error)
+        raise errors.make(tag.decode(), message.decode("utf-8", "replace"))
+    try:
+        return json.loads(ctypes.string_at(text.value).decode("utf-8", "replace"))
+    finally:
+        reader.torch_cubin_v1_text_free(text)
 
 
 def pytorch_symbols() -> list[dict[str, Any]]:
@@ -177,9 +212,11 @@ def open_module(sources: Sequence[tuple[bytes, str]], origin: str, jit: bool) ->
     return _answer(load().torch_cubin_module_open(*_sources(sources), _text(origin), bool(jit)))
 
 
-def images(data: bytes, origin: str) -> list[tuple[bytes, str, dict[str, Any]]]:
-    """Every cubin that a file's bytes hold: its bytes, name for errors, and facts."""
-    answer = open_module([(data, origin)], origin, False)
+def images(
+    sources: list[tuple[bytes, str]], origin: str, jit: bool = False
+) -> list[tuple[bytes, str, dict[str, Any]]]:
+    """Every image that open_module() finds in these: its bytes, name for errors, and facts."""
+    answer = open_module(sources, origin, jit)
     try:
         return [
             (ctypes.string_at(place["address"], place["bytes"]), place["origin"], facts)

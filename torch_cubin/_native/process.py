@@ -1,10 +1,13 @@
-"""What a process must be for the import: its main interpreter, with one copy of the library.
+"""What a process must be for the import: its main interpreter, with one copy of the library; and
+whether it has PyTorch.
 
-Imports no torch: in a subinterpreter that would fail half-way, and end the process with a crash.
+Its top imports no torch: in a subinterpreter that would fail half-way, and end the process with a
+crash.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -60,8 +63,43 @@ def hidden_package(path: Path) -> str:
 
 def is_command_line() -> bool:
     """Whether this import is the first step of `python -m torch_cubin`."""
+    return _command() is not None
+
+
+def _command() -> list[str] | None:
+    """The arguments of `python -m torch_cubin`, where this import is its first step."""
     following = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
-    return getattr(sys, "argv", [])[:1] == ["-m"] and following[:1] == ["torch_cubin"]
+    if getattr(sys, "argv", [])[:1] == ["-m"] and following[:1] == ["torch_cubin"]:
+        return following[1:]
+    return None
 
 
-__all__ = ["hidden_package", "is_command_line", "other_library", "require_main_interpreter"]
+# Commands and options that PyTorch would only make wait: its import takes seconds.
+_COMMANDS_WITHOUT_TORCH = ("inspect", "cmake-dir", "--version", "--help", "-h")
+
+
+@functools.cache
+def without_torch() -> bool:
+    """Whether this process does without PyTorch: it is not installed, or the command needs none.
+
+    Asked first while torch_cubin is being imported, and the same from then on.
+    """
+    command = _command()
+    if command is not None and (not command or command[0] in _COMMANDS_WITHOUT_TORCH):
+        return True
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # it is there, and lacks something itself
+            raise
+        return True
+    return False
+
+
+__all__ = [
+    "hidden_package",
+    "is_command_line",
+    "other_library",
+    "require_main_interpreter",
+    "without_torch",
+]

@@ -63,6 +63,16 @@ def parse_schema(schema: str) -> Any:
     return _parse_schema(schema)
 
 
+def types_of_schema(schema: str) -> tuple[list[str], list[str]]:
+    """Of the arguments and of the results, without names, defaults and what is changed."""
+    parsed = parse_schema(schema)
+    arguments, results = (
+        [str(each.type).replace("SymInt", "int") for each in listed]
+        for listed in (parsed.arguments, parsed.returns)
+    )
+    return arguments, results
+
+
 def refresh_packet(packet: Any) -> None:
     """Makes an overload visible in `torch.ops.ns.name` that was defined after its first lookup."""
     _refresh_packet(packet)

@@ -1,4 +1,4 @@
-# Cubins, or a whole package, inside a target of your own (torch_cubin/embed.py):
+# Cubins, or a whole package, inside a target of your own (embed.py, beside this file):
 #
 #   find_package(Python COMPONENTS Interpreter REQUIRED)
 #   execute_process(COMMAND ${Python_EXECUTABLE} -m torch_cubin cmake-dir
@@ -12,7 +12,7 @@
 # The target is a library or a program, in C or C++; what it is linked into is then what torch_cubin.load or
 # load_package is given. The files may be products of the build. Neither nvcc nor CUDA is needed.
 
-set(_torch_cubin_embed "${CMAKE_CURRENT_LIST_DIR}/../embed.py")
+set(_torch_cubin_embed "${CMAKE_CURRENT_LIST_DIR}/embed.py")
 
 function(torch_cubin_embed target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "PACKAGE;NAME" "FILES")

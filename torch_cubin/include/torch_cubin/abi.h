@@ -24,7 +24,7 @@ typedef struct torch_cubin_v1_module torch_cubin_v1_module;
 typedef struct torch_cubin_v1_kernel torch_cubin_v1_kernel;
 
 /* What was added to version 1 so far, as a number that grows: TORCH_CUBIN_V1_LEVEL of the library. */
-#define TORCH_CUBIN_V1_LEVEL 2u /* 2: torch_cubin_v1_set_release_cache */
+#define TORCH_CUBIN_V1_LEVEL 3u /* 2: torch_cubin_v1_set_release_cache; 3: torch_cubin_v1_inspect */
 TORCH_CUBIN_V1 uint32_t torch_cubin_v1_level(void);
 
 /* The file that holds the library, "" where it is linked into a program that has no name. */
@@ -50,6 +50,14 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_error_make(const char* tag, 
                                                                const char* problem,
                                                                const char* expected,
                                                                const char* got, const char* advice);
+
+/* --- files --- */
+
+/* What a file's bytes hold, as JSON (docs/inspect.md), which the caller frees with
+ * torch_cubin_v1_text_free. `origin` names the file in errors. Never touches the driver. */
+TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_inspect(const void* data, uint64_t size,
+                                                            const char* origin, char** out);
+TORCH_CUBIN_V1 void torch_cubin_v1_text_free(char* text);
 
 /* --- modules --- */
 

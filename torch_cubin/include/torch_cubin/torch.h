@@ -372,8 +372,14 @@ inline Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
 
 namespace detail {
 
+// What TORCH_BOX would take and fill with other bits: an int with half of one, a float with a double's.
 template <class T>
-struct SchemaType;
+struct SchemaType {
+  static_assert(sizeof(T) == 0,
+                "torch_cubin: an op takes and returns Tensor, int64_t, double, bool, std::string, "
+                "ScalarType, Device, and std::optional, std::vector and std::tuple of these");
+  static std::string name() { return {}; }
+};
 template <>
 struct SchemaType<Tensor> {
   static std::string name() { return "Tensor"; }
@@ -397,6 +403,10 @@ struct SchemaType<std::string> {
 template <>
 struct SchemaType<ScalarType> {
   static std::string name() { return "ScalarType"; }
+};
+template <>
+struct SchemaType<torch::stable::Device> {
+  static std::string name() { return "Device"; }
 };
 template <class T>
 struct SchemaType<std::optional<T>> {
