@@ -11,6 +11,7 @@
 #include "cubin/error.h"
 #include "ops/common/backend.h"
 #include "ops/common/batch_invariant.h"
+#include "ops/common/op_calls.h"
 #include "package/catalog.h"
 #include "runtime/device.h"
 #include "runtime/launch.h"
@@ -68,6 +69,11 @@ TORCH_CUBIN_API void torch_cubin_free(char* text) { std::free(text); }
 // Sets this thread's batch invariance (ops/common/batch_invariant.h) and returns the previous
 // value.
 TORCH_CUBIN_API int torch_cubin_set_batch_invariant(int on) { return set_batch_invariant(on != 0); }
+
+// {"calls": [...]}: how often each op ran (ops/common/op_calls.h) since `clear` was last set.
+TORCH_CUBIN_API char* torch_cubin_op_calls(int clear) {
+  return answer([&] { return json{{"calls", op_calls(clear != 0)}}; });
+}
 
 // The number of kernels that this process has launched.
 TORCH_CUBIN_API int64_t torch_cubin_launches() { return launch_count(); }

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "ops/common/dispatch.h"
+#include "ops/common/op_calls.h"
 
 // A public op that only forwards: with grad mode off to the raw op `_name`, else to
 // `_name_autograd`. The strings after the name are its leading tensor arguments, for errors.
@@ -15,8 +16,17 @@
     });                                                                       \
   })
 
+// name_cpu or name_cuda, whose calls that succeed are counted. The first argument is a tensor.
+#define TC_COUNTED(name, device)                                                         \
+  [](StableIValue* stack, uint64_t arguments, uint64_t results) {                        \
+    static OpCalls& calls = op_calls_of(#name, #device);                                 \
+    const int slot = OpCalls::slot(torch::stable::detail::to<AtenTensorHandle>(*stack)); \
+    TORCH_BOX (&name##_##device)(stack, arguments, results);                             \
+    calls.add(slot);                                                                     \
+  }
+
 // `_name` runs name_cpu or name_cuda; so does `_name_autograd`, which has a derivative besides.
-#define TC_RAW(name, device) m.impl("_" #name, TORCH_BOX(&name##_##device))
+#define TC_RAW(name, device) m.impl("_" #name, TC_COUNTED(name, device))
 #define TC_RAW_AND_AUTOGRAD(name, device) \
   TC_RAW(name, device);                   \
-  m.impl("_" #name "_autograd", TORCH_BOX(&name##_##device))
+  m.impl("_" #name "_autograd", TC_COUNTED(name, device))

@@ -24,7 +24,7 @@ if not _process.without_torch():
     from torch_cubin._ops.batch_invariant import batch_invariant
     from torch_cubin.drop_in import drop_in, report
 
-from torch_cubin.errors import Error
+from torch_cubin.errors import Error  # noqa: E402
 
 # What serves kernels of one's own is imported at its first use: it would double the import's time.
 _LATER = {

@@ -1,4 +1,4 @@
-"""A Module's bytes: image(), and modules in place of files where device code is embedded or saved."""
+"""A Module's bytes: image(), and modules in place of files that are embedded or saved."""
 
 from __future__ import annotations
 

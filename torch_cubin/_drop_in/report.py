@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_cubin import errors
+from torch_cubin._native import library
 from torch_cubin._pytorch.compiler import assume_constant_result
 
 # A program whose shapes never repeat must not grow its counts for ever.
@@ -21,8 +22,8 @@ class Served:
 
     ``device`` is "cuda" for what ran from cubins, "cpu" for what the ops' reference implementation
     computed. ``calls`` counts eager calls. ``traced`` counts the times torch.compile traced the
-    call into a graph: what a compiled graph then does is not seen here. ``shapes`` is the number of
-    different operand shapes among the eager calls (it stops at 10,000).
+    call into a graph, since the process began: what a graph then does is seen in :class:`Ran`.
+    ``shapes`` is the number of different operand shapes among the eager calls (it stops at 10,000).
     """
 
     function: str
@@ -44,36 +45,59 @@ class Declined:
 
 
 @dataclasses.dataclass(frozen=True)
+class Ran:
+    """One row of what ran, whoever called it: an op of torch.ops.cubin, and the dtype and device
+    of its first tensor. ``calls`` counts eager code, compiled graphs and backward(); of a CUDA
+    graph its capture, and no replay.
+    """
+
+    op: str
+    dtype: str
+    calls: int
+    device: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
-    """What :func:`torch_cubin.drop_in` served and what it did not; ``str()`` is a table of it."""
+    """What :func:`torch_cubin.drop_in` served and what it did not, and which of our ops ran in all;
+    ``str()`` is a table of it."""
 
     served: tuple[Served, ...]
     declined: tuple[Declined, ...]
+    ran: tuple[Ran, ...] = ()
 
     def __str__(self) -> str:
-        lines = []
         columns = ["function", "dtype", "device", "shapes", "calls", "traced"]
-        on_cpu = any(row.device == "cpu" for row in self.served)
+        ran_columns = ["op", "dtype", "device", "calls"]
+        on_cpu = any(row.device == "cpu" for row in self.served + self.ran)
         if not on_cpu:
             columns.remove("device")
+            ran_columns.remove("device")
+        sections = []
         if self.served:
             rows = [tuple(getattr(row, column) for column in columns) for row in self.served]
-            lines += table(("served by cubin ops", *columns[1:]), rows)
-        else:
-            lines.append("served by cubin ops: nothing")
-        lines.append("")
+            sections.append(table(("served by cubin ops", *columns[1:]), rows))
+        elif not self.ran:
+            sections.append(["served by cubin ops: nothing"])
         if self.declined:
             rows = [(r.function, r.reason, r.calls, r.traced) for r in self.declined]
-            lines += table(("left to PyTorch", "because", "calls", "traced"), rows)
+            sections.append(table(("left to PyTorch", "because", "calls", "traced"), rows))
         else:
-            lines.append("left to PyTorch: nothing")
+            sections.append(["left to PyTorch: nothing"])
+        if self.ran:
+            rows = [tuple(getattr(row, column) for column in ran_columns) for row in self.ran]
+            sections.append(table(("cubin ops that ran", *ran_columns[1:]), rows))
+        lines = sections[0] + [line for section in sections[1:] for line in ("", *section)]
         notes = []
         if on_cpu:
             notes.append("cpu: computed by the ops' reference implementation, not by a cubin.")
         if any(row.traced for row in self.served + self.declined):
             notes.append(
-                "traced: counted when torch.compile traced the call, not when its graph ran."
+                "traced: counted when torch.compile traced the call, in this process so far, not "
+                "when its graph ran."
             )
+        if self.ran:
+            notes.append("ran: in eager code, compiled graphs and backward().")
         return "\n".join([*lines, "", *notes] if notes else lines)
 
 
@@ -144,11 +168,20 @@ def count_traced_declined(name: str, reason: str) -> int:
     return 0
 
 
-def clear() -> None:
-    """Start the counts anew."""
+def clear(*, graphs: bool = False) -> None:
+    """Start the counts anew; what was traced stays, as its graphs do, unless `graphs`."""
     with _lock:
-        _served.clear()
-        _declined.clear()
+        _clear(graphs)
+        library.op_calls(clear=True)
+
+
+def _clear(graphs: bool = False) -> None:
+    for rows in (_served, _declined):
+        for key, row in list(rows.items()):
+            if graphs or not row.traced:
+                del rows[key]
+            else:
+                row.calls, row.shapes = 0, set()
 
 
 @errors.named_keywords
@@ -160,13 +193,15 @@ def report(*, reset: bool = False) -> Report:
 
     "Outermost" is over all threads: while any drop_in() is entered, the counts of all threads add
     up, and they stay readable afterwards. Under torch.compile a call is counted once, when it is
-    traced (``traced``), and not each time the compiled graph runs.
+    traced (``traced``), and not each time the compiled graph runs. Since a graph may be called
+    again in any later drop_in(), what was traced stays listed; ``ran`` tells how often our ops ran.
 
     Args:
         reset: start the counts anew after reading them.
 
     Returns:
-        A :class:`Report`: ``served`` and ``declined`` rows, most calls first; ``str()`` is a table.
+        A :class:`Report`: ``served``, ``declined`` and ``ran`` rows, most calls first; ``str()`` is
+        a table.
     """
     with _lock:
         served = [
@@ -177,14 +212,21 @@ def report(*, reset: bool = False) -> Report:
             Declined(name, reason, row.calls, row.traced)
             for (name, reason), row in _declined.items()
         ]
+        ran = [
+            Ran(f"cubin::{row['op']}", row["dtype"], row["calls"], row["device"])
+            for row in library.op_calls(clear=reset)
+        ]
         if reset:
-            _served.clear()
-            _declined.clear()
+            _clear()
 
     def most(row: Served | Declined) -> tuple[int, str]:
         return -(row.calls + row.traced), row.function
 
-    return Report(tuple(sorted(served, key=most)), tuple(sorted(declined, key=most)))
+    return Report(
+        tuple(sorted(served, key=most)),
+        tuple(sorted(declined, key=most)),
+        tuple(sorted(ran, key=lambda row: (-row.calls, row.op))),
+    )
 
 
 def _short(dtype: object) -> str:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from torch_cubin._drop_in import einsum
 from torch_cubin._drop_in.why_not import SHAPES, why_no_mask, why_not, why_not_with
-from torch_cubin._pytorch import modes
+from torch_cubin._pytorch import modes, products
 from torch_cubin._pytorch.compiler import assume_constant_result
 
 _cubin_matmul = torch.ops.cubin.matmul.default
@@ -326,11 +326,14 @@ _addbmm = _add_to(("batch1", "batch2"), (3, 3), sum_batches=True)
 
 _IN_PLACE = "in place"
 _NO_KERNEL = "no kernel for it in this version"
+_OPERATOR = "called as an operator"
 _FUSED = "PyTorch fuses the whole layer"
 
 # What a mode is given as the function -> how report() calls it, and its handler or why there is
 # none. Functions that are no matrix product are not here: they pass, and report() is silent.
 SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
+    **{function: (name, _NO_KERNEL) for function, name in products.functions().items()},
+    **{operator: (name, _OPERATOR) for operator, name in products.operators().items()},
     F.linear: ("torch.nn.functional.linear", _linear),
     torch.matmul: ("torch.matmul", _matmul),
     torch.linalg.matmul: ("torch.linalg.matmul", _matmul),
@@ -345,10 +348,6 @@ SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
         "torch.nn.functional.scaled_dot_product_attention",
         _attention,
     ),
-    F.bilinear: ("torch.nn.functional.bilinear", _NO_KERNEL),
-    torch.tensordot: ("torch.tensordot", _NO_KERNEL),
-    torch.chain_matmul: ("torch.chain_matmul", _NO_KERNEL),
-    torch.linalg.multi_dot: ("torch.linalg.multi_dot", _NO_KERNEL),
 }
 for _name, _handler in {
     "mm": _mm,

@@ -91,6 +91,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "device": [_INT],
     "free": [_ADDRESS],
     "launches": [],
+    "op_calls": [_INT],
     "keep_error": [_TEXT],
     "set_batch_invariant": [_INT],
     "pytorch_symbols": [],
@@ -141,7 +142,7 @@ def _answer(address: int | None) -> dict[str, Any]:
 
 @functools.cache
 def _reader() -> ctypes.CDLL:
-    """What reads files by the C ABI (torch_cubin/abi.h): the small library, where PyTorch is not."""
+    """What reads files by the C ABI (torch_cubin/abi.h): without PyTorch, the small library."""
     if not process.without_torch():
         library = load()
     else:
@@ -200,6 +201,11 @@ def catalog() -> dict[str, Any]:
 def device(index: int) -> dict[str, Any]:
     """What the driver says of a GPU, and the arch chosen for it. Initialises the driver."""
     return _answer(load().torch_cubin_device(index))
+
+
+def op_calls(*, clear: bool = False) -> list[dict[str, Any]]:
+    """Of each op that ran "op", "device", "dtype" and "calls" (csrc/ops/common/op_calls.h)."""
+    return _answer(load().torch_cubin_op_calls(clear))["calls"]
 
 
 def launches() -> int:

@@ -1,0 +1,80 @@
+"""PyTorch's products and attention that no op of ours takes over: what drop_in() reports as left.
+
+Private names among them are no feature that could be missing: what a PyTorch lacks it cannot run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+_OWNERS = (
+    ("torch", torch),
+    ("torch.nn.functional", F),
+    ("torch.linalg", torch.linalg),
+    ("torch.sparse", torch.sparse),
+    ("Tensor", torch.Tensor),
+)
+# By name in any of these. Those that are served stand in _drop_in/served.py, too, which goes first.
+_NAMES = (
+    # of groups, and with scales
+    *("grouped_mm", "scaled_mm", "scaled_grouped_mm", "linear_cross_entropy"),
+    *("_grouped_mm", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
+    *("_foreach_mm", "_addmm_activation"),
+    # of integers and packed weights
+    *("_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu"),
+    *("_weight_int4pack_mm_with_scales_and_zeros", "_dyn_quant_matmul_4bit"),
+    *("_mixed_dtypes_linear", "_wrapped_quantized_linear_prepacked"),
+    *("fbgemm_linear_fp16_weight", "fbgemm_linear_fp16_weight_fp32_activation"),
+    *("fbgemm_linear_int8_weight", "fbgemm_linear_int8_weight_fp32_activation"),
+    # of sparse matrices
+    *("_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "sparse_sampled_addmm"),
+    *("_sparse_semi_structured_mm", "_sparse_semi_structured_addmm", "_cslt_sparse_mm"),
+    *("_sparse_semi_structured_linear", "sampled_addmm", "smm", "sspaddmm", "hspmm", "saddmm"),
+    *("spmm", "dsmm", "hsmm"),
+    # of more than two, or with themselves
+    *("chain_matmul", "multi_dot", "tensordot", "bilinear", "_trilinear"),
+    *("matrix_power", "matrix_exp", "cov", "corrcoef", "cdist", "vecdot"),
+    *("linalg_multi_dot", "linalg_matrix_power", "linalg_matrix_exp", "linalg_vecdot"),
+    *("linalg_matmul", "_cdist_forward", "_euclidean_dist"),
+    # recurrent layers
+    *("lstm", "gru", "rnn_tanh", "rnn_relu", "_cudnn_rnn", "mkldnn_rnn_layer"),
+    *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+    *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"),
+    # attention
+    *("_scaled_dot_product_attention_math", "_scaled_dot_product_flash_attention"),
+    *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"),
+    *("_scaled_dot_product_cudnn_attention", "_triton_scaled_dot_attention"),
+    *("_scaled_dot_product_fused_attention_overrideable", "_triton_multi_head_attention"),
+    *("_flash_attention_forward", "_efficient_attention_forward", "_cudnn_attention_forward"),
+    *("_flash_attention_forward_no_dropout_inplace",),
+    *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
+    # served where they are called as functions
+    *("mm", "mv", "bmm", "dot", "vdot", "inner", "matmul", "linear", "einsum"),
+    *("addmm", "addmv", "addbmm", "baddbmm", "addmm_", "addmv_", "addbmm_", "baddbmm_"),
+    "scaled_dot_product_attention",
+)
+
+
+def functions() -> dict[Any, str]:
+    """What a torch-function mode is given for them, and how report() calls it."""
+    found: dict[Any, str] = {}
+    for name in _NAMES:
+        for label, owner in _OWNERS:
+            function = getattr(owner, name, None)
+            if function is not None:
+                found.setdefault(function, f"{label}.{name}")
+    return found
+
+
+def operators() -> dict[Any, str]:
+    """The same for direct calls of torch.ops.aten: the operators, and each of their overloads."""
+    found: dict[Any, str] = {}
+    for name in _NAMES:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            overloads = [getattr(packet, overload) for overload in packet.overloads()]
+            found.update(dict.fromkeys((packet, *overloads), f"torch.ops.aten.{name}"))
+    return found
