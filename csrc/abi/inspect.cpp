@@ -13,7 +13,7 @@ torch_cubin_v1_error* torch_cubin_v1_inspect(const void* data, uint64_t size, co
   return guarded([&] {
     *out = nullptr;
     if (data == nullptr && size > 0) {
-      fail({"internal", "the bytes of a file", "are missing", "an address", "null", ""});
+      fail({"input", "the C API", "was given a null file", "", "", ""});
     }
     const std::string text = inspect_to_json(static_cast<const uint8_t*>(data), size,
                                              origin != nullptr ? origin : "bytes");

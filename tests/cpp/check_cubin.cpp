@@ -158,6 +158,17 @@ void launches() {
   CHECK(module["fill"].name() == "_Z4fillIiEvPT_S0_");
   CHECK(module["fill<int>"].name() == module["void fill<int>(int*, int)"].name());
   CHECK(torch_cubin_v1_launches() == 7);
+  const float* first = a;
+  int n = 11;
+  void* addresses[] = {&first, &first, &first, &n};
+  add.launch_addresses(launch(grid(5), block(32)), addresses);
+  CHECK(has(last_launch(), "\"grid\": [5, 1, 1], \"block\": [32, 1, 1]"));
+  CHECK(has(last_launch(), "\"0b000000\"]"));
+  add.launch_addresses(launch(grid(6), block(32)), static_cast<void**>(addresses), 4);
+  CHECK(has(last_launch(), "\"grid\": [6, 1, 1]"));
+  REFUSED("params", "vec_add", add.launch_addresses(launch(grid(1), block(1)), addresses, 3));
+  CHECK(!add.try_launch_addresses(launch(grid(1), block(1)), addresses, 5));
+  CHECK(torch_cubin_v1_launches() == 9);
 
   const auto attributes = add.attributes();
   CHECK(attributes.max_threads == 1024 && attributes.max_dynamic_shared == 232448);

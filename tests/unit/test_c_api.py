@@ -10,7 +10,6 @@ import pytest
 from torch_cubin._native import library
 
 NULL = {
-    "inspect": (None, 5, None),
     "module_open": (None, None, None, 1, None, 0),
     "module_kernel": (None, b"x", 1),
     "module_global": (None, 0, b"x", 1),
@@ -47,3 +46,13 @@ def test_null_may_be_dropped_and_is_no_tensor() -> None:
     read = ctypes.CDLL(str(library.PATH)).torch_cubin_read_tensor
     device, address = ctypes.c_int32(), ctypes.c_uint64()
     assert read(None, ctypes.byref(device), ctypes.byref(address)) == 0
+
+
+def test_null_bytes_of_a_file_are_refused() -> None:
+    reader, text = library._reader(), ctypes.c_void_p()
+    error = reader.torch_cubin_v1_inspect(None, 5, None, ctypes.byref(text))
+    assert reader.torch_cubin_v1_error_part(error, 0) == b"input"
+    assert b"given a null " in reader.torch_cubin_v1_error_part(error, 1)
+    reader.torch_cubin_v1_error_free(error)
+    assert text.value is None
+    reader.torch_cubin_v1_text_free(text)

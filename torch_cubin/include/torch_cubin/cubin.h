@@ -341,6 +341,19 @@ torch_cubin_v1_error* launch(torch_cubin_v1_kernel* kernel, Launch& how, const T
       packed);
 }
 
+inline torch_cubin_v1_error* launch_addresses(torch_cubin_v1_kernel* kernel,
+                                              const torch_cubin_v1_facts& known, Launch& how,
+                                              void** addresses, uint64_t count) {
+  std::vector<torch_cubin_v1_argument> arguments(count);
+  for (uint64_t i = 0; i < count && i < known.param_count; ++i) {
+    arguments[i] = {known.params[i].size, known.params[i].kind, "an address"};
+  }
+  how.call().params = addresses;
+  how.call().arguments = arguments.data();
+  how.call().argument_count = count;
+  return torch_cubin_v1_launch(kernel, &how.call());
+}
+
 }  // namespace detail
 
 // --- kernels ---
@@ -383,6 +396,11 @@ class Kernel {
   template <class... T>
   Status try_launch(Grid grid, Block block, Stream stream, const T&... arguments) const {
     return try_launch(Launch(grid, block).on(stream), arguments...);
+  }
+  // Arguments as cuLaunchKernel takes them: the address of each. Their number is compared with the
+  // binary's; what lies there is believed, as no type says what it is.
+  Status try_launch_addresses(Launch how, void** addresses, uint64_t count) const {
+    return detail::status(detail::launch_addresses(handle_, facts(), how, addresses, count));
   }
   // Whether arguments of these types fit the binary's table.
   template <class... T>
@@ -429,6 +447,14 @@ class Kernel {
         "(the default stream); cast a void* to cudaStream_t. Tensors (torch.h) need none");
     Launch how(grid, block);
     detail::check(detail::launch(handle_, how, first, arguments...));
+  }
+  // An array that exists already: void* args[] = {&a, &b, &n}; add.launch_addresses(how, args);
+  template <size_t count>
+  void launch_addresses(Launch how, void* (&addresses)[count]) const {
+    launch_addresses(how, addresses, count);
+  }
+  void launch_addresses(Launch how, void** addresses, uint64_t count) const {
+    detail::check(detail::launch_addresses(handle_, facts(), how, addresses, count));
   }
   // Types that are checked once, here, and which arguments are then converted to:
   //   auto add = module["add"].as<void(const float*, const float*, float*, int)>();
