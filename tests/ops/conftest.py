@@ -11,6 +11,7 @@ from preloaded import PreloadedPython
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_cubin  # noqa: F401  (registers the ops)
+from torch_cubin._drop_in import report
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
@@ -23,6 +24,12 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def _repeatable() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _report_of_this_test() -> None:
+    """Without the graphs that other tests traced, which report() would list, too."""
+    report.clear(graphs=True)
 
 
 @pytest.fixture(autouse=True)

@@ -126,6 +126,7 @@ def test_reads_as_a_table() -> None:
 
 def test_the_report_separates_what_ran_on_the_cpu_and_stays_short_on_a_gpu() -> None:
     a = integers(4, 4)
+    torch._dynamo.reset()
     with torch_cubin.drop_in():
         a @ a
         torch.compile(torch.mm, backend="eager")(a, a)
@@ -136,7 +137,8 @@ def test_the_report_separates_what_ran_on_the_cpu_and_stays_short_on_a_gpu() -> 
     }
     assert "cpu: " in str(on_cpu)
     rows = [dataclasses.replace(row, device="cuda") for row in on_cpu.served]
-    on_gpu = str(dataclasses.replace(on_cpu, served=tuple(rows)))
+    ran = [dataclasses.replace(row, device="cuda") for row in on_cpu.ran]
+    on_gpu = str(dataclasses.replace(on_cpu, served=tuple(rows), ran=tuple(ran)))
     assert not re.search("cpu|cuda|device", on_gpu)
     mixed = dataclasses.replace(on_cpu, served=(*on_cpu.served, *rows))
     devices = [line.split()[-4] for line in str(mixed).splitlines()[2:6]]

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from torch_cubin._declared.package import write_file
+from torch_cubin._native.files import write_file
 
 MOST_BYTES = 512 << 20
 MOST_FILES = 4096

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch_cubin._declared.op import Op
 from torch_cubin._declared.package_images import MANIFEST
 from torch_cubin._kernels.module import Module
 from torch_cubin._native import library
+from torch_cubin._native.files import write_file
 
 FORMAT = "torch_cubin package"
 
@@ -228,33 +228,6 @@ def _write_image(folder: Path, name: str, data: bytes, digest: str) -> str:
     except FileExistsError:
         return _write_image(folder, name, data, digest)
     return name
-
-
-def write_file(path: Path, data: bytes, *, replace: bool = True) -> None:
-    """At once: a reader sees the old file or the new one. FileExistsError without `replace`."""
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-        if replace or not _linked(name, path):
-            os.replace(name, path)
-        else:
-            os.unlink(name)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _linked(name: Path, path: Path) -> bool:
-    """Gives the file a second name, which none may have yet; False where no file can have two."""
-    try:
-        os.link(name, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        return False
-    return True
 
 
 def _refuse(path: Path, problem: str, expected: str, got: str = "") -> errors.Error:

@@ -367,3 +367,5 @@ for _name in ("addmm_", "addmv_", "addbmm_", "baddbmm_"):
     SERVED[getattr(torch.Tensor, _name)] = (f"Tensor.{_name}", _IN_PLACE)
 for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     SERVED[getattr(torch, _name)] = (f"torch.{_name}", _FUSED)
+
+products.register()

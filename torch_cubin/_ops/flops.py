@@ -6,10 +6,7 @@ with derivatives carry the formula as well; each call is counted once.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
-import threading
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +16,7 @@ from torch import Tensor
 from torch_cubin._ops import raw_ops
 from torch_cubin._ops.attention_checks import Options
 from torch_cubin._ops.attention_e4m3 import options_of
+from torch_cubin._pytorch import imports
 from torch_cubin._pytorch.compiler import TRACING_TYPES
 
 _COUNTER = "torch.utils.flop_counter"
@@ -150,48 +148,7 @@ def _add_formulas(counter: ModuleType) -> None:
     )
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Adds the formulas when the counter is imported: its module loads Triton, 0.6 s, for nothing
-    in a process that counts no flops.
-
-    It stays: a search need not lead to an import, and a reload empties the counter's registry.
-    """
-
-    def __init__(self) -> None:
-        self._here = threading.local()  # another's finder may start the search anew, within ours
-
-    def find_spec(
-        self, fullname: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _COUNTER or getattr(self._here, "searching", False):
-            return None
-        self._here.searching = True
-        try:
-            spec = self._search(fullname, path, target)
-        finally:
-            self._here.searching = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _add_formulas(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-    def _search(
-        self, fullname: str, path: Any, target: Any
-    ) -> importlib.machinery.ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(fullname, path, target)
-                if spec is not None:
-                    return spec
-        return None
-
-
 def register() -> None:
-    if _COUNTER in sys.modules:
-        _add_formulas(sys.modules[_COUNTER])
-    sys.meta_path.insert(0, _AfterImport())
+    """When the counter is imported: its module loads Triton, 0.6 s, for nothing in a process that
+    counts no flops."""
+    imports.when_imported(_COUNTER, _add_formulas)

@@ -5,10 +5,13 @@ Private names among them are no feature that could be missing: what a PyTorch la
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from torch_cubin._pytorch.imports import when_imported
 
 _OWNERS = (
     ("torch", torch),
@@ -78,3 +81,16 @@ def operators() -> dict[Any, str]:
             overloads = [getattr(packet, overload) for overload in packet.overloads()]
             found.update(dict.fromkeys((packet, *overloads), f"torch.ops.aten.{name}"))
     return found
+
+
+def _show_to_modes(dynamo: ModuleType) -> None:
+    """torch.compile passes a mode the functions that PyTorch lists as overridable, and these, which
+    a mode of eager code is given: without this, compiled code leaves them unlisted."""
+    find = getattr(dynamo, "get_overridable_functions", None)
+    listed = find() if find is not None else None
+    if isinstance(listed, set):  # the one that is kept
+        listed.update(functions())
+
+
+def register() -> None:
+    when_imported("torch._dynamo.variables.torch", _show_to_modes)

@@ -1,0 +1,56 @@
+"""Modules of PyTorch that are large, and that most processes never import."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Runs `action` with the module, at once or when somebody imports it, and at each reload."""
+    if name in sys.modules:
+        action(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(name, action))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """It stays: a search need not lead to an import, and a reload begins anew."""
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self._name, self._action = name, action
+        self._here = threading.local()  # another's finder may start the search anew, within ours
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name or getattr(self._here, "searching", False):
+            return None
+        self._here.searching = True
+        try:
+            spec = self._search(fullname, path, target)
+        finally:
+            self._here.searching = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._action(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _search(
+        self, fullname: str, path: Any, target: Any
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    return spec
+        return None
