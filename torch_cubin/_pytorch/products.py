@@ -53,12 +53,13 @@ _NAMES = (
     *("_scaled_dot_product_fused_attention_overrideable", "_triton_multi_head_attention"),
     *("_flash_attention_forward", "_efficient_attention_forward", "_cudnn_attention_forward"),
     *("_flash_attention_forward_no_dropout_inplace",),
-    *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
     # served where they are called as functions
     *("mm", "mv", "bmm", "dot", "vdot", "inner", "matmul", "linear", "einsum"),
     *("addmm", "addmv", "addbmm", "baddbmm", "addmm_", "addmv_", "addbmm_", "baddbmm_"),
     "scaled_dot_product_attention",
 )
+# Whole layers: as functions they are listed by modes.fused_layers.
+_LAYERS = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
 
 
 def functions() -> dict[Any, str]:
@@ -75,7 +76,7 @@ def functions() -> dict[Any, str]:
 def operators() -> dict[Any, str]:
     """The same for direct calls of torch.ops.aten: the operators, and each of their overloads."""
     found: dict[Any, str] = {}
-    for name in _NAMES:
+    for name in (*_NAMES, *_LAYERS):
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
             overloads = [getattr(packet, overload) for overload in packet.overloads()]

@@ -156,7 +156,7 @@ def checked_paths(files: Iterable[FilePath]) -> list[Path]:
     if isinstance(files, (str, os.PathLike)):
         return [checked_path(files, "files")]
     if isinstance(files, (bytes, bytearray, memoryview)) or not isinstance(files, Iterable):
-        raise _wrong_type("files", "paths, or a Module of torch_cubin", files)
+        raise _wrong_type("files", "paths, or a Module", files)
     return [checked_path(file, f"files[{index}]") for index, file in enumerate(files)]
 
 
