@@ -46,7 +46,7 @@ from torch_cubin import errors
 from torch_cubin._compile import cache
 
 FilePath = str | os.PathLike[str]
-Image = Any  # FilePath | bytes | bytearray | memoryview | Module
+Images = Any  # a FilePath, bytes, bytearray, memoryview or Module, or an Iterable of these
 _ROOT = Path(__file__).resolve().parent
 # The oldest PyTorch that the headers are written for; setup.py's TORCH_MIN.
 _TORCH_TARGET = "0x020b000000000000"
@@ -171,7 +171,7 @@ def load_inline(
     name: str,
     source: str,
     *,
-    embed: Mapping[str, Image | Iterable[Image]] | None = None,
+    embed: Mapping[str, Images] | None = None,
     functions: Iterable[str] = (),
     extra_compile_args: Iterable[str] = (),
     extra_link_args: Iterable[str] = (),
@@ -289,7 +289,7 @@ def _check_schemas(library: Path, declared: list[tuple[str, str]]) -> None:
             )  # fmt: skip
 
 
-def _images(symbol: str, given: Image | Iterable[Image]) -> list[bytes]:
+def _images(symbol: str, given: Images) -> list[bytes]:
     if isinstance(given, (str, os.PathLike, bytes, bytearray, memoryview)):
         given = [given]
     contents = []

@@ -96,7 +96,7 @@ class ForkError(Error, tag="fork"):
     """[fork] CUDA was used before fork(): use the 'spawn' start method."""
 
 
-class OutOfMemoryError(Error, *_TORCH_OUT_OF_MEMORY, tag="oom"):
+class OutOfMemoryError(Error, *_TORCH_OUT_OF_MEMORY, tag="oom"):  # type: ignore[misc]
     """[oom] Device memory ran out. A torch.OutOfMemoryError too, so that retry helpers know it."""
 
 

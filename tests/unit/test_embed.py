@@ -177,7 +177,10 @@ def test_what_cannot_be_embedded(tmp_path: Path) -> None:
         ({"output": b"unit.c"}, "'output' has a wrong type: expected a path, got bytes"),
         ({"files": 5}, "'files' has a wrong type: expected paths, or a Module, got int"),
         ({"files": None}, "'files' has a wrong type: expected paths, or a Module, got NoneType"),
-        ({"files": b"vec_add.cubin"}, "'files' has a wrong type: expected paths, or a Module, got bytes"),
+        (
+            {"files": b"vec_add.cubin"},
+            "'files' has a wrong type: expected paths, or a Module, got bytes",
+        ),
         ({"files": [CUBINS[0], 7]}, r"'files\[1\]' has a wrong type: expected a path, got int"),
         ({"files": [], "package": 1}, "'package' has a wrong type: expected a path, got int"),
         ({"name": 1}, "'name' has a wrong type: expected a str, got int"),

@@ -5,6 +5,7 @@
 import dataclasses
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -176,7 +177,8 @@ def clear(*, graphs: bool = False) -> None:
 
 
 def _clear(graphs: bool = False) -> None:
-    for rows in (_served, _declined):
+    both: tuple[dict[Any, _Row], ...] = (_served, _declined)
+    for rows in both:
         for key, row in list(rows.items()):
             if graphs or not row.traced:
                 del rows[key]

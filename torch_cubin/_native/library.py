@@ -173,7 +173,7 @@ def inspect(data: bytes, origin: str) -> dict[str, Any]:
         reader.torch_cubin_v1_error_free(error)
         raise errors.make(tag.decode(), message.decode("utf-8", "replace"))
     try:
-        return json.loads(ctypes.string_at(text.value).decode("utf-8", "replace"))
+        return json.loads(ctypes.string_at(text).decode("utf-8", "replace"))
     finally:
         reader.torch_cubin_v1_text_free(text)
 
