@@ -177,6 +177,50 @@ def test_headers_of_the_users_own_are_compiled_by_each_process(monkeypatch):
     assert cpp.cache_path().is_absolute()
 
 
+@pytest.mark.parametrize(
+    ("function", "kind", "schema"),
+    [
+        ("Tensor f(Tensor x, int n) { return x; }", "int", ""),
+        ("void f(Tensor x, float n) {}", "float", "(Tensor x, float n=1) -> ()"),
+        ("unsigned f(const float* x) { return 1; }", "const float*", ""),
+        ("void f(std::optional<std::vector<size_t>> x) {}", "long unsigned int", ""),
+    ],
+)
+def test_a_type_that_no_op_takes_is_named(function, kind, schema):
+    source = f"#include <torch_cubin/torch.h>\nusing namespace torch_cubin;\n{function}"
+    with pytest.raises(errors.InputError) as raised:
+        cpp.load_inline("inline_types", source, functions=[f"f{schema}"])
+    text = str(raised.value)
+    assert f"got {kind}. PyTorch's integers are int64_t" in text
+    assert "function 'f' of 'inline_types_" in text
+    assert "expected Tensor, int64_t, double, bool, std::string, ScalarType, Device" in text
+    assert len(text.splitlines()) == 1
+
+
+def test_a_schema_of_other_types_than_the_functions_is_refused():
+    source = "#include <torch_cubin/torch.h>\nusing namespace torch_cubin;\n"
+    source += "Tensor f(Tensor x, int64_t n, std::optional<Tensor> y) { return x; }"
+    for schema, fits in (
+        ("f(Tensor(a!) x, int by=1, Tensor? y=None) -> Tensor(a!)", True),
+        ("f(Tensor x, float by, Tensor? y) -> Tensor", False),
+    ):
+        if fits:
+            cpp.load_inline("inline_schemas", source, functions=[schema])
+            continue
+        with pytest.raises(
+            errors.InputError, match="is not that of the C\\+\\+ function: expected f"
+        ):
+            cpp.load_inline("inline_schemas", source, functions=[schema])
+
+
+def test_modules_are_embedded(driver):
+    x = tensors.empty(3, 100)
+    module = torch_cubin.load(SEVERAL.read_bytes())
+    ops = cpp.load_inline("inline_test", SOURCE, embed={"several": module}, functions=FUNCTIONS)
+    ops.vec_add(x, None)
+    assert driver.launches()[0]["kernel"] == "vec_add"
+
+
 def test_bad_arguments_of_load_inline(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_CUBIN_CACHE", str(tmp_path))
     for name, given, error, text in (
