@@ -71,7 +71,7 @@ def write(
     Raises InputError [input] for a folder that holds such kernels already, unless `overwrite`;
     FileError [file] where it cannot be written.
     """
-    from torch_cubin._declared.package import write_file
+    from torch_cubin._native.files import write_file
 
     path = Path(os.fspath(folder))
     entries, files = [], {}

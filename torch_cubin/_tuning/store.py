@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._declared.package import write_file
+from torch_cubin._native.files import write_file
 
 # Below the limits of C++ (csrc/declared/tuning.cpp), which refuses a longer file.
 _MOST_CALLS, _MOST_BYTES = 1 << 15, 8 << 20
