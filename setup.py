@@ -388,8 +388,8 @@ def main() -> None:
         packages=setuptools.find_packages(include=["torch_cubin", "torch_cubin.*"]),
         package_data={
             "torch_cubin": [
-                *("py.typed", "*.pyi", "cmake/*.cmake", "cmake/*.py"),
-                *("include/torch_cubin/*.h", "lib/pkgconfig/*.pc"),
+                *("py.typed", "*.pyi"),
+                *("cmake/*.cmake", "cmake/*.py", "include/torch_cubin/*.h", "lib/pkgconfig/*.pc"),
             ]
         },
         install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],
