@@ -8,7 +8,11 @@ Importing this module does not import transformers; :func:`register` does.
 
 from __future__ import annotations
 
+import sys
+import types
 import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ from torch import Tensor
 
 from torch_cubin import errors
 from torch_cubin._drop_in import report
+from torch_cubin._pytorch.compiler import assume_constant_result
 
 NAME = "cubin"
 _REPORTED = "transformers attention"
@@ -45,7 +50,65 @@ def register() -> None:
         raise type(error)(str(fault), name=error.name) from error
 
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
+    AttentionMaskInterface.register(NAME, _mask_function(AttentionMaskInterface()["sdpa"]))
+
+
+@cache
+def _mask_function(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """transformers' function for the masks of "sdpa", for models that ask for the attention."""
+
+    def mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+        own = _own_attention(type(config))
+        if own:
+            raise errors.fault(
+                "input", 'attention "cubin"', f"is not asked by {own}, which computes it itself",
+                expected="a model whose layers ask transformers' AttentionInterface",
+                got=f"a model of {type(config).__name__}",
+                advice='Load it with attn_implementation="eager" and call it under '
+                "torch_cubin.drop_in().",
+            )  # fmt: skip
+        return make(*args, config=config, **kwargs)
+
+    return mask
+
+
+@assume_constant_result
+@cache
+def _own_attention(config_class: type) -> str:
+    """The attention layer of a model that never asks transformers' interface; "" for none.
+
+    Such a layer adds the mask that it gets to its scores, and "sdpa" makes none where is_causal
+    says the same: the model would not be causal. What tells the two apart is in the code of the
+    layers that stand beside a config, in the modules modeling_* of its package.
+    """
+    for cls in config_class.__mro__:
+        package = cls.__module__.rpartition(".")[0]
+        for name, module in list(sys.modules.items()):
+            parent, _, leaf = name.rpartition(".")
+            if parent == package and leaf.startswith("modeling_") and module is not None:
+                for layer in _attention_layers(module):
+                    names = _names_in(layer)
+                    if "softmax" in names and not names & {"ALL_ATTENTION_FUNCTIONS", "AttentionInterface"}:
+                        return layer.__name__
+    return ""
+
+
+def _attention_layers(module: types.ModuleType) -> Iterator[type]:
+    for value in list(vars(module).values()):
+        if isinstance(value, type) and issubclass(value, torch.nn.Module):
+            if value.__module__ == module.__name__ and "Attention" in value.__name__:
+                yield value
+
+
+def _names_in(layer: type) -> set[str]:
+    """Global names and attributes that the methods of a class use, its base classes' too."""
+    names: set[str] = set()
+    for cls in layer.__mro__[: layer.__mro__.index(torch.nn.Module)]:
+        for value in vars(cls).values():
+            function = getattr(value, "__wrapped__", value)
+            if isinstance(function, types.FunctionType):
+                names.update(function.__code__.co_names)
+    return names
 
 
 def attention(
