@@ -5,7 +5,8 @@
 Every model type that transformers knows is built from its config, made small, with random weights
 of one seed, and called once with each implementation on the CPU. The outputs must be equal and,
 where a model is causal under "eager", it must be causal under "cubin": another last token moves
-no earlier output. A type that cannot be built or called this way is listed with its reason.
+no earlier output. "as sdpa": transformers' own "sdpa" differs from "eager" in the same way. A type
+that cannot be built or called this way is listed with its reason.
 
 Each type runs in a fork of its own, two at a time: a model that exhausts memory or time ends alone.
 """
@@ -36,11 +37,13 @@ MOST_PARAMETERS = 60_000_000
 _SIZES = {
     64: "hidden_size d_model n_embd dim embed_dim embedding_size projection_dim d_embed emb_dim "
         "hidden_dim encoder_hidden_size decoder_hidden_size width text_embed_dim",
-    128: "intermediate_size ffn_dim n_inner d_ff encoder_ffn_dim decoder_ffn_dim d_inner ffn_hidden_size "
-         "moe_intermediate_size shared_expert_intermediate_size feed_forward_proj_dim inner_dim "
+    128: "intermediate_size ffn_dim n_inner d_ff encoder_ffn_dim decoder_ffn_dim d_inner "
+         "ffn_hidden_size moe_intermediate_size "
+         "shared_expert_intermediate_size feed_forward_proj_dim inner_dim "
          "encoder_intermediate_size decoder_intermediate_size",
-    4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
-       "attention_heads num_local_experts num_experts n_routed_experts moe_num_experts",
+    4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads "
+       "decoder_attention_heads attention_heads num_local_experts "
+       "num_experts n_routed_experts moe_num_experts",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers depth "
        "num_encoder_layers num_decoder_layers num_key_value_heads num_experts_per_tok moe_k "
        "encoder_num_hidden_layers decoder_num_hidden_layers moe_topk",
@@ -76,7 +79,7 @@ def small_config(cls: type, depth: int = 0) -> Any:
 
 
 def build(config: Any, implementation: str) -> Any:
-    """A model with random weights: of causal language where the type has one, else the plain one."""
+    """A model with random weights: of causal language where the type has one, else the base."""
     from transformers import AutoModel, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -178,7 +181,7 @@ def scan(model_type: str) -> dict[str, Any]:
         given = inputs_of(eager, eager.config)
         step = "call"
         expected = outputs_of(eager, given)
-    except Exception as error:  # noqa: BLE001  # whatever a config of a stranger raises is its reason
+    except Exception as error:  # whatever a config of a stranger raises is its reason
         return {"result": "not tried", "why": f"{step}: {_reason(error)}"}
     # A model's own randomness (noise in forward, uninitialised buffers) is not ours to judge.
     if difference(expected, outputs_of(eager, given)) > TOLERANCE:
@@ -195,13 +198,16 @@ def scan(model_type: str) -> dict[str, Any]:
         line["causal"] = causal
         right = line["difference"] <= TOLERANCE and not (causal and after > TOLERANCE)
         if not right:
-            return {"result": "wrong", **line, "moved": after}
+            sdpa = build(small_config(config_class), "sdpa")
+            sdpa.load_state_dict(eager.state_dict())
+            same = difference(outputs_of(sdpa, given), got) <= TOLERANCE
+            return {"result": "as sdpa" if same else "wrong", **line, "moved": after}
         return {"result": "served" if served else "computes attention itself", **line}
     except errors.Error as error:
         return {"result": "refused", "why": _reason(error)}
-    except ValueError as error:
+    except (ValueError, KeyError) as error:
         return {"result": "refused by transformers", "why": _reason(error)}
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return {"result": "error", "why": _reason(error)}
 
 

@@ -50,6 +50,7 @@ def register() -> None:
         raise type(error)(str(fault), name=error.name) from error
 
     AttentionInterface.register(NAME, attention)
+    AttentionInterface.register(f"paged|{NAME}", paged_attention)
     AttentionMaskInterface.register(NAME, _mask_function(AttentionMaskInterface()["sdpa"]))
 
 
@@ -73,8 +74,12 @@ def _mask_function(make: Callable[..., Tensor | None]) -> Callable[..., Tensor |
 
 
 @assume_constant_result
-@cache
 def _own_attention(config_class: type) -> str:
+    return _find_own_attention(config_class)
+
+
+@cache
+def _find_own_attention(config_class: type) -> str:
     """The attention layer of a model that never asks transformers' interface; "" for none.
 
     Such a layer adds the mask that it gets to its scores, and "sdpa" makes none where is_causal
@@ -88,16 +93,19 @@ def _own_attention(config_class: type) -> str:
             if parent == package and leaf.startswith("modeling_") and module is not None:
                 for layer in _attention_layers(module):
                     names = _names_in(layer)
-                    if "softmax" in names and not names & {"ALL_ATTENTION_FUNCTIONS", "AttentionInterface"}:
+                    if "softmax" in names and not names & {
+                        "ALL_ATTENTION_FUNCTIONS",
+                        "AttentionInterface",
+                    }:
                         return layer.__name__
     return ""
 
 
 def _attention_layers(module: types.ModuleType) -> Iterator[type]:
     for value in list(vars(module).values()):
-        if isinstance(value, type) and issubclass(value, torch.nn.Module):
-            if value.__module__ == module.__name__ and "Attention" in value.__name__:
-                yield value
+        is_layer = isinstance(value, type) and issubclass(value, torch.nn.Module)
+        if is_layer and value.__module__ == module.__name__ and "Attention" in value.__name__:
+            yield value
 
 
 def _names_in(layer: type) -> set[str]:
@@ -125,6 +133,11 @@ def attention(
     s_aux: Tensor | None = None,
     indices: Tensor | None = None,
     block_indices: Tensor | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls for a layer.
@@ -142,6 +155,11 @@ def attention(
         indices: (batch, rows, any number): the columns that each row sees, of those that the mask
             lets it see (DeepSeek V3.2).
         block_indices: the same by blocks (MiniMax M3), of an unknown size: refused.
+        sliding_window: columns that a row of packed sequences sees, itself included; a mask says so
+            for others.
+        cu_seq_lens_q, cu_seq_lens_k: where each sequence begins in rows and in columns, of a batch
+            of one that is several sequences one after another: they do not see each other.
+        max_length_q, max_length_k: the longest sequence's rows and columns.
 
     Returns:
         (batch, rows, heads, head_dim of value), contiguous, and None for the weights.
@@ -155,6 +173,23 @@ def attention(
             report.count_declined(f"{_REPORTED} weights", "output_attentions")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
+    if packed and attention_mask is None and position_bias is None and indices is None:
+        longest = _longest(max_length_q, cu_seq_lens_q), _longest(max_length_k, cu_seq_lens_k)
+        out = _packed(
+            *(query, key, value, (cu_seq_lens_q, cu_seq_lens_k), longest),
+            is_causal=is_causal,
+            sliding_window=sliding_window,
+            dropout=dropout,
+            scaling=scaling,
+            softcap=softcap,
+            s_aux=s_aux,
+        )
+        return out, None
+    if packed:
+        apart = _same_sequence(cu_seq_lens_q, cu_seq_lens_k, query.shape[2], key.shape[2])
+        attention_mask = _narrowed(attention_mask, apart, is_causal)
+        is_causal = False
     # NOTE: this order, because under torch.compile with dynamic sizes the first is symbolic.
     is_causal = query.shape[2] > 1 and attention_mask is None and is_causal
     if position_bias is not None:
@@ -171,7 +206,7 @@ def attention(
             advice='Give this model attn_implementation="sdpa".',
         )  # fmt: skip
     if indices is not None:
-        attention_mask = _selected(indices, attention_mask, is_causal, query, key)
+        attention_mask = _selected(indices, attention_mask, is_causal, key)
         is_causal = False
     options = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
     if softcap is None and s_aux is None:
@@ -186,27 +221,133 @@ def attention(
             softcap=softcap or 0.0,
             sinks=None if s_aux is None else s_aux.float(),
         )
-    if torch.compiler.is_compiling():
-        report.count_traced_served(_REPORTED, out.dtype, out.device.type)
-    else:
-        report.count_served(_REPORTED, (query, key), out)
+    _count(query, key, out)
     # A view already: the output lies in memory as query does, whose heads models put last.
     return out.transpose(1, 2).contiguous(), None
 
 
-def _selected(
-    indices: Tensor, mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
+def paged_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    cache: Any = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | dict[str, Tensor] | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | dict[str, int] | None = None,
+    block_table: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls for a layer in continuous batching, as "paged|cubin" (up to 5.22).
+
+    The rows of all requests lie one after another, (1, heads, rows, head_dim), and `cache` gives
+    the keys and values that each sees, old and new.
+    """
+    if cache is None or block_table is not None:
+        raise errors.fault(
+            "input", 'attention "paged|cubin"', "is called outside of continuous batching",
+            expected="transformers' paged cache, without block tables",
+            got="no cache" if cache is None else "block tables",
+            advice='Use attn_implementation="cubin" for other calls.',
+        )  # fmt: skip
+    window = getattr(module, "sliding_window", None) or None
+    kind = "sliding_attention" if window else "full_attention"
+    if isinstance(cu_seq_lens_k, dict):
+        cu_seq_lens_k, max_seqlen_k = cu_seq_lens_k[kind], max_seqlen_k[kind]
+    indices = {name: kwargs.pop(name) for name in ("read_index", "write_index")}
+    key, value = cache.update(
+        key_states=key, value_states=value, layer_idx=module.layer_idx, **indices
+    )
+    kwargs["sliding_window"] = window
+    return attention(
+        module,
+        query,
+        key.transpose(0, 1).unsqueeze(0),
+        value.transpose(0, 1).unsqueeze(0),
+        attention_mask,
+        cu_seq_lens_q=cu_seq_lens_q,
+        cu_seq_lens_k=cu_seq_lens_k,
+        max_length_q=max_seqlen_q,
+        max_length_k=max_seqlen_k,
+        **kwargs,
+    )
+
+
+def _count(query: Tensor, key: Tensor, out: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        report.count_traced_served(_REPORTED, out.dtype, out.device.type)
+    else:
+        report.count_served(_REPORTED, (query, key), out)
+
+
+def _longest(given: int | Tensor | None, offsets: Tensor) -> int:
+    return int(offsets.diff().max() if given is None else given)
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    dropout: float,
+    scaling: float | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
 ) -> Tensor:
+    """Sequences one after another in a batch of one; (1, rows, heads, head_dim of value)."""
+    if query.shape[0] != 1:
+        raise errors.fault(
+            "input", 'attention "cubin"', "is given cu_seq_lens_q for several rows of a batch",
+            expected="a batch of 1, which holds all sequences", got=f"a batch of {query.shape[0]}",
+            advice="Put the sequences one after another, or give an attention_mask instead.",
+        )  # fmt: skip
+    window = sliding_window - 1 if sliding_window and is_causal else -1
+    out = torch.ops.cubin.flash_attention(
+        *(x.squeeze(0).transpose(0, 1) for x in (query, key, value)),
+        is_causal=is_causal,
+        scale=scaling,
+        window_left=window,
+        softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.float(),
+        cu_seqlens_q=offsets[0].int(),
+        cu_seqlens_k=offsets[1].int(),
+        max_seqlen_q=longest[0],
+        max_seqlen_k=longest[1],
+        dropout_p=dropout,
+    )
+    _count(query, key, out)
+    return out.unsqueeze(0)
+
+
+def _same_sequence(rows: Tensor, columns: Tensor, count: int, key_count: int) -> Tensor:
+    """(rows, columns): True where both belong to one sequence."""
+    device = rows.device
+    of_row = torch.bucketize(torch.arange(count, device=device), rows[1:], right=True)
+    of_column = torch.bucketize(torch.arange(key_count, device=device), columns[1:], right=True)
+    return of_row[:, None] == of_column[None, :]
+
+
+def _narrowed(mask: Tensor | None, seen: Tensor, is_causal: bool) -> Tensor:
+    """The mask (None: that of is_causal) where `seen` is True, and nothing elsewhere."""
+    if mask is None:
+        return seen & ~seen.new_ones(seen.shape[-2:]).triu(1) if is_causal else seen
+    if mask.dtype == torch.bool:
+        return mask & seen
+    return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
+
+
+def _selected(indices: Tensor, mask: Tensor | None, is_causal: bool, key: Tensor) -> Tensor:
     """The mask without the columns that are not among `indices`.
 
     Models of sparse attention make it themselves for "eager" and "sdpa" alone, by these names, and
     hand the indices to every other implementation.
     """
-    rows, columns = query.shape[2], key.shape[2]
-    hidden = torch.ones(*indices.shape[:-1], columns, dtype=torch.bool, device=key.device)
+    hidden = torch.ones(*indices.shape[:-1], key.shape[2], dtype=torch.bool, device=key.device)
     hidden = hidden.scatter(-1, indices.long(), False).unsqueeze(1)
-    if mask is None:
-        return ~hidden & ~hidden.new_ones(rows, columns).triu(1) if is_causal else ~hidden
-    if mask.dtype == torch.bool:
-        return mask & ~hidden
-    return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+    return _narrowed(mask, ~hidden, is_causal)

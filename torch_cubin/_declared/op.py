@@ -23,6 +23,7 @@ from torch_cubin._declared.autograd import Formula
 from torch_cubin._declared.contract_call import Output, outputs_of, refuse_derivative
 from torch_cubin._declared.package_images import Image, of_package
 from torch_cubin._native import library as _library
+from torch_cubin._ops import mutated
 from torch_cubin._pytorch import operators, transforms
 
 
@@ -147,6 +148,8 @@ class Op:
         refuse_derivative(self._signature, values)
         devices = ("cuda", "meta") if self._cpu is None else ("cuda", "cpu", "meta")
         outputs = self._outputs(values, devices)
+        changed = [(a.name, values[a.name]) for a in self._signature.arguments if a.mutable]
+        mutated.fix_offsets(f"op '{self.name}'", changed)
         device = next(tensor.device for _, tensor in self._signature.tensors(values))
         return self._returned([output.allocate(device) for output in outputs])
 

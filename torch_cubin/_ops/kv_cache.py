@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin import errors
-from torch_cubin._ops import checks
+from torch_cubin._ops import checks, mutated
 from torch_cubin._ops.raw_ops import KV_CACHE as NAME
 from torch_cubin._ops.raw_ops import raw_names
 from torch_cubin._pytorch import transforms
@@ -41,6 +41,7 @@ def _fake(
     tensors = {name: x for name, x in given.items() if x is not None}
     for name, tensor in tensors.items():
         checks.check_dense(NAME, name, tensor)
+    mutated.fix_offsets(NAME, [(name, tensors[name]) for name in ("k_cache", "v_cache")])
     options = {
         "causal": causal,
         "window_left": window_left,

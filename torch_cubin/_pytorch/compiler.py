@@ -38,6 +38,21 @@ def hint_of(symbol: Any) -> int | float | bool | None:
     return hint if isinstance(hint, (int, float)) else None
 
 
+def fix(number: Any) -> bool:
+    """Guards every symbol in a number, so that it becomes the one that it is now; False: none is.
+
+    A guard on the number alone would leave the symbols of a product in the graph.
+    """
+    node = getattr(number, "node", None)
+    if node is None:
+        return True
+    if hint_of(number) is None:
+        return False
+    for symbol in node.expr.free_symbols:
+        node.shape_env.evaluate_expr(symbol)
+    return node.maybe_as_int() is not None
+
+
 def assume_constant_result(function: Any) -> Any:
     """torch.compiler.assume_constant_result without its import of torch._dynamo (3 seconds).
 
