@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 endif
 
-.PHONY: help demo test thread-test fault-cases triton-test gpu-test lint format report bench build wheel clean environment
+.PHONY: help demo test thread-test fault-cases triton-test transformers-scan gpu-test lint format report bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
@@ -36,6 +36,7 @@ help:
 	@echo 'make thread-test  first uses by 32 threads under ThreadSanitizer'
 	@echo 'make fault-cases  the table of 45 fault cases: what is defined, and which tests show it'
 	@echo 'make triton-test  the tests of Triton kernels with every version of Triton from 3.3 on (every night)'
+	@echo 'make transformers-scan  every model type of transformers under "cubin" against "eager", and its list'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
 	@echo 'make report  docs/performance.md, the README table and the plots, from benchmarks/results/'
@@ -84,6 +85,9 @@ thread-test: | $(READY)
 
 fault-cases: built-test
 	@$(PY) tools/fault_cases.py
+
+transformers-scan: $(LIBRARY) | $(READY)
+	@$(PY) tools/transformers_scan.py --out tests/data/transformers_scan.json
 
 triton-test: $(LIBRARY) | $(READY)
 	@$(PY) tools/triton_versions.py

@@ -299,3 +299,94 @@ def test_importing_torch_cubin_imports_no_transformers(torch_python):
     code = "import sys, torch_cubin; assert 'transformers' not in sys.modules"
     done = torch_python.run(code)
     assert done.returncode == 0, done.stderr
+
+
+def bloom(**options):
+    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)
+    return transformers.BloomForCausalLM._from_config(config, **options)
+
+
+def test_a_model_that_computes_attention_itself_is_refused(device):
+    """It would add the mask that transformers makes for "sdpa" alone: none, where it is causal."""
+    ids = torch.arange(9, device=device)[None]
+    for compiled in (False, True):
+        model = make(bloom, device)
+        if compiled:
+            model.forward = torch.compile(model.forward, backend="eager")
+        with pytest.raises(
+            Exception, match=r"torch_cubin \[input\]: .*BloomAttention.*drop_in\(\)"
+        ):
+            model(input_ids=ids)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_packed_sequences_do_not_see_each_other(masked, window, device):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 16, device=device) for heads in (4, 2, 2))
+    offsets = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    mask = torch.ones(9, 9, dtype=torch.bool, device=device).tril()
+    if window:
+        mask &= mask.triu(1 - window)
+    layer = torch.nn.Module()
+    out, _ = torch_cubin.huggingface.attention(
+        *(layer, query, key, value, mask[None, None] if masked else None),
+        sliding_window=window,
+        cu_seq_lens_q=offsets,
+        cu_seq_lens_k=offsets,
+        max_length_q=5,
+        max_length_k=5,
+    )
+    apart = mask.clone()
+    apart[4:, :4] = False
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, apart, enable_gqa=True
+    )
+    torch.testing.assert_close(out, wanted.transpose(1, 2), rtol=1e-4, atol=1e-5)
+
+
+def test_continuous_batching(device):
+    """5.23 and newer take no implementation of others there: docs/ops.md says what to do."""
+    pytest.importorskip("psutil")
+    if not "5.17" <= transformers.__version__ < "5.23":
+        pytest.skip("of transformers 5.17 to 5.22")
+    model, prompts = make(llama, device), [[5, 6, 7, 8, 9], [11, 12, 13]]
+    with torch.no_grad():
+        wanted = [
+            model.generate(
+                torch.tensor([prompt], device=device), max_new_tokens=6, do_sample=False,
+                pad_token_id=0, eos_token_id=None,
+            )[0, len(prompt) :].tolist()
+            for prompt in prompts
+        ]  # fmt: skip
+    options = transformers.GenerationConfig(
+        max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0, num_blocks=8,
+        max_batch_tokens=32, block_size=32,
+    )  # fmt: skip
+    torch_cubin.report(reset=True)
+    found = model.generate_batch(prompts, generation_config=options, progress_bar=False)
+    assert sorted(x.generated_tokens for x in found.values()) == sorted(wanted)
+    assert torch_cubin.report().served[0].function == "transformers attention"
+
+
+def test_diffusers_by_its_native_backend(device):
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    model = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    )  # fmt: skip
+    model.to(device).eval().set_attention_backend("native")
+    sizes = {
+        "hidden_states": (1, 16, 4), "encoder_hidden_states": (1, 8, 32), "img_ids": (16, 3),
+        "pooled_projections": (1, 32), "timestep": (1,), "txt_ids": (8, 3),
+    }  # fmt: skip
+    given = {name: torch.rand(size, device=device) for name, size in sizes.items()}
+    with torch.no_grad():
+        wanted = model(**given).sample
+        with torch_cubin.drop_in():
+            out = model(**given).sample
+            names = [row.function for row in torch_cubin.report().served]
+    assert "torch.nn.functional.scaled_dot_product_attention" in names
+    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-4)

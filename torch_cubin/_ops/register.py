@@ -13,6 +13,7 @@ from torch_cubin._ops import (
     autocast,
     autograd,
     batch_invariant,
+    causal_bias,
     fake,
     flops,
     kv_cache,
@@ -41,6 +42,7 @@ def register() -> torch.library.Library:
     attention_e4m3.register(library)
     layouts.register(library)
     flops.register()
+    causal_bias.register()
     # What runs below an op is no part of a graph, whatever frame torch.compile gave up on.
     skip_frames([autograd, batch_invariant])
     return library
