@@ -25,7 +25,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+# Not this folder, whose kernels.py would be the package that transformers looks for.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch  # noqa: E402
 
 SECONDS = 90
 TOKENS = 12
