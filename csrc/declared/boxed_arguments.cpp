@@ -9,14 +9,14 @@ namespace {
 
 using torch::stable::detail::to;
 
-// Null, or the cell with the value of an optional.
+// The heap cell with the value of an optional argument; null if it is None.
 const StableIValue* cell_of(StableIValue value) { return to<StableIValue*>(value); }
 
 void check_read(AOTITorchError error, const char* what) {
   if (error != 0) fail({"internal", what, "could not be read", "", "", ""});
 }
 
-// Nothing can be done where giving back fails.
+// A failed release cannot be handled.
 void give_back(AtenTensorHandle tensor) { std::ignore = aoti_torch_delete_tensor_object(tensor); }
 
 void give_back_list(StableListHandle list) {
@@ -96,7 +96,7 @@ Value BoxedArguments::number(size_t i) const {
 
 std::string_view BoxedArguments::text(size_t i) const {
   if (schema_.arguments[i].type == ArgumentType::kDtype) {
-    // A dtype argument is the same number as in tensors' metadata.
+    // A dtype argument has the same numbering as tensors' metadata.
     const char* name = dtype_text(static_cast<ScalarType>(to<int32_t>(stack_[i])));
     return name != nullptr ? name : "";
   }

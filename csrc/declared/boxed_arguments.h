@@ -1,9 +1,8 @@
-// BoxedArguments: the arguments of one call as PyTorch hands them to a kernel of the stable ABI, read
-// by the schema's types.
+// BoxedArguments: the arguments of one call as PyTorch passes them to a kernel of the stable ABI,
+// read by the schema's types.
 //
-// The kernel owns what it is given (tensors, lists, strings, the cells of optionals) and must give
-// it back exactly once, whatever throws half way: reading here takes nothing, the destructor gives
-// all back.
+// The kernel owns its arguments (tensors, lists, strings, the cells of optionals) and must release
+// them exactly once, whatever throws. Reading here borrows; the destructor releases all.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -25,22 +24,22 @@ class BoxedArguments {
   BoxedArguments(const BoxedArguments&) = delete;
   BoxedArguments& operator=(const BoxedArguments&) = delete;
 
-  // Of a Tensor or Tensor?; null where it is absent.
+  // For Tensor or Tensor?; null if it is absent.
   AtenTensorHandle tensor(size_t i) const;
   bool has_tensor(size_t i) const { return tensor(i) != nullptr; }
   TensorView view(size_t i) const { return TensorView(tensor(i)); }
 
-  // Of a Tensor[].
+  // For Tensor[].
   size_t length(size_t i) const;
   TensorView item(size_t i, size_t index) const;
 
-  // Where a tensor's elements lie; null where they have no memory.
+  // The address of a tensor's elements; null if they have no memory.
   const void* data(const TensorView& view) const { return view.find_data(); }
 
-  // Of a number or bool; of type kNone where an optional one is absent.
+  // A number or bool; of type kNone if an optional one is absent.
   Value number(size_t i) const;
 
-  // Of a str, valid as long as this; of a ScalarType, torch's name.
+  // A str, valid as long as this object; for a ScalarType, torch's name.
   std::string_view text(size_t i) const;
 
  private:

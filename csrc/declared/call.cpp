@@ -1,8 +1,8 @@
 // A call of a declared op: match, choose, allocate, pack, launch.
 //
-// Nothing here asks the heap for memory, but for outputs, unless a kernel has more than kStackBytes
-// of parameters. Real tensors, described ones and tune's forced calls take the same steps: one that
-// differed in any would check or measure another call.
+// Allocates no host memory except for outputs, unless a kernel has more than kStackBytes of
+// parameters. Real tensors, described ones and tune's forced calls take the same steps, so that
+// checks and measurements match real calls.
 #include <cstring>
 #include <tuple>
 #include <type_traits>
@@ -26,11 +26,11 @@ using nlohmann::json;
 
 namespace {
 
-constexpr size_t kStackBytes = 4096;  // what kernels could take before CUDA 12.1
+constexpr size_t kStackBytes = 4096;  // the limit of kernel parameters before CUDA 12.1
 constexpr size_t kStackParams = 256;
-constexpr int64_t kAllocatorAlign = 256;  // what PyTorch's allocator keeps to, at the least
+constexpr int64_t kAllocatorAlign = 256;  // minimal alignment of PyTorch's allocator
 
-// The tensors that a call allocates, which it owns until they are handed over.
+// The tensors that a call allocates. Owns them until give().
 class CallAllocations {
  public:
   ~CallAllocations() {
@@ -39,7 +39,7 @@ class CallAllocations {
     }
   }
   void add(AtenTensorHandle handle) { handles_[count_++] = handle; }
-  // Hands over all of them.
+  // Transfers all of them to the stack.
   void give(StableIValue* stack) {
     for (size_t i = 0; i < count_; ++i) stack[i] = torch::stable::detail::from(handles_[i]);
     count_ = 0;
@@ -56,7 +56,7 @@ class CallAllocations {
 template <class Arguments>
 class Contract::Call {
  public:
-  // `device_type`: of the tensors; -1 for any.
+  // `device_type`: required of the tensors; -1 for any.
   Call(const Contract& contract, Arguments& arguments, int32_t device_type, bool grad_mode)
       : contract_(contract), arguments_(arguments), grad_mode_(grad_mode) {
     state_.device_type = device_type;
@@ -65,7 +65,7 @@ class Contract::Call {
   // Compares all arguments with their patterns.
   void bind() {
     for (size_t i = 0; i < contract_.variables_; ++i) state_.dtypes[i] = kUnboundDtype;
-    // Expressions may ask for an item before lists are read, and of one that is not there.
+    // Expressions may read an item before its list is matched, or one that does not exist.
     for (const Names::Item& item : contract_.items_) {
       state_.facts[item.place] = TensorFacts{};
       state_.addresses[item.place] = nullptr;
@@ -110,8 +110,8 @@ class Contract::Call {
     for (size_t i = 0; i < contract_.outputs_.size(); ++i) {
       empty &= make(contract_.outputs_[i], first + i, outputs);
     }
-    // Scratch is allocated before the grid is evaluated, because the grid may use the scratch tensor's
-    // sizes.
+    // Scratch is allocated before the grid is evaluated, because the grid may use the scratch
+    // tensor's sizes.
     CallAllocations scratch;
     for (size_t i = 0; i < contract_.scratch_.size(); ++i) {
       make(contract_.scratch_[i], first + contract_.outputs_.size() + i, scratch);
@@ -134,11 +134,11 @@ class Contract::Call {
       if (!launch.cluster.empty()) evaluate(launch.cluster, call.cluster);
       call.shared_memory = launch.shared_memory->evaluate(state_.arguments()).integer;
     }
-    // Before the launch: PyTorch refuses it here for a tensor of inference mode.
+    // Before the launch, because PyTorch throws here for an inference tensor.
     for (const size_t i : contract_.mutated_) {
       if (state_.facts[i].defined) bump_version(arguments_.tensor(i));
     }
-    // What was allocated meanwhile may have run another call of this thread.
+    // Allocating may have run another call on this thread (through an allocator hook).
     pack_and_launch(launch, call, slot, known && slot->times == times);
   }
 
@@ -193,7 +193,7 @@ class Contract::Call {
     if (arguments_.has_tensor(i)) match(i, arguments_.view(i));
   }
 
-  // Each item of the list binds the names of its pattern anew.
+  // Each item of the list binds its pattern's names separately.
   void match_list(size_t i) {
     const size_t length = arguments_.length(i);
     for (size_t item = 0; item < length; ++item) {
@@ -221,7 +221,7 @@ class Contract::Call {
     }
   }
 
-  // What one block of the kernel writes, another may be about to read.
+  // Throws if a mutated tensor overlaps another: one block could write what another still reads.
   void check_overlaps(size_t mutated) const {
     const auto memory = [](const void* address, const TensorFacts& facts) {
       return MemoryFacts{address, facts.sizes, facts.strides, facts.dim, facts.itemsize};
@@ -246,7 +246,8 @@ class Contract::Call {
     }
   }
 
-  // Where a formula is registered, PyTorch calls below autograd with gradients off.
+  // Throws for a call that would need a derivative. With a registered formula PyTorch calls the op
+  // below autograd, with grad mode off.
   void check_no_derivative() const {
     if (argument_requiring_grad_ >= 0) {
       fail({"input",
@@ -256,15 +257,15 @@ class Contract::Call {
             "requires grad, and the op has no derivative", "", "",
             "Define the op with a backward, or call it under torch.no_grad()."});
     }
-    // Tangents pass under no_grad, too, and no tensor says here whether it has one.
+    // Tangents propagate under no_grad too, and this level cannot tell which tensors have one.
     if (dual_level_is_open()) {
       fail({"input", contract_.op_, "has no derivative, and a forward-mode level is open", "", "",
             "Call it outside of torch.func.jvp and forward_ad.dual_level."});
     }
   }
 
-  // Where this thread keeps what a call of these facts came to; null for one that is chosen anew each
-  // time: while tune watches, and where long strings or many dims tell calls apart.
+  // This thread's cache slot for calls with these facts. Null for calls that are not cached: while
+  // tune records, or with long strings or many dims.
   RememberedCall* remembered() {
     static thread_local RememberedCall calls[kRememberedCalls];
     if (contract_.watched_.load(std::memory_order_relaxed) != 0) return nullptr;
@@ -286,7 +287,7 @@ class Contract::Call {
     for (const size_t i : contract_.numbers_) {
       const Value& number = state_.numbers[i];
       if (!facts_.has_capacity(2)) return nullptr;
-      int64_t bits = number.integer;  // all bits of a float: -0.0 is packed as such
+      int64_t bits = number.integer;  // for a float all bits, so that -0.0 stays distinct
       if (number.type == ValueType::kFloat) std::memcpy(&bits, &number.number, sizeof(bits));
       facts_.add(static_cast<int64_t>(number.type));
       facts_.add(number.type == ValueType::kNone ? 0 : bits);
@@ -337,7 +338,7 @@ class Contract::Call {
           "The definition does not allow for these arguments."});
   }
 
-  // The address of a launch's own memory; null for a workspace of no bytes.
+  // The address of a launch's workspace; null for zero bytes.
   void* allocate(const WorkspaceArgument& workspace, const torch_cubin_launch_call& call,
                  CallAllocations& made) const {
     int64_t bytes = workspace.bytes->evaluate(state_.arguments()).integer;
@@ -367,7 +368,7 @@ class Contract::Call {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(address) + step - 1) / step * step);
   }
 
-  // `slot`: null, or where the call is remembered, as it is already where it is `known`.
+  // `slot`: null, or the call's cache slot, which is filled if `known`.
   void pack_and_launch(const Launch& launch, torch_cubin_launch_call& call, RememberedCall* slot,
                        bool known) const {
     const Packing& packing = *launch.packing;
@@ -393,11 +394,11 @@ class Contract::Call {
     const bool remember = slot != nullptr && !known && packing.bytes() <= slot->kMostBytes;
     uint64_t times = 0;
     if (remember) {
-      slot->contract = nullptr;  // until the launch has gone through
+      slot->contract = nullptr;  // invalid until the launch succeeds
       times = ++slot->times;
       std::memcpy(slot->bytes, bytes, packing.bytes());
     }
-    // It goes back to the allocator right after the launch, which keeps it in the stream's order.
+    // Freed right after the launch: the allocator reuses memory in stream order.
     CallAllocations workspaces;
     for (const WorkspaceArgument& workspace : packing.workspaces()) {
       void* const address = allocate(workspace, call, workspaces);
@@ -416,7 +417,7 @@ class Contract::Call {
   Arguments& arguments_;
   const bool grad_mode_;
   CallState state_;
-  CallFacts facts_;  // only of calls that are remembered
+  CallFacts facts_;  // only for cached calls
   uint64_t tables_version_ = 0;
   int argument_requiring_grad_ = -1;  // an argument that requires grad
 };
@@ -426,11 +427,11 @@ void Contract::call(StableIValue* stack) const {
   {
     static const int32_t cuda = aoti_torch_device_type_cuda();
     const BoxedArguments boxed(schema_, stack);
-    raise_load_error();  // now that the arguments are given back
+    raise_load_error();  // the arguments will be released
     Call<const BoxedArguments> call(*this, boxed, cuda, aoti_torch_grad_mode_is_enabled());
     call.run(outputs);
   }
-  outputs.give(stack);  // when the arguments are given back: they lie in the same place
+  outputs.give(stack);  // after the arguments are released: the outputs replace them on the stack
 }
 
 json Contract::check_call(const json& arguments) const {

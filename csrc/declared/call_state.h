@@ -1,4 +1,4 @@
-// CallState: what one call of a declared op knows of its arguments. All of it lies on the stack.
+// CallState: the facts about one call's arguments. It is on the stack entirely.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace torch_cubin {
 
-// Defining an op that needs more of any of these is refused, so a call need not check.
+// Definitions that exceed these are refused, so calls do not check them.
 constexpr size_t kMaxOpArguments = 64;
 constexpr size_t kMaxOpTensors = kMaxOpArguments + 64;  // items of lists, outputs and scratch too
 constexpr size_t kMaxOpNumbers = 256;
-constexpr size_t kMaxOpVariables = 16;  // of dtypes; groups of dims ("*s")
+constexpr size_t kMaxOpVariables = 16;  // dtype variables; groups of dims ("*s")
 
-constexpr int32_t kNoDevice = -2;  // no tensor was met; -1 is the CPU's index
+constexpr int32_t kNoDevice = -2;  // no tensor yet; -1 is the CPU's index
 constexpr auto kUnboundDtype = static_cast<ScalarType>(-1);
 
-// An array whose elements are not initialised: a call writes only those that it uses.
+// An array with uninitialised elements: a call writes only those that it uses.
 template <class T, size_t N>
 class Unset {
  public:
@@ -34,15 +34,15 @@ class Unset {
   alignas(T) unsigned char bytes_[N * sizeof(T)];
 };
 
-// The sizes that a "*s" stands for; they belong to the tensor that bound it.
+// The sizes that a "*s" matched; borrowed from the tensor that bound it.
 struct DimGroup {
   const int64_t* sizes;
   int64_t count;
 };
 
-// Places: of tensors, the argument's index in the schema, then the items of lists that expressions or
-// pointers name, then outputs, then scratch; of numbers, the argument's index, then what the Names of
-// declared/pattern.h add.
+// Tensors are indexed by the argument's index in the schema, followed by the list items that
+// expressions or pointers name, the outputs, and scratch. Numbers are indexed by the argument's
+// index, followed by those that Names (declared/pattern.h) adds.
 struct CallState {
   Unset<TensorFacts, kMaxOpTensors> facts;
   Unset<void*, kMaxOpTensors> addresses;
@@ -52,7 +52,7 @@ struct CallState {
   Unset<ScalarType, kMaxOpVariables> dtypes;  // kUnboundDtype until a tensor binds it
   int32_t device_type = -1;                   // of all tensors; -1: that of the first
   int32_t device = kNoDevice;
-  int64_t sm = -1;  // 90 for 9.0; -1, as below, where the tensors are not on a GPU
+  int64_t sm = -1;  // 90 for 9.0; -1 (like multiprocessors) if the tensors are not on a GPU
   int64_t multiprocessors = -1;
 
   Arguments arguments() const {

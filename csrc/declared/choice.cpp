@@ -33,7 +33,7 @@ auto Contract::Choice::watched_choice() const -> const Launch& {
     try {
       return launch.fits(state_) && has_shared_memory(launch);
     } catch (const Error&) {
-      return false;  // its condition reads what this call does not have
+      return false;  // the condition has no value for this call
     }
   };
   if (watch.forced >= 0) {
@@ -127,7 +127,7 @@ void Contract::Choice::refuse_choice() const {
       break;
     }
   }
-  // Where no kernel runs on this device, asking for one throws [arch], with what there is.
+  // If no kernel runs on this device, requesting one throws [arch] with the available archs.
   if (expected.empty() && elsewhere != nullptr) {
     elsewhere->module->info(device(state_.device), elsewhere->kernel->name());
   }

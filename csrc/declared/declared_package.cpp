@@ -24,7 +24,7 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 constexpr const char* kFormat = "torch_cubin package";
-constexpr size_t kMaxListed = 1000000;  // every op answers with the list of its package's images
+constexpr size_t kMaxListed = 1000000;  // bounds the answer: every op lists its package's images
 
 void check_version(Fields& fields, const std::string& label) {
   const json& version = fields.get("version");
@@ -41,7 +41,7 @@ void read_contracts(const json& ops, ContractImages& images, const std::string& 
   for (const json& op : ops) contracts.push_back(std::make_unique<Contract>(op, images, package));
 }
 
-// The places of the images that were read, by file and sha256.
+// The indices of the images that were read, by file and sha256.
 using ImagePlaces = std::map<std::pair<std::string, std::string>, size_t>;
 
 void add_image(const json& image, const Package& package, const std::string& folder,
@@ -63,7 +63,7 @@ void add_image(const json& image, const Package& package, const std::string& fol
              files.origin(name), folder.empty() ? "" : folder + "/" + name);
 }
 
-// `path` names the package in errors and answers; `folder` is the same, or "" in a library.
+// `path` names the package in errors and results; `folder` is the same, or "" for a library.
 void read_package(std::unique_ptr<PackageFiles> files, const std::string& path,
                   const std::string& folder, const Trust& trust, Contracts& contracts) {
   const Package package(std::move(files), "package '" + printable(path, PATH_MAX) + "'", trust);
@@ -158,7 +158,8 @@ void load_packages_of_environment() noexcept {
       }
     }
   } catch (...) {
-    // Out of memory while a library is being loaded: nothing can be kept, and throwing would abort.
+    // Out of memory while a library is being loaded: the error cannot be stored, and throwing would
+    // abort.
   }
 }
 

@@ -1,5 +1,5 @@
-// DescribedArguments: the arguments of a call as JSON, for calls that have no CUDA tensors: those of
-// torch.compile's fake tensors, and the CPU's. What BoxedArguments is for the others.
+// DescribedArguments: the arguments of a call as JSON, for calls without CUDA tensors (fake tensors
+// of torch.compile, CPU tensors). The counterpart of BoxedArguments.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,8 +13,9 @@ namespace torch_cubin {
 
 class DescribedArguments {
  public:
-  // `values`: each argument by its name. A tensor is described, with its "address" where it has one; a
-  // list of tensors is a list; a float may be a text; a dtype is torch's name. It must outlive this.
+  // `values`: the arguments by name; must outlive this object. A tensor is its metadata, with an
+  // "address" if it has one; a list of tensors is a list; a float may be a string; a dtype is
+  // torch's name.
   DescribedArguments(const Schema& schema, const nlohmann::json& values)
       : schema_(schema), values_(values) {}
 
@@ -25,7 +26,8 @@ class DescribedArguments {
   Value number(size_t i) const;
   std::string_view text(size_t i) const;
 
-  // The address of the tensor that was viewed last; one that suits every pattern where none is given.
+  // The address of the tensor viewed last; an address that satisfies every pattern if none is
+  // given.
   const void* data(const TensorView& view) const;
 
  private:

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 using Op = ExpressionOperation;
 
-constexpr int kMaxDepth = 64;  // a tree of a manifest must not overflow the stack
+constexpr int kMaxDepth = 64;  // so that a manifest's tree cannot overflow the stack
 constexpr size_t kMaxNodes = 4096;
 
 constexpr ExpressionOperation kOperations[] = {

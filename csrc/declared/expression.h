@@ -1,9 +1,9 @@
-// Expressions: how a declared op computes numbers (a grid, a size, a kernel's scalar) from its
-// arguments. They are trees in JSON, made by _declared/expressions.py, which says what a node is
-// and evaluates the same trees for symbolic sizes; a test compares both on random trees.
+// Expressions: compute numbers of a declared op (a grid, a size, a kernel's scalar) from its
+// arguments. They are JSON trees made by _declared/expressions.py, which defines the nodes and
+// evaluates the same trees for symbolic sizes. A test compares both on random trees.
 //
-// A tree is checked once, when it is read: names, types, depth. What is left for run time is an
-// integer that overflows, a division by zero, a dim that a tensor does not have.
+// Names, types and depth are checked once, when a tree is read. Remaining errors at run time are
+// integer overflow, division by zero and dims that a tensor does not have.
 #pragma once
 
 #include <cstdint>
@@ -29,25 +29,25 @@ struct Value {
   double as_number() const {
     return type == ValueType::kFloat ? number : static_cast<double>(integer);
   }
-  // Equal for equal values of one type: -0.0 and 0.0 are one, as they are in Python.
+  // Equal for equal values of one type: -0.0 and 0.0 are the same, as in Python.
   int64_t bits() const;
   std::string text() const;  // as Python writes it
 };
 
-// What the names in a tree mean: an op's tensors, its numbers with their types, and what is only
-// compared: strings and dtypes. An entry without a name is out of reach.
+// The names that a tree may use: the op's tensors, its numbers with their types, and its strings
+// and dtypes, which can only be compared. An entry without a name is not accessible.
 struct Scope {
   std::vector<std::string> tensors;
   std::vector<std::pair<std::string, ValueType>> numbers;
   std::vector<std::string> texts;
 
-  // The place of a name; -1 where there is none.
+  // The index of a name; -1 if there is none.
   int find_tensor(const std::string& name) const;
   int find_number(const std::string& name) const;
   int find_text(const std::string& name) const;
 };
 
-// What an expression may read of a tensor argument. Those of an absent one are zeros.
+// The metadata of a tensor argument that expressions may read; zeros for an absent one.
 struct TensorFacts {
   const int64_t* sizes = nullptr;
   const int64_t* strides = nullptr;
@@ -63,33 +63,33 @@ struct Arguments {
   const Value* numbers = nullptr;
   int64_t sm = 0;  // of the device: 90 for 9.0
   int64_t multiprocessors = 0;
-  const std::string_view* texts = nullptr;  // of a dtype: torch's name
+  const std::string_view* texts = nullptr;  // for a dtype: torch's name
 };
 
 struct ExpressionOperation;
 
 class Expression {
  public:
-  // Throws [input], naming `label` ("grid[0] of 'mylib::vec_add'"), for what is no tree of the
-  // scope.
+  // Throws [input], naming `label` ("grid[0] of 'mylib::vec_add'"), for an invalid tree or names
+  // that are not in the scope.
   Expression(const nlohmann::json& tree, const Scope& scope, std::string label);
 
-  // The same for one that must give an integer, which errors call `wanted`.
+  // The same for an expression that must be an integer; errors call it `wanted`.
   static Expression integer(const nlohmann::json& tree, const Scope& scope,
                             const std::string& label, const char* wanted = "an integer");
 
   ValueType type() const { return nodes_[0].type; }
 
-  // Whether it is a number or bool that reads no argument.
+  // Whether it is a constant number or bool.
   bool is_constant() const { return quick_ == Quick::kConstant; }
 
-  // Throws [input] with the part of the expression that has no value.
+  // Throws [input], naming the subexpression that has no value.
   Value evaluate(const Arguments& arguments) const {
     if (quick_ == Quick::kConstant) return constant_;
     if (quick_ != Quick::kTree) {
       const Value& number = arguments.numbers[number_];
       if (quick_ == Quick::kNumber && number.type != ValueType::kNone) return number;
-      // INT64_MIN cannot be negated, which the tree says.
+      // Negating INT64_MIN overflows; the general path reports it.
       if (quick_ == Quick::kCeilDiv && number.type == ValueType::kInt &&
           number.integer != INT64_MIN) {
         const int64_t divisor = constant_.integer;
@@ -99,25 +99,25 @@ class Expression {
     return evaluate(0, arguments);
   }
 
-  // As Python would write it: "cdiv" is "-(-a // b)".
+  // The expression in Python's syntax; "cdiv" is "-(-a // b)".
   std::string text() const { return text(0); }
 
  private:
   struct Node {
     const ExpressionOperation* operation = nullptr;  // null: a constant
     ValueType type = ValueType::kInt;
-    int32_t operands[3]{};  // places in nodes_
-    int32_t index = 0;      // of what a leaf reads, in the scope
-    int32_t words = -1;     // a leaf's, in words_
-    Value value;            // of a constant; a leaf's dim
+    int32_t operands[3]{};  // indices into nodes_
+    int32_t index = 0;      // of a leaf, in the scope
+    int32_t words = -1;     // of a leaf, in words_
+    Value value;            // of a constant; the dim of a leaf
   };
   struct Words {
-    std::string name;     // of what a leaf reads
-    std::string compare;  // a dtype or text that it is compared with
+    std::string name;     // of a leaf's argument
+    std::string compare;  // the dtype or string that it is compared with
   };
 
-  // What most expressions of a contract are, which calls evaluate without the tree: the driver's
-  // own work leaves the caches empty, and each node is a line of them.
+  // Common forms of expressions, evaluated without the tree: the driver evicts the caches between
+  // calls, and each node would cost a cache miss.
   enum class Quick : uint8_t {
     kTree,
     kConstant,  // constant_
@@ -139,7 +139,7 @@ class Expression {
                               const std::string& got) const;
 
   Quick quick_ = Quick::kTree;
-  int32_t number_ = 0;  // a place
+  int32_t number_ = 0;  // index of the number
   Value constant_;
   std::vector<Node> nodes_;  // the root first
   std::string label_;

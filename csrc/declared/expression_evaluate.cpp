@@ -1,4 +1,4 @@
-// Evaluates an expression for the arguments of a call.
+// Evaluation of an expression for a call's arguments.
 #include <cmath>
 #include <string>
 
@@ -13,8 +13,8 @@ namespace {
 
 using Op = ExpressionOperation;
 
-// Compares an int and a float exactly: -1, 0 or 1, or NaN where the float is NaN. Every comparison of
-// the two has the result of the same comparison of this number and 0.
+// Compares an int and a float exactly. Returns -1, 0 or 1, or NaN for a NaN: comparing the result
+// with 0 gives the result of comparing the two.
 double compare(int64_t a, double b) {
   if (std::isnan(b)) return b;
   if (b >= 0x1p63) return -1;
@@ -25,7 +25,7 @@ double compare(int64_t a, double b) {
   return b > whole ? -1 : b < whole ? 1 : 0;
 }
 
-// Minimum, maximum and comparisons, which are alike for integers and floats.
+// Minimum, maximum and comparisons of integers or floats.
 template <class T>
 Value ordered(Op::Code code, T a, T b) {
   switch (code) {
@@ -101,7 +101,7 @@ Value Expression::evaluate(int32_t at, const Arguments& arguments) const {
   if (node.operation->rule == Op::kLeaf) return evaluate_leaf(at, arguments);
   const auto operand = [&](int i) { return evaluate(node.operands[i], arguments); };
   const Value a = operand(0);
-  switch (node.operation->code) {  // operations of one operand, and those that skip operands
+  switch (node.operation->code) {  // unary operations, and those that short-circuit
     case Op::kAnd:
       return a.integer == 0 ? a : operand(1);
     case Op::kOr:
@@ -122,7 +122,7 @@ Value Expression::evaluate(int32_t at, const Arguments& arguments) const {
   }
   const Value b = node.operation->operands > 1 ? operand(1) : Value::of(int64_t{0});
   if (node.operation->rule == Op::kCompare && a.type != b.type) {
-    // Exactly, as Python does: an int may be between two doubles.
+    // Exact, as in Python: an int may lie between two doubles.
     const bool first = a.type == ValueType::kInt;
     const double order = first ? compare(a.integer, b.number) : -compare(b.integer, a.number);
     return ordered(node.operation->code, order, 0.0);

@@ -1,4 +1,4 @@
-// The operations that an expression is made of: only for expression*.cpp.
+// The operations of expressions; only for expression*.cpp.
 #pragma once
 
 namespace torch_cubin {
@@ -40,13 +40,13 @@ struct ExpressionOperation {
     kSelect,
   };
 
-  // What an operation's operands may be, and what it gives.
+  // The types of an operation's operands and result.
   enum Rule {
     kLeaf,        // ["number", name] and the like; no operands
     kArithmetic,  // numbers; float if one is
     kIntegers,    // integers
-    kFloats,      // numbers; gives a float
-    kCompare,     // numbers; gives a bool
+    kFloats,      // numbers; the result is a float
+    kCompare,     // numbers; the result is a bool
     kLogic,       // bools
     kChoice,      // a bool, and two of one type, or numbers
   };

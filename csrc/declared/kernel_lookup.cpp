@@ -15,7 +15,7 @@ constexpr size_t kMostParts = 16;  // of a key
 
 // One part of a condition that says "this expression has that value".
 struct Equality {
-  json part;   // as a TunedTable has it
+  json part;   // in TunedTable's form
   json value;  // a number, a bool or a string
 };
 
@@ -64,7 +64,7 @@ bool as_equality(const json& tree, const Scope& scope, const std::string& label,
   return true;
 }
 
-// What the part of a condition that does not hold reads: "head_dim = 96".
+// The actual value that an unmet part of a condition reads: "head_dim = 96".
 std::string read_value(const json& tree, const Scope& scope, const CallState& state) {
   if (is_operation(tree, "is", 3) || is_operation(tree, "is_dtype", 3)) {
     const std::string name = tree[1].get<std::string>();
@@ -90,10 +90,10 @@ std::string read_value(const json& tree, const Scope& scope, const CallState& st
 
 KernelLookup::KernelLookup(const std::vector<const json*>& conditions, const Scope& scope,
                            const std::string& label) {
-  // By what is compared: for each value of it, the kernels.
+  // The kernels by compared expression and value.
   std::map<json, std::map<json, std::vector<int32_t>>> found;
   for (size_t i = 0; i < conditions.size(); ++i) {
-    std::map<json, json> values;  // the first of two for one part; the second is asked at the call
+    std::map<json, json> values;  // the first value of a part; the call evaluates any second one
     if (conditions[i] != nullptr) {
       std::vector<const json*> parts;
       flatten(*conditions[i], parts);
@@ -137,7 +137,7 @@ KernelLookup::KernelLookup(const std::vector<const json*>& conditions, const Sco
     }
     const json object = {
         {"key", key}, {"entries", std::move(entries)}, {"otherwise", table.kernels.size()}};
-    table.kernels.emplace_back();  // of values that no kernel has
+    table.kernels.emplace_back();  // for values of no kernel
     table.keys.emplace(object, scope, static_cast<int64_t>(table.kernels.size()), label);
     tables_.push_back(std::move(table));
   }
@@ -146,8 +146,8 @@ KernelLookup::KernelLookup(const std::vector<const json*>& conditions, const Sco
 
 bool KernelLookup::look_up(const CallState& state, const std::vector<int32_t>** lists,
                            size_t* count) const {
-  // A part of a key may have no value, as the size of a dim that a tensor does not have, where the
-  // conditions ask something else first.
+  // A part of a key may have no value (the size of a dim that the tensor does not have) if
+  // conditions check something else first.
   try {
     for (const Table& table : tables_) {
       lists[(*count)++] = &table.kernels[static_cast<size_t>(table.keys->find(state))];
@@ -171,7 +171,7 @@ KernelLookup::Difference KernelLookup::difference(const json& condition, const S
       const std::string got = read_value(*part, scope, state);
       if (std::find(out.got.begin(), out.got.end(), got) == out.got.end()) out.got.push_back(got);
     } catch (const Error&) {
-      // It has no value for these arguments, and so does not hold.
+      // A condition without a value for these arguments does not hold.
     }
     ++out.parts;
     out.expected += (out.expected.empty() ? "" : " and ") + expression.text();

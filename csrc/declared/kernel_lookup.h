@@ -1,9 +1,9 @@
-// KernelLookup: which of a contract's many kernels a call may take, without asking each of them.
+// KernelLookup: finds the candidate kernels of a call without evaluating every condition.
 //
-// Libraries of kernels have hundreds that differ by a dtype, a head size, a kind of mask. What
-// their `when` compares with constants becomes the key of a table, so that a call of 800 kernels
-// costs what a call of 2 costs. The table only skips kernels whose condition cannot hold: the
-// caller still asks the rest, in their order.
+// Kernel libraries have hundreds of kernels that differ by dtype, head size or kind of mask.
+// Comparisons with constants in their `when` become the key of a table, so that a call with 800
+// kernels costs as much as one with 2. The table only skips kernels whose condition cannot hold:
+// the caller evaluates the conditions of the others, in their order.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ namespace torch_cubin {
 
 class KernelLookup {
  public:
-  // With fewer kernels, asking each of them is as quick.
+  // With fewer kernels, evaluating each condition is as quick.
   static constexpr size_t kLeast = 5;
 
-  // `conditions`: the `when` of each kernel, null for none; they have been read already.
+  // `conditions`: the parsed `when` of each kernel, null for none.
   KernelLookup(const std::vector<const nlohmann::json*>& conditions, const Scope& scope,
                const std::string& label);
 
-  // Calls `take` with the numbers of the kernels that may fit, in their order, until it returns
-  // true. False, having called nothing, where the key has no value for these arguments: then each
-  // kernel must be asked.
+  // Calls `take` with the indices of the candidate kernels, in order, until it returns true.
+  // Returns false without a call if the key has no value for these arguments: then every kernel is
+  // a candidate.
   template <class Take>
   bool find(const CallState& state, Take take) const {
     const std::vector<int32_t>* lists[kMostTables + 1];
@@ -51,8 +51,8 @@ class KernelLookup {
     }
   }
 
-  // What of a kernel's condition does not hold: how many parts of it, what these say, and what the
-  // arguments are. For errors, where there is time.
+  // The unmet parts of a kernel's condition: their number, their texts, and the actual values. For
+  // errors; slow.
   struct Difference {
     size_t parts = 0;
     std::string expected;
@@ -64,7 +64,7 @@ class KernelLookup {
  private:
   static constexpr size_t kMostTables = 8;
 
-  // The kernels whose conditions compare the same things with constants.
+  // The kernels whose conditions compare the same expressions with constants.
   struct Table {
     std::optional<TunedTable> keys;
     std::vector<std::vector<int32_t>> kernels;

@@ -1,4 +1,5 @@
-// KeyTable: keys of some words each, numbered as they come, and found without asking the heap for memory.
+// KeyTable: a hash table of keys of several words, numbered in order of insertion. Lookups do not
+// allocate.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +17,10 @@ class KeyTable {
     slots_.assign(slots, -1);
   }
 
-  // The key's number; -1 for one that is not there.
+  // The key's number; -1 if it is missing.
   int32_t find(const int64_t* key, size_t count) const { return slots_[slot(key, count)]; }
 
-  // The number of a key that was there; -1 where it is new, and now has the next number.
+  // The number of an existing key; -1 for a new key, which gets the next number.
   int32_t add(const int64_t* key, size_t count) {
     int32_t& place = slots_[slot(key, count)];
     if (place >= 0) return place;
@@ -30,7 +31,7 @@ class KeyTable {
   }
 
  private:
-  // Where the key stands, or an empty slot.
+  // The key's slot, or an empty one.
   size_t slot(const int64_t* key, size_t count) const {
     uint64_t hash = count;
     for (size_t i = 0; i < count; ++i) {

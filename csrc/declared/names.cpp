@@ -132,7 +132,7 @@ Names::Mark Names::mark() const {
 }
 
 void Names::forget(const Mark& mark) {
-  // The places are not used again: in a call, the names of each pattern have places of their own.
+  // The indices are not reused: in a call, the names of each pattern have indices of their own.
   for (size_t i = mark.groups; i < groups_.size(); ++i) groups_[i].clear();
   for (size_t i = mark.numbers; i < scope_.numbers.size(); ++i) scope_.numbers[i].first.clear();
   for (size_t i = 0; i < variables_.size(); ++i) variables_[i].bound = mark.variables[i];

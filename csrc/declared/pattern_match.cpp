@@ -1,4 +1,4 @@
-// Pattern::match: what every call of a declared op checks of its tensors.
+// Pattern::match: the check of a tensor in every call of a declared op.
 #include <algorithm>
 
 #include "cubin/error.h"
@@ -16,10 +16,10 @@ bool has_rows(const TensorView& view) {
   return view.dim == 0 || view.sizes[view.dim - 1] == 1 || view.strides[view.dim - 1] == 1;
 }
 
-// No gaps and no overlaps, in any order of dims: from the innermost dim on, one must go on where the
-// one before ended.
+// Whether the tensor has no gaps and no overlaps, in any order of dims: starting from the
+// innermost, each dim's stride must equal the extent of the previous ones.
 bool is_dense(const TensorView& view) {
-  uint64_t left = 0;  // dims not placed yet, a bit each; kMaxDims is 64
+  uint64_t left = 0;  // bit mask of the remaining dims; kMaxDims is 64
   for (int64_t i = 0; i < view.dim; ++i) {
     if (view.sizes[i] != 1) left |= uint64_t{1} << i;
   }
@@ -36,9 +36,9 @@ bool is_dense(const TensorView& view) {
   return true;
 }
 
-// PyTorch's own test (of as_strided's backward), of a tensor with elements: taken by stride, every
-// dim must step over all that those before it span. What fails it and yet has no overlaps, as sizes
-// (2, 3) of strides (3, 2), nobody makes but on purpose.
+// PyTorch's test from as_strided's backward, for a tensor with elements: sorted by stride, each dim
+// must step over the span of the previous ones. Some layouts without overlaps fail it, such as
+// sizes (2, 3) with strides (3, 2); they do not occur in practice.
 bool overlaps_itself(const TensorView& view) {
   uint64_t left = 0;
   for (int64_t i = 0; i < view.dim; ++i) {
@@ -54,7 +54,7 @@ bool overlaps_itself(const TensorView& view) {
     int64_t more = 0;
     if (__builtin_mul_overflow(view.strides[next], view.sizes[next] - 1, &more) ||
         __builtin_add_overflow(span, more, &span)) {
-      return true;  // no memory is that large
+      return true;  // larger than any memory
     }
   }
   return false;
@@ -143,9 +143,9 @@ bool Pattern::match(const TensorView& view, size_t place, int item, CallState& s
   }
   check_dtype(view.dtype, item, state);
 
-  // The sizes before a "*s" are counted from the front, those after it from the back.
+  // Sizes before a "*s" match from the front, those after it from the back.
   const auto count = static_cast<int64_t>(sizes_.size());
-  const int64_t extra = view.dim - count + 1;  // dims that the "*s" takes
+  const int64_t extra = view.dim - count + 1;  // dims that the "*s" matches
   if (!any_shape_ && (group_at_ < 0 ? view.dim != count : extra < 0)) {
     refuse(item, "has a wrong number of dims",
            (group_at_ < 0 ? std::to_string(count) : "at least " + std::to_string(count - 1)) +

@@ -1,9 +1,9 @@
-// RememberedCall: what the last calls of ops with several kernels came to, by thread.
+// RememberedCall: a cache of resolved calls of ops with several kernels, by thread.
 //
-// Which kernel a call takes, the shape of its launch and the bytes of all arguments but addresses follow
-// from its sizes, strides, dtypes, numbers and device, and from how its addresses are aligned. Evaluating
-// that again touches some hundred lines of the cache, which the driver's own work has emptied; comparing
-// what it follows from touches ten. Arguments are checked against their patterns all the same.
+// The kernel, the launch shape and the packed arguments (except addresses) are functions of sizes,
+// strides, dtypes, numbers, the device and the alignment of addresses. Evaluating them again would
+// touch about a hundred cache lines, which the driver has evicted; comparing the inputs touches
+// ten. Arguments are still checked against their patterns.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace torch_cubin {
 
 class Contract;
 
-// What a call's choice follows from, as words.
+// The inputs of a call's resolution, as words.
 class CallFacts {
  public:
   static constexpr size_t kMost = 64;
 
-  // False where there is no room.
+  // Whether `more` words fit.
   bool has_capacity(size_t more) const { return count_ + more <= kMost; }
   void add(int64_t word) {
     words_[count_++] = word;
@@ -43,16 +43,16 @@ class CallFacts {
  private:
   size_t count_ = 0;
   uint64_t sum_ = 0;
-  int64_t words_[kMost];  // not initialised: a call writes those that it counts
+  int64_t words_[kMost];  // uninitialised beyond count_
 };
 
 struct RememberedCall {
   static constexpr size_t kMostBytes = 512;  // of packed arguments
 
-  // Contracts are leaked, so an address is one contract's for good.
+  // Contracts are leaked, so an address identifies a contract.
   const Contract* contract = nullptr;
   uint64_t tables = 0;  // Contract::tables_version_
-  uint64_t times = 0;   // that this was filled: a call within a call, by an allocator, may do so
+  uint64_t times = 0;  // how often this was filled: a nested call (from an allocator) may refill it
   const void* launch = nullptr;
   torch_cubin_launch_call shape{};
   CallFacts facts;

@@ -12,7 +12,7 @@ using nlohmann::json;
 
 constexpr int64_t kMaxMultiple = int64_t{1} << 20;
 
-// Whether two numbers are equal. A bool is no number.
+// Whether two numbers are equal. A bool does not count as a number.
 bool equal(const Value& a, const Value& b) {
   if ((a.type == ValueType::kBool) != (b.type == ValueType::kBool)) return false;
   if (a.type == ValueType::kFloat || b.type == ValueType::kFloat) {
@@ -63,7 +63,7 @@ Requirement::Requirement(const json& object, const Scope& scope, const std::stri
 bool Requirement::holds(const CallState& state) const {
   if (kind_ == Kind::kAddress) {
     const auto address = reinterpret_cast<uintptr_t>(state.addresses[tensor_]);
-    return address % static_cast<uintptr_t>(least_) == 0;  // so is null
+    return address % static_cast<uintptr_t>(least_) == 0;  // null passes
   }
   const Value value = value_->evaluate(state.arguments());
   switch (kind_) {

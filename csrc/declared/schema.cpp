@@ -1,4 +1,4 @@
-// What is said of a schema that has been read: schema_parser.cpp.
+// Checks of a parsed schema, and its text. schema_parser.cpp parses.
 #include "declared/schema.h"
 
 #include <algorithm>
@@ -12,9 +12,9 @@ namespace {
 constexpr const char* kReserved[] = {"aten", "prim",      "prims",   "cubin",
                                      "onnx", "quantized", "inductor"};
 
-// The same number without a point: "25e-2" for "0.25". PyTorch's schema parser reads numbers by the
-// process's locale, and where that has a decimal comma it would stop at the point. What is no decimal
-// number stays, for PyTorch to refuse.
+// The number without a decimal point: "25e-2" for "0.25". PyTorch's schema parser uses the
+// process's locale and would stop at the point if that has a decimal comma. Other text is returned
+// unchanged, for PyTorch to refuse.
 std::string without_point(const std::string& number) {
   const size_t point = number.find('.');
   const size_t exponent = std::min(number.find_first_of("eE"), number.size());

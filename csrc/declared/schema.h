@@ -1,9 +1,9 @@
-// Schemas: what an op takes and gives, in PyTorch's schema language.
+// Schemas: an op's arguments and returns, in PyTorch's schema language.
 //
-// PyTorch parses the same text when the op is registered, and refuses what is no schema: defaults,
-// keywords as names, their order. Its C API tells nothing of what it has parsed, and a call's boxed
-// arguments cannot be read without their types; so what a contract speaks of is read here: names,
-// types (those alone that a declared op may have: docs/manifest.md), what is changed, outputs.
+// PyTorch parses the same text at registration and refuses invalid schemas (defaults, keywords as
+// names, their order). But its C API does not return the parsed schema, and boxed arguments cannot
+// be read without their types. So this parser reads names, types (of those that declared ops
+// support: docs/manifest.md), mutation and returns.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct SchemaArgument {
   ArgumentType type = ArgumentType::kTensor;
   std::string alias;  // "a" of Tensor(a!): the op writes to it
   bool keyword_only = false;
-  std::string default_text;  // "" where it has none
+  std::string default_text;  // "" without a default
 
   bool is_mutated() const { return !alias.empty(); }
   bool is_optional_number() const {
@@ -43,14 +43,14 @@ struct SchemaArgument {
     return type == ArgumentType::kTensor || type == ArgumentType::kOptionalTensor ||
            type == ArgumentType::kTensorList;
   }
-  // Optional ones, too.
+  // Including optional ones.
   bool is_float() const {
     return type == ArgumentType::kFloat || type == ArgumentType::kOptionalFloat;
   }
   bool is_bool() const {
     return type == ArgumentType::kBool || type == ArgumentType::kOptionalBool;
   }
-  // A str, or a dtype, which is compared by its name.
+  // A str, or a dtype, which compares by its name.
   bool is_text() const { return type == ArgumentType::kString || type == ArgumentType::kDtype; }
 };
 
@@ -59,7 +59,7 @@ struct Schema {
   std::string name;
   std::string overload;  // often ""
   std::vector<SchemaArgument> arguments;
-  std::vector<std::string> returns;  // each a Tensor; its name, or ""
+  std::vector<std::string> returns;  // the names of the returned tensors, or ""
 
   bool mutates() const {
     for (const SchemaArgument& argument : arguments) {
@@ -70,7 +70,7 @@ struct Schema {
   std::string qualified_name() const;      // "mylib::vec_add.overload"
   std::string unqualified_name() const;    // "vec_add.overload"
   std::string unqualified_schema() const;  // without the namespace
-  std::string text() const;                // the same for every way of writing it
+  std::string text() const;                // canonical
   // The schema as PyTorch gets it, in the library of the namespace: no default depends on the
   // locale.
   std::string schema_for_pytorch() const;
@@ -79,18 +79,18 @@ struct Schema {
   std::string written(bool for_pytorch) const;
 };
 
-// Throws [input], pointing at the place.
+// Throws [input] with the position of the error.
 Schema parse_schema(const std::string& text);
 
-// Throws [input] for an op that cannot be declared: of a namespace that is taken, without a tensor,
-// or with no effect.
+// Throws [input] for an op that cannot be declared: in a reserved namespace, without tensor
+// arguments, or without an effect.
 void check_schema(const Schema& schema);
 
-// Throws [input] for an op that PyTorch's autograd cannot give a derivative.
+// Throws [input] for an op that PyTorch's autograd does not support.
 void check_differentiable(const Schema& schema);
 
-// Throws [input] where a backward op, which knows its arguments by name, could not tell an argument
-// or output of this one from a gradient.
+// Throws [input] if the name of an argument or output could be mistaken for a gradient's in the
+// backward op, whose arguments are identified by name.
 void check_gradient_names(const Schema& schema);
 
 }  // namespace torch_cubin

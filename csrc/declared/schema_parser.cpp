@@ -1,4 +1,4 @@
-// Reads the text of a schema.
+// Parses the text of a schema.
 #include <algorithm>
 
 #include "cubin/error.h"
@@ -160,7 +160,7 @@ class Parser {
     schema.returns.push_back(found);
   }
 
-  // As it is written. PyTorch parses it when the op is registered, but does not compare it with the
+  // The default as written. PyTorch parses it at registration but does not compare it with the
   // argument's type.
   std::string default_value(const SchemaArgument& argument) {
     skip_spaces();

@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-// Contracts are leaked on purpose, those that were replaced too: a thread may be in the middle of a
-// call, and a CUDA graph may replay the kernels.
+// Contracts are leaked on purpose, replaced ones too: another thread may be inside a call, and a
+// CUDA graph may replay the kernels.
 std::atomic<const Contract*> g_slots[kMaxDeclaredOps];
 std::mutex g_define_mutex;  // guards what follows
 
@@ -49,7 +49,7 @@ Functions functions_of(size_t slot) {
   return pick(slot, std::make_index_sequence<kMaxDeclaredOps>());
 }
 
-// One of PyTorch's registrations; it ends with this object, unless that is kept.
+// A registration with PyTorch, undone by the destructor unless kept.
 class Registration {
  public:
   ~Registration() {
@@ -74,7 +74,7 @@ class Registration {
     const Functions functions = functions_of(slot);
     implement("CUDA", schema, functions.call);
     if (!schema.mutates()) return;
-    // PyTorch's own handling of these takes an op that changes an argument for one that returns it.
+    // PyTorch's fallback for lazy views assumes that a mutating op returns its mutated argument.
     implement("Negative", schema, functions.refuse_lazy_view);
     implement("Conjugate", schema, functions.refuse_lazy_view);
   }
@@ -176,14 +176,14 @@ json define_contracts(std::vector<std::unique_ptr<const Contract>> contracts) {
   registrations.reserve(steps.size());
   for (Step& step : steps) {
     if (std::string(step.state) != "defined") continue;
-    // First the contract: the op can be called as soon as it is registered, and so it stays even
-    // where another op's registration fails and this one's is taken back.
+    // Set the contract first: the op is callable as soon as it is registered. The contract stays
+    // even if another op's registration fails and this one is undone.
     const Contract& contract = *step.contract.release();
     g_slots[step.slot].store(&contract, std::memory_order_release);
     registrations.emplace_back();
     registrations.back().define(contract.schema(), step.slot);
   }
-  // From here on nothing fails, but for want of memory.
+  // From here on nothing throws except std::bad_alloc.
   for (Step& step : steps) {
     if (std::string(step.state) == "defined") {
       slots[g_slots[step.slot].load()->schema().qualified_name()] = step.slot;

@@ -1,5 +1,5 @@
-// Floats of 16 and 32 bits from a double, rounded to nearest even as Python's struct module and
-// torch_cubin/_kernels/scalars.py do.
+// Conversions of doubles to 16-bit and 32-bit floats, rounded to nearest even as Python's struct
+// module and torch_cubin/_kernels/scalars.py do.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace torch_cubin {
 
-// False where a finite number is out of range, here and below.
+// All return false if a finite number is out of range.
 inline bool to_float32(double x, float* out) {
   *out = static_cast<float>(x);
   return std::isfinite(*out) || !std::isfinite(x);
@@ -31,7 +31,7 @@ inline bool to_float16(double x, uint16_t* out) {
   const int step = (size == 0 || exponent - 1 < -14 ? -14 : exponent - 1) - 10;
   const double rounded = std::nearbyint(std::ldexp(size, -step));  // at most 2048
   if (std::ldexp(rounded, step) > 65504) return false;
-  // The implicit leading bit carries into the exponent, as a rounding up to 2048 does.
+  // The implicit leading bit carries into the exponent, as rounding up to 2048 does.
   const int biased = step + 10 + 14;
   *out = static_cast<uint16_t>(sign + (biased << 10) + static_cast<int>(rounded));
   return true;

@@ -13,8 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-// The driver's numbers (cuda.h, CUtensorMapDataType and the enums after it). 8-bit floats and bools
-// go as bytes.
+// The driver's enumerators (cuda.h, CUtensorMapDataType and the following enums). 8-bit floats and
+// bools are passed as bytes.
 struct DataType {
   const char* dtype;
   uint32_t number;
@@ -152,7 +152,7 @@ void TensorMapArgument::encode(const TensorFacts& tensor, void* address, int32_t
       const bool overflow = __builtin_mul_overflow(tensor.strides[dim], tensor.itemsize, &bytes);
       const bool fits = !overflow && bytes % step == 0 && bytes >= 0 && bytes < int64_t{1} << 40;
       if (!fits && size == 1) {
-        bytes = step;  // any will do: nothing is read by it
+        bytes = step;  // arbitrary: the stride of a dim of size 1 is not used
       } else if (!fits) {
         refuse("is of a tensor with a stride that the hardware does not take",
                "a multiple of " + std::to_string(step) + " bytes below 2^40 in dim " +

@@ -54,7 +54,7 @@ size_t CallKey::write(const CallState& state, const Words& words, int64_t* out) 
       }
       case Part::kNumber: {
         const Value& value = state.numbers[part.place];
-        out[n++] = static_cast<int64_t>(value.type);  // 1 and 1.0 are two
+        out[n++] = static_cast<int64_t>(value.type);  // 1 and 1.0 are distinct
         out[n++] = value.type == ValueType::kNone ? 0 : value.bits();
         break;
       }
@@ -71,7 +71,7 @@ size_t CallKey::write(const CallState& state, const Words& words, int64_t* out) 
 json CallKey::shown(const CallState& state) const {
   json key = json::object();
   for (const Part& part : parts_) {
-    json& shown = key[part.name];  // null, unless the call gives it
+    json& shown = key[part.name];  // null unless the call passes it
     switch (part.kind) {
       case Part::kTensor: {
         const TensorFacts& facts = state.facts[part.place];

@@ -1,9 +1,9 @@
-// TunedCalls: which of an op's kernels torch_cubin.tune found quickest on one GPU, by the call.
+// TunedCalls: the quickest kernel of an op that torch_cubin.tune found on one GPU, by call.
 //
-// A key holds what tells two calls apart: dtypes, sizes, integers, strings, and the kernel that the call
-// takes without a table. That kernel stands for all that conditions and requirements read beyond the
-// rest, alignment for one. What is found is only a proposal: the caller asks the kernel's condition and
-// requirements as it does for any other.
+// A key consists of dtypes, sizes, integers, strings, and the kernel that the call takes without a
+// table. That kernel represents everything else that conditions and requirements read, such as
+// alignment. The result is only a proposal: the caller checks the kernel's condition and
+// requirements as usual.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace torch_cubin {
 
-// What a key is made of. Floats and strides tell calls apart only where a kernel's `when` reads them:
-// else each step of a schedule would be a call of its own.
+// The components of a key. Floats and strides are included only if a kernel's `when` reads them;
+// otherwise each step of a schedule would be a different call.
 class CallKey {
  public:
   static constexpr size_t kMostWords = 256;
@@ -38,10 +38,11 @@ class CallKey {
   // holds a string which is none of `words`.
   size_t write(const CallState& state, const Words& words, int64_t* out) const;
 
-  // As a table says it: {"x": ["float16", [2, 3]], "n": 5, "mode": "fast", "bias": null}.
+  // The key in a table's form: {"x": ["float16", [2, 3]], "n": 5, "mode": "fast", "bias": null}.
   nlohmann::json shown(const CallState& state) const;
 
-  // The key that shown() gave; adds strings to `words`. Throws [input] for what is none.
+  // Parses a key in the form of shown(); adds strings to `words`. Throws [input] for an invalid
+  // one.
   std::vector<int64_t> read(const nlohmann::json& key, const std::string& label,
                             Words& words) const;
 
@@ -60,15 +61,15 @@ class CallKey {
 class TunedCalls {
  public:
   TunedCalls() = default;
-  // `calls`: [{"key", "kernel", "instead_of": the kernel taken without a table}], of which the last
-  // counts where two have one key. Throws [input] for a line that is none, or leaves it out.
+  // `calls`: [{"key", "kernel", "instead_of": the kernel taken without a table}]; the last entry of
+  // a key wins. Throws [input] for an invalid line, or skips it.
   enum OnBadLine : bool { kThrow, kSkip };
   TunedCalls(const nlohmann::json& calls, const CallKey& key, size_t kernels,
              const std::string& label, OnBadLine on_bad_line = kThrow);
 
   bool empty() const { return calls_.empty(); }
-  // The kernel's number; -1 for a call that is not in the table. `instead_of`: the kernel that the call
-  // takes without a table.
+  // The kernel's index; -1 for a call that is not in the table. `instead_of`: the kernel that the
+  // call takes without a table.
   int32_t find(const CallState& state, const CallKey& key, size_t instead_of) const;
   const nlohmann::json& calls() const { return calls_; }
 

@@ -1,6 +1,6 @@
-// TunedTable: which group of a contract's kernels a call takes, looked up by values of its arguments.
-// Autotuners give such tables: the kernel that was quickest for a key. The cost of a look-up does not
-// depend on the number of kernels.
+// TunedTable: selects a group of a contract's kernels by values of the arguments. Autotuners
+// produce such tables: the quickest kernel for each key. The cost of a lookup does not depend on
+// the number of kernels.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace torch_cubin {
 
 class TunedTable {
  public:
-  // Reads {"key", "entries", "otherwise"} (docs/manifest.md); `groups`: how many there are. Throws
-  // [input].
+  // Reads {"key", "entries", "otherwise"} (docs/manifest.md). `groups`: the number of groups.
+  // Throws [input].
   TunedTable(const nlohmann::json& object, const Scope& scope, int64_t groups,
              const std::string& label);
 
-  // The group of the call's key, or that of keys which are not in the table.
+  // The group of the call's key, or the default group.
   int32_t find(const CallState& state) const;
   int32_t otherwise() const { return otherwise_; }
 
@@ -30,19 +30,19 @@ class TunedTable {
     enum class Kind : uint8_t { kValue, kDtype, kText };
     Kind kind;
     int32_t index = 0;  // of the expression, the tensor or the text
-    // Of a number or a fact of a tensor, where the key asks whether that is given, too: its place.
-    // Without it the part has no value, and so no entry the key.
+    // If another part of the key asks whether this part's number or tensor is given: its index. If
+    // it is not given, this part has no value and does not count.
     int32_t optional_number = -1, optional_tensor = -1;
-    std::vector<std::string> words;  // of the table, which stand in keys by their places
+    std::vector<std::string> words;  // strings of the table; keys contain their indices
   };
 
   void read_part(const nlohmann::json& part, const Scope& scope, const std::string& label);
-  // Finds the optional number or tensor that a part reads, where another part asks whether it is given.
+  // Finds the optional number or tensor of a part, if another part asks whether it is given.
   static void find_optional(const nlohmann::json& key, const nlohmann::json& json_part,
                             const Scope& scope, Part* part);
-  // The word that stands in a key for a value of the table's JSON.
+  // Converts a value of the table's JSON to a key's word.
   int64_t read_value(Part& part, const nlohmann::json& value, const std::string& label);
-  // The word for a call's own value of that part.
+  // The key's word for a call's value of that part.
   int64_t value(const Part& part, const CallState& state) const;
 
   std::vector<Part> parts_;

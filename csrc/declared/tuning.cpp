@@ -25,7 +25,7 @@ using nlohmann::json;
 constexpr int kTableVersion = 1;
 constexpr size_t kMaxTableBytes = 16u << 20;
 
-// Of the user, where HOME is not set; "" where it has none.
+// The user's home folder from the password database, if HOME is not set; "" if unknown.
 std::string password_home() {
   std::vector<char> text(1u << 14);
   passwd entry{};
@@ -105,7 +105,7 @@ TunedCalls read_tuned_file(const Contract& contract, int32_t index) {
       }
     }
   } catch (const Error&) {
-    // A damaged file counts as absent, as in every cache, and so does a line that is damaged.
+    // Damaged files and lines are ignored, as in every cache.
   } catch (const json::exception&) {
   }
   return {};
@@ -145,7 +145,7 @@ void add_tuned_calls(const json& table) {
             own, printable(hash), "Tune again."});
     }
     if (!op.contains("calls")) refuse_json(label + ".calls", "a list", json());
-    contract.tuned_table(op["calls"]);  // throws, before any is used
+    contract.tuned_table(op["calls"]);  // throws before any table is activated
     found.emplace_back(&contract, &op["calls"]);
   }
   for (const auto& [contract, calls] : found) {
