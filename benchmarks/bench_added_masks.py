@@ -1,12 +1,12 @@
-"""Attention with masks that are added to the logits, against cuDNN by way of PyTorch.
+"""Attention with masks that are added to the logits, compared with cuDNN through PyTorch.
 
     python benchmarks/bench_added_masks.py [--json FILE]
 
-bfloat16, 8 sequences of 2,048 rows, 2,048 columns of all heads. Masks: causal and padding (zeros
-and -inf), numbers alike for all heads, in bfloat16 and float32, and numbers of each head.
-Microseconds of `attention_forward` and `attention_backward`; of F.scaled_dot_product_attention with
-the cuDNN backend, and its backward; medians of five interleaved rounds. "dense": ours without a
-mask.
+bfloat16, 8 sequences of 2,048 rows, heads * head_dim = 2,048. Masks: causal and padding (zeros and
+-inf), numbers shared by all heads in bfloat16 and float32, and numbers per head. Prints
+microseconds of `attention_forward` and `attention_backward`, and of F.scaled_dot_product_attention
+with the cuDNN backend and its backward: medians of five interleaved rounds. "dense" is ours
+without a mask.
 """
 
 from __future__ import annotations

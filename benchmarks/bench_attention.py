@@ -1,23 +1,26 @@
-"""Speed of torch.ops.cubin.scaled_dot_product_attention beside PyTorch's own kernels.
+"""Speed of torch.ops.cubin.scaled_dot_product_attention compared with PyTorch's own kernels.
 
     python benchmarks/bench_attention.py                      # everything, under 5 minutes
     python benchmarks/bench_attention.py --quick              # a third of it, under a minute
     python benchmarks/bench_attention.py --only forward,decode --check
     python benchmarks/bench_attention.py --markdown --json result.json
 
-Sections: forward, backward (bf16, beside SDPBackend.FLASH_ATTENTION, and then beside cuDNN), fp32
-and fp32_backward (beside EFFICIENT_ATTENTION), decode (one query, beside cuDNN, in GB/s of keys and
-values), host (what a small call costs the CPU). Random normal data of 16,384 tokens and 2,048
-columns of all heads, as (batch, heads, rows, head_dim); a decode's inputs rotate over sets that
-exceed the L2 cache three times, in a CUDA graph. Sections kvcache and paged are
-flash_attention_with_kvcache with lengths on the device: beside the best of cuDNN and flash, which
-get keys and values of exactly that length, and pages of 16 and 64 beside our own contiguous cache;
-e4m3 is caches of float8_e4m3fn, contiguous and in pages, beside our own of bfloat16;
-forward_e4m3 is flash_attention of float8_e4m3fn, what lays out its values included, beside our own
-of bfloat16, and then beside cuDNN's of bfloat16;
-"copy" is the share of a copy's bandwidth, measured in the same process. Outputs are checked.
-Ratios above 1 mean that torch_cubin is faster; the floor is what the project promises on an H200,
-and --check makes a row under it the exit status.
+Sections, each with its peer:
+    forward, backward    bf16, compared with SDPBackend.FLASH_ATTENTION and with cuDNN
+    fp32, fp32_backward  compared with EFFICIENT_ATTENTION
+    decode               one query, compared with cuDNN, in GB/s of keys and values
+    host                 CPU cost of a small call
+    kvcache              flash_attention_with_kvcache with lengths on the device, compared with the
+                         best of cuDNN and flash on keys and values of exactly that length
+    paged                the same in pages of 16 and 64, compared with our contiguous cache
+    e4m3                 caches of float8_e4m3fn, contiguous and paged, compared with our bfloat16
+    forward_e4m3         flash_attention of float8_e4m3fn, including the kernel that transposes its
+                         values, compared with our bfloat16 and with cuDNN's
+Random normal data of 16,384 tokens and heads * head_dim = 2,048, as (batch, heads, rows, head_dim).
+The inputs of decode rotate over sets of three times the L2 cache, in a CUDA graph. "copy" is the
+fraction of a copy's bandwidth, measured in the same process. Outputs are checked. Ratios above 1
+mean that torch_cubin is faster; the floor is the project's promise on an H200, and --check exits
+with a failure if a row is below it.
 """
 
 from __future__ import annotations
@@ -47,12 +50,12 @@ SECTIONS = ("forward", "forward_e4m3", "backward", "fp32", "fp32_backward", "dec
 SECTIONS += ("kvcache", "paged", "e4m3", "host")
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
-HOST_FLOOR = 1 / 0.9  # at most 0.9 of what PyTorch's call costs
+HOST_FLOOR = 1 / 0.9  # at most 0.9 of the cost of PyTorch's call
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured line. `unit` is what the rates count: TFLOP/s, GB/s or calls."""
+    """One measured line. `unit` is the unit of the rates: TFLOP/s, GB/s or calls."""
 
     section: str
     case: str
@@ -69,13 +72,13 @@ class Row:
     peer_rate: float
     cubin_rate: float
     cudnn_rate: float | None
-    cudnn_ratio: float | None  # ours over cuDNN's, where that is not the peer
+    cudnn_ratio: float | None  # our rate over cuDNN's, if cuDNN is not the peer
     floor: float
-    copy: float | None = None  # share of the copy bandwidth
+    copy: float | None = None  # fraction of the copy bandwidth
 
     @property
     def under(self) -> bool:
-        """Whether the floor is broken; NaN breaks it."""
+        """Whether the ratio is below the floor; NaN counts as below."""
         return not (self.ratio >= self.floor)
 
 
@@ -84,7 +87,7 @@ def cubin(*args, **options) -> torch.Tensor:
 
 
 def stock(backend: SDPBackend) -> Callable[..., torch.Tensor]:
-    """F.scaled_dot_product_attention with this backend alone."""
+    """F.scaled_dot_product_attention restricted to this backend."""
 
     def call(*args, **options) -> torch.Tensor:
         with sdpa_kernel(backend):
@@ -94,13 +97,13 @@ def stock(backend: SDPBackend) -> Callable[..., torch.Tensor]:
 
 
 def tensors(head_dim: int, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """query, key, value and a gradient of the output."""
+    """Makes query, key, value and a gradient of the output."""
     shape = (TOKENS // length, COLUMNS // head_dim, length, head_dim)
     return [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4)]
 
 
 def check_forward(ours, own, q, k, v, causal: bool) -> None:
-    """The suite's numerical rule on 128 rows of one head."""
+    """Checks 128 rows of one head by the rule of tests/numerics.py."""
     b, h = q.shape[0] - 1, q.shape[1] // 2
     rows = torch.randint(q.shape[2], (128,), device="cuda")
     scores = q[b, h, rows].double() @ k[b, h].double().t() / math.sqrt(q.shape[-1])
@@ -112,7 +115,7 @@ def check_forward(ours, own, q, k, v, causal: bool) -> None:
 
 
 def check_gradients(ours, own, limit: float) -> None:
-    """Both kernels' gradients agree: the tests hold them against float64."""
+    """Checks that the gradients of both kernels agree; the tests compare them with float64."""
     for name, mine, theirs in zip(("dq", "dk", "dv"), ours, own, strict=True):
         difference = (mine.float() - theirs.float()).square().mean().sqrt()
         error = float(difference / theirs.float().square().mean().sqrt())
@@ -121,7 +124,7 @@ def check_gradients(ours, own, limit: float) -> None:
 
 
 def gradients_of(function, q, k, v, grad, causal: bool) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """The backward alone, of one forward."""
+    """Returns a function that runs only the backward of one forward."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     with torch.enable_grad():
         out = function(*leaves, is_causal=causal)
@@ -129,7 +132,7 @@ def gradients_of(function, q, k, v, grad, causal: bool) -> Callable[[], tuple[to
 
 
 def tflops(length: int, causal: bool, backward: bool, microseconds: float) -> float:
-    """As everywhere: two products forward and five backward, a causal one counted as half."""
+    """Counts two products forward and five backward, by convention; causal counts half."""
     work = 4 * TOKENS * length * COLUMNS * (2.5 if backward else 1) * (0.5 if causal else 1)
     return work / microseconds / 1e6
 
@@ -141,7 +144,7 @@ def floor_of(section: str, length: int) -> float:
 
 
 def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: float) -> Row:
-    """A line of one of the four sections of whole sequences."""
+    """Measures a line of forward, backward, fp32 or fp32_backward."""
     single, backward = section.startswith("fp32"), section.endswith("backward")
     dtype, peer = (torch.float32, EFFICIENT) if single else (torch.bfloat16, FLASH)
     q, k, v, grad = tensors(head_dim, length, dtype)
@@ -164,7 +167,7 @@ def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: f
             beside = common.alternate(third, runs[1], 1, budget_ms)
             cudnn_rate = tflops(length, causal, backward, beside.first_us)
             cudnn_ratio = beside.ratio
-        except RuntimeError:  # this cuDNN has no kernel for it: the column stays empty
+        except RuntimeError:  # this cuDNN has no kernel for the case: the column stays empty
             cudnn_rate = cudnn_ratio = None
     rate = [tflops(length, causal, backward, us) for us in (timed.first_us, timed.second_us)]
     return Row(
@@ -189,7 +192,7 @@ def measure(section: str, head_dim: int, length: int, causal: bool, budget_ms: f
 
 
 def measure_e4m3(head_dim: int, length: int, causal: bool, budget_ms: float) -> Row:
-    """flash_attention of float8_e4m3fn beside the same numbers, widened to bfloat16."""
+    """Measures flash_attention of float8_e4m3fn and of the same values widened to bfloat16."""
     shape = (TOKENS // length, length, COLUMNS // head_dim, head_dim)
     narrow = [torch.randn(shape, device="cuda").to(torch.float8_e4m3fn) for _ in "qkv"]
     wide = [x.bfloat16() for x in narrow]
@@ -198,7 +201,7 @@ def measure_e4m3(head_dim: int, length: int, causal: bool, budget_ms: float) -> 
     runs = [lambda x=x: flash(*x, is_causal=causal) for x in (wide, narrow)]
     own, ours = (run().double() for run in runs)
     error = ((own - ours).norm() / own.norm()).item()
-    if numerics.exceeds(error, 4.5e-2):  # weights of 4 bits
+    if numerics.exceeds(error, 4.5e-2):  # e4m3 softmax weights have 4 significant bits
         raise AssertionError(f"forward_e4m3 {shape}: relative difference {error:.2e}")
     del own, ours
     timed = common.alternate(runs[0], runs[1], 1, budget_ms)
@@ -228,7 +231,7 @@ def measure_e4m3(head_dim: int, length: int, causal: bool, budget_ms: float) -> 
 
 
 def decode_peer(q, k, v) -> torch.Tensor:
-    """cuDNN's attention of one query a head; the 4 heads of a group are 4 rows of one problem."""
+    """cuDNN's attention of one query per head, the 4 heads of a group as 4 rows of one problem."""
     batch, heads, _, head_dim = q.shape
     rows = q.view(batch, k.shape[1], heads // k.shape[1], head_dim)
     return stock(CUDNN)(rows, k, v).reshape(q.shape)
@@ -255,12 +258,12 @@ def measure_decode(batch: int, length: int, budget_ms: float) -> Row:
         return common.graph_of([lambda s=s: function(*s) for s in order])
 
     graph, out = replay_of(lambda *s: cubin(*s, enable_gqa=True))
-    # Whichever of cuDNN's ways is quicker is what we are compared with.
+    # The peer is the faster of cuDNN's two formulations.
     peers = []
     for function in (decode_peer_gqa, decode_peer):
         try:
             peers.append(replay_of(function))
-        except RuntimeError:  # refused: the other way remains
+        except RuntimeError:  # cuDNN refuses this formulation
             torch.cuda.synchronize()
     timed = [common.alternate(g.replay, graph.replay, calls, budget_ms) for g, _ in peers]
     best = min(range(len(timed)), key=lambda i: timed[i].first_us)
@@ -292,7 +295,7 @@ def measure_decode(batch: int, length: int, budget_ms: float) -> Row:
 
 
 def copy_rate() -> float:
-    """GB/s of a copy, bytes read and written."""
+    """GB/s of a copy, counting the bytes read and written."""
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_()
     to = torch.empty_like(source)
     timed = common.alternate(lambda: to.copy_(source), lambda: to.copy_(source), 1, 100)
@@ -302,7 +305,7 @@ def copy_rate() -> float:
 def cache_sets(
     batch: int, length: int, page_size: int, dtype: torch.dtype
 ) -> list[tuple[torch.Tensor, ...]]:
-    """q, k_cache, v_cache, lengths and block table, so many that L2 holds a third of them."""
+    """Sets of q, k_cache, v_cache, lengths and block table, three times the size of the L2."""
     size = 2 * batch * length * 8 * 128 * dtype.itemsize
     sets = []
     for _ in range(max(2, math.ceil(3 * torch.cuda.get_device_properties(0).L2_cache_size / size))):
@@ -326,18 +329,18 @@ def cached(q, k, v, lengths, table) -> torch.Tensor:
 
 
 def peers_of_cache(q, k, v, lengths, table) -> dict[str, Callable[[], torch.Tensor]]:
-    """PyTorch's ways to the same, on whole sequences whose heads lie before the rows."""
+    """PyTorch's equivalents, on whole sequences laid out as (batch, heads, rows, head_dim)."""
     batch, _, heads, head_dim = q.shape
     q = q.transpose(1, 2)
     rows = q.reshape(batch, k.shape[1], heads // k.shape[1], head_dim)
-    ways = {}
+    peers = {}
     for backend, name in ((CUDNN, "cudnn"), (FLASH, "flash")):
         attend = stock(backend)
-        ways[name] = lambda attend=attend: attend(q, k, v, enable_gqa=True).transpose(1, 2)
-        ways[f"{name} rows"] = lambda attend=attend: attend(rows, k, v).view(
+        peers[name] = lambda attend=attend: attend(q, k, v, enable_gqa=True).transpose(1, 2)
+        peers[f"{name} rows"] = lambda attend=attend: attend(rows, k, v).view(
             batch, 1, heads, head_dim
         )
-    return ways
+    return peers
 
 
 def measure_cache(
@@ -362,12 +365,12 @@ def measure_cache(
     else:
         heads_first = [(s[0], *(x.transpose(1, 2).contiguous() for x in s[1:3]), *s[3:])
                        for s in sets]  # fmt: skip
-        ways = [peers_of_cache(*s) for s in heads_first]
-        for name in ways[0]:
+        peers = [peers_of_cache(*s) for s in heads_first]
+        for name in peers[0]:
             try:
-                calls = [ways[i % len(ways)][name] for i in range(len(order))]
+                calls = [peers[i % len(peers)][name] for i in range(len(order))]
                 candidates[name] = common.graph_of(calls)
-            except RuntimeError:  # refused: the other ways remain
+            except RuntimeError:  # this peer refuses the case
                 torch.cuda.synchronize()
     timed = {
         name: common.alternate(g.replay, graph.replay, len(order), budget_ms)
@@ -405,7 +408,7 @@ def measure_cache(
 
 
 def measure_host(rounds: int) -> list[Row]:
-    """What a small call costs the CPU (bench_overhead.py), PyTorch's time over ours."""
+    """Host cost of a small call (bench_overhead.py), PyTorch's time over ours."""
     times = bench_overhead.measure(bench_overhead.attention_contenders(), rounds)
     rows = []
     names = list(times)
@@ -439,7 +442,7 @@ def measure_host(rounds: int) -> list[Row]:
 
 
 def plan(options: argparse.Namespace, section: str) -> list[tuple[int, int, bool]]:
-    """head_dim, length, causal of the section's lines."""
+    """(head_dim, length, causal) of each line of a section."""
     if section.startswith("fp32"):
         lengths = (2048,) if options.quick else (512, 2048, 8192)
         head_dims = (64, 128)
@@ -492,7 +495,7 @@ def print_summary(rows: list[Row]) -> None:
 
 
 def warm_up() -> None:
-    """About a second: clocks and temperature."""
+    """Runs for about a second, until clocks and temperature settle."""
     warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     for _ in range(500):
         torch.mm(warm, warm)
@@ -506,7 +509,7 @@ def run(options: argparse.Namespace, sections: list[str]) -> tuple[list[Row], li
     def attempt(label: str, work: Callable[[], list[Row]]) -> None:
         try:
             rows.extend(work())
-        except Exception as error:  # one bad line must not lose the others' numbers
+        except Exception as error:  # keep the numbers of the other lines
             failures.append(f"{label}: {type(error).__name__}: {error}")
         torch.cuda.empty_cache()
 

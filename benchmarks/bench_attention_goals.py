@@ -3,14 +3,15 @@
     python benchmarks/bench_attention_goals.py --lines --json result.json    # about two minutes
     python benchmarks/bench_attention_goals.py --only windows,paged
 
-`forward` and `backward` are bf16, 16,384 tokens and 2,048 columns of all heads, rows of 512 to
-16,384, beside cuDNN, alternating (common.py): PyTorch's time over ours. FlashAttention-3 is not
-installed where this runs: `forward, best` and `backward, FA3` divide those ratios by what it had
-over cuDNN in one process on an H200 (FA3_OVER_CUDNN), the forward only where it was the faster one.
-The other groups are shares: of our own dense rate for each visible score
-(bench_attention_options.py), of a copy's bandwidth, of our own contiguous cache, or beside the
-better of cuDNN and flash (bench_attention.py's sections kvcache and paged). Outputs are checked. A
-group's goal is a geometric mean and a least value.
+`forward` and `backward` are bf16, 16,384 tokens, heads * head_dim = 2,048, sequences of 512 to
+16,384 rows, alternating with cuDNN (common.py): cuDNN's time over ours. FlashAttention-3 is not
+installed here, so `forward, best` and `backward, FA3` divide those ratios by the speedup of
+FlashAttention-3 over cuDNN that was measured on an H200 (FA3_OVER_CUDNN), the forward only where
+FlashAttention-3 was faster.
+The other groups are fractions of our dense rate per visible score (bench_attention_options.py), of
+a copy's bandwidth, or of our contiguous cache, or ratios to the faster of cuDNN and flash
+(bench_attention.py, sections kvcache and paged). Outputs are checked. The goal of a group is a
+geometric mean and a minimum.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ import common
 import torch
 from goals import ATTENTION as GOALS
 
-MEASURED = {  # what --only takes, and the groups that it gives
+MEASURED = {  # values of --only: the groups that each produces
     "forward": ("forward", "forward, best"),
     "backward": ("backward", "backward, FA3"),
     "options": ("windows, packed, GQA", "boolean masks"),
     "caches": ("decode, of a copy", "decode, one sequence", "paged"),
 }
-# (head_dim, causal): rates of FlashAttention-3 over cuDNN's, for rows of bench_attention.LENGTHS.
+# (head_dim, causal): FlashAttention-3's rate over cuDNN's, per length of bench_attention.LENGTHS.
 FA3_OVER_CUDNN = {
     (64, False): (316 / 375, 363 / 411, 465 / 426, 489 / 441, 534 / 445, 544 / 449),
     (64, True): (216 / 252, 285 / 320, 399 / 368, 455 / 401, 511 / 418, 529 / 433),
@@ -41,7 +42,7 @@ FA3_OVER_CUDNN = {
     (256, False): (494 / 480, 584 / 516, 676 / 601, 709 / 629, 739 / 652, 749 / 654),
     (256, True): (322 / 308, 463 / 409, 577 / 476, 673 / 521, 728 / 551, 753 / 565),
 }
-# The same of the backward, for 16,384 rows alone.
+# The same for the backward, at 16,384 rows.
 FA3_OVER_CUDNN_BACKWARD = {
     (64, False): 535 / 437,
     (64, True): 549 / 410,
@@ -50,7 +51,7 @@ FA3_OVER_CUDNN_BACKWARD = {
     (256, False): 459 / 351,
     (256, True): 447 / 377,
 }
-# Of bench_attention_options.py's lines, those that a goal names.
+# The lines of bench_attention_options.py that have a goal.
 BANDED = ("packed", "window", "GQA")
 MASKED = ("all visible", "as a mask", "documents", "padding", "random")
 
@@ -67,7 +68,7 @@ class Line:
 def measure_dense(
     backward: bool, head_dim: int, length: int, causal: bool, budget_ms: float
 ) -> common.Ratio:
-    """cuDNN's time over ours."""
+    """Measures cuDNN's time over ours."""
     q, k, v, grad = bench_attention.tensors(head_dim, length, torch.bfloat16)
     functions = (bench_attention.stock(bench_attention.CUDNN), bench_attention.cubin)
     runs: list[Callable[[], object]]
@@ -99,7 +100,7 @@ def dense(backward: bool, budget_ms: float) -> Iterator[Line]:
 def options() -> Iterator[Line]:
     for section, head_dim in itertools.product(("packed", "bands", "masks"), (64, 128, 256)):
         for direction in ("forward", "backward"):
-            # What only the portable kernels take is no goal, and takes half of the time.
+            # Masks that only the portable kernels serve have no goal and would take half the time.
             skipped = ("added", "random") if direction == "backward" else ("added",)
             for row in bench_attention_options.rows_of(section, head_dim, direction, skipped):
                 named = [w for w in BANDED + MASKED if w in row.case]
@@ -169,7 +170,7 @@ def main() -> None:
             try:
                 for line in measures[part]():
                     lines.append(line)
-            except Exception as error:  # one part must not lose the others' numbers
+            except Exception as error:  # keep the numbers of the other parts
                 failures.append(f"{part}: {type(error).__name__}: {error}")
             torch.cuda.empty_cache()
     if chosen.lines:

@@ -1,13 +1,13 @@
-"""Attention with options beside our own dense calls: what a visible score costs.
+"""Attention with options: the cost of a visible score, relative to our own dense calls.
 
     python benchmarks/bench_attention_options.py [--only packed,bands,scores,masks] [--json FILE]
     python benchmarks/bench_attention_options.py --portable      # without the kernels for Hopper
 
-Every line is `attention_forward` or `attention_backward` of bfloat16, 16,384 tokens, 2,048 columns
-of all heads, in (rows, heads, head_dim). TFLOP/s count the scores that are visible alone (of random
-masks all of them); "share" is that rate over the rate of a dense call of 2,048 rows (windows: of
-16,384), causal where the line is, in the same run: all lines of a table are interleaved, and
-medians of five rounds are shown.
+Every line is `attention_forward` or `attention_backward` in bfloat16: 16,384 tokens, heads *
+head_dim = 2,048, laid out as (rows, heads, head_dim). TFLOP/s count visible scores only (all scores
+for random masks). "share" is that rate over the rate of a dense call of 2,048 rows (windows: 16,384
+rows), causal if the line is causal, in the same run: all lines of a table are interleaved, and
+medians of five rounds are printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import common
 import torch
 
 TOKENS, COLUMNS = 16384, 2048
-MIXED = [4096, 3000, 2500, 2048, 1700, 1200, 800, 512, 300, 228]  # 16,384 in all
+MIXED = [4096, 3000, 2500, 2048, 1700, 1200, 800, 512, 300, 228]  # 16,384 tokens in total
 SECTIONS = ("packed", "bands", "scores", "masks")
 BLOCK_MS = 12
 
@@ -39,17 +39,17 @@ class Row:
     case: str
     microseconds: float
     tflops: float  # of visible scores
-    share: float | None  # of the dense call's rate
+    share: float | None  # fraction of the dense call's rate
 
 
 @dataclass
 class Call:
-    """Operands, and how many scores are visible."""
+    """The operands of a line, and the number of visible scores."""
 
     operands: tuple[torch.Tensor, ...]  # query, key, value, gradient
     options: dict
     scores: int
-    baseline: str = ""  # the line that it is a share of
+    baseline: str = ""  # the line whose rate `share` is relative to
 
 
 def visible(lengths: list[int], causal: bool, window: int | None) -> int:
@@ -59,7 +59,7 @@ def visible(lengths: list[int], causal: bool, window: int | None) -> int:
 
 
 def make(lengths: list[int], head_dim: int, packed: bool, share_heads: int = 1, **options) -> Call:
-    """Sequences in a batch, all equally long, or packed."""
+    """Makes a call of sequences in a batch, all of one length, or packed."""
     heads = COLUMNS // head_dim
     shapes = [(TOKENS, heads // n, head_dim) for n in (1, share_heads, share_heads, 1)]
     operands = [torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
@@ -79,12 +79,12 @@ def make(lengths: list[int], head_dim: int, packed: bool, share_heads: int = 1, 
     return Call(tuple(operands), options, scores)
 
 
-# Of these masks only the visible scores are counted: whole tiles of the others are hidden.
+# Masks that hide whole tiles: only their visible scores are counted.
 PARTIAL_MASKS = ("causal as a mask", "documents of 512", "padding")
 
 
 def masks() -> dict[str, torch.Tensor]:
-    """Of 8 sequences of 2,048, whose tiles they leave visible wholly, not at all or in part."""
+    """Masks for 8 sequences of 2,048 rows, with fully visible, hidden and partly visible tiles."""
     rows = torch.arange(2048, device="cuda")
     lengths = torch.arange(8, device="cuda")[:, None, None, None] * 200 + 640
     return {
@@ -151,7 +151,7 @@ def backward(call: Call) -> Callable[[], object]:
 def rows_of(
     section: str, head_dim: int, direction: str, skipped: tuple[str, ...] = ()
 ) -> list[Row]:
-    """The lines of a table, but for those whose names hold one of `skipped`."""
+    """The lines of a table, except those whose names contain one of `skipped`."""
     calls = {
         name: call
         for name, call in cases(section, head_dim).items()
@@ -170,7 +170,7 @@ def rows_of(
 
 
 def without_hopper() -> int:
-    """This program again, with a catalog that lacks the kernels for Hopper's attention."""
+    """Runs this program again with a catalog that lacks the Hopper attention kernels."""
     import torch_cubin
 
     package = Path(torch_cubin.__file__).resolve().parent / "cubins"

@@ -4,8 +4,8 @@
 //   bench_cpp CUBIN [ROUNDS]        (bench_cpp.py compiles and runs it)
 //
 // Blocks of 256 launches are submitted without waiting, few enough that the driver's queue does not
-// fill; contenders are interleaved, in another order in every round; medians over the rounds, and
-// of the rounds' differences to the bare loop.
+// fill. Contenders are interleaved, in another order in every round; printed are medians over the
+// rounds, and medians of the per-round differences to the bare loop.
 #include <dlfcn.h>
 #include <torch_cubin/cubin.h>
 
@@ -57,7 +57,7 @@ int main(int count, char** arguments) {
   if (count < 2) return 2;
   const int rounds = count > 2 ? std::atoi(arguments[2]) : 200;
   try {
-    set_device(0);  // the primary context becomes the thread's, as cudaSetDevice does it
+    set_device(0);  // makes the primary context current, like cudaSetDevice
     std::printf("%s, one launch of vec_add(float*, float*, float*, int)\n", device_info().name);
     const std::string path = arguments[1];
     std::ifstream file(path, std::ios::binary);

@@ -4,7 +4,7 @@
     python benchmarks/bench_cpp.py --rounds 500 --tvm-ffi
 
 --tvm-ffi adds the CubinKernel of the installed apache-tvm-ffi, which needs CUDA's headers and
-libcudart; CUDA_HOME says where they lie.
+libcudart (from CUDA_HOME).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import common
 
 from torch_cubin import cpp
 
-TARGET = 60  # nanoseconds over a bare loop
+TARGET = 60  # nanoseconds above the bare cuLaunchKernel loop
 
 
 def tvm_ffi_flags() -> tuple[list[str], list[str]]:

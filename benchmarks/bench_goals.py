@@ -1,14 +1,13 @@
-"""torch.ops.cubin.matmul beside torch.matmul over the shapes of the project's goals, by group.
+"""torch.ops.cubin.matmul compared with torch.matmul on the shapes of the project's goals, by group.
 
     python benchmarks/bench_goals.py --lines --json result.json      # about two minutes
     python benchmarks/bench_goals.py --only odd,random
 
-Each line is one product: both contenders are CUDA graphs over random normal operands that do not
-fit the L2 cache together, alternate, settle before they are measured, and the order flips every
-round (common.py). A ratio above 1 means that torch_cubin is faster. A group's goal is a geometric
-mean and a least ratio. `epilogues` compares torch_cubin's linear, with a bias and an activation,
-with its own plain product. The random shapes are drawn with a seed and have no line in the tuned
-table.
+Each line is one product. Both contenders are CUDA graphs over random normal operands that together
+exceed the L2 cache; they alternate as common.py describes. A ratio above 1 means that torch_cubin
+is faster. The goal of a group is a geometric mean and a minimum ratio. `epilogues` compares
+torch_cubin's linear, with a bias and an activation, with its own plain product. The random shapes
+are drawn with a seed and have no line in the tuned table.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ ACTIVATIONS = {
 class Line:
     group: str
     product: str
-    what: str  # of an epilogue
+    what: str  # the epilogue
     first_us: float
     cubin_us: float
     ratio: float
@@ -95,7 +94,7 @@ def products() -> Iterator[tuple[str, Product]]:
 
 
 def contenders(group: str, bias: torch.Tensor) -> dict[str, tuple[Callable, Callable]]:
-    """By what is added: the first, and torch_cubin's."""
+    """By epilogue: the baseline, and torch_cubin's call."""
     ours = torch.ops.cubin.matmul.default
     if group != "epilogues":
         return {"": (torch.matmul, ours)}
@@ -123,7 +122,7 @@ def measure(group: str, product: Product, operands: Operands, budget_ms: float) 
                 graph, last = common.graph_of(run, alive=min(len(sets), 4))
                 graphs.append(graph)
                 outputs.append(last)
-        # Long products run at the power limit, which takes some milliseconds to settle.
+        # Long products run at the power limit; clocks take some milliseconds to settle there.
         budget = budget_ms * (4 if about_us > 100 else 1)
         timed = common.alternate(graphs[0].replay, graphs[1].replay, calls, budget)
         torch.cuda.synchronize()
@@ -138,7 +137,7 @@ def measure(group: str, product: Product, operands: Operands, budget_ms: float) 
 
 
 def check(out: torch.Tensor, own: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """The suite's numerical rule on up to 64 rows of a timed output."""
+    """Checks up to 64 rows of a timed output by the rule of tests/numerics.py."""
     rows = torch.randint(a.shape[-2], (min(64, a.shape[-2]),), device="cuda")
     reference = numerics.reference_matmul(a[..., rows, :], b)
     numerics.check_close(out[..., rows, :], own[..., rows, :], reference, f"{tuple(a.shape)}")
@@ -147,7 +146,7 @@ def check(out: torch.Tensor, own: torch.Tensor, a: torch.Tensor, b: torch.Tensor
 def check_epilogue(
     what: str, out: torch.Tensor, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor
 ) -> None:
-    """Some rows against float64: sums of normal data, rounded once."""
+    """Checks some rows against float64: sums of normal data, rounded once."""
     rows = torch.randint(a.shape[0], (min(64, a.shape[0]),), device="cuda")
     expected = a[rows].double() @ b.double() + bias.double()
     if ", " in what:
@@ -224,8 +223,8 @@ def main() -> None:
                         label = f"{line.product} {line.what}".strip()
                         print(f"{line.ratio:6.3f} {line.cubin_us:9.1f} us  {group:9} {label}")
                 if torch.cuda.memory_reserved() > 2**35:
-                    torch.cuda.empty_cache()  # what graphs of large products left
-            except Exception as error:  # one bad line must not lose the others' numbers
+                    torch.cuda.empty_cache()  # free the memory of graphs of large products
+            except Exception as error:  # keep the numbers of the other lines
                 failures.append(f"{group} {product}: {type(error).__name__}: {error}")
     print_summary(lines, options.markdown)
     state = clocks()

@@ -1,13 +1,13 @@
-"""Host cost of launching a kernel of one's own, in microseconds: torch_cubin beside its peers.
+"""Host cost of launching a custom kernel, in microseconds: torch_cubin and its peers.
 
     python benchmarks/bench_launch.py
     python benchmarks/bench_launch.py --markdown --json result.json
 
-One kernel, vec_add of three tensors and an int (1,024 floats), from one cubin; every contender that
-can be imported takes part, the others are named. A block of calls is submitted without waiting
+One kernel, vec_add of three tensors and an int (1,024 floats), from one cubin. Every contender that
+can be imported takes part; missing ones are listed. A block of calls is submitted without waiting
 (few enough that the driver's queue never fills); contenders are interleaved in every round, in a
 random order; the median over the rounds is printed with its quartiles. A ratio is the median of
-those of the rounds: the processor's speed may change in the middle of a run. The bare launch is a
+the per-round ratios, because the processor's clock may change during a run. The bare launch is a
 cuLaunchKernel loop in C, in the same process, on the same stream. Each contender's result is
 checked first.
 """
@@ -76,7 +76,7 @@ double loop(int count, void* stream, void* x, void* y, void* z, int n, int grid,
 }
 """
 
-Block = Callable[[], float]  # microseconds a call
+Block = Callable[[], float]  # returns microseconds per call
 
 
 class Data:
@@ -153,12 +153,12 @@ def ours_plain(data: Data) -> Block:
 
 
 def cuda_core(data: Data, ready: bool) -> Block:
-    """`ready`: the pointers are ints beforehand, rather than asked of the tensors at each call."""
+    """`ready`: pointers are ints made in advance; otherwise each call reads tensor.data_ptr()."""
     import numpy
 
     try:
         core = importlib.import_module("cuda.core")
-        core.launch  # noqa: B018  (older releases have everything in .experimental)
+        core.launch  # noqa: B018  (older releases: cuda.core.experimental)
     except AttributeError:
         core = importlib.import_module("cuda.core.experimental")
     device = core.Device(torch.cuda.current_device())
@@ -262,10 +262,10 @@ def main() -> None:
     for name, prepare in CONTENDERS.items():
         try:
             blocks[name] = prepare(data)
-        except Exception as error:  # a peer that is not installed, or of another version
+        except Exception as error:  # the peer is missing or of an incompatible version
             missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
     times = measure(blocks, options.rounds)
-    # cuda.core takes addresses: given tensors, as ours is, a call has to ask each for its own.
+    # cuda.core takes addresses: to launch with tensors, as ours does, it must read each data_ptr().
     references = ("bare cuLaunchKernel loop in C", "cuda.core, tensor.data_ptr()")
 
     def ratio(name: str, reference: str) -> float:

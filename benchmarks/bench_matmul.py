@@ -1,18 +1,17 @@
-"""Speed of torch.ops.cubin.matmul beside torch.matmul: GPU time, and plain calls for small shapes.
+"""Speed of torch.ops.cubin.matmul and torch.matmul: GPU time, and eager calls for small shapes.
 
     python benchmarks/bench_matmul.py                         # everything, about 3 minutes
     python benchmarks/bench_matmul.py --quick                 # a dozen shapes
     python benchmarks/bench_matmul.py --shapes 16x4096x4096,8192x8192x8192 --dtype bf16 --layout nt
     python benchmarks/bench_matmul.py --markdown --json result.json
-    python benchmarks/bench_matmul.py --batch-invariant --quick       # what that mode costs
+    python benchmarks/bench_matmul.py --batch-invariant --quick       # cost of that mode
 
-Random normal data; inputs rotate over sets that exceed the L2 cache three times, and outputs over
-a few blocks of memory (one block would stay in the cache); every call is in a CUDA graph, so that
-GPU time is measured and not the host's; both outputs are checked against
-float64. Ratios above 1 mean that torch_cubin is faster. `plain` is the ratio of ordinary calls,
-host overhead included, for shapes under 60 microseconds. NT: B is [N, K] (a @ w.t()); NN: [K, N].
-With --batch-invariant both contenders are torch_cubin: outside of `torch_cubin.batch_invariant()`
-first, inside of it second.
+Random normal data. Inputs rotate over sets of three times the L2 cache, and outputs over a few
+blocks of memory (a single block would stay in the cache). Calls run in a CUDA graph, so that host
+time is not measured; both outputs are checked against float64. Ratios above 1 mean that torch_cubin
+is faster. `plain` is the ratio of eager calls, host overhead included, for shapes under 60
+microseconds. NT: B is [N, K] (a @ w.t()); NN: [K, N]. With --batch-invariant, both contenders are
+torch_cubin: first outside `torch_cubin.batch_invariant()`, second inside it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ DTYPES = {
     "fp64": torch.float64,
 }
 CUBES = [(s, s, s) for s in (512, 1024, 2048, 4096, 8192, 16384)]
-# (N, K) of the projections of an 8B and a 70B language model, and M tokens.
+# (N, K) of the projections of an 8B and a 70B language model; M is the number of tokens.
 PROJECTIONS = [
     (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192),
     (8192, 28672),
@@ -48,7 +47,7 @@ QUICK = [
     (64, 6144, 4096), (256, 28672, 4096), (1024, 4096, 4096), (4096, 4096, 14336),
 ]  # fmt: skip
 
-# What the project promises on an H200 (share of torch.matmul's speed): dtype, which shapes, floor.
+# The project's promise on an H200: dtype, shapes, minimum ratio to torch.matmul.
 FLOORS = [
     ("bf16", lambda m, n, k: m == n == k and m in (4096, 8192), 0.65),
     ("tf32", lambda m, n, k: m == n == k and m in (4096, 8192), 0.5),
@@ -80,7 +79,7 @@ class Row:
 
 
 def inputs(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> list:
-    """Sets of operands that together exceed the L2 cache three times (at most 200 sets)."""
+    """Sets of operands, three times the size of the L2 cache in total (at most 200 sets)."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     size = (m * k + k * n) * dtype.itemsize
     count = max(2, min(200, math.ceil(3 * cache / size)))
@@ -93,7 +92,7 @@ def inputs(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> list:
 
 
 def check(out: torch.Tensor, own: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """The suite's numerical rule on up to 64 rows of a timed output."""
+    """Checks up to 64 rows of a timed output by the rule of tests/numerics.py."""
     rows = torch.randint(a.shape[0], (min(64, a.shape[0]),), device="cuda")
     reference = numerics.reference_matmul(a[rows], b)
     numerics.check_close(out[rows], own[rows], reference, f"{tuple(a.shape)} @ {tuple(b.shape)}")
@@ -111,7 +110,7 @@ def contenders(batch_invariant: bool) -> tuple:
 
 
 def kernel_names(function: Callable, a: torch.Tensor, b: torch.Tensor) -> str:
-    """The kernels of one call, from the profiler."""
+    """Names of the kernels that one call launches, from the profiler."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         function(a, b)
@@ -121,7 +120,7 @@ def kernel_names(function: Callable, a: torch.Tensor, b: torch.Tensor) -> str:
 
 
 def plain_ratio(sets: list, functions: tuple) -> float:
-    """Ordinary calls in a loop, host included: the first function's time over the second's."""
+    """Ratio of eager calls in a loop, host included: first function's time over the second's."""
     rounds = []
     for _ in range(7):
         times = []
@@ -148,7 +147,7 @@ def measure(
     m, n, k = shape
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     sets = inputs(m, n, k, DTYPES[name], layout)
-    # Enough calls a graph that a replay's own cost vanishes, a multiple of the sets.
+    # A multiple of the sets, with enough calls per graph to hide the cost of a replay.
     guess_us = max(3.0, 2 * m * n * k / 300e6, (m * k + k * n) * sets[0][0].element_size() / 4e6)
     calls = len(sets) * max(1, round(2000 / guess_us / len(sets))) if guess_us < 2000 else 2
     order = [sets[i % len(sets)] for i in range(calls)]
@@ -261,13 +260,13 @@ def main() -> None:
         title = "torch.ops.cubin.matmul outside of batch_invariant() and inside (GPU time, graphs)"
     common.print_machine(title)
     torch.manual_seed(0)
-    # The promise is exact accumulation on both sides; reduced-precision split-K is off in torch.
+    # Both sides accumulate in float32: PyTorch's reduced-precision split-K is disabled.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     rows, failures = [], []
     with torch.no_grad():
         warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-        for _ in range(500):  # about a second: clocks and temperature
+        for _ in range(500):  # about a second, until clocks and temperature settle
             torch.mm(warm, warm)
         torch.cuda.synchronize()
         del warm
@@ -279,7 +278,7 @@ def main() -> None:
                         functions=contenders(options.batch_invariant),
                     )
                 )
-            except Exception as error:  # one bad line must not lose the others' numbers
+            except Exception as error:  # keep the numbers of the other lines
                 failures.append(f"{name} {layout} {shape}: {type(error).__name__}: {error}")
             torch.cuda.empty_cache()
     first, second = names

@@ -1,14 +1,13 @@
-"""Host cost of a declared op, in microseconds, beside the same op written by hand.
+"""Host cost of a declared op, in microseconds, compared with the same op written by hand.
 
     python benchmarks/bench_op.py
     python benchmarks/bench_op.py --markdown --json result.json
 
-z = x + y of 1,024 floats. torch_cubin.define_op's op and handwritten_op.cpp, which is compiled
-first, do the same with the same cubin: check dtypes, shapes, layouts and devices, allocate the
-output, launch on the current stream; so does one by torch_cubin/torch.h. Beside them: the kernel
-launched directly into memory that is there, the bare cuLaunchKernel loop in C, and torch.add.
-Contenders are interleaved in every round, as in bench_overhead.py; each one's result is checked
-first.
+z = x + y of 1,024 floats. The op of torch_cubin.define_op, an op in C++ by torch_cubin/torch.h and
+handwritten_op.cpp (compiled first) do the same with the same cubin: check dtypes, shapes, layouts
+and devices, allocate the output, launch on the current stream. For comparison: the kernel launched
+directly into preallocated memory, the bare cuLaunchKernel loop in C, and torch.add. Contenders are
+interleaved in every round, as in bench_overhead.py; each result is checked first.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import torch
 from bench_overhead import ROUNDS, block_of, measure
 from torch.utils.cpp_extension import include_paths, library_paths
 
-TARGET = 0.5  # microseconds over the op written by hand
+TARGET = 0.5  # microseconds above the op written by hand
 SETTINGS = {
     "no_grad": torch.no_grad,
     "grad mode": torch.enable_grad,
@@ -68,7 +67,7 @@ def handwritten() -> None:
 
 
 def inline() -> Callable:
-    """The same op by torch_cubin/torch.h, with the same checks."""
+    """Returns the same op, written with torch_cubin/torch.h, with the same checks."""
     import torch_cubin
 
     source = """

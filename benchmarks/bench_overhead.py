@@ -1,13 +1,13 @@
-"""Host cost of a call, in microseconds: torch.ops.cubin.* beside torch's own and a bare launch.
+"""Host cost of a call, in microseconds: torch.ops.cubin.*, PyTorch's ops and a bare launch.
 
     python benchmarks/bench_overhead.py
     python benchmarks/bench_overhead.py --markdown --json result.json
 
-64x64 bf16 on the GPU; attention of 4 heads of that. A block of calls is submitted without waiting
-(few enough that the driver's queue never fills), then the GPU is awaited outside the measured time.
-All contenders are interleaved in every round, in a random order; the median over the rounds is
-printed with its quartiles. The bare launch is a cuLaunchKernel loop in C, in the same process, on
-the same stream.
+64x64 bf16 operands on the GPU; attention has 4 such heads. A block of calls is submitted without
+waiting (few enough that the driver's queue never fills), then the GPU is awaited outside the
+measured time. All contenders are interleaved in every round, in a random order; the median over the
+rounds is printed with its quartiles. The bare launch is a cuLaunchKernel loop in C, in the same
+process, on the same stream.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import common
 import torch
 import torch.nn.functional as F
 
-CALLS = 400  # a block; the launch queue holds 1,024
+CALLS = 400  # per block; the launch queue holds 1,024
 ROUNDS = 40
 
 LAUNCHER = r"""
@@ -76,7 +76,7 @@ double loop(int count, void* stream) {
 
 
 def build_launcher() -> Callable[[], float] | None:
-    """Microseconds of one bare launch; None where there is no C compiler."""
+    """Returns a function that gives microseconds per bare launch; None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("g++")
     if compiler is None:
         return None
@@ -104,7 +104,7 @@ def build_launcher() -> Callable[[], float] | None:
 def block_of(
     function: Callable, arguments: tuple, context: Callable = torch.no_grad
 ) -> Callable[[], float]:
-    """A block of calls, as microseconds a call."""
+    """Returns a function that runs a block of calls and gives microseconds per call."""
 
     def block() -> float:
         repeat = range(CALLS)
@@ -148,7 +148,7 @@ def contenders() -> dict[str, Callable[[], float]]:
 
 
 def attention_contenders() -> dict[str, Callable[[], float]]:
-    """Attention of (1, 4, 64, 64), PyTorch's with the backend that it chooses."""
+    """Attention of (1, 4, 64, 64), and PyTorch's with its default backend."""
     shape = (1, 4, 64, 64)
     plain = tuple(torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     leaves = tuple(t.clone().requires_grad_() for t in plain)
@@ -172,7 +172,7 @@ def attention_contenders() -> dict[str, Callable[[], float]]:
 
 
 def family(name: str) -> str:
-    """What a contender is compared within: its setting and the op."""
+    """The group in which a contender is compared: its setting and the op."""
     for op in ("linear", "attention"):
         if op in name:
             return f"{name.split(': ')[0]}, {op}"
@@ -189,13 +189,13 @@ def measure(blocks: dict[str, Callable[[], float]], rounds: int) -> dict[str, li
             torch.cuda.synchronize()
             value = blocks[name]()
             torch.cuda.synchronize()
-            if number >= 3:  # the first rounds warm up
+            if number >= 3:  # the rounds before are warm-up
                 times[name].append(value)
     return times
 
 
 def import_milliseconds(rounds: int = 7) -> list[float]:
-    """What `import torch_cubin` adds after `import torch`, each in a fresh process."""
+    """Time of `import torch_cubin` after `import torch`, each in a fresh process."""
     paths = [str(common.ROOT)]
     code = (
         f"import sys, time; sys.path += {paths!r}; import torch; start = time.perf_counter(); "

@@ -1,10 +1,10 @@
-"""Attention on the CPU, which is a reference: its time beside PyTorch's math backend. Needs no GPU.
+"""The reference attention on the CPU, compared with PyTorch's math backend. Needs no GPU.
 
     python benchmarks/bench_reference.py
     python benchmarks/bench_reference.py --shape 4 4 1040 64 --threads 1
 
-Processor time, the least of some interleaved rounds: on a busy machine the time on the
-wall measures the neighbours.
+Prints CPU time, the minimum of several interleaved rounds: wall time would include whatever else
+the machine runs.
 """
 
 from __future__ import annotations

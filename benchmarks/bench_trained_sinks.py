@@ -1,11 +1,11 @@
-"""What attention sinks that learn cost a training step: forward and backward, through autograd.
+"""Cost of trainable attention sinks in a training step: forward and backward, through autograd.
 
     python benchmarks/bench_trained_sinks.py [--json FILE]
 
-bfloat16, causal; the sizes of GPT-OSS (64 heads of 64 columns, 8 of keys; a window of 128 in every
-other layer) and 16 heads of 128. Lines are interleaved, in another order each round; medians of
-five. "composed" is what sinks that require grad took before they had the fused kernels, and what
-slopes that learn still take.
+bfloat16, causal; the sizes of GPT-OSS (64 query heads of head_dim 64, 8 key heads; a window of 128
+in every other layer) and 16 heads of head_dim 128. Lines are interleaved, in another order each
+round; medians of five rounds. "composed" is attention composed from PyTorch ops, which served
+sinks that require grad before the fused kernels did, and still serves trainable slopes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch_cubin._ops import attention_compose
 
 BLOCK_MS = 30
-# name: query's heads, key's, head_dim, rows, window
+# name: query heads, key heads, head_dim, rows, window
 SIZES = {
     "64 heads of 64, 8 of keys, 8192 rows": (64, 8, 64, 8192, None),
     "the same, window 128": (64, 8, 64, 8192, 128),
@@ -29,11 +29,11 @@ SIZES = {
     "16 heads of 128, 8192 rows": (16, 16, 128, 8192, None),
     "the same, 2048 rows": (16, 16, 128, 2048, None),
 }
-COMPOSED_ROWS = 2048  # at most: it holds the scores
+COMPOSED_ROWS = 2048  # maximum: the composed path keeps the scores in memory
 
 
 def step(call: Callable, options: dict, tensors: list[torch.Tensor], sinks: torch.Tensor | None):
-    """`tensors`: query, key, value and the output's gradient."""
+    """`tensors` are query, key, value and the gradient of the output."""
     learns = [x for x in (*tensors[:3], sinks) if x is not None and x.requires_grad]
     if sinks is not None:
         options = {**options, "sinks": sinks}

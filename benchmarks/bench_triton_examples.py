@@ -1,13 +1,13 @@
-"""The kernels of examples/triton_ahead_of_time, by Triton's own launcher and as a package's ops.
+"""The kernels of examples/triton_ahead_of_time: Triton's launcher compared with a package's ops.
 
     python benchmarks/bench_triton_examples.py [--json FILE]
 
-Needs a GPU and Triton; the package was compiled ahead of time. "host": what a call costs the host,
-the median of batches of calls that do not wait for the GPU, interleaved; small tensors.
-"gpu": microseconds of a large call within a CUDA graph, interleaved. The matmul has the
-configuration that the op takes before torch_cubin.tune was asked, autotuned between one alone, as
-after tuning, and called as a plain @triton.jit function. Beside them stands x + y of 1,024 floats,
-an op of one kernel of nvcc; the last lines say which share of Triton's launcher an op costs.
+Needs a GPU and Triton; the package was compiled ahead of time. "host" is the host cost of a call
+with small tensors, the median over interleaved batches of calls that do not wait for the GPU.
+"gpu" is microseconds of a large call in a CUDA graph, interleaved. The matmul runs the config that
+the op selects before torch_cubin.tune: through an autotuner with only that config, as after
+tuning, and as a plain @triton.jit function. For comparison: x + y of 1,024 floats, an op of one
+nvcc kernel. The last lines give an op's host cost as a fraction of Triton's launcher.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def gpu(graph: torch.cuda.CUDAGraph, count: int = 20) -> float:
     return start.elapsed_time(end) / count * 1e3
 
 
-def ways_of(ops: dict[str, torch_cubin.Op], size: int, rows: int) -> dict[str, Callable]:
+def contenders_of(ops: dict[str, torch_cubin.Op], size: int, rows: int) -> dict[str, Callable]:
     a, b = (torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in range(2))
     q, k, v = (torch.randn(2, 8, rows, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     first = kernels.CONFIGS[0]
@@ -117,11 +117,11 @@ def ways_of(ops: dict[str, torch_cubin.Op], size: int, rows: int) -> dict[str, C
     }
 
 
-def measured(ways: dict[str, Callable], clock: Callable) -> dict[str, dict[str, object]]:
-    times: dict[str, list[float]] = {name: [] for name in ways}
+def measured(contenders: dict[str, Callable], clock: Callable) -> dict[str, dict[str, object]]:
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
-        for name, way in ways.items():
-            times[name].append(clock(way))
+        for name, call in contenders.items():
+            times[name].append(clock(call))
     return {
         name: {
             "median": round(statistics.median(found), 2),
@@ -132,23 +132,23 @@ def measured(ways: dict[str, Callable], clock: Callable) -> dict[str, dict[str, 
 
 
 def shares(host_times: dict[str, dict[str, object]]) -> list[str]:
-    """What an op's call costs the host, of what Triton's launcher takes for the same kernel."""
+    """An op's host cost as a fraction of Triton's launcher, for the same kernel."""
     lines = []
     for kernel in ("matmul", "attention"):
         op = host_times[f"{kernel}, op"]["median"]
-        for way in ("function", "autotuner"):
-            name = f"{kernel}, Triton's {way}"
+        for launcher in ("function", "autotuner"):
+            name = f"{kernel}, Triton's {launcher}"
             if name in host_times:
                 triton_s = host_times[name]["median"]
                 share = op / triton_s
                 lines.append(
-                    f"{kernel}: {op:.1f} us, {share:.2f} of Triton's {way} ({triton_s:.1f})"
+                    f"{kernel}: {op:.1f} us, {share:.2f} of Triton's {launcher} ({triton_s:.1f})"
                 )
     return lines
 
 
 def define_plain_op() -> None:
-    """x + y of floats: what an op of the simplest kind costs in the same minute."""
+    """Defines x + y of floats: the cost of the simplest op, measured in the same run."""
     torch_cubin.define_op(
         "bench_triton_examples::vec_add(Tensor x, Tensor y) -> Tensor",
         kernel=f"{ROOT / 'tests' / 'data' / 'launch.sm_90a.cuda130.cubin'}:vec_add",
@@ -162,7 +162,7 @@ def define_plain_op() -> None:
 def main() -> None:
     define_plain_op()
     ops = torch_cubin.load_package(ROOT / "examples" / "triton_ahead_of_time" / "package")
-    small = ways_of(ops, 128, 128)
+    small = contenders_of(ops, 128, 128)
     for one, other in (
         ("matmul, Triton's function", "matmul, op"),
         ("attention, Triton's function", "attention, op"),
@@ -170,9 +170,9 @@ def main() -> None:
         difference = (small[one]().double() - small[other]().double()).abs().max().item()
         if difference > 0.05:
             raise SystemExit(f"{one} and {other} differ by {difference}")
-    for way in small.values():
-        host(way)
-    graphs = {name: graph_of(way) for name, way in ways_of(ops, 4096, 4096).items()}
+    for call in small.values():
+        host(call)
+    graphs = {name: graph_of(call) for name, call in contenders_of(ops, 4096, 4096).items()}
     facts = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,

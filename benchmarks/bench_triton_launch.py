@@ -1,10 +1,10 @@
-"""What a call costs the host: a kernel of Triton's by its own launcher, and as an op.
+"""Host cost of a call of a Triton kernel: through Triton's launcher, and as an op.
 
     python benchmarks/bench_triton_launch.py [--json FILE]
 
-Needs a GPU and Triton. Each number is the median of batches of 200 calls, without waiting for the
-GPU within a batch; the ways alternate. "in place" writes to a given tensor, "functional" makes its
-output, by torch.empty_like beside Triton's launcher.
+Needs a GPU and Triton. Each number is the median over batches of 200 calls, which do not wait for
+the GPU; the contenders alternate. "in place" writes to a given tensor; "functional" allocates its
+output (Triton's launcher: with torch.empty_like).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> None:
         grid=1,
     )  # fmt: skip
     launch = add[grid]
-    ways: dict[str, Callable[[], object]] = {
+    contenders: dict[str, Callable[[], object]] = {
         "add in place, Triton": lambda: launch(x, y, out, n, 1024),
         "add in place, op": lambda: in_place.overload(x, y, out),
         "add functional, Triton": lambda: launch(x, y, torch.empty_like(x), n, 1024),
@@ -102,11 +102,11 @@ def main() -> None:
         "eleven arguments, Triton": lambda: many[(1,)](*arguments),
         "eleven arguments, op": lambda: of_many.overload(a, b, c, 0.5),
     }
-    for call in ways.values():
+    for call in contenders.values():
         microseconds(call)
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
-        for name, call in ways.items():
+        for name, call in contenders.items():
             times[name].append(microseconds(call))
     facts = {
         "gpu": torch.cuda.get_device_name(),

@@ -1,13 +1,13 @@
-"""What the benchmarks share: the machine's description, timing that alternates, tables.
+"""Shared by the benchmarks: description of the machine, alternating timing, tables.
 
 How a ratio is measured: both contenders run in one process, one block after the other, in an order
-that flips every round; each block first runs unmeasured until the clocks have settled (a slow
-contender banks power for its neighbour: a false 1.16x was seen on an H200 without). A round gives
-one ratio; the median and the range of the rounds are reported.
+that flips every round. Each block first runs unmeasured until the clocks have settled; without
+this, a slow contender leaves power budget to the next one (a false 1.16x was seen on an H200). A
+round gives one ratio; the median and the range over the rounds are reported.
 
-Large products run at the card's power limit after some milliseconds, and a kernel that needs more
-energy a product then loses more clock. `rest_ms` measures the other regime: a few milliseconds of
-work after a rest, at full clocks, as a product among lighter work sees them.
+After some milliseconds, large products run at the card's power limit, where a kernel that uses more
+energy per product loses more clock. `rest_ms` measures the other regime: a few milliseconds of work
+after a rest, at full clocks, like a product between lighter work.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-# The checkout's torch_cubin, unless one is installed; and the suite's numerical rule.
+# For the checkout's torch_cubin, unless one is installed, and for tests/numerics.py.
 sys.path += [str(ROOT), str(ROOT / "tests")]
 
 
 def machine() -> dict[str, str]:
-    """GPU, driver and versions: printed above every table."""
+    """GPU, driver and versions, printed above every table."""
     import torch_cubin
 
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -66,10 +66,10 @@ def require_gpu() -> None:
 def graph_of(
     calls: Sequence[Callable[[], torch.Tensor]], alive: int = 1
 ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """A CUDA graph of the calls in order, and the last one's output.
+    """Returns a CUDA graph of the calls in order, and the output of the last one.
 
-    The outputs of the last `alive` calls are kept while the next one runs, so that so many blocks
-    of memory are interleaved.
+    The outputs of the last `alive` calls are kept while the next one runs, so that outputs rotate
+    over that many blocks of memory.
     """
     calls[0]()
     torch.cuda.synchronize()
@@ -82,7 +82,7 @@ def graph_of(
 
 
 def milliseconds(run: Callable[[], object], count: int) -> float:
-    """Of `count` runs together, on the GPU."""
+    """GPU time of `count` runs together."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(count):
@@ -95,8 +95,8 @@ def milliseconds(run: Callable[[], object], count: int) -> float:
 def interleaved(
     runs: Mapping[str, Callable[[], object]], block_ms: float, rounds: int = 5
 ) -> dict[str, float]:
-    """Microseconds of each, interleaved in blocks of block_ms, in another order each round;
-    medians."""
+    """Median microseconds of each contender, interleaved in blocks of block_ms, in another order
+    each round."""
     counts = {}
     for name, run in runs.items():
         milliseconds(run, 3)
@@ -111,7 +111,7 @@ def interleaved(
 
 @dataclass(frozen=True)
 class Ratio:
-    """Microseconds a call of both contenders, and first / second (above 1: second is faster)."""
+    """Microseconds per call of both contenders, and first / second (above 1: second is faster)."""
 
     first_us: float
     second_us: float
@@ -121,7 +121,7 @@ class Ratio:
 
 
 def summarise(rounds: Sequence[tuple[float, float]]) -> Ratio:
-    """From (first, second) microseconds of each round."""
+    """Medians and ranges of (first, second) microseconds, one pair per round."""
     ratios = [first / second for first, second in rounds]
     return Ratio(
         first_us=statistics.median(first for first, _ in rounds),
@@ -140,9 +140,9 @@ def alternate(
     rounds: int = 6,
     rest_ms: float = 0,
 ) -> Ratio:
-    """Times two things on the GPU, alternating; each block half settling, half measured.
+    """Times two functions on the GPU, alternating; the first half of each block is not measured.
 
-    With `rest_ms` a block is one run to settle and 3 ms measured, after that long a rest.
+    With `rest_ms`, each block is a rest of that long, one unmeasured run and 3 ms measured.
     """
     contenders = (first, second)
     if rest_ms:
@@ -177,8 +177,8 @@ def print_times(
     columns: dict[str, Callable[[str, float], str]],
     markdown: bool,
 ) -> None:
-    """A row a contender: its median and quartiles in microseconds, and what each of `columns`
-    makes of its name and median."""
+    """Prints one row per contender: its median and quartiles in microseconds, and one column for
+    each function of `columns`, called with the name and the median."""
     rows = []
     for name, values in times.items():
         low, middle, high = statistics.quantiles(values, n=4)
@@ -188,13 +188,13 @@ def print_times(
 
 
 def print_target(what: str, value: float, target: float, shown: str = "{:.2f}") -> None:
-    """Whether a measured value, of which less is better, meets its target."""
+    """Prints whether a measured value is at most its target."""
     verdict = "met" if value <= target else "MISSED"
     print(f"{what}: {shown.format(value)} (target {target}: {verdict})")
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], markdown: bool) -> None:
-    """The table aligned for a terminal, or as Markdown."""
+    """Prints the table, aligned for a terminal or as Markdown."""
     if markdown:
         print("| " + " | ".join(headers) + " |")
         print("|" + "---|" * len(headers))
@@ -208,7 +208,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], markdown:
 
 
 def end_with(failures: Sequence[str]) -> None:
-    """Prints the lines that failed, and ends with status 1 if there are any."""
+    """Prints the lines that failed, and exits with status 1 if there are any."""
     for failure in failures:
         print(f"FAILED {failure}")
     if failures:

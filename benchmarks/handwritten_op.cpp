@@ -1,6 +1,6 @@
-// What a declared op is measured against (bench_op.py): the same op, vec_add of float32, written by
-// hand for one kernel on PyTorch's stable ABI. It checks dtype, shape, layout and device, allocates
-// the output and launches on the current stream; errors are as short as they are usually written.
+// The baseline of bench_op.py for declared ops: the same op, vec_add of float32, written by hand
+// for one kernel on PyTorch's stable ABI. It checks dtype, shape, layout and device, allocates the
+// output and launches on the current stream; its error messages are short, as usual in such code.
 #include <dlfcn.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -49,7 +49,7 @@ Tensor vec_add(Tensor x, Tensor y) {
 
 }  // namespace
 
-// 0, or a code of the driver's. The context of the device must be current.
+// Returns 0 or a CUresult. The context of the device must be current.
 extern "C" int prepare(const void* image) {
   void* cuda = dlopen("libcuda.so.1", RTLD_NOW);
   if (cuda == nullptr) return -1;

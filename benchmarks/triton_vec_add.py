@@ -1,4 +1,4 @@
-"""vec_add for Triton (bench_launch.py): Triton wants a kernel's source in a file."""
+"""vec_add for Triton (bench_launch.py): Triton reads a kernel's source from its file."""
 
 import triton
 import triton.language as tl

@@ -1,5 +1,5 @@
-"""What bench_attention.py and bench_attention_backward.py share: how they compile one kernel, the
-layouts of their inputs, and the timing of launches. Needs torch where it is called, not to compile.
+"""Shared by bench_attention.py and bench_attention_backward.py: compiling a kernel, layouts of
+inputs, and timing of launches. torch is imported only by the functions that use it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_BOUND = 1 << 30
 def compile_kernel(
     source: str, name: str, defines: dict[str, Any], extra: list[str], out: Path
 ) -> str:
-    """csrc/kernels/attention/`source`.cu to out/`name`.cubin; a line for each thing to know."""
+    """Compiles csrc/kernels/attention/`source`.cu to out/`name`.cubin; returns ptxas' warnings."""
     folder = HERE.parents[1] / "csrc" / "kernels" / "attention"
     command = [
         *("nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"),
@@ -36,7 +36,7 @@ def compile_kernel(
 
 
 def laid_out(shape: tuple[int, int, int, int], layout: str, dtype):
-    """(b, h, s, d), in memory as the letters of `layout` say; rows are longer for 'bhsd+'."""
+    """A (b, h, s, d) tensor, stored in the order of the letters of `layout`; 'bhsd+' pads rows."""
     import torch
 
     b, h, s, d = shape
@@ -49,7 +49,7 @@ def laid_out(shape: tuple[int, int, int, int], layout: str, dtype):
 
 
 def milliseconds(run: Callable[[], object], count: int) -> float:
-    """Of one of `count` runs, one behind the other."""
+    """GPU milliseconds per run, over `count` consecutive runs."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,12 +1,12 @@
-"""Speed of the kernels of a folder beside torch.matmul (cuBLAS), several ways to run each.
+"""Speed of the kernels of a folder compared with torch.matmul (cuBLAS), several configs of each.
 
     python benchmarks/sm90/bench.py FOLDER [--plan large|middle|model|gradients|training] [--zeros]
         [--seconds 60] [--json FILE]
 
-One process; every contender is a CUDA graph over inputs that rotate through at least 240 MB of
-random normal data; each round draws the contenders' order at random, lets each settle and then
-measures it; the ratio is torch's time over ours within a round, its median over the rounds. The
-last output of every contender is compared with torch's.
+One process. Every contender is a CUDA graph over inputs that rotate through at least 240 MB of
+random normal data. Each round draws the contenders' order at random, lets each settle, then
+measures it; the ratio is the median over the rounds of torch's time over ours. The last output of
+every contender is compared with torch's.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from model import candidates, predict
 
 
 def plans(which: str):
-    """(shape, layout, [(tile, how)])"""
+    """Yields (shape, layout, [(tile, how)])."""
     big, wide = How("n", stream=True, pdl=True), How("m", blocks=128, pdl=True)
     if which == "large":
         for size in (2048, 4096, 8192, 16384):
-            ways = [("256x192", big), ("128x256", wide), ("128x256", replace(wide, pdl=False))]
+            configs = [("256x192", big), ("128x256", wide), ("128x256", replace(wide, pdl=False))]
             if size == 2048:
-                ways += [("128x256", How(blocks=128, pdl=True))]
+                configs += [("128x256", How(blocks=128, pdl=True))]
             if size == 8192:
-                ways += [
+                configs += [
                     ("256x192", replace(big, **change))
                     for change in (
                         {"serpentine": False},
@@ -46,33 +46,33 @@ def plans(which: str):
                         {"stream": False},
                     )
                 ]
-            yield (size, size, size), "nt", ways
-        ways = [("256x192", big), ("128x256", wide), ("128x256", How(pdl=True)),
+            yield (size, size, size), "nt", configs
+        configs = [("256x192", big), ("128x256", wide), ("128x256", How(pdl=True)),
                 ("256x128", How("n", pdl=True, blocks=128))]  # fmt: skip
         for shape in ((8192, 4096, 4096), (4096, 4096, 14336), (1024, 4096, 4096),
                       (1024, 28672, 4096), (1024, 4096, 14336)):  # fmt: skip
-            yield shape, "nt", ways
+            yield shape, "nt", configs
         for layout in ("nn", "tn", "tt"):
             yield (4096, 4096, 4096), layout, [("256x192", big), ("128x256", wide)]
-    if which == "gradients":  # of the weights of examples/train_transformer.py --size large
-        ways = [("128x256", How(pdl=True)), ("128x256", How("m", pdl=True)),
+    if which == "gradients":  # weight gradients of examples/train_transformer.py --size large
+        configs = [("128x256", How(pdl=True)), ("128x256", How("m", pdl=True)),
                 ("256x128", How("n", pdl=True)), ("192x192", How("n", pdl=True)),
                 ("256x192", replace(big, cluster="m"))]  # fmt: skip
         for m, n in ((6144, 2048), (2048, 2048), (8192, 2048), (2048, 8192)):
-            yield (m, n, 16384), "tn", ways
-    if which == "training":  # most products of such a step, of 16,384 tokens
+            yield (m, n, 16384), "tn", configs
+    if which == "training":  # most products of such a training step with 16,384 tokens
         for layout, shapes in (
             ("tn", ((6144, 2048, 16384), (2048, 2048, 16384), (8192, 2048, 16384))),
             ("nn", ((16384, 2048, 6144), (16384, 2048, 8192), (16384, 8192, 2048))),
             ("nt", ((16384, 6144, 2048), (16384, 2048, 8192))),
         ):
-            ways = [
+            configs = [
                 (tile, How(cluster, pdl=True, stream=tile == "256x192"))
                 for tile in ("128x256", "256x128", "192x192", "256x192")
                 for cluster in ("", "m", "n")
             ]
             for shape in shapes:
-                yield shape, layout, ways
+                yield shape, layout, configs
     if which == "model":
         for size in (512, 1024, 1536, 2048, 3072):
             yield (size, size, size), "nt", None
@@ -87,7 +87,7 @@ def plans(which: str):
         first = [("64x128", How(pdl=True)), ("64x128", How()), ("128x128", How("k", pdl=True)),
                  ("128x64", How(pdl=True)), ("64x64", How(pdl=True))]  # fmt: skip
         yield (1024, 1024, 1024), "nt", first
-        ways = [
+        configs = [
             ("128x64", How("k", pdl=True)), ("128x64", How(pdl=True)),
             ("128x128", How("k", pdl=True)), ("128x128", How("m", pdl=True)),
             ("128x224", How(pdl=True)), ("128x224", How("m", pdl=True)),
@@ -96,7 +96,7 @@ def plans(which: str):
         ]  # fmt: skip
         for m in (128, 256, 512):
             for n, k in ((4096, 4096), (28672, 4096), (4096, 14336), (6144, 4096)):
-                yield (m, n, k), "nt", ways
+                yield (m, n, k), "nt", configs
 
 
 def sets_of(kind: str, layout: str, shape: tuple[int, int, int], spread: float):
@@ -156,29 +156,29 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     results = []
     plan_list = list(plans(arguments.plan))
-    for index, (shape, layout, ways) in enumerate(plan_list):
+    for index, (shape, layout, configs) in enumerate(plan_list):
         if time.time() - begin > arguments.seconds:
             print(f"out of time: {len(plan_list) - index} of {len(plan_list)} shapes left")
             break
         m, n, k = shape
         sets = sets_of(arguments.type, layout, shape, 0 if arguments.zeros else 1)
-        if ways is None:
+        if configs is None:
             best = candidates(kernels, f"{arguments.type}_{layout}_", m, n, k)
-            ways, seen = [], {}
-            for _, name, how in best:  # at most two ways of a tile
+            configs, seen = [], {}
+            for _, name, how in best:  # at most two configs per tile
                 tile = name.split("_")[2]
                 seen[tile] = seen.get(tile, 0) + 1
-                if seen[tile] <= 2 and len(ways) < arguments.count:
-                    ways.append((tile, how))
+                if seen[tile] <= 2 and len(configs) < arguments.count:
+                    configs.append((tile, how))
         once_us = max(2.0, 2 * m * n * k / 650e6)
         repeats = len(sets) * max(1, round(4000 / once_us / len(sets)))
         own = torch.empty_like(sets[0][2])
         labels, graphs = ["cublas"], []
-        turns = [sets[i % len(sets)] for i in range(repeats)]
-        graphs.append(graph([lambda s=s: torch.matmul(s[0], s[1], out=s[2]) for s in turns]))
+        rotation = [sets[i % len(sets)] for i in range(repeats)]
+        graphs.append(graph([lambda s=s: torch.matmul(s[0], s[1], out=s[2]) for s in rotation]))
         graphs[0].replay()
-        own.copy_(turns[-1][2])
-        for tile, how in ways:
+        own.copy_(rotation[-1][2])
+        for tile, how in configs:
             name = f"{arguments.type}_{layout}_{tile}"
             if name not in kernels:
                 continue
@@ -191,7 +191,7 @@ def main() -> None:
             g = graph([launches[i % len(sets)] for i in range(repeats)])
             g.replay()
             torch.cuda.synchronize()
-            out = turns[-1][2]
+            out = rotation[-1][2]
             difference = (out.float() - own.float()).abs().max().item() / math.sqrt(k)
             verdict = "" if difference < 0.05 else f" DIFFERS {difference:.3g}"
             guess = predict(kernels[name].facts, how, m, n, k)
@@ -222,7 +222,7 @@ def main() -> None:
             parts.append(f"   {spread} {flops / us / 1e6:.0f} TF {label}")
         print("\n".join(parts), flush=True)
         results.append(row)
-        del graphs, sets, turns, own
+        del graphs, sets, rotation, own
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,power.draw,temperature.gpu",
              "--format=csv,noheader"]  # fmt: skip
     print(subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip())

@@ -1,11 +1,11 @@
-"""Attention forward on an H200: csrc/kernels/attention/sm90.cu beside cuDNN and flash.
+"""Attention forward on an H200: csrc/kernels/attention/sm90.cu compared with cuDNN and flash.
 
     python benchmarks/sm90/bench_attention.py --build OUT           # nvcc, no GPU
     python benchmarks/sm90/bench_attention.py OUT [--json FILE]     # checks, then times
 
-Every kernel is checked against float64 first (tails, bands, grouped heads, strides, huge scores,
+Every kernel is first checked against float64 (tails, bands, grouped heads, strides, huge scores,
 NaN, logsumexp, repeats). Then each length is timed in CUDA graphs, the contenders alternating in
-one process, medians of the rounds. TFLOP/s count causal attention at half.
+one process; medians over the rounds are printed. TFLOP/s count half the work for causal attention.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from attention_bench import NO_BOUND, TOKENS, WIDTH, compile_kernel, laid_out, milliseconds
 
-ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2  # or so many heads to balance
+ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2  # schedules; a positive value: heads to balance
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def setup() -> None:
     PARAMS = Params
 
 
-class ScoreRule(ctypes.Structure):  # Sm90ScoreRule, of `general` kernels: none here
+class ScoreRule(ctypes.Structure):  # Sm90ScoreRule: read by `general` kernels only, unused here
     _fields_ = [
         *[(n, ctypes.c_void_p) for n in ("dropout_seed", "alibi_slopes", "sinks")],
         ("alibi_stride", ctypes.c_int64),
@@ -115,7 +115,7 @@ class ScoreRule(ctypes.Structure):  # Sm90ScoreRule, of `general` kernels: none 
     ]
 
 
-class MaskTiles(ctypes.Structure):  # Sm90MaskTiles, of `general` kernels: none here
+class MaskTiles(ctypes.Structure):  # Sm90MaskTiles: read by `general` kernels only, unused here
     _fields_ = [
         *[(n, ctypes.c_void_p) for n in ("words", "classes")],
         ("word_stride", ctypes.c_int64 * 3),
@@ -123,7 +123,7 @@ class MaskTiles(ctypes.Structure):  # Sm90MaskTiles, of `general` kernels: none 
     ]
 
 
-class Lengths(ctypes.Structure):  # Sm90Lengths: no packed sequences here
+class Lengths(ctypes.Structure):  # Sm90Lengths: unused without packed sequences
     _fields_ = [
         *[(n, ctypes.c_void_p) for n in ("cu_seqlens_q", "cu_seqlens_k")],
         *[(n, ctypes.c_int) for n in ("seqlen_q", "seqlen_k", "first", "last", "bottom_right")],
@@ -131,7 +131,7 @@ class Lengths(ctypes.Structure):  # Sm90Lengths: no packed sequences here
 
 
 def aligned_copy(params):
-    """A kernel's parameter, with its tensor maps at multiples of 64 bytes."""
+    """Copies a kernel parameter to a 64-byte boundary, which its tensor maps need."""
     size = -(-ctypes.sizeof(params) // 64) * 64
     storage = ctypes.create_string_buffer(size + 64)
     aligned = (ctypes.c_char * size).from_buffer(storage, -ctypes.addressof(storage) % 64)
@@ -140,7 +140,7 @@ def aligned_copy(params):
 
 
 def encode(tensor, box_rows: int):
-    """(batch, heads, rows, columns), any strides of whole 16 bytes."""
+    """Tensor map of (batch, heads, rows, columns); strides must be multiples of 16 bytes."""
     storage = (ctypes.c_char * 192)()
     address = (ctypes.addressof(storage) + 63) // 64 * 64
     batch, heads, rows, columns = tensor.shape
@@ -157,7 +157,7 @@ def encode(tensor, box_rows: int):
 
 
 class Forward:
-    """One kernel on one problem, encoded once. q, k, v, out: (batch, heads, rows, columns)."""
+    """One kernel with the parameters of one problem; tensors are (batch, heads, rows, columns)."""
 
     def __init__(
         self, kernel, function, q, k, v, out, lse=None, first=-NO_BOUND, last=NO_BOUND,
@@ -190,7 +190,7 @@ class Forward:
 
 
 def reference(q, k, v, first, last, scale):
-    """float64: out and logsumexp; rows that see nothing give 0 and -inf."""
+    """out and logsumexp in float64; fully masked rows give 0 and -inf."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), k.double(), v.double()
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -204,7 +204,7 @@ def reference(q, k, v, first, last, scale):
 
 
 def check(kernel: Kernel, function) -> str:
-    """Raises where an answer is wrong."""
+    """Raises if a result is wrong."""
     dtype = getattr(torch, kernel.dtype)
     full, d = kernel.head_dim, kernel.head_dim
     # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, schedule
@@ -220,15 +220,15 @@ def check(kernel: Kernel, function) -> str:
         (60, 8, 2, 250, 333, None, 0, d, "bshd", 1, 20),
         (1, 3, 1, 1000, 77, None, 0, d, "bhsd", 1, 3),
         (2, 2, 1, 77, 1000, None, 923, d, "bshd", 1, 1),
-        (1, 2, 2, 900, 500, None, -400, d, "bhsd", 1, 1),  # bottom right: 400 rows see nothing
+        (1, 2, 2, 900, 500, None, -400, d, "bhsd", 1, 1),  # bottom right: 400 rows fully masked
         (2, 2, 2, 1500, 1500, -200, 100, d, "bhsd", 1, 2),
         (1, 2, 2, 700, 700, -100, -50, d, "bhsd", 1, 2),
         (40, 8, 2, 200, 333, None, 0, d, "bshd", 1, 5),
         (1, 2, 1, 300, 1111, None, None, d - 24, "bshd", 1, 0),
         (1, 2, 1, 300, 1111, None, 811, d - 8, "bhsd+", 20, 0),  # huge scores
         (1, 2, 1, 300, 1111, None, 811, d, "bhsd", 5, 0),
-        (2, 2, 2, 900, 900, None, 0, d, "bhsd", 1000, 1),  # beyond what one fma tells apart
-        (1, 2, 1, 600, 600, None, 0, d, "bhsd", -1, 0),  # scores that are all very negative
+        (2, 2, 2, 900, 900, None, 0, d, "bhsd", 1000, 1),  # beyond the precision of one fma
+        (1, 2, 1, 600, 600, None, 0, d, "bhsd", -1, 0),  # all scores very negative
         (1, 16, 16, 4000, 4000, None, 0, d, "bshd", 1, 2),
     ]
     worst, worst_lse = 0.0, 0.0
@@ -244,14 +244,14 @@ def check(kernel: Kernel, function) -> str:
             q, k = q * factor, k * factor
         scale = 1 / math.sqrt(hd)
         want, want_lse = reference(q, k, v, first, last, scale)
-        room = torch.full((b, h, sq + 3, full + 8), math.nan, device="cuda", dtype=dtype)
-        out = room[:, :, :sq, :hd]
+        buffer = torch.full((b, h, sq + 3, full + 8), math.nan, device="cuda", dtype=dtype)
+        out = buffer[:, :, :sq, :hd]
         lse = torch.full((b, h, sq), math.nan, device="cuda")
         launch = Forward(kernel, function, q, k, v, out, lse, first, last, schedule)
         answers = []
         what = f"{kernel.name} case {number} {cases[number]}"
         for _ in range(3):
-            room.fill_(math.nan)
+            buffer.fill_(math.nan)
             lse.fill_(math.nan)
             launch()
             try:
@@ -269,13 +269,13 @@ def check(kernel: Kernel, function) -> str:
             raise SystemExit(f"{what}: error {error}, logsumexp {lse_error}")
         if not bool((lse[~seen] == -math.inf).all()) or not bool((out[~seen] == 0).all()):
             raise SystemExit(f"{what}: rows that see nothing")
-        if not bool(room[:, :, sq:].isnan().all() and room[..., hd:].isnan().all()):
+        if not bool(buffer[:, :, sq:].isnan().all() and buffer[..., hd:].isnan().all()):
             raise SystemExit(f"{what}: wrote outside")
         for other, other_lse in answers:
             if not torch.equal(other, out) or not torch.equal(other_lse, lse):
                 raise SystemExit(f"{what}: another answer in another run")
         worst, worst_lse = max(worst, error), max(worst_lse, lse_error)
-    # NaN in one query, NaN and inf in keys that causal rows see from 300 on.
+    # NaN in one query; NaN and inf in keys that are visible to causal rows from row 300.
     q, k, v = (torch.randn(1, 2, 500, d, device="cuda").to(dtype) for _ in range(3))
     q[0, 0, 17, 3] = math.nan
     k[0, 1, 300, 5] = math.nan
@@ -304,7 +304,7 @@ def library(backend: str, q, k, v, causal: bool):
 
 
 def graph_of(run, duration: float):
-    """A graph of as many launches as take about so many milliseconds, and their number."""
+    """A graph of launches that together take about `duration` milliseconds, and their number."""
     milliseconds(run, 2)
     count = max(1, min(200, round(duration / max(milliseconds(run, 1), 1e-3))))
     graph = torch.cuda.CUDAGraph()
@@ -317,7 +317,7 @@ def graph_of(run, duration: float):
 
 
 def timed(contenders: dict, rounds: int, duration: float = 8) -> dict:
-    """Median milliseconds of a launch; each contender settles for as long as it is measured."""
+    """Median milliseconds per launch; each contender settles for as long as it is measured."""
     graphs = {name: graph_of(run, duration) for name, run in contenders.items()}
     times = {name: [] for name in graphs}
     for _ in range(rounds):
@@ -329,7 +329,7 @@ def timed(contenders: dict, rounds: int, duration: float = 8) -> dict:
 
 
 def time_window(functions: dict, d: int, window: int, rounds: int) -> None:
-    """Prints what the window's visible scores cost each kernel, and those of causal attention."""
+    """Prints each kernel's cost per visible score, with the window and for causal attention."""
     q, k, v = (
         torch.randn(1, TOKENS, WIDTH // d, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
         for _ in range(3)
@@ -405,7 +405,7 @@ def main() -> None:
             continue
         try:
             print(check(kernel, functions[kernel]), f"({time.time() - start:.1f} s)", flush=True)
-        except torch.AcceleratorError as error:  # the context is gone
+        except torch.AcceleratorError as error:  # the context is lost
             print(f"{kernel.name}: {str(error).splitlines()[0]}", flush=True)
             skipped = [*arguments.without, kernel.name]
             words = [w for name in skipped for w in ("--without", name)]

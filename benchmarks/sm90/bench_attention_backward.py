@@ -1,11 +1,12 @@
-"""Attention backward on an H200: sm90_backward.cu and sm90_backward_wide.cu beside cuDNN.
+"""Attention backward on an H200: sm90_backward.cu and sm90_backward_wide.cu, compared with cuDNN.
 
     python benchmarks/sm90/bench_attention_backward.py --build OUT [--bound]   # nvcc, no GPU
     python benchmarks/sm90/bench_attention_backward.py OUT [--json FILE]       # checks, then times
 
-Every kernel is checked against float64 first (tails, bands, grouped heads, strides, repeats). Then
+Every kernel is first checked against float64 (tails, bands, grouped heads, strides, repeats). Then
 each length is timed, the contenders alternating in one process: 35 ms to settle, 50 ms measured,
-medians of the rounds, the kernels before and after included. TFLOP/s count causal at half.
+medians over the rounds. Times include the kernels that prepare and finish the backward. TFLOP/s
+count half the work for causal attention.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class Kernel:
 
     @property
     def box(self) -> int:
-        """Keys of a block."""
+        """Keys per block."""
         return 64 if self.wide else 128
 
     @property
     def keys(self) -> int:
-        """Keys of a work."""
+        """Keys per work item."""
         return self.box * (2 if self.pair else 1)
 
     @property
@@ -60,8 +61,8 @@ class Kernel:
         row = 2 * self.head_dim
         panels = self.head_dim // 64
         size = 2 * self.box * row + (self.q_stages + self.grad_stages) * self.rows * row
-        size += 2 * -(-self.rows // 64) * self.box * 128  # dS: of two steps, or of two blocks
-        # dq, and P of wide ones; a pair has half of the other's keys for one of dq's buffers
+        size += 2 * -(-self.rows // 64) * self.box * 128  # dS of two steps, or of two blocks
+        # dq, and P of wide kernels; a pair has half of the other's keys for one of dq's buffers
         size += 256 * self.rows * (2 + 1 if self.wide else 2 * panels)
         size += self.q_stages * (8 * self.rows + 4 + 4)
         if self.pair:
@@ -69,7 +70,7 @@ class Kernel:
             return (size + 48 + 15) // 16 * 16 + 32 + 144
         size += self.q_stages * 8 * self.keys * -(-self.rows // 64)  # a mask's bits
         size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels + 16 * self.wide
-        rows_out = 0 if self.wide else 8 * 8 * row  # of dk and dv, on their way out
+        rows_out = 0 if self.wide else 8 * 8 * row  # staging of dk and dv for the store
         return (size + 48 + 15) // 16 * 16 + 144 + rows_out
 
 
@@ -98,7 +99,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
 
 
 def build_ends(out: Path) -> None:
-    """The kernels before and after."""
+    """Compiles the kernels that prepare and finish the backward."""
     for dtype in ("bfloat16", "float16"):
         for source, threads in (("sm90_backward_delta", 128), ("sm90_backward_convert", 256)):
             name = f"{source}_{dtype}"
@@ -137,7 +138,7 @@ def setup() -> None:
 
 
 class Backward:
-    """One kernel on one problem, encoded once, with the two around it."""
+    """One kernel with the parameters of one problem, and the kernels before and after it."""
 
     def __init__(
         self, kernel, functions, q, k, v, out, lse, grad, dq, dk, dv, first=-NO_BOUND,
@@ -204,7 +205,7 @@ def load(kernel: Kernel, out: Path):
 
 
 def reference(q, k, v, grad, first, last, scale):
-    """float64: out, logsumexp, dq, dk, dv; rows that see nothing give 0 and -inf."""
+    """out, logsumexp, dq, dk and dv in float64; fully masked rows give 0 and -inf."""
     group = q.shape[1] // k.shape[1]
     q, k, v, grad = q.double(), k.double(), v.double(), grad.double()
     wide_k, wide_v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -226,7 +227,7 @@ def reference(q, k, v, grad, first, last, scale):
 
 
 def check(kernel: Kernel, functions) -> str:
-    """Raises where an answer is wrong."""
+    """Raises if a result is wrong."""
     dtype = getattr(torch, kernel.dtype)
     d = kernel.head_dim
     # batch, heads, kv heads, rows, keys, first, last, head_dim, layout, factor, together
@@ -240,12 +241,12 @@ def check(kernel: Kernel, functions) -> str:
         (40, 8, 2, 250, 333, None, 0, d, "bshd", 1, 20),
         (1, 3, 1, 1000, 77, None, 0, d, "bhsd", 1, 3),
         (2, 2, 1, 77, 1000, None, 923, d, "bshd", 1, 1),
-        (1, 2, 2, 900, 500, None, -400, d, "bhsd", 1, 1),  # bottom right: 400 rows see nothing
+        (1, 2, 2, 900, 500, None, -400, d, "bhsd", 1, 1),  # bottom right: 400 rows fully masked
         (2, 2, 2, 1500, 1500, -200, 100, d, "bhsd", 1, 2),
         (1, 2, 2, 700, 700, -100, -50, d, "bhsd", 1, 2),
         (1, 2, 1, 300, 1111, None, None, d - 24, "bshd", 1, 8),
         (1, 2, 1, 300, 1111, None, 811, d - 8, "bhsd+", 5, 8),  # huge scores
-        (1, 2, 1, 600, 600, None, 0, d, "bhsd", -1, 8),  # scores that are all very negative
+        (1, 2, 1, 600, 600, None, 0, d, "bhsd", -1, 8),  # all scores very negative
         (1, 16, 16, 3000, 3000, None, 0, d, "bshd", 1, 8),
         (1, 8, 8, 3000, 3000, None, None, d, "bshd", 1, 8),
     ]
@@ -263,19 +264,19 @@ def check(kernel: Kernel, functions) -> str:
         scale = 1 / math.sqrt(hd)
         out, lse, *want = reference(q, k, v, grad, first, last, scale)
         out, lse = out.to(dtype), lse.float()
-        rooms, results = [], []
+        buffers, results = [], []
         for heads, rows in ((h, sq), (hk, sk), (hk, sk)):
-            room = torch.full((b, heads, rows + 3, d + 8), math.nan, device="cuda", dtype=dtype)
-            rooms.append(room)
-            results.append(room[:, :, :rows, :hd])
+            buffer = torch.full((b, heads, rows + 3, d + 8), math.nan, device="cuda", dtype=dtype)
+            buffers.append(buffer)
+            results.append(buffer[:, :, :rows, :hd])
         launch = Backward(
             kernel, functions, q, k, v, out, lse, grad, *results, first, last, together
         )
         answers = []
         what = f"{kernel.name} case {number} {cases[number]}"
         for _ in range(3):
-            for room in rooms:
-                room.fill_(math.nan)
+            for buffer in buffers:
+                buffer.fill_(math.nan)
             launch()
             try:
                 torch.cuda.synchronize()
@@ -295,14 +296,14 @@ def check(kernel: Kernel, functions) -> str:
                 bad = ((x.double() - y).abs() > 0.05 * y.abs().max()) | x.isnan()
                 print(n, f"{int(bad.sum())} of {bad.numel()} wrong", bad.nonzero()[:6].tolist())
             raise SystemExit(f"{what}: errors {errors}")
-        for room, (rows, n) in zip(rooms, ((sq, hd), (sk, hd), (sk, hd)), strict=True):
-            if not bool(room[:, :, rows:].isnan().all() and room[..., n:].isnan().all()):
+        for buffer, (rows, n) in zip(buffers, ((sq, hd), (sk, hd), (sk, hd)), strict=True):
+            if not bool(buffer[:, :, rows:].isnan().all() and buffer[..., n:].isnan().all()):
                 raise SystemExit(f"{what}: wrote outside")
         for other in answers:
             if not all(torch.equal(x, y) for x, y in zip(other, results, strict=True)):
                 raise SystemExit(f"{what}: another answer in another run")
         worst = [max(x, y) for x, y in zip(worst, errors, strict=True)]
-    # NaN in a value that causal rows see from 300 on, and in a row of grad_out.
+    # NaN in a value that is visible to causal rows from row 300, and in a row of grad_out.
     q, k, v, grad = (torch.randn(1, 3, 500, d, device="cuda").to(dtype) for _ in range(4))
     out, lse, *_ = reference(q, k, v, grad, -NO_BOUND, 0, 1 / math.sqrt(d))
     out, lse = out.to(dtype), lse.float()
@@ -315,7 +316,7 @@ def check(kernel: Kernel, functions) -> str:
     nan = [x.isnan().any(-1)[0] for x in results]
     want_nan = [torch.zeros_like(x) for x in nan]
     want_nan[0][0, 300:] = True
-    want_nan[1][0] = True  # rows from 300 on see every key
+    want_nan[1][0] = True  # rows from 300 on reach every key
     want_nan[0][1, 100] = True
     want_nan[1][1, :101] = True
     want_nan[2][1, :101] = True
@@ -336,7 +337,7 @@ def cudnn(q, k, v, grad, causal: bool):
 
 
 def rate_of(function, flops: float) -> float:
-    """TFLOP/s, after 35 ms of the same."""
+    """TFLOP/s, after 35 ms of warm-up with the same function."""
     function()
     one = max(milliseconds(function, 1), 0.01)
     milliseconds(function, max(1, round(35 / one)))
@@ -344,7 +345,7 @@ def rate_of(function, flops: float) -> float:
 
 
 def rates_of(contenders: dict, flops: dict, rounds: int) -> dict:
-    """Median TFLOP/s of each, interleaved."""
+    """Median TFLOP/s of each contender, interleaved."""
     rates = {name: [] for name in contenders}
     for _ in range(rounds):
         for name in random.sample(list(contenders), len(contenders)):
@@ -353,7 +354,7 @@ def rates_of(contenders: dict, flops: dict, rounds: int) -> dict:
 
 
 def time_window(kernel: Kernel, functions, window: int, rounds: int) -> None:
-    """Prints what visible scores cost with the window and without, of 16,384 causal rows."""
+    """Prints the cost per visible score with and without the window, for 16,384 causal rows."""
     d = kernel.head_dim
     q, k, v, grad = (
         torch.randn(1, TOKENS, WIDTH // d, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
@@ -364,7 +365,7 @@ def time_window(kernel: Kernel, functions, window: int, rounds: int) -> None:
     results = [torch.empty_like(x) for x in (q, k, v)]
     contenders, flops = {}, {}
     for keys, first in ((window, 1 - window), (TOKENS, -NO_BOUND)):
-        # What logsumexp a window has makes no difference to the time.
+        # The time does not depend on the values of logsumexp.
         contenders[keys] = Backward(
             kernel, functions, q, k, v, out, lse, grad, *results, first, 0, max(4, 512 // d)
         )
@@ -375,7 +376,7 @@ def time_window(kernel: Kernel, functions, window: int, rounds: int) -> None:
 
 
 def contenders_of(kernels, functions, d: int, s: int, causal: bool, together: str) -> dict:
-    """cuDNN and ours, whose results agree with it, by name."""
+    """cuDNN and our kernels by name; checks that their results agree."""
     q, k, v, grad = (
         torch.randn(TOKENS // s, s, WIDTH // d, d, device="cuda", dtype=torch.bfloat16).transpose(
             1, 2

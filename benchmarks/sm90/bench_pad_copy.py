@@ -1,4 +1,4 @@
-"""The kernels of csrc/kernels/matmul/pad.cu: bit-exact, and their bandwidth beside a plain copy's.
+"""The kernels of csrc/kernels/matmul/pad.cu: bit-exactness, and bandwidth compared with a copy.
 
 python benchmarks/sm90/bench_pad_copy.py torch_cubin/cubins/sm_90a
 """
@@ -33,7 +33,7 @@ class Params(ctypes.Structure):
 
 
 def job(source: torch.Tensor, to: torch.Tensor) -> Job:
-    """Both [batch, rows, columns] with contiguous rows; `to` has aligned ones."""
+    """Both are [batch, rows, columns] with contiguous rows; the rows of `to` are aligned."""
     size = source.element_size()
     batch, rows, columns = source.shape
     chunks = to.stride(1) * size // 16
@@ -53,7 +53,7 @@ def prepare(function, first: Job, second: Job):
 
 
 def padded(like: torch.Tensor) -> torch.Tensor:
-    """Room for a copy with rows of whole 16-byte chunks, filled with NaN."""
+    """A NaN-filled buffer for a copy whose rows are multiples of 16 bytes."""
     step = 16 // like.element_size()
     batch, rows, columns = like.shape
     wide = -(-columns // step) * step

@@ -1,5 +1,5 @@
-// All kernels of bench_skinny.py in one cubin; SKINNY_LIST names a file with one SKINNY(...) a kernel.
-#define TC_KERNEL bench  // the namespace of what sm90_skinny.cu defines
+// All kernels of bench_skinny.py in one cubin; SKINNY_LIST has one SKINNY(...) per kernel.
+#define TC_KERNEL bench  // the namespace for the definitions in sm90_skinny.cu
 #include "matmul/sm90_skinny.cu"
 
 #define SKINNY(NAME, TYPE, CONTIGUOUS, BLOCKS, TOKENS)                           \

@@ -1,11 +1,11 @@
-"""Products with few tokens on an H200: the kernels of sm90_skinny.cu beside cuBLAS.
+"""Products with few tokens on an H200: the kernels of sm90_skinny.cu compared with cuBLAS.
 
     python benchmarks/sm90/bench_skinny.py --build skinny.cubin     # needs nvcc, no GPU
     python benchmarks/sm90/bench_skinny.py skinny.cubin --json skinny.json
 
-First every kernel is checked against float64 (tails, strides, poisoned outputs, exact integers,
-repeats); then a sweep finds each shape's configuration, and the winners are measured in CUDA graphs
-with rotated weights, alternating with torch.mm.
+Every kernel is first checked against float64 (tails, strides, poisoned outputs, exact integers,
+repeats). A sweep then finds the best config of each shape, and the winners are measured in CUDA
+graphs with rotated weights, alternating with torch.mm.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LIMIT = 227 * 1024 - 1024  # dynamic shared memory of a block that has a multiprocessor alone
-HALF = 113 * 1024 - 1024  # of two
-PADS = (8, 16, 32, 64)  # tokens that the kernels are built for
+LIMIT = 227 * 1024 - 1024  # dynamic shared memory at one block per multiprocessor
+HALF = 113 * 1024 - 1024  # at two blocks per multiprocessor
+PADS = (8, 16, 32, 64)  # token counts that kernels are built for
 MULTIPROCESSORS = 132
 SHAPES = [
     (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (8192, 8192),
@@ -38,7 +38,7 @@ SHAPES = [
 class Kernel:
     dtype: str
     layout: str
-    blocks: int  # of 64 rows
+    blocks: int  # blocks of 64 rows
     pad: int  # tokens
 
     @property
@@ -54,7 +54,7 @@ def kernels() -> list[Kernel]:
 
 
 def build(path: str) -> None:
-    """Compiles all kernels; a serialised wgmma or a spill is an error."""
+    """Compiles all kernels. A serialised wgmma or a spill is an error."""
     lines = []
     for k in kernels():
         contiguous = "true" if k.layout == "nn" else "false"
@@ -84,8 +84,8 @@ class Config:
     rows: int
     splits: int
     stages: int
-    prefetched: int = -1  # k blocks; -1: as many as there are stages
-    grid: int = 0  # blocks at most, 0: no limit
+    prefetched: int = -1  # k blocks; -1: the number of stages
+    grid: int = 0  # maximum number of blocks; 0: no limit
     dependent: bool = True
 
     def text(self) -> str:
@@ -120,7 +120,7 @@ def pad_of(m: int) -> int:
     return next(p for p in PADS if p >= m)
 
 
-PARAMS: type  # Sm90SkinnyParams, made by setup()
+PARAMS: type  # Sm90SkinnyParams, set by setup()
 
 
 def setup():
@@ -207,7 +207,7 @@ def check_one(library, config: Config, m: int, n: int, k: int, seed: int, what: 
         draw = lambda a, b: torch.randint(-1, 2, (a, b), device="cuda").to(dtype)  # noqa: E731
     else:
         draw = lambda a, b: torch.randn(a, b, device="cuda").to(dtype)  # noqa: E731
-    # NaN around the operands: reading it would show.
+    # NaN around the operands exposes reads out of bounds.
     x_full = torch.full((m + 1, ld(k)), float("nan"), device="cuda", dtype=dtype)
     w_shape = (n, k) if kernel.layout == "nt" else (k, n)
     w_full = torch.full((w_shape[0] + 1, ld(w_shape[1])), float("nan"), device="cuda", dtype=dtype)
@@ -280,7 +280,7 @@ def check_all(library) -> list[str]:
 
 
 def check_batch_invariance(library) -> None:
-    """Rows' bits for 1 to 64 tokens with the same rows, splits and k block."""
+    """Checks that a token has the same bits among 1 to 64 tokens for one rows, splits, k block."""
     w = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
     whole, differ = None, []
@@ -300,7 +300,7 @@ def check_batch_invariance(library) -> None:
 
 
 class Case:
-    """One shape with rotated operands."""
+    """One shape, with operands that rotate."""
 
     def __init__(self, m: int, n: int, k: int, layout: str, rotate_mb: int = 260) -> None:
         self.m, self.n, self.k, self.layout = m, n, k, layout
@@ -319,7 +319,7 @@ class Case:
         self.calls = count * max(1, round(1500 / guess / count))
 
     def graph(self, prepare):
-        """A graph of self.calls calls; prepare(x, w, out) returns what runs."""
+        """A graph of self.calls calls; prepare(x, w, out) returns the function to capture."""
         runs = [prepare(*s) for s in self.sets]
         runs[0]()
         torch.cuda.synchronize()
@@ -364,14 +364,14 @@ def replay_us(graph, calls: int, times: int) -> float:
 
 
 def plan(m: int, n: int, k: int, layout: str) -> Config:
-    """What the library runs: rows and splits, hence the order of K, depend on n and k alone."""
+    """The library's config. Rows and splits, and so the order of K, depend on n and k only."""
     blocks_of_k = -(-k // 128)
-    if layout == "nn":  # whole lines of 64 columns: others are read twice
+    if layout == "nn":  # whole lines of 64 columns: partial lines would be read twice
         best = math.inf
         for splits_here, rows_here in itertools.product((1, 2, 3, 4), (64, 192)):
             blocks = -(-n // rows_here) * splits_here
             if splits_here > 1 and (blocks > MULTIPROCESSORS or splits_here * 2 > blocks_of_k):
-                continue  # a cluster has one tile
+                continue  # a cluster computes one tile
             rounds = -(-blocks // MULTIPROCESSORS)
             cost = rounds * rows_here / splits_here + 6 * splits_here
             if cost < best:
@@ -422,7 +422,7 @@ def candidates(m: int, n: int, k: int, layout: str) -> list[Config]:
 
 
 def measure(case: Case, contenders: dict, rounds: int, ms: float, settle: bool) -> dict:
-    """Microseconds of each contender in each round; the order is drawn at random."""
+    """Microseconds of each contender in each round, in random order."""
     names, times = list(contenders), {name: [] for name in contenders}
     counts = {}
     for name, graph in contenders.items():
@@ -438,7 +438,7 @@ def measure(case: Case, contenders: dict, rounds: int, ms: float, settle: bool) 
 
 
 def sweep(library, case: Case, report: list, top: int = 2) -> list[Config]:
-    """The quickest configurations, in two steps: tiles and splits, then how loads begin."""
+    """The fastest configs, searched in two steps: tiles and splits, then prefetching."""
     tried = {}
 
     def run(configs: list[Config]) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "kernels"
-SPILL_BYTES = 160  # a few words outside of the loops
+SPILL_BYTES = 160  # tolerated: a few words outside the loops
 LAYOUTS = {"nt": (0, 0), "nn": (0, 1), "tn": (1, 1), "tt": (1, 0)}  # A, B: MN-major?
 # tile M, tile N, stages, consumer warpgroups, streams tiles, splits K in pairs
 TILES = [
@@ -32,7 +32,7 @@ TILES = [
 def describe(
     kind: str, layout: str, m: int, n: int, stages: int, consumers: int, streams: int, pairs: int
 ) -> dict | None:
-    """None where the tile has no room."""
+    """Returns None if the tile exceeds shared memory."""
     a_mn, b_mn = LAYOUTS[layout]
     b_rows = (n + 63) // 64 * 64 if b_mn else n
     limit = 232448
@@ -125,7 +125,7 @@ def main() -> None:
             print(line, flush=True)
     index = arguments.out / "kernels.json"
     built = {kernel["name"] for kernel in kernels}
-    if index.exists():  # those of earlier runs stay
+    if index.exists():  # keep the kernels of earlier runs
         kernels = [x for x in json.loads(index.read_text()) if x["name"] not in built] + kernels
     index.write_text(json.dumps(kernels, indent=1) + "\n")
     print(f"{len(kernels)} kernels in {arguments.out}", file=sys.stderr)

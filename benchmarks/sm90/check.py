@@ -1,4 +1,4 @@
-"""Numbers first: every kernel of a folder on exact small integers, tails, epilogues, repeats.
+"""Checks every kernel of a folder: exact small integers, tails, epilogues, repeats.
 
 python benchmarks/sm90/check.py FOLDER [--json FILE]
 """
@@ -20,17 +20,17 @@ from harness import TYPES, Epilogue, How, Launch, Workspace, load
 def operand(
     kind: str, batch: tuple[int, ...], rows: int, columns: int, transposed: bool, exact: bool
 ):
-    """[*batch, rows, columns] in memory, or its transpose."""
+    """Makes an operand that is [*batch, rows, columns] in memory, or its transpose."""
     dtype = TYPES[kind][1]
     shape = (*batch, columns, rows) if transposed else (*batch, rows, columns)
-    # Rows are padded to whole 16 bytes, so that any size has a tensor map.
+    # Rows are padded to multiples of 16 bytes, so that every size can have a tensor map.
     pad = -shape[-1] % 8
     full = (*shape[:-1], shape[-1] + pad)
     if exact:
         t = torch.randint(-2, 3, full, device="cuda").to(dtype)
     else:
         t = torch.randn(full, device="cuda").to(dtype)
-    t[..., shape[-1] :] = float("nan")  # is never read
+    t[..., shape[-1] :] = float("nan")  # must not be read
     t = t[..., : shape[-1]]
     return t.mT if transposed else t
 
@@ -86,7 +86,7 @@ def case(kernels, workspace, name, how, shape, batch_a=(), batch_b=(), exact=Tru
                     f"instead of {expected[at].item()}")  # fmt: skip
         return ""
     eps = torch.finfo(dtype).eps
-    if kind == "tf32":  # twice what torch makes of it
+    if kind == "tf32":  # twice torch's error
         torch.backends.cuda.matmul.allow_tf32 = True
         own, exact_product = torch.matmul(a, b).double(), torch.matmul(a.double(), b.double())
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -98,7 +98,7 @@ def case(kernels, workspace, name, how, shape, batch_a=(), batch_b=(), exact=Tru
 
 
 def cases(kernels, quick=False):
-    """(label, name, how, shape, keywords)"""
+    """Yields (label, name, how, shape, keywords)."""
     clusters = ("", "m", "n")
     for name, kernel in kernels.items():
         bm, bn = kernel.tile
@@ -178,7 +178,7 @@ def main() -> None:
     arguments = parser.parse_args()
     kernels = {k: v for k, v in load(arguments.folder).items() if arguments.only in k}
     everything = list(cases(kernels))
-    # Those that take A from registers write a transposed output, too.
+    # Kernels that read A from registers can also write a transposed output.
     everything += [
         (name, how, shape, {**keywords, "transposed": True})
         for name, how, shape, keywords in everything

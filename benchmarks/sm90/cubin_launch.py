@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes, as far as the benches of this folder need it."""
+"""The part of the CUDA driver API that the benchmarks of this folder use, through ctypes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TensorMap(ctypes.Structure):
 
 
 def encode(tensor: torch.Tensor, box: tuple[int, int], promotion: int = 2) -> TensorMap:
-    """A 2-d tensor with contiguous rows; `box` is (columns, rows); 128-byte swizzle."""
+    """Tensor map of a 2-d tensor with contiguous rows; `box` is (columns, rows), swizzle 128 B."""
     storage = (ctypes.c_char * 192)()
     address = (ctypes.addressof(storage) + 63) // 64 * 64
     rows, columns = tensor.shape
@@ -86,7 +86,7 @@ class Function:
         check(cuda.cuFuncSetAttribute(self.function, 9, 100), f"{self.name} carve-out")
 
     def prepare(self, params, grid: int, block: int, shared=0, cluster=1, dependent=True):
-        """Returns a function of no arguments that launches on the current stream."""
+        """Returns a function without arguments that launches on the current stream."""
         attributes = (Attribute * 2)()
         count = 0
         if dependent:

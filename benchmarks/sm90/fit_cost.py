@@ -1,13 +1,13 @@
-"""How well csrc/ops/matmul/sm90_cost.cpp predicts the sweeps' timings, and constants that fit.
+"""Compares the predictions of csrc/ops/matmul/sm90_cost.cpp with sweeps, and fits its constants.
 
     python benchmarks/sm90/fit_cost.py [LINES.jsonl ...] [--fit 9000]      # needs numpy, no GPU
 
-LINES are what `python -m torch_cubin tune --sweep --lines` writes, in files that name their GPU,
-whose memory rate the model gets; by default all sweeps, of the H200 and the H100. A product's
-regret is how much longer the config that the model would choose takes than the best that was
-measured. `--fit` judges constants by products that they were not fitted to: the sizes are
-distributed over five folds, and each fold is predicted by what fits the four others. Sums of parts
-of K, and rows that threads read, are skipped: their constants are not searched for here.
+LINES are files of `python -m torch_cubin tune --sweep --lines`, by default all sweeps of the H200
+and the H100. The file's name must name the GPU, whose memory bandwidth the model uses. The regret
+of a product is the time of the config that the model chooses, relative to the best measured config.
+`--fit` cross-validates: the sizes are distributed over five folds, and each fold is predicted with
+constants fitted to the other four. Split-K and products whose rows are read by threads are skipped:
+their constants are not fitted here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 
 SWEEPS = sorted((Path(__file__).parents[1] / "results").glob("*_sweep*.jsonl"))
 MULTIPROCESSORS = 132
-# Bytes a microsecond of the memory at its peak, by its clock and bus; of the GPU in a file's name.
+# Peak memory bandwidth in bytes per microsecond (clock and bus width), by the GPU in a file's name.
 MEMORY = {"h200": 4.917e6, "h100": 3.352e6}
-# The names of sm90_cost.cpp; the first ones are not searched for: they are of long products, which
-# settle at the power limit only in longer runs than a sweep's.
+# Named as in sm90_cost.cpp. The first ones are not fitted: they describe long products, which reach
+# the power limit only in runs longer than a sweep's.
 CONSTANTS = {
     "kFlopsPerMicrosecond": 750e6, "kSm90MemoryShare": 0.773, "kEnergyOfShared": 0.2,
     "kCyclesPerMicrosecond": 1950, "kL2BytesPerCycle": 80, "kFixed": 1.5, "kTileCycles": 490,
@@ -38,10 +38,10 @@ CONSTANTS = {
 }  # fmt: skip
 FIXED = 3
 FOLDS = 5
-# What is left of the multiprocessors for clusters of four and eight; kLeastShared, kFoursSure and
-# kLeastStreamBlocks.
+# FOURS is the fraction of the multiprocessors that clusters of four and eight can use; the others
+# are kLeastShared, kFoursSure and kLeastStreamBlocks.
 FOURS, LEAST_SHARED, FOURS_SURE, LEAST_STREAM = 10 / 11, 0.03, 28, 8
-# kSm90Clusters: the blocks that share A's tile, and B's.
+# kSm90Clusters: the numbers of blocks that share A's tile, and B's.
 CLUSTERS = {
     "": (1, 1), "share_a": (2, 1), "share_b": (1, 2), "split_k": (1, 1), "share_both": (2, 2),
     "four_a": (4, 1), "four_b": (1, 4), "2x4": (4, 2), "4x2": (2, 4), "eight_a": (8, 1),
@@ -53,7 +53,7 @@ Constants = dict[str, float]
 
 
 def read(paths: list[Path]) -> Columns:
-    """A column a fact of the configs of sm90.cu; a product's configs follow one another."""
+    """One column per property of the configs of sm90.cu; the configs of a product are adjacent."""
     lines = ((path, line) for path in paths for line in path.read_text().splitlines())
     rows = [
         row | {"memory": memory_of(path)}
@@ -89,14 +89,14 @@ def configs(number: int, line: dict) -> Iterator[dict[str, float]]:
             "size": size, "tile_m": tile_m, "tile_n": tile_n, "of_a": of_a, "of_b": of_b,
             "split": cluster == "split_k", "stream": "streamed" in words,
             "a_mn": a_mn, "b_mn": b_mn,
-            # NOTE: by the sizes, since the first sweeps called all aligned rows vectors.
+            # NOTE: derived from the sizes: the first sweeps labelled all aligned rows as vectors.
             "a_split": (m if a_mn else k) * size % 128 != 0,
             "b_split": (n if b_mn else k) * size % 128 != 0,
         }  # fmt: skip
 
 
 def k_block_cycles(x: Columns, c: Constants) -> np.ndarray:
-    """Of one block, for 128 bytes of K."""
+    """Cycles of one block per 128 bytes of K."""
     tile_m, tile_n, sharers = x["tile_m"], x["tile_n"], x["of_a"] * x["of_b"]
     rows_a, rows_b = loaded(tile_m, x["a_mn"]), loaded(tile_n, x["b_mn"])
     lines = rows_a / x["of_a"] * np.where(x["a_split"], c["kSplitLines"], 1)
@@ -120,13 +120,13 @@ def smooth_max(*bounds: np.ndarray) -> np.ndarray:
 
 
 def predict(x: Columns, c: Constants) -> np.ndarray:
-    """The model, in microseconds: `Chooser` of sm90_cost.cpp."""
+    """Predicted microseconds: the model of `Chooser` in sm90_cost.cpp."""
     m, n, tile_m, tile_n = x["m"], x["n"], x["tile_m"], x["tile_n"]
     clock, k_blocks = c["kCyclesPerMicrosecond"], np.ceil(x["k"] * x["size"] / 128)
     tiles_m, tiles_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
     size = np.where(x["split"], 2, x["of_a"] * x["of_b"])
-    room = np.where(size >= 4, MULTIPROCESSORS * FOURS, MULTIPROCESSORS)
-    slots = np.floor(room / size + 1e-9)
+    capacity = np.where(size >= 4, MULTIPROCESSORS * FOURS, MULTIPROCESSORS)
+    slots = np.floor(capacity / size + 1e-9)
     tiles = x["batch"] * np.ceil(tiles_m / x["of_b"]) * np.ceil(tiles_n / x["of_a"])
     waves = np.maximum(1, tiles / slots)
 
@@ -160,8 +160,8 @@ def predict(x: Columns, c: Constants) -> np.ndarray:
     streamed = c["kStreamFixed"] + sums * share / c["kStreamBytesPerCycle"] + stores
     kinds = [x["split"] > 0, x["stream"] > 0]
     halves = np.ceil(k_blocks / 2) * k_block
-    turns = np.ceil(tiles / slots) * tile
-    cycles = np.select(kinds, [halves, (whole + 1 / share) * tile], turns)
+    waves_cycles = np.ceil(tiles / slots) * tile
+    cycles = np.select(kinds, [halves, (whole + 1 / share) * tile], waves_cycles)
     extra = np.select(kinds, [exchange, streamed], extra + stores)
     compute = (cycles + waves * c["kTileCycles"]) / clock + extra
 
@@ -179,7 +179,7 @@ def predict(x: Columns, c: Constants) -> np.ndarray:
 
 
 def regrets(x: Columns, predicted: np.ndarray) -> np.ndarray:
-    """One a product; of configs that are predicted to be alike, the average."""
+    """The regret of each product; the average over configs with equal predictions."""
     begin, predicted = starts(x), predicted.round(6)
     least = np.minimum.reduceat(predicted, begin)
     is_chosen = predicted == np.repeat(least, np.diff(begin, append=len(predicted)))
@@ -192,7 +192,7 @@ def starts(x: Columns) -> np.ndarray:
 
 
 def spread(x: Columns, predicted: np.ndarray) -> tuple[float, float]:
-    """Mean squares of the error, and of its part that differs between configs of one product."""
+    """Mean square of the error, and of its part that differs between the configs of a product."""
     error, begin = np.log(predicted / x["us"]), starts(x)
     counts = np.diff(begin, append=len(error))
     own = error - np.repeat(np.add.reduceat(error, begin) / counts, counts)
@@ -206,7 +206,7 @@ def score(x: Columns, c: Constants) -> float:
 
 
 def fit(x: Columns, steps: int) -> Constants:
-    """A random walk from the constants, that only goes where it is better."""
+    """Random search from the current constants; only improvements are accepted."""
     draw = np.random.default_rng(1)
     best, least, width = dict(CONSTANTS), score(x, CONSTANTS), 0.15
     names = list(CONSTANTS)[FIXED:]
@@ -227,7 +227,7 @@ def pick(x: Columns, mask: np.ndarray) -> Columns:
 
 
 def folds(x: Columns) -> np.ndarray:
-    """Of each timing; products of the same sizes share one, whichever sweeps have them."""
+    """The fold of each timing; products of equal sizes share a fold in all sweeps."""
     sizes = np.stack([x["m"], x["n"], x["k"]], 1)
     _, number = np.unique(sizes, axis=0, return_inverse=True)
     fold_of = np.random.default_rng(0).permutation(number.max() + 1) % FOLDS

@@ -1,4 +1,4 @@
-"""Loads the cubins of build.py through libcuda, plans a product and launches it."""
+"""Loads the cubins of build.py through libcuda, and plans and launches products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUDA = ctypes.CDLL("libcuda.so.1")
 BATCHED = 1
 (SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL, BIAS_ROW, OUT_FLOAT, OUT_VECTOR, ADD_VECTOR,
  NO_SKEW) = (1 << i for i in range(3, 12))  # fmt: skip
-ALONG_N, ALONG_M = 1, 21  # the first of two bits
+ALONG_N, ALONG_M = 1, 21  # the lower of two bits
 FINISH, TRANSPOSED = 1 << 16, 1 << 23
 # Blocks of a cluster along M and along N.
 CLUSTERS = {
@@ -96,7 +96,7 @@ OUT_MAP_TYPE = {"bf16": 9, "f16": 6, "tf32": 7}
 
 
 def encode(map_: Map, kind: int, size: int, base: int, dims, strides, box, swizzle: int) -> None:
-    """strides in elements, of dims[1:]."""
+    """Encodes a tensor map; `strides` are in elements, for dims[1:]."""
     rank = len(dims)
     u64, u32 = ctypes.c_uint64, ctypes.c_uint32
     check(
@@ -143,9 +143,9 @@ def cdiv(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class How:
-    """How to run a kernel on a problem."""
+    """The config with which a kernel runs a problem."""
 
-    cluster: str = ""  # of CLUSTERS: how its blocks' tiles lie; "k": two blocks halve K
+    cluster: str = ""  # a key of CLUSTERS: the layout of its tiles; "k": two blocks halve K
     blocks: int = 132
     stream: bool = False
     group: int = 8
@@ -153,9 +153,9 @@ class How:
     serpentine: bool = True
     skew: bool = True
     pdl: bool = False
-    least: int = 8  # k blocks of a part of a streamed tile
+    least: int = 8  # minimum k blocks per part of a streamed tile
     polls: int = 10000
-    parts: int = 0  # of every streamed tile; 0: as many as blocks give
+    parts: int = 0  # parts per streamed tile; 0: derived from the number of blocks
 
     def __str__(self) -> str:
         words = [f"c{self.cluster}" if self.cluster else "c1", str(self.blocks)]
@@ -177,7 +177,7 @@ class Epilogue:
 
 
 class Workspace:
-    """Memory of streamed tiles; counters are zero between launches."""
+    """Scratch memory of streamed tiles; counters are zero between launches."""
 
     def __init__(self) -> None:
         self.counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
@@ -189,14 +189,14 @@ class Workspace:
 
 
 def batch_dims(t: torch.Tensor, sizes: list[int]) -> list[int]:
-    """Strides of three batch dims, innermost first."""
+    """Strides of the three batch dims, innermost first."""
     strides = [0 if t.shape[i] == 1 else t.stride(i) for i in range(t.dim() - 2)]
     strides = [0] * (len(sizes) - len(strides)) + strides
     return [*strides[::-1], 0, 0, 0][:3]
 
 
 class Launch:
-    """One product, encoded once; call it as often as wanted."""
+    """One product with encoded parameters; each call launches it."""
 
     def __init__(
         self, kernel: Kernel, how: How, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
@@ -315,7 +315,7 @@ class Launch:
         p.flags = flags
         self.keep = (a, b, out, e, workspace.partial)
         self.kernel = kernel
-        # The struct is 64-byte aligned for the device; ctypes cannot say so.
+        # The device needs 64-byte alignment, which ctypes cannot express.
         self.memory = ctypes.create_string_buffer(PARAMS_BYTES + 64)
         self.address = (ctypes.addressof(self.memory) + 63) // 64 * 64
         ctypes.memmove(self.address, ctypes.addressof(p), ctypes.sizeof(p))
@@ -339,7 +339,7 @@ class Launch:
 
     @staticmethod
     def set_epilogue(p: Params, e: Epilogue, sizes: list[int], m: int, n: int) -> bool:
-        """Whether the addend can be read by vectors."""
+        """Sets the epilogue's fields; returns whether the addend can be read in vectors."""
         p.alpha, p.beta = e.alpha, e.beta
         p.curve = (ctypes.c_float * 7)(*activation_curves()[ACTIVATIONS[e.activation]])
         if e.bias is not None:

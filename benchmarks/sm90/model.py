@@ -1,26 +1,26 @@
-"""A cost model of the kernels: which tile, cluster and split a product should be quickest with.
+"""Cost model of the kernels: predicts the fastest tile, cluster and split of a product.
 
-csrc/ops/matmul/sm90_cost.cpp is this model with corrections; here it chooses what bench.py tries.
+csrc/ops/matmul/sm90_cost.cpp is this model with corrections; here it selects configs for bench.py.
 
-One block's k block takes the longest of: the tensor cores (4096 FLOP a cycle), shared memory (128
-bytes a cycle: the TMA's writes and the reads of wgmma) and its share of what the L2 cache delivers.
+The time of a k block is the maximum of three: the tensor cores (4096 FLOP per cycle), shared memory
+(128 bytes per cycle: writes of the TMA and reads of wgmma), and the block's share of L2 bandwidth.
 """
 
 from __future__ import annotations
 
 from harness import How, cdiv
 
-L2_BYTES = 64.7  # a cycle and multiprocessor, measured with small tiles
-CLOCK = 1816.0  # cycles a microsecond
-POWER = 750e6  # FLOP a microsecond at the power limit
-DRAM = 3.8e6  # bytes a microsecond
+L2_BYTES = 64.7  # per cycle and multiprocessor, measured with small tiles
+CLOCK = 1816.0  # cycles per microsecond
+POWER = 750e6  # FLOP per microsecond at the power limit
+DRAM = 3.8e6  # bytes per microsecond
 FIXED = 1.84  # us: launch, first loads, last stores
 EXCHANGE = 0.0
 EXCHANGE_BYTES = 15.0
 SHARP = 4.73
 JOIN = 14.8
 STREAM = 10.5
-TILE = 300  # cycles between two tiles of one block that the other warpgroup does not hide
+TILE = 300  # cycles between two tiles of a block that the other warpgroup does not hide
 
 
 def k_block(bm: int, bn: int, cluster: str) -> float:
@@ -49,19 +49,19 @@ def predict(facts: dict, how: How, m: int, n: int, k: int, batch: int = 1) -> fl
         if rest:
             parts = how.parts or slots / rest
             units += k_blocks / parts
-            # One part written, parts - 1 read.
+            # One part is written, parts - 1 are read.
             extra = bm * bn * 4 * parts / JOIN / CLOCK + STREAM
     else:
         units = cdiv(tiles, slots) * k_blocks
     waves = max(1.0, tiles / slots)
     us = (units * one + waves * TILE) / CLOCK + extra
     flops, size = 2.0 * m * n * k * batch, 2.0 * batch * (m * k + k * n + m * n)
-    # The smooth maximum of what bounds it: two bounds that are near one another both cost.
+    # A smooth maximum of the bounds: when two bounds are close, both cost time.
     return sum(x**SHARP for x in (us, flops / POWER, size / DRAM)) ** (1 / SHARP) + FIXED
 
 
 def candidates(kernels: dict, prefix: str, m: int, n: int, k: int, batch: int = 1):
-    """(predicted us, kernel, how), the best first."""
+    """(predicted us, kernel, how) of each config, best first."""
     found = []
     for name, kernel in kernels.items():
         if not name.startswith(prefix):
