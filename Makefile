@@ -27,7 +27,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 endif
 
-.PHONY: help demo test thread-test fault-cases triton-test transformers-scan gpu-test lint format report bench build wheel clean environment
+.PHONY: help demo test thread-test fault-cases triton-test transformers-scan gpu-test lint format
+.PHONY: tidy compile-commands report docs bench build wheel clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
@@ -39,6 +40,9 @@ help:
 	@echo 'make transformers-scan  every model type of transformers under "cubin" against "eager", and its list'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
+	@echo 'make tidy    clang-tidy over all of the C++ (`make lint`: over what differs from main)'
+	@echo 'make compile-commands  build/compile_commands.json, for clangd'
+	@echo 'make docs    the documentation site in build/site, offline once its packages are there'
 	@echo 'make report  docs/performance.md, the README table and the plots, from benchmarks/results/'
 	@echo 'make bench   speed against torch.matmul (needs a GPU)'
 	@echo 'make build   the library and the kernels of every architecture'
@@ -100,8 +104,16 @@ lint: $(LIBRARY)
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror $(FORMATTED)
+	@$(PY) tools/links.py
+	@$(PY) tools/tidy.py --changed
 	@for script in $(SCRIPTS); do bash -n "$$script"; done
 	@$(PY) tools/abi_audit.py $(LIBRARY)
+
+tidy: $(LIBRARY)
+	@$(PY) tools/tidy.py
+
+compile-commands: $(LIBRARY)
+	@$(PY) tools/compile_commands.py
 
 format: | $(READY)
 	@$(PY) -m ruff check --fix --quiet . || true
@@ -115,6 +127,10 @@ format: | $(READY)
 
 report: .venv/docs-ready
 	@$(PY) benchmarks/report.py
+
+docs: .venv/docs-ready
+	@NO_MKDOCS_2_WARNING=1 $(PY) tools/docs_site.py
+	@echo 'docs: build/site/index.html'
 
 bench: $(LIBRARY) kernels-demo
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
@@ -131,4 +147,4 @@ wheel: $(READY)
 clean:
 	rm -rf build dist torch_cubin/cubins torch_cubin/_C.so torch_cubin/_launch.abi3.so torch_cubin.egg-info
 	rm -rf torch_cubin/lib/libtorch_cubin.*
-	rm -rf .pytest_cache .ruff_cache .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

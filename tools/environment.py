@@ -29,7 +29,7 @@ REQUIREMENTS = ROOT / "requirements-dev.txt"
 TORCH = "2.13.0"
 PYTHON_MIN = (3, 11)  # of the pinned packages; the library itself runs on 3.10 too
 # Their output depends on their version, so another version on the machine is not used.
-EXACT = {"ruff", "clang-format", "mypy", "torch-abi-audit", "deflate"}
+EXACT = {"ruff", "clang-format", "clang-tidy", "mypy", "torch-abi-audit", "deflate"}
 
 
 def say(text: str) -> None:

@@ -42,6 +42,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython
 NAMES = sorted(path.stem for path in HERE.glob("fake_*.py"))
 # What is C++ alone, as the built-in and the declared ops are, knows no extension module.
 ONE_WAY = (
+    "fake_attention_matrix",
     "fake_catalog",
     "fake_contract_arguments",
     "fake_contract_fuzz",

@@ -1,0 +1,67 @@
+"""The tools behind `make lint` and `make docs`: links, and which files clang-tidy reads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))
+
+import compile_commands  # noqa: E402
+import docs_site  # noqa: E402
+import links  # noqa: E402
+import tidy  # noqa: E402
+
+
+def test_no_link_is_dead() -> None:
+    assert links.dead_links() == []
+
+
+def test_dead_links_are_found(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(links, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(
+        "# Top\n[a](docs/a.md) [b](docs/a.md#a-heading-of-two-words) [c](#top) [d](docs/none.md)\n"
+        "[e](docs/a.md#none) [f](https://example.com/none) `[g](none.md)`\n```\n[h](none.md)\n```\n"
+    )
+    (tmp_path / "docs" / "a.md").write_text("## A heading, of `two` words\n[x](../none.py)\n")
+    assert links.dead_links() == [
+        "README.md: no file none.md",
+        "README.md: no heading #none in a.md",
+        "docs/a.md: no file none.py",
+    ]
+
+
+def test_every_page_of_the_tree_is_on_the_site() -> None:
+    """mkdocs refuses a page that its navigation lacks; this says so without mkdocs."""
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    pages = [path.relative_to(ROOT).as_posix() for path in links.pages()]
+    pages += [f"api/{name}.md" for name in docs_site.reference()]
+    assert [page for page in pages if page not in navigation] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "read"),
+    [
+        ("cubin/elf.cpp", "cubin/elf.cpp"),
+        ("cubin/elf.h", "cubin/elf.cpp"),
+        ("kernels/matmul/sm90.cu", None),
+    ],
+)
+def test_clang_tidy_reads_a_source_for_a_changed_file(changed: str, read: str | None) -> None:
+    wanted = [] if read is None else [ROOT / "csrc" / read]
+    assert tidy.read_for(ROOT / "csrc" / changed) == wanted
+
+
+def test_clang_tidy_reads_a_source_that_includes_a_header_without_one() -> None:
+    (found,) = tidy.read_for(ROOT / "csrc" / "cubin" / "hex.h")
+    assert '#include "cubin/hex.h"' in found.read_text()
+
+
+def test_every_source_has_a_command() -> None:
+    sources = set(compile_commands.sources())
+    assert {path.name for path in (ROOT / "csrc").glob("*.cpp")} <= {p.name for p in sources}
+    assert not any("kernels" in path.relative_to(ROOT).parts for path in sources)
