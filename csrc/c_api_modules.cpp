@@ -61,7 +61,7 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
                                {"origin", source.origin}});
     }
     const std::string text = dump(out);
-    module.release();
+    (void)module.release();  // the caller holds the handle now
     return text;
   });
 }

@@ -19,9 +19,9 @@ constexpr size_t kMaxKernels = 4096;
 
 // Whether a tree anywhere in the definition is [operation, one of the names...].
 bool mentions(const json& tree, const char* operation, const std::vector<std::string>& names) {
-  if (tree.is_array() && tree.size() > 1 && tree[0] == operation &&
-      std::find(names.begin(), names.end(), tree[1]) != names.end()) {
-    return true;
+  if (tree.is_array() && tree.size() > 1 && tree[0] == operation && tree[1].is_string()) {
+    const auto& name = tree[1].get_ref<const std::string&>();
+    if (std::find(names.begin(), names.end(), name) != names.end()) return true;
   }
   if (!tree.is_structured()) return false;
   return std::any_of(tree.begin(), tree.end(),
@@ -91,6 +91,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
 
   Scope all = names.scope();
   std::vector<std::string> own;  // what the op allocates
+  own.reserve(outputs_.size());
   for (const Pattern& output : outputs_) own.push_back(output.name());
   for (const Pattern& pattern : scratch_) own.push_back(pattern.name());
   all.tensors.insert(all.tensors.end(), own.begin(), own.end());

@@ -191,7 +191,7 @@ int32_t Expression::read(const json& tree, const Scope& scope, int depth) {
     }
   }
   if (node.operation == nullptr) node.type = node.value.type;
-  nodes_[at] = std::move(node);
+  nodes_[at] = node;
   return at;
 }
 
@@ -204,8 +204,9 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) {
   const bool with_dim = code == Op::kSize || code == Op::kStride;
   const bool with_dtype = code == Op::kIsDtype || code == Op::kIs;
   const size_t wanted = with_dim || with_dtype ? 3 : 2;
-  if (tree.size() != wanted || !tree[1].is_string() || tree[1] == "" ||
-      (with_dim && !tree[2].is_number_integer()) || (with_dtype && !tree[2].is_string())) {
+  if (tree.size() != wanted || !tree[1].is_string() ||
+      tree[1].get_ref<const std::string&>().empty() || (with_dim && !tree[2].is_number_integer()) ||
+      (with_dtype && !tree[2].is_string())) {
     malformed("reads an argument in a wrong way",
               "[\"size\", \"x\", 0], [\"numel\", \"x\"] and so on", shown(tree));
   }
@@ -278,7 +279,7 @@ void Expression::check_operands(Node& node) const {
 std::string Expression::text(int32_t at) const {
   const Node& node = nodes_[at];
   if (node.operation == nullptr) return node.value.text();
-  const std::string symbol = node.operation->symbol;
+  std::string symbol = node.operation->symbol;
   const auto operand = [&](int i) { return text(node.operands[i]); };
   if (node.operation->rule == Op::kLeaf) {
     const Op::Code code = node.operation->code;

@@ -127,6 +127,7 @@ int Names::add_group(const std::string& name) {
 
 Names::Mark Names::mark() const {
   std::vector<bool> bound;
+  bound.reserve(variables_.size());
   for (const Variable& variable : variables_) bound.push_back(variable.bound);
   return {groups_.size(), scope_.numbers.size(), std::move(bound)};
 }

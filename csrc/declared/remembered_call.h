@@ -34,6 +34,7 @@ class CallFacts {
   CallFacts() = default;
   CallFacts(const CallFacts& other) { *this = other; }
   CallFacts& operator=(const CallFacts& other) {
+    if (this == &other) return *this;
     count_ = other.count_;
     sum_ = other.sum_;
     std::memcpy(words_, other.words_, count_ * 8);

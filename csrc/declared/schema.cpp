@@ -65,7 +65,7 @@ std::string Schema::written(bool for_pytorch) const {
   }
   text += ") -> ";
   const bool single = returns.size() == 1;
-  if (!single) text += "(";
+  if (!single) text += '(';
   for (size_t i = 0; i < returns.size(); ++i) {
     text += (i > 0 ? ", Tensor" : "Tensor") + (returns[i].empty() ? "" : " " + returns[i]);
   }
@@ -118,6 +118,7 @@ void check_differentiable(const Schema& schema) {
 
 void check_gradient_names(const Schema& schema) {
   std::vector<std::string> names;
+  names.reserve(schema.arguments.size() + schema.returns.size());
   for (const SchemaArgument& argument : schema.arguments) names.push_back(argument.name);
   for (const std::string& name : schema.returns) names.push_back(name.empty() ? "out" : name);
   for (size_t i = schema.arguments.size(); i < names.size(); ++i) {

@@ -40,7 +40,7 @@ std::string cache_folder() {
     const char* const value = std::getenv(name);
     return std::string(value == nullptr ? "" : value);
   };
-  const std::string named = given("TORCH_CUBIN_CACHE");
+  std::string named = given("TORCH_CUBIN_CACHE");
   if (named == "0") return "";
   if (!named.empty()) return named;
   const std::string base = given("XDG_CACHE_HOME");

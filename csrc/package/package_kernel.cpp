@@ -136,7 +136,7 @@ Kernel& PackageKernel::load() {
   images.push_back(std::move(source));
   auto module = std::make_unique<Module>(std::move(images), origin, Lifetime::kUntilExit);
   kernel = &module->kernel(entry_.symbol);
-  module.release();
+  (void)module.release();  // lives until the process ends
   kernel_.store(kernel, std::memory_order_release);
   return *kernel;
 }

@@ -116,6 +116,7 @@ class Opener {
         if (!damage) damage = error;
       }
     }
+    // NOLINTNEXTLINE(bugprone-exception-copy-constructor-throws): out of memory ends either way
     if (images_.empty() && damage) throw *damage;
   }
 

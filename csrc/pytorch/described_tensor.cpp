@@ -18,7 +18,7 @@ int32_t device_type_of(const std::string& name) {
 TensorView DescribedTensors::view(const nlohmann::json& tensor) {
   const auto device = tensor.at("device").get<std::string>();
   const size_t colon = device.find(':');
-  const int index = colon == std::string::npos ? -1 : std::atoi(device.c_str() + colon + 1);
+  const int index = colon == std::string::npos ? -1 : std::stoi(device.substr(colon + 1));
   ScalarType dtype = ScalarType::Undefined;
   find_dtype(tensor.at("dtype").get<std::string>(), &dtype);
   const auto& sizes = numbers_.emplace_back(tensor.at("sizes").get<std::vector<int64_t>>());

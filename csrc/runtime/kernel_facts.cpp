@@ -42,8 +42,9 @@ int64_t occupancy_of(Kernel& kernel, const torch_cubin_launch_call& call, const 
   const std::string object = "the occupancy of kernel '" + printable(kernel.name()) + "'";
   int64_t threads = 1;
   for (int i = 0; i < 3; ++i) {
-    if (call.block[i] < 1 || call.block[i] > kMaxBlock[i] ||
-        (threads *= call.block[i]) > here.max_threads) {
+    const bool in_range = call.block[i] >= 1 && call.block[i] <= kMaxBlock[i];
+    if (in_range) threads *= call.block[i];
+    if (!in_range || threads > here.max_threads) {
       fail({"launch", object, "is asked of a block that the kernel cannot have",
             "1 to " + std::to_string(here.max_threads) + " threads", "block " + triple(call.block),
             ""});

@@ -1,6 +1,6 @@
 #include "runtime/loaded_image.h"
 
-#include <cstdio>
+#include <cstdlib>
 
 #include "cubin/error.h"
 #include "runtime/device_memory.h"
@@ -19,9 +19,12 @@ bool is_about_the_image(CUresult result) {
 
 // A toolkit's "13.0" as the driver counts, 13000; 0 where the file does not tell.
 int version_number(const std::string& toolkit) {
-  int major = 0, minor = 0;
-  if (std::sscanf(toolkit.c_str(), "%d.%d", &major, &minor) != 2) return 0;
-  return major < 0 || major > 1000 || minor < 0 || minor > 99 ? 0 : 1000 * major + 10 * minor;
+  char* end = nullptr;
+  const long major = std::strtol(toolkit.c_str(), &end, 10);
+  if (*end != '.') return 0;
+  const long minor = std::strtol(end + 1, nullptr, 10);
+  if (major < 0 || major > 1000 || minor < 0 || minor > 99) return 0;
+  return static_cast<int>(1000 * major + 10 * minor);
 }
 
 void check_load(CUresult result, const LoadedImage& loaded) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/common/shape.h"
 #include "ops/common/stable_ops.h"
 #include "ops/matmul/matmul.h"
 

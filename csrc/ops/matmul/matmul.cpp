@@ -124,7 +124,7 @@ Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optiona
 }
 
 Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
-                              const std::optional<Tensor>& bias, std::string activation) {
+                              const std::optional<Tensor>& bias, const std::string& activation) {
   return linear_with(input, weight, bias, check_activation(activation));
 }
 

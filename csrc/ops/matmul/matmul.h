@@ -21,14 +21,14 @@ Tensor matmul_cpu(const Tensor& self, const Tensor& other);
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
 
 Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
-                             const std::optional<Tensor>& bias, std::string activation);
+                             const std::optional<Tensor>& bias, const std::string& activation);
 Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                  double alpha);
 
 Tensor matmul_cuda(const Tensor& self, const Tensor& other);
 Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
 Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
-                              const std::optional<Tensor>& bias, std::string activation);
+                              const std::optional<Tensor>& bias, const std::string& activation);
 Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                   double alpha);
 

@@ -137,7 +137,7 @@ Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional
 }
 
 Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
-                             const std::optional<Tensor>& bias, std::string activation) {
+                             const std::optional<Tensor>& bias, const std::string& activation) {
   const Shape shape = check_linear(TensorView(input), TensorView(weight), view_of(bias));
   const Activation wanted = check_activation(activation);
   std::optional<Tensor> wide_bias;
