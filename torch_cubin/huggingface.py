@@ -173,11 +173,18 @@ def attention(
             report.count_declined(f"{_REPORTED} weights", "output_attentions")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
-    if packed and attention_mask is None and position_bias is None and indices is None:
-        longest = _longest(max_length_q, cu_seq_lens_q), _longest(max_length_k, cu_seq_lens_k)
+    offsets = None
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        offsets = (cu_seq_lens_q, cu_seq_lens_k)
+    is_plain = attention_mask is None and position_bias is None and indices is None
+    if offsets is not None and is_plain:
+        longest = _longest(max_length_q, offsets[0]), _longest(max_length_k, offsets[1])
         out = _packed(
-            *(query, key, value, (cu_seq_lens_q, cu_seq_lens_k), longest),
+            query,
+            key,
+            value,
+            offsets,
+            longest,
             is_causal=is_causal,
             sliding_window=sliding_window,
             dropout=dropout,
@@ -186,8 +193,8 @@ def attention(
             s_aux=s_aux,
         )
         return out, None
-    if packed:
-        apart = _same_sequence(cu_seq_lens_q, cu_seq_lens_k, query.shape[2], key.shape[2])
+    if offsets is not None:
+        apart = _same_sequence(*offsets, query.shape[2], key.shape[2])
         attention_mask = _narrowed(attention_mask, apart, is_causal)
         is_causal = False
     # NOTE: this order, because under torch.compile with dynamic sizes the first is symbolic.
@@ -255,7 +262,9 @@ def paged_attention(
     window = getattr(module, "sliding_window", None) or None
     kind = "sliding_attention" if window else "full_attention"
     if isinstance(cu_seq_lens_k, dict):
-        cu_seq_lens_k, max_seqlen_k = cu_seq_lens_k[kind], max_seqlen_k[kind]
+        cu_seq_lens_k = cu_seq_lens_k[kind]
+    if isinstance(max_seqlen_k, dict):
+        max_seqlen_k = max_seqlen_k[kind]
     indices = {name: kwargs.pop(name) for name in ("read_index", "write_index")}
     key, value = cache.update(
         key_states=key, value_states=value, layer_idx=module.layer_idx, **indices
@@ -322,7 +331,8 @@ def _packed(
         dropout_p=dropout,
     )
     _count(query, key, out)
-    return out.unsqueeze(0)
+    unpacked: Tensor = out.unsqueeze(0)
+    return unpacked
 
 
 def _same_sequence(rows: Tensor, columns: Tensor, count: int, key_count: int) -> Tensor:

@@ -14,7 +14,8 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch_cubin._ops import checks
 
 _MASKED = ("cubin::scaled_dot_product_attention", "cubin::attention_forward")
-_original = CausalBias.__torch_function__.__func__
+_class: Any = CausalBias
+_original = _class.__torch_function__.__func__
 
 
 def _torch_function(
@@ -80,4 +81,4 @@ def _attend(name: str, given: dict[str, Any]) -> Any:
 
 def register() -> None:
     """PyTorch asks the class of an argument what an op is to do: this class, for our ops."""
-    CausalBias.__torch_function__ = classmethod(_torch_function)
+    _class.__torch_function__ = classmethod(_torch_function)
