@@ -12,15 +12,21 @@ import datetime
 import hashlib
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
 RECORD = "tests/gpu/last_run.json"
-FOLDERS = ("csrc", "torch_cubin", "tests")
-# No run on a GPU reads these: they test on the CPU or on the stand-in driver.
+# What is built, and what a run on a GPU imports, runs or reads; setup.py has the compiler options.
+FOLDERS = ("csrc", "torch_cubin", "tests", "examples")
+FILES = ("setup.py", "docs/your_own_kernel.md")  # the tutorial, whose steps a test runs
+# No run on a GPU reads these: they test on the CPU or on the stand-in driver; or they are for
+# people, editors and type checkers.
 NOT_READ = tuple(f"tests/{name}" for name in ("fake_driver", "faults", "fuzz", "threads", "unit"))
+FOR_READERS = (".md", ".pyi", ".typed")
+CPU_TESTS = "tests/ops"  # of which those of tests/gpu read some
 
 
 def _ignored_patterns(root: Path) -> list[str]:
@@ -47,10 +53,24 @@ def _is_ignored(path: str, is_folder: bool, patterns: list[str]) -> bool:
     return ignored
 
 
+def _read_of_cpu_tests(root: Path) -> set[str]:
+    """The files of tests/ops that tests/gpu names, itself or through one another."""
+    files = {path.stem: path for path in (root / CPU_TESTS).glob("*.*") if path.stem != "conftest"}
+    waiting = [*(root / "tests").glob("*.py"), *(root / "tests" / "gpu").glob("*.py")]
+    found = set()
+    while waiting:
+        words = set(re.findall(r"\w+", waiting.pop().read_text(errors="replace")))
+        for stem in words & files.keys():
+            path = files.pop(stem)
+            found.add(path.relative_to(root).as_posix())
+            waiting.append(path)
+    return found
+
+
 def source_files(root: Path) -> list[str]:
-    """The files of the three folders that git would track, sorted, without those that no run on a
-    GPU reads and without the record itself."""
+    """What a run on a GPU reads, of what git would track, sorted; without the record itself."""
     patterns = _ignored_patterns(root)
+    of_cpu_tests = _read_of_cpu_tests(root)
 
     def walk(folder: Path) -> Iterator[str]:
         for path in folder.iterdir():
@@ -59,12 +79,15 @@ def source_files(root: Path) -> list[str]:
                 continue
             if path.is_dir():
                 yield from walk(path)
-            elif name != RECORD:
+            elif name == RECORD or path.suffix in FOR_READERS:
+                continue
+            elif not name.startswith(f"{CPU_TESTS}/") or name in of_cpu_tests:
                 yield name
 
-    return sorted(
+    listed = [
         name for folder in FOLDERS if (root / folder).is_dir() for name in walk(root / folder)
-    )
+    ]
+    return sorted([*listed, *(name for name in FILES if (root / name).is_file())])
 
 
 def source_hash(root: Path) -> str:

@@ -56,6 +56,7 @@ def test_record_is_stale_after_files_come_go_or_move(tree: Path, change) -> None
     "name",
     [
         *("torch_cubin/_C.so", "torch_cubin/cubins/a.cubin", "tests/__pycache__/a.pyc", "docs/a"),
+        *("csrc/README.md", "torch_cubin/ops.pyi", "torch_cubin/py.typed", "tests/ops/test_a.py"),
         *(f"{folder}/a.py" for folder in record.NOT_READ),
     ],
 )
@@ -63,6 +64,32 @@ def test_record_ignores_build_products_and_other_folders(tree: Path, name: str) 
     (tree / name).parent.mkdir(parents=True, exist_ok=True)
     (tree / name).write_text("built")
     assert "of these sources" in record.describe(tree)
+
+
+def test_record_counts_what_tests_of_the_gpu_read_of_others(tree: Path) -> None:
+    """Helpers of tests/ops, through one another; not its other tests."""
+    (tree / "tests" / "gpu" / "test_a.py").write_text("from ops import some_cases\n")
+    for name, text in {
+        "some_cases": "import worker_of_it",
+        "worker_of_it": "",
+        "other": "",
+    }.items():
+        (tree / "tests" / "ops").mkdir(exist_ok=True)
+        (tree / "tests" / "ops" / f"{name}.py").write_text(text)
+    files = record.source_files(tree)
+    assert [n for n in files if n.startswith("tests/ops/")] == [
+        "tests/ops/some_cases.py",
+        "tests/ops/worker_of_it.py",
+    ]
+
+
+def test_record_counts_what_the_gpu_tests_of_this_tree_read() -> None:
+    files = record.source_files(ROOT)
+    for name in ("ops/kv_cache_cases.py", "ops/context_parallel_worker.py", "conftest.py"):
+        assert f"tests/{name}" in files
+    assert "examples/rms_norm.py" in files
+    assert "setup.py" in files
+    assert "tests/ops/test_attention_host.py" not in files
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"passed": 1}'])
@@ -133,14 +160,17 @@ def test_record_hashes_what_git_would_track() -> None:
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout")
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    tracked = sorted(
+    tracked = {
         n
         for n in set(listed.splitlines())
         if (ROOT / n).exists()
         and n != record.RECORD
         and not n.startswith(tuple(f"{folder}/" for folder in record.NOT_READ))
-    )
-    assert record.source_files(ROOT) == tracked
+        and not n.endswith(record.FOR_READERS)
+    }
+    found = set(record.source_files(ROOT))
+    assert found - tracked == set(record.FILES)
+    assert {Path(n).parent.as_posix() for n in tracked - found} == {record.CPU_TESTS}
 
 
 def test_no_test_of_the_gpu_imports_what_the_record_leaves_out() -> None:
