@@ -38,7 +38,7 @@ OTHER = {"required": (128, 1, 1), "bound": (64, 1, 1), "cluster": (2, 1, 1)}
 
 @pytest.mark.parametrize("first", [80, 90])
 @pytest.mark.parametrize("kind", OTHER)
-def test_what_another_archs_image_demands_is_nothing_here(driver, kind, first):
+def test_requirements_of_another_archs_image_are_ignored(driver, kind, first):
     """The device is 9.0; the order of the images does not count."""
     images = [image(80, **{kind: OTHER[kind]}), image(90)]
     images = images if first == 80 else images[::-1]
@@ -48,7 +48,7 @@ def test_what_another_archs_image_demands_is_nothing_here(driver, kind, first):
 
 @pytest.mark.parametrize("first", [80, 90])
 @pytest.mark.parametrize("kind", OTHER)
-def test_what_the_devices_own_image_demands_is_refused(driver, kind, first):
+def test_launches_against_the_devices_own_images_requirements_are_refused(driver, kind, first):
     images = [image(80), image(90, **{kind: OTHER[kind]})]
     images = images if first == 80 else images[::-1]
     with pytest.raises(errors.LaunchError):

@@ -87,7 +87,7 @@ def test_where_all_entries_are_refused_their_error_is_reported(driver, tmp_path,
     assert f"torch_cubin [{tag}]: catalog kernel '" in message
 
 
-def test_a_cluster_is_asked_about_once(driver, clustered):
+def test_a_cluster_shape_is_queried_once(driver, clustered):
     """Later launches of its shape take the short way, and are as right."""
 
     def run() -> list:

@@ -56,7 +56,7 @@ def test_the_tensors_device_and_stream(driver):
     assert (launch["device"], launch["stream"]) == (1, 0x5001)
 
 
-def test_what_breaks_the_contract_is_refused(driver):
+def test_calls_that_violate_the_contract_are_refused(driver):
     op = op_of(contracts.vec_add())
     good = tensors.empty(4, 4)
     refused(op, good, tensors.empty(4, 5), match="*s = (4, 4)")

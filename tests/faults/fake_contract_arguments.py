@@ -185,7 +185,7 @@ def test_lists(driver):
     assert pointer(driver.launches()[-1], 1) == 0
 
 
-def test_items_that_are_not_there(driver):
+def test_absent_items_of_lists(driver):
     """An item is absent before lists are read and where the list is short, whatever ran before."""
     contract = contracts.vec_add()
     contract["schema"] = new_name() + "(Tensor x, Tensor[] xs) -> Tensor"

@@ -121,7 +121,7 @@ def test_allocation(ops):
     assert (one.dtype, two.dtype, two.device.index) == (torch.float32, torch.bfloat16, 1)
 
 
-def test_what_is_refused(driver, ops):
+def test_wrong_calls_are_refused(driver, ops):
     x = tensors.empty(4)
     with pytest.raises(RuntimeError, match=r"\[params\]: argument 3 .* an integer of 8 bytes"):
         ops.wrong_size(x)
@@ -146,7 +146,7 @@ def test_an_error_of_an_op_keeps_its_text(ops):
         ops.layer(a, tensors.empty(7, 4), None, "none of these")
 
 
-def test_what_was_compiled_is_found_again(ops, monkeypatch):
+def test_a_compiled_extension_is_cached(ops, monkeypatch):
     def refuse(*arguments, **keywords):
         raise AssertionError("compiled again")
 

@@ -186,7 +186,7 @@ def test_a_context_that_is_gone(driver, code):
 @pytest.mark.parametrize(
     "name", ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLaunchKernelEx"]
 )
-def test_a_lack_of_memory_is_met_by_one_more_try(driver, name):
+def test_out_of_memory_is_retried_once(driver, name):
     def run(times: int) -> list:
         driver.fail(name, 2, times=times)
         before = driver.calls(name)

@@ -120,7 +120,7 @@ def test_hopper_s_kernels_add_what_broadcasts(
     assert list(params.strides[4:6]) == expected  # behind out's four
 
 
-def test_a_row_that_is_added_as_it_is_is_a_bias(driver, catalog) -> None:
+def test_an_addend_of_one_unscaled_row_is_a_bias(driver, catalog) -> None:
     catalog()
 
     def call() -> None:

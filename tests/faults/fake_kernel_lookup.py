@@ -208,7 +208,7 @@ def test_an_absent_argument_costs_what_a_given_one_costs(driver):
             raise AssertionError((quick, slow))
 
 
-def test_a_key_without_its_question_has_no_value(driver):
+def test_a_key_whose_presence_is_not_checked_has_no_value(driver):
     """Nothing asks whether the window is given: what reads it says so."""
     rows_ = [["eq", ["number", "window"], i] for i in range(20)]
     op = op_with(rows_, OPTIONAL)

@@ -32,7 +32,7 @@ def install(driver, tmp_path, monkeypatch, *kinds: str) -> None:
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
 
 
-def test_versions_change_where_a_kernel_is_launched_alone(driver, tmp_path, monkeypatch) -> None:
+def test_versions_change_only_if_a_kernel_is_launched(driver, tmp_path, monkeypatch) -> None:
     install(driver, tmp_path, monkeypatch, "decode", "combine", "append")
     args = call()
     attend(**args)

@@ -385,7 +385,7 @@ def test_two_libraries_are_compared_once(driver):
     assert two < 10 * one + 0.3
 
 
-def test_shapes_of_clusters_by_turns_are_asked_about_once_each(driver, several):
+def test_each_interleaved_cluster_shape_is_queried_once(driver, several):
     kernel = several["vec_add"]
     shapes = [(2, 0), (4, 0), (2, 1024)]
     for _ in range(3):

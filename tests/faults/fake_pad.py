@@ -121,6 +121,6 @@ def test_batches_are_copied_whole_and_broadcasts_once(driver, catalog) -> None:
         (((2**29, 1, 1), (1, 1, 1)), ((2**29, 1, 1), (1, 1, 1))),
     ],
 )
-def test_no_copy_where_it_is_of_no_use(driver, catalog, a, b) -> None:
+def test_operands_are_not_copied_without_a_benefit(driver, catalog, a, b) -> None:
     *_, records = launches_of(driver, (*a, torch.bfloat16), (*b, torch.bfloat16))
     assert not any(record["kernel"].startswith("pad_") for record in records)

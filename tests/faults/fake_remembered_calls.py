@@ -114,7 +114,7 @@ def random_call(r: random.Random) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_launched_again_is_the_same(driver, seed: int) -> None:
+def test_repeated_calls_launch_the_same(driver, seed: int) -> None:
     """Few sizes and values, so that most calls were made before, between others."""
     op = op_of(several_kernels())
     r = random.Random(seed)

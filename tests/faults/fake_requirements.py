@@ -158,7 +158,7 @@ def test_a_large_tuned_table(driver):
             assert driver.launches()[0]["shared"] == group
 
 
-def test_words_in_a_tuned_table(driver):
+def test_str_and_bool_keys_in_a_tuned_table(driver):
     contract = contracts.vec_add()
     contract["schema"] = new_name() + "(Tensor x, Tensor y, str mode, bool flag) -> Tensor"
     plain = contract["kernels"][0]

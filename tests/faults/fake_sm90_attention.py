@@ -127,7 +127,7 @@ CALLS = [
 
 @pytest.mark.parametrize("order", ["bhsd", "bshd"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_what_a_launch_holds(driver, catalog, order: str, dtype: torch.dtype) -> None:
+def test_launch_parameters(driver, catalog, order: str, dtype: torch.dtype) -> None:
     """Boxes bring what the kernel's barriers wait for, or it would hang; the rest is the call."""
     calls = [
         partial(attend, shape, kv_heads, keys, order, dtype, **options)
@@ -175,7 +175,7 @@ def test_softcaps_beyond_the_short_formula_go_elsewhere(driver, catalog) -> None
     assert not any(name.startswith("sm90_") for name in forked(partial(run, 129.0)))
 
 
-def test_how_tiles_are_dealt_out(driver, catalog) -> None:
+def test_schedules_of_tiles(driver, catalog) -> None:
     """Alike: in turn. Causal: long tiles balanced one by one, short ones in pairs. Windows: by
     queries, while few heads' keys fit in the L2 cache together."""
     cases = [
@@ -235,7 +235,7 @@ def kernels_of_a_call(driver, what: str, general: dict) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["decode", "float32"])
-def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
+def test_calls_for_the_portable_kernels(driver, catalog, what: str) -> None:
     kernels = kernels_of_a_call(driver, what, {})
     assert not any(name.startswith("sm90_") for name in kernels), kernels
 
@@ -285,7 +285,7 @@ def test_sinks_alone_need_no_kernel_of_their_own(
     assert params.has_rule == params.mask.classes == params.mask.words == 0
 
 
-def test_a_mask_is_not_copied_where_that_takes_gigabytes(driver, catalog) -> None:
+def test_a_mask_whose_copy_would_take_gigabytes_is_not_copied(driver, catalog) -> None:
     """A number of each query for all keys would be copied for each key: 8 GiB here."""
 
     def run() -> list:

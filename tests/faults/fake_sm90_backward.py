@@ -119,7 +119,7 @@ SMALL_CACHE_CALLS = [
     [(H200, call) for call in CALLS] + [(H100, call) for call in SMALL_CACHE_CALLS],
     ids=str,
 )
-def test_what_the_three_launches_hold(
+def test_parameters_of_the_three_launches(
     driver, catalog, l2_bytes: int, call, dtype: torch.dtype
 ) -> None:
     """Boxes bring what the kernel's barriers wait for, or it would hang; the rest is the call."""
@@ -228,7 +228,7 @@ def test_heads_side_by_side_with_a_boolean_mask(driver, catalog) -> None:
 @pytest.mark.parametrize("largest", [1, 16])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("softcap", [0.0, 20.0])
-def test_pairs_work_where_clusters_fit(
+def test_pairs_run_if_clusters_fit(
     driver, catalog, softcap: float, masked: bool, largest: int
 ) -> None:
     """With a boolean mask, too, whose bits are then of the keys of both blocks."""
@@ -307,7 +307,7 @@ def test_numbers_of_a_mask_are_laid_out_first(
     assert params.bits.steps == params.bits.words + steps * step_bytes
 
 
-def test_numbers_are_not_laid_out_where_that_takes_gigabytes(driver, catalog) -> None:
+def test_mask_numbers_whose_layout_would_take_gigabytes_are_not_laid_out(driver, catalog) -> None:
     """8 GiB of them, of a mask that has one for all keys of a query."""
     q, k, v = (made(4, 1, 32768, 64) for _ in range(3))
     mask = tensors.empty(4, 1, 32768, 1, dtype=torch.bfloat16)
@@ -317,7 +317,7 @@ def test_numbers_are_not_laid_out_where_that_takes_gigabytes(driver, catalog) ->
 
 
 @pytest.mark.parametrize("what", ["a large softcap", "float32"])
-def test_what_is_left_to_the_portable_kernels(driver, catalog, what: str) -> None:
+def test_calls_for_the_portable_kernels(driver, catalog, what: str) -> None:
     dtype = torch.float32 if what == "float32" else torch.bfloat16
     q, k, v = (made(2, 4, 300, 128, dtype) for _ in range(3))
     options = {"softcap": 200.0} if what == "a large softcap" else {}

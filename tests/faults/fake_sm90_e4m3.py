@@ -92,7 +92,7 @@ def check_main(kernel: dict, launch: dict, d: int) -> Params:
     [(2, 4, 1000, 64, 2, 777), (1, 16, 4096, 128, 16, 4096), (3, 8, 520, 256, 1, 16),
      (2, 2, 33, 48, 2, 100)],
 )  # fmt: skip
-def test_what_the_launches_hold(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
+def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     before, launch = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys))
     assert before["kernel"] == "sm90_e4m3_values_attention"
     values = ValuesParams.from_buffer_copy(bytes.fromhex(before["params"][0]))

@@ -160,7 +160,7 @@ def test_blocks_of_a_cluster_share_operands(
 
 
 @pytest.mark.parametrize("largest", [1, 2, 4])
-def test_clusters_that_find_no_room_are_not_chosen(driver, sm90, largest: int) -> None:
+def test_clusters_beyond_the_devices_capacity_are_not_chosen(driver, sm90, largest: int) -> None:
     """Where a process may use few multiprocessors, as under MPS, the driver has room for none."""
 
     def multiply(m: int, n: int, k: int) -> None:

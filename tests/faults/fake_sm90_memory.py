@@ -66,7 +66,7 @@ def test_times_of_long_reads_follow_the_memory(driver, catalog) -> None:
         )
 
 
-def test_products_that_read_little_do_not(driver, catalog) -> None:
+def test_compute_bound_products_do_not_depend_on_bandwidth(driver, catalog) -> None:
     shapes = [(1024, 1024, 1024), (4096, 4096, 4096)]
     for fast, slow in zip(*(plans(driver, each, shapes) for each in (H200, H100)), strict=True):
         assert fast["chosen"] == slow["chosen"]

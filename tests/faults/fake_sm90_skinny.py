@@ -223,7 +223,7 @@ def test_batch_invariant_products_do_not_split_k(driver, catalog) -> None:
         (((16, 4096), (4096, 1)), ((4096, 4096), (1, 0))),  # rows that are all one
     ],
 )
-def test_what_tensor_maps_cannot_describe_goes_elsewhere(driver, catalog, a, b) -> None:
+def test_operands_without_a_tensor_map_take_other_kernels(driver, catalog, a, b) -> None:
     def call() -> None:
         torch.ops.cubin._matmul(*(tensors.strided(*each, torch.bfloat16) for each in (a, b)))
 

@@ -89,7 +89,7 @@ def test_the_smaller_of_two_is_copied(driver, catalog, m: int, n: int, copied: i
     assert records[1]["kernel"].startswith("sm90_matmul_tf32_tt_")
 
 
-def test_other_products_are_not(driver, catalog) -> None:
+def test_other_products_are_not_copied(driver, catalog) -> None:
     n = 2048
     rows, columns = ((n, n), (n, 1)), ((n, n), (1, n))
     for a, b, mode in (

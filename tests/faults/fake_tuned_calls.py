@@ -161,7 +161,7 @@ def test_strides_count_where_a_condition_reads_them(driver) -> None:
     assert watched(op, turned, None, 1, "a", 1.0)["key"]["x"] == ["float32", [4, 4], [1, 4]]
 
 
-def test_a_table_of_the_autotuner_is_overruled_for_its_call_alone(driver) -> None:
+def test_a_tuned_table_overrides_the_autotuner_for_its_call_only(driver) -> None:
     contract = contract_with([None] * 3, groups=[0, 1, 2])
     contract["tuned"] = {"key": [["number", "head"]], "entries": [[[7], 1]], "otherwise": 0}
     op = op_of(contract)
@@ -273,7 +273,7 @@ def test_a_file_is_found_at_the_first_call(driver, cache) -> None:
     ],
     ids=lambda damage: str(damage)[:20],
 )
-def test_a_file_of_anything_else_is_never_used(driver, damage) -> None:
+def test_a_damaged_kept_file_is_not_used(driver, damage) -> None:
     op = op_of(contract_with([None] * 3))
     call = tensors.empty(5), None, 1, "a", 1.0
     path = kept_file(op)
@@ -330,7 +330,9 @@ def test_the_user_s_home_is_found_without_its_variable(driver, monkeypatch) -> N
     ],
     ids=str,
 )
-def test_what_is_no_table_is_refused_in_plain_words(driver, tmp_path, table, message) -> None:
+def test_a_malformed_table_is_refused_with_a_readable_message(
+    driver, tmp_path, table, message
+) -> None:
     (tmp_path / "table.json").write_text(json.dumps(table))
     with pytest.raises(errors.InputError, match=message) as caught:
         torch_cubin.load_tuned(tmp_path / "table.json")
@@ -436,7 +438,7 @@ def test_the_look_up_costs_less_than_a_tenth_of_a_microsecond(driver) -> None:
     print(f"without a table {costs[plain]:.3f} us, with one {costs[tuned]:.3f} us")
 
 
-def test_what_is_measured_of_a_call(driver, monkeypatch) -> None:
+def test_measured_candidates_of_a_call(driver, monkeypatch) -> None:
     """The rounds are given here: nothing can be timed on this driver, nor computed."""
     contract = contract_with([None, None, ["eq", ["number", "head"], 1], None])
     raw = op_of(contract)

@@ -124,7 +124,7 @@ def configs_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
         (((1300, 1301), (1301, 1)), ((1301, 1300), (1300, 1)), False),  # too large
     ],
 )
-def test_what_the_kernels_take(driver, catalog, a, b, expected: bool) -> None:
+def test_operands_that_the_kernels_take(driver, catalog, a, b, expected: bool) -> None:
     a, b = (*a, torch.bfloat16), (*b, torch.bfloat16)
     assert bool(configs_of(driver, a, b)) == expected
     assert not configs_of(driver, a, b, batch_invariant=True)
@@ -138,7 +138,9 @@ def test_short_k_is_not_split_further_than_its_tiles(driver, catalog) -> None:
 
 
 @pytest.mark.parametrize("largest", [1, 2, 4])
-def test_splits_that_find_no_room_are_not_launched(driver, catalog, largest: int) -> None:
+def test_splits_beyond_the_devices_cluster_capacity_are_not_launched(
+    driver, catalog, largest: int
+) -> None:
     """Where a process may use few multiprocessors, as under MPS, large clusters have no room."""
 
     def run() -> list[dict]:

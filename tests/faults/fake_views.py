@@ -49,7 +49,7 @@ def test_parts_of_tensors(driver):
     refused(op, qkv, -1, match="does not have: expected places of a dim of 3, got 2 from -1 on")
 
 
-def test_a_part_of_nothing_is_null(driver):
+def test_a_part_of_an_absent_tensor_is_null(driver):
     op = define(
         "(Tensor(a!) x, Tensor? y) -> ()", {"x": "float32[n]", "y": "float32[m] strided"},
         lambda x, y: (x, y.select(0, 3), None, 0),
@@ -137,7 +137,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_asked_of_a_tensor(case: str, driver):
+def test_unsupported_queries_of_a_tensor_are_refused(case: str, driver):
     with pytest.raises(errors.InputError) as caught:
         define("(Tensor x) -> Tensor", {"x": "float32[n, m]", "out": "float32[n]"},
                lambda x: (WRONG[case](x), None, None, 0))  # fmt: skip

@@ -214,7 +214,7 @@ def test_example(name: str, examples: Path, folder: Path, tmp_path: Path) -> Non
     assert found == expected
 
 
-def test_an_example_says_what_it_has_not(examples: Path, folder: Path) -> None:
+def test_an_example_reports_missing_and_wrong_files(examples: Path, folder: Path) -> None:
     """A wrong hash, no file: the program's last words are the error."""
     for program, arguments, text in (
         ("matmul_triton", [str(KERNELS), "00000000"], "[no_kernel]: the family 'triton_matmul."),

@@ -176,7 +176,7 @@ def test_manual_seed_decides_and_two_calls_differ(grad: bool) -> None:
     assert not torch.equal(run(), first)
 
 
-def test_dropout_of_all_weights_and_of_none(nan_memory) -> None:
+def test_dropout_with_p_one_and_p_zero(nan_memory) -> None:
     args = _small(ac.generator("all"))
     op = torch.ops.cubin.scaled_dot_product_attention
     assert bool((op(*args, dropout_p=1.0) == 0).all())

@@ -111,7 +111,7 @@ def test_small_weights_count(dim: int) -> None:
 
 
 @pytest.mark.parametrize("dim", HEAD_DIMS)
-def test_a_jump_of_the_scores(dim: int, nan_memory) -> None:
+def test_row_maxima_that_jump(dim: int, nan_memory) -> None:
     """Rows whose maximum grows from one block of keys to the next by next to nothing, by what a
     shift of the reference takes up, and by more than an exponential can hold."""
     torch.manual_seed(dim)
@@ -126,7 +126,7 @@ def test_a_jump_of_the_scores(dim: int, nan_memory) -> None:
 
 
 @pytest.mark.parametrize("dim", HEAD_DIMS)
-def test_what_is_not_a_number_stays_in_its_rows(dim: int, nan_memory) -> None:
+def test_nan_stays_in_its_rows(dim: int, nan_memory) -> None:
     q, k, v = (quantised((1, 4, 700, dim), DEVICE) for _ in range(3))
     q.view(torch.uint8)[0, 0, [17, 400], 3] = 0x7F
     k.view(torch.uint8)[0, 1, 300, 5] = 0xFF
@@ -187,6 +187,6 @@ def test_a_graph(name: str) -> None:
     assert torch.equal(out, flash_attention(**args))
 
 
-def test_what_no_kernel_takes_is_refused() -> None:
+def test_unsupported_head_dims_are_no_kernel_errors() -> None:
     with pytest.raises(RuntimeError, match=r"\[no_kernel\]: flash_attention .*head_dim 272"):
         flash_attention(**make(DEVICE, dim=272))

@@ -190,7 +190,7 @@ def test_sizes_of_zero(name: str, nan_memory) -> None:
 
 @pytest.mark.parametrize("kind", ["bool", "own", "float32"])
 @pytest.mark.parametrize("name", ac.DTYPES)
-def test_rows_that_see_nothing(name: str, kind: str, nan_memory) -> None:
+def test_fully_masked_rows(name: str, kind: str, nan_memory) -> None:
     """Zeros, -inf, and gradients as if the rows were not there."""
     dtype = ac.DTYPES[name]
     g = ac.generator(f"{name} {kind}")
@@ -230,7 +230,7 @@ def _set(place: str, q: Tensor, k: Tensor, v: Tensor, number: float) -> None:
 @pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize("place", ["query", "key", "value"])
 @pytest.mark.parametrize("name", ac.DTYPES)
-def test_what_is_not_finite_goes_where_pytorch_puts_it(name: str, place: str, what: float) -> None:
+def test_nonfinite_values_propagate_as_in_pytorch(name: str, place: str, what: float) -> None:
     """Compared with PyTorch's composition in float64: its fused kernels differ among themselves."""
     g = ac.generator(f"{name} {place}")
     for rows, columns, head_dim in [(70, 130, 64), (5, 7, 8), (130, 40, 128), (33, 65, 256)]:
@@ -247,7 +247,7 @@ def test_what_is_not_finite_goes_where_pytorch_puts_it(name: str, place: str, wh
 
 
 @pytest.mark.parametrize("name", ac.DTYPES)
-def test_a_gradient_that_is_infinite_goes_where_pytorch_puts_it(name: str) -> None:
+def test_an_infinite_gradient_propagates_as_in_pytorch(name: str) -> None:
     """A column of dv is infinite; its row of dq, and all that it meets in dk, are NaN."""
     g = ac.generator(name)
     for rows, columns, head_dim in [(70, 130, 64), (130, 40, 128), (33, 65, 256)]:

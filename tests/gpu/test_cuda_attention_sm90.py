@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("name", ac.HALVES)
-def test_what_is_not_finite_stays_in_its_rows(name: str, head_dim: int, nan_memory) -> None:
+def test_nonfinite_values_stay_in_their_rows(name: str, head_dim: int, nan_memory) -> None:
     """NaN in a query, and in a key that causal rows see from its own on; in the first block of a
     tile and in later ones, whose scores are then computed twice."""
     g = ac.generator(f"{name} {head_dim}")
@@ -35,7 +35,7 @@ def test_what_is_not_finite_stays_in_its_rows(name: str, head_dim: int, nan_memo
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_a_jump_of_the_scores(head_dim: int, nan_memory) -> None:
+def test_row_maxima_that_jump(head_dim: int, nan_memory) -> None:
     """Rows whose maximum grows from one block of keys to the next by next to nothing, by what a
     shift of the reference takes up, and by more than an exponential can hold."""
     g = ac.generator(f"jump {head_dim}")

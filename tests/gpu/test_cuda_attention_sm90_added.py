@@ -198,7 +198,7 @@ def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(head_dim: int, key
 @pytest.mark.parametrize("kind", ["", "softcap", "dropout"])
 @pytest.mark.parametrize("floats", [False, True], ids=["own", "float32"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_what_is_not_finite_stays_where_it_is_seen(
+def test_nonfinite_values_reach_only_the_rows_that_see_them(
     head_dim: int, floats: bool, kind: str, nan_memory
 ) -> None:
     """NaN and +inf of the mask in their rows; NaN in a value that the mask hides by -inf in no

@@ -128,7 +128,7 @@ def test_large_scores(head_dim: int, factor: int, nan_memory) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_what_is_not_finite_stays_with_the_rows_that_see_it(head_dim: int, nan_memory) -> None:
+def test_nonfinite_values_reach_only_the_rows_that_see_them(head_dim: int, nan_memory) -> None:
     """A value of NaN, which causal rows see from its own on, and one gradient of inf. Rows before
     and after have their dq, and other heads keep their bits."""
     g = ac.generator(head_dim)
@@ -153,7 +153,7 @@ def test_what_is_not_finite_stays_with_the_rows_that_see_it(head_dim: int, nan_m
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_rows_that_see_nothing_and_keys_that_nobody_sees(head_dim: int, nan_memory) -> None:
+def test_fully_masked_rows_and_keys(head_dim: int, nan_memory) -> None:
     g = ac.generator(head_dim)
     q, grad = (ac.draw((2, 4, 700, head_dim), torch.bfloat16, g) for _ in range(2))
     k, v = (ac.draw((2, 4, 400, head_dim), torch.bfloat16, g) for _ in range(2))
@@ -169,7 +169,7 @@ def test_rows_that_see_nothing_and_keys_that_nobody_sees(head_dim: int, nan_memo
     assert bool((dv[:, :, :109] != 0).any(-1).all())
 
 
-def test_what_is_left_to_the_portable_kernels() -> None:
+def test_calls_for_the_portable_kernels() -> None:
     g = ac.generator("portable")
     q, k, v, grad = (ac.draw((1, 2, 200, 256), torch.bfloat16, g) for _ in range(4))
     with kernels_that_run() as names:

@@ -207,7 +207,7 @@ def test_boolean_masks_by_tile(kind: str, head_dim: int, nan_memory) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_what_is_not_finite_stays_in_its_rows(head_dim: int, nan_memory) -> None:
+def test_nonfinite_values_stay_in_their_rows(head_dim: int, nan_memory) -> None:
     g = ac.generator(head_dim)
     q, k, v = (ac.draw((1, 4, 700, head_dim), torch.bfloat16, g) for _ in range(3))
     sinks = torch.zeros(4, device=ac.DEVICE)

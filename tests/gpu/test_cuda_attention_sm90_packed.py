@@ -190,7 +190,7 @@ def test_neighbours_are_not_seen(head_dim: int, nan_memory) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_a_bound_that_is_too_small_cuts_sequences_short(head_dim: int, nan_memory) -> None:
+def test_a_max_length_that_is_too_small_truncates_sequences(head_dim: int, nan_memory) -> None:
     """Only so many rows and keys of each sequence count; what is beyond gives zeros."""
     g = ac.generator(head_dim)
     lengths = [700, 90, 400, 650]

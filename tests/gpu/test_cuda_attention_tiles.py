@@ -48,7 +48,7 @@ def test_every_kernel_of_a_tile(name: str, child) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mma", "sm90"])
-def test_there_are_tiles(kind: str) -> None:
+def test_the_package_has_kernels_of_all_tiles(kind: str) -> None:
     """The package that was built for this GPU has the kernels."""
     if kind == "mma" or torch.cuda.get_device_capability()[0] == 9:
         assert {t.split("x")[2] for t in tiles(kind)} >= {"64", "128", "256"}

@@ -166,7 +166,7 @@ def test_no_derivative_is_an_error() -> None:
         assert torch.equal(op(y, y), 2 * y)
 
 
-def test_what_no_kernel_may_write_to_or_read() -> None:
+def test_tensors_that_kernels_must_not_access_are_refused() -> None:
     """Lazy views and overlapping tensors that the op changes; elements without memory."""
     contract = contracts.vec_add()
     contract["schema"] = new_name("into") + "(Tensor x, Tensor y, Tensor(a!) out) -> ()"

@@ -144,7 +144,7 @@ def test_a_sum_is_rounded_after_it_is_taken(mode: str, generator) -> None:
         assert torch.equal(product, torch.full_like(high, 42400.0))
 
 
-def test_what_is_not_to_be_looked_at(generator) -> None:
+def test_operands_with_a_zero_factor_are_not_read(generator) -> None:
     nan = torch.full((128, 64), torch.nan, device="cuda", dtype=torch.bfloat16)
     a, b = torch.ones_like(nan), torch.ones_like(nan).t()
     with torch.no_grad():

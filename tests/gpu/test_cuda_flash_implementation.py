@@ -126,7 +126,7 @@ def test_dropout_is_pytorchs_to_the_bit() -> None:
     torch.testing.assert_close(through[1:], own[1:], rtol=2e-2, atol=2e-2)
 
 
-def test_a_forward_of_ours_and_a_backward_of_pytorchs_and_the_other_way() -> None:
+def test_forward_and_backward_can_mix_our_kernels_and_pytorchs() -> None:
     """What each saves, the other can use: an activation may lie between both."""
     for first in (False, True):
         torch.manual_seed(0)

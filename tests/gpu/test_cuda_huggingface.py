@@ -64,7 +64,7 @@ def test_greedy_generation_gives_the_same_tokens(cache: str | None, padding: boo
 @pytest.mark.skipif(
     not hasattr(attention, "register_flash_attention_impl"), reason="this PyTorch has no registry"
 )
-def test_a_model_that_knows_nothing_of_us() -> None:
+def test_an_unmodified_model_under_sdpa() -> None:
     """transformers' "sdpa" in bfloat16, forward and backward, behind PyTorch's own dispatch."""
     llama = model(torch.bfloat16)
     ids = inputs(False)["input_ids"]

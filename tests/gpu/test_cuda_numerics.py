@@ -253,7 +253,7 @@ def test_results_stay_inside_their_memory(mode: str, generator: torch.Generator)
 
 @pytest.mark.fault_case(43)
 @pytest.mark.parametrize("mode", cases.MODES)
-def test_nan_and_inf_go_where_pytorch_puts_them(mode: str, generator: torch.Generator) -> None:
+def test_nan_and_inf_propagate_as_in_pytorch(mode: str, generator: torch.Generator) -> None:
     with cases.math_mode(mode) as dtype:
         for m, n, k in [(70, 50, 40), (1, 300, 129), (130, 140, 2000)]:
             a, b = (cases.draw(s, dtype, False, generator) for s in ((m, k), (k, n)))

@@ -142,7 +142,7 @@ def test_autocast_casts_a_weight_once_a_region(cached: bool, grad: bool) -> None
             assert ours is None
 
 
-def test_autocast_sees_a_weight_that_changed_between_regions_and_keeps_none() -> None:
+def test_autocast_caches_no_weight_between_regions() -> None:
     x, weight = _leaves([(40, 64), (64, 64)], torch.float32)
     for factor in (1, 2, 3):
         with torch.no_grad():

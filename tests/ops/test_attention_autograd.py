@@ -341,7 +341,7 @@ def tagged(call) -> str:
 
 
 @pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
-def test_what_a_head_has_one_of_has_a_gradient(name, device):
+def test_per_head_parameters_have_gradients(name, device):
     args = make_qkv(SMALL, device, torch.float64, requires_grad=True)
     own = torch.rand(2, device=device, requires_grad=True)
     for some in (args, [arg.detach() for arg in args]):
@@ -360,7 +360,7 @@ def test_what_a_head_has_one_of_has_a_gradient(name, device):
         assert not ops.attention_forward(*args, **{name: own})[0].requires_grad
 
 
-def test_a_sink_of_minus_infinity_has_no_gradient_where_a_row_sees_nothing(device):
+def test_a_sink_of_minus_infinity_has_no_gradient_for_fully_masked_rows(device):
     """exp(-inf - -inf), if it were computed."""
     args = make_qkv(SMALL, device, torch.float64)
     sinks = torch.tensor([-torch.inf, 0.5], device=device, requires_grad=True)
@@ -380,7 +380,7 @@ def test_a_sink_of_minus_infinity_has_no_gradient_where_a_row_sees_nothing(devic
         assert_near(forward_ad.unpack_dual(loss(dual)).tangent.float(), grad.sum())
 
 
-def test_what_has_no_second_derivative_raises(device):
+def test_missing_second_derivatives_raise(device):
     args = make_qkv(CROSS, device)
     saved = ops.attention_forward(*args)
     out = saved[0]

@@ -266,7 +266,7 @@ def test_dropout_by_the_formula(device):
     check_near(grads, torch.autograd.grad(expected, qkv, weight), 1e-12)
 
 
-def test_dropout_of_everything(device):
+def test_dropout_with_p_one(device):
     q, k, v = make_qkv(SHAPES[0], device, torch.float64, requires_grad=True)
     seed = torch.tensor([1], device=device)
     out, logsumexp = attention_compose.attention(q, k, v, None, 1.0, False, seed)
@@ -275,7 +275,7 @@ def test_dropout_of_everything(device):
     assert not any(x.any() for x in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-def test_rows_that_see_nothing(device):
+def test_fully_masked_rows(device):
     q, k, v = make_qkv(SHAPES[1], device, torch.float64, requires_grad=True)
     mask = torch.zeros(4, 7, dtype=torch.float64, device=device)
     mask[1] = -math.inf
@@ -292,7 +292,7 @@ def test_rows_that_see_nothing(device):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_nan_or_infinity_in_the_query_goes_where_pytorch_puts_it(value, device):
+def test_nan_and_infinity_in_the_query_propagate_as_in_pytorch(value, device):
     q, k, v = make_qkv(SHAPES[0], device, torch.float64)
     q[0, 1, 2, 3] = value
     k[0, 1, :, 3] = k[0, 1, :, 3].abs()  # one infinity less the same is NaN, as in PyTorch

@@ -71,7 +71,7 @@ def attention_kernels(call) -> set[str]:
     return {name for name in names if "attention" in name}
 
 
-def test_what_the_results_are_held_against_is_no_fused_kernel(device):
+def test_the_reference_is_not_a_fused_kernel(device):
     """Which may answer otherwise on another processor (conftest.py)."""
     query, key, value = make_qkv(SQUARE, device)
     layer = torch.nn.MultiheadAttention(8, 2, batch_first=True, device=device)
@@ -137,7 +137,7 @@ def test_masks_of_any_stride(dtype, device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_that_see_nothing(dtype, device):
+def test_fully_masked_rows(dtype, device):
     args = make_qkv(CROSS, device, dtype)
     mask = torch.ones(5, 7, dtype=torch.bool, device=device)
     mask[1] = False
@@ -163,7 +163,7 @@ def test_no_keys_at_all(device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("what", ["nan in query", "nan in key", "nan in value", "inf in query"])
-def test_what_is_not_finite_goes_where_torch_lets_it(what, dtype, device):
+def test_nonfinite_values_propagate_as_in_torch(what, dtype, device):
     query, key, value = make_qkv(CROSS, device, dtype)
     tensor = {"query": query, "key": key, "value": value}[what.split()[-1]]
     tensor[0, 1, 2, 3] = math.nan if what.startswith("nan") else math.inf
@@ -333,7 +333,7 @@ def test_dropout_is_a_function_of_its_seed(dtype, device):
     assert not torch.equal(other, out)
 
 
-def test_dropout_of_everything_and_of_nothing(device):
+def test_dropout_with_p_one_and_p_zero(device):
     args = make_qkv(CROSS, device)
     assert (attention(*args, None, 1.0) == 0).all()
     assert torch.equal(attention(*args, None, 0.0), attention(*args))

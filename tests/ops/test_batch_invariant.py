@@ -85,7 +85,7 @@ def test_shapes_are_those_of_linear(shape, weight) -> None:
     torch.testing.assert_close(biased, out + 1)
 
 
-def test_it_nests_and_comes_back_after_an_error() -> None:
+def test_the_mode_nests_and_is_restored_after_an_error() -> None:
     assert not is_batch_invariant()
     with torch_cubin.batch_invariant():
         with torch_cubin.batch_invariant(False):
@@ -137,7 +137,7 @@ def test_backward_is_as_the_forward_was() -> None:
 
 
 @pytest.mark.parametrize("first_inside", [False, True])
-def test_compiled_code_obeys_where_it_is_called(first_inside: bool) -> None:
+def test_compiled_code_follows_the_mode_of_its_call(first_inside: bool) -> None:
     torch._dynamo.reset()
     x, weight, bias = operands(torch.float32)
     with torch_cubin.batch_invariant():

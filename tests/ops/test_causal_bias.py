@@ -59,7 +59,7 @@ def test_compiled(variant, call, device):
     torch.testing.assert_close(out, wanted)
 
 
-def test_elsewhere_it_is_refused(device):
+def test_causal_bias_is_refused_by_other_ops(device):
     q, k, v = operands(device)
     bias, op = causal_lower_right(4, 6), vec_add()
     for call in (

@@ -128,6 +128,6 @@ def test_under_drop_in() -> None:
     assert ops.cubin() == 2
 
 
-def test_what_is_no_op_is_refused() -> None:
+def test_checkpoint_ops_refuses_functions() -> None:
     with pytest.raises(torch_cubin.Error, match=r"\[input\].*got function"):
         torch_cubin.checkpoint_ops(lambda: 0)

@@ -143,7 +143,7 @@ def test_mistakes_inside_the_graph_name_the_op(device):
         compiled(x)
 
 
-def test_a_mistake_that_a_symbol_decides(device):
+def test_an_input_error_that_depends_on_a_symbol(device):
     x, w = make((5, 3), device), make((4, 7), device)
     compiled = torch.compile(matmul, fullgraph=True, dynamic=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"torch_cubin \[input\].*cannot be multiplied"):

@@ -67,7 +67,7 @@ def test_vmap_and_grad_inside(device) -> None:
     same(gradient, a[0].sum(0)[:, None].expand(5, 2))
 
 
-def test_other_threads_are_served_only_where_they_enter(device) -> None:
+def test_drop_in_serves_only_threads_that_enter_it(device) -> None:
     a = integers(4, 4, device=device)
     seen: dict[str, int] = {}
 

@@ -173,7 +173,7 @@ def test_a_drop_in_leaves_the_nested_tensors_of_other_threads_alone(name, device
         holder.join()
 
 
-def test_threads_with_and_without_drop_in_take_turns(device) -> None:
+def test_threads_with_and_without_drop_in_are_interleaved(device) -> None:
     """Half of the threads serve, all see nested tensors; each has the results of its own kind."""
     nested = nested_calls(device)["torch.nn.TransformerEncoderLayer"][1]
     linear = torch.nn.Linear(8, 8, device=device).eval()

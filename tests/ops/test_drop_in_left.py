@@ -134,7 +134,7 @@ def test_a_mixture_of_experts(where) -> None:
             assert "nothing" not in str(report)
 
 
-def test_what_ran_counts_cached_graphs_and_backward() -> None:
+def test_report_counts_cached_graphs_and_backward() -> None:
     weight = integers(4, 4).requires_grad_()
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: F.linear(x, weight).sin() @ weight, backend="aot_eager")
@@ -156,7 +156,7 @@ def test_what_ran_counts_cached_graphs_and_backward() -> None:
     assert [row.calls for row in torch_cubin.report().served] == [0, 0]
 
 
-def test_what_runs_without_data_or_fails_is_not_counted() -> None:
+def test_report_skips_meta_tensors_and_failed_calls() -> None:
     a = integers(4, 4)
     with torch_cubin.drop_in():
         torch.ops.cubin.matmul(a.to("meta"), a.to("meta"))

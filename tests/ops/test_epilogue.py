@@ -176,7 +176,7 @@ def test_vmap_of_addmm(shapes, batched) -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_a_factor_of_zero_does_not_look(device) -> None:
+def test_a_zero_factor_does_not_read_its_operand(device) -> None:
     nan, a, b = (torch.ones(s, device=device) for s in ((3, 5), (3, 4), (4, 5)))
     nan[:] = torch.nan
     assert torch.equal(ops.addmm(nan, a, b, beta=0, alpha=2), torch.full_like(nan, 8.0))

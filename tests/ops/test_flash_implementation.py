@@ -318,7 +318,7 @@ def test_one_split_of_packed_sequences_is_batch_invariant(active, device, monkey
     assert active().declined == ()
 
 
-def test_one_split_of_packed_sequences_goes_to_pytorch_where_kernels_differ(monkeypatch):
+def test_one_split_of_packed_sequences_is_pytorchs_if_kernels_differ(monkeypatch):
     if "num_splits" not in str(aten._flash_attention_forward.default._schema):
         pytest.skip("this PyTorch has no num_splits")
     torch_cubin.report(reset=True)
@@ -462,7 +462,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_left_to_pytorch_says_so_where_pytorch_has_no_kernel(case):
+def test_calls_left_to_pytorch_without_a_kernel_are_no_kernel_errors(case):
     implementation = flash_implementation.Implementation("CPU")
     try:
         with pytest.raises(torch_cubin.Error, match=r"\[no_kernel\]: aten::_"):

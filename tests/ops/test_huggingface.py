@@ -201,7 +201,7 @@ def sparse(**options):
 
 
 @pytest.mark.parametrize("build", [soft_capped, with_sinks, sparse])
-def test_what_sdpa_lacks_is_as_eager(build, device):
+def test_features_that_sdpa_lacks_match_eager(build, device):
     model, given = make(build, device), inputs(build, device)
     results = []
     for name in ("cubin", "eager"):

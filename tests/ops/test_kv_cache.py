@@ -123,7 +123,7 @@ def test_a_cache_of_any_strides(device):
     check(args)
 
 
-def test_the_caches_versions_tell_of_the_write(device):
+def test_a_write_increments_the_versions_of_the_caches(device):
     args = make(device, lengths=[3, 40, 60], new=1)
     attend(**args)
     assert (args["k_cache"]._version, args["v_cache"]._version) == (1, 1)

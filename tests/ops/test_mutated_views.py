@@ -72,7 +72,7 @@ def test_a_layer_of_a_pool(step, dynamic, backend, device):
         assert counter.frame_count <= 2  # layer 0, and all others
 
 
-def test_a_view_that_begins_where_only_run_time_knows_is_refused(device):
+def test_a_view_at_a_data_dependent_index_is_refused(device):
     def step(pool, index, rows, lengths):
         layer = index.item()
         torch._check(layer >= 0)

@@ -183,7 +183,7 @@ def needed(op: str, device: str) -> dict[str, torch.Tensor]:
         *("attention_backward", "flash_attention_with_kvcache"),
     ],
 )
-def test_a_tensor_that_is_none_is_named(op, mode, device):
+def test_the_error_for_none_names_the_tensor(op, mode, device):
     function, tensors = getattr(torch.ops.cubin, op), needed(op, device)
     for name in tensors:
         with pytest.raises(RuntimeError) as caught, MODES[mode]():
@@ -196,7 +196,7 @@ def test_a_tensor_that_is_none_is_named(op, mode, device):
         assert f"'{name}'" in str(caught.value)  # PyTorch's own text
 
 
-def test_a_tensor_that_is_none_keeps_no_other_alive(device):
+def test_an_error_for_none_keeps_no_other_tensor_alive(device):
     x = ones(2, 2, 4, 8, device=device)
     storage = x.untyped_storage()._cdata
     before = torch._C._storage_Use_Count(storage)
@@ -215,7 +215,7 @@ def test_a_tensor_that_is_none_keeps_no_other_alive(device):
     assert torch._C._storage_Use_Count(storage) == before
 
 
-def test_a_tensor_that_is_none_under_transforms(device):
+def test_none_for_a_tensor_is_refused_under_transforms(device):
     x = ones(2, 2, device=device)
     for call in (
         lambda: matmul(None, None),

@@ -85,7 +85,7 @@ def test_uses_no_python_symbol():
     assert re.findall(r"UND\s+(_?Py\w+)", undefined) == []
 
 
-def test_tells_no_path_of_the_build_machine():
+def test_contains_no_path_of_the_build_machine():
     content = LIBRARY.read_bytes()
     for folder in {str(ROOT), str(Path.home()), "site-packages"}:
         assert folder.encode() not in content, f"'{folder}' stands in {LIBRARY.name}"

@@ -158,7 +158,7 @@ def test_its_kernels_are_loaded(tmp_path: Path) -> None:
     assert set(given) == set(module)
 
 
-def test_a_package_that_packs_and_one_whose_library_holds_the_cubins(tmp_path: Path) -> None:
+def test_compressed_packages_and_packages_with_cubins_in_a_library(tmp_path: Path) -> None:
     packed = zipped(("a.cubin", CUBIN), ("b.wrapper.cpp", b""), method=zipfile.ZIP_DEFLATED)
     assert torch_cubin.inspect(packed).entries[0].compression == "deflate"
     assert "vec_add" in torch_cubin.load(packed)
@@ -280,7 +280,7 @@ def test_ops_of_an_archive_open_it_once(tmp_path: Path) -> None:
         assert len(counts["inspect"]) <= 2 * len(names), way  # in the archive, and for its names
 
 
-def test_launches_in_comments_are_none() -> None:
+def test_launches_in_comments_are_ignored() -> None:
     for before, after in (("/*", "*/"), ("//", ""), ('f("/*");//', ""), ("/* '", "*/")):
         lines = WRAPPER.splitlines()
         (at,) = (i for i, line in enumerate(lines) if "launchKernel(" in line)
@@ -350,7 +350,7 @@ DIRECTORY = b"PK\x01\x02"
         (b"PK\x03\x04", 26, struct.pack("<H", 60000), "is damaged"),
     ],
 )  # fmt: skip
-def test_a_directory_that_lies(signature, offset, value, says) -> None:
+def test_inconsistent_directory_entries_are_refused(signature, offset, value, says) -> None:
     data = patched(zipped(("a.cubin", CUBIN)), signature, offset, value)
     assert re.search(says, fault_of(data))
 
@@ -359,13 +359,13 @@ def test_a_directory_that_lies(signature, offset, value, says) -> None:
     ("offset", "value"),
     [(12, struct.pack("<I", 1 << 30)), (12, struct.pack("<I", 0xFFFFFFFF)), (16, b"\xff" * 4)],
 )
-def test_an_end_that_lies(offset, value) -> None:
+def test_inconsistent_end_records_are_refused(offset, value) -> None:
     data = patched(zipped(("a.cubin", CUBIN)), b"PK\x05\x06", offset, value)
     with pytest.raises(errors.ImageError, match=r"directory|damaged"):
         torch_cubin.load(data)
 
 
-def test_names_that_are_there_twice() -> None:
+def test_duplicate_names_are_refused() -> None:
     with pytest.warns(UserWarning, match="Duplicate"):
         data = zipped(("a.cubin", CUBIN), ("a.cubin", OTHER))
     assert all("is there twice" in e.error.message for e in torch_cubin.inspect(data).entries)
@@ -460,7 +460,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_what_is_no_archive_is_none(tmp_path: Path) -> None:
+def test_other_files_are_not_archives(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for other in (tmp_path / "folder", tmp_path / "missing", "a\0b", b"", b"PK", 5, None):
         assert not archive.is_archive(other)

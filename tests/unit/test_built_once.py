@@ -29,7 +29,7 @@ def test_is_built_once_and_replaces_older_ones_of_its_kind(tmp_path: Path) -> No
     assert found == {"program-2", "programs-1", "folder-2"}
 
 
-def test_what_failed_is_built_again(tmp_path: Path) -> None:
+def test_a_failed_build_is_repeated(tmp_path: Path) -> None:
     output = tmp_path / "folder-1"
     with pytest.raises(ZeroDivisionError), built_once(output) as unfinished:
         unfinished.mkdir()

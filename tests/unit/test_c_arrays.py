@@ -156,7 +156,7 @@ LEFT_ALONE = {
 
 
 @pytest.mark.parametrize("case", LEFT_ALONE)
-def test_what_is_no_array_of_device_code_is_left_alone(case: str, tmp_path: Path) -> None:
+def test_arrays_without_device_code_are_ignored(case: str, tmp_path: Path) -> None:
     error = inspect(tmp_path, LEFT_ALONE[case])["error"]
     assert error["tag"] == "image"
     assert "not a cubin" in error["message"]

@@ -162,7 +162,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_plain_struct(case: str) -> None:
+def test_unsupported_structs_are_refused(case: str) -> None:
     text, says = REFUSED[case]
     with pytest.raises(errors.InputError) as caught:
         torch_cubin.c_struct(text, "P")
@@ -206,7 +206,9 @@ MAP = "struct alignas(128) P { int a; CUtensorMap m; };"
 
 
 @pytest.mark.parametrize("before", ["", "#include <cuda.h>\n"])
-def test_a_map_is_where_the_version_of_cuda_puts_it(before: str, tmp_path: Path) -> None:
+def test_the_offset_of_a_tensor_map_depends_on_the_cuda_version(
+    before: str, tmp_path: Path
+) -> None:
     """The sizes are equal, so that no binary would tell."""
     from torch_cubin._declared import c_front_end
 
@@ -235,7 +237,7 @@ def test_a_map_is_where_the_version_of_cuda_puts_it(before: str, tmp_path: Path)
             torch_cubin.c_struct(MAP, "P", cuda=wrong)
 
 
-def test_a_layout_that_asks_who_compiles(tmp_path: Path) -> None:
+def test_a_layout_that_depends_on_the_compiler_is_refused(tmp_path: Path) -> None:
     text = "struct P {\n#ifdef __CUDACC__\n  char a;\n#endif\n  int b;\n};\n"
     (tmp_path / "params.h").write_text(text)
     for given in (text, '#include "params.h"\n'):
@@ -280,7 +282,7 @@ def test_members_of_unions_and_bits() -> None:
             params(**wrong)
 
 
-def test_what_has_no_number_is_given_as_bytes() -> None:
+def test_fields_without_a_number_type_are_given_as_bytes() -> None:
     text = "struct Q { int x; }; struct P { long double d; int Q::*m; __int128 i; };"
     params = torch_cubin.c_struct(text, "P")
     assert entries(params()) == {}

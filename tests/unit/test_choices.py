@@ -75,7 +75,7 @@ def test_files_names_and_rows(tmp_path: Path) -> None:
     assert len(one) == 1
 
 
-def test_an_op_of_them(tmp_path: Path) -> None:
+def test_an_op_of_choices(tmp_path: Path) -> None:
     op = torch_cubin.define_op(
         f"test_choices::op{next(names)}(Tensor x, Tensor y, int d) -> Tensor",
         kernels=torch_cubin.choices(
@@ -97,7 +97,7 @@ def test_an_op_of_them(tmp_path: Path) -> None:
     assert len(files) == 2
 
 
-def test_what_finds_nothing_says_so(tmp_path: Path) -> None:
+def test_choices_without_a_match_are_refused(tmp_path: Path) -> None:
     cubin = DATA / "vec_add.sm_80.cuda118.cubin"
     with pytest.raises(errors.FileError, match="matches no file"):
         torch_cubin.choices(f"{tmp_path}/*.cubin")
@@ -232,7 +232,7 @@ def test_rows_under_an_if() -> None:
             rows(text)
 
 
-def test_where_chooses_of_the_rows_under_an_if(tmp_path: Path) -> None:
+def test_where_selects_among_rows_under_an_if(tmp_path: Path) -> None:
     struct = "struct K { const char* name; int d; const char* layout; }"
     table = f"""
     #ifdef PACKED

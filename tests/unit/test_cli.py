@@ -190,7 +190,7 @@ def test_doctor_is_content_without_a_gpu(no_gpu, capsys) -> None:
     assert "BAD" not in text
 
 
-def test_doctor_tells_of_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_path) -> None:
+def test_doctor_reports_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_path) -> None:
     def line() -> str:
         (found,) = (line for line in _doctor(capsys)[1].splitlines() if line.startswith("launcher"))
         return found
@@ -221,7 +221,9 @@ def test_doctor_tells_of_the_launch_extension(no_gpu, monkeypatch, capsys, tmp_p
     assert line().startswith(f"launcher  --  {tmp_path}/_launch.abi3.so is not there: kernel calls")
 
 
-def test_doctor_tells_what_kernels_of_your_own_need(no_gpu, monkeypatch, capsys, tmp_path) -> None:
+def test_doctor_reports_the_requirements_of_custom_kernels(
+    no_gpu, monkeypatch, capsys, tmp_path
+) -> None:
     text = _doctor(capsys)[1]
     own = text[text.index("for your own kernels") :]
     for path in (cpp.include_path(), cpp.library_path(), "NVRTC", "libcrypto", "Triton", "nvcc"):
@@ -321,7 +323,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_doctor_goes_on_where_a_check_fails(case, no_gpu, monkeypatch, capsys) -> None:
+def test_doctor_continues_after_a_failed_check(case, no_gpu, monkeypatch, capsys) -> None:
     object_, name, error, said = BROKEN[case]
     monkeypatch.setattr(doctor, "_is_whole", lambda *arguments: True)  # it reads every kernel
     monkeypatch.setattr(object_, name, _fails(error))
@@ -331,7 +333,7 @@ def test_doctor_goes_on_where_a_check_fails(case, no_gpu, monkeypatch, capsys) -
     assert "libcrypto" in text  # the last check's
 
 
-def test_doctor_tells_each_gpu_that_fails(no_gpu, monkeypatch, capsys) -> None:
+def test_doctor_reports_each_gpu_that_fails(no_gpu, monkeypatch, capsys) -> None:
     def device(index: int) -> dict[str, object]:
         if index == 0:
             raise errors.fault("driver", "GPU 0", "is lost")
@@ -390,7 +392,7 @@ def test_doctor_prints_what_the_terminal_does_not_have(tmp_path) -> None:
     assert "compiler_\\u03bc" in done.stdout
 
 
-def test_doctor_tells_of_packages_that_cannot_be_loaded(tmp_path) -> None:
+def test_doctor_reports_packages_that_cannot_be_loaded(tmp_path) -> None:
     """The import itself refuses them, so that no program runs without ops that it was to have."""
     for command, status in (
         (["-m", "torch_cubin", "doctor"], 1),

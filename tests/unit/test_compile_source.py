@@ -64,7 +64,7 @@ def test_a_str_that_is_a_file_s_name() -> None:
             torch_cubin.compile(text, archs="sm_90a")
 
 
-def test_a_template_that_nobody_instantiates(library) -> None:
+def test_a_template_without_instances_asks_for_names(library) -> None:
     source = "template <class T> __global__ void f(T* x) { *x = 0; }"
     with pytest.raises(errors.NoKernelError, match='as names=\\["axpy<float, 2>"\\]'):
         torch_cubin.compile(source, archs="sm_90a")
@@ -72,7 +72,7 @@ def test_a_template_that_nobody_instantiates(library) -> None:
 
 
 @pytest.mark.parametrize("argument", ["names", "include", "options", "archs"])
-def test_a_list_that_is_none(argument: str) -> None:
+def test_wrong_types_of_list_arguments_are_refused(argument: str) -> None:
     for wrong in (5, [5]):
         given = {"archs": "sm_90a", argument: wrong}
         with pytest.raises(errors.InputError, match=f"argument '{argument}' has a wrong"):
@@ -413,7 +413,9 @@ def test_builds_and_what_was_left_unfinished_are_evicted(
         assert os.path.samestat(os.fstat(lock.fileno()), (builds[0] / "lock").stat())
 
 
-def test_a_lock_of_an_evicted_folder_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_on_an_evicted_folder_is_taken_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build = build_folder(folder, "mine_0123456789abcdef", used=0)
     flock, calls = fcntl.flock, []
 

@@ -75,7 +75,7 @@ def test_images() -> None:
         )
 
 
-def test_ptx_only_where_asked_for() -> None:
+def test_ptx_needs_jit_true() -> None:
     file = DATA / "containers" / "vec_add.ptx"
     with pytest.raises(errors.ImageError, match="jit=True"):
         define(vec_add(), files=[file])

@@ -17,7 +17,7 @@ CUBIN = Path(__file__).resolve().parents[1] / "data" / "vec_add.sm_90a.cuda124.c
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_a_copy_outlives_what_it_was_made_of(copied) -> None:
+def test_a_copy_outlives_its_original(copied) -> None:
     """The kernel of a copy once used a handle that was freed with the original."""
     module = torch_cubin.load(CUBIN)
     copied_object = copied(module)

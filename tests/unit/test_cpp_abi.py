@@ -81,7 +81,7 @@ def test_the_abi_is_the_one_of_the_list(tmp_path: Path) -> None:
     assert found == LIST.read_text().splitlines(), f"compare {tmp_path / 'abi_v1.txt'}"
 
 
-def test_the_list_is_read() -> None:
+def test_the_abi_list_is_parsed() -> None:
     assert "torch_cubin_v1_launch" in prototypes()
     assert structs()["torch_cubin_v1_launch_call"][:3] == ["size", "flags", "device"]
     assert len(prototypes()) > 25

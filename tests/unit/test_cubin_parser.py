@@ -228,7 +228,7 @@ def test_parse_cubin_reads_what_nvcc_writes(arch: str) -> None:
 
 
 @needs_nvcc
-def test_parse_cubin_tells_dynamic_shared_memory_of_a_lone_kernel(tmp_path: Path) -> None:
+def test_parse_cubin_detects_dynamic_shared_memory_of_a_lone_kernel(tmp_path: Path) -> None:
     """A lone kernel whose shared memory is all dynamic is distinguished from one without, or with
     both."""
     import subprocess
@@ -287,7 +287,9 @@ KERNEL(barrier) {
 
 @needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
-def test_parse_cubin_tells_dynamic_shared_memory_among_others(tmp_path: Path, arch: str) -> None:
+def test_parse_cubin_detects_dynamic_shared_memory_among_many_kernels(
+    tmp_path: Path, arch: str
+) -> None:
     """In a file of many kernels the code tells: shared memory is used, and none is reserved."""
     import subprocess
 

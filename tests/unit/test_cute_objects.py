@@ -28,7 +28,7 @@ def test_the_image_is_found_by_its_symbol() -> None:
     assert set(module) == {kernel.name}
 
 
-def test_an_op_of_it_by_the_header_beside_it() -> None:
+def test_an_op_of_a_cute_object_and_its_header() -> None:
     array = torch_cubin.c_struct((CUTE / "add.h.txt").read_text(), "addp_Tensor_x_t")
     assert (array.size, list(array.fields)) == (16, ["data", "dynamic_shapes"])
     op = torch_cubin.define_op(

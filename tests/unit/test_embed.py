@@ -144,7 +144,7 @@ def test_a_package_is_embedded_with_its_manifest(tmp_path: Path) -> None:
     assert b"no part of the package" not in content
 
 
-def test_what_cannot_be_embedded(tmp_path: Path) -> None:
+def test_invalid_requests_to_embed_are_refused(tmp_path: Path) -> None:
     unit = tmp_path / "unit.c"
     with pytest.raises(errors.InputError, match="has nothing to do"):
         embed.write_unit(unit)

@@ -176,7 +176,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("tree", MALFORMED, ids=json.dumps)
-def test_what_is_no_tree_is_refused(program, tree) -> None:
+def test_malformed_trees_are_refused(program, tree) -> None:
     tensors = {"x": facts(torch.empty(2, 3, device="meta"))}
     line = {"tree": tree, "tensors": tensors, "numbers": {"n": 1}, "texts": {"mode": "fast"}}
     (got,) = ask(program, [line])
@@ -307,7 +307,7 @@ UNTRACEABLE = [
 
 
 @pytest.mark.parametrize(("function", "says"), UNTRACEABLE, ids=range(len(UNTRACEABLE)))
-def test_what_cannot_be_traced_names_the_line_and_the_alternative(function, says) -> None:
+def test_untraceable_expressions_name_the_line_and_an_alternative(function, says) -> None:
     with pytest.raises(errors.InputError) as caught:
         trace(function)
     text = str(caught.value)

@@ -68,7 +68,7 @@ def test_images_by_symbols(how: str, tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.skipif(shutil.which("ld") is None, reason="needs ld")
-def test_what_the_linker_wraps(tmp_path: Path) -> None:
+def test_arrays_that_the_linker_wraps(tmp_path: Path) -> None:
     shutil.copy(CUBIN, tmp_path / "vec.cubin")
     subprocess.run(["ld", "-r", "-b", "binary", "-o", "made.o", "vec.cubin"], cwd=tmp_path,
                    check=True)  # fmt: skip

@@ -146,7 +146,7 @@ SAMPLES = (
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_gpu_of_8_9_needs_no_code_of_its_own(name: str, tools: toolkit.Toolkit, tmp_path) -> None:
+def test_sm_89_runs_the_code_of_sm_86(name: str, tools: toolkit.Toolkit, tmp_path) -> None:
     """Why sm_89 is no part of a complete wheel, where sm_86's kernels serve it."""
     (kernel,) = [k for k in kernel_table.read_tables(KERNELS) if k.name == name]
     builder = build.Builder(tools, KERNELS)
@@ -411,7 +411,7 @@ def test_the_first_error_ends_kernels_and_other_work(package: Package) -> None:
     assert not ran, "nothing else is compiled with a CUDA compiler that does not work"
 
 
-def test_a_build_ends_whoever_takes_the_last_work(
+def test_a_build_ends_whichever_worker_takes_the_last_item(
     package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other work is withdrawn, and before what waits for it is, a worker begins that."""

@@ -64,7 +64,7 @@ PRODUCERS = {
 
 
 @pytest.mark.parametrize("name", PRODUCERS)
-def test_producers_too(name: str) -> None:
+def test_wrong_keywords_of_producers(name: str) -> None:
     args, keyword, near = PRODUCERS[name]
     module, function = name.split(".")
     found = importlib.import_module(f"torch_cubin.producers.{module}")
@@ -77,7 +77,7 @@ def test_producers_too(name: str) -> None:
     assert f"got '{keyword}'" in text
 
 
-def test_load_inline_s_too() -> None:
+def test_wrong_keywords_of_load_inline() -> None:
     with pytest.raises(errors.InputError, match=r"'embed'.*got 'embeds'"):
         cpp.load_inline("name", "", embeds=3)
 

@@ -31,7 +31,7 @@ def test_the_checker_reads_every_layer() -> None:
     assert {"TC_TILE_M", "TC_WARP_ROWS"} <= context.kernel_macros
 
 
-def test_what_knows_no_torch_is_the_library_without_it() -> None:
+def test_the_folders_without_torch_are_those_of_the_library() -> None:
     """setup.py links libtorch_cubin of these folders; the linker refuses one that needs another."""
     setup = (ROOT / "setup.py").read_text()
     (folders,) = re.findall(r"^WITHOUT_TORCH = (\(.*\))$", setup, re.M)

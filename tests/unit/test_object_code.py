@@ -34,7 +34,7 @@ def test_kernels_are_known_by_the_names_asked_for(code: Any) -> None:
     assert both["a"].name == "vec_add"
 
 
-def test_an_op_of_it() -> None:
+def test_an_op_of_object_code() -> None:
     module = torch_cubin.load(ObjectCode(PATH.read_bytes(), {"add<float>": b"vec_add"}))
     op = torch_cubin.define_op(
         "object_code::vec_add(Tensor x, Tensor y) -> Tensor",
@@ -47,7 +47,7 @@ def test_an_op_of_it() -> None:
     assert op.contract["kernels"][0]["kernel"] == "vec_add"
 
 
-def test_what_is_none() -> None:
+def test_other_objects_are_refused() -> None:
     class Other:
         code = 5
         symbol_mapping = None
@@ -58,7 +58,7 @@ def test_what_is_none() -> None:
         torch_cubin.load(ObjectCode(PATH.read_bytes(), {"a": "missing"}))["a"]
 
 
-def test_what_cuda_core_compiles(tmp_path: Path) -> None:
+def test_load_takes_object_code_of_cuda_core(tmp_path: Path) -> None:
     core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
     source = "template <class T> __global__ void scale(T* x, T a) { x[threadIdx.x] *= a; }"
     options = core.ProgramOptions(arch="sm_90a")

@@ -71,7 +71,7 @@ def test_a_saved_package(package) -> None:
     assert [op["kernels"][0]["images"] for op in manifest["ops"]] == [[0], [1], [1]]
 
 
-def test_what_is_loaded_is_the_same(package, tmp_path) -> None:
+def test_a_loaded_package_equals_the_saved_one(package, tmp_path) -> None:
     manifest = renamed(package)
     write(package, manifest)
     loaded = torch_cubin.load_package(package)
@@ -246,7 +246,7 @@ def test_a_package_with_an_op_that_python_refuses_registers_nothing(package) -> 
         assert not hasattr(getattr(torch.ops, space), local)
 
 
-def test_an_op_that_stands_twice_is_one(package) -> None:
+def test_an_op_listed_twice_is_loaded_once(package) -> None:
     manifest = renamed(package)
     manifest["ops"].append(manifest["ops"][0])
     write(package, manifest)
@@ -302,7 +302,7 @@ def test_saving_leaves_the_users_files_alone(tmp_path) -> None:
     assert all(after[name] == data for name, data in before.items() if name != "manifest.json")
 
 
-def test_images_of_one_name_and_of_none(tmp_path) -> None:
+def test_images_of_equal_names_and_without_names(tmp_path) -> None:
     other = tmp_path / "declared.sm_90a.cuda130.cubin"
     other.write_bytes((DATA / "vec_add.sm_90a.cuda124.cubin").read_bytes())
     ops = [

@@ -54,7 +54,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("device", "archs"), REFUSED)
-def test_no_image_that_runs_gives_none(device: int, archs: tuple[str, ...]) -> None:
+def test_best_is_none_if_no_image_runs(device: int, archs: tuple[str, ...]) -> None:
     assert best(device, cubins(*archs)) is None
 
 

@@ -85,7 +85,7 @@ def test_keys_in_files(tmp_path: Path, key) -> None:
     assert torch_cubin.load_package(path, trusted=[tmp_path / "public.pem"])
 
 
-def test_what_is_not_signed_or_changed_is_refused(tmp_path: Path, key) -> None:
+def test_unsigned_and_changed_packages_are_refused(tmp_path: Path, key) -> None:
     unsigned = torch_cubin.save_package(tmp_path / "unsigned", [vec_add()])
     refused(unsigned, "no signature", [public(key)])
     path = torch_cubin.save_package(tmp_path / "package", [vec_add()], key=key)
@@ -157,7 +157,7 @@ def test_saving_again_leaves_one_signature(tmp_path: Path, key) -> None:
     assert not list(path.glob("manifest.*.sig"))
 
 
-def test_a_library_keeps_the_signature(tmp_path: Path, key, python, monkeypatch) -> None:
+def test_a_library_contains_the_signature(tmp_path: Path, key, python, monkeypatch) -> None:
     op = vec_add()
     path = torch_cubin.save_package(tmp_path / "package", [op], key=key)
     unit, library = tmp_path / "unit.cpp", tmp_path / "library.so"
@@ -190,7 +190,7 @@ def test_a_library_keeps_the_signature(tmp_path: Path, key, python, monkeypatch)
     assert "sha256" in error
 
 
-def test_what_is_no_key(tmp_path: Path, key) -> None:
+def test_invalid_keys_are_refused(tmp_path: Path, key) -> None:
     path, op = tmp_path / "package", vec_add()
     (tmp_path / "text.pem").write_text("no key")
     other = ec.generate_private_key(ec.SECP256R1())

@@ -132,7 +132,7 @@ def test_wrong_definitions(case: str) -> None:
     assert says in str(caught.value)
 
 
-def test_kernels_that_are_none() -> None:
+def test_ambiguous_or_unknown_tile_kernels_are_refused() -> None:
     with pytest.raises(errors.InputError, match="name= of one of them"):
         define("add.sm_90.cubin", "add2.sm_90.cubin")
     assert len(define("add.sm_90.cubin", "add2.sm_90.cubin", name="add")) == 1

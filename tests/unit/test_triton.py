@@ -159,7 +159,7 @@ def test_descriptors_without_maps(version: str) -> None:
     ]
 
 
-def test_what_a_cache_folder_does_not_tell_is_asked_for() -> None:
+def test_facts_missing_in_a_cache_folder_must_be_given() -> None:
     (found,) = [k for k in tct.read(DATA / "cache_3.9.0_sm_90a") if k.name == "add"]
     given = {
         "kernel": [found],
@@ -174,7 +174,7 @@ def test_what_a_cache_folder_does_not_tell_is_asked_for() -> None:
     assert "requires" in contract_of(op)  # n % 16
 
 
-def test_what_was_folded_is_checked_at_calls_where_the_op_names_it() -> None:
+def test_folded_arguments_that_the_op_names_are_checked() -> None:
     """A cache folder's kernel for stride 1 must not quietly serve a call with stride 2."""
     (found,) = [k for k in tct.read(DATA / "cache_3.9.0_sm_90a") if k.name == "add"]
 
@@ -444,7 +444,7 @@ def define_add(*parameters: tct.Parameter, schema: str = "", **more: Any) -> tor
     )
 
 
-def test_what_has_a_name_of_the_ops_need_not_be_said() -> None:
+def test_arguments_named_as_in_the_op_may_be_omitted() -> None:
     entry = contract_of(define_add())
     assert entry["args"][3] == ["int32", ["number", "n"]]
     assert entry["args"][4:] == [["uint64", 0]] * 2
@@ -520,7 +520,7 @@ def test_folded_arguments_are_asked_for_and_checked() -> None:
         define_add(missing, args={**args, "bias": "x"})
 
 
-def test_what_heuristics_compute_is_asked_for_and_checked() -> None:
+def test_values_of_heuristics_must_be_given_and_are_checked() -> None:
     """@triton.heuristics({"EVEN": ...}): a constant of the kernel that depends on the call."""
     even = parameter("EVEN", "constexpr", value=True, is_declared=True)
     decorated = types.SimpleNamespace(
@@ -719,7 +719,7 @@ def test_autotuned_kernels_are_found_by_their_key() -> None:
 
 
 @needs_later
-def test_every_configuration_goes_along_for_tune_to_choose_from() -> None:
+def test_all_configs_are_kept_as_candidates_for_tune() -> None:
     op = define_tuned(autotuned({}), tuned="all")
     kernels = op.contract["kernels"]
     assert {(k.get("group", 0), k["block"][0]) for k in kernels} == {(0, 128), (1, 128), (2, 256)}

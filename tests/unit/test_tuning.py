@@ -83,7 +83,7 @@ def test_another_config_must_be_clearly_quicker() -> None:
     assert line["torch"] == pytest.approx(1.5)
 
 
-def test_a_sweep_goes_on_where_its_file_ends(tmp_path: Path) -> None:
+def test_a_sweep_resumes_after_the_last_line_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     assert sweep.read_lines(path) == []
     first, second = sweep.line_of(times(1.25)), sweep.line_of(times(0.9))
@@ -130,7 +130,7 @@ def test_an_interrupted_sweep_measures_each_product_once(
     assert f"{5 - len(kept)}/{5 - len(kept)}, 0 s left, 64x64x320" in shown
 
 
-def test_a_table_holds_what_is_quicker(tmp_path: Path, monkeypatch) -> None:
+def test_a_table_lists_only_faster_configs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "measured_on", lambda: {"gpu": "a GPU"})
     other = Product.of_layout(64, 64, 128, "nt", "bfloat16")
     lines = [sweep.line_of(times(1.25)), sweep.line_of(times(1.0, other))]
@@ -162,7 +162,7 @@ def test_shapes_of_the_command_line(text) -> None:
         sweep.shape_of(text)
 
 
-def test_a_table_that_is_none(tmp_path: Path) -> None:
+def test_a_missing_or_malformed_tuned_table_is_a_file_error(tmp_path: Path) -> None:
     with pytest.raises(torch_cubin.Error, match=r"\[file\]"):
         torch_cubin.load_tuned(tmp_path / "missing.json")
     (tmp_path / "text.json").write_text("no JSON")
@@ -199,7 +199,7 @@ def one_op_table(key: dict, kernel: int, **head) -> dict:
     return {"version": 1, "gpu": "g", "driver": "1", "ops": [op]} | head
 
 
-def test_what_is_kept_of_an_op_is_merged(tmp_path: Path) -> None:
+def test_kept_tables_of_an_op_are_merged(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.json"
     store.keep(one_op_table({"n": 1}, 1), path)
     store.keep(one_op_table({"n": 2}, 2), path)
@@ -419,7 +419,7 @@ def test_a_table_is_kept_for_the_device_of_the_tensors(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("work", [5, None, (5,), torch.ops.aten.add, torch.ops.aten.add.Tensor])
-def test_work_that_is_none(work) -> None:
+def test_tune_refuses_other_arguments(work) -> None:
     with pytest.raises(torch_cubin.Error, match=r"\[input\]"):
         torch_cubin.tune(work)
 

@@ -96,7 +96,7 @@ def test_all_but_the_compression_stays(tmp_path, monkeypatch, compressor):
 
 
 @with_each_compressor
-def test_what_deflating_does_not_shrink_is_stored(tmp_path, monkeypatch, compressor):
+def test_incompressible_entries_are_stored(tmp_path, monkeypatch, compressor):
     choose(monkeypatch, compressor)
     path = write(tmp_path / "tiny.whl", ENTRIES)
     portability.compress_best(path)
@@ -139,7 +139,7 @@ def test_local_headers_agree_with_the_central_directory(tmp_path, monkeypatch, c
         assert central == len(data) - 22
 
 
-def test_an_archive_of_nothing(tmp_path):
+def test_an_empty_archive(tmp_path):
     path = write(tmp_path / "empty.whl", [])
     portability.compress_best(path)
     assert described(path) == []
@@ -168,7 +168,7 @@ def test_zlib_in_place_of_libdeflate_is_said(tmp_path, monkeypatch, capsys):
     assert len(packed) < len(zlib.compress(TEXT))
 
 
-def test_what_needs_zip64_is_refused(tmp_path, monkeypatch):
+def test_archives_that_need_zip64_are_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "tiny.whl", ENTRIES)
     before = path.read_bytes()
     monkeypatch.setattr(portability, "ZIP_MAX_ENTRIES", len(ENTRIES) - 1)

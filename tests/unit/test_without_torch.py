@@ -41,7 +41,7 @@ def python(code: str) -> str:
     ).stdout
 
 
-def test_there_is_no_torch() -> None:
+def test_torch_is_not_importable() -> None:
     assert "No module named 'torch'" in run("-c", "import torch", ok=False).stderr
 
 
@@ -86,7 +86,7 @@ def test_embed(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["load", "define_op", "drop_in", "compile", "report", "Report"])
-def test_what_needs_torch_says_so(name) -> None:
+def test_the_error_without_torch_says_that_torch_is_needed(name) -> None:
     for code in (f"import torch_cubin; torch_cubin.{name}", f"from torch_cubin import {name}"):
         last = run("-c", code, ok=False).stderr.splitlines()[-1]
         assert last == (
@@ -106,7 +106,7 @@ def test_commands_that_need_torch_say_so(command) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_commands_that_need_none() -> None:
+def test_commands_that_need_no_torch() -> None:
     assert run("-m", "torch_cubin", "cmake-dir").stdout.strip() == str(PACKAGE / "cmake")
     assert "vec_add" in run("-m", "torch_cubin", "inspect", str(CUBIN)).stdout
     assert run("-m", "torch_cubin", "--version").stdout.strip() == torch_cubin.__version__
@@ -114,7 +114,7 @@ def test_commands_that_need_none() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["inspect", str(CUBIN)], ["cmake-dir"], ["--version"]])
-def test_torch_is_not_waited_for_where_it_is_installed(arguments) -> None:
+def test_commands_do_not_import_an_installed_torch(arguments) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "torch_cubin", *arguments],
         cwd=ROOT, capture_output=True, text=True, check=True,
