@@ -58,7 +58,7 @@ def load_package(folder: Path) -> list[dict]:
 
 
 def ops() -> dict[str, dict]:
-    """What is declared in this process, by name."""
+    """The ops that are declared in this process, by name."""
     return {op["name"]: op for op in _answer(_library.torch_cubin_ops())["ops"]}
 
 

@@ -55,7 +55,7 @@ def run(folder: Path, gpu: bool) -> dict[str, int]:
 
 def _shell(text: str) -> None:
     if "nvcc " in text and (shutil.which("nvcc") is None or not _is_committed_arch()):
-        # What is committed was made by the same line, of the same source.
+        # The committed file was made by the same command from the same source.
         shutil.copy(f"{KERNEL}.sm_90a.cubin", "silu.cubin")
         text = "\n".join(line for line in text.splitlines() if not line.startswith("nvcc "))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}

@@ -2,7 +2,7 @@
 //
 //   check_cubin FOLDER        (tests/data)
 //
-// Run by tests/faults/test_cpp.py, compiled with AddressSanitizer; prints what is wrong.
+// Run by tests/faults/test_cpp.py, compiled with AddressSanitizer; prints the failed checks.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <torch_cubin/cubin.h>
@@ -487,7 +487,7 @@ void lifetimes() {
   Module kept = several();
   kept.preload();
   CHECK(!kept.unload(/*keep=*/true));
-  // Errors of the driver arrive with their code, and the next call works.
+  // Errors of the driver carry their code, and the next call succeeds.
   Module again = several();
   fake<int(const char*, long, long, int)>("fake_fail")("cuLibraryLoadData", 0, 1, 2);
   REFUSED("oom", "CUDA out of memory", again["vec_add"](grid(1), block(1), nullptr, a, a, a, 1));

@@ -1,4 +1,4 @@
-// Every way in which an image gets into a program, without a driver: what each holds must be the same.
+// All forms of embedding an image in a program, without a driver: their bytes must be equal.
 // Compiled by tests/faults/test_cpp.py, which writes xxd.h, words.h and list.h.
 #include <torch_cubin/cubin.h>
 
@@ -20,7 +20,7 @@ static const unsigned char by_list[] = {
 #endif
 };
 extern "C" const unsigned char other_cubin[];   // an array of another file: no size is known
-extern "C" const unsigned int other_cubin_len;  // TensorRT-LLM's own way to say it
+extern "C" const unsigned int other_cubin_len;  // TensorRT-LLM's form
 
 using namespace torch_cubin;
 

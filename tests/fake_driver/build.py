@@ -33,7 +33,7 @@ def cuda_include() -> Path | None:
 
 
 def build(folder: Path) -> str:
-    """Makes the libraries in `folder`; returns what is missing for it, "" where nothing is."""
+    """Makes the libraries in `folder`; returns the missing prerequisite, or ""."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     include = cuda_include()
     if compiler is None:

@@ -44,7 +44,7 @@ class FakeDriver:
         return [json.loads(line) for line in self._lines("launches")]
 
     def violations(self) -> list[str]:
-        """What no caller may do: launch without a context, use what is unloaded."""
+        """The forbidden calls: launches without a context, uses of unloaded libraries."""
         return self._lines("violations")
 
     def calls(self, name: str) -> int:
@@ -89,7 +89,7 @@ class FakeDriver:
         self._library.fake_quiet(int(on))
 
     def declare(self, module) -> None:
-        """Tells the sizes of the kernels' parameters, which a driver reads from the cubin."""
+        """Passes the sizes of the kernels' parameters, which a driver reads from the cubin."""
         for image in module.images:
             for kernel in image.kernels:
                 self.declare_kernel(kernel.name, [param.size for param in kernel.params])

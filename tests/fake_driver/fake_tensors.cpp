@@ -1,7 +1,7 @@
 // Tensors that PyTorch takes for CUDA's, in a CPU build of PyTorch: their memory is the host's.
 //
-// torch.ops.fake_cuda.make gives one, and empty_strided on a "cuda" device works too, which is how
-// the library allocates, and zero_ of what it allocates. Nothing else does: no arithmetic, no copies, no printing.
+// Supported are torch.ops.fake_cuda.make, empty_strided on a "cuda" device (how the library
+// allocates) and zero_; no other op: no arithmetic, no copies, no printing.
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>

@@ -63,7 +63,7 @@ CASES = {
     ),
     24: (
         "no libcuda, the toolkit's stub, one without a function",
-        "the import works, the first use is [driver] with path or version",
+        "the import succeeds, the first use is [driver] with path or version",
     ),
     25: (
         "no device, none visible, a part of one (MIG)",
@@ -73,15 +73,15 @@ CASES = {
         "every driver call fails with every code",
         "the tag of the code, its name and text; nothing leaks",
     ),
-    27: ("a driver call that fails once", "the next call works"),
+    27: ("a driver call that fails once", "the next call succeeds"),
     28: (
         "first use by many threads at once, a load that is slow or fails in one",
         "one load; all succeed or see the error",
     ),
-    29: ("a fork before and after the first use", "works; [fork] with the advice to spawn"),
+    29: ("a fork before and after the first use", "success; [fork] with the advice to spawn"),
     30: (
         "first calls inside a CUDA graph's capture; replays after the objects are gone",
-        "works or [capture]; replays are right",
+        "success or [capture]; replays are right",
     ),
     31: (
         "a first use in one thread while another captures, in every mode",

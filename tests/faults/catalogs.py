@@ -24,7 +24,7 @@ def kernels_of(family: str, keep: Callable[[dict], bool] = lambda kernel: True) 
 
 
 def declare(driver, kernels: list[dict]) -> None:
-    """Tells the stand-in which parameters they have."""
+    """Passes their parameters to the stand-in."""
     for kernel in kernels:
         driver.declare_kernel(kernel["symbol"], [param["size"] for param in kernel["params"]])
 

@@ -11,7 +11,7 @@ import torch_cubin
 
 
 def declare(driver) -> None:
-    """Tells the driver the parameters of both files' kernels."""
+    """Passes the parameters of both files' kernels to the driver."""
     for file in (SEVERAL, LAUNCH):
         driver.declare(torch_cubin.load(file))
 

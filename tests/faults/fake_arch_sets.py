@@ -26,7 +26,7 @@ def launch(driver, images: list[bytes], **shape) -> dict:
     module = torch_cubin.load(images)
     driver.declare(module)
     before = len(driver.launches())
-    for _ in range(2):  # the first one, and one that takes the short way
+    for _ in range(2):  # the first launch, and one on the fast path
         module["f"](torch.zeros(4), **shape)
     made = driver.launches()[before:]
     assert len(made) == 2

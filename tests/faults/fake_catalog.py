@@ -88,7 +88,7 @@ def test_where_all_entries_are_refused_their_error_is_reported(driver, tmp_path,
 
 
 def test_a_cluster_shape_is_queried_once(driver, clustered):
-    """Later launches of its shape take the short way, and are as right."""
+    """Later launches of its shape take the fast path, and are as right."""
 
     def run() -> list:
         a = tensors.empty(4, 8, 64, dtype=torch.bfloat16)
@@ -107,7 +107,7 @@ def test_a_cluster_shape_is_queried_once(driver, clustered):
     ("sm", "arch"), [(80, "sm_80"), (86, "sm_86"), (89, "sm_86"), (90, "sm_90a"), (120, "sm_120a")]
 )
 def test_which_kernels_of_a_complete_wheel_a_device_runs(driver, tmp_path, monkeypatch, sm, arch):
-    """8.9 has none of its own: those of 8.6 are the same."""
+    """8.9 has no kernels of its own: it runs those of 8.6."""
     archs = kernel_sources.build.DEFAULT_ARCHS
     catalog_of(driver, tmp_path, monkeypatch, lambda k: [{**k, "arch": each} for each in archs])
 

@@ -1,4 +1,4 @@
-"""load() of fatbins, objects and PTX: what reaches the driver, and what is refused before it."""
+"""load() of fatbins, objects and PTX: the images that reach the driver, and the refused ones."""
 
 from __future__ import annotations
 

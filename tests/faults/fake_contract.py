@@ -1,4 +1,4 @@
-"""Calls of declared ops: what is checked and allocated."""
+"""Calls of declared ops: checks and allocations."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from fake_driver import tensors
 
 from torch_cubin import errors
 
-CASES = 150  # each; a process has room for 1,024 ops
+CASES = 150  # each; a process can define 1,024 ops
 TAGS = {"file", "hash", "image", "input", "params", "no_kernel", "arch", "launch"}
 
 

@@ -216,7 +216,7 @@ def test_driver_errors_have_their_tags(driver):
 
 
 def test_a_failure_of_the_environment_meets_the_first_call(driver, tmp_path):
-    """Of a process that never asks for it; the second call works."""
+    """A process that never asks for the environment's packages; the second call succeeds."""
     good = contracts.write_package(tmp_path / "good", contracts.vec_add("env_good::add"))
     code = f"""
         import ctypes, sys, torch

@@ -78,7 +78,7 @@ KEYWORDS = {
 
 def test_direct_and_plain_launches_agree_on_random_calls(driver, several):
     if launcher.Launcher is launcher.PlainLauncher:
-        pytest.skip("there is one way only")
+        pytest.skip("the extension module is not in use")
     r = random.Random(20261121)
     kernels = [several[name] for name in ("vec_add", "small", "structs", "static_shared")]
     launched = 0
@@ -98,9 +98,9 @@ def test_direct_and_plain_launches_agree_on_random_calls(driver, several):
                 keywords[name] = r.choice(values)
         keywords = dict(r.sample(list(keywords.items()), len(keywords)))
         outcomes = []
-        for way in (kernel, kernel._launch_plainly):
+        for launch in (kernel, kernel._launch_plainly):
             driver.reset()
-            outcomes.append((error_of(lambda: way(*arguments, **keywords)), driver.launches()))  # noqa: B023
+            outcomes.append((error_of(lambda: launch(*arguments, **keywords)), driver.launches()))  # noqa: B023
         assert outcomes[0] == outcomes[1], (call, kernel, arguments, keywords)
         launched += len(outcomes[0][1])
     assert 1500 < launched < 4500

@@ -1,4 +1,4 @@
-"""Every driver call fails once: a tagged error, and the same call works the next time.
+"""Every driver call fails once: a tagged error, and the same call succeeds the next time.
 
 Each case is a forked process: a driver and a device are opened once. This process itself never
 opens the driver.

@@ -94,7 +94,7 @@ def condition(random_: random.Random) -> tuple[Any, list[Part]]:
 
 
 def first_taken(listed: list[list[Part]], call: Call) -> int | str:
-    """By asking each kernel; "error" where a condition reads what is not there."""
+    """Lookup by asking each kernel; "error" if a condition reads an absent argument."""
     for index, parts in enumerate(listed):
         for _, holds in parts:
             found = holds(call)

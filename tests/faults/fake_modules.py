@@ -155,7 +155,7 @@ def test_the_default_stream_of_a_green_context_is_meant(driver, vec_add):
     ],
 )  # fmt: skip
 def test_the_fast_launch_path_refuses_what_the_checked_path_refuses(driver, vec_add, wrong):
-    """A second launch on a device asks for less; what is refused stays so."""
+    """A second launch on a device makes fewer queries; a refused launch stays refused."""
     x = torch.zeros(64)
     vec_add(x, x, x, 64, grid=1, block=64)
     driver.reset()

@@ -176,8 +176,8 @@ def test_softcaps_beyond_the_short_formula_go_elsewhere(driver, catalog) -> None
 
 
 def test_schedules_of_tiles(driver, catalog) -> None:
-    """Alike: in turn. Causal: long tiles balanced one by one, short ones in pairs. Windows: by
-    queries, while few heads' keys fit in the L2 cache together."""
+    """Equal tiles: round robin. Causal: long tiles balanced one by one, short ones in pairs.
+    Windows: by queries, while few heads' keys fit in the L2 cache together."""
     cases = [
         ((1, 16, 16384, 128), {}, ROUND_ROBIN),
         ((1, 16, 16384, 128), {"is_causal": True}, 2),
@@ -330,7 +330,7 @@ def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
     (before, launch), address = forked(run)
     assert before["kernel"] == "sm90_added_mask_attention"
     kind = catalog[launch["kernel"]]["kind"]
-    # Tiles of 192 queries have no room for floats.
+    # Tiles of 192 queries cannot hold float32 masks.
     general = softcap > 0 or (floats and head_dim == 64)
     assert kind == ("sm90_general_added" if general else "sm90_added")
     params = params_of(launch)

@@ -124,7 +124,7 @@ def test_parameters_of_the_three_launches(
 ) -> None:
     """Boxes bring what the kernel's barriers wait for, or it would hang; the rest is the call."""
     b, h, kv_heads, s, keys, d, options, together = call
-    blocks = 2 if d > 128 else 1  # of a work
+    blocks = 2 if d > 128 else 1  # per work item
     q, k, v = (
         made(b, n, rows, d, dtype) for n, rows in ((h, s), (kv_heads, keys), (kv_heads, keys))
     )

@@ -161,7 +161,7 @@ def test_blocks_of_a_cluster_share_operands(
 
 @pytest.mark.parametrize("largest", [1, 2, 4])
 def test_clusters_beyond_the_devices_capacity_are_not_chosen(driver, sm90, largest: int) -> None:
-    """Where a process may use few multiprocessors, as under MPS, the driver has room for none."""
+    """If a process may use few multiprocessors, as under MPS, the driver reports no capacity."""
 
     def multiply(m: int, n: int, k: int) -> None:
         a, b = (tensors.empty(*shape, dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
@@ -194,7 +194,7 @@ def test_clusters_beyond_the_devices_capacity_are_not_chosen(driver, sm90, large
 
 
 def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:
-    """Where they lie, and that nothing beside the operand is read; what is aligned has a map."""
+    """Addresses of the rows, no reads beside the operand; aligned operands have a tensor map."""
     places = []
 
     def multiply(a_pitch: int, b_pitch: int, layout: str) -> None:

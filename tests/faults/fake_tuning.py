@@ -1,4 +1,4 @@
-"""Tuned tables on the stand-in driver: who reads them, what they decide, what is refused."""
+"""Tuned tables on the stand-in driver: which calls read them, their effect, and refused tables."""
 
 from __future__ import annotations
 

@@ -141,13 +141,13 @@ def test_short_k_is_not_split_further_than_its_tiles(driver, catalog) -> None:
 def test_splits_beyond_the_devices_cluster_capacity_are_not_launched(
     driver, catalog, largest: int
 ) -> None:
-    """Where a process may use few multiprocessors, as under MPS, large clusters have no room."""
+    """If a process may use few multiprocessors, as under MPS, there is no capacity for clusters."""
 
     def run() -> list[dict]:
         driver.set("largest_cluster", largest)
         a, b = ((141, 3395), (3395, 1), torch.bfloat16), ((3395, 117), (1, 3395), torch.bfloat16)
         x, y = tensors.strided(*a), tensors.strided(*b)
-        torch.ops.cubin._matmul(x, y)  # 8 splits, had they room
+        torch.ops.cubin._matmul(x, y)  # 8 splits, given the capacity
         last = []
         with measure.watching():
             for splits in (largest, 2 * largest):

@@ -1,4 +1,4 @@
-"""Global variables of modules: which image's they are, what is loaded for them, what is refused."""
+"""Global variables of modules: their image, the modules loaded for them, and refused lookups."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_variable_that_two_images_have(driver):
 
 
 def test_images_without_the_variable_are_not_loaded(driver):
-    """Their own symbols tell; one that cannot be loaded fails no variable of another."""
+    """Their symbols decide; an image that cannot be loaded fails no variable of another."""
     driver.declare_global("x", 8)
     module = torch_cubin.load([image("a", ("xx",)), image("b", ("x",)), image("c"), image("x_")])
     libraries = driver.libraries()

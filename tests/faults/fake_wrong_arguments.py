@@ -373,7 +373,7 @@ def test_lazily_negated_tensors_are_refused(driver, vec_add, index: int) -> None
 
 
 def test_the_extension_knows_plain_tensors(driver, vec_add, monkeypatch) -> None:
-    """What is plain goes the quick way: it would be quietly slow otherwise."""
+    """Plain tensors take the fast path; without this test they could silently become slow."""
     if launcher.Launcher is launcher.PlainLauncher:
         pytest.skip("the extension is off")
     monkeypatch.setattr(torch_cubin.Kernel, "_launch_plainly", lambda *a, **k: pytest.fail("plain"))

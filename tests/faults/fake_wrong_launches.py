@@ -219,7 +219,7 @@ def test_as_many_bytes_of_parameters_as_cuda_passes(driver, sizes):
     )
     module = torch_cubin.load(elf_builder.Cubin(kernels=[elf_builder.Kernel(info=info)]).build())
     driver.declare(module)
-    for preloaded in (False, True):  # what is on the device has a shorter way to its launch
+    for preloaded in (False, True):  # a loaded kernel takes the fast path
         if preloaded:
             torch_cubin.preload(module["k"], 0)
         if ends[-1] <= 32764:

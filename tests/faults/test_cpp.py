@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def checks() -> Path:
-    """The object, compiled once with AddressSanitizer, which also finds what is never freed."""
+    """The object, compiled once with AddressSanitizer, which also finds leaks."""
     digest = hashlib.sha256(CHECKS.read_bytes())
     for header in sorted((PACKAGE / "include" / "torch_cubin").glob("*.h")):
         digest.update(header.read_bytes())
@@ -74,11 +74,11 @@ def run(program: Path, folder: Path, *arguments: str, **environment: str) -> str
     return done.stdout
 
 
-@pytest.mark.parametrize("way", ["shared", "static"])
-def test_cubin_h(way: str, checks: Path, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("linkage", ["shared", "static"])
+def test_cubin_h(linkage: str, checks: Path, folder: Path, tmp_path: Path) -> None:
     """Launches as the driver gets them, two devices, bad input of every kind; nothing leaks."""
     link = [f"-L{SHARED.parent}", "-ltorch_cubin", f"-Wl,-rpath,{SHARED.parent}"]
-    if way == "static":
+    if linkage == "static":
         link = [str(SHARED.with_suffix(".a"))]
     program = tmp_path / "check_cubin"
     command = ["g++", "-fsanitize=address", str(checks), "-o", str(program), *link]
@@ -88,7 +88,7 @@ def test_cubin_h(way: str, checks: Path, folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("ld") is None, reason="needs ld (binutils)")
 @pytest.mark.parametrize("compiler", ["g++", "clang++-19"])  # the latter knows C23's #embed
-def test_every_way_to_embed_an_image(compiler: str, tmp_path: Path, monkeypatch) -> None:
+def test_all_forms_of_embedding_an_image(compiler: str, tmp_path: Path, monkeypatch) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
     monkeypatch.chdir(tmp_path)

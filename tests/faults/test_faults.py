@@ -40,8 +40,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython
 
 
 NAMES = sorted(path.stem for path in HERE.glob("fake_*.py"))
-# What is C++ alone, as the built-in and the declared ops are, knows no extension module.
-ONE_WAY = (
+# Files that test C++ only (built-in and declared ops), which does not use the extension module.
+CPP_ONLY = (
     "fake_attention_matrix",
     "fake_catalog",
     "fake_contract_arguments",
@@ -65,34 +65,34 @@ ONE_WAY = (
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
+    ("name", "launcher"),
     [
-        (name, way)
+        (name, launcher)
         for name in NAMES
-        for way in ("extension", "plain")[: 2 - name.startswith(ONE_WAY)]
+        for launcher in ("extension", "plain")[: 2 - name.startswith(CPP_ONLY)]
     ],
 )
-def test_on_the_fake_driver(name: str, way: str, python: PreloadedPython) -> None:
-    run_on_the_fake_driver(name, way, python)
+def test_on_the_fake_driver(name: str, launcher: str, python: PreloadedPython) -> None:
+    run_on_the_fake_driver(name, launcher, python)
 
 
 @pytest.mark.parametrize("name", ["fake_differential", "fake_wrong_arguments"])
 def test_tensors_read_by_dlpack(name: str, python: PreloadedPython) -> None:
-    """The second way, of a PyTorch whose tensors are not laid out as known."""
+    """The path of a PyTorch whose tensor layout is unknown."""
     run_on_the_fake_driver(name, "dlpack", python)
 
 
-def run_on_the_fake_driver(name: str, way: str, python: PreloadedPython) -> None:
-    if way != "plain" and not EXTENSION.is_file():
+def run_on_the_fake_driver(name: str, launcher: str, python: PreloadedPython) -> None:
+    if launcher != "plain" and not EXTENSION.is_file():
         pytest.skip("the extension module is not built")
     environment = {
         **python.env,
         "FAKE_CUDA_DEVICES": "2",
         # Other packages' plugins are not needed; hypothesis's alone takes a second of each run.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "TORCH_CUBIN_PLAIN_LAUNCH": "1" if way == "plain" else "0",
+        "TORCH_CUBIN_PLAIN_LAUNCH": "1" if launcher == "plain" else "0",
     }
-    if way == "dlpack":
+    if launcher == "dlpack":
         environment["TORCH_CUBIN_TEST_MISSING"] = "torch._C._dispatch_keys"
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "-o", "python_files=fake_*.py"]
     arguments.append(str(HERE / f"{name}.py"))

@@ -28,7 +28,7 @@ def check(error: BaseException, kind: type, message: str) -> None:
 
 
 def expect(driver, module, entry):
-    """The call is refused before the driver is asked to launch; the next right call works."""
+    """The call is refused before the driver is asked to launch; the next right call succeeds."""
     (kernel, arguments, keywords), kind, message = entry
     with pytest.raises(errors.Error) as raised:
         module[kernel](*arguments, **keywords)

@@ -1,4 +1,4 @@
-// A fuzz target: what is done with the bytes of one format. Each file of tests/fuzz registers its
+// A fuzz target: a function of the bytes of one format. Each file of tests/fuzz registers its
 // own; main.cpp runs the one that FUZZ_FORMAT names, under libFuzzer or over given files.
 #pragma once
 

@@ -189,7 +189,7 @@ CUresult get_address(const char* name, void** function, int, cuuint64_t,
     *function = found->second;
     return CUDA_SUCCESS;
   }
-  // What is not of the table is of drivers newer than this one.
+  // Functions outside the table belong to newer drivers.
   const auto other = known->find(name);
   *function = other != known->end() ? other->second : nullptr;
   return other != known->end() ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

@@ -222,7 +222,7 @@ TILE_CALLS = [
     (1, 2, 2, 900, 500, 0, 0, 1, {"is_causal": True, "bottom_right": True}),
     (2, 2, 2, 1500, 1500, 0, 0, 1, {"window_left": 200, "window_right": 100}),
     (1, 2, 2, 700, 700, 0, 16, 1, {"window_left": 30}),
-    # Edges within a warpgroup's rows, blocks of which one sees nothing, rows that see nothing.
+    # Edges within a warpgroup's rows, pairs of blocks with one fully masked, fully masked rows.
     (2, 4, 2, 777, 777, 1, 0, 1, {"window_left": 190, "is_causal": True}),
     (2, 6, 3, 1500, 1200, 0, 0, 1, {"window_left": 64, "is_causal": True, "bottom_right": True}),
     (2, 8, 8, 1111, 1500, 1, 0, 1, {"window_left": 1023, "window_right": 1}),
@@ -361,7 +361,7 @@ LENGTHS = [300, 0, 129, 640, 31]  # of packed sequences
 
 
 def wrong_offsets() -> dict[str, list[int]]:
-    """What is no list of offsets of as many rows as LENGTHS have."""
+    """Lists that are not offsets of as many rows as LENGTHS have."""
     right = [sum(LENGTHS[:i]) for i in range(len(LENGTHS) + 1)]
     far, least = 2**31 - 1, -(2**31)
     return {
@@ -374,7 +374,7 @@ def wrong_offsets() -> dict[str, list[int]]:
         "once falling": [0, 640, 129, 640, 429, 1100],
         "tiles of two": [0, 400, 10, 410, 20, 420],
         "extreme": [0, far, least, far, least, 5],
-        "the other way": [least, far, -1, far, least, far],
+        "extreme, reversed": [least, far, -1, far, least, far],
     }
 
 

@@ -224,7 +224,7 @@ def packed_reference(
     options: dict,
     kept: list[Tensor] | None = None,
 ) -> Reference:
-    """Each packed sequence by itself; zeros, and -inf, for rows of none.
+    """Each packed sequence by itself; zeros, and -inf, for rows outside all sequences.
 
     `kept` and `alibi_slopes` of two dims have an entry a sequence.
     """

@@ -184,7 +184,7 @@ def fork_after_use() -> dict:
 
 
 def fork_before_use() -> dict:
-    """Import, fork, use in the child: works."""
+    """Import, fork, use in the child: succeeds."""
     import torch_cubin  # noqa: F401
 
     def use() -> bool:
@@ -234,7 +234,7 @@ def precision(family: str) -> dict:
 
     linear = lambda x, w: torch.ops.cubin.linear(x, w.t().contiguous())  # noqa: E731
     product = lambda x, y: torch.ops.cubin.matmul(x, y)  # noqa: E731
-    ways = {
+    calls = {
         "torch": weights(torch.matmul),
         "matmul": weights(product),
         "linear": weights(linear),
@@ -259,7 +259,7 @@ def precision(family: str) -> dict:
     steps = []
     for value, apply in settings:
         apply()
-        steps.append({"setting": value, **{way: name(run()) for way, run in ways.items()}})
+        steps.append({"setting": value, **{key: name(run()) for key, run in calls.items()}})
     return {"steps": steps}
 
 
@@ -309,7 +309,7 @@ def sanitize(tool: str) -> dict:
 def configs_sanitize(tool: str, mode: str) -> dict:
     """Every config in which Hopper's kernels run some products of `mode`, and so every one of these
     kernels, K split with a second kernel too; with a bias, and with an activation besides, in
-    turns. compute-sanitizer watches."""
+    alternation. compute-sanitizer watches."""
     from gpu import cases
 
     import torch_cubin  # noqa: F401
@@ -350,7 +350,7 @@ def configs_sanitize(tool: str, mode: str) -> dict:
                 for number, config in enumerate(configs):
                     library.force_config(config)
                     out = torch.ops.cubin.matmul(a, b)
-                    # Another config, where the forced one cannot do what is asked, is no report.
+                    # If the forced config does not support the call, another config is no failure.
                     forced = {x["chosen"] for x in library.watched_plans()}
                     if config not in forced:
                         wrong.append(f"{mode} {layout} {(m, n, k)} {config} was not taken")
@@ -400,7 +400,7 @@ def tile(kind: str, name: str) -> dict:
     busy, side = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()
 
     def operand(batch: tuple, rows: int, columns: int, transposed: bool, dtype: torch.dtype):
-        """Rows of whole 16 bytes, NaN in what is no element."""
+        """Rows padded to multiples of 16 bytes, with NaN as padding."""
         shape = (*batch, columns, rows) if transposed else (*batch, rows, columns)
         whole = torch.full((*shape[:-1], -(-shape[-1] // 8) * 8), torch.nan, device="cuda")
         whole[..., : shape[-1]] = torch.randint(-3, 4, shape, device="cuda")
@@ -584,7 +584,7 @@ def order(kind: str, name: str) -> dict:
                 left, right = (F.pad(x, (0, 1))[:, :-1] for x in (left, right))
             with torch_cubin.batch_invariant():
                 out = torch.ops.cubin.matmul(left, right.t())
-            # All layouts of one math: what is added up, and in which order, is the same.
+            # All layouts of one math add the same numbers in the same order.
             digest = hashlib.sha256(out.view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
             bits[f"{math} {layout} {m}x{n}x{k}"] = digest[:16]
     torch.cuda.synchronize()

@@ -149,7 +149,7 @@ _KEPT = 1 << 30  # bytes of free memory that a process may hold between two test
 def _shared_memory():
     """Gives back what the largest tests took: up to fourteen processes share the GPU's memory.
 
-    The rest stays: memory that other work has used is what shows a read of what nobody wrote."""
+    The rest stays: memory that other work has used exposes reads of unwritten memory."""
     yield
     if torch.cuda.is_initialized():
         free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -225,7 +225,7 @@ def host_memory_of_a_graph(worker: Worker) -> float:
     before = 0.0
     with torch.cuda.stream(worker.stream):
         for index in range(2 * count):
-            if index == count:  # what is kept once is there
+            if index == count:  # everything that is allocated once exists now
                 before = usage()["allocated MiB"]
             worker.stock_graph()
     return max(usage()["allocated MiB"] - before, 0) / count
@@ -268,7 +268,7 @@ def main() -> int:
     kept = a_graph * (seen[-1]["graphs"] - seen[0]["graphs"])
     limits["host MiB"] += kept
     limits["allocated MiB"] += kept
-    # Other processes may come and go on the device meanwhile: the least is what is compared with.
+    # Other processes may start and end on the device meanwhile: compare with the minimum.
     least = {name: min(sample[name] for sample in seen) for name in limits}
     grown = {
         name: seen[-1][name] - least[name]

@@ -89,7 +89,7 @@ def broken_catalog(kind: str, folder: Path) -> Path:
 
 
 def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
-    """A catalog of this GPU's kernels of one kind and tile alone: what is chosen is known.
+    """A catalog of this GPU's kernels of one kind and tile only: the chosen kernel is known.
     `tile` is "128x256", or "128x128x64" where its last size says what the kernel is for."""
     import torch
 
@@ -112,8 +112,8 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
 
 
 def catalog_without_pairs(folder: Path) -> Path:
-    """A catalog without the kernels of attention's backward whose blocks work in pairs, as if
-    clusters of two found no room on this GPU, and with the others preferred, as below."""
+    """A catalog without the kernels of attention's backward whose blocks work in pairs, as if this
+    GPU had no capacity for clusters of two, and with the others preferred, as below."""
     package = folder / "catalog"
     package.mkdir()
     manifest = json.loads((_package() / "manifest.json").read_text())

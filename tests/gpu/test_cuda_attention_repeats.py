@@ -1,5 +1,5 @@
 """Attention's forward on Hopper gives the same bits ten thousand times, beside other work: each
-rule for what is visible, packed sequences, masks, options, e4m3, caches. The backward's calls are
+rule of visibility, packed sequences, masks, options, e4m3, caches. The backward's calls are
 in test_cuda_attention_repeats_backward.py: another process runs them meanwhile."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check(call: Callable[[], list[Tensor]]) -> None:
         assert count_different(call, first) == 0
 
 
-# float16 takes the same ways through the same sources: it has the plain kernels.
+# float16 takes the same paths through the same sources: it has the plain kernels.
 CASES = [
     *itertools.product(KINDS, HEAD_DIMS, ["bfloat16"]),
     *itertools.product(["causal"], HEAD_DIMS, ["float16"]),

@@ -1,4 +1,4 @@
-"""The kernels of csrc/kernels/attention/sm90.cu: what is not finite, and scores that jump. Every
+"""The kernels of csrc/kernels/attention/sm90.cu: nonfinite values, and scores that jump. Every
 one of them, tile by tile, is in test_cuda_attention_tiles.py."""
 
 import math

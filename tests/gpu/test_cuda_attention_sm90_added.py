@@ -74,7 +74,7 @@ def kernels_expected(head_dim: int, name: str, floats: bool) -> set[str]:
     }
 
 
-# float16 takes the same ways through the same sources.
+# float16 takes the same paths through the same sources.
 NAMED_KINDS = [
     *itertools.product(["bfloat16"], KINDS),
     ("float16", "numbers"),
@@ -234,7 +234,7 @@ def test_nonfinite_values_reach_only_the_rows_that_see_them(
 
 
 def test_large_planes() -> None:
-    """Places in the mask, and in what is made of it, beyond 2^31 bytes."""
+    """Offsets beyond 2^31 bytes in the mask, and in the buffers made from it."""
     g = ac.generator("planes")
     rows, heads = 8192, 17
     q, grad = (ac.draw((1, heads, rows, 64), torch.bfloat16, g) for _ in range(2))

@@ -1,5 +1,5 @@
 """The kernels of csrc/kernels/attention/sm90_backward.cu and sm90_backward_wide.cu: tails, bands,
-grouped heads, strides, and what is not finite."""
+grouped heads, strides, and nonfinite values."""
 
 import math
 
@@ -34,7 +34,7 @@ CALLS = [
     (1, 2, 2, 700, 700, {"window_left": 30}),
     (1, 2, 2, 700, 900, {"window_right": 0, "window_left": 0}),
     (2, 6, 3, 1500, 1200, {"window_left": 64, "is_causal": True, "bottom_right": True}),
-    # Blocks that take many works, among them keys that nobody sees.
+    # Blocks that take many work items, among them keys that no row sees.
     (20, 16, 16, 300, 700, {"window_left": 100, "window_right": 20, "bottom_right": True}),
     (8, 8, 4, 1500, 1500, {"window_left": 127, "is_causal": True}),
     (20, 8, 2, 250, 333, {"is_causal": True}),

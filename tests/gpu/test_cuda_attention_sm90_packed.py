@@ -191,7 +191,7 @@ def test_neighbours_are_not_seen(head_dim: int, nan_memory) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_max_length_that_is_too_small_truncates_sequences(head_dim: int, nan_memory) -> None:
-    """Only so many rows and keys of each sequence count; what is beyond gives zeros."""
+    """Only that many rows and keys of each sequence count; rows beyond give zeros."""
     g = ac.generator(head_dim)
     lengths = [700, 90, 400, 650]
     at = offsets(lengths).tolist()
@@ -266,7 +266,7 @@ def test_wrong_offsets(is_nan: bool, child) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_thousands_of_runs_have_the_same_bits(head_dim: int) -> None:
-    """While another stream moves blocks in time: turns, and tiles that blocks take as they come."""
+    """While another stream shifts blocks in time: ordered sums, and dynamically scheduled tiles."""
     g = ac.generator(head_dim)
     lengths = [900, 20, 350, 1400, 128, 600, 7]
     at = offsets(lengths)

@@ -35,7 +35,7 @@ WEIGHTS = [
     (64, 8192),
     (1, 80),
 ]
-FEW = [(4096, 4096), (520, 1032), (1001, 333), (1, 80)]  # for what is slow
+FEW = [(4096, 4096), (520, 1032), (1001, 333), (1, 80)]  # for slow cases
 
 
 def operands(n: int, k: int, layout: str, dtype: torch.dtype, generator: torch.Generator):

@@ -63,7 +63,7 @@ def test_activations(mode: str, name: str, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_relu_and_factors_are_exact_on_small_integers(mode: str, generator) -> None:
-    """What is in the kernel and what is behind it alike; every stride of an addend."""
+    """Epilogues in the kernel and in a second kernel give the same; all strides of an addend."""
     wrong = []
     with cases.math_mode(mode) as dtype, torch.no_grad():
         for (m, n, k), layout in itertools.product(SHAPES, ("nt", "nn")):

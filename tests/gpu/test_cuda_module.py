@@ -35,7 +35,7 @@ def module() -> torch_cubin.Module:
 
 
 @pytest.fixture(params=["called", "plainly"])
-def way(request: pytest.FixtureRequest):
+def launched(request: pytest.FixtureRequest):
     """A kernel as users call it, and through the Python path that takes over where C does not."""
     if request.param == "called":
         return lambda kernel: kernel
@@ -51,9 +51,9 @@ def small(*shape: int, device: str = "cuda") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n", [1, 255, 1000, 100_003])
-def test_vec_add(module, way, n: int) -> None:
+def test_vec_add(module, launched, n: int) -> None:
     x, y, z = small(n), small(n), torch.full((n + 1,), math.nan, device="cuda")
-    way(module["vec_add"])(x, y, z, n, grid=(n + 255) // 256, block=256)
+    launched(module["vec_add"])(x, y, z, n, grid=(n + 255) // 256, block=256)
     assert torch.equal(z[:n], x + y)
     assert z[n].isnan()
 
@@ -107,9 +107,9 @@ ECHOED = {
 
 
 @pytest.mark.parametrize("case", ECHOED)
-def test_scalars_arrive_as_they_were(module, way, case: str) -> None:
+def test_scalars_arrive_as_they_were(module, launched, case: str) -> None:
     out = torch.zeros(11, dtype=torch.int64, device="cuda")
-    way(module["echo"])(*echo_arguments(case), out, grid=1, block=1)
+    launched(module["echo"])(*echo_arguments(case), out, grid=1, block=1)
     expected = list(ECHOED[case])
     expected[7] = struct.unpack("<i", struct.pack("<f", expected[7]))[0]
     expected[9] = struct.unpack("<q", struct.pack("<d", expected[9]))[0]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-WAYS = ("matmul", "linear", "compiled", "compiled_eager")
+CALLS = ("matmul", "linear", "compiled", "compiled_eager")
 EXPECTED = {
     "allow_tf32": {False: "ieee", True: "tf32"},
     "set_float32_matmul_precision": {"highest": "ieee", "high": "tf32", "medium": "tf32"},
     "fp32_precision": {"ieee": "ieee", "tf32": "tf32"},
-    # torch 2.11 takes this switch for a default that its matmul switch overrides, 2.13 does not: we
-    # follow torch.matmul, whichever way it goes.
+    # In torch 2.11 the matmul switch overrides this one, in 2.13 it does not: we follow
+    # torch.matmul in either case.
     "global_fp32_precision": {"ieee": "ieee", "tf32": None},
 }
 
@@ -21,7 +21,7 @@ def _check(child, family: str) -> None:
     assert len(steps) >= 3
     for step in steps:
         wanted = EXPECTED[family][step["setting"]] or step["torch"]
-        answers = {way: step[way] for way in ("torch", *WAYS)}
+        answers = {name: step[name] for name in ("torch", *CALLS)}
         assert answers == dict.fromkeys(answers, wanted), f"{family} = {step['setting']}"
 
 

@@ -1,6 +1,6 @@
 """Ops of Triton's kernels on a GPU: the bits are those of Triton's own launches.
 
-tests/triton_table.py says what is launched. The packages of tests/data/triton were compiled by
+tests/triton_table.py lists the launches. The packages of tests/data/triton were compiled by
 Triton 3.4, 3.6 and 3.9; they are run in a process that cannot import Triton.
 """
 
@@ -73,7 +73,7 @@ def test_bits_are_those_of_tritons_launcher(name: str, nan_memory) -> None:
 
 
 def test_enough_kernels_are_compared() -> None:
-    """Each of these binaries is one that the test above launches both ways."""
+    """The test above launches each of these binaries through Triton and through torch_cubin."""
     compared = table.different_kernels()
     assert len(compared) >= table.LEAST_KERNELS, len(compared)
     missing = {

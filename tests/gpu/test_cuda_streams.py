@@ -24,7 +24,7 @@ def test_op_is_ordered_on_the_current_stream_and_asynchronous(shape, generator) 
     """The inputs are written by the stream only after a long sleep."""
     a, b = _pair(*shape, generator)
     late_a, late_b = torch.zeros_like(a), torch.zeros_like(b)
-    torch.ops.cubin.matmul(a, b)  # the first use may load a module; not what is tested here
+    torch.ops.cubin.matmul(a, b)  # the first use may load a module, which is not tested here
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

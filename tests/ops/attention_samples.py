@@ -121,7 +121,7 @@ def reference(*args, **options) -> Tensor:
 
 
 def kept_weights(shape: tuple[int, ...], dropout_p: float, seed: Tensor, device: str) -> Tensor:
-    """What dropout with this seed multiplies the weights of that shape by, as the op tells it."""
+    """The factors by which dropout with this seed multiplies weights of this shape, from the op."""
     *leading, rows, columns = shape
     options = {"dtype": torch.float64, "device": device}
     query = torch.zeros(*leading, rows, 8, **options)

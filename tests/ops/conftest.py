@@ -52,7 +52,7 @@ def fresh_python() -> Iterator[PreloadedPython]:
 
 @pytest.fixture
 def fresh_dynamo():
-    """No graphs of another test: what is compiled and how often is counted."""
+    """Clears the graphs of other tests, because compilations are counted."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

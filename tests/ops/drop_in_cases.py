@@ -118,7 +118,7 @@ def name_of(case: tuple) -> str:
 
 
 def result_or_error(call):
-    """The result, or the type of the error: what PyTorch refuses must stay refused, its way."""
+    """The result, or the type of the error: calls that PyTorch refuses must raise the same type."""
     try:
         return call()
     except (TypeError, ValueError, RuntimeError) as error:

@@ -397,7 +397,7 @@ def test_missing_second_derivatives_raise(device):
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(args[0], torch.ones_like(args[0]))
         tagged(lambda: by_query(dual))
-    # Nothing of what is differentiated reaches it here.
+    # No differentiated tensor reaches it here.
     torch.func.grad(lambda x: (x * by_query(args[0])).sum())(args[0])
 
     rows = [torch.randn(6, 2, 8, device=device, requires_grad=True) for _ in range(3)]

@@ -88,7 +88,7 @@ class Mine(torch.Tensor):
 
 
 def refused(call):
-    """The result, or the type of the error: what PyTorch refuses must stay refused, its way."""
+    """The result, or the type of the error: calls that PyTorch refuses must raise the same type."""
     try:
         return call()
     except (TypeError, ValueError, RuntimeError, IndexError) as error:

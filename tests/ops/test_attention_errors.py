@@ -19,7 +19,7 @@ def ones(*shape: int, dtype=torch.float32, device: str = "cpu") -> torch.Tensor:
 
 
 def of_public(device: str) -> dict:
-    """Arguments of the public op, and a piece of what is said of them."""
+    """Arguments of the public op, and a part of the error's message."""
 
     def qkv(q=Q, k=K, v=V, dtype=torch.float32):
         return [ones(*shape, dtype=dtype, device=device) for shape in (q, k, v)]

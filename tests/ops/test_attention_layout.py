@@ -135,7 +135,7 @@ def test_sizes_that_only_run_time_knows():
 
 
 def test_outputs_are_fresh(device):
-    """No view of anything: an in-place change of a result is seen by nobody else."""
+    """Results are not views: an in-place change of one changes no other tensor."""
     args = make_qkv(((2, 3, 5, 8),) * 3, device, requires_grad=True)
     out = attention(*args)
     assert out._base is None

@@ -21,7 +21,7 @@ _X, _W = torch.randn(4, 8), torch.randn(8, 8)
 _Q = torch.randn(1, 2, 4, 8)
 _CACHE = torch.zeros(1, 16, 2, 8, dtype=torch.float16)
 _LENGTHS = torch.ones(1, dtype=torch.int32)
-# What is called, with tensors that may require grad.
+# Calls, with tensors that may require grad.
 CALLS = {
     "matmul": lambda x, q: cubin.matmul(x, _W),
     "linear": lambda x, q: cubin.linear(x, _W),

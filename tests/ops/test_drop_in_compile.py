@@ -19,7 +19,7 @@ class Graphs:
 
     def __call__(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]):
         calls = [node for node in module.graph.nodes if node.op.startswith("call_")]
-        assert getattr not in [node.target for node in calls]  # what is asked of tensors is folded
+        assert getattr not in [node.target for node in calls]  # queries of tensors are folded
         self.targets.append([str(node.target) for node in calls])
         return module.forward
 

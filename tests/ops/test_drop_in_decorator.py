@@ -1,4 +1,4 @@
-"""drop_in() as a decorator, of functions and of what is resumed: it holds in the body alone."""
+"""drop_in() as a decorator of functions, generators and coroutines: it holds in the body only."""
 
 from __future__ import annotations
 

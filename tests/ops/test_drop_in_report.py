@@ -1,4 +1,4 @@
-"""torch_cubin.report(): what is counted, since when, and how it reads."""
+"""torch_cubin.report(): which calls it counts, since when, and its text."""
 
 from __future__ import annotations
 

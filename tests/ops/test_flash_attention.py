@@ -233,7 +233,7 @@ def test_gradcheck(device):
     assert torch.autograd.gradgradcheck(lambda x: flash_attention(x, softcap=2.0), (qkv,))
 
 
-# What is wrong, and what the message must show of it.
+# Wrong arguments, and the text that the message must contain.
 MISTAKES = {
     "value alone": (((2, 5, 4, 8), None, (2, 5, 4, 8)), {}, "'value'"),
     "rank of query": (((5, 4, 8), (2, 5, 4, 8), (2, 5, 4, 8)), {}, "'query'"),

@@ -156,7 +156,7 @@ def test_backward_by_autograd(causal, active, device):
 
 
 def test_a_logsumexp_of_pytorch_in_our_backward(active, device):
-    """Rows that see nothing have inf there: a forward may have run before the activation."""
+    """Fully masked rows have inf there: a forward may have run before the activation."""
     q, k, v = heads_first(device, rows=7, columns=3)
     out, sums = (x.float() for x in formula(q, k, v, True))
     assert sums.isinf().any()
@@ -396,7 +396,7 @@ def stand_in(*names: str):
                 return tuple(torch.zeros_like(x) for x in args[1:4])
             if name == VARLEN:
                 return (torch.zeros_like(q), q.new_zeros(1), *[q.new_zeros(1)] * 3)
-            # As PyTorch's kernel does: by way of the operator that is served, too.
+            # Through the served operator, as PyTorch's kernel does.
             rows = [x.transpose(1, 2) for x in args[:3]]
             inner = aten._flash_attention_forward(
                 *rows, None, None, 1, 1, *args[3:5], False, scale=kwargs.get("scale")

@@ -178,9 +178,9 @@ between = time.process_time()
 import torch_cubin
 print(between - start, time.process_time() - between)
 """
-    # The best of several, in time on the processor: what is measured is the import, not the
-    # machine's other work. The first may have to compile the sources. A processor that other work
-    # slows down takes longer for torch, too, whose import is 2 s of an idle one.
+    # The minimum of several CPU times: the test measures the import, not the machine's other work.
+    # The first may have to compile the sources. A processor that other work slows down also takes
+    # longer for torch, whose import takes 2 s on an idle one.
     times = []
     while len(times) < 6 and (len(times) < 2 or min(own for _, own in times) > 0.05):
         times.append(tuple(map(float, run(code).split())))

@@ -422,7 +422,7 @@ def test_memory_that_is_written_and_shared(name, device):
         attend(**args)
     assert torch.equal(args["k_cache"], before[0])
     assert torch.equal(args["v_cache"], before[1])
-    if name.startswith("one"):  # what is only read may lie anywhere
+    if name.startswith("one"):  # tensors that are only read may overlap
         for each in ("k", "v"):
             del args[each]
         check(args)

@@ -47,7 +47,7 @@ MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """PyTorch warns that these tensors are prototypes, or on their way out."""
+    """PyTorch warns that these tensors are prototypes, or deprecated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -54,7 +54,7 @@ def by_batch_index(k_pool, v_pool, q, k, v, lengths, layer):
 @pytest.mark.parametrize("step", [by_index, by_narrow, by_as_strided, by_batch_index])
 def test_a_layer_of_a_pool(step, dynamic, backend, device):
     if backend == "aot_eager" and dynamic is not None:
-        pytest.skip("what is lost is lost in Inductor")
+        pytest.skip("the lost write is Inductor's")
     torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(step, backend=counter, dynamic=dynamic, fullgraph=True)

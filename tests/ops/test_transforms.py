@@ -85,7 +85,7 @@ def test_linear_under(name, device):
 
 @pytest.mark.parametrize("name", ["grad", "jvp", "hessian", "vmap of grad", "jvp of jvp"])
 def test_transforms_under_no_grad(name, device):
-    """A transform turns its own mode on, whatever the mode around it."""
+    """A transform enables its own mode, whatever the mode around it."""
     a, b = make_all(((2, 3), (3, 4)), device)
 
     def f(op):

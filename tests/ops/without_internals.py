@@ -1,4 +1,4 @@
-"""A child of test_internals.py: takes away each private name of torch in turn, and shows the cost.
+"""A child of test_internals.py: removes each private name of torch, and shows the lost feature.
 
     python without_internals.py          prints "<name>: ok", or what went wrong, a line a name
 

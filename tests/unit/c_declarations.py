@@ -83,7 +83,8 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "two bases": ("struct A { char a; }; struct B { double b; }; struct P : A, B { short c; };",
                   {"a": 1, "b": 2.0, "c": 3}),
     "an empty base": ("struct E {}; struct P : E { int a; };", {"a": 1}),
-    "an empty base's twin": ("struct E {}; struct P : E { E e; int a; };", {"a": 1}),
+    "an empty base and a field of its type": ("struct E {}; struct P : E { E e; int a; };",
+                                             {"a": 1}),
     "bases of bases": ("struct A { short a; }; struct B : A { char b; }; struct C { char c; };"
                        "struct P : B, C { int d; };", {"a": 5, "b": 6, "c": 7, "d": 8}),
     "a base within": ("struct A { int a; }; struct B : A { char b; }; struct P { char x; B y; };",

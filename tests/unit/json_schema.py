@@ -21,7 +21,7 @@ _KNOWN = {
 
 
 def problems(value: Any, schema: Any, root: dict, where: str = "$") -> Iterator[str]:
-    """What is wrong with a value."""
+    """The violations of a schema by a value."""
     if schema is False:
         yield f"{where}: not allowed"
     if isinstance(schema, bool):

@@ -97,7 +97,7 @@ def test_portability_sees_a_symbol_that_is_too_new(monkeypatch):
     assert any("GLIBC_2.2.5" in text for text in portability.too_new(LIBRARY))
 
 
-# --- the extension module, which is Python's and nobody else's ---
+# --- the extension module, which only Python loads ---
 
 needs_extension = pytest.mark.skipif(not EXTENSION.is_file(), reason="built without Python.h")
 
@@ -135,7 +135,7 @@ def test_the_extension_shows_its_one_function():
 @needs_extension
 @needs_readelf
 def test_the_extension_keeps_to_the_limited_api():
-    """Of what is not in 3.10's, the one function that 3.12 added and that 3.9 had already."""
+    """The one function outside 3.10's that may be used: 3.12 added it, and 3.9 had it already."""
     undefined = set(re.findall(r"UND\s+(_?Py\w+)", portability.readelf(EXTENSION, "--dyn-syms")))
     private = {name for name in undefined if name.startswith("_Py")}
     assert private <= {

@@ -258,14 +258,14 @@ def test_ops_of_an_archive_open_it_once(tmp_path: Path) -> None:
         "bytes": [(data, name) for name in names],
         "loaded": [module[name] for name in names],
     }
-    for way, kernels in given.items():
+    for source, kernels in given.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(archive.zipfile, "ZipFile", Counting)
             patch.setattr(module_.library, "inspect", inspect)
             for count in counts.values():
                 count.clear()
             op = torch_cubin.define_op(
-                f"test_archive::{way}(Tensor(a!) x, int which) -> ()",
+                f"test_archive::{source}(Tensor(a!) x, int which) -> ()",
                 tensors={"x": "float32[n]"},
                 args=["x"],
                 grid=1,
@@ -276,8 +276,8 @@ def test_ops_of_an_archive_open_it_once(tmp_path: Path) -> None:
                 ],
             )
         assert [image.data for image in op._images] == list(cubins.values())
-        assert len(counts["ZipFile"]) <= 3, way
-        assert len(counts["inspect"]) <= 2 * len(names), way  # in the archive, and for its names
+        assert len(counts["ZipFile"]) <= 3, source
+        assert len(counts["inspect"]) <= 2 * len(names), source  # in the archive, and for its names
 
 
 def test_launches_in_comments_are_ignored() -> None:
@@ -372,7 +372,7 @@ def test_duplicate_names_are_refused() -> None:
 
 
 def test_damage_anywhere_is_an_error_or_nothing(tmp_path: Path) -> None:
-    """Bytes changed, cut and moved at random: what is given is right, or an error says why."""
+    """Bytes changed, cut and moved at random: the result is right, or an error says why."""
     data = real(tmp_path / "m.pt2").read_bytes()
     random_ = random.Random(5)
     begun = time.process_time()

@@ -1,4 +1,4 @@
-"""Device code in C and C++ sources as an array of numbers: what is found, what is left alone."""
+"""Device code in C and C++ sources as an array of numbers: which arrays are read or ignored."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def test_the_offset_of_a_tensor_map_depends_on_the_cuda_version(
         field = torch_cubin.c_struct(text, "P", include=[tmp_path]).fields["m"]
         assert (field.offset, field.kind) == (align, "tensor_map")
     first = torch_cubin.c_struct("struct P { CUtensorMap m; int n; void* p[14]; };", "P")
-    assert first.fields["p"].offset == 136  # either way
+    assert first.fields["p"].offset == 136  # in both cases
     nested = "struct Q { CUtensorMap m; }; struct P { void* p; Q q[2]; };"
     for text in (nested, MAP.replace("CUtensorMap", "alignas(64) CUtensorMap")):
         with pytest.raises(errors.InputError, match="depends on the version of CUDA"):
@@ -307,7 +307,7 @@ def test_numbers_that_json_does_not_hold() -> None:
 
 
 def test_an_initialiser_that_is_no_constant() -> None:
-    """What nobody gives would be zero in place of it."""
+    """Omitted fields would be zero instead."""
     text = (
         "int f(); struct B { int a = f(); }; struct P { B b; int n; float x = f(); char s[4] = "
         '"ab"; };'
@@ -396,7 +396,7 @@ def test_an_op_with_such_a_struct() -> None:
 
 
 def test_hostile_text() -> None:
-    """Whatever the text, what is raised is ours, and soon."""
+    """For every text, the error is ours and is raised soon."""
     r = random.Random(4)
     words = [
         "struct",

@@ -1,4 +1,4 @@
-"""The catalog, as far as it goes without a GPU: what a manifest may say, and what is refused.
+"""The part of the catalog that needs no GPU: fields of a manifest, and refused manifests.
 
 The library reads its catalog once; a catalog that it cannot read it asks for again. So one process
 tries all the broken ones, and each manifest that can be read has a process of its own.
@@ -113,7 +113,7 @@ FIELDS = {
     "a size that is a text": ("tile", changed(tile=["128", 128, 32])),
     "no alignment": ("alignment", changed(alignment=0)),
     "no alignment field": ("alignment", without("alignment")),
-    "no room for a block": ("blocks_per_multiprocessor", changed(blocks_per_multiprocessor=0)),
+    "no occupancy": ("blocks_per_multiprocessor", changed(blocks_per_multiprocessor=0)),
     "negative cost of a tile": ("k_tile", changed(cost={"k_tile": -1, "fixed": 0})),
     "negative fixed cost": ("fixed", changed(cost={"k_tile": 1, "fixed": -0.5})),
     "negative lone cost": ("lone", changed(cost={"k_tile": 1, "fixed": 1, "lone": -1})),

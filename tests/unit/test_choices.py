@@ -1,4 +1,4 @@
-"""torch_cubin.choices: the kernels of a library of cubins, and what is known of them."""
+"""torch_cubin.choices: the kernels of a library of cubins, and their facts."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_where_selects_among_rows_under_an_if(tmp_path: Path) -> None:
         for where in (None, lambda row: row.d < 5):
             with pytest.raises(errors.InputError, match="rows of kernel '.*' under an #if"):
                 torch_cubin.choices(cubin, table=text, where=where)
-    # Rows of a kernel that `where` leaves out altogether are nobody's affair.
+    # Rows of a kernel that `where` skips entirely are not checked.
     assert len(torch_cubin.choices(cubin, table=rows_alone, where=lambda row: row.d == 5)) == 1
 
 

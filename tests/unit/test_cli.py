@@ -231,7 +231,7 @@ def test_doctor_reports_the_requirements_of_custom_kernels(
     monkeypatch.setattr(cpp, "_ROOT", tmp_path)
     monkeypatch.setenv("CXX", str(tmp_path / "no_compiler"))
     status, text = _doctor(capsys)
-    assert status == 0  # nothing of it is needed by what is here
+    assert status == 0  # the installed features need none of it
     for what in ("C++ headers", "libtorch_cubin.so", "libtorch_cubin.a", "a C++ compiler"):
         assert f"-- {what} is missing: without it no " in " ".join(text.split())
 
@@ -300,7 +300,7 @@ def test_doctor_survives_a_module_without_a_spec(spec, no_gpu, monkeypatch, caps
     assert "Triton is missing" in text
 
 
-# By case: what is replaced, by what it then raises, and what the line says.
+# By case: the replaced object and name, the error that it then raises, and the printed line.
 BROKEN = {
     "catalog": (library, "catalog", KeyError("archs"), "kernels   BAD KeyError: 'archs'"),
     "device count": (torch.cuda, "device_count", RuntimeError("no\nway"), "BAD RuntimeError: no\n"),

@@ -92,7 +92,7 @@ VARIABLES = "__constant__ float scale; __device__ int table[4] = {1, 2, 3, 4};"
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_a_source_of_variables_alone() -> None:
-    """For global_tensor(). A kernel that nobody instantiated is the likelier mistake."""
+    """For global_tensor(). A template without an instance is the likelier mistake."""
     for text in (VARIABLES, "__constant__ float scale;", "__device__ int table[4];"):
         module = torch_cubin.compile(text, archs=["sm_80", "sm_90a"], compiler="nvcc")
         assert len(module) == 0
@@ -323,8 +323,8 @@ def is_right_or_absent(name: str) -> bool:
 
 @pytest.mark.fault_case(45)
 def test_a_clock_that_was_set_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was kept before lies in the future: it is found, new entries are kept, and where room is
-    made for others none is taken for another. Leftovers that seem new stay."""
+    """Earlier entries have future times: they are found, new entries are kept, and evictions take
+    no wrong entry. Leftovers that seem new stay."""
     monkeypatch.setattr(cache, "MOST_FILES", 8)
     future = time.time() + 1e9
     for number in range(7):
@@ -510,7 +510,7 @@ def test_nvcc(folder: Path, tmp_path: Path) -> None:
 def test_files_that_options_bring_are_in_no_key(
     option: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So what is compiled with them is not kept: the files may change."""
+    """Kernels compiled with them are not cached, because the files may change."""
     monkeypatch.setattr(nvrtc, "compile", lambda *_: nvrtc.Compiled(b"cubin", {}, ""))
     monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
     arguments = ("int x;", "x.cu", "source", [], "sm_90a", [])

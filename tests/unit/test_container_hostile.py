@@ -91,7 +91,7 @@ def entry(
     tail: bytes = b"",
     arch: int = 80,
 ) -> bytes:
-    """A fatbin's entry; what is not given is right."""
+    """A fatbin's entry; omitted fields are valid."""
     body = payload + b"\0" * (-len(payload) % 8)
     fixed = struct.pack(
         "<HHIQIIHHIIIQQQ",

@@ -1,4 +1,4 @@
-"""Contracts: what a definition may say, field by field, and what is refused.
+"""Contracts: the fields of a definition, one by one, and refused definitions.
 
 No GPU and no driver: a definition only reads the images.
 """

@@ -1,4 +1,4 @@
-"""csrc/kernels/build/cubin_facts.py: what the compiler says of a kernel, what is refused for it."""
+"""csrc/kernels/build/cubin_facts.py: the compiler's facts of a kernel, and refused kernels."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_header_of_several_parameters_or_none_is_refused(tmp_path: Path) -> No
             cubin_facts.size_probe([header])
 
 
-# What Hopper kernels do, and more: each reads or writes memory of other kernels, or nobody knows.
+# Instructions of Hopper kernels and others: each may read or write memory of other kernels.
 TOUCHES = (
     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
     " [%r1], [%rd1, {%r2, %r3}], [%r4]",

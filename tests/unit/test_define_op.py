@@ -257,7 +257,7 @@ def test_outputs(pattern, entry: dict) -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "path", "bytes", "archs", "list", "kernel"])
-def test_kernels_are_named_in_many_ways(form: str) -> None:
+def test_forms_of_naming_a_kernel(form: str) -> None:
     archs = [DATA / "vec_add.sm_90a.cuda124.cubin", DATA / "vec_add.sm_80.cuda118.cubin"]
     module = torch_cubin.load(archs)
     kernel = {

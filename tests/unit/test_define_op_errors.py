@@ -165,7 +165,7 @@ WRONG = {
     "a function of Python's": ({"grid": len}, "is not a Python function"),
     # Kernels, and the rest.
     "no kernel": ({"kernel": None}, "kernel= or kernels="),
-    "two ways to name kernels": ({"kernels": []}, "kernel= or kernels="),
+    "two forms of kernels": ({"kernels": []}, "kernel= or kernels="),
     "an empty list of kernels": ({"kernel": None, "kernels": []}, "has no kernel"),
     "a choice of nothing": ({"kernel": None, "kernels": [5]}, "KernelChoice"),
     "a choice with a misspelt keyword": (

@@ -43,7 +43,7 @@ def embedded(folder: Path, files: list[Path], *options: str) -> Path:
 
 
 def save_package(folder: Path, **changes: object) -> Path:
-    """A package with images alone: what is embedded is what its manifest lists."""
+    """A package with images only: the embedded files are those that its manifest lists."""
     folder.mkdir()
     images = []
     for path in CUBINS:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Collects as a process of several does, starts the children of what is there, and runs nothing.
+# Collects as one of several processes, starts the children of the collected tests, and runs none.
 PLUGIN = """
 import concurrent.futures, sys, pytest
 

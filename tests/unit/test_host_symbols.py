@@ -141,7 +141,7 @@ def test_symbols_are_checked() -> None:
     ):  # fmt: skip
         with pytest.raises(errors.ImageError, match="without device code"):
             names(wrong)
-    # What is cut short, and has a size, is listed with its error.
+    # A truncated symbol with a size is listed with its error.
     (entry,) = opened(host(image[:500], symbol(1, 0, 500), b"\0one\0"))["entries"]
     assert entry["error"]["tag"] == "image"
     with pytest.raises(errors.ImageError, match="without device code"):

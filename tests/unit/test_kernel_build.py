@@ -294,7 +294,7 @@ def test_package_is_rebuilt_where_something_changed(package: Package) -> None:
     package.table({"name": "k_one"}, {"name": "k_two", "defines": {"X": 1}})  # one kernel
     assert sum(line.startswith("[") for line in package.build("sm_80", "sm_90a")) == 2
 
-    package.table({"name": "k_one"})  # what is gone from the table goes from the package
+    package.table({"name": "k_one"})  # kernels removed from the table are removed from the package
     package.build("sm_90a")
     assert set(package.files()) == {"manifest.json", "sm_90a/k_one.cubin"}
 

@@ -14,7 +14,7 @@ from declared import VEC_ADD, schema
 import torch_cubin
 from torch_cubin import cpp, errors
 
-# By function: positional arguments, a wrong keyword, and what is near.
+# By function: positional arguments, a wrong keyword, and the nearest one.
 WRONG = {
     "define_op": (["ns::f() -> ()"], "kernal", "'kernel', 'kernels'"),
     "compile": (["source"], "arch", "'archs'"),

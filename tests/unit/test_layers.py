@@ -1,4 +1,4 @@
-"""The layer rules hold in csrc/, and the checker catches each way to break them."""
+"""The layer rules hold in csrc/, and the checker catches each kind of violation."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
 
 @built_here
 def test_wheel_is_as_small_as_it_should_be(wheel):
-    """Each part, so that a wheel of some architectures tells of a complete one."""
+    """Each part, so that a wheel of some architectures differs from a complete one."""
     tool = load_file("tools/wheel_size.py")
     assert set(tool.KERNELS) == set(load_file("setup.py").kernel_build().DEFAULT_ARCHS)
     assert sum(tool.LIMITS.values()) == pytest.approx(18)

@@ -102,7 +102,7 @@ def test_declarations(tmp_path: Path) -> None:
 
 def test_shared_memory_of_functions_that_a_kernel_calls(tmp_path: Path) -> None:
     """A kernel has what its callees have, however deep: dynamic shared memory, which every launch
-    must give, and arrays of a size, beside which nobody can tell."""
+    must give, and arrays of a size, beside which the need cannot be known."""
     text = """
 .extern .shared .align 16 .b8 dynamic[];
 .shared .align 4 .b8 sized[64];

@@ -79,7 +79,7 @@ def test_random_schemas_mean_what_pytorch_says(program) -> None:
         want = torch._C.parse_schema(text)
         where = f"{text!r}: {got}"
         assert "text" in got, where
-        # PyTorch prints both in one way.
+        # PyTorch prints both alike.
         assert str(torch._C.parse_schema(got["text"])) == str(want), where
         arguments = got.get("arguments") or []
         assert [a["name"] for a in arguments] == [a.name for a in want.arguments], where
@@ -102,7 +102,7 @@ def test_equal_schemas_have_one_text(program) -> None:
     assert one["text"] == other["text"] == "a::b(Tensor x, int n=3, *, float? s=None) -> Tensor"
 
 
-# What is wrong, the character that the error points at (from 1), and a word of what is expected.
+# A wrong schema, the character that the error points at (from 1), and a word of the expectation.
 BAD = [
     ("", 1, "namespace"),
     ("mul(Tensor x) -> Tensor", 4, "'::'"),

@@ -37,7 +37,7 @@ except ImportError:
 needs_triton = pytest.mark.skipif(table is None, reason="Triton is not installed")
 needs_later = pytest.mark.skipif(
     table is None or table.triton.__version__ < "3.4",
-    reason="Triton 3.3 makes no autotuner without a GPU, and tells no listener what it compiles",
+    reason="Triton 3.3 makes no autotuner without a GPU, and has no listener for compilations",
 )
 
 
@@ -322,7 +322,7 @@ def test_folders_that_hold_no_kernel(tmp_path: Path) -> None:
 
 
 def test_hostile_notes_and_ir(tmp_path: Path) -> None:
-    """Whatever the files hold, what is raised is ours."""
+    """For all contents of the files, the errors are ours."""
     r = random.Random(3)
     folder = copied(tmp_path)
     metadata = json.loads((folder / "copy_tile.json").read_text())

@@ -50,7 +50,7 @@ def test_every_public_op_has_its_name() -> None:
 
 
 def test_a_wheel_says_that_it_is_typed() -> None:
-    """setup.py lists what is no Python."""
+    """setup.py lists the files that are not Python."""
     setup = (ROOT / "setup.py").read_text()
     assert (ROOT / "torch_cubin" / "py.typed").is_file()
     assert '*("py.typed", "*.pyi")' in setup

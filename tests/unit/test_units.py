@@ -1,6 +1,6 @@
-"""A folder of csrc/ is compiled as one file (write_units in setup.py): what is local to one .cpp
-has the name of nothing in another .cpp, and of nothing in a header, which it would hide from the
-files that follow without a word."""
+"""A folder of csrc/ is compiled as one file (write_units in setup.py): a name local to one .cpp
+must not occur in another .cpp, nor in a header, which it would silently hide from the next files.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def code_of(text: str) -> str:
 
 
 def layer_of(folder: Path) -> int:
-    """Its rank; what is no layer (csrc/kernels), every layer may see."""
+    """The rank of a folder; folders outside the layers (csrc/kernels) are visible to all layers."""
     if folder == CSRC:
         return layers.TOP
     name = folder.relative_to(CSRC).parts[0]
