@@ -334,6 +334,8 @@ def test_fake_and_wrapped_tensors_are_refused(driver, vec_add):
         return row
 
     torch.func.vmap(inside)(torch.zeros(2, 3))
+    with pytest.raises(errors.InputError, match=r"no memory of its own.*CausalBias"):
+        vec_add(torch.nn.attention.bias.causal_upper_left(8, 8), x, x, 64, grid=1, block=1)
     assert driver.launches() == []
 
 

@@ -22,6 +22,7 @@ from torch_cubin._declared import signature as _signature
 from torch_cubin._declared.autograd import Formula
 from torch_cubin._declared.contract_call import Output, outputs_of, refuse_derivative
 from torch_cubin._declared.package_images import Image, of_package
+from torch_cubin._kernels.memory import has_memory
 from torch_cubin._native import library as _library
 from torch_cubin._ops import mutated
 from torch_cubin._pytorch import operators, transforms
@@ -157,6 +158,16 @@ class Op:
         refuse_derivative(self._signature, values)
         cpu = self._cpu
         devices = ("cpu",) if cpu else ("cuda",)
+        for name, tensor in self._signature.tensors(values):
+            # The contract's own check reads addresses of plain tensors alone.
+            if not has_memory(tensor):
+                raise errors.fault(
+                    "input",
+                    f"op '{self.name}' argument '{name}'",
+                    "has elements but no memory",
+                    expected="a tensor whose storage is allocated",
+                    got=f"a {type(tensor).__name__}",
+                )
         outputs = self._outputs(values, devices)
         assert cpu is not None  # CPU tensors are refused otherwise
         args, kwargs = self._signature.unbind(values)

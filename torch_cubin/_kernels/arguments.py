@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import CausalBias
 
 from torch_cubin import errors
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
@@ -198,6 +199,8 @@ class _Packer:
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             advice = "Fake and wrapped tensors need an op: torch_cubin.define_op."
             raise self.refuse(_NO_MEMORY, "a plain tensor", type(tensor).__name__, advice)
+        if isinstance(tensor, CausalBias):  # its memory is uninitialised
+            raise self.refuse(_NO_MEMORY, "a plain tensor", "torch.nn.attention.bias.CausalBias")
         device = tensor.device
         if device.type != DEVICE_TYPE:
             advice = "Copy it with .cuda(); pass a number as int or float."
