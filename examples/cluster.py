@@ -1,8 +1,9 @@
-"""A launch in clusters: blocks that read one another's shared memory. Softmax of long rows.
+"""A cluster launch: blocks read each other's shared memory. Softmax of long rows.
 
     python examples/cluster.py
 
-Eight blocks share a row: each has its part on its own multiprocessor; they exchange two numbers.
+Eight blocks share a row: each keeps its part on its own multiprocessor, and they exchange two
+numbers.
 """
 
 import sys

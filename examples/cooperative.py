@@ -1,10 +1,10 @@
-"""A cooperative launch: blocks that wait for one another. out = x / |x| of a whole vector, at once.
+"""A cooperative launch: all blocks wait for each other. out = x / |x| of a vector in one launch.
 
     python examples/cooperative.py
 
-The grid is as large as the GPU has multiprocessors, which an expression may ask for. A grid whose
-blocks cannot all run at once is refused: it would wait for ever. What the blocks tell one another
-goes through `scratch`, memory for one call.
+The grid has one block per multiprocessor, a number that a grid expression can query. A grid whose
+blocks cannot all be resident is refused, because it would deadlock. The blocks communicate through
+`scratch`, memory that is allocated for one call.
 """
 
 import sys

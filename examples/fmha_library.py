@@ -1,11 +1,11 @@
-"""A library of kernels, told apart by a table, becomes six ops.
+"""A library of attention kernels that a table describes becomes six ops.
 
     python examples/fmha_library.py
 
-Vendors ship attention so: hundreds of kernels as arrays in C++ files, a table that says what each
-is for, one struct by value for all. Here nvcc makes such a library of fmha/fmha.cu, 78 kernels in
-10 files; what follows knows only the files, the table and the struct's text. Kernels of e4m3 write
-bfloat16, and so are ops of their own.
+Vendors ship attention in this form: hundreds of kernels as arrays in C++ files, a table that
+describes each kernel, and one struct by value for all. Here nvcc builds such a library from
+fmha/fmha.cu, 78 kernels in 10 files; the ops are defined from the files, the table and the struct's
+text only. Kernels of e4m3 write bfloat16, and therefore have ops of their own.
 """
 
 import shutil
@@ -22,7 +22,7 @@ import torch_cubin
 SOURCES = Path(__file__).resolve().parent / "fmha"
 LIBRARY = support.ROOT / "build" / "examples" / "fmha"
 TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
-FP8 = {"E4M3": torch.float8_e4m3fn}  # on Hopper alone
+FP8 = {"E4M3": torch.float8_e4m3fn}  # Hopper only
 WARPS, TILE = 4, 32  # as in fmha.cu
 BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1}
 
@@ -30,7 +30,7 @@ BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1}
 def make_library(
     dtypes=("bf16", "fp16", "e4m3"), head_sizes=(64, 128), archs=("sm_80", "sm_90a")
 ) -> Path:
-    """The vendor's part: cubins as C++ arrays, and the table of their kernels."""
+    """The vendor's part: makes cubins as C++ arrays, and the table of their kernels."""
     LIBRARY.mkdir(parents=True, exist_ok=True)
     rows = []
 
@@ -75,7 +75,7 @@ PARAMS = torch_cubin.c_struct(SOURCES / "fmha_params.h", "FmhaParams")
 
 
 def define(types, name, arguments, layout, head_size, query, params, **tensors):
-    """One op of a layout's kernels. `params` says what is particular to the layout."""
+    """Defines one op of a layout's kernels. `params` gives the fields specific to the layout."""
     suffix, out = ("_fp8", "bfloat16") if types is FP8 else ("", "T")
     return torch_cubin.define_op(
         f"fmha::{name}{suffix}({arguments}, str mask, float scale, int window=1) -> Tensor",
@@ -144,7 +144,7 @@ def define_ops(types=TYPES):
 
 
 def reference(q, k, v, mask, window):
-    """One sequence, by the formula in float64: (seqlen, heads, head_size) each."""
+    """One sequence by the formula in float64; tensors are (seqlen, heads, head_size)."""
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
     scores = q @ k.transpose(1, 2) * q.shape[2] ** -0.5

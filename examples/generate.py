@@ -1,15 +1,15 @@
-"""Text generation with a model of Hugging Face's transformers, by PyTorch's attention and by ours.
+"""Text generation with a model of Hugging Face's transformers: PyTorch's attention and ours.
 
     python examples/generate.py                      # a Llama of 1.1 billion weights, on the GPU
     python examples/generate.py --batch 1 --prompt 512
     python examples/generate.py --device cpu         # a tiny one
 
 The same model generates greedily from the same prompts with a static cache: once with transformers'
-"sdpa", once with `torch_cubin.huggingface.register()` and "cubin". It prints tokens a second of the
-prompt and of what is generated, each the median of three interleaved runs, and what was served.
-The weights are random, so that tokens nearly tie and bfloat16 may decide either way: not the
-tokens are compared but the logits of the first steps, behind a padded prompt, with those that the
-model has in float32 for the same tokens. The exit status says whether ours are as near to them.
+"sdpa", once with `torch_cubin.huggingface.register()` and "cubin". It prints tokens per second for
+the prompt and for the generation, each the median of three interleaved runs, and the served calls.
+The weights are random, so tokens nearly tie and bfloat16 rounding may change them. Therefore the
+logits of the first steps after a padded prompt are compared with those of the float32 model for the
+same tokens. The exit status says whether ours are about as accurate as those of "sdpa".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LARGE = {
 TINY = {**LARGE, "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 MOST = 1.5  # times the error of "sdpa"
-STEPS, PADDING = 4, 3  # tokens that are compared, and hidden ones before the prompt
+STEPS, PADDING = 4, 3  # compared tokens, and masked tokens before the prompt
 
 
 def make(device: str):
@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         errors[attention] = float(difference.square().mean().sqrt() / exact.square().mean().sqrt())
     said = ", ".join(f"{error:.2e} by {name}" for name, error in errors.items())
     print(f"errors of the logits, as shares of their size: {said}")
-    least = 100 * torch.finfo(torch.float32).eps  # where "sdpa" computes in float32 as well
+    least = 100 * torch.finfo(torch.float32).eps  # if "sdpa" computes in float32 as well
     return 0 if errors["cubin"] <= MOST * max(errors["sdpa"], least) else 1
 
 

@@ -1,12 +1,12 @@
-"""A fused residual + RMSNorm as an op, and its backward as another, out of two cubins.
+"""A fused residual + RMSNorm as an op, and its backward as a second op, from two cubins.
 
     python examples/rms_norm.py
 
     hidden = x + residual;  out = hidden / sqrt(mean(hidden^2) + eps) * weight
 
-in one pass over memory, for bfloat16, float16 and float32, with sums in float32. Rows whose length
-is a multiple of 16 bytes go to a kernel that reads 16 bytes at once, others to one that does not:
-`when` decides. Errors are compared with PyTorch's own, both against float64.
+in one pass over memory, for bfloat16, float16 and float32, with sums in float32. `when` selects a
+kernel with 16-byte loads for rows that are multiples of 16 bytes long, and another one for the
+rest. Errors against float64 are compared with PyTorch's.
 """
 
 import sys
@@ -22,7 +22,7 @@ DTYPES = {"float32": 4, "float16": 8, "bfloat16": 8}  # elements in 16 bytes
 
 
 def kernels(name, args, grid):
-    """One for each dtype and each size of a read."""
+    """One kernel per dtype and load width."""
 
     def choice(dtype, size):
         return torch_cubin.KernelChoice(
@@ -100,7 +100,7 @@ add_rms_norm.register_autograd(backward, setup_context=setup_context)
 
 
 def reference(x, residual, weight, eps=1e-6):
-    """The same of PyTorch's ops."""
+    """The same function, composed from PyTorch's ops."""
     hidden = x + residual
     return torch.nn.functional.rms_norm(hidden, hidden.shape[-1:], weight, eps), hidden
 
@@ -141,7 +141,7 @@ def errors_of(m, n, dtype):
 
 
 def measure(m, n, dtype):
-    """Prints times beside those of PyTorch's two ops."""
+    """Prints our times and those of PyTorch's two ops."""
     x, residual, grad_out, grad_hidden = (
         torch.randn(m, n, device="cuda", dtype=dtype) for _ in range(4)
     )

@@ -1,6 +1,6 @@
 """A pretrained sentence encoder, unchanged, with its products and its attention from cubins.
 
-    python examples/sentence_encoder.py                   # on the GPU where there is one
+    python examples/sentence_encoder.py                   # on the GPU if there is one
     python examples/sentence_encoder.py --dtype bfloat16
     python examples/sentence_encoder.py --export DIR      # a bfloat16 copy of the model (45 MB)
     python examples/sentence_encoder.py --model DIR       # ... for a machine without a network
@@ -69,23 +69,23 @@ class Result:
     dtype: torch.dtype
     stock: torch.Tensor
     served: torch.Tensor
-    exact: torch.Tensor  # by the same weights and stock PyTorch in float64
-    report: object  # what torch_cubin.report() gave
-    stock_ms: float | None = None  # on a GPU
+    exact: torch.Tensor  # the same weights and stock PyTorch in float64
+    report: object  # the result of torch_cubin.report()
+    stock_ms: float | None = None  # only on a GPU
     served_ms: float | None = None
 
     @property
     def least_cosine(self) -> float:
-        """The worst agreement of any sentence."""
+        """The minimum cosine similarity over the sentences."""
         return F.cosine_similarity(self.stock.double(), self.served.double()).min().item()
 
     def error(self, embeddings: torch.Tensor) -> float:
-        """The largest of any number, against float64."""
+        """The maximum absolute error against float64."""
         return (embeddings.double() - self.exact).abs().max().item()
 
     @property
     def nearest_are_pairs(self) -> bool:
-        """Whether each sentence's nearest neighbour, by the served embeddings, is its pair."""
+        """Whether each sentence's nearest neighbour among the served embeddings is its pair."""
         similarity = self.served.double() @ self.served.double().T
         similarity.fill_diagonal_(-1)
         pairs = torch.arange(len(similarity), device=similarity.device) ^ 1
@@ -98,7 +98,7 @@ class Result:
 
 def find_weights() -> Path | None:
     """The folder of the installed package, or of an --export to .cache/minilm in this checkout."""
-    spec = importlib.util.find_spec(WEIGHTS)  # not imported: that needs more packages
+    spec = importlib.util.find_spec(WEIGHTS)  # not imported: that would need more packages
     if spec is not None and spec.submodule_search_locations:
         return Path(spec.submodule_search_locations[0]) / "model"
     return EXPORTED if (EXPORTED / "model.safetensors").is_file() else None
@@ -122,7 +122,7 @@ def embed(model, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def compare(folder: Path, device: str, dtype: torch.dtype, attention: str = "sdpa") -> Result:
-    """Embed SENTENCES both ways."""
+    """Embeds SENTENCES with stock PyTorch and inside drop_in()."""
     tokenizer, model = load(folder, device, dtype, attention)
     tokens = tokenizer(SENTENCES, padding=True, return_tensors="pt").to(device)
     stock = embed(model, tokens)
@@ -139,7 +139,7 @@ def compare(folder: Path, device: str, dtype: torch.dtype, attention: str = "sdp
 
 
 def milliseconds(call) -> float:
-    """The median of ten runs, from the call to the end of its work on the GPU."""
+    """The median of ten runs, from the call to the end of its GPU work."""
     times = []
     for _ in range(10):
         begin = time.perf_counter()

@@ -2,9 +2,9 @@
 
     python examples/struct_argument.py
 
-A ctypes.Structure (or a structured NumPy dtype) says how the struct is laid out, with the same
-padding as in CUDA C++. Launched directly it is passed as it is; in an op torch_cubin.struct() says
-which members each call decides.
+A ctypes.Structure (or a structured NumPy dtype) gives the layout of the struct, with the same
+padding as in CUDA C++. A direct launch takes an instance; in an op, torch_cubin.struct() says which
+members depend on the call.
 """
 
 import ctypes

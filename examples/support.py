@@ -1,4 +1,4 @@
-"""What the examples share: finding torch_cubin and the kernels, the GPU, a measurement."""
+"""Shared by the examples: finding torch_cubin and the kernels, the GPU, timing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "examples" / "kernels"
 sys.path.append(str(ROOT))  # a checkout that is not installed
 
-if sys.argv[1:] in (["-h"], ["--help"]):  # the examples take nothing else
+if sys.argv[1:] in (["-h"], ["--help"]):  # the examples take no other arguments
     argparse.ArgumentParser(description=sys.modules["__main__"].__doc__).parse_args()
 
 
 def cubin(name: str) -> str:
-    """The compiled kernels/NAME.cu: the committed one is for compute capability 9.0.
+    """Returns the compiled kernels/NAME.cu: the committed cubin for compute capability 9.0.
 
-    For another GPU it is compiled, where nvcc is installed.
+    For another GPU it is compiled, which needs nvcc.
     """
     committed = KERNELS / f"{name}.sm_90a.cubin"
     nvcc = shutil.which("nvcc")
@@ -39,7 +39,7 @@ def cubin(name: str) -> str:
 
 
 def require_gpu(major: int = 0) -> None:
-    """Ends the program, well, where there is no GPU of that compute capability."""
+    """Ends the program with status 0 if there is no GPU of that compute capability."""
     if not torch.cuda.is_available():
         print("No GPU here: nothing was launched.")
         sys.exit(0)
@@ -49,7 +49,7 @@ def require_gpu(major: int = 0) -> None:
 
 
 def compare(what: str, ours: torch.Tensor, theirs: torch.Tensor, limit: float = 0) -> int:
-    """Prints how far two tensors are apart; 0 where no further than `limit`, else 1."""
+    """Prints the difference of two tensors; returns 0 if it is at most `limit`, else 1."""
     difference = (ours.double() - theirs.double()).abs().max().item() if ours.numel() else 0.0
     right = ours.shape == theirs.shape and difference <= limit  # False for NaN
     verdict = "right" if right else "WRONG"
@@ -58,7 +58,7 @@ def compare(what: str, ours: torch.Tensor, theirs: torch.Tensor, limit: float = 
 
 
 def microseconds(call: Callable[[], object], count: int = 50) -> float:
-    """Of the GPU, for one call."""
+    """GPU microseconds per call."""
     for _ in range(5):
         call()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,11 +1,11 @@
-"""A kernel that has the Tensor Memory Accelerator fetch its tiles: out = x.t() of float32.
+"""A kernel that loads its tiles with the Tensor Memory Accelerator: out = x.t() of float32.
 
     python examples/tensor_map.py
 
-Launched directly, torch_cubin.TensorMap is made once for a tensor and passed to each launch; in an
-op it is made for each call's tensor. Rows must be a multiple of 16 bytes apart: the hardware's
-rule, which is checked. So x may be a slice. What a tile reads outside x is zero: the kernel has no
-such case.
+For direct launches, a torch_cubin.TensorMap is made once per tensor and passed to each launch; an
+op makes it for the tensor of each call. The row stride must be a multiple of 16 bytes, a hardware
+rule that is checked; so x may be a slice. Reads outside x give zero, so the kernel needs no bounds
+checks for loads.
 """
 
 import sys

@@ -1,18 +1,18 @@
-"""A small transformer learns to write Python, with stock PyTorch and with kernels from cubins.
+"""Trains a small transformer on Python sources, with stock PyTorch and with kernels from cubins.
 
-    python examples/train_transformer.py                     # on the GPU where there is one
+    python examples/train_transformer.py                     # on the GPU if there is one
     python examples/train_transformer.py --size large        # 200 million parameters, half a minute
     python examples/train_transformer.py --size long         # with 16,384 characters, heads of 64
     python examples/train_transformer.py --dtype float32
     python examples/train_transformer.py --device cpu        # a smaller model, half a minute
 
-The same model (nn.Linear, F.scaled_dot_product_attention, nothing of torch_cubin in it) is trained
-twice from the same seed on the same batches, interleaved, once inside `torch_cubin.drop_in()`:
-every product and every attention, forward and backward, then runs through torch.ops.cubin. It
-prints both losses and speeds, plots the losses over each other, and shows what was served. Small
-models wait for the host: what kernels are worth shows with `--size large`. The text is the source
-of a few modules of Python's own library. The exit status says whether the curves agree: means of
-ten steps within 1% in float32 and 3% in bfloat16, whose roundings training amplifies.
+The same model (nn.Linear, F.scaled_dot_product_attention, no torch_cubin) is trained twice from the
+same seed on the same batches, interleaved, once inside `torch_cubin.drop_in()`: every product and
+attention, forward and backward, then runs through torch.ops.cubin. The program prints both losses
+and speeds, plots both losses, and lists the served calls. Small models are bound by the host; use
+`--size large` to see the speed of the kernels. The text is the source of a few modules of Python's
+standard library. The exit status says whether the curves agree: means of ten steps within 1% in
+float32 and 3% in bfloat16, whose rounding errors grow in training.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ import torch_cubin
 
 TEXT = (argparse, difflib, inspect, statistics, textwrap)  # modules; about 350,000 characters
 PLOT = Path(__file__).resolve().parents[1] / ".cache" / "train_transformer.png"
-WITHIN = {torch.float32: 0.01, torch.bfloat16: 0.03}  # of the stock loss
-TURN = 10  # steps
+WITHIN = {torch.float32: 0.01, torch.bfloat16: 0.03}  # fraction of the stock loss
+BLOCK = 10  # steps
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 
 
@@ -56,7 +56,7 @@ class Size:
     rate: float = 2e-3
 
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens per step."""
         return self.batch * self.context
 
 
@@ -69,7 +69,7 @@ SIZES = {
 
 
 class Block(nn.Module):
-    """Causal attention and a feed-forward layer, each behind a layer norm."""
+    """Causal attention and a feed-forward layer, each after a layer norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits of the next character, for each of the characters so far."""
+    """Logits of the next character at each position."""
 
     def __init__(self, characters: int, size: Size) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Transformer(nn.Module):
 
 
 def corpus() -> tuple[Tensor, int]:
-    """The text as numbers below the second result, the count of different characters."""
+    """The text as character indices, and the number of different characters."""
     text = "".join(map(inspect.getsource, TEXT))
     characters = sorted(set(text))
     number = {character: i for i, character in enumerate(characters)}
@@ -112,7 +112,7 @@ def corpus() -> tuple[Tensor, int]:
 
 
 class Training:
-    """A fresh model and its steps so far. All that is random comes from one seed, on the CPU."""
+    """A model and its training steps. All random numbers come from one seed, on the CPU."""
 
     def __init__(self, size: Size, device: str, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
@@ -126,17 +126,17 @@ class Training:
         self.lowered = torch.autocast(
             torch.device(device).type, dtype, enabled=dtype != torch.float32
         )
-        self.losses: list[Tensor] = []  # read at the end: the GPU need not wait
-        self.turns: list[float] = []  # milliseconds a step
+        self.losses: list[Tensor] = []  # read at the end, to avoid synchronization
+        self.block_times: list[float] = []  # milliseconds a step
 
     def run(self, steps: int) -> None:
-        """A turn of that many steps."""
+        """Runs one block of `steps` steps."""
         _finish(self.device)
         begin = time.perf_counter()
         for _ in range(steps):
             self.losses.append(self.step())
         _finish(self.device)
-        self.turns.append((time.perf_counter() - begin) * 1e3 / steps)
+        self.block_times.append((time.perf_counter() - begin) * 1e3 / steps)
 
     def step(self) -> Tensor:
         size = self.size
@@ -155,22 +155,22 @@ class Training:
         return torch.stack(self.losses).tolist()
 
     def milliseconds(self) -> float:
-        """A step, the median of the turns without the first."""
-        return statistics.median(self.turns[1:] or self.turns)
+        """Milliseconds per step: the median over the blocks, without the first."""
+        return statistics.median(self.block_times[1:] or self.block_times)
 
 
-def train_in_turns(
+def train_interleaved(
     size: Size, device: str, dtype: torch.dtype
 ) -> tuple[Training, Training, list[torch_cubin.Report]]:
-    """Stock PyTorch and drop_in(), ten steps each at a time: a card that works gets slower.
+    """Alternates ten steps of stock PyTorch and of drop_in(), because a warm GPU gets slower.
 
-    And what each turn of drop_in() served.
+    Also returns the report of each block of drop_in().
     """
     stock, served = Training(size, device, dtype), Training(size, device, dtype)
     reports = []
     left = size.steps
     while left > 0:
-        steps = min(TURN, left)
+        steps = min(BLOCK, left)
         stock.run(steps)
         with torch_cubin.drop_in():
             served.run(steps)
@@ -181,7 +181,7 @@ def train_in_turns(
 
 @contextlib.contextmanager
 def _threads_for(device: str) -> Iterator[None]:
-    """One thread on the CPU: for layers this small a second one costs more than it brings."""
+    """One thread on the CPU: layers this small do not gain from a second one."""
     before = torch.get_num_threads()
     if not device.startswith("cuda"):
         torch.set_num_threads(1)
@@ -197,7 +197,7 @@ def _finish(device: str) -> None:
 
 
 def largest_difference(stock: list[float], served: list[float], mean: int) -> float:
-    """Between the means of `mean` steps of the curves, as a share of the stock loss."""
+    """Difference between the curves' means over `mean` steps, as a fraction of the stock loss."""
     count = max(len(stock) // mean, 1)
     parts = [slice(i * mean, (i + 1) * mean) for i in range(count)]
     pairs = [(statistics.mean(stock[part]), statistics.mean(served[part])) for part in parts]
@@ -205,7 +205,7 @@ def largest_difference(stock: list[float], served: list[float], mean: int) -> fl
 
 
 def text_plot(curves: dict[str, list[float]], width: int = 76, height: int = 18) -> str:
-    """Both curves in characters; `#` where they cover each other."""
+    """Both curves in characters; `#` where they overlap."""
     top, bottom = (f(map(f, curves.values())) for f in (max, min))
     canvas = [[" "] * width for _ in range(height)]
     for mark, losses in zip("o+", curves.values(), strict=True):
@@ -222,7 +222,7 @@ def text_plot(curves: dict[str, list[float]], width: int = 76, height: int = 18)
 
 
 def plot(curves: dict[str, list[float]], path: Path) -> None:
-    """A PNG where matplotlib is installed, and a plot of characters anyway."""
+    """Writes a PNG if matplotlib is installed; prints a plot of characters in any case."""
     print(f"\n{text_plot(curves)}\n")
     with contextlib.suppress(ImportError):
         import matplotlib.figure
@@ -256,7 +256,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{size.steps} steps in {dtype} on {options.device}, torch {torch.__version__}\n")
 
     with _threads_for(options.device):
-        stock, served, reports = train_in_turns(size, options.device, dtype)
+        stock, served, reports = train_interleaved(size, options.device, dtype)
     curves = {"stock PyTorch": stock.curve(), "drop_in()": served.curve()}
 
     for name, run in (("stock PyTorch", stock), ("inside drop_in()", served)):
@@ -269,7 +269,7 @@ def main(arguments: list[str] | None = None) -> int:
     single, smooth = (largest_difference(*curves.values(), mean) for mean in (1, 10))
     print(f"largest difference: {single:.2e} of the loss; of means of ten steps {smooth:.2e}")
     plot(curves, options.plot)
-    print(f"The last of {len(reports)} turns:\n{reports[-1]}")
+    print(f"The last of {len(reports)} blocks:\n{reports[-1]}")
     attended = all(any(row.function == ATTENTION for row in x.served) for x in reports)
     declined = any(x.declined for x in reports)
     return 0 if attended and not declined and smooth <= WITHIN[dtype] else 1

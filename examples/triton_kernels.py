@@ -1,11 +1,11 @@
-"""Triton's kernels where Triton is not installed: an autotuned matmul and flash attention.
+"""Triton kernels without Triton: an autotuned matmul and flash attention.
 
     python examples/triton_kernels.py
 
 triton_ahead_of_time/export.py compiled them, without a GPU, for sm_80 and sm_90a, and wrote the
-package in triton_ahead_of_time/package. Here nothing of Triton can be imported. The matmul has all
-of its configurations; torch_cubin.tune finds the best of them for a shape on this GPU. Results are
-compared with the formula in float64, and so are PyTorch's own.
+package in triton_ahead_of_time/package. Importing Triton raises here. The matmul has all of its
+configs; torch_cubin.tune finds the fastest one for a shape on this GPU. Our results and PyTorch's
+are compared with the formula in float64.
 """
 
 import os
@@ -26,7 +26,7 @@ attention = OPS["triton_example::attention"]
 
 
 def formula(q, k, v, causal, scale):
-    """In the dtype of its arguments; the last query sees the last key."""
+    """Attention in the dtype of its arguments; the last query sees the last key."""
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     scores = q @ k.mT * scale
@@ -38,7 +38,7 @@ def formula(q, k, v, causal, scale):
 
 
 def compare(what, found, torch_s, exact) -> bool:
-    """Whether it is at most twice as far from the exact result as PyTorch's, and an ulp of it."""
+    """Whether the error is at most twice PyTorch's, plus one ulp of the exact result."""
     ulp = torch.finfo(found.dtype).eps * exact.abs().max().item()
     ours, theirs = ((x.double() - exact).abs().max().item() for x in (found, torch_s))
     right = ours <= 2 * theirs + ulp
@@ -74,7 +74,7 @@ def main() -> int:
         name = f"attention {b}x{h}/{h_kv}x{rows}x{keys}x{d}{' causal' if causal else ''}"
         right &= compare(name, out, plain, exact)
 
-    # Refused, where Triton's launcher would compile another kernel.
+    # Refused; Triton's launcher would compile another kernel.
     try:
         matmul(draw(8, 24, dtype=torch.float16), draw(24, 40, dtype=torch.float16))
     except torch_cubin.errors.InputError as error:
@@ -91,5 +91,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("TORCH_CUBIN_CACHE", folder)  # the user's own is left as it is
+        os.environ.setdefault("TORCH_CUBIN_CACHE", folder)  # keeps a value that the user has set
         sys.exit(main())

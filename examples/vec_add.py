@@ -1,7 +1,7 @@
 """Your own kernel from a cubin, launched on tensors: z = x + y.
 
-    python examples/vec_add.py                      # a committed cubin for the GPU that is there
-    python examples/vec_add.py --cubin FILE         # one of yours, with the same kernel in it
+    python examples/vec_add.py                      # a committed cubin for the installed GPU
+    python examples/vec_add.py --cubin FILE         # your own, with the same kernel
 
 The source, and how to compile it (`nvcc -cubin -arch=sm_90a vec_add.cu -o vec_add.cubin`):
 
@@ -10,7 +10,7 @@ The source, and how to compile it (`nvcc -cubin -arch=sm_90a vec_add.cu -o vec_a
       if (i < n) z[i] = x[i] + y[i];
     }
 
-Without a GPU it shows what the cubin holds. docs/your_own_kernel.md explains the calls.
+Without a GPU it prints the cubin's facts. docs/your_own_kernel.md explains the calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
     options = parser.parse_args()
     import torch_cubin
 
-    # Several cubins are one module: each GPU gets the one that suits it best.
+    # Several cubins form one module: each GPU gets the best one for it.
     cubins = options.cubin or sorted(DATA.glob("vec_add.*.cubin"))
     with torch_cubin.load(cubins) as module:
         vec_add = module["vec_add"]
@@ -49,7 +49,7 @@ def main() -> int:
         print(f"{n} elements on {torch.cuda.get_device_name()}: {'right' if right else 'WRONG'}")
         try:
             vec_add(x, y, z, grid=1, block=256)
-        except torch_cubin.Error as error:  # the binary's own table is what calls are checked with
+        except torch_cubin.Error as error:  # calls are checked against the binary's parameter table
             print(f"\nA call that forgets the size is refused:\n{error}")
         return 0 if right else 1
 

@@ -1,4 +1,4 @@
-"""A cubin's kernel as a torch op: eager, compiled, checked at every call, with a derivative.
+"""A cubin's kernel as a torch op: eager, compiled, checked in every call, differentiable.
 
 python examples/vec_add_op.py
 """
@@ -10,7 +10,7 @@ import torch
 
 import torch_cubin
 
-CUBINS = sorted((support.ROOT / "tests" / "data").glob("vec_add.*.cubin"))  # one an architecture
+CUBINS = sorted((support.ROOT / "tests" / "data").glob("vec_add.*.cubin"))  # one per architecture
 
 vec_add = torch_cubin.define_op(
     "examples::vec_add(Tensor x, Tensor y) -> Tensor",
@@ -45,7 +45,7 @@ def main() -> int:
         try:
             call()
             wrong += 1
-        except RuntimeError as error:  # as from any op of PyTorch; the text begins with the tag
+        except RuntimeError as error:  # as from every PyTorch op; the text begins with the tag
             print(f"\nA call with {what} is refused:\n{error}")
     return min(wrong, 1)
 

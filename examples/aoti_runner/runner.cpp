@@ -1,5 +1,5 @@
-// A process without Python: loads a package of declared ops, then a model that AOTInductor compiled,
-// and runs it on the GPU.
+// A process without Python: loads a package of declared ops and a model that AOTInductor compiled,
+// and runs the model on the GPU.
 //
 //   runner TORCH_CUBIN/_C.so FOLDER        (FOLDER is what export.py wrote)
 //
@@ -20,8 +20,8 @@
 
 namespace {
 
-// Loads torch_cubin, and the package unless the environment has named it; gives where the ops came
-// from. torch_cubin answers in JSON, where an error is {"error": {"tag": ..., "message": ...}}.
+// Loads torch_cubin, and the package unless the environment names it; returns the source of the
+// ops. torch_cubin answers in JSON; an error is {"error": {"tag": ..., "message": ...}}.
 std::string load_ops(const std::string& library, const std::string& package) {
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) throw std::runtime_error(dlerror());
@@ -40,7 +40,7 @@ std::string load_ops(const std::string& library, const std::string& package) {
   return named ? "TORCH_CUBIN_PACKAGES" : package;
 }
 
-// What torch.save wrote.
+// Reads a file of torch.save.
 at::Tensor load_tensor(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error("cannot read " + path);

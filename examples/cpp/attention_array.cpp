@@ -1,5 +1,5 @@
-// Fused attention whose cubin is an array in fmha_packed_sm90a.cubin.cpp, as TensorRT-LLM ships its own:
-// one parameter, a struct by value, and Q, K and V packed into one tensor.
+// Fused attention whose cubin is an array in fmha_packed_sm90a.cubin.cpp, as in TensorRT-LLM: one
+// parameter, a struct by value, and Q, K and V packed into one tensor.
 #include <torch_cubin/cubin.h>
 
 #include "fmha_params.h"

@@ -1,5 +1,5 @@
-// The same product from a Triton kernel that was exported ahead of time (kernels/triton_matmul.py). Of
-// the configurations in the folder one is found by its hash; the files' names hold the rest.
+// The same product by a Triton kernel that was exported ahead of time (kernels/triton_matmul.py).
+// The hash selects a config in the folder; the file names hold the launch facts.
 //
 //   matmul_triton kernels [HASH]
 #include <dirent.h>
@@ -34,7 +34,7 @@ int main(int count, char** arguments) {
     }
     Buffer<uint16_t> a(left), b(right);
     Buffer<float> c(static_cast<size_t>(m * n));
-    // The block stands in the cubin (.reqntid). Triton's kernels take two scratch pointers more.
+    // The cubin has the block size (.reqntid). Triton's kernels take two more scratch pointers.
     const auto blocks = grid(cdiv(m, member.number("bm")), cdiv(n, member.number("bn")));
     matmul(launch(blocks).shared_memory(member.number("shared")), a, b, c, m, n, k, nullptr,
            nullptr);

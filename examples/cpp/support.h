@@ -1,4 +1,4 @@
-// What the examples share: fp16 on the host, and the check of their numbers.
+// Shared by the examples: fp16 on the host, and the check of results.
 #pragma once
 
 #include <cmath>
@@ -9,13 +9,13 @@
 
 namespace example {
 
-// What main() returns where its arguments are wrong.
+// The status of main() for wrong arguments.
 inline int usage(const char* command) {
   std::fprintf(stderr, "usage: %s\n", command);
   return 2;
 }
 
-// fp16 bits of a number that fp16 holds exactly, or the nearest toward zero; no infinities or NaNs.
+// fp16 bits of a finite number, rounded toward zero.
 inline uint16_t to_half(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -33,10 +33,10 @@ inline float to_float(uint16_t half) {
   return value;
 }
 
-// The same numbers in every run, from -4 to 4.
+// A fixed sequence of integers from -4 to 4.
 inline int small_number(size_t i) { return static_cast<int>((i * 2654435761u >> 7) % 9) - 4; }
 
-// 0, or 1 where a number is off by more than `limit`: what main() returns.
+// The status of main(): 1 if a number is off by more than `limit`, else 0.
 template <class Got>
 int compare(const char* name, const std::vector<Got>& got, const std::vector<double>& expected,
             double limit) {

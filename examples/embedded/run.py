@@ -1,4 +1,4 @@
-"""Kernels inside a library of one's own: builds the package in this folder, then uses it.
+"""Kernels embedded in your own library: builds the package in this folder, then uses it.
 
     python examples/embedded/run.py
 
@@ -20,7 +20,7 @@ sys.path.append(str(ROOT))  # a checkout that is not installed
 
 
 def build_wheel(folder: Path) -> Path:
-    """Where it was installed to."""
+    """Builds and installs the wheel; returns the folder of the installation."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     options = ["--no-build-isolation", "--no-deps", "--no-index"]

@@ -1,4 +1,4 @@
-"""A package whose kernels are one shared file in its wheel: `mine/_kernels.abi3.so`.
+"""A package whose wheel contains its kernels in one shared library: `mine/_kernels.abi3.so`.
 
 pip wheel --no-build-isolation --no-deps .      # a C compiler, no nvcc; torch_cubin installed
 pip install torch_cubin-*.whl mine-*.whl        # torch_cubin is not on PyPI: give its wheel, too
@@ -13,7 +13,7 @@ from torch_cubin.embed import CubinExtension
 
 
 class Wheel(bdist_wheel):
-    """The library uses nothing of Python, so one wheel serves every version."""
+    """The library does not use Python's ABI, so one wheel serves every version."""
 
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # a third of a cubin's bytes
+os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")  # saves a third of a cubin's bytes
 
 import kernels
 
@@ -21,7 +21,7 @@ ARCHS = ["sm_80", "sm_90a"]
 
 
 def matmul() -> torch_cubin.Op:
-    """All configurations: torch_cubin.tune() finds the best of them on the GPU that it runs on."""
+    """All configs: torch_cubin.tune() finds the fastest one on the GPU that it runs on."""
     return tct.define_op(
         "triton_example::matmul(Tensor a, Tensor b) -> Tensor",
         kernel=kernels.matmul,
@@ -42,10 +42,10 @@ def matmul() -> torch_cubin.Op:
 
 
 def attention() -> torch_cubin.Op:
-    """A kernel for each head size and mask; D and CAUSAL, which were folded away, are compared.
+    """A kernel for each head size and mask; the folded constants D and CAUSAL are checked.
 
-    Each twice: for numbers of rows and keys that are multiples of 16, as Triton's own launcher
-    compiles it for such a call, and for all others. A call takes the first if it may.
+    Each is compiled twice: for numbers of rows and keys that are multiples of 16, as Triton's own
+    launcher does for such calls, and for all others. A call takes the first one that it may.
     """
     found: list[torch_cubin.KernelChoice] = []
     for (head_dim, stages), causal in itertools.product(((64, 3), (128, 2)), (True, False)):
@@ -66,7 +66,7 @@ def attention() -> torch_cubin.Op:
                 num_warps=4 if head_dim == 64 else 8,
                 num_stages=stages,
             )
-            # The kernel divides by heads_kv, and would read past k and v where this is not so.
+            # The kernel divides by heads_kv, and would read past k and v if this did not hold.
             found += [
                 torch_cubin.KernelChoice(kernel, when=lambda q, k: q.shape[1] % k.shape[1] == 0)
                 for kernel in compiled

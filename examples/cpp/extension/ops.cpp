@@ -1,5 +1,5 @@
-// An op of PyTorch around a kernel that is embedded in this library: CMakeLists.txt and setup.py build
-// it, use.py uses it. It stands on PyTorch's stable ABI: one file for every torch from 2.11 on.
+// A PyTorch op around a kernel that is embedded in this library: CMakeLists.txt and setup.py build
+// it, use.py uses it. It uses PyTorch's stable ABI: one file for every torch from 2.11 on.
 #include <torch_cubin/torch.h>
 
 namespace {

@@ -1,4 +1,4 @@
-"""z = x + y, by a kernel out of this package's own library."""
+"""z = x + y, by a kernel from this package's own library."""
 
 from pathlib import Path
 
