@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
+#include "cubin/demangle.h"
 #include "cubin/ptx.h"
 #include "declared/tensor_map_argument.h"
 #include "package/user_images.h"
@@ -24,6 +25,37 @@ Kernel& kernel_of(void* handle) { return *static_cast<Kernel*>(given(handle, "ke
 std::string name_of(const char* name, size_t size) { return {given(name, "name"), size}; }
 
 json handle_json(const void* object) { return reinterpret_cast<uintptr_t>(object); }
+
+const char* number_name(Number number) {
+  switch (number) {
+    case Number::kAnyInteger:
+      return "integer";
+    case Number::kSigned:
+      return "signed";
+    case Number::kUnsigned:
+      return "unsigned";
+    case Number::kBool:
+      return "bool";
+    case Number::kFloat:
+      return "float";
+    case Number::kUnsaid:
+      break;
+  }
+  return "";
+}
+
+json stated_json(const ParamInfo& param) {
+  json dtypes = json::array();
+  for (int i = 0; i < 64; ++i) {
+    if (has_element(param.stated.takes, i)) dtypes.push_back(element_name(i));
+  }
+  return {{"kind", kind_name(param.kind)},
+          {"type", param.stated.text},
+          {"number", number_name(param.stated.number)},
+          {"is_pointer", param.stated.is_pointer},
+          {"takes", param.stated.takes},
+          {"dtypes", std::move(dtypes)}};
+}
 
 template <class T>
 void check_build(const T& value) {
@@ -66,10 +98,24 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
   });
 }
 
-// {"handle": ...} of a kernel.
+// {"handle": ..., "name": its symbol, "params": [what its files state of each]} of a kernel.
 TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, size_t size) {
   return answer([&] {
-    return json{{"handle", handle_json(&module_of(module).kernel(name_of(name, size)))}};
+    Kernel& kernel = module_of(module).kernel_called(name_of(name, size));
+    json params = json::array();
+    for (const ParamInfo& param : kernel.info().params) params.push_back(stated_json(param));
+    return json{
+        {"handle", handle_json(&kernel)}, {"name", kernel.name()}, {"params", std::move(params)}};
+  });
+}
+
+// {"symbols": [...]}: which of the "symbols" in `text` are called "name" (cubin/demangle.h).
+TORCH_CUBIN_API char* torch_cubin_symbols_called(const char* text) {
+  return answer([&] {
+    const json given_names = json::parse(given(text, "text"));
+    return json{
+        {"symbols", symbols_called(given_names.at("symbols").get<std::vector<std::string>>(),
+                                   given_names.at("name").get<std::string>())}};
   });
 }
 
@@ -115,15 +161,15 @@ TORCH_CUBIN_API __attribute__((hot)) char* torch_cubin_kernel_launch(
   }
 }
 
-// For csrc/python_launch.c: 1, with device and address, for a contiguous tensor with memory; else
-// 0.
-TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* tensor,
+// For csrc/python_launch.c: 1, with device and address, for a contiguous tensor with memory whose
+// dtype is in `takes`, or of any where that is 0; else 0.
+TORCH_CUBIN_API __attribute__((hot)) int torch_cubin_read_tensor(const void* tensor, uint64_t takes,
                                                                  int32_t* device,
                                                                  uint64_t* address) {
   if (tensor == nullptr) return 0;
   try {
     const auto handle = static_cast<AtenTensorHandle>(const_cast<void*>(tensor));
-    return read_contiguous(handle, device, address);
+    return (takes == 0 || has_dtype(handle, takes)) && read_contiguous(handle, device, address);
   } catch (...) {
     return 0;  // the Python path raises the error
   }

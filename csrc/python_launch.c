@@ -42,7 +42,7 @@ enum { kExchangedComplex = 5 };
 static struct {
   char* (*launch)(void* kernel, const struct torch_cubin_launch_call* call);
   PyObject* tensor_types[2]; /* torch.Tensor and Parameter: exactly these */
-  int (*read_tensor)(const void* tensor, int32_t* device, uint64_t* address);
+  int (*read_tensor)(const void* tensor, uint64_t takes, int32_t* device, uint64_t* address);
   Py_ssize_t tensor_at; /* bytes from a torch.Tensor's address to its at::Tensor */
   Py_ssize_t keys_at;   /* bytes from an at::TensorImpl's address to its dispatch keys */
   /* Those that a tensor on a GPU has, and those that it may have if it is nothing but its memory. */
@@ -56,8 +56,12 @@ static struct {
 } state;
 
 typedef struct {
+  uint64_t takes;               /* what a tensor may be of, bit by c10::ScalarType; 0: not stated */
+  int64_t least;                /* of an int, */
+  uint64_t most;                /* where both are not 0 */
   uint8_t size;                 /* 1, 2, 4, 8, or 0 for others */
   uint8_t may_point, may_float; /* where the binary tells pointers from numbers */
+  uint8_t is_float;             /* stated: an int is converted */
 } Param;
 
 typedef struct {
@@ -104,9 +108,23 @@ static int answers_no(PyObject* object, PyObject* question) {
   return no;
 }
 
+/* By DLPack's codes (int, uint, float, opaque, bfloat, complex, bool), bits by c10::ScalarType. Types of
+ * fewer than 8 bits, and those of 8 that are no integers, are left to Python. */
+static int is_taken(const struct Exchanged* found, uint64_t takes) {
+  static const int8_t numbers[7][4] = {/* of 8, 16, 32 and 64 bits */
+                                       {1, 2, 3, 4},     {0, 27, 28, 29},  {-1, 5, 6, 7},
+                                       {-1, -1, -1, -1}, {-1, 15, -1, -1}, {-1, -1, 8, 9},
+                                       {11, -1, -1, -1}};
+  int column = 0;
+  while (column < 4 && found->dtype_bits != 8 << column) ++column;
+  if (found->dtype_code > 6 || column == 4 || found->dtype_lanes != 1) return 0;
+  const int number = numbers[found->dtype_code][column];
+  return number >= 0 && (takes >> number & 1) != 0;
+}
+
 /* The second way, some hundreds of nanoseconds longer a tensor. DLPack gives the memory of a lazily
  * negated or conjugated tensor as if it held the values, so those are asked for. */
-static int read_exchanged(PyObject* object, int32_t* device, uint64_t* out) {
+static int read_exchanged(PyObject* object, uint64_t takes, int32_t* device, uint64_t* out) {
   struct Exchanged found;
   uint64_t step = 1; /* may pass 2^63 after the last dim */
   int empty = 0, dense = 1;
@@ -115,6 +133,7 @@ static int read_exchanged(PyObject* object, int32_t* device, uint64_t* out) {
     PyErr_Clear(); /* wrapped, sparse, of another device: Python says which */
     return 0;
   }
+  if (takes != 0 && !is_taken(&found, takes)) return 0;
   if (found.device_type != state.exchange_device || !answers_no(object, state.is_neg)) return 0;
   if (found.dtype_code == kExchangedComplex && !answers_no(object, state.is_conj)) return 0;
   for (int32_t i = found.ndim; i-- > 0;) {
@@ -130,8 +149,8 @@ static int read_exchanged(PyObject* object, int32_t* device, uint64_t* out) {
   return 1;
 }
 
-static int read_tensor(PyObject* object, int32_t* device, uint64_t* out) {
-  if (state.exchange != NULL) return read_exchanged(object, device, out);
+static int read_tensor(PyObject* object, uint64_t takes, int32_t* device, uint64_t* out) {
+  if (state.exchange != NULL) return read_exchanged(object, takes, device, out);
   int32_t found;
   const char* tensor = (const char*)object + state.tensor_at;
   const char* implementation;
@@ -140,16 +159,21 @@ static int read_tensor(PyObject* object, int32_t* device, uint64_t* out) {
   memcpy(&keys, implementation + state.keys_at, sizeof(keys));
   /* Lazily negated, wrapped, sparse: PyTorch 2.11 would also write a trace to stderr for some. */
   if ((keys & state.device_keys) != state.device_keys || (keys & ~state.plain_keys) != 0) return 0;
-  if (!state.read_tensor(tensor, &found, out)) return 0;
+  if (!state.read_tensor(tensor, takes, &found, out)) return 0;
   if (*device >= 0 && *device != found) return 0;
   *device = found;
   return 1;
 }
 
 /* Little-endian machines only: a number's low bytes come first. */
+static int pack_number(const Param* param, double number, uint64_t* out);
+
 static int pack_int(const Param* param, PyObject* value, uint64_t* out) {
   long long number;
   if (!read_int(value, &number)) return 0;
+  if (param->is_float) return pack_number(param, (double)number, out);
+  if (param->most != 0 && (number < param->least || (number > 0 && (uint64_t)number > param->most)))
+    return 0;
   switch (param->size) {
     case 8:
       break;
@@ -169,8 +193,7 @@ static int pack_int(const Param* param, PyObject* value, uint64_t* out) {
   return 1;
 }
 
-static int pack_float(const Param* param, PyObject* value, uint64_t* out) {
-  const double number = PyFloat_AsDouble(value);
+static int pack_number(const Param* param, double number, uint64_t* out) {
   if (!param->may_float) return 0;
   if (param->size == 8) {
     memcpy(out, &number, 8);
@@ -186,12 +209,12 @@ static int pack_float(const Param* param, PyObject* value, uint64_t* out) {
 static int pack(const Param* param, PyObject* argument, int32_t* device, uint64_t* out) {
   PyObject* type = (PyObject*)Py_TYPE(argument);
   if (type == state.tensor_types[0] || type == state.tensor_types[1]) {
-    return param->size == 8 && param->may_point && read_tensor(argument, device, out);
+    return param->size == 8 && param->may_point && read_tensor(argument, param->takes, device, out);
   }
   if (PyLong_CheckExact(argument)) return pack_int(param, argument, out);
-  if (PyFloat_CheckExact(argument)) return pack_float(param, argument, out);
+  if (PyFloat_CheckExact(argument)) return pack_number(param, PyFloat_AsDouble(argument), out);
   *out = argument == Py_True;
-  if (argument == Py_True || argument == Py_False) return param->size != 0;
+  if (argument == Py_True || argument == Py_False) return param->size != 0 && !param->is_float;
   return argument == Py_None && param->size == 8 && param->may_point;
 }
 
@@ -331,7 +354,7 @@ static void launcher_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-/* _bind(handle, ((size, kind), ...)) */
+/* _bind(handle, ((size, kind, takes, number), ...)): what the binary says, and what its types state */
 static PyObject* launcher_bind(PyObject* object, PyObject* arguments) {
   Launcher* self = (Launcher*)object;
   unsigned long long handle;
@@ -341,11 +364,29 @@ static PyObject* launcher_bind(PyObject* object, PyObject* arguments) {
   if (count > kMaxParams) Py_RETURN_NONE; /* stays unbound */
   for (Py_ssize_t i = 0; i < count; ++i) {
     unsigned int size;
-    const char* kind;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(params, i), "Is", &size, &kind)) return NULL;
+    unsigned long long takes;
+    const char *kind, *number;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(params, i), "IsKs", &size, &kind, &takes, &number)) {
+      return NULL;
+    }
     self->params[i].size = size == 1 || size == 2 || size == 4 || size == 8 ? (uint8_t)size : 0;
     self->params[i].may_point = strcmp(kind, "value") != 0;
-    self->params[i].may_float = strcmp(kind, "pointer") != 0;
+    self->params[i].is_float = strcmp(number, "float") == 0;
+    self->params[i].may_float =
+        strcmp(kind, "pointer") != 0 && (!*number || self->params[i].is_float);
+    self->params[i].takes = takes;
+    self->params[i].least = 0;
+    self->params[i].most = 0;
+    if (size >= 1 && size <= 8) {
+      if (strcmp(number, "signed") == 0) {
+        self->params[i].most = ((uint64_t)1 << (8 * size - 1)) - 1;
+        self->params[i].least = -(int64_t)self->params[i].most - 1;
+      } else if (strcmp(number, "unsigned") == 0) {
+        self->params[i].most = ~(uint64_t)0 >> (64 - 8 * size);
+      } else if (strcmp(number, "bool") == 0) {
+        self->params[i].most = 1;
+      }
+    }
   }
   self->count = count;
   self->kernel = (void*)(uintptr_t)handle;

@@ -29,7 +29,7 @@ from torch_cubin.errors import Error  # noqa: E402
 # What serves kernels of one's own is imported at its first use: it would double the import's time.
 _LATER = {
     "cpp": ("include_path", "library_path"),
-    "_kernels.arguments": ("strided",),
+    "_kernels.arguments": ("bits", "strided"),
     "_ops.checkpointing": ("checkpoint_ops",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
@@ -83,6 +83,7 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._declared.patterns import empty as empty
     from torch_cubin._declared.patterns import like as like
     from torch_cubin._inspection.inspect import inspect as inspect
+    from torch_cubin._kernels.arguments import bits as bits
     from torch_cubin._kernels.arguments import strided as strided
     from torch_cubin._kernels.module import Kernel as Kernel
     from torch_cubin._kernels.module import Module as Module
@@ -156,6 +157,7 @@ __all__ = [
     "__version__",
     "batch_invariant",
     "bfloat16",
+    "bits",
     "c_struct",
     "cdiv",
     "checkpoint_ops",

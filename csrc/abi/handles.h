@@ -24,6 +24,9 @@ struct torch_cubin_v1_error {
 struct torch_cubin_v1_kernel {
   torch_cubin::Kernel* kernel;
   std::vector<torch_cubin_v1_param> params;
+  // Beside params: the element types that an argument may be, or point to, shifted by the one bit
+  // of arguments that say none; all bits where the file states nothing.
+  std::vector<uint64_t> takes;
 };
 
 struct torch_cubin_v1_module {

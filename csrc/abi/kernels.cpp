@@ -33,15 +33,27 @@ static_assert(TORCH_CUBIN_V1_COOPERATIVE == TORCH_CUBIN_COOPERATIVE &&
 constexpr uint32_t kLaunchFlags = TORCH_CUBIN_V1_COOPERATIVE | TORCH_CUBIN_V1_DEPENDENT |
                                   TORCH_CUBIN_V1_PRIORITY | TORCH_CUBIN_V1_CLUSTER;
 
-bool fits(const torch_cubin_v1_param& param, const torch_cubin_v1_argument& argument) {
-  return param.size == argument.size && (param.kind | argument.kind) != 3;
+constexpr uint32_t kKinds = 3;  // of an argument's kind, the bits below its element type
+
+bool is_of_kind(const torch_cubin_v1_param& param, const torch_cubin_v1_argument& argument) {
+  return (param.kind | (argument.kind & kKinds)) != kKinds;
+}
+
+bool fits(const torch_cubin_v1_param& param, uint64_t takes,
+          const torch_cubin_v1_argument& argument) {
+  // A number may stand for an address of whatever type.
+  const bool is_address =
+      param.kind == TORCH_CUBIN_V1_POINTER && (argument.kind & kKinds) != TORCH_CUBIN_V1_POINTER;
+  const uint32_t element = argument.kind >> TORCH_CUBIN_V1_ELEMENT_SHIFT & 63;
+  return param.size == argument.size && is_of_kind(param, argument) &&
+         (is_address || (takes >> element & 1) != 0);
 }
 
 bool all_fit(const torch_cubin_v1_kernel& kernel, const torch_cubin_v1_argument* arguments,
              uint64_t count) {
   if (count != kernel.params.size()) return false;
   bool fit = true;
-  for (uint64_t i = 0; i < count; ++i) fit &= fits(kernel.params[i], arguments[i]);
+  for (uint64_t i = 0; i < count; ++i) fit &= fits(kernel.params[i], kernel.takes[i], arguments[i]);
   return fit;
 }
 
@@ -69,9 +81,18 @@ std::string table_of(const torch_cubin_v1_kernel& kernel) {
           std::to_string(kernel.params.size()), std::to_string(count), table_of(kernel)});
   }
   uint64_t wrong = 0;
-  while (fits(kernel.params[wrong], arguments[wrong])) ++wrong;
+  while (fits(kernel.params[wrong], kernel.takes[wrong], arguments[wrong])) ++wrong;
   const torch_cubin_v1_param& param = kernel.params[wrong];
   const char* type = arguments[wrong].type != nullptr ? arguments[wrong].type : "an argument";
+  if (param.size == arguments[wrong].size && is_of_kind(param, arguments[wrong])) {
+    const StatedType& stated = kernel.kernel->info().params[wrong].stated;
+    const auto element = static_cast<int>(arguments[wrong].kind >> TORCH_CUBIN_V1_ELEMENT_SHIFT);
+    fail({"params", "argument " + std::to_string(wrong) + " of " + object,
+          "is of another type than its parameter", stated_text(stated),
+          std::string(type) + (stated.is_pointer ? " to " : " of ") + element_name(element - 1),
+          stated.is_pointer ? "Where its bits are meant, pass it as a void*."
+                            : "Convert it, or pass its bits in a struct."});
+  }
   fail({"params", "argument " + std::to_string(wrong) + " of " + object,
         param.size != arguments[wrong].size ? "has another size than its parameter"
                                             : "is of another kind than its parameter",

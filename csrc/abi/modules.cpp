@@ -37,6 +37,10 @@ std::unique_ptr<torch_cubin_v1_kernel> wrapped(Kernel& kernel) {
                           : param.kind == ParamKind::kValue ? TORCH_CUBIN_V1_VALUE
                                                             : TORCH_CUBIN_V1_ANY;
     made->params.push_back({param.size, kind});
+    const StatedType& stated = param.stated;
+    const bool is_value = kind == TORCH_CUBIN_V1_VALUE;
+    const bool is_checked = stated.takes != 0 && stated.is_pointer != is_value;
+    made->takes.push_back(is_checked ? stated.takes << 1 | 1 : ~uint64_t{0});
   }
   return made;
 }

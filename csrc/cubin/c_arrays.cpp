@@ -235,7 +235,10 @@ void ArrayReader::read_array(const std::vector<std::string_view>& statement, siz
     return;
   }
   const Format format = sniff(bytes->data(), bytes->size(), "").format;
-  if (format == Format::kOther || format == Format::kText || format == Format::kHostElf) return;
+  if (format == Format::kOther || format == Format::kText || format == Format::kHostElf ||
+      format == Format::kStaticLibrary) {
+    return;
+  }
   if (entries_.size() == kMaxEntries) {
     fail({"image", origin_, "has more than " + std::to_string(kMaxEntries) + " arrays", "", "",
           "Take the part that you want out of it."});

@@ -72,6 +72,10 @@ Container list_entries(const uint8_t* data, size_t size, const std::string& orig
       list_host_elf(file, origin, container);
       for (Entry& entry : container.entries) read_entry_arch(entry, origin);
       break;
+    case Format::kStaticLibrary:
+      list_static_library(file, origin, container);
+      for (Entry& entry : container.entries) read_entry_arch(entry, origin);
+      break;
     case Format::kText:
       list_arrays(file, origin, container.entries);
       for (Entry& entry : container.entries) read_entry_arch(entry, origin);

@@ -54,17 +54,17 @@ struct Container {
   std::vector<Entry> entries;
 };
 
-// The entries of a fatbin, of a host ELF (its fatbins, what torch_cubin.embed put there, then images
-// in its data that symbols name) or of
-// C source (its arrays); for a cubin or PTX one entry that is all of it. The bytes must outlive the result. Throws [image] for a damaged
-// container and for anything else, saying what it is.
+// The entries of a fatbin, of a host ELF (its fatbins, what torch_cubin.embed put there, then
+// images in its data that symbols name), of a static library (those of its objects) or of C source
+// (its arrays); for a cubin or PTX one entry that is all of it. The bytes must outlive the result.
+// Throws [image] for a damaged container and for anything else, saying what it is.
 Container list_entries(const uint8_t* data, size_t size, const std::string& origin);
 
 // The entry's own bytes, decompressed. Throws [image] where they are damaged or cannot be unpacked.
 Buffer unpack(const Entry& entry, const std::string& origin);
 
-// Opens the entries of one file, however deep, and bounds what they are unpacked to: a small file may
-// hold compressed data of endless size.
+// Opens the entries of one file, however deep, and bounds what they are unpacked to: a small file
+// may hold compressed data of endless size.
 class Unpacker {
  public:
   explicit Unpacker(size_t file_bytes);
@@ -79,9 +79,20 @@ class Unpacker {
 void list_fatbin(const Bytes& file, uint64_t offset, const std::string& origin,
                  std::vector<Entry>& entries);
 void list_host_elf(const Bytes& file, const std::string& origin, Container& container);
+// The same, and no error where there are none.
+void list_host_elf_entries(const Bytes& file, const std::string& origin, Container& container);
+void list_static_library(const Bytes& file, const std::string& origin, Container& container);
 // Adds what symbols of its data name; the file's header and section headers have been checked.
 void list_symbol_images(const Bytes& file, const std::string& origin, std::vector<Entry>& entries);
 void list_arrays(const Bytes& file, const std::string& origin, std::vector<Entry>& entries);
+
+struct LibraryMember {
+  std::string name;
+  uint64_t offset = 0;  // in the library
+  Bytes content;
+};
+// The members of a static library, but for its tables. Throws [image] for a damaged one.
+std::vector<LibraryMember> members_of(const Bytes& library, const std::string& origin);
 
 // A fatbin's whole length, its header included; throws [image] where it is none or is cut short.
 uint64_t fatbin_bytes(const Bytes& file, uint64_t offset, const std::string& origin);

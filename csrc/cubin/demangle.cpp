@@ -2,47 +2,90 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <memory>
+#include <utility>
+
+#include "cubin/cpp_spelling.h"
+#include "cubin/error.h"
 
 namespace torch_cubin {
 namespace {
 
-// Past these a demangler's time or stack could be the file's to choose.
+// Past this a demangler's time or stack could be the file's to choose.
 constexpr size_t kMaxSymbolBytes = 4096;
+constexpr size_t kMostTextBytes = 1 << 20;
 
 struct FreesName {
   void operator()(char* text) const { std::free(text); }
 };
 
-// Where the parameter list begins; the end where there is none.
-size_t parameters_of(std::string_view text) {
-  constexpr std::string_view kUnnamed = "(anonymous namespace)";
+bool is_identifier(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+
+// Where the parentheses of the parameters open, which close at the text's end; its end where there
+// are none, as of a variable.
+size_t parameters_at(std::string_view text) {
+  const size_t clone = text.find(" [clone");
+  if (clone != std::string_view::npos) text = text.substr(0, clone);
+  if (text.empty() || text.back() != ')') return text.size();
   int depth = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '<') ++depth;
-    if (text[i] == '>') --depth;
-    if (text[i] != '(' || depth > 0) continue;
-    if (text.substr(i, kUnnamed.size()) != kUnnamed) return i;
-    i += kUnnamed.size() - 1;
+  for (size_t i = text.size(); i-- > 0;) {
+    if (text[i] == ')') ++depth;
+    if (text[i] == '(' && --depth == 0) return i;
   }
   return text.size();
 }
 
-// What stands behind the last `separator` that is in no template's arguments.
-std::string_view last_part(std::string_view text, std::string_view separator) {
+// The places in `name` behind a `separator` that is in no template's arguments and in no
+// parentheses, the last first.
+std::vector<size_t> places_behind(std::string_view name, std::string_view separator) {
+  std::vector<size_t> places;
   int depth = 0;
-  for (size_t i = text.size(); i-- > 0;) {
-    if (text[i] == '>') ++depth;
-    if (text[i] == '<') --depth;
-    if (depth == 0 && text.substr(i, separator.size()) == separator) {
-      return text.substr(i + separator.size());
+  for (size_t i = name.size(); i-- > 0;) {
+    if (name[i] == '>' || name[i] == ')' || name[i] == '}') ++depth;
+    if (name[i] == '<' || name[i] == '(' || name[i] == '{') --depth;
+    if (depth == 0 && name.substr(i, separator.size()) == separator) {
+      places.push_back(i + separator.size());
     }
   }
-  return text;
+  return places;
 }
 
-std::string_view without_template(std::string_view name) { return name.substr(0, name.find('<')); }
+// Where the template arguments of the last part begin; the name's end where it has none.
+size_t template_at(std::string_view name) {
+  if (name.empty() || name.back() != '>') return name.size();
+  int depth = 0;
+  for (size_t i = name.size(); i-- > 0;) {
+    if (name[i] == '>') ++depth;
+    if (name[i] == '<' && --depth == 0) return i;
+  }
+  return name.size();
+}
+
+// Both are spelled alike.
+bool is_name_of(std::string_view demangled, std::string_view name) {
+  if (name == demangled) return true;
+  const size_t open = parameters_at(demangled);
+  const std::string_view parameters = demangled.substr(open);
+  std::string_view function = demangled.substr(0, open);
+  const std::vector<size_t> blanks = places_behind(function, " ");
+  if (!blanks.empty()) function.remove_prefix(blanks.front());  // the type that it returns
+  std::vector<size_t> starts = places_behind(function, "::");
+  starts.push_back(0);
+  return std::any_of(starts.begin(), starts.end(), [&](size_t start) {
+    const std::string_view scoped = function.substr(start);
+    const std::string_view bare = scoped.substr(0, template_at(scoped));
+    if (name == scoped || name == bare) return true;
+    if (parameters.empty() || name.size() < parameters.size()) return false;
+    const size_t rest = name.size() - parameters.size();
+    return name.substr(rest) == parameters &&
+           (name.substr(0, rest) == scoped || name.substr(0, rest) == bare);
+  });
+}
 
 }  // namespace
 
@@ -54,20 +97,65 @@ std::string demangled(const std::string& symbol) {
   return status == 0 && text != nullptr ? text.get() : "";
 }
 
-bool is_name_of(std::string_view demangled, std::string_view name) {
-  if (demangled.empty() || name.empty()) return false;
-  if (name == demangled) return true;
-  const size_t parameters = parameters_of(demangled);
-  const std::string_view function = last_part(demangled.substr(0, parameters), " ");
-  if (name == function) return true;
-  // The function and its parameters, without the type that it returns.
-  const size_t start = static_cast<size_t>(function.data() - demangled.data());
-  if (name == demangled.substr(start)) return true;
-  const std::string_view own = last_part(function, "::");
-  // "ns::fill" of "ns::fill<int>": only the arguments of the last part are omitted.
-  const size_t scope = function.size() - own.size();
-  return name == own || name == without_template(own) ||
-         name == function.substr(0, scope + without_template(own).size());
+// NOTE: three references each to the part before triple the text, and nothing makes it longer for
+// as many: `S0_S0_S0_`. A demangler has no limit of its own.
+std::string demangled_if_short(const std::string& symbol) {
+  size_t bytes = symbol.size(), references = 0;
+  for (size_t i = 0; i + 1 < symbol.size(); ++i) {
+    if (symbol[i] != 'S' && symbol[i] != 'T') continue;
+    size_t end = i + 1;
+    while (end < symbol.size() && symbol[end] != '_' && std::isalnum(symbol[end])) ++end;
+    if (end == symbol.size() || symbol[end] != '_') continue;
+    if (++references % 3 == 0) bytes *= 3;
+    if (bytes > kMostTextBytes) return "";
+  }
+  return demangled(symbol);
+}
+
+bool find_parameters(std::string_view demangled, std::string_view* parameters) {
+  const size_t open = parameters_at(demangled);
+  if (open >= demangled.size() || demangled[open] != '(') return false;
+  *parameters = demangled.substr(open + 1);
+  *parameters = parameters->substr(0, parameters->rfind(')'));
+  return true;
+}
+
+std::string_view identifier_of(std::string_view name) {
+  name = name.substr(0, parameters_at(name));
+  const std::vector<size_t> scopes = places_behind(name, "::");
+  if (!scopes.empty()) name.remove_prefix(scopes.front());
+  name = name.substr(0, template_at(name));
+  size_t begin = name.size();
+  while (begin > 0 && is_identifier(name[begin - 1])) --begin;
+  return name.substr(begin);
+}
+
+std::vector<std::string> symbols_called(const std::vector<std::string>& symbols,
+                                        const std::string& name) {
+  if (std::find(symbols.begin(), symbols.end(), name) != symbols.end()) return {name};
+  const std::string given = without_blanks(name);
+  const std::string_view identifier = identifier_of(given);
+  if (identifier.empty()) return {};
+  std::vector<std::pair<std::string, std::string>> possible;  // symbols, and their text
+  for (const std::string& symbol : symbols) {
+    if (symbol.find(identifier) == std::string::npos) continue;
+    std::string text = demangled(symbol);
+    if (!text.empty()) possible.emplace_back(symbol, std::move(text));
+  }
+  std::vector<std::string> found;
+  for (std::string (*spelled)(std::string_view) : {&without_blanks, &common_spelling}) {
+    const std::string wanted = spelled(name);
+    for (const auto& [symbol, text] : possible) {
+      if (is_name_of(spelled(text), wanted)) found.push_back(symbol);
+    }
+    if (!found.empty()) break;
+  }
+  return found;
+}
+
+std::string shown_symbol(const std::string& symbol) {
+  const std::string text = demangled(symbol);
+  return "'" + printable(symbol) + "'" + (text.empty() ? "" : " (" + printable(text) + ")");
 }
 
 }  // namespace torch_cubin

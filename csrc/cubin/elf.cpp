@@ -200,6 +200,7 @@ ElfSymbol Elf::symbol(uint32_t index) const {
   ElfSymbol symbol;
   symbol.name = symbols_.u32(at);
   symbol.type = symbols_.u8(at + 4) & 15;
+  symbol.binding = symbols_.u8(at + 4) >> 4;
   symbol.other = symbols_.u8(at + 5);
   symbol.section = symbols_.u16(at + 6);
   symbol.value = symbols_.u64(at + 8);

@@ -79,6 +79,7 @@ struct ElfSection {
 struct ElfSymbol {
   uint32_t name = 0;  // offset in the string table: Elf::symbol_name
   uint8_t type = 0;
+  uint8_t binding = 0;
   uint8_t other = 0;
   uint16_t section = 0;
   uint64_t value = 0;
@@ -88,7 +89,8 @@ struct ElfSymbol {
 class Elf {
  public:
   // Reads the header, checks that the tables and contents of the file end exactly at `size`, and
-  // reads the section table. The caller has seen that it is a CUDA ELF (cubin/sniff.h). `origin` names the file in errors.
+  // reads the section table. The caller has seen that it is a CUDA ELF (cubin/sniff.h). `origin`
+  // names the file in errors.
   Elf(const uint8_t* data, size_t size, const std::string& origin);
 
   const ElfHeader& header() const { return header_; }

@@ -57,7 +57,8 @@ void list_files(const std::vector<Bundle>& bundles, std::vector<Entry>& entries)
       const Format format = sniff(file.bytes.data(), file.bytes.size(), file.name).format;
       if (format == Format::kText) continue;
       Entry entry;
-      entry.format = format == Format::kHostElf ? Format::kOther : format;  // nothing nests
+      const bool nests = format == Format::kHostElf || format == Format::kStaticLibrary;
+      entry.format = nests ? Format::kOther : format;
       entry.name = file.name;
       entry.offset = file.offset;
       entry.stored = file.bytes;
@@ -108,7 +109,7 @@ void for_each_section(const Bytes& file, const std::string& origin, Visit visit)
 
 }  // namespace
 
-void list_host_elf(const Bytes& file, const std::string& origin, Container& container) {
+void list_host_elf_entries(const Bytes& file, const std::string& origin, Container& container) {
   std::vector<Bundle> bundles;
   for_each_section(file, origin, [&](std::string_view name, uint64_t offset, uint64_t size) {
     if (name == kEmbeddedSection) {
@@ -120,6 +121,10 @@ void list_host_elf(const Bytes& file, const std::string& origin, Container& cont
   list_files(bundles, container.entries);
   list_symbol_images(file, origin, container.entries);
   container.machine = machine_name(file.u16(18));
+}
+
+void list_host_elf(const Bytes& file, const std::string& origin, Container& container) {
+  list_host_elf_entries(file, origin, container);
   if (container.entries.empty()) {
     fail({"image", origin,
           "is a host ELF file (" + container.machine + ") without device code in it",
@@ -131,11 +136,23 @@ void list_host_elf(const Bytes& file, const std::string& origin, Container& cont
 
 std::vector<Bundle> embedded_bundles(const Bytes& library, const std::string& origin) {
   const Sniffed found = sniff(library.data(), library.size(), origin);
+  std::vector<Bundle> bundles;
+  if (found.format == Format::kStaticLibrary) {
+    for (const LibraryMember& member : members_of(library, origin)) {
+      const Bytes& content = member.content;
+      const std::string name = "member '" + printable(member.name) + "' of " + origin;
+      if (sniff(content.data(), content.size(), name).format != Format::kHostElf) continue;
+      for (Bundle& bundle : embedded_bundles(content, name)) {
+        for (EmbeddedFile& file : bundle) file.offset += member.offset;
+        bundles.push_back(std::move(bundle));
+      }
+    }
+    return bundles;
+  }
   if (found.format != Format::kHostElf) {
     fail({"image", origin, "is no library with a package in it",
           "a shared library, object or program that torch_cubin.embed made", "", ""});
   }
-  std::vector<Bundle> bundles;
   for_each_section(library, origin, [&](std::string_view name, uint64_t offset, uint64_t size) {
     if (name == kEmbeddedSection) list_bundles(library, offset, offset + size, origin, bundles);
   });

@@ -17,13 +17,18 @@
 namespace torch_cubin {
 namespace {
 
+constexpr uint8_t kSymbolVariable = 1;
 constexpr uint8_t kSymbolFunction = 2;
 constexpr uint8_t kSymbolSection = 3;
+constexpr uint8_t kBindingLocal = 0, kBindingWeak = 2;
 constexpr uint8_t kSymbolIsEntry = 0x10;        // STO_CUDA_ENTRY, in st_other
 constexpr uint32_t kSectionCode = 1;            // SHT_PROGBITS
 constexpr uint32_t kSectionInfo = 0x70000000;   // `.nv.info`
 constexpr uint32_t kReservedShared = 1024;      // the driver's shared memory, sm_90 and later
 constexpr uint32_t kUnknownStack = 0xffffffff;  // recursion: the compiler cannot tell
+
+constexpr std::string_view kVariables = ".nv.global", kInitialValues = ".nv.global.init",
+                           kConstants = ".nv.constant3";
 
 std::string toolkit_name(uint32_t version) {
   return version == 0 ? "" : std::to_string(version / 10) + "." + std::to_string(version % 10);
@@ -46,6 +51,8 @@ class CubinReader {
     mark_dynamic_shared();
     std::sort(image_.kernels.begin(), image_.kernels.end(),
               [](const KernelInfo& a, const KernelInfo& b) { return a.name < b.name; });
+    std::sort(image_.variables.begin(), image_.variables.end(),
+              [](const VariableInfo& a, const VariableInfo& b) { return a.name < b.name; });
     image_.toolkit = toolkit_name(toolkit_);
     return std::move(image_);
   }
@@ -60,6 +67,7 @@ class CubinReader {
 
   void read_symbol_facts();
   void read_symbols();
+  void read_variable(const ElfSymbol& symbol);
   void mark_dynamic_shared();
   KernelInfo read_kernel(uint32_t index, const ElfSymbol& symbol, std::string_view name);
   const ElfSection& code_of(const ElfSymbol& symbol, const std::string& name) const;
@@ -103,6 +111,7 @@ void CubinReader::read_symbols() {
     if (symbol.type == kSymbolSection && symbol.section < has_symbol_.size()) {
       has_symbol_[symbol.section] = true;
     }
+    if (symbol.type == kSymbolVariable) read_variable(symbol);
     if (symbol.type != kSymbolFunction || (symbol.other & kSymbolIsEntry) == 0) continue;
     const std::string_view name = elf_.symbol_name(symbol);
     if (name.empty()) elf_.damaged("has a kernel without a name");
@@ -113,10 +122,23 @@ void CubinReader::read_symbols() {
   }
 }
 
+// Compilers name what they add, as the texts of printf, with a '$' or '.'.
+void CubinReader::read_variable(const ElfSymbol& symbol) {
+  if (symbol.section >= elf_.sections().size()) return;
+  const std::string_view section = elf_.sections()[symbol.section].name;
+  const bool is_constant = section == kConstants;
+  if (!is_constant && section != kVariables && section != kInitialValues) return;
+  const std::string_view name = elf_.symbol_name(symbol);
+  if (name.empty() || name[0] == '$' || name[0] == '.') return;
+  image_.variables.push_back({std::string(name), symbol.size, is_constant});
+}
+
 KernelInfo CubinReader::read_kernel(uint32_t index, const ElfSymbol& symbol,
                                     std::string_view name) {
   KernelInfo kernel;
   kernel.name = std::string(name);
+  kernel.is_local = symbol.binding == kBindingLocal;
+  kernel.is_weak = symbol.binding == kBindingWeak;
   const ElfSection& code = code_of(symbol, kernel.name);
   const auto found = facts_.find(index);
   const SymbolFacts facts = found != facts_.end() ? found->second : SymbolFacts{};
@@ -165,9 +187,9 @@ const ElfSection& CubinReader::info_of(const ElfSymbol& symbol, const std::strin
 }
 
 // A kernel whose shared memory is all dynamic has a section for it without contents and, unlike
-// one with static arrays, without a symbol: that tells also where its code goes by generic addresses
-// alone. NOTE: every kernel of a file gets such a section as soon as one needs it (all archs with
-// CUDA 13, sm_90 always), so only a lone kernel is sure.
+// one with static arrays, without a symbol: that tells also where its code goes by generic
+// addresses alone. NOTE: every kernel of a file gets such a section as soon as one needs it (all
+// archs with CUDA 13, sm_90 always), so only a lone kernel is sure.
 void CubinReader::mark_dynamic_shared() {
   if (image_.kernels.size() != 1 || image_.relocatable) return;
   KernelInfo& kernel = image_.kernels[0];
@@ -196,6 +218,36 @@ bool has_symbol(const uint8_t* data, size_t size, const std::string& origin,
   return Elf(data, size, origin).has_symbol(name);
 }
 
+bool state_types(KernelInfo& kernel, const std::string& demangled) {
+  const std::vector<StatedType> types = stated_types(demangled);
+  if (types.empty() || types.size() != kernel.params.size()) return false;
+  for (size_t i = 0; i < types.size(); ++i) {
+    const ParamInfo& param = kernel.params[i];
+    const bool fits = types[i].size == 0 || types[i].size == param.size;
+    if (!fits || (types[i].is_pointer && param.kind == ParamKind::kValue)) return false;
+  }
+  for (size_t i = 0; i < types.size(); ++i) {
+    ParamInfo& param = kernel.params[i];
+    if (param.kind == ParamKind::kUnknown && types[i].size != 0) {
+      param.kind = types[i].is_pointer ? ParamKind::kPointer : ParamKind::kValue;
+    }
+    param.stated = types[i];
+  }
+  return true;
+}
+
+bool have_same_kernel(const uint8_t* a, size_t a_size, const uint8_t* b, size_t b_size,
+                      const std::string& name) {
+  const Elf first(a, a_size, "an image"), second(b, b_size, "an image");
+  const auto same = [&](const std::string& section) {
+    const ElfSection *const in_first = first.find(section), *const in_second = second.find(section);
+    if (in_first == nullptr || in_second == nullptr) return in_first == in_second;
+    return in_first->size == in_second->size && in_first->bytes.text() == in_second->bytes.text();
+  };
+  return same(".text." + name) && same(".nv.info." + name) && same(std::string(kVariables)) &&
+         same(std::string(kInitialValues)) && same(std::string(kConstants));
+}
+
 const KernelInfo* Image::find(const std::string& name) const {
   const auto found = std::lower_bound(
       kernels.begin(), kernels.end(), name,
@@ -206,13 +258,12 @@ const KernelInfo* Image::find(const std::string& name) const {
 const KernelInfo& Image::kernel(const std::string& name) const {
   if (const KernelInfo* found = find(name)) return *found;
   if (kernels.empty()) {
-    fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the cubin", "", "",
-          "The cubin holds no kernel at all: is the kernel a __global__ function that is not "
+    fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the image", "", "",
+          "The image holds no kernel at all: is the kernel a __global__ function that is not "
           "static, and if it is a template, is it instantiated?"});
   }
-  fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the cubin",
-        nearest_names(kernels, name), "",
-        "Names are the symbols of the file: C++ mangles them unless the kernel is extern \"C\"."});
+  fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in the image",
+        nearest_names(names_of(kernels), name), "", kNamesAdvice});
 }
 
 }  // namespace torch_cubin

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "cubin/stated_type.h"
+
 namespace torch_cubin {
 
 // A GPU architecture: sm_90 is {90, 0}, sm_90a {90, 'a'}, sm_100f {100, 'f'}.
@@ -30,6 +32,7 @@ struct ParamInfo {
   uint32_t offset = 0;                   // bytes from the start of the parameter block
   uint32_t size = 0;                     // bytes
   ParamKind kind = ParamKind::kUnknown;  // recorded by some compilers only
+  StatedType stated;                     // by PTX, or by state_types() below
 };
 
 struct KernelInfo {
@@ -47,15 +50,27 @@ struct KernelInfo {
   // give it some (`extern __shared__`; how much is recorded nowhere). False where the file does not
   // tell: a kernel with static arrays may use dynamic ones beside them.
   bool uses_dynamic_shared = false;
+  // True for `__block_size__` with a cluster: a launch's grid counts clusters, not blocks.
+  bool grid_in_clusters = false;
+  bool is_local = false;  // its symbol is: the kernel is `static`
+  bool is_weak = false;
+};
+
+// A `__device__` or `__constant__` variable.
+struct VariableInfo {
+  std::string name;  // the symbol
+  uint64_t size = 0;
+  bool is_constant = false;
 };
 
 struct Image {
   Arch arch;
-  bool relocatable = false;         // must be linked before it can be loaded
-  int abi_version = 0;              // EI_ABIVERSION: 7 or 8
-  std::string toolkit;              // "13.0" where the file tells
-  size_t size = 0;                  // bytes
-  std::vector<KernelInfo> kernels;  // entry kernels only, by name
+  bool relocatable = false;             // must be linked before it can be loaded
+  int abi_version = 0;                  // EI_ABIVERSION: 7 or 8
+  std::string toolkit;                  // "13.0" where the file tells
+  size_t size = 0;                      // bytes
+  std::vector<KernelInfo> kernels;      // entry kernels only, by name
+  std::vector<VariableInfo> variables;  // by name
 
   const KernelInfo* find(const std::string& name) const;  // null where it is missing
   // The kernel of that name; throws [no_kernel] with the nearest names.
@@ -66,9 +81,19 @@ struct Image {
 // for anything else, every truncation and every inconsistent offset included.
 Image parse_cubin(const uint8_t* data, size_t size, const std::string& origin);
 
-// Whether a loadable cubin's symbol table has that name, be it a kernel's, a variable's or another's.
+// Whether a loadable cubin's symbol table has that name, be it a kernel's, a variable's or
+// another's.
 bool has_symbol(const uint8_t* data, size_t size, const std::string& origin,
                 const std::string& name);
+
+// Adds what the kernel's demangled name states of its parameters. Gives false, and changes nothing,
+// where that does not describe these parameters: a compiler may pass others than its source has.
+bool state_types(KernelInfo& kernel, const std::string& demangled);
+
+// Whether two loadable cubins have the same kernel of that name: the same code, and the same
+// initial values of the variables that it may use.
+bool have_same_kernel(const uint8_t* a, size_t a_size, const uint8_t* b, size_t b_size,
+                      const std::string& name);
 
 // As parse_cubin, and takes relocatable cubins too: for looking, not for loading.
 Image inspect_cubin(const uint8_t* data, size_t size, const std::string& origin);

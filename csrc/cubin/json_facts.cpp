@@ -3,12 +3,10 @@
 
 #include <utility>
 
+#include "cubin/demangle.h"
 #include "cubin/sniff.h"
 
 namespace torch_cubin {
-namespace {
-
-using nlohmann::json;
 
 const char* kind_name(ParamKind kind) {
   switch (kind) {
@@ -22,21 +20,52 @@ const char* kind_name(ParamKind kind) {
   return "unknown";
 }
 
+namespace {
+
+using nlohmann::json;
+
 // Null where the file records nothing.
 json triple(const std::array<uint32_t, 3>& value) {
   if (value == std::array<uint32_t, 3>{}) return nullptr;
   return value;
 }
 
-json to_json(const KernelInfo& kernel) {
+// A kernel with what its C++ name says, and that name.
+struct NamedKernel {
+  explicit NamedKernel(KernelInfo info)
+      : kernel(std::move(info)),
+        cpp_name(demangled_if_short(kernel.name)),
+        has_types(state_types(kernel, cpp_name)) {}
+  json cpp_type(size_t i) const { return has_types ? kernel.params[i].stated.text : ""; }
+  KernelInfo kernel;
+  std::string cpp_name;
+  bool has_types;
+};
+
+json to_json(const std::vector<VariableInfo>& variables) {
+  json out = json::array();
+  for (const VariableInfo& variable : variables) {
+    out.push_back({{"name", variable.name},
+                   {"cpp_name", demangled_if_short(variable.name)},
+                   {"size", variable.size},
+                   {"space", variable.is_constant ? "constant" : "global"}});
+  }
+  return out;
+}
+
+json to_json(const KernelInfo& info) {
+  const NamedKernel named(info);
+  const KernelInfo& kernel = named.kernel;
   json params = json::array();
   for (const ParamInfo& param : kernel.params) {
     params.push_back({{"index", param.index},
                       {"offset", param.offset},
                       {"size", param.size},
-                      {"kind", kind_name(param.kind)}});
+                      {"kind", kind_name(param.kind)},
+                      {"cpp_type", named.cpp_type(params.size())}});
   }
   return {{"name", kernel.name},
+          {"cpp_name", named.cpp_name},
           {"params", std::move(params)},
           {"param_bytes", kernel.param_bytes},
           {"registers", kernel.registers},
@@ -46,10 +75,12 @@ json to_json(const KernelInfo& kernel) {
           {"required_block", triple(kernel.required_block)},
           {"max_block", triple(kernel.max_block)},
           {"cluster", triple(kernel.cluster)},
-          {"uses_dynamic_shared", kernel.uses_dynamic_shared}};
+          {"uses_dynamic_shared", kernel.uses_dynamic_shared},
+          {"grid_in_clusters", kernel.grid_in_clusters}};
 }
 
 json to_json(const PtxKernel& kernel) {
+  const NamedKernel named(kernel_of(kernel));
   json params = json::array();
   for (const PtxParam& param : kernel.params) {
     params.push_back({{"index", param.index},
@@ -57,15 +88,18 @@ json to_json(const PtxKernel& kernel) {
                       {"type", param.type},
                       {"size", param.size},
                       {"alignment", param.alignment},
-                      {"kind", kind_name(param.kind)}});
+                      {"kind", kind_name(named.kernel.params[params.size()].kind)},
+                      {"cpp_type", named.cpp_type(params.size())}});
   }
   return {{"name", kernel.name},
+          {"cpp_name", named.cpp_name},
           {"params", std::move(params)},
           {"max_registers", kernel.max_registers != 0 ? json(kernel.max_registers) : json(nullptr)},
           {"required_block", triple(kernel.required_block)},
           {"max_block", triple(kernel.max_block)},
           {"cluster", triple(kernel.cluster)},
-          {"uses_dynamic_shared", kernel.uses_dynamic_shared}};
+          {"uses_dynamic_shared", kernel.uses_dynamic_shared},
+          {"grid_in_clusters", kernel.grid_in_clusters}};
 }
 
 }  // namespace
@@ -79,7 +113,8 @@ json to_json(const Image& image) {
           {"abi_version", image.abi_version},
           {"toolkit", image.toolkit},
           {"size", image.size},
-          {"kernels", std::move(kernels)}};
+          {"kernels", std::move(kernels)},
+          {"variables", to_json(image.variables)}};
 }
 
 json to_json(const Ptx& ptx) {
@@ -92,7 +127,9 @@ json to_json(const Ptx& ptx) {
           {"address_size", ptx.address_size},
           {"size", ptx.size},
           {"uses_dynamic_shared", ptx.uses_dynamic_shared},
-          {"kernels", std::move(kernels)}};
+          {"kernels", std::move(kernels)},
+          {"variables", to_json(ptx.variables)},
+          {"imports", ptx.imports}};
 }
 
 std::string dump(const json& value) {

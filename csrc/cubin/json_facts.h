@@ -1,4 +1,5 @@
-// The facts of images as JSON values, for the files that write JSON. docs/inspect.md lists the keys.
+// The facts of images as JSON values, for the files that write JSON. docs/inspect.md lists the
+// keys.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,6 +9,8 @@
 #include "cubin/ptx.h"
 
 namespace torch_cubin {
+
+const char* kind_name(ParamKind kind);  // "pointer", "value", "unknown"
 
 nlohmann::json to_json(const Image& image);
 nlohmann::json to_json(const Ptx& ptx);

@@ -1,9 +1,10 @@
 #include "cubin/near_names.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
-#include "cubin/error.h"
+#include "cubin/demangle.h"
 
 namespace torch_cubin {
 namespace {
@@ -37,31 +38,41 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-// 0 for a name inside the other (a plain name inside its mangled form), otherwise the distance.
-size_t difference(const std::string& wanted, const std::string& name) {
-  const bool inside = !wanted.empty() && (name.find(wanted) != std::string::npos ||
-                                          wanted.find(name) != std::string::npos);
-  return inside ? 0 : edit_distance(wanted, name);
+// By the identifiers alone: a symbol has much around its own. 0 where one is in the other, unless
+// it is so short that it is in many.
+size_t difference(const std::string& wanted, const std::string& symbol) {
+  constexpr size_t kFewLetters = 3;
+  const std::string text = demangled_if_short(symbol);
+  const std::string name = folded(std::string(identifier_of(text.empty() ? symbol : text)));
+  const auto holds = [](const std::string& whole, const std::string& part) {
+    return part.size() >= kFewLetters && whole.find(part) != std::string::npos;
+  };
+  return holds(name, wanted) || holds(wanted, name) ? 0 : edit_distance(wanted, name);
 }
 
 }  // namespace
 
-std::string nearest_names(const std::vector<KernelInfo>& kernels, const std::string& name) {
-  const std::string wanted = folded(name);
+std::vector<std::string> names_of(const std::vector<KernelInfo>& kernels) {
+  std::vector<std::string> names;
+  for (const KernelInfo& kernel : kernels) names.push_back(kernel.name);
+  return names;
+}
+
+std::string nearest_names(const std::vector<std::string>& names, const std::string& name) {
+  const std::string_view identifier = identifier_of(name);
+  const std::string wanted = folded(identifier.empty() ? name : std::string(identifier));
   std::vector<std::pair<size_t, size_t>> ranked;
-  for (size_t i = 0; i < kernels.size() && i < kMaxCompared; ++i) {
-    ranked.emplace_back(difference(wanted, folded(kernels[i].name)), i);
+  for (size_t i = 0; i < names.size() && i < kMaxCompared; ++i) {
+    ranked.emplace_back(difference(wanted, names[i]), i);
   }
   const size_t shown = std::min(kMaxNamesShown, ranked.size());
   std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(shown),
                     ranked.end());
   std::string text;
   for (size_t i = 0; i < shown; ++i) {
-    text += (i == 0 ? "'" : ", '") + printable(kernels[ranked[i].second].name) + "'";
+    text += (i == 0 ? "" : ", ") + shown_symbol(names[ranked[i].second]);
   }
-  if (kernels.size() > shown) {
-    text += " (nearest of " + std::to_string(kernels.size()) + " kernels)";
-  }
+  if (names.size() > shown) text += " (nearest of " + std::to_string(names.size()) + " names)";
   return text;
 }
 

@@ -8,7 +8,13 @@
 
 namespace torch_cubin {
 
-// "'vec_add', 'vec_sub' (nearest of 40 kernels)"; empty where there are no kernels.
-std::string nearest_names(const std::vector<KernelInfo>& kernels, const std::string& name);
+constexpr const char* kNamesAdvice =
+    "A name is a symbol of the file, or what C++ calls it: 'f', 'ns::f', 'f<float>'.";
+
+std::vector<std::string> names_of(const std::vector<KernelInfo>& kernels);
+
+// "'vec_add', 'vec_sub' (nearest of 40 names)", C++ names beside symbols; empty where there are no
+// names.
+std::string nearest_names(const std::vector<std::string>& names, const std::string& name);
 
 }  // namespace torch_cubin

@@ -141,6 +141,9 @@ InfoAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
       case kAttrCluster:
         kernel.cluster = read_triple(reader);
         break;
+      case kAttrBlocksAreClusters:
+        kernel.grid_in_clusters = true;
+        break;
       case kAttrToolkit:
         found.toolkit = reader.payload(4).u32(0);
         break;

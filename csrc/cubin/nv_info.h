@@ -26,6 +26,7 @@ constexpr uint8_t kAttrToolkit = 0x37;
 constexpr uint8_t kAttrCluster = 0x3d;
 constexpr uint8_t kAttrParamV2 = 0x45;
 constexpr uint8_t kAttrBarriers = 0x4c;
+constexpr uint8_t kAttrBlocksAreClusters = 0x5b;
 constexpr uint8_t kCompatArchSpecific = 0x09;  // of `.nv.compat`, which has ids of its own
 
 struct Attribute {
@@ -56,8 +57,9 @@ struct InfoAttributes {
   uint32_t toolkit = 0;
 };
 
-// Fills params, param_bytes, barriers, required_block, max_block and cluster of `kernel`. Throws
-// [image] where the parameters have gaps, duplicates or overlaps, or disagree with their total.
+// Fills params, param_bytes, barriers, required_block, max_block, cluster and grid_in_clusters of
+// `kernel`. Throws [image] where the parameters have gaps, duplicates or overlaps, or disagree with
+// their total.
 InfoAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
                                       KernelInfo& kernel);
 

@@ -2,7 +2,9 @@
 // bodies (PTX ISA, "Kernel Function Parameters" and "Performance-Tuning Directives").
 #include "cubin/ptx.h"
 
+#include <algorithm>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string_view>
@@ -50,7 +52,8 @@ class PtxReader {
   }
 
   Ptx read() {
-    bool external = false;  // `.extern` was the word before
+    bool external = false;  // `.extern` was among the words before, and so the next two
+    bool weak = false, visible = false;
     for (next(); !word_.empty(); next()) {
       if (word_ == ".version") {
         next();
@@ -62,32 +65,50 @@ class PtxReader {
         next();
         ptx_.address_size = static_cast<int>(number());
       } else if (word_ == ".entry") {
+        const size_t begin = at_ - word_.size();
         read_entry();
         if (word_ == "{") {
+          ptx_.kernels.back().begin = begin;
+          ptx_.kernels.back().is_weak = weak;
+          ptx_.kernels.back().is_local = !weak && !visible;
           ++depth_;
           body_ = &entries_.emplace_back();
         }
       } else if (word_ == ".func" && depth_ == 0) {
-        read_function();
+        read_function(external);
       } else if (word_ == ".shared") {
         read_shared(external);
+      } else if ((word_ == ".global" || word_ == ".const") && depth_ == 0) {
+        read_variable(word_ == ".const", external);
       } else if (word_ == "{") {
         ++depth_;
       } else if (word_ == "}") {
         if (depth_-- == 0) damaged("a '}' has no '{'");
-        if (depth_ == 0) body_ = nullptr;
+        if (depth_ == 0) {
+          if (body_ != nullptr && !entries_.empty() && body_ == &entries_.back()) {
+            ptx_.kernels.back().end = at_;
+          }
+          body_ = nullptr;
+        }
       } else if (body_ != nullptr) {
         body_->dynamic |= dynamic_shared_.count(word_) != 0;
         body_->has_size |= sized_shared_.count(word_) != 0;
         const auto called = functions_.find(word_);
         if (called != functions_.end()) body_->calls.insert(&called->second);
+        const auto imported = imports_.find(word_);
+        if (imported != imports_.end()) imported->second = true;
       }
-      external = word_ == ".extern";
+      // A linkage stands before what it is of, and an attribute may stand between.
+      const bool is_linkage = word_ == ".extern" || word_ == ".weak" || word_ == ".visible";
+      external = word_ == ".extern" || (external && is_linkage);
+      weak = word_ == ".weak" || (weak && is_linkage);
+      visible = word_ == ".visible" || (visible && is_linkage);
     }
     if (ptx_.version.empty()) damaged("it names no version");
     if (ptx_.arch.sm == 0) damaged("it names no target");
     if (depth_ != 0) damaged("it ends within a function");
     mark_dynamic_shared();
+    list_imports();
     return std::move(ptx_);
   }
 
@@ -96,7 +117,9 @@ class PtxReader {
   void skip_blanks();
   void read_target();
   void read_entry();
-  void read_function();
+  void read_function(bool external);
+  void read_variable(bool is_constant, bool external);
+  void list_imports();
   void read_shared(bool external);
   void mark_dynamic_shared();
   void read_params(PtxKernel& kernel);
@@ -123,6 +146,7 @@ class PtxReader {
     bool dynamic = false, has_size = false;
     std::set<Body*> calls;
   };
+  std::map<std::string_view, bool> imports_;    // declared `.extern`; whether a body names it
   std::map<std::string_view, Body> functions_;  // PTX declares them, too, before they are used
   std::deque<Body> entries_;                    // beside ptx_.kernels
   Body* body_ = nullptr;                        // that is being read
@@ -231,9 +255,9 @@ void PtxReader::read_shared(bool external) {
   if (word_ == "{") ++depth_;
 }
 
-// `.func (.param .b32 result) name (.param .b64 x) { ... }`, or `;` in place of the body. Leaves the
-// word that stands before the body.
-void PtxReader::read_function() {
+// `.func (.param .b32 result) name (.param .b64 x) { ... }`, or `;` in place of the body. Leaves
+// the word that stands before the body.
+void PtxReader::read_function(bool external) {
   next();
   for (uint64_t open = 0; open != 0 || word_ == "(" || (!word_.empty() && word_[0] == '.');
        next()) {
@@ -248,9 +272,65 @@ void PtxReader::read_function() {
     next();
   }
   Body& body = functions_[name];
+  if (external) imports_.emplace(name, false);
   if (word_ != "{") return;
+  imports_.erase(name);
   ++depth_;
   body_ = &body;
+}
+
+// `.global .align 4 .b8 name[16] = {...};`, with attributes before the type. Compilers begin the
+// names of what they add, as the texts of printf, with a '$'.
+void PtxReader::read_variable(bool is_constant, bool external) {
+  VariableInfo variable;
+  variable.is_constant = is_constant;
+  uint64_t lanes = 1;
+  std::string_view name;
+  for (next(); !word_.empty() && word_ != ";" && word_ != "=" && word_ != "[" && word_ != ",";
+       next()) {
+    if (word_ == "(") {
+      while (!word_.empty() && word_ != ")") next();
+    } else if (const TypeSize* type = find_type(word_)) {
+      variable.size = type->bytes;
+    } else if (word_ == ".v2" || word_ == ".v4") {
+      lanes = word_ == ".v2" ? 2 : 4;
+    } else if (is_ptx_word(word_[0]) && word_[0] != '.' && !is_digit(word_[0])) {
+      name = word_;
+    }
+  }
+  uint64_t bytes = variable.size * lanes;
+  while (word_ == "[") {  // without a number: as many as its initial values, or an expression
+    next();
+    uint64_t count = 0;
+    for (const char c : word_) {
+      count =
+          is_digit(c) && count < kMaxParamBytes ? count * 10 + static_cast<uint64_t>(c - '0') : 0;
+    }
+    bytes = bytes > (uint64_t{1} << 40) ? 0 : bytes * count;
+    while (!word_.empty() && word_ != "]") next();
+    next();
+  }
+  variable.size = bytes;
+  if (external) {
+    imports_.emplace(name, false);
+  } else if (!name.empty() && name[0] != '$') {
+    imports_.erase(name);
+    variable.name = std::string(name);
+    if (variable.name.size() > kMaxNameBytes) damaged("a variable's name is too long");
+    ptx_.variables.push_back(std::move(variable));
+  }
+  while (!word_.empty() && word_ != ";") next();
+}
+
+void PtxReader::list_imports() {
+  // The functions of device code that drivers bring.
+  constexpr std::string_view kOfDriver[] = {"vprintf", "malloc", "free", "__assertfail"};
+  for (const auto& [name, used] : imports_) {
+    const bool known =
+        std::find(std::begin(kOfDriver), std::end(kOfDriver), name) != std::end(kOfDriver) ||
+        name.substr(0, 14) == "__cuda_syscall";
+    if (used && !known) ptx_.imports.emplace_back(name);
+  }
 }
 
 // A kernel uses what the functions do that it calls, which may be inlined. From each function that
@@ -363,6 +443,9 @@ void PtxReader::read_directives(PtxKernel& kernel) {
       kernel.required_block = read_triple();
     } else if (word_ == ".reqnctapercluster") {
       kernel.cluster = read_triple();
+    } else if (word_ == ".blocksareclusters") {
+      kernel.grid_in_clusters = true;
+      next();
     } else if (word_ == ".maxnreg") {
       kernel.max_registers = read_triple()[0];
     } else if (word_ == ".pragma") {
@@ -386,6 +469,41 @@ Ptx parse_ptx(const uint8_t* data, size_t size, const std::string& origin) {
           "", "Build or copy it again."});
   }
   return PtxReader(text, origin).read();
+}
+
+KernelInfo kernel_of(const PtxKernel& entry) {
+  KernelInfo kernel;
+  kernel.name = entry.name;
+  kernel.required_block = entry.required_block;
+  kernel.max_block = entry.max_block;
+  kernel.cluster = entry.cluster;
+  kernel.uses_dynamic_shared = entry.uses_dynamic_shared;
+  kernel.grid_in_clusters = entry.grid_in_clusters;
+  kernel.is_local = entry.is_local;
+  kernel.is_weak = entry.is_weak;
+  for (const PtxParam& param : entry.params) {
+    const auto size = static_cast<uint32_t>(param.size);
+    kernel.params.push_back(
+        {param.index, kernel.param_bytes, size, param.kind, stated_type_of_ptx(param.type)});
+    kernel.param_bytes += size;
+  }
+  return kernel;
+}
+
+bool have_same_entry(const Ptx& a, std::string_view a_text, const Ptx& b, std::string_view b_text,
+                     const std::string& name) {
+  const auto split = [&](const Ptx& ptx, std::string_view text) {
+    std::pair<std::string, std::string> parts;  // the entry, and all that is none
+    size_t at = 0;
+    for (const PtxKernel& kernel : ptx.kernels) {
+      if (kernel.name == name) parts.first = text.substr(kernel.begin, kernel.end - kernel.begin);
+      parts.second += text.substr(at, kernel.begin - at);
+      at = kernel.end;
+    }
+    parts.second += text.substr(at);
+    return parts;
+  };
+  return split(a, a_text) == split(b, b_text);
 }
 
 bool has_ptx_word(const uint8_t* data, size_t size, const std::string& word) {

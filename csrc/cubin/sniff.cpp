@@ -34,9 +34,12 @@ constexpr Signature kSignatures[] = {
      "Compile it to a cubin with `tileiras`."},
     {"version https://git-lfs"sv, Format::kOther, "is a Git LFS pointer, not the file itself",
      "Fetch the file: `git lfs pull`."},
-    {"!<arch>\n"sv, Format::kOther, "is a static library",
-     "Take its objects out with `ar x` and pass one, or compile the kernel with `nvcc -cubin "
-     "-arch=sm_XY`."},
+    {"!<arch>\n"sv, Format::kStaticLibrary, "is a static library",
+     "If it embeds device code, take the cubin out with `cuobjdump -xelf all FILE`; otherwise "
+     "compile "
+     "the kernel with `nvcc -cubin -arch=sm_XY`."},
+    {"!<thin>\n"sv, Format::kOther, "is a thin static library, which only names its objects",
+     "Pass the objects themselves."},
     {"MZ"sv, Format::kOther, "is a Windows executable or DLL",
      "Compile the kernel with `nvcc -cubin -arch=sm_XY`."},
     {"PK\x03\x04"sv, Format::kOther, "is a zip archive", "Unpack it and pass the cubin inside."},
@@ -123,6 +126,8 @@ const char* format_name(Format format) {
       return "fatbin";
     case Format::kHostElf:
       return "host_elf";
+    case Format::kStaticLibrary:
+      return "static_library";
     case Format::kText:
       return "c_source";
     case Format::kLtoIr:

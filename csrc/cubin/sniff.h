@@ -17,8 +17,9 @@ enum class Format {
   kRelocatableCubin,  // nvcc -dc: must be linked first
   kPtx,
   kFatbin,
-  kHostElf,  // x86-64 or aarch64: may embed fatbins
-  kText,     // may be C source with the bytes as an array
+  kHostElf,        // x86-64 or aarch64: may embed fatbins
+  kStaticLibrary,  // ar: its objects may
+  kText,           // may be C source with the bytes as an array
   kLtoIr,
   kLlvmBitcode,
   kTileBytecode,

@@ -104,8 +104,9 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
                 kernels.size());
   }
   for (size_t i = 0; i < kernels.size(); ++i) {
-    launches_.emplace_back(kernels[i], op_ + ": kernels[" + std::to_string(i) + "]", schema_,
-                           names.scope(), all, images, jit);
+    launches_.emplace_back(
+        kernels[i], op_ + ": kernels[" + std::to_string(i) + "]", schema_, names.scope(), all,
+        [this](size_t place) { return dtypes_of(place); }, images, jit);
     launches_.back().number = i;
   }
 
@@ -149,9 +150,9 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// An output is allocated and not filled: one that no kernel can write would be returned with what the
-// memory held before. That one of several kernels leaves an output alone may be meant: a gradient that
-// its condition says nobody wants, or an output without elements.
+// An output is allocated and not filled: one that no kernel can write would be returned with what
+// the memory held before. That one of several kernels leaves an output alone may be meant: a
+// gradient that its condition says nobody wants, or an output without elements.
 void Contract::check_outputs_are_written() const {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const bool reached = std::any_of(launches_.begin(), launches_.end(), [&](const auto& launch) {
@@ -164,6 +165,18 @@ void Contract::check_outputs_are_written() const {
           name + ", a part of it or a TensorMap of it among them",
           shown_json(definition_["kernels"][0]["args"]), ""});
   }
+}
+
+std::vector<ScalarType> Contract::dtypes_of(size_t place) const {
+  if (place >= first_output_place_ + outputs_.size()) {
+    return scratch_[place - first_output_place_ - outputs_.size()].dtypes();
+  }
+  if (place >= first_output_place_) return outputs_[place - first_output_place_].dtypes();
+  size_t argument = place;
+  for (const Names::Item& item : items_) {
+    if (item.place == place) argument = item.argument;
+  }
+  return patterns_[static_cast<size_t>(pattern_of_[argument])].dtypes();
 }
 
 void Contract::read_tuned(const json* tuned, const Names& names) {
@@ -266,8 +279,8 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
   }
   for (const size_t i : required_) read(i);
   for (Pattern& pattern : patterns_) pattern.read_expressions(names);
-  // A name that an optional tensor or a list binds is known in that pattern alone, because a call may
-  // leave the tensor out.
+  // A name that an optional tensor or a list binds is known in that pattern alone, because a call
+  // may leave the tensor out.
   for (const auto* some : {&optional_, &lists_}) {
     for (const size_t i : *some) {
       const Names::Mark mark = names.mark();
@@ -335,8 +348,9 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
 }
 
 Contract::Launch::Launch(const json& definition, const std::string& label, const Schema& schema,
-                         const Scope& arguments, const Scope& all, ContractImages& images,
-                         bool jit) {
+                         const Scope& arguments, const Scope& all,
+                         std::function<std::vector<ScalarType>(size_t)> dtypes_of,
+                         ContractImages& images, bool jit) {
   Fields fields(definition, label);
   if (const json* tree = fields.find("when")) {
     when.emplace(*tree, arguments, fields.at("when"));
@@ -369,7 +383,7 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
   }
   if (indices.empty()) refuse_json(fields.at("images"), "at least one image", json::array());
   module = images.module(indices, jit, name);
-  kernel = &module->kernel(name);
+  kernel = &module->kernel_called(name);
   grid = read_three(fields.get("grid"), all, fields.at("grid"));
   block = read_three(fields.get("block"), all, fields.at("block"));
   if (const json* trees = fields.find("cluster")) {
@@ -386,9 +400,9 @@ Contract::Launch::Launch(const json& definition, const std::string& label, const
     flags |= TORCH_CUBIN_PRIORITY;
   }
   packing.emplace(fields.get("args"), kernel->info(),
-                  ArgumentPlaces{schema, all, fields.at("args")});
+                  ArgumentPlaces{schema, all, fields.at("args"), std::move(dtypes_of)});
   fields.finish();
-  check_constants(label, {grid, block, cluster, *shared_memory}, *module, name);
+  check_constants(label, {grid, block, cluster, *shared_memory}, *module, kernel->name());
 }
 
 bool Contract::Launch::runs_on(int32_t device_index) const {

@@ -1,5 +1,5 @@
-// Contract: how the arguments of a declared op become a launch. Read from JSON (docs/manifest.md) and
-// checked once; a call (call.cpp) only evaluates.
+// Contract: how the arguments of a declared op become a launch. Read from JSON (docs/manifest.md)
+// and checked once; a call (call.cpp) only evaluates.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -68,7 +69,9 @@ class Contract {
  private:
   struct Launch {
     Launch(const nlohmann::json& definition, const std::string& label, const Schema& schema,
-           const Scope& arguments, const Scope& all, ContractImages& images, bool jit);
+           const Scope& arguments, const Scope& all,
+           std::function<std::vector<ScalarType>(size_t)> dtypes_of, ContractImages& images,
+           bool jit);
 
     // Whether one of its images runs on that device.
     bool runs_on(int32_t device_index) const;
@@ -98,6 +101,8 @@ class Contract {
   class Choice;
 
   void check_outputs_are_written() const;
+  // The dtypes that a tensor may have, by its place.
+  std::vector<ScalarType> dtypes_of(size_t place) const;
   void read_tuned(const nlohmann::json* tuned, const Names& names);
   void make_call_key();
   // What tune() found for calls on that device; read from its file at the first of them.
@@ -131,7 +136,8 @@ class Contract {
   // By device. Leaked when another takes its place: a thread may be in the middle of a call.
   mutable std::atomic<const TunedCalls*> tuned_calls_[kMaxDevices]{};
   mutable std::atomic<int> watched_{0};  // by how many threads
-  // Of how many tables tuned_calls_ was made so far: what was chosen before may be chosen otherwise.
+  // Of how many tables tuned_calls_ was made so far: what was chosen before may be chosen
+  // otherwise.
   mutable std::atomic<uint64_t> tables_version_{0};
   bool remembers_ = false;    // whether calls are worth remembering (remembered_call.h), and can be
   int64_t address_mask_ = 0;  // the bits of addresses that decide between kernels

@@ -49,18 +49,21 @@ std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indice
       opened = images_of(content.bytes.data(), content.bytes.size(), file.origin, jit);
     }
     origin += (origin.empty() ? "" : ", ") + file.origin;
-    if (std::none_of(opened.begin(), opened.end(), [&](const SourceImage& source) {
-          return source.image.find(kernel) != nullptr;
-        })) {
-      lacking = file.origin;
-    }
   }
   std::shared_ptr<Module>& module = modules_[{contents, jit}];
   if (module == nullptr) {
     for (const Content* content : contents) append_source(content->images[jit], images);
     module = std::make_shared<Module>(std::move(images), origin);
   }
-  module->kernel(kernel);  // throws where none has it: the nearest names
+  const std::string& symbol = module->kernel_called(kernel).name();  // throws where none has it
+  for (const size_t i : indices) {
+    const std::vector<SourceImage>& opened = files_[i].content->images[jit];
+    if (std::none_of(opened.begin(), opened.end(), [&](const SourceImage& source) {
+          return source.image.find(symbol) != nullptr;
+        })) {
+      lacking = files_[i].origin;
+    }
+  }
   if (!lacking.empty()) {
     fail({"no_kernel", "kernel '" + printable(kernel) + "'", "is not in every image",
           "an image that has it", lacking, "Leave that image out."});

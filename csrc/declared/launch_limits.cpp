@@ -75,8 +75,8 @@ std::vector<KernelImage> images_with(const Module& module, const std::string& ke
   return found;
 }
 
-// Constants against what images demand, a block or a cluster. Where these disagree, no constant suits
-// all of them, and the error names two.
+// Constants against what images demand, a block or a cluster. Where these disagree, no constant
+// suits all of them, and the error names two.
 void check_demand(const std::string& label, const Sizes& sizes,
                   const std::vector<KernelImage>& images,
                   std::array<uint32_t, 3> KernelInfo::* demand) {
@@ -181,13 +181,16 @@ void check_constants(const std::string& label, const LaunchShape& shape, const M
     check_range(label + ".cluster", cluster, most, "blocks");
     check_product(label + ".cluster", cluster, kMaxCluster, "blocks");
     check_demand(label + ".cluster", cluster, images, &KernelInfo::cluster);
+    const bool in_clusters =
+        std::any_of(images.begin(), images.end(),
+                    [](const KernelImage& image) { return image.info->grid_in_clusters; });
     for (size_t i = 0; i < 3; ++i) {
-      if (cluster.known(i)) check_multiple(label + ".grid", grid, i, cluster[i]);
+      if (cluster.known(i) && !in_clusters) check_multiple(label + ".grid", grid, i, cluster[i]);
     }
   }
   for (const KernelImage& image : images) {
     for (size_t i = 0; i < 3; ++i) {
-      if (image.info->cluster[0] == 0) break;
+      if (image.info->cluster[0] == 0 || image.info->grid_in_clusters) break;
       check_multiple(label + ".grid", grid, i, image.info->cluster[i]);
     }
   }

@@ -35,6 +35,50 @@ constexpr ScalarKind kScalars[] = {
     {"bool", 'b', 1},    {"bfloat16_truncated", 't', 2},
 };
 
+constexpr char kPassBits[] =
+    "Convert it, or say that its bits are meant: torch_cubin.bits(...), [\"bits\", ARG].";
+
+int number_of(ScalarType dtype) { return static_cast<int>(dtype); }
+
+// The code of the number that the parameter takes, for one without a type of its own (`kind` is
+// null); one that has a type must be of that which the file states.
+char code_of(const StatedType& stated, const ScalarKind* kind, char code,
+             const std::string& label) {
+  const bool is_integer = code == 'i' || code == 'u' || code == 'n';
+  if (stated.is_pointer) {  // an address as a number
+    if (is_integer && (kind == nullptr || kind->size == sizeof(void*))) return code;
+  } else if (kind != nullptr) {
+    ScalarType dtype{};
+    const char* const name = kind->code == 't' ? "bfloat16" : kind->name;
+    if (find_dtype(name, &dtype) && has_element(stated.takes, number_of(dtype))) return code;
+  } else {
+    switch (stated.number) {
+      case Number::kFloat:
+        if (code == 'b') break;
+        return has_element(stated.takes, number_of(ScalarType::BFloat16)) ? 'g' : 'f';
+      case Number::kBool:
+        if (code != 'f') return 'b';
+        break;
+      case Number::kSigned:
+      case Number::kUnsigned:
+        if (code == 'n') return stated.number == Number::kSigned ? 'i' : 'u';
+        if (code == 'b') return code;
+        break;
+      case Number::kAnyInteger:
+        if (code != 'f') return code;
+        break;
+      case Number::kUnsaid:
+        return code;
+    }
+  }
+  fail({"params", label, "is of another type than its parameter", stated_text(stated),
+        kind != nullptr ? kind->name
+        : code == 'f'   ? "a float"
+        : code == 'b'   ? "a condition"
+                        : "an int",
+        kPassBits});
+}
+
 }  // namespace
 
 std::string parameter_table(const KernelInfo& kernel) {
@@ -51,8 +95,8 @@ std::string parameter_table(const KernelInfo& kernel) {
 
 namespace {
 
-// What to say where the arguments are too few for a kernel of Triton, which adds pointers to scratch
-// memory; "" where it is none. Its binaries demand a block, and tell pointers apart.
+// What to say where the arguments are too few for a kernel of Triton, which adds pointers to
+// scratch memory; "" where it is none. Its binaries demand a block, and tell pointers apart.
 std::string hidden_pointers(const KernelInfo& kernel, size_t given) {
   constexpr size_t kMostHidden = 2;
   const size_t more = kernel.params.size() - std::min(given, kernel.params.size());
@@ -80,7 +124,9 @@ Packing::Packing(const json& arguments, const KernelInfo& kernel, const Argument
     const auto start =
         static_cast<uint32_t>((constant_.size() + kParamStep - 1) / kParamStep * kParamStep);
     const uint32_t wanted = kernel.params[i].size;
-    const uint32_t size = add(arguments[i], start, wanted, true, label, places);
+    const StatedType& stated = kernel.params[i].stated;
+    const uint32_t size = add(arguments[i], start, wanted, true,
+                              stated.takes != 0 ? &stated : nullptr, label, places);
     if (size != wanted) {
       fail({"params", label, "does not fit its parameter", counted(wanted, "byte"),
             counted(size, "byte") + " (" + shown_json(arguments[i]) + ")",
@@ -108,7 +154,8 @@ void Packing::reserve(uint32_t at, uint32_t size, const std::string& label) {
 }
 
 uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool param,
-                      const std::string& label, const ArgumentPlaces& places) {
+                      const StatedType* stated, const std::string& label,
+                      const ArgumentPlaces& places) {
   if (!argument.is_array() || argument.empty() || !argument[0].is_string()) {
     refuse_json(label, "[\"pointer\", \"x\"], [\"int32\", EXPRESSION] and so on", argument);
   }
@@ -116,8 +163,18 @@ uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool par
   Piece piece{};
   piece.at = at;
   piece.label = label;
-  if (kind == "pointer") return add_pointer(argument, std::move(piece), places);
-  if (kind == "address") return add_address(argument, std::move(piece), places);
+  if (kind == "bits") {
+    if (argument.size() != 2) refuse_json(label, "[\"bits\", ARG]", argument);
+    return add(argument[1], at, room, param, nullptr, label, places);
+  }
+  if (kind == "pointer" || kind == "address") {
+    const uint32_t size = kind == "pointer" ? add_pointer(argument, std::move(piece), places)
+                                            : add_address(argument, std::move(piece), places);
+    const Piece& added = pieces_.back();
+    const int32_t tensor = kind == "pointer" ? added.index : added.tensor;
+    if (stated != nullptr) check_pointee(static_cast<size_t>(tensor), *stated, label, places);
+    return size;
+  }
   if (kind == "struct") return add_struct(argument, at, label, places);
   if (kind == "bytes") return add_bytes(argument, at, label);
   if (kind == "workspace") return add_workspace(argument, at, label, places);
@@ -131,7 +188,31 @@ uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool par
     pieces_.push_back(std::move(piece));
     return kTensorMapBytes;
   }
-  return add_number(argument, std::move(piece), room, param, places);
+  return add_number(argument, std::move(piece), room, param, stated, places);
+}
+
+void Packing::check_pointee(size_t tensor, const StatedType& stated, const std::string& label,
+                            const ArgumentPlaces& places) {
+  if (!stated.is_pointer) {
+    // PTX has addresses as integers.
+    if (stated.number == Number::kUnsaid || stated.number == Number::kAnyInteger) return;
+    fail({"params", label, "is a tensor, where the kernel takes a number", stated_text(stated),
+          "a pointer", ""});
+  }
+  std::string got;
+  bool any = false, all = true;
+  for (const ScalarType dtype : places.dtypes_of(tensor)) {
+    const bool taken = has_element(stated.takes, number_of(dtype));
+    any |= taken;
+    all &= taken;
+    got += (got.empty() ? "" : ", ") + dtype_name(dtype);
+  }
+  if (all) return;
+  if (!any) {
+    fail({"params", label, "is of another type than its parameter", stated_text(stated), got,
+          kPassBits});
+  }
+  typed_.push_back({tensor, stated, label});
 }
 
 uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentPlaces& places) {
@@ -144,7 +225,8 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
     full += "[" + std::to_string(argument[2].get<uint64_t>()) + "]";
     piece.kind = Kind::kItem;
   }
-  // ["pointer", "xs[2]"] is refused: only ["pointer", "xs", 2] is checked against the list's length.
+  // ["pointer", "xs[2]"] is refused: only ["pointer", "xs", 2] is checked against the list's
+  // length.
   if (name.find('[') != std::string::npos) full.clear();
   piece.index = places.scope.find_tensor(full);
   if (piece.index < 0 || argument.size() != (piece.kind == Kind::kItem ? 3 : 2)) {
@@ -193,7 +275,7 @@ void Packing::add_part(const json& part, Piece* piece, const ArgumentPlaces& pla
 }
 
 uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, bool param,
-                             const ArgumentPlaces& places) {
+                             const StatedType* stated, const ArgumentPlaces& places) {
   const std::string kind = argument[0].get<std::string>();
   const auto known = std::find_if(std::begin(kScalars), std::end(kScalars),
                                   [&](const ScalarKind& scalar) { return kind == scalar.name; });
@@ -211,8 +293,9 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
                           : type == ValueType::kInt ? 'n'
                                                     : 'f')
                        : known->code;
+  if (stated != nullptr) code = code_of(*stated, own_size ? nullptr : known, code, piece.label);
   const auto is_float = [](char c) { return c == 'f' || c == 'g' || c == 't'; };
-  const bool right = code == 'b'      ? type == ValueType::kBool
+  const bool right = code == 'b'      ? type == ValueType::kBool || (own_size && stated != nullptr)
                      : is_float(code) ? type != ValueType::kBool
                                       : type == ValueType::kInt;
   if (!right) {
@@ -225,7 +308,8 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
   piece.size = own_size ? room : known->size;
   if (own_size) {
     const bool fits = code == 'b'   ? room == 1
-                      : code == 'f' ? room == 4 || room == 8
+                      : code == 'g' ? room == 2
+                      : code == 'f' ? room == 4 || room == 8 || (stated != nullptr && room == 2)
                                     : room == 1 || room == 2 || room == 4 || room == 8;
     if (!fits) return code == 'b' ? 1 : 8;  // not `room`: refused with the kernel's table
   }
@@ -279,7 +363,8 @@ uint32_t Packing::add_struct(const json& argument, uint32_t at, const std::strin
                       member[0] >= 0 && member[0] < size;
     if (!pair) refuse_json(inner, "[offset below " + std::to_string(size) + ", ARG]", member);
     const auto offset = member[0].get<uint32_t>();
-    const uint32_t bytes = add(member[1], at + offset, size - offset, false, inner, places);
+    const uint32_t bytes =
+        add(member[1], at + offset, size - offset, false, nullptr, inner, places);
     if (bytes > size - offset) {
       fail({"params", inner, "passes the end of its struct",
             "at most " + counted(size - offset, "byte"), std::to_string(bytes), ""});

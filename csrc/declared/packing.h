@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -22,6 +23,8 @@ struct ArgumentPlaces {
   const Schema& schema;
   const Scope& scope;  // with items of lists ("xs[2]"), outputs and scratch
   std::string label;   // "op 'mylib::vec_add': kernels[0].args"
+  // The dtypes that a tensor may have, by its place.
+  std::function<std::vector<ScalarType>(size_t)> dtypes_of;
 };
 
 // Memory of one launch's own, whose address is an argument.
@@ -89,14 +92,18 @@ class Packing {
   };
 
   // Adds an argument at `at`, of at most `room` bytes; gives its size. `param`: it is a whole
-  // parameter.
+  // parameter. `stated`: what the file states of that parameter; null where types do not matter.
   uint32_t add(const nlohmann::json& argument, uint32_t at, uint32_t room, bool param,
-               const std::string& label, const ArgumentPlaces& places);
+               const StatedType* stated, const std::string& label, const ArgumentPlaces& places);
   uint32_t add_pointer(const nlohmann::json& argument, Piece piece, const ArgumentPlaces& places);
   uint32_t add_address(const nlohmann::json& argument, Piece piece, const ArgumentPlaces& places);
   void add_part(const nlohmann::json& part, Piece* piece, const ArgumentPlaces& places);
   uint32_t add_number(const nlohmann::json& argument, Piece piece, uint32_t room, bool param,
-                      const ArgumentPlaces& places);
+                      const StatedType* stated, const ArgumentPlaces& places);
+  // Compares the dtypes that the tensor may have with what the kernel's parameter points to.
+  void check_pointee(size_t tensor, const StatedType& stated, const std::string& label,
+                     const ArgumentPlaces& places);
+  void check_dtypes(const CallState& state) const;
   uint32_t add_struct(const nlohmann::json& argument, uint32_t at, const std::string& label,
                       const ArgumentPlaces& places);
   uint32_t add_workspace(const nlohmann::json& argument, uint32_t at, const std::string& label,
@@ -116,6 +123,14 @@ class Packing {
     uint32_t tensor;  // its place
   };
 
+  // Tensors that may have other dtypes than the kernel takes, by a variable: each call tells.
+  struct Typed {
+    size_t tensor;
+    StatedType stated;
+    std::string label;
+  };
+
+  std::vector<Typed> typed_;
   std::vector<uint8_t> constant_;
   std::vector<Pointer> pointers_;       // the pieces of kPointer
   std::vector<uint32_t> with_address_;  // which pieces hold other addresses

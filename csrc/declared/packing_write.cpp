@@ -135,7 +135,20 @@ void Packing::pack_address(const Piece& piece, const CallState& state, uint8_t* 
   }
 }
 
+void Packing::check_dtypes(const CallState& state) const {
+  for (const Typed& typed : typed_) {
+    const TensorFacts& facts = state.facts[typed.tensor];
+    ScalarType dtype{};
+    if (!facts.defined || !find_dtype(facts.dtype, &dtype)) continue;
+    if (has_element(typed.stated.takes, static_cast<int>(dtype))) continue;
+    fail({"input", typed.label, "is of another type than its parameter", stated_text(typed.stated),
+          facts.dtype,
+          "Choose among kernels by the dtype (`when`), or leave that dtype out of the op's."});
+  }
+}
+
 void Packing::pack(const CallState& state, uint8_t* out, void** params) const {
+  if (!typed_.empty()) check_dtypes(state);
   std::memcpy(out, constant_.data(), constant_.size());
   for (size_t i = 0; i < starts_.size(); ++i) params[i] = out + starts_[i];
   const Arguments arguments = state.arguments();

@@ -116,6 +116,10 @@ class Pattern {
   void check_expressions(size_t place, int item, const CallState& state) const;
 
   ScalarType dtype(const CallState& state) const;
+  // All that it may have.
+  std::vector<ScalarType> dtypes() const {
+    return variable_ < 0 ? std::vector<ScalarType>{dtype_} : allowed_;
+  }
 
   // The sizes and strides of an output or scratch: `sizes` and `strides` have room for kMaxDims.
   int64_t shape(const CallState& state, int64_t* sizes, int64_t* strides) const;

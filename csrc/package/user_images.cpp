@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cubin/container.h"
+#include "cubin/demangle.h"
 #include "cubin/embedded.h"
 #include "cubin/error.h"
 #include "cubin/ptx.h"
@@ -15,28 +16,19 @@
 namespace torch_cubin {
 namespace {
 
-// PTX's facts as an image's. Offsets are the driver's business: a launch passes parameters one by
-// one.
+constexpr size_t kMostImportsShown = 4;
+
+// PTX's facts as an image's.
 Image image_of(const Ptx& ptx) {
   Image image;
   image.arch = ptx.arch;
   image.size = ptx.size;
-  for (const PtxKernel& entry : ptx.kernels) {
-    KernelInfo kernel;
-    kernel.name = entry.name;
-    kernel.required_block = entry.required_block;
-    kernel.max_block = entry.max_block;
-    kernel.cluster = entry.cluster;
-    kernel.uses_dynamic_shared = entry.uses_dynamic_shared;
-    for (const PtxParam& param : entry.params) {
-      const auto size = static_cast<uint32_t>(param.size);
-      kernel.params.push_back({param.index, kernel.param_bytes, size, param.kind});
-      kernel.param_bytes += size;
-    }
-    image.kernels.push_back(std::move(kernel));
-  }
+  image.variables = ptx.variables;
+  for (const PtxKernel& entry : ptx.kernels) image.kernels.push_back(kernel_of(entry));
   std::sort(image.kernels.begin(), image.kernels.end(),
             [](const KernelInfo& a, const KernelInfo& b) { return a.name < b.name; });
+  std::sort(image.variables.begin(), image.variables.end(),
+            [](const VariableInfo& a, const VariableInfo& b) { return a.name < b.name; });
   return image;
 }
 
@@ -53,22 +45,22 @@ class Opener {
   void open(const uint8_t* data, size_t size, const std::string& origin) {
     const Format format = sniff(data, size, origin).format;
     if (format == Format::kPtx) {
-      if (jit_) return add_ptx(data, size, origin);
+      if (jit_) {
+        add_ptx(data, size, origin);
+        if (images_.empty()) refuse_unlinked(origin);
+        return;
+      }
       fail({"image", origin, "is PTX text", "a cubin", "",
             "PTX is never compiled behind your back: pass jit=True, or run `ptxas -arch=sm_XY FILE "
             "-o FILE.cubin`."});
     }
-    if (format == Format::kFatbin || format == Format::kHostElf || format == Format::kText) {
-      if (format == Format::kHostElf) packages(Bytes(data, size), origin);
+    const bool is_library = format == Format::kHostElf || format == Format::kStaticLibrary;
+    if (is_library || format == Format::kFatbin || format == Format::kText) {
+      if (is_library) packages(Bytes(data, size), origin);
       source_of_next_image_ = last_source_ = next_source(images_);
       container(data, size, origin);
       if (!images_.empty()) return;
-      if (skipped_relocatable_) {
-        fail({"image", origin, "holds relocatable device code (nvcc -dc or -rdc=true)", "a cubin",
-              "code that is not linked",
-              "Link it: `nvcc -dlink -cubin -arch=sm_XY FILE -o linked.cubin`, or compile without "
-              "-dc."});
-      }
+      if (skipped_relocatable_ || !imports_.empty()) refuse_unlinked(origin);
       fail({"image", origin, "holds nothing that the driver can load", "a cubin",
             skipped_ptx_ ? "PTX only" : "none",
             skipped_ptx_ ? "Pass jit=True to have the driver compile the PTX."
@@ -80,6 +72,13 @@ class Opener {
   std::vector<SourceImage> take() { return std::move(images_); }
 
  private:
+  [[noreturn]] void refuse_unlinked(const std::string& origin) const {
+    fail({"image", origin, "holds relocatable device code (nvcc -dc or -rdc=true)", "a cubin",
+          imports_.empty() ? "code that is not linked" : "PTX that imports " + imports_,
+          "Link it: `nvcc -dlink -cubin -arch=sm_XY FILES -o linked.cubin` with the file that "
+          "defines what is missing, or compile without -dc."});
+  }
+
   // An embedded package is what its manifest lists, and must be signed where that is asked for.
   void packages(const Bytes& library, const std::string& origin) {
     for (Bundle& bundle : embedded_bundles(library, origin)) {
@@ -144,8 +143,15 @@ class Opener {
   }
 
   void add_ptx(const uint8_t* data, size_t size, const std::string& origin) {
+    const Ptx ptx = parse_ptx(data, size, origin);
+    if (!ptx.imports.empty()) {  // no driver loads it
+      for (size_t i = 0; i < ptx.imports.size() && i < kMostImportsShown; ++i) {
+        imports_ += (imports_.empty() ? "" : ", ") + shown_symbol(ptx.imports[i]);
+      }
+      return;
+    }
     SourceImage image;
-    image.image = image_of(parse_ptx(data, size, origin));
+    image.image = image_of(ptx);
     image.bytes.assign(data, data + size);
     image.bytes.push_back(0);
     image.origin = origin;
@@ -157,6 +163,7 @@ class Opener {
   bool jit_;
   bool skipped_ptx_ = false;
   bool skipped_relocatable_ = false;
+  std::string imports_;  // of PTX that was left out because it has some
   // SourceImage::source: of the images that are added next, and the last that was given to any.
   size_t source_of_next_image_ = 0, last_source_ = 0;
   Unpacker unpacker_;

@@ -3,6 +3,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include "cubin/error.h"
+#include "cubin/stated_type.h"
 #include "driver/driver.h"
 #include "pytorch/contiguous.h"
 #include "pytorch/torch_error.h"
@@ -144,6 +145,17 @@ const void* TensorView::data() const {
   check_read(aoti_torch_get_dtype(tensor, &dtype));
   const auto itemsize = static_cast<uint64_t>(element_size(static_cast<ScalarType>(dtype)));
   return address != static_cast<uint64_t>(offset) * itemsize;
+}
+
+[[gnu::hot]] bool has_dtype(AtenTensorHandle tensor, uint64_t set) {
+  static_assert(
+      static_cast<int>(ScalarType::Float) == static_cast<int>(Element::kFloat32) &&
+          static_cast<int>(ScalarType::BFloat16) == static_cast<int>(Element::kBFloat16) &&
+          static_cast<int>(ScalarType::UInt64) == static_cast<int>(Element::kUInt64) &&
+          static_cast<int>(ScalarType::Float4_e2m1fn_x2) == static_cast<int>(Element::kFloat4),
+      "one set of numbers");
+  int32_t dtype = -1;
+  return aoti_torch_get_dtype(tensor, &dtype) == 0 && has_element(set, dtype);
 }
 
 [[gnu::hot]] bool read_contiguous(AtenTensorHandle tensor, int32_t* device, uint64_t* address) {

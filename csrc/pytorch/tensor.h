@@ -70,6 +70,9 @@ bool find_dtype(const std::string& name, ScalarType* dtype);
 // wrapper).
 bool read_contiguous(AtenTensorHandle tensor, int32_t* device, uint64_t* address);
 
+// Whether the tensor's dtype is in that set (cubin/stated_type.h).
+bool has_dtype(AtenTensorHandle tensor, uint64_t set);
+
 // Allocates a contiguous tensor on a CUDA device from PyTorch's caching allocator. The error text
 // of a failed allocation starts with "CUDA out of memory.", so that retry helpers recognise it.
 Tensor empty_cuda(const int64_t* sizes, int64_t dim, ScalarType dtype, int32_t device_index);

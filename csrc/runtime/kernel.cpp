@@ -51,11 +51,13 @@ Kernel::OnDevice::OnDevice(std::shared_ptr<const LoadedImage> loaded, const std:
                                device.handle),
         "driver", "cuKernelGetAttribute of kernel '" + printable(name) + "'");
   has_cluster = info.cluster[0] != 0;
+  grid_in_clusters = info.grid_in_clusters;
   least_shared = info.uses_dynamic_shared ? 1 : 0;
   const int64_t compiled = int64_t{info.max_block[0]} * info.max_block[1] * info.max_block[2];
   common_threads =
       std::min<int64_t>({kMaxThreads, max_threads, compiled != 0 ? compiled : kMaxThreads});
-  // No block is common: launch_checked() refuses such parameters, and the short way does not look at them.
+  // No block is common: launch_checked() refuses such parameters, and the short way does not look
+  // at them.
   if (info.param_bytes > kMaxParamBytes) common_threads = 0;
   std::copy(info.required_block.begin(), info.required_block.end(), common_block);
 }

@@ -17,8 +17,8 @@ namespace torch_cubin {
 
 class Module;
 
-// Limits that are the same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per Compute
-// Capability").
+// Limits that are the same on every GPU (CUDA C++ Programming Guide, "Technical Specifications per
+// Compute Capability").
 constexpr int64_t kMaxGrid[3] = {2147483647, 65535, 65535};
 constexpr int64_t kMaxBlock[3] = {1024, 1024, 64};
 constexpr int64_t kMaxThreads = 1024;      // a block
@@ -28,8 +28,8 @@ constexpr const char* kAxes[3] = {"x", "y", "z"};
 
 class Kernel {
  public:
-  // `info` is of any image that has the kernel: its parameters are those of all of them, its blocks,
-  // clusters and shared memory only where they agree.
+  // `info` is of any image that has the kernel: its parameters are those of all of them, its
+  // blocks, clusters and shared memory only where they agree.
   Kernel(Module& module, KernelInfo info);
   ~Kernel() { forget(); }
   Kernel(const Kernel&) = delete;
@@ -60,6 +60,7 @@ class Kernel {
     // The members that every launch reads stand first.
     std::atomic<uint32_t> shared_limit{0};  // dynamic bytes allowed + 1; 0: not asked yet
     bool has_cluster = false;               // the binary demands one
+    bool grid_in_clusters = false;          // and a launch's grid counts those
     // A CUkernel may be launched too, but the driver then looks this up on every launch (50 ns).
     CUfunction function = nullptr;
     CUcontext context = nullptr;  // the device's
@@ -68,7 +69,8 @@ class Kernel {
     int64_t common_threads = 0;
     int64_t common_block[3] = {0, 0, 0};
     uint64_t least_shared = 0;  // dynamic bytes, 1 where the kernel cannot do without
-    // Shapes with clusters that were found to fit, packed, each in the slot that its number says; or 0.
+    // Shapes with clusters that were found to fit, packed, each in the slot that its number says;
+    // or 0.
     mutable std::atomic<uint64_t> checked_clusters[4] = {};
     std::atomic<uint64_t>& checked_cluster(uint64_t packed) const {
       return checked_clusters[(packed * 0x9E3779B97F4A7C15u) >> 62];

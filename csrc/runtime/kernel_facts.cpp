@@ -70,7 +70,7 @@ int64_t occupancy_of(Kernel& kernel, const torch_cubin_launch_call& call, const 
       fail({"launch", object, "is asked of a cluster that no GPU runs",
             "1 to " + std::to_string(kMaxCluster) + " blocks", std::to_string(asked), ""});
     }
-    one.grid[i] = asked;
+    one.grid[i] = here.grid_in_clusters ? 1 : asked;
   }
   CUlaunchConfig config{};
   CUlaunchAttribute attribute{};

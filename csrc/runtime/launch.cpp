@@ -19,7 +19,8 @@ void note_launch(const Kernel& kernel) {
   launches.last_kernel.store(kernel.lasting_name(), std::memory_order_relaxed);
 }
 
-// The product of three sizes; INT64_MAX where it would overflow, as sizes that are not checked yet may.
+// The product of three sizes; INT64_MAX where it would overflow, as sizes that are not checked yet
+// may.
 int64_t product(const int64_t* values) {
   int64_t result = values[0];
   for (int i = 1; i < 3; ++i) {
@@ -49,8 +50,8 @@ bool is_common(const Kernel::OnDevice& here, const torch_cubin_launch_call& call
 }
 
 // Whether a launch on that stream works on the device without another context being made current: a
-// stream of PyTorch's own brings its context, the default ones mean that of the current one, and what
-// a caller names may be anything.
+// stream of PyTorch's own brings its context, the default ones mean that of the current one, and
+// what a caller names may be anything.
 bool finds_context(CUstream stream, bool is_named, const Kernel::OnDevice& here) {
   if (!is_default_stream(stream) && !is_named) return true;
   CUcontext current = nullptr;
@@ -88,7 +89,8 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
     for (int i = 0; i < 3; ++i) {
       const int64_t compiled = here.info.cluster[i];
       cluster[i] = (call.flags & TORCH_CUBIN_CLUSTER) != 0 ? call.cluster[i] : compiled;
-      if (cluster[i] <= 0 || cluster[i] > kMaxCluster || call.grid[i] % cluster[i] != 0 ||
+      const bool whole = here.grid_in_clusters || call.grid[i] % cluster[i] == 0;
+      if (cluster[i] <= 0 || cluster[i] > kMaxCluster || !whole ||
           (here.has_cluster && cluster[i] != compiled)) {
         return false;
       }
@@ -104,8 +106,8 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
   return true;
 }
 
-// The short way of a launch whose shape needs no more checks than these, of a kernel that ran on the
-// device before. Touches as little code and data as can be: the driver's own work leaves the
+// The short way of a launch whose shape needs no more checks than these, of a kernel that ran on
+// the device before. Touches as little code and data as can be: the driver's own work leaves the
 // first-level caches empty, and the general path costs 0.1 us more. The functions on the way are
 // marked hot, which lays them side by side. Returns false, having done nothing, when the launch
 // needs the general path.
@@ -229,9 +231,9 @@ class Launch {
       attribute.value.cooperative = 1;
     }
     if (has(TORCH_CUBIN_DEPENDENT)) set_dependent(config);
-    // PyTorch's own work on the default stream goes to that of the current context. A green one, which
-    // PyTorch makes current, is meant: on the primary one's stream the launch would overtake that work.
-    // The function is of the primary context; its handle is of whichever is current.
+    // PyTorch's own work on the default stream goes to that of the current context. A green one,
+    // which PyTorch makes current, is meant: on the primary one's stream the launch would overtake
+    // that work. The function is of the primary context; its handle is of whichever is current.
     if (green && is_default_stream(config.hStream)) {
       guard.reset();
       function = reinterpret_cast<CUfunction>(here.handle);
@@ -293,7 +295,7 @@ class Launch {
              std::to_string(product(cluster_)) + ", cluster " + triple(cluster_), "");
     }
     for (int i = 0; i < 3; ++i) {
-      if (call_.grid[i] % cluster_[i] != 0) {
+      if (!info_.grid_in_clusters && call_.grid[i] % cluster_[i] != 0) {
         refuse("has a grid that is no whole number of clusters",
                "a multiple of " + std::to_string(cluster_[i]) + " blocks in " + kAxes[i],
                "grid " + triple(call_.grid) + ", cluster " + triple(cluster_), "");
@@ -372,9 +374,13 @@ class Launch {
                  " bytes of dynamic shared memory each",
              "cluster " + triple(cluster_), "Use smaller clusters, blocks or shared memory.");
     }
-    if (has(TORCH_CUBIN_COOPERATIVE) && product(call_.grid) > last.blocks) {
+    const int64_t most = info_.grid_in_clusters ? last.blocks / cluster_blocks : last.blocks;
+    if (has(TORCH_CUBIN_COOPERATIVE) && product(call_.grid) > most) {
       refuse("is cooperative and does not fit on " + device.name,
-             "at most " + std::to_string(last.blocks) + " blocks of " +
+             "at most " + std::to_string(most) +
+                 (info_.grid_in_clusters
+                      ? " clusters of " + std::to_string(cluster_blocks) + " blocks of "
+                      : " blocks of ") +
                  std::to_string(product(call_.block)) + " threads at once",
              std::to_string(product(call_.grid)) + ", grid " + triple(call_.grid),
              "Launch fewer blocks and let each do more.");

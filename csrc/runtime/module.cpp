@@ -10,6 +10,7 @@
 #include "cubin/arch.h"
 #include "cubin/demangle.h"
 #include "cubin/error.h"
+#include "cubin/near_names.h"
 #include "cubin/ptx.h"
 #include "runtime/device_memory.h"
 
@@ -27,6 +28,34 @@ int rank(const SourceImage& source, int device_sm) {
 
 constexpr const char* kLoadApart =
     "Load them apart; from an archive, extract the one that you want and load that file.";
+
+constexpr size_t kMostNamesShown = 8;
+
+constexpr const char* kTakeOut =
+    "Give it another name, or take the image that you want out of the file, as `cuobjdump -xelf "
+    "all "
+    "FILE` does, and load it alone.";
+
+// Whether each file of a program may have a kernel of that symbol. Instances of templates are alike
+// in all, and so is what is weak. Compilers before CUDA 13 do not mark static ones.
+bool is_own_of_file(const KernelInfo& kernel) {
+  if (kernel.is_local || kernel.is_weak) return kernel.is_local;
+  return demangled(kernel.name).find('<') == std::string::npos;
+}
+
+bool has_same_kernel(const SourceImage& a, const SourceImage& b, const std::string& name) {
+  if (!a.is_ptx) {
+    return have_same_kernel(a.bytes.data(), a.bytes.size(), b.bytes.data(), b.bytes.size(), name);
+  }
+  const auto text = [](const SourceImage& source) {
+    return std::string_view(reinterpret_cast<const char*>(source.bytes.data()),
+                            source.bytes.size());
+  };
+  const auto parsed = [](const SourceImage& source) {
+    return parse_ptx(source.bytes.data(), source.bytes.size(), source.origin);
+  };
+  return have_same_entry(parsed(a), text(a), parsed(b), text(b), name);
+}
 
 std::string sizes_text(const std::vector<ParamInfo>& params) {
   std::string text = counted(params.size(), "parameter");
@@ -55,28 +84,36 @@ Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lif
 }
 
 // Names repeat from one compilation to the next: Inductor begins anew with each model, and tile
-// configurations of one source file share their names. Within one source they do not matter: there
-// C++'s one-definition rule holds, and libraries have one template's kernel in many of their
-// images. Two libraries may both have a kernel that their users never ask for, so it is refused by
-// its name.
+// configurations of one source file share their names. Within one source C++'s one-definition rule
+// holds, and libraries have one template's kernel in many of their images; but each file of a
+// program may have a `static` kernel of its own. Two libraries may both have a kernel that their
+// users never ask for, so it is refused by its name.
 void Module::find_different_sources() {
   // What was compared: two libraries may share thousands of kernels, all in one image of each.
   std::map<std::pair<const SourceImage*, const SourceImage*>, bool> same;
-  std::map<std::tuple<std::string, std::string, bool>, const SourceImage*> first;
+  std::map<std::tuple<std::string, std::string, bool>,
+           std::pair<const SourceImage*, const KernelInfo*>>
+      first;
   for (const SourceImage& source : images_) {
     const std::string arch = source.image.arch.name();
     for (const KernelInfo& kernel : source.image.kernels) {
-      const auto [at, added] = first.emplace(std::tuple(kernel.name, arch, source.is_ptx), &source);
-      const SourceImage& other = *at->second;
-      if (added || other.source == source.source) continue;
+      const auto [at, added] = first.emplace(std::tuple(kernel.name, arch, source.is_ptx),
+                                             std::make_pair(&source, &kernel));
+      if (added) continue;
+      const SourceImage& other = *at->second.first;
+      const bool one_file = other.source == source.source;
+      if (one_file && !is_own_of_file(kernel) && !is_own_of_file(*at->second.second)) continue;
       const auto [compared, is_new] = same.try_emplace(std::make_pair(&other, &source));
       if (is_new) compared->second = other.bytes == source.bytes;
-      if (compared->second) continue;
-      refused_.emplace(kernel.name,
-                       Fault{"image", "kernel '" + printable(kernel.name) + "' for " + arch,
-                             "is in two of the files that are loaded together, and not the same",
-                             "one kernel of a name and architecture",
-                             other.origin + " and " + source.origin, kLoadApart});
+      if (compared->second || (one_file && has_same_kernel(other, source, kernel.name))) continue;
+      refused_.emplace(
+          kernel.name,
+          Fault{"image", "kernel '" + printable(kernel.name) + "' for " + arch,
+                one_file ? "is in two images of one file, and not the same: a static kernel is its "
+                           "source file's own"
+                         : "is in two of the files that are loaded together, and not the same",
+                "one kernel of a name and architecture", other.origin + " and " + source.origin,
+                one_file ? kTakeOut : kLoadApart});
     }
   }
 }
@@ -124,33 +161,66 @@ Kernel& Module::kernel(const std::string& name) {
   if (found != kernels_.end()) return *found->second;
   const auto refused = refused_.find(name);
   if (refused != refused_.end()) fail(refused->second);
-  const KernelInfo* known = nullptr;
-  for (const SourceImage& source : images_) {
-    for (const KernelInfo& info : source.image.kernels) {
-      if (known == nullptr && info.name == name) known = &info;
-    }
-  }
-  if (known == nullptr) known = &images_.front().image.kernel(name);  // throws: the nearest names
-  auto kernel = std::make_unique<Kernel>(*this, *known);
+  auto kernel = std::make_unique<Kernel>(*this, facts_of(name));
   return *kernels_.emplace(name, std::move(kernel)).first->second;
 }
 
+// Those of the first image that has it, and the types that any of them states: PTX beside a cubin
+// has those of an extern "C" kernel.
+KernelInfo Module::facts_of(const std::string& name) const {
+  KernelInfo facts;
+  bool known = false;
+  for (const SourceImage& source : images_) {
+    const KernelInfo* info = source.image.find(name);
+    if (info == nullptr) continue;
+    if (!known) facts = *info;
+    known = true;
+    for (size_t i = 0; i < facts.params.size() && i < info->params.size(); ++i) {
+      if (facts.params[i].stated.takes == 0) facts.params[i].stated = info->params[i].stated;
+    }
+  }
+  if (!known) fail_no_kernel(name);
+  state_types(facts, demangled(name));
+  return facts;
+}
+
+void Module::fail_no_kernel(const std::string& name) const {
+  const std::vector<std::string> known = names();
+  if (known.empty()) {
+    fail(
+        {"no_kernel", "kernel '" + printable(name) + "'", "is not in " + origin_, "", "",
+         "It holds no kernel at all: is the kernel a __global__ function, and if it is a template, "
+         "is it instantiated?"});
+  }
+  fail({"no_kernel", "kernel '" + printable(name) + "'", "is not in " + origin_,
+        nearest_names(known, name), "", kNamesAdvice});
+}
+
 Kernel& Module::kernel_called(const std::string& name) {
-  std::vector<std::string> called;
-  for (const std::string& symbol : names()) {
-    if (symbol == name) return kernel(name);
-    if (is_name_of(demangled(symbol), name)) called.push_back(symbol);
+  {
+    std::lock_guard<std::mutex> lock(kernels_mutex_);
+    const auto called = called_.find(name);
+    if (called != called_.end()) return *called->second;
   }
-  if (called.size() == 1) return kernel(called.front());
-  if (called.empty()) return kernel(name);  // throws: the nearest names
+  Kernel& found = kernel(one_of(symbols_called(names(), name), name, "kernel"));
+  std::lock_guard<std::mutex> lock(kernels_mutex_);
+  called_.emplace(name, &found);
+  return found;
+}
+
+// The only one of these symbols; the name itself where there is none.
+const std::string& Module::one_of(const std::vector<std::string>& called, const std::string& name,
+                                  const char* what) const {
+  if (called.empty()) return name;
+  if (called.size() == 1) return called.front();
   std::string found;
-  for (const std::string& symbol : called) {
-    found += (found.empty() ? "'" : ", '") + printable(symbol) + "' (" +
-             printable(demangled(symbol)) + ")";
+  for (size_t i = 0; i < called.size() && i < kMostNamesShown; ++i) {
+    found += (found.empty() ? "" : ", ") + shown_symbol(called[i]);
   }
+  if (called.size() > kMostNamesShown) found += ", ...";
   fail({"no_kernel", "the name '" + printable(name) + "'",
-        "is that of " + counted(called.size(), "kernel") + " in " + origin_, "one of them", found,
-        "Give the symbol, or the template arguments or parameters too."});
+        "is that of " + counted(called.size(), what) + " in " + origin_, "one of them", found,
+        "Give the symbol, or the scope, template arguments or parameters too."});
 }
 
 const SourceImage* Module::choose(const Device& device, const std::string& kernel) const {
@@ -179,7 +249,7 @@ bool Module::agree_on_shape(const std::string& kernel) const {
     if (info == nullptr) continue;
     if (first == nullptr) first = info;
     if (info->required_block != first->required_block || info->max_block != first->max_block ||
-        info->cluster != first->cluster ||
+        info->cluster != first->cluster || info->grid_in_clusters != first->grid_in_clusters ||
         info->uses_dynamic_shared != first->uses_dynamic_shared) {
       return false;
     }
@@ -260,8 +330,9 @@ bool Module::may_have(const SourceImage& source, const std::string& symbol) {
 // Each image has a variable of its own, which only its own kernels see: of two, neither can be
 // meant without a warning. Images without kernels may be one for each architecture, with the same
 // variables in all: there the best image with the variable is meant, as it is for a kernel.
-Module::Global Module::global(const Device& device, const std::string& name) {
+Module::Global Module::global(const Device& device, const std::string& given) {
   const Use use(*this);
+  const std::string name = variable_called(given);
   const ContextGuard guard(device);
   std::vector<const SourceImage*> images = images_of_kernels(device);
   const bool no_kernel_runs = images.empty() && !names().empty();
@@ -285,10 +356,7 @@ Module::Global Module::global(const Device& device, const std::string& name) {
       fail({"image", "global variable '" + printable(name) + "'",
             "is in two images, whose kernels each see their own", "one",
             found->origin + " and " + source->origin,
-            found->source == source->source
-                ? "Give the variables names of their own, or take the image that you want out of "
-                  "the file, as `cuobjdump -xelf all FILE` does, and load it alone."
-                : kLoadApart});
+            found->source == source->source ? kTakeOut : kLoadApart});
     }
     found = source;
     global.address = static_cast<uint64_t>(address);
@@ -296,9 +364,23 @@ Module::Global Module::global(const Device& device, const std::string& name) {
   }
   if (found != nullptr) return global;
   if (images.empty() || no_kernel_runs) fail_no_image(device);
-  fail({"no_kernel", "global variable '" + printable(name) + "'", "is not in " + origin_, "", "",
-        "Names are the symbols: C++ mangles variables of namespaces and static ones; one that no "
-        "kernel uses may have been dropped by the compiler."});
+  fail(
+      {"no_kernel", "global variable '" + printable(name) + "'", "is not in " + origin_,
+       nearest_names(variable_names(), name), "",
+       "A name is a symbol, or what C++ calls it; one that no kernel uses may have been dropped by "
+       "the compiler."});
+}
+
+std::vector<std::string> Module::variable_names() const {
+  std::set<std::string> names;
+  for (const SourceImage& source : images_) {
+    for (const VariableInfo& variable : source.image.variables) names.insert(variable.name);
+  }
+  return {names.begin(), names.end()};
+}
+
+std::string Module::variable_called(const std::string& name) const {
+  return one_of(symbols_called(variable_names(), name), name, "variable");
 }
 
 void Module::preload(const Device& device) {

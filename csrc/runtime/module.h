@@ -57,8 +57,8 @@ class Module {
   // where two images disagree on its parameters.
   Kernel& kernel(const std::string& name);
 
-  // The same, and takes the C++ name of a mangled one where only one kernel is called so
-  // (cubin/demangle.h).
+  // The same, and takes the C++ name of a mangled one (cubin/demangle.h). Throws [no_kernel], with
+  // all of them, where several kernels are called so.
   Kernel& kernel_called(const std::string& name);
 
   // The kernels' names, sorted.
@@ -69,8 +69,8 @@ class Module {
     uint64_t bytes = 0;
   };
   // A __device__ or __constant__ variable on that device, of an image that kernels are taken from
-  // there or of one that has no kernels. Loads only images that may have it. Throws [no_kernel]
-  // where none has, [image] where two have.
+  // there or of one that has no kernels, by its symbol or C++ name. Loads only images that may have
+  // it. Throws [no_kernel] where none has or several are called so, [image] where two have it.
   Global global(const Device& device, const std::string& name);
 
   // Loads every kernel that runs on the device, completely; but those that kernel() refuses. Of a
@@ -143,6 +143,12 @@ class Module {
   // These two fill refused_, while the images' bytes are all there.
   void find_different_sources();
   void find_different_params();
+  KernelInfo facts_of(const std::string& name) const;
+  [[noreturn]] void fail_no_kernel(const std::string& name) const;
+  const std::string& one_of(const std::vector<std::string>& called, const std::string& name,
+                            const char* what) const;
+  std::vector<std::string> variable_names() const;
+  std::string variable_called(const std::string& name) const;
   void refuse_during_capture(const Device& device, CurrentStream current_stream) const;
 
   std::vector<SourceImage> images_;  // their bytes, guarded by mutex_, go when they are loaded
@@ -154,7 +160,8 @@ class Module {
   bool used_[kMaxDevices] = {};
   std::mutex kernels_mutex_;  // guards what follows; apart, as it is never held for long
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;
-  std::mutex unload_mutex_;  // one unload at a time
+  std::map<std::string, Kernel*> called_;  // by other names than their symbols
+  std::mutex unload_mutex_;                // one unload at a time
   std::atomic<bool> loaded_{false};
   // What every launch touches, in one line of the cache: the driver leaves little of it there.
   alignas(64) const Lifetime lifetime_;

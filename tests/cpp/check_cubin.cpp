@@ -418,6 +418,38 @@ void without_exceptions() {
   CHECK(module.try_unload().value());
 }
 
+// What mangled names and PTX state: checked by typed kernels and by launches.
+void stated_types() {
+  const char* const text =
+      ".version 8.0\n.target sm_80\n.address_size 64\n"
+      ".visible .entry _Z4tmplIfLi4EEvPT_i(.param .u64 a, .param .u32 b) { ret; }\n"
+      ".visible .entry _Z5otherP6__halfPKvlh(.param .u64 a, .param .u64 b, .param .u64 c, "
+      ".param .u8 d) { ret; }\n"
+      ".visible .entry plain(.param .u64 a, .param .f32 b, .param .b32 c) { ret; }\n";
+  Module module = Module::from_memory(text, std::strlen(text));
+  CHECK(module["tmpl<float,4>"].name() == "_Z4tmplIfLi4EEvPT_i");
+  CHECK(module["tmpl< float, 4 >(float *, int)"].name() == "_Z4tmplIfLi4EEvPT_i");
+  module.kernel<void(float*, int)>("tmpl<float, 4>");
+  module.kernel<void(const float*, unsigned)>("tmpl");
+  module.kernel<void(void*, int)>("tmpl");
+  module.kernel<void(uint64_t, int)>("tmpl");
+  REFUSED("params", "", module.kernel<void(double*, int)>("tmpl"));
+  REFUSED("params", "", module.kernel<void(__half*, int)>("tmpl"));
+  REFUSED("params", "", module.kernel<void(float**, int)>("tmpl"));
+  REFUSED("params", "", module.kernel<void(float*, float)>("tmpl"));
+  REFUSED("params", "", module.kernel<void(float, int)>("tmpl"));
+  float* x = nullptr;
+  int* n = nullptr;
+  REFUSED("params", "", module["tmpl"](grid(1), block(1), nullptr, x, 1.0F));
+  REFUSED("params", "", module["tmpl"](grid(1), block(1), nullptr, n, 1));
+  module.kernel<void(__half*, const float*, long long, bool)>("other");
+  REFUSED("params", "", module.kernel<void(float*, const void*, long, bool)>("other"));
+  REFUSED("params", "", module.kernel<void(__half*, const void*, double, bool)>("other"));
+  module.kernel<void(double*, float, int)>("plain");
+  REFUSED("params", "", module.kernel<void(double*, int, int)>("plain"));
+  REFUSED("no_kernel", "", module["tmp"]);
+}
+
 // A caller that was compiled with a later header, whose structs have grown, and with one before the
 // first: more bytes than the library knows, and too few.
 void callers_of_other_versions() {
@@ -515,6 +547,7 @@ int main(int count, char** arguments) {
     bad_images();
     memory_images();
     without_exceptions();
+    stated_types();
     callers_of_other_versions();
     out_of_memory();
     lifetimes();

@@ -1,4 +1,5 @@
-// Containers: fatbins, host ELF files, arrays in C source, bundles of embedded files.
+// Containers: fatbins, host ELF files, static libraries, arrays in C source, bundles of embedded
+// files.
 #include <set>
 
 #include "cubin/arch.h"
@@ -65,6 +66,19 @@ void run_host_elf(const uint8_t* data, size_t size) {
   });
 }
 
+void run_static_library(const uint8_t* data, size_t size) {
+  accepts({"image", "hash"}, [&] {
+    Container found;
+    list_static_library(Bytes(data, size), "the input", found);
+    check_entries(found.entries, data, size, 0);
+    for (const torch_cubin::LibraryMember& member :
+         torch_cubin::members_of(Bytes(data, size), "the input")) {
+      require(member.offset <= size && member.content.size() <= size - member.offset);
+      require(member.content.data() == data + member.offset);
+    }
+  });
+}
+
 void run_c_arrays(const uint8_t* data, size_t size) {
   std::vector<Entry> entries;
   if (accepts({"image"}, [&] { list_arrays(Bytes(data, size), "the input", entries); })) {
@@ -128,6 +142,7 @@ size_t mutate_bundle(uint8_t* data, size_t size, size_t, uint32_t seed) {
 const Register kFatbin({"fatbin", run_fatbin, mutate_fatbin});
 const Register kHostElf({"host_elf", run_host_elf, mutate_elf});
 const Register kArrays({"c_arrays", run_c_arrays, nullptr});
+const Register kStaticLibrary({"static_library", run_static_library, nullptr});
 const Register kBundle({"bundle", run_bundle, mutate_bundle});
 
 }  // namespace

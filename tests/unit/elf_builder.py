@@ -59,6 +59,7 @@ class Kernel:
     info: bytes = param(0, 0, 8) + value(0x19, 8)
     shared: int | None = None
     code: bytes = b"\0" * 16
+    binding: int = 1  # 0 of a static kernel, 2 of a weak one
 
 
 @dataclasses.dataclass
@@ -87,7 +88,7 @@ class Cubin:
         for kernel in self.kernels:
             text = len(sections)
             name = _encode(kernel.name)
-            symbols.append(Symbol(name, text, len(kernel.code)))
+            symbols.append(Symbol(name, text, len(kernel.code), info=kernel.binding << 4 | 2))
             sections.append(Section(b".text." + name, PROGBITS, kernel.code, link=3))
             sections.append(Section(b".nv.info." + name, NV_INFO, kernel.info, link=3, info=text))
             if kernel.shared is not None:

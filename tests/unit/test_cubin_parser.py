@@ -13,11 +13,12 @@ from real_cubins import ARCHS, DATA
 needs_nvcc = pytest.mark.skipif(real_cubins.nvcc() is None, reason="needs nvcc, found none")
 
 
-def kernel(params: list[tuple[int, int, str]], **facts: object) -> dict:
+def kernel(params: list[tuple[int, int, str]], cpp_types: tuple = (), **facts: object) -> dict:
     """A kernel as image_to_json writes it; params are (offset, size, kind)."""
+    types = cpp_types or ("",) * len(params)
     return {
         "params": [
-            {"index": i, "offset": offset, "size": size, "kind": kind}
+            {"index": i, "offset": offset, "size": size, "kind": kind, "cpp_type": types[i]}
             for i, (offset, size, kind) in enumerate(params)
         ],
         "param_bytes": params[-1][0] + params[-1][1] if params else 0,
@@ -28,6 +29,8 @@ def kernel(params: list[tuple[int, int, str]], **facts: object) -> dict:
         "max_block": None,
         "cluster": None,
         "uses_dynamic_shared": False,
+        "grid_in_clusters": False,
+        "cpp_name": "",
         **facts,
     }
 
@@ -104,7 +107,12 @@ EXPECTED = {
         8,
         "13.0",
         {
-            "_Z4fillIiEvPT_S0_": kernel([(0, 8, U), (8, 4, V)], registers=8),
+            "_Z4fillIiEvPT_S0_": kernel(
+                [(0, 8, P), (8, 4, V)],
+                cpp_types=("int*", "int"),
+                cpp_name="void fill<int>(int*, int)",
+                registers=8,
+            ),
             "cluster": kernel([(0, 8, U)], registers=8, cluster=[2, 1, 1]),
             "no_params": kernel([], registers=4),
             "small": kernel(
@@ -141,7 +149,11 @@ EXPECTED = {
             "cube": kernel([(0, 8, U), (8, 8, U), (16, 4, V)], registers=10),
             "cube_backward": kernel(VEC_ADD, registers=12),
             "fill_64": kernel(  # __block_size__ names a cluster as well
-                [(0, 8, U), (8, 4, V)], registers=8, required_block=[64, 1, 1], cluster=[1, 1, 1]
+                [(0, 8, U), (8, 4, V)],
+                registers=8,
+                required_block=[64, 1, 1],
+                cluster=[1, 1, 1],
+                grid_in_clusters=True,
             ),
             "repeat_columns": kernel([(0, 8, U), (8, 8, U), (16, 4, V), (20, 4, V)], registers=22),
             "row_limits": kernel(
@@ -152,6 +164,9 @@ EXPECTED = {
         },
     ),
 }
+
+
+VARIABLES: dict[str, dict[str, int]] = {}
 
 
 def test_parse_cubin_lists_every_committed_file() -> None:
@@ -166,6 +181,8 @@ def test_parse_cubin_reads_committed(stem: str) -> None:
     arch, layout, toolkit, kernels = EXPECTED[stem]
     found = {entry.pop("name"): entry for entry in facts.pop("kernels")}
     assert found == kernels
+    variables = {entry["name"]: entry["size"] for entry in facts.pop("variables")}
+    assert variables == VARIABLES.get(stem, {})
     assert facts == {
         "kind": "cubin",
         "arch": arch,

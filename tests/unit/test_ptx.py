@@ -33,8 +33,10 @@ def test_ptx_of_nvcc() -> None:
         "address_size": 64,
         "size": (FOLDER / "vec_add.ptx").stat().st_size,
         "uses_dynamic_shared": False,
+        "variables": [],
+        "imports": [],
     }
-    assert kernel["name"] == "vec_add"
+    assert (kernel["name"], kernel["cpp_name"]) == ("vec_add", "")
     assert params(kernel) == [
         *((f"vec_add_param_{i}", "u64", 8, 8, "unknown") for i in range(3)),
         ("vec_add_param_3", "u32", 4, 4, "value"),

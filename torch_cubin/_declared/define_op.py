@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch_cubin._declared import signature as _signature
 from torch_cubin._declared.contract import Choice
 from torch_cubin._kernels.module import Kernel, Module
 from torch_cubin._kernels.sources import Loaded, by_kernel, opened
+from torch_cubin._native import library
 
 LAUNCH_ARGUMENTS = (
     *("args", "grid", "block", "shared_memory", "cluster", "cooperative"),
@@ -261,7 +263,8 @@ class _Files:
             return self._files
         if self._by_kernel is None:
             self._by_kernel = by_kernel(self._files)
-        return self._by_kernel.get(name, self._files)
+        called = library.symbols_called(self._by_kernel, name)
+        return self._by_kernel[called[0]] if len(called) == 1 else self._files
 
 
 def _sources(op: str, kernel: Any, images: _Images) -> tuple[list[Any], str, bool]:
@@ -269,9 +272,9 @@ def _sources(op: str, kernel: Any, images: _Images) -> tuple[list[Any], str, boo
     if isinstance(kernel, Kernel):
         return images.of(kernel), kernel.name, kernel.module._jit
     if isinstance(kernel, str):
-        path, colon, name = kernel.rpartition(":")
-        if colon and path and name:
-            return [path], name, False
+        parts = re.fullmatch(r"(.*[^:]):([^:].*)", kernel, re.DOTALL)  # C++ names have "::"
+        if parts is not None:
+            return [parts[1]], parts[2], False
     elif isinstance(kernel, tuple) and len(kernel) == 2 and isinstance(kernel[1], str):
         source, name = kernel
         several = isinstance(source, (list, tuple))
@@ -300,7 +303,7 @@ def _shown(kernel: Any) -> str:
 def _block(op: str, images: list[tuple[bytes, str]], name: str, jit: bool) -> tuple[int, ...]:
     """The block that the binaries demand of a kernel."""
     module = Module(images, images[0][1], jit)
-    module[name]  # raises where no image has it: the nearest names
+    name = module[name].name  # raises where no image has it: the nearest names
     demands = {
         tuple(kernel.required_block): image.arch
         for image in module.images

@@ -20,6 +20,7 @@ from torch_cubin._declared.expressions import (
     tree_of,
 )
 from torch_cubin._kernels import scalars
+from torch_cubin._kernels.arguments import Bits
 from torch_cubin._kernels.scalars import Scalar, TracedScalar
 from torch_cubin._kernels.struct_bytes import Raw, Struct, is_raw
 from torch_cubin._kernels.tensor_map import TensorMap, TracedTensorMap
@@ -307,6 +308,8 @@ def _wrong_value(label: str, expected: str, value: Any) -> errors.Error:
 
 def entry(value: Any, label: str) -> list[Any]:
     """The contract's entry for one argument of a kernel."""
+    if isinstance(value, Bits):
+        return ["bits", entry(value.argument, label)]
     if isinstance(value, TracedView):
         return ["address", value._name, tree_of(value._element), value._parts]
     if isinstance(value, TracedTensor):

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin._native import library
 from torch_cubin.errors import counted
 
 Triple = tuple[int, int, int]
@@ -26,6 +27,17 @@ class Param:
     offset: int  # bytes from the start of the parameter block
     size: int  # bytes
     kind: str
+    cpp_type: str  # "float const*", where the kernel's mangled name states it; otherwise ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A `__device__` or `__constant__` variable."""
+
+    name: str  # the symbol
+    cpp_name: str  # "ns::table"; "" where the symbol is no C++ name
+    size: int  # bytes; 0 where PTX does not say
+    space: str  # "global" or "constant"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +45,7 @@ class Kernel:
     """One entry kernel. Blocks and cluster are None where the file records none."""
 
     name: str  # the symbol: C++ mangles it unless the kernel is extern "C"
+    cpp_name: str  # "void scale<float>(float*, int)"; "" where the symbol is no C++ name
     params: tuple[Param, ...]
     param_bytes: int
     registers: int  # per thread
@@ -43,6 +56,7 @@ class Kernel:
     max_block: Triple | None
     cluster: Triple | None
     uses_dynamic_shared: bool  # every launch must give shared memory; False: the file does not tell
+    grid_in_clusters: bool  # a launch's grid counts clusters (__block_size__), not blocks
 
     def __str__(self) -> str:
         facts = [counted(self.registers, "register")]
@@ -56,12 +70,35 @@ class Kernel:
         if self.uses_dynamic_shared:
             facts.append("dynamic shared memory")
         facts += _shapes(self)
-        lines = [f"kernel {shown(self.name)}", f"  {', '.join(facts)}"]
+        lines = [_title(self), f"  {', '.join(facts)}"]
         if not self.params:
             return "\n".join([*lines, "  no parameters"])
-        lines.append(f"  {'param':>5} {'offset':>7} {'size':>6}  kind")
-        lines += [f"  {p.index:>5} {p.offset:>7} {p.size:>6}  {p.kind}" for p in self.params]
+        typed = any(p.cpp_type for p in self.params)
+        lines.append(
+            f"  {'param':>5} {'offset':>7} {'size':>6}  kind{'     type' if typed else ''}"
+        )
+        lines += [
+            f"  {p.index:>5} {p.offset:>7} {p.size:>6}  {p.kind:<7}  {shown(p.cpp_type)}".rstrip()
+            for p in self.params
+        ]
         return "\n".join(lines)
+
+
+def _title(kernel: Any) -> str:
+    cpp_name = f"  {shown(kernel.cpp_name)}" if kernel.cpp_name else ""
+    return f"kernel {shown(kernel.name)}{cpp_name}"
+
+
+def _variable_table(variables: tuple[Variable, ...]) -> list[str]:
+    """The variables as a table, in a list with nothing in it where there are none."""
+    if not variables:
+        return []
+    lines = [counted(len(variables), "variable"), f"  {'space':<8} {'size':>10}  name"]
+    lines += [
+        f"  {v.space:<8} {v.size:>10}  {shown(v.name)}{f'  {shown(v.cpp_name)}' * bool(v.cpp_name)}"
+        for v in variables
+    ]
+    return ["\n".join(lines)]
 
 
 class _Facts:
@@ -79,9 +116,19 @@ class _Kernels(_Facts):
     kernels: tuple[Any, ...]
 
     def __getitem__(self, name: str) -> Any:
-        for kernel in self.kernels:
-            if kernel.name == name:
-                return kernel
+        known = {kernel.name: kernel for kernel in self.kernels}
+        called = library.symbols_called(known, name)
+        if len(called) == 1:
+            return known[called[0]]
+        if called:
+            raise errors.fault(
+                "no_kernel",
+                f"the name '{shown(name)}'",
+                f"is that of {counted(len(called), 'kernel')}",
+                expected="one of them",
+                got=", ".join(f"'{shown(symbol)}'" for symbol in called[:8]),
+                advice="Give the symbol, or the scope, template arguments or parameters too.",
+            )
         names = ", ".join(f"'{shown(kernel.name)}'" for kernel in self.kernels[:3])
         more = f" and {len(self.kernels) - 3} more" if len(self.kernels) > 3 else ""
         raise errors.fault(
@@ -89,7 +136,7 @@ class _Kernels(_Facts):
             f"kernel '{shown(name)}'",
             "is not in the cubin" if isinstance(self, Image) else "is not in the PTX",
             expected=f"{names}{more}" if names else "a file with kernels",
-            advice='Names are the symbols: C++ mangles them unless the kernel is extern "C".',
+            advice="A name is a symbol of the file, or what C++ calls it: 'f', 'ns::f', 'f<int>'.",
         )
 
 
@@ -104,6 +151,7 @@ class Image(_Kernels):
     toolkit: str  # "13.0", or "" where the file does not tell
     size: int  # bytes
     kernels: tuple[Kernel, ...]
+    variables: tuple[Variable, ...]
 
     @property
     def relocatable(self) -> bool:
@@ -115,7 +163,7 @@ class Image(_Kernels):
         what = "relocatable cubin (link it before loading)" if self.relocatable else "cubin"
         count = counted(len(self.kernels), "kernel")
         head = f"{what} for {self.arch}{made}, {self.size} bytes, {count}"
-        return "\n\n".join([head, *map(str, self.kernels)])
+        return "\n\n".join([head, *map(str, self.kernels), *_variable_table(self.variables)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +176,7 @@ class PtxParam:
     size: int  # bytes; 0 for textures, samplers and surfaces
     alignment: int  # bytes
     kind: str  # "pointer" (declared .ptr), "value", or "unknown": 8 bytes that may be either
+    cpp_type: str  # as of a cubin's parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,19 +184,21 @@ class PtxKernel:
     """One entry of PTX text. What is None is not declared; registers are ptxas's to choose."""
 
     name: str
+    cpp_name: str  # as of a cubin's kernel, and the last two
     params: tuple[PtxParam, ...]
     max_registers: int | None
     required_block: Triple | None
     max_block: Triple | None
     cluster: Triple | None
-    uses_dynamic_shared: bool  # as of a cubin's kernel
+    uses_dynamic_shared: bool
+    grid_in_clusters: bool
 
     def __str__(self) -> str:
         facts = ["dynamic shared memory"] if self.uses_dynamic_shared else []
         facts += _shapes(self)
         if self.max_registers:
             facts.append(f"at most {counted(self.max_registers, 'register')}")
-        lines = [f"kernel {shown(self.name)}"]
+        lines = [_title(self)]
         if facts:
             lines.append(f"  {', '.join(facts)}")
         if not self.params:
@@ -174,12 +225,16 @@ class Ptx(_Kernels):
     size: int  # bytes
     uses_dynamic_shared: bool  # the file declares `.extern .shared`
     kernels: tuple[PtxKernel, ...]
+    variables: tuple[Variable, ...]
+    imports: tuple[str, ...]  # what it uses and another file defines: it must be linked first
 
     def __str__(self) -> str:
         dynamic = ", dynamic shared memory" if self.uses_dynamic_shared else ""
         count = counted(len(self.kernels), "kernel")
         head = f"PTX {shown(self.version)} for {self.arch}, {self.size} bytes, {count}{dynamic}"
-        return "\n\n".join([head, *map(str, self.kernels)])
+        if self.imports:
+            head += f"\nimports {', '.join(map(shown, self.imports))}: link it before loading"
+        return "\n\n".join([head, *map(str, self.kernels), *_variable_table(self.variables)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,9 +295,10 @@ class ArchivedFile(Entry):
 @dataclasses.dataclass(frozen=True)
 class Container(_Facts):
     """What lies in a fatbin, in a host ELF file (its fatbins, and what torch_cubin.embed put
-    there), in C source (its arrays) or in a zip archive (its files with device code)."""
+    there), in a static library (the same of its objects), in C source (its arrays) or in a zip
+    archive (its files with device code)."""
 
-    kind: str  # "fatbin", "host_elf", "c_source" or "archive"
+    kind: str  # "fatbin", "host_elf", "static_library", "c_source" or "archive"
     machine: str | None  # of a host ELF file: "x86-64"
     size: int  # bytes
     entries: tuple[Entry, ...]
@@ -261,13 +317,14 @@ class Container(_Facts):
         what, unit = {
             "fatbin": ("fatbin", "entry"),
             "host_elf": (f"host ELF file ({self.machine})", "fatbin"),
+            "static_library": (f"static library ({self.machine})", "fatbin"),
             "c_source": ("C source", "array"),
             "archive": ("zip archive", "file"),
         }[self.kind]
         if unit == "fatbin" and any(entry.kind != unit for entry in self.entries):
             unit = "embedded file"
         head = f"{what}, {self.size} bytes, {counted(len(self.entries), unit)}"
-        if self.kind == "host_elf":
+        if self.kind in ("host_elf", "static_library"):
             head += f"\n{_summary(self.images())}"
         parts = [head, _entry_table(self.entries)]
         for index, entry in enumerate(self.entries):
@@ -343,7 +400,8 @@ def _indented(text: str) -> str:
 
 
 def _shapes(kernel: Kernel | PtxKernel) -> list[str]:
-    return [
+    counted_in = ["the grid counts clusters"] if kernel.grid_in_clusters else []
+    return counted_in + [
         f"{what} {'x'.join(map(str, block))}"
         for block, what in (
             (kernel.required_block, "block must be"),

@@ -20,6 +20,7 @@ from torch_cubin._inspection.facts import (
     Ptx,
     PtxKernel,
     PtxParam,
+    Variable,
     shown,
 )
 from torch_cubin._native import library
@@ -157,7 +158,10 @@ def _content(facts: dict[str, Any]) -> Image | Ptx | Container:
             value = entry.pop(key)
             entry[key] = tuple(value) if value is not None else None
         kernels.append(kernel(params=params, **entry))
-    return image(kernels=tuple(kernels), **facts)
+    variables = tuple(Variable(**fields) for fields in facts.pop("variables"))
+    if "imports" in facts:
+        facts["imports"] = tuple(facts["imports"])
+    return image(kernels=tuple(kernels), variables=variables, **facts)
 
 
 __all__ = [
@@ -172,5 +176,6 @@ __all__ = [
     "Ptx",
     "PtxKernel",
     "PtxParam",
+    "Variable",
     "inspect",
 ]

@@ -12,7 +12,7 @@ import dataclasses
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention.bias import CausalBias
@@ -20,6 +20,7 @@ from torch.nn.attention.bias import CausalBias
 from torch_cubin import errors
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._inspection.inspect import Param
+from torch_cubin._kernels import scalars
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._kernels.scalars import Scalar
 from torch_cubin._kernels.struct_bytes import Struct, packed
@@ -49,7 +50,41 @@ def strided(tensor: Any) -> Strided:
     return Strided(tensor)
 
 
-def pack(facts: KernelFacts, arguments: Sequence[Any]) -> tuple[list[bytes], int | None]:
+class Bits:
+    """An argument that is passed whatever its type: see bits()."""
+
+    __slots__ = ("argument",)
+
+    def __init__(self, argument: Any) -> None:
+        self.argument = argument
+
+
+def bits(argument: Any) -> Bits:
+    """Says that the kernel means this argument's bits, whatever type the file states.
+
+    `argument` is what a kernel takes: a tensor, strided(tensor), int32(n) and its kin. Without it a
+    half tensor for a `float*` and an int32(n) for a `float` are refused.
+    """
+    return Bits(argument)
+
+
+class Stated(NamedTuple):
+    """What a kernel's files state of a parameter (csrc/cubin/stated_type.h)."""
+
+    kind: str = ""  # "pointer", "value" or "unknown"; "" for what the binary alone says
+    type: str = ""  # "float const*"
+    number: str = ""  # of a value: "integer", "signed", "unsigned", "bool", "float"
+    is_pointer: bool = False
+    takes: int = 0  # the dtypes as bits
+    dtypes: Sequence[str] = ()  # that it is, or points to; none where nothing is stated
+
+
+_UNSAID = Stated()
+
+
+def pack(
+    facts: KernelFacts, arguments: Sequence[Any], stated: Sequence[Stated] = ()
+) -> tuple[list[bytes], int | None]:
     """The bytes of every parameter, and the index of the device on which the arguments lie.
 
     The index is None where no argument lies on any. Raises [params] for a wrong count or size,
@@ -67,8 +102,12 @@ def pack(facts: KernelFacts, arguments: Sequence[Any]) -> tuple[list[bytes], int
     device: int | None = None
     pieces = []
     packer = _Packer(facts)
-    for param, argument in zip(facts.params, arguments, strict=True):
+    for index, (param, argument) in enumerate(zip(facts.params, arguments, strict=True)):
         packer.param = param
+        packer.stated = stated[index] if stated else _UNSAID
+        if isinstance(argument, Bits):
+            packer.stated = _UNSAID
+            argument = argument.argument
         piece, where = packer.pack(argument)
         pieces.append(piece)
         if where is not None and device is not None and device != where:
@@ -95,11 +134,12 @@ _NO_MEMORY = "is a tensor with no memory of its own"
 class _Packer:
     """Packs the argument for `param`, which the caller sets: one object serves a whole call."""
 
-    __slots__ = ("facts", "field", "param")
+    __slots__ = ("facts", "field", "param", "stated")
     param: Param
+    stated: Stated
 
     def __init__(self, facts: KernelFacts, field: str = "") -> None:
-        self.facts, self.field = facts, field
+        self.facts, self.field, self.stated = facts, field, _UNSAID
 
     def refuse(self, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
         return self._fault("input", problem, expected, got, advice)
@@ -113,6 +153,26 @@ class _Packer:
     def _wrong_size(self, got: str, advice: str = "") -> errors.Error:
         expected, advice = f"{self.param.size} bytes", f"{advice} {table(self.facts)}".lstrip()
         return self._fault("params", "does not fit its parameter", expected, got, advice)
+
+    @property
+    def kind(self) -> str:
+        return self.stated.kind or self.param.kind
+
+    def _wrong_type(self, got: str) -> errors.Error:
+        convert = "Convert it with .to(dtype)" if self.stated.is_pointer else "Convert it"
+        return self._fault(
+            "params",
+            "is of another type than its parameter",
+            f"{' or '.join(self.stated.dtypes)}, for '{self.stated.type}'",
+            got,
+            f"{convert}, or pass torch_cubin.bits(...) where its bits are meant.",
+        )
+
+    def _check_dtype(self, dtype: str, is_pointer: bool) -> None:
+        """Compares what an argument is, or points to, with what the file states."""
+        stated = self.stated
+        if stated.dtypes and stated.is_pointer == is_pointer and dtype not in stated.dtypes:
+            raise self._wrong_type(dtype)
 
     def pack(self, argument: Any) -> tuple[bytes, int | None]:
         exact = type(argument)
@@ -128,6 +188,7 @@ class _Packer:
                 return self._pointer(*self._tensor_address(inner, dense=False))
             return self._pointer(*self._array_address(inner, dense=False))
         if isinstance(argument, Scalar):
+            self._check_dtype(argument.type_name, is_pointer=False)
             return self._exact(argument.data, repr(argument)), None
         if isinstance(argument, TensorMap):
             device = self._tensor_address(argument.tensor, dense=False)[1]
@@ -136,13 +197,15 @@ class _Packer:
             return self._struct(argument)
         data = _raw_bytes(argument)
         if data is not None:
+            if (dtype := _number_type(argument)) is not None:
+                self._check_dtype(dtype, is_pointer=False)
             return self._exact(data, f"{len(data)} bytes ({exact.__name__})"), None
         if isinstance(argument, int):  # a bool, too
             return self._int(argument), None
         if isinstance(argument, float):
             return self._float(argument), None
         if argument is None:
-            if self.param.size != 8 or self.param.kind == "value":
+            if self.param.size != 8 or self.kind == "value":
                 raise self._wrong_size("None, a null pointer of 8 bytes")
             return bytes(8), None
         return self._pointer(*self._array_address(argument, dense=True))
@@ -167,9 +230,23 @@ class _Packer:
 
     def _int(self, value: int) -> bytes:
         size = self.param.size
+        if self.stated.number == "float":
+            try:
+                return self._float(float(value))
+            except OverflowError:
+                raise self._fault(
+                    "params",
+                    "is out of range for a float",
+                    "a number of its range",
+                    f"{value}"[:80],
+                ) from None
         if size not in (1, 2, 4, 8):
             raise self._wrong_size(f"the int {value}", "Pass a struct as bytes.")
         low, high = -(1 << 8 * size - 1), (1 << 8 * size) - 1
+        if self.stated.number == "signed":
+            high = -low - 1
+        elif self.stated.number in ("unsigned", "bool"):
+            low, high = 0, 1 if self.stated.number == "bool" else high
         if not low <= value <= high:
             problem = f"is out of range for a parameter of {size} bytes"
             raise self._fault("params", problem, f"{low} to {high}", str(value)[:80])
@@ -177,8 +254,13 @@ class _Packer:
 
     def _float(self, value: float) -> bytes:
         size = self.param.size
+        if self.stated.number not in ("", "float"):
+            raise self._wrong_type(f"the float {value!r}")
+        if size == 2 and self.stated.number == "float":
+            narrow = scalars.bfloat16 if "bfloat16" in self.stated.dtypes else scalars.float16
+            return narrow(value).data
         code = {4: "<f", 8: "<d"}.get(size)
-        if code is None or self.param.kind == "pointer":
+        if code is None or self.kind == "pointer":
             advice = "Say which 16-bit type is meant: torch_cubin.float16 or bfloat16."
             raise self._wrong_size(f"the float {value!r}", advice if size == 2 else "")
         try:
@@ -189,7 +271,7 @@ class _Packer:
             raise self._fault("params", problem, expected, repr(value)) from None
 
     def _pointer(self, address: int, device: int | None) -> tuple[bytes, int | None]:
-        if self.param.size != 8 or self.param.kind == "value":
+        if self.param.size != 8 or self.kind == "value":
             number = "" if self.param.size != 8 else ", where the binary has a number"
             raise self._wrong_size(f"a tensor: a pointer{number} of 8 bytes")
         return address.to_bytes(8, "little"), device
@@ -206,6 +288,7 @@ class _Packer:
             advice = "Copy it with .cuda(); pass a number as int or float."
             expected = f"a {DEVICE_TYPE} tensor"
             raise self.refuse("lies on another kind of device", expected, str(device), advice)
+        self._check_dtype(str(tensor.dtype).removeprefix("torch."), is_pointer=True)
         if tensor.layout is not torch.strided:
             raise self.refuse("is not a strided tensor", "torch.strided", str(tensor.layout))
         if is_lazy_view(tensor):
@@ -242,6 +325,8 @@ class _Packer:
                 type(array).__name__,
                 "A CPU array must be copied to the GPU first.",
             )
+        if (dtype := _ARRAY_TYPES.get(str(interface["typestr"])[1:])) is not None:
+            self._check_dtype(dtype, is_pointer=True)
         address = int(interface["data"][0])
         shape, strides = tuple(interface["shape"]), interface.get("strides")
         if dense and strides is not None and 0 not in shape:
@@ -261,6 +346,26 @@ class _Packer:
         return address, device
 
 
+# Of `__cuda_array_interface__`, without the byte order; and NumPy's kinds with their sizes.
+_ARRAY_TYPES = {
+    **{f"i{size}": f"int{8 * size}" for size in (1, 2, 4, 8)},
+    **{f"u{size}": f"uint{8 * size}" for size in (1, 2, 4, 8)},
+    **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
+    **{f"c{size}": f"complex{8 * size}" for size in (8, 16)},
+    "b1": "bool",
+}
+_CTYPE_KINDS = {**dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u"), "f": "f", "d": "f"}
+
+
+def _number_type(argument: Any) -> str | None:
+    """The dtype of a NumPy or ctypes number; None for bytes, structs and arrays."""
+    if isinstance(argument, ctypes._SimpleCData):
+        code = "b" if argument._type_ == "?" else _CTYPE_KINDS.get(argument._type_, "")
+        return _ARRAY_TYPES.get(f"{code}{ctypes.sizeof(argument)}")
+    dtype = getattr(argument, "dtype", None)
+    return _ARRAY_TYPES.get(f"{dtype.kind}{dtype.itemsize}") if dtype is not None else None
+
+
 def _raw_bytes(argument: Any) -> bytes | None:
     """The bytes of what brings its own: bytes, ctypes objects, NumPy scalars; otherwise None."""
     if isinstance(argument, _BYTES):
@@ -271,4 +376,4 @@ def _raw_bytes(argument: Any) -> bytes | None:
     return None
 
 
-__all__ = ["Strided", "pack", "strided", "table"]
+__all__ = ["Bits", "Stated", "Strided", "bits", "pack", "strided", "table"]

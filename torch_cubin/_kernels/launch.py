@@ -40,6 +40,7 @@ class Call(ctypes.Structure):
 def launch(
     handle: int,
     facts: KernelFacts,
+    stated: Sequence[_arguments.Stated],
     arguments: Sequence[Any],
     *,
     grid: int | Sequence[int] | None = None,
@@ -58,7 +59,7 @@ def launch(
         if facts.required_block is None:
             raise _refuse(facts, "needs a block", "block=threads or block=(x, y, z)", "none")
         block = facts.required_block
-    pieces, device = _arguments.pack(facts, arguments)
+    pieces, device = _arguments.pack(facts, arguments, stated)
     call = Call(ctypes.sizeof(Call))
     call.grid = _triple(facts, "grid", grid)
     call.block = _triple(facts, "block", block)

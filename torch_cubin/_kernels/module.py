@@ -18,6 +18,7 @@ from torch_cubin import errors
 from torch_cubin._inspection.inspect import Image, Ptx, _content
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._kernels import global_memory, launch
+from torch_cubin._kernels.arguments import Stated
 from torch_cubin._kernels.launch import device_index
 from torch_cubin._kernels.sources import Known, Loaded, Source, aliases_of, opened, read_again
 from torch_cubin._native import library
@@ -37,7 +38,9 @@ class Kernel(Launcher):
     - `args`, one a parameter: a contiguous CUDA tensor, or strided(tensor), or an object with
       `__cuda_array_interface__`, for its address; an int, float or bool, packed to the parameter's
       own size (a float as float32 in 4 bytes, float64 in 8); int32(n) and its kin; None for a null
-      pointer; bytes, a ctypes.Structure or a NumPy scalar for a struct; a TensorMap.
+      pointer; bytes, a ctypes.Structure or a NumPy scalar for a struct; a TensorMap. Where the file
+      states types (a mangled C++ name, PTX), arguments must be of them, and an int becomes a float
+      for one; bits(argument) passes what is meant otherwise.
     - `grid` in blocks and `block` in threads: an int, or up to three (x, y, z). `block` may be left
       out where the binary demands one.
     - `shared_memory`: dynamic, bytes a block. `cluster`: blocks, as `grid`.
@@ -49,11 +52,18 @@ class Kernel(Launcher):
     block, cluster or shared memory out of range, ClosedError [closed] after unload().
     """
 
-    def __init__(self, module: Module, facts: KernelFacts) -> None:
+    def __init__(self, module: Module, facts: KernelFacts, found: dict[str, Any]) -> None:
         self.module = module
         self.info = facts
-        self._handle = library.module_kernel(module._handle, facts.name)
-        self._bind(self._handle, tuple((p.size, p.kind) for p in facts.params))
+        self._handle = found["handle"]
+        self._stated = [Stated(**fields) for fields in found["params"]]
+        self._bind(
+            self._handle,
+            tuple(
+                (param.size, stated.kind, stated.takes if stated.is_pointer else 0, stated.number)
+                for param, stated in zip(facts.params, self._stated, strict=True)
+            ),
+        )
 
     # A copy is the same kernel: what it stands for is the process's, and cannot be had twice.
     def __copy__(self) -> Kernel:
@@ -82,7 +92,7 @@ class Kernel(Launcher):
 
     def _launch_plainly(self, /, *args: Any, **keywords: Any) -> None:
         _check_keywords(self.info, keywords)
-        launch.launch(self._handle, self.info, args, **keywords)
+        launch.launch(self._handle, self.info, self._stated, args, **keywords)
 
     def __repr__(self) -> str:
         return f"<torch_cubin.Kernel '{self.name}' of {self.module.origin}>"
@@ -141,7 +151,8 @@ gc.callbacks.append(_follow_collection)
 class Module:
     """The kernels of one or more images: what load() returns.
 
-    A mapping from names to kernels: `module["name"]`, `name in module`, iteration, `len`. As a
+    A mapping from names to kernels: `module["name"]`, `name in module`, iteration, `len`. A name is
+    a symbol, or what C++ calls it: "scale", "ns::scale<float, 4>", "scale(float*, int)". As a
     context manager it unloads at the end.
     """
 
@@ -192,21 +203,26 @@ class Module:
             name = self._aliases.get(_normal(name), name)
         kernel = self._kernels.get(name)
         if kernel is None:
-            facts = self._facts.get(name)
-            if facts is None and self._aliases:  # the compiler was given names that are not symbols
-                known = [*self._aliases, *self._facts]
+            if self._aliases and not library.symbols_called(self._facts, name):
+                known = [*self._aliases, *self._facts]  # a compiler was told names
                 raise errors.fault(
                     "no_kernel", f"kernel '{name:.200}'", f"is not in {self.origin}",
                     expected=errors.nearest(name, known),
                 )  # fmt: skip
-            if facts is None:
-                library.module_kernel(self._handle, name)  # raises, with the nearest names
-                raise AssertionError(name)
-            kernel = self._kernels.setdefault(name, Kernel(self, facts))
+            found = library.module_kernel(self._handle, name)
+            symbol = found["name"]
+            kernel = self._kernels.get(symbol)
+            if kernel is None:
+                made = Kernel(self, self._facts[symbol], found)
+                kernel = self._kernels.setdefault(symbol, made)
         return kernel
 
     def __contains__(self, name: object) -> bool:
-        return name in self._facts or (isinstance(name, str) and _normal(name) in self._aliases)
+        if name in self._facts:
+            return True
+        if not isinstance(name, str):
+            return False
+        return _normal(name) in self._aliases or len(library.symbols_called(self._facts, name)) == 1
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._facts)
@@ -227,6 +243,8 @@ class Module:
         device: int | str | torch.device | None = None,
     ) -> torch.Tensor:
         """The `__device__` or `__constant__` variable `name` as a CUDA tensor over its memory.
+
+        `name` is its symbol, or what C++ calls it: "table", "ns::table".
 
         The bytes of `dtype` and `shape` must be those of the variable. Each device has its own copy
         (default: PyTorch's current one). Writes go to the variable in the order of their stream,

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "check_call": [_TEXT],
     "module_open": [_TEXTS, _SIZES, _TEXTS, _SIZE, _TEXT, _INT],
     "module_kernel": [_HANDLE, _TEXT, _SIZE],
+    "symbols_called": [_TEXT],
     "module_global": [_HANDLE, _INT, _TEXT, _SIZE],
     "module_preload": [_HANDLE, _INT],
     "module_unload": [_HANDLE, _INT],
@@ -290,10 +291,17 @@ def _symbol(name: str) -> bytes:
         return _text(name)
 
 
-def module_kernel(module: int, name: str) -> int:
-    """The handle of a kernel, valid as long as its module."""
+def module_kernel(module: int, name: str) -> dict[str, Any]:
+    """Of a kernel by its symbol or C++ name: {"handle", valid as long as its module; "name", its
+    symbol; "params", what its files state of each}."""
     text = _symbol(name)
-    return _answer(load().torch_cubin_module_kernel(module, text, len(text)))["handle"]
+    return _answer(load().torch_cubin_module_kernel(module, text, len(text)))
+
+
+def symbols_called(symbols: Iterable[str], name: str) -> list[str]:
+    """Those of the symbols that people call so: one rule for kernels and variables everywhere."""
+    text = json.dumps({"symbols": list(symbols), "name": name}).encode()
+    return _answer(load().torch_cubin_symbols_called(text))["symbols"]
 
 
 def module_global(module: int, device: int, name: str) -> tuple[int, int]:

@@ -120,9 +120,10 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_unload(torch_cubin_v1
 
 /* --- kernels --- */
 
-#define TORCH_CUBIN_V1_ANY 0u     /* a parameter of which the binary does not say more */
-#define TORCH_CUBIN_V1_POINTER 1u /* an argument, or parameter, that is an address */
-#define TORCH_CUBIN_V1_VALUE 2u   /* one that is none */
+#define TORCH_CUBIN_V1_ANY 0u           /* a parameter of which the binary does not say more */
+#define TORCH_CUBIN_V1_POINTER 1u       /* an argument, or parameter, that is an address */
+#define TORCH_CUBIN_V1_VALUE 2u         /* one that is none */
+#define TORCH_CUBIN_V1_ELEMENT_SHIFT 8u /* see torch_cubin_v1_argument */
 
 struct torch_cubin_v1_param {
   uint32_t size; /* bytes */
@@ -165,8 +166,9 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_preload(torch_cubin_v
 
 /* What a caller is about to pass: checked against the binary's own table. */
 struct torch_cubin_v1_argument {
-  uint32_t size;    /* bytes */
-  uint32_t kind;    /* as of a parameter */
+  uint32_t size; /* bytes */
+  uint32_t kind; /* as of a parameter; and from bit TORCH_CUBIN_V1_ELEMENT_SHIFT on what it is, or
+                       points to: 1 + the number that c10::ScalarType has for it, 0 for nothing said */
   const char* type; /* for errors: "float*" */
 };
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_check(

@@ -269,8 +269,67 @@ struct Packing {
 
 }  // namespace detail
 
+}  // namespace v1
+}  // namespace torch_cubin
+
+struct __half;  // CUDA's, which cuda_fp16.h and cuda_bf16.h define
+struct __nv_bfloat16;
+
+namespace torch_cubin {
+inline namespace v1 {
+
+// What a type is to a kernel whose file states its parameters' types (a mangled name, PTX): the
+// number that c10::ScalarType has for it. Types without one, and memory of any kind (void*, char*,
+// unsigned char*, std::byte*), fit all of their size; specialise it for types of your own.
+template <class T>
+struct ElementType : std::integral_constant<int, -1> {};
+template <>
+struct ElementType<bool> : std::integral_constant<int, 11> {};
+template <>
+struct ElementType<signed char> : std::integral_constant<int, 1> {};
+template <>
+struct ElementType<short> : std::integral_constant<int, 2> {};
+template <>
+struct ElementType<unsigned short> : std::integral_constant<int, 27> {};
+template <>
+struct ElementType<int> : std::integral_constant<int, 3> {};
+template <>
+struct ElementType<unsigned int> : std::integral_constant<int, 28> {};
+template <>
+struct ElementType<long> : std::integral_constant<int, 4> {};
+template <>
+struct ElementType<unsigned long> : std::integral_constant<int, 29> {};
+template <>
+struct ElementType<long long> : std::integral_constant<int, 4> {};
+template <>
+struct ElementType<unsigned long long> : std::integral_constant<int, 29> {};
+template <>
+struct ElementType<float> : std::integral_constant<int, 6> {};
+template <>
+struct ElementType<double> : std::integral_constant<int, 7> {};
+template <>
+struct ElementType<__half> : std::integral_constant<int, 5> {};
+template <>
+struct ElementType<__nv_bfloat16> : std::integral_constant<int, 15> {};
+template <class T>
+struct ElementType<T*> : std::integral_constant<int, 4> {};  // an address
+
+namespace detail {
+
+// A kind with the element type of an argument, or of what it points to.
+constexpr uint32_t with_element(uint32_t kind, int number) {
+  return kind | static_cast<uint32_t>(number + 1) << TORCH_CUBIN_V1_ELEMENT_SHIFT;
+}
+template <class T>
+constexpr uint32_t pointer_to() {
+  return with_element(TORCH_CUBIN_V1_POINTER, ElementType<std::remove_cv_t<T>>::value);
+}
+
+}  // namespace detail
+
 // How a type becomes a parameter. torch.h adds tensors; specialise it for types of your own:
-//   type(), kKind, Packed (what is passed), kSetsStream, pack(argument, packing).
+//   type(), kKind, Packed (what is passed), kSetsStream, pack(argument, packing); and kind(argument)
+//   where only an argument itself tells its element type.
 template <class T, class = void>
 struct Argument {
   static_assert(!std::is_array_v<T>,
@@ -280,9 +339,11 @@ struct Argument {
       "a kernel's argument must be trivially copyable: a number, a pointer, a plain struct");
   using Packed = const T&;
   static constexpr bool kSetsStream = false;
-  static constexpr uint32_t kKind = std::is_pointer_v<T>          ? TORCH_CUBIN_V1_POINTER
-                                    : std::is_floating_point_v<T> ? TORCH_CUBIN_V1_VALUE
-                                                                  : TORCH_CUBIN_V1_ANY;
+  static constexpr uint32_t kKind =
+      std::is_pointer_v<T> ? detail::pointer_to<std::remove_pointer_t<T>>()
+                           : detail::with_element(std::is_floating_point_v<T> ? TORCH_CUBIN_V1_VALUE
+                                                                              : TORCH_CUBIN_V1_ANY,
+                                                  ElementType<T>::value);
   static constexpr const char* type() {
     if constexpr (std::is_pointer_v<T>) return "a pointer";
     if constexpr (std::is_same_v<T, float>) return "a float";
@@ -319,6 +380,18 @@ struct Types {
       {0, 0, nullptr}};
 };
 
+template <class T, class = void>
+struct HasKind : std::false_type {};
+template <class T>
+struct HasKind<T, std::void_t<decltype(&ArgumentOf<T>::kind)>> : std::true_type {};
+
+template <class T>
+torch_cubin_v1_argument described(const T& argument) {
+  torch_cubin_v1_argument out = Types<T>::kArguments[0];
+  if constexpr (HasKind<T>::value) out.kind = ArgumentOf<T>::kind(argument);
+  return out;
+}
+
 template <class T>
 void* address_of(T& value) {
   return const_cast<void*>(static_cast<const void*>(std::addressof(value)));
@@ -334,9 +407,15 @@ torch_cubin_v1_error* launch(torch_cubin_v1_kernel* kernel, Launch& how, const T
       [&](auto&... values) {
         void* params[] = {address_of(values)..., nullptr};
         packing.call.params = params;
-        packing.call.arguments = Types<T...>::kArguments;
         packing.call.argument_count = sizeof...(T);
-        return torch_cubin_v1_launch(kernel, &packing.call);
+        if constexpr ((... || HasKind<T>::value)) {
+          const torch_cubin_v1_argument known[] = {described(arguments)...};
+          packing.call.arguments = known;
+          return torch_cubin_v1_launch(kernel, &packing.call);
+        } else {
+          packing.call.arguments = Types<T...>::kArguments;
+          return torch_cubin_v1_launch(kernel, &packing.call);
+        }
       },
       packed);
 }
@@ -648,7 +727,7 @@ template <class T>
 struct Argument<Buffer<T>> {
   using Packed = T*;
   static constexpr bool kSetsStream = false;
-  static constexpr uint32_t kKind = TORCH_CUBIN_V1_POINTER;
+  static constexpr uint32_t kKind = detail::pointer_to<T>();
   static constexpr const char* type() { return "a Buffer"; }
   static T* pack(const Buffer<T>& buffer, detail::Packing&) { return buffer.data(); }
 };

@@ -1,5 +1,6 @@
-// torch_cubin for C++ with PyTorch: tensors as kernels' arguments, and torch_cubin's own ops, typed.
-// Stands on PyTorch's stable ABI: what is compiled with it runs with every torch from 2.11 on.
+// torch_cubin for C++ with PyTorch: tensors as kernels' arguments, and torch_cubin's own ops,
+// typed. Stands on PyTorch's stable ABI: what is compiled with it runs with every torch from 2.11
+// on.
 //
 //   #include <torch_cubin/torch.h>
 //   using namespace torch_cubin;
@@ -14,7 +15,8 @@
 //   STABLE_TORCH_LIBRARY(mylib, m) { m.def("add_one(Tensor x) -> Tensor"); }
 //   STABLE_TORCH_LIBRARY_IMPL(mylib, CUDA, m) { m.impl("add_one", TORCH_BOX(&add_one)); }
 //
-// A launch with tensors goes to their device, which must be one, and to PyTorch's current stream there.
+// A launch with tensors goes to their device, which must be one, and to PyTorch's current stream
+// there.
 #pragma once
 
 #include <dlfcn.h>
@@ -148,16 +150,26 @@ struct TensorArgument {
   static constexpr const char* type() { return "a tensor"; }
 };
 
+inline uint32_t kind_of_tensor(AtenTensorHandle tensor) {
+  int32_t dtype = -1;
+  check_torch(aoti_torch_get_dtype(tensor, &dtype), "tell a tensor's dtype");
+  return with_element(TORCH_CUBIN_V1_POINTER, dtype);
+}
+
 }  // namespace detail
 
 template <>
 struct Argument<Tensor> : detail::TensorArgument {
+  static uint32_t kind(const Tensor& tensor) { return detail::kind_of_tensor(tensor.get()); }
   static void* pack(const Tensor& tensor, detail::Packing& packing) {
     return detail::pack_tensor(tensor.get(), true, packing);
   }
 };
 template <>
 struct Argument<Strided> : detail::TensorArgument {
+  static uint32_t kind(const Strided& strided) {
+    return detail::kind_of_tensor(strided.tensor.get());
+  }
   static void* pack(const Strided& strided, detail::Packing& packing) {
     return detail::pack_tensor(strided.tensor.get(), false, packing);
   }
@@ -165,6 +177,9 @@ struct Argument<Strided> : detail::TensorArgument {
 // A null pointer where there is none.
 template <>
 struct Argument<std::optional<Tensor>> : detail::TensorArgument {
+  static uint32_t kind(const std::optional<Tensor>& tensor) {
+    return tensor ? detail::kind_of_tensor(tensor->get()) : kKind;
+  }
   static void* pack(const std::optional<Tensor>& tensor, detail::Packing& packing) {
     return tensor ? detail::pack_tensor(tensor->get(), true, packing) : nullptr;
   }

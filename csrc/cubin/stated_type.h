@@ -1,0 +1,77 @@
+// What a file states of a parameter's type: C++ in a kernel's mangled name, PTX in its declaration.
+//
+// Includes neither torch nor cuda.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace torch_cubin {
+
+// Element types that tensors have, by PyTorch's numbers (c10::ScalarType), which its ABI keeps.
+enum class Element : uint8_t {
+  kUInt8 = 0,
+  kInt8 = 1,
+  kInt16 = 2,
+  kInt32 = 3,
+  kInt64 = 4,
+  kFloat16 = 5,
+  kFloat32 = 6,
+  kFloat64 = 7,
+  kComplex32 = 8,
+  kComplex64 = 9,
+  kComplex128 = 10,
+  kBool = 11,
+  kBFloat16 = 15,
+  kFloat8E5M2 = 23,
+  kFloat8E4M3 = 24,
+  kUInt16 = 27,
+  kUInt32 = 28,
+  kUInt64 = 29,
+  kFloat8E8M0 = 44,
+  kFloat4 = 45,
+};
+
+// A set of them, bit by number.
+using Elements = uint64_t;
+constexpr Elements elements() { return 0; }
+template <class... T>
+constexpr Elements elements(Element first, T... rest) {
+  return uint64_t{1} << static_cast<int>(first) | elements(rest...);
+}
+constexpr bool has_element(Elements set, int number) {
+  return number >= 0 && number < 64 && (set >> number & 1) != 0;
+}
+
+// "float32", as PyTorch names it; "" for a number that is none of the above.
+const char* element_name(int number);
+// "float32 or complex64"
+std::string elements_text(Elements set);
+
+// How a number is passed by value.
+enum class Number : uint8_t { kUnsaid, kAnyInteger, kSigned, kUnsigned, kBool, kFloat };
+
+struct StatedType {
+  std::string text;  // "float const*", "f32"; "" where the file states nothing
+  // What it may point to, or be: empty where that is not said (void*, char*, structs, enums), which
+  // fits everything of its size.
+  Elements takes = 0;
+  Number number = Number::kUnsaid;  // of a value
+  bool is_pointer = false;
+  uint32_t size = 0;  // bytes; 0 where it is not known
+};
+
+// "float32 or complex64, for 'float2 const*'", for errors.
+std::string stated_text(const StatedType& stated);
+
+// A C++ type as a demangler writes it: "float const*", "unsigned int", "ns::Params".
+StatedType stated_type_of_cpp(std::string_view type);
+// A PTX type without its point: "f32", "u64", "b8[128]".
+StatedType stated_type_of_ptx(std::string_view type);
+
+// Those of the parameters in a function's demangled name; none where it has no parameters.
+std::vector<StatedType> stated_types(std::string_view demangled);
+
+}  // namespace torch_cubin
