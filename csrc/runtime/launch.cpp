@@ -89,8 +89,8 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
     for (int i = 0; i < 3; ++i) {
       const int64_t compiled = here.info.cluster[i];
       cluster[i] = (call.flags & TORCH_CUBIN_CLUSTER) != 0 ? call.cluster[i] : compiled;
-      const bool whole = here.grid_in_clusters || call.grid[i] % cluster[i] == 0;
-      if (cluster[i] <= 0 || cluster[i] > kMaxCluster || !whole ||
+      if (cluster[i] <= 0 || cluster[i] > kMaxCluster ||
+          (!here.grid_in_clusters && call.grid[i] % cluster[i] != 0) ||
           (here.has_cluster && cluster[i] != compiled)) {
         return false;
       }
