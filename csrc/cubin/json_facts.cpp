@@ -80,7 +80,7 @@ json to_json(const KernelInfo& info) {
 }
 
 json to_json(const PtxKernel& kernel) {
-  const NamedKernel named(kernel_of(kernel));
+  const NamedKernel named(kernel_info_of(kernel));
   json params = json::array();
   for (const PtxParam& param : kernel.params) {
     params.push_back({{"index", param.index},

@@ -471,7 +471,7 @@ Ptx parse_ptx(const uint8_t* data, size_t size, const std::string& origin) {
   return PtxReader(text, origin).read();
 }
 
-KernelInfo kernel_of(const PtxKernel& entry) {
+KernelInfo kernel_info_of(const PtxKernel& entry) {
   KernelInfo kernel;
   kernel.name = entry.name;
   kernel.required_block = entry.required_block;

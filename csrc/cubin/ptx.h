@@ -59,7 +59,7 @@ Ptx parse_ptx(const uint8_t* data, size_t size, const std::string& origin);
 
 // The facts of an entry as those of a cubin's kernel. Offsets are the driver's business: a launch
 // passes parameters one by one.
-KernelInfo kernel_of(const PtxKernel& entry);
+KernelInfo kernel_info_of(const PtxKernel& entry);
 
 // Whether two texts have the same entry of that name: the same text, and the same of all that is no
 // entry, which it may use.

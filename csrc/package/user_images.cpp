@@ -24,7 +24,7 @@ Image image_of(const Ptx& ptx) {
   image.arch = ptx.arch;
   image.size = ptx.size;
   image.variables = ptx.variables;
-  for (const PtxKernel& entry : ptx.kernels) image.kernels.push_back(kernel_of(entry));
+  for (const PtxKernel& entry : ptx.kernels) image.kernels.push_back(kernel_info_of(entry));
   std::sort(image.kernels.begin(), image.kernels.end(),
             [](const KernelInfo& a, const KernelInfo& b) { return a.name < b.name; });
   std::sort(image.variables.begin(), image.variables.end(),

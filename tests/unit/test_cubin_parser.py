@@ -166,7 +166,7 @@ EXPECTED = {
 }
 
 
-VARIABLES: dict[str, dict[str, int]] = {}
+VARIABLES = {"launch.sm_90a.cuda130": {"counter": 4, "table": 16}}
 
 
 def test_parse_cubin_lists_every_committed_file() -> None:
@@ -226,7 +226,7 @@ def test_parse_cubin_reads_what_nvcc_writes(arch: str) -> None:
     assert [q[:2] for q in params("small")] == [(0, 1), (1, 1), (2, 2), (8, 8), (16, 1), (24, 8)]
     assert params("large") == [(0, 4200, "value"), (4200, 8, p), (4208, 4, "value")]
     assert params("no_params") == []
-    assert params("_Z4fillIiEvPT_S0_") == [(0, 8, p), (8, 4, "value")]
+    assert params("_Z4fillIiEvPT_S0_") == [(0, 8, "pointer"), (8, 4, "value")]  # its name says so
     for name, entry in kernels.items():
         assert entry["param_bytes"] == max((o + s for o, s, _ in params(name)), default=0), name
         assert entry["max_block"] == ([128, 1, 1] if name == "static_shared" else None), name

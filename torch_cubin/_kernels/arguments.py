@@ -360,7 +360,8 @@ _CTYPE_KINDS = {**dict.fromkeys("bhilq", "i"), **dict.fromkeys("BHILQ", "u"), "f
 def _number_type(argument: Any) -> str | None:
     """The dtype of a NumPy or ctypes number; None for bytes, structs and arrays."""
     if isinstance(argument, ctypes._SimpleCData):
-        code = "b" if argument._type_ == "?" else _CTYPE_KINDS.get(argument._type_, "")
+        letter = getattr(argument, "_type_", "")
+        code = "b" if letter == "?" else _CTYPE_KINDS.get(letter, "")
         return _ARRAY_TYPES.get(f"{code}{ctypes.sizeof(argument)}")
     dtype = getattr(argument, "dtype", None)
     return _ARRAY_TYPES.get(f"{dtype.kind}{dtype.itemsize}") if dtype is not None else None
