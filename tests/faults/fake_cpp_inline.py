@@ -93,12 +93,12 @@ def test_a_launch_with_tensors(driver, ops):
 
 def test_the_tensors_device_and_its_stream(driver, ops):
     ops.vec_add(tensors.empty(4, device=1), None)
-    ops.on_device(tensors.empty(4, device=1), 1, 0x7000)
+    ops.on_device(tensors.empty(4, device=1, dtype=torch.int32), 1, 0x7000)
     first, second = driver.launches()
     assert (first["device"], first["stream"]) == (1, 0x5001)
     assert first["params"][1] == "00" * 8
     assert (second["device"], second["stream"]) == (1, 0x7000)  # the one that was named
-    ops.on_device_alone(tensors.empty(4, device=1), 1)
+    ops.on_device_alone(tensors.empty(4, device=1, dtype=torch.int32), 1)
     assert driver.launches()[2]["stream"] == 0x5001  # PyTorch's current one of that device
 
 

@@ -123,7 +123,7 @@ def unloaded(scene: Scene) -> None:
 
 def another_build(scene: Scene) -> None:
     module = scene.module()  # which its kernels do not outlive
-    handle = library.module_kernel(module._handle, "vec_add")
+    handle = library.module_kernel(module._handle, "vec_add")["handle"]
     call = (ctypes.c_uint64 * 64)()
     library.raise_error(library.load().torch_cubin_kernel_launch(handle, ctypes.addressof(call)))
 
