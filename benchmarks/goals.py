@@ -31,3 +31,12 @@ ATTENTION = {
     "decode, one sequence": Goal("decode of one sequence / best peer", 1.30, 1.00),
     "paged": Goal("pages of 16 and 64 / contiguous", 0.97, 0.95),
 }
+# bench_models.py: torch's time over ours.
+MODELS = {
+    f"models: {direction}, {context}": Goal(f"{direction} of models, {context}", 1.03, 0.96)
+    for direction in ("forward", "dX", "dW", "dW, db")
+    for context in ("in context", "back to back")
+} | {
+    "blocks: forward": Goal("a block of models, forward", 1.05, 1.00),
+    "blocks: training": Goal("a block of models, training", 1.03, 0.99),
+}

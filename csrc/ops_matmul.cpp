@@ -32,6 +32,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("addmm" TC_ADDMM);
   m.def("_addmm" TC_ADDMM);
   m.def("_addmm_autograd" TC_ADDMM);
+
+  // Of a linear layer whose output's gradient is grad: grad.t() @ input and grad.sum(0).
+  m.def(
+      "_weight_and_bias_gradient(Tensor grad, Tensor input) -> (Tensor grad_weight, "
+      "Tensor grad_bias)");
 }
 
 void implement_matmul_ops(torch::stable::detail::StableLibrary& m) {
@@ -46,6 +51,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_matmu
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_matmul_ops(m); }
 
 #define TC_RAW_MATMUL_OPS(device)                 \
+  TC_RAW(weight_and_bias_gradient, device);       \
   TC_RAW_AND_AUTOGRAD(matmul, device);            \
   TC_RAW_AND_AUTOGRAD(linear, device);            \
   TC_RAW_AND_AUTOGRAD(linear_activation, device); \

@@ -32,6 +32,7 @@ matmul_autograd = torch.ops.cubin._matmul_autograd.default
 linear_autograd = torch.ops.cubin._linear_autograd.default
 activation_autograd = torch.ops.cubin._linear_activation_autograd.default
 addmm_autograd = torch.ops.cubin._addmm_autograd.default
+weight_and_bias_gradient = torch.ops.cubin._weight_and_bias_gradient.default
 
 
 def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -224,6 +225,8 @@ class _Linear(transforms.SingleLevelFunction):
             grad_weight = _grad_of_other(grad, input, weight_shape) if needs_weight else None
         else:
             grad_input = matmul(grad, weight) if needs_input else None
+            if needs_weight and needs_bias and _by_one_kernel(grad, bias_shape):
+                return None, grad_input, *weight_and_bias_gradient(_rows(grad), _rows(input))
             grad_weight = _grad_of_weight(grad, input) if needs_weight else None
         grad_bias = _sum_to(grad, bias_shape) if needs_bias else None
         return None, grad_input, grad_weight, grad_bias
@@ -328,6 +331,15 @@ def _linear_tangent(
         return None if weight_t is None else linear(input, weight_t, bias_t)
     out = linear(input_t, weight, bias_t)
     return out if weight_t is None else out + linear(input, weight_t)
+
+
+def _by_one_kernel(grad: Tensor, bias_shape: Sequence[int]) -> bool:
+    """Whether the op for both gradients may be called, which has no derivative of its own."""
+    if torch.is_grad_enabled() or transforms.transforms_active():
+        return False
+    if transforms.dual_level_is_open():
+        return False
+    return grad.dim() > 1 and len(bias_shape) == 1 and checks.equal(bias_shape[0], grad.shape[-1])
 
 
 def _grad_of_weight(grad: Tensor, input: Tensor) -> Tensor:

@@ -36,6 +36,11 @@ def _addmm(
     return mat1.new_empty(checks.check_addmm(input, mat1, mat2))
 
 
+def _weight_and_bias_gradient(grad: Tensor, input: Tensor) -> tuple[Tensor, Tensor]:
+    columns = grad.shape[1]
+    return grad.new_empty((columns, input.shape[1])), grad.new_empty((columns,))
+
+
 def _scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
@@ -93,6 +98,9 @@ def register(library: torch.library.Library) -> None:
     ):
         for name in raw_ops.raw_names(op):
             torch.library.register_fake(f"cubin::{name}", fake, lib=library)
+    torch.library.register_fake(
+        "cubin::_weight_and_bias_gradient", _weight_and_bias_gradient, lib=library
+    )
     torch.library.register_fake(
         "cubin::_attention_sinks_gradient", _attention_sinks_gradient, lib=library
     )

@@ -44,6 +44,10 @@ def _addmm_flops(
     return 2 * out_val.numel() * mat1.shape[-1]
 
 
+def _weight_gradient_flops(grad: Tensor, input: Tensor, **kwargs: Any) -> int:
+    return 2 * grad.numel() * input.shape[1]
+
+
 def _attention_flops(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any, **kwargs: Any
 ) -> int:
@@ -143,6 +147,9 @@ def _add_formulas(counter: ModuleType) -> None:
     ):
         targets = [getattr(torch.ops.cubin, name) for name in raw_ops.all_names(op)]
         counter.register_flop_formula(targets, get_raw=True)(formula)
+    counter.register_flop_formula(torch.ops.cubin._weight_and_bias_gradient, get_raw=True)(
+        _weight_gradient_flops
+    )
     counter.register_flop_formula(torch.ops.cubin.flash_attention, get_raw=True)(
         _flash_attention_flops
     )

@@ -18,9 +18,6 @@ from torch_cubin._tuning.products import Operands, Product
 
 TORCH = "torch.matmul"
 
-# A config takes part where its predicted time is at most NEAR times the best; MOST_CONFIGS do.
-NEAR, MOST_CONFIGS = 1.6, 12
-
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
@@ -29,6 +26,10 @@ class Effort:
     settle_ms: float = 4
     measure_ms: float = 6
     rounds: int = 3
+    # A config takes part where its predicted time is at most `near` times the best; `most_configs`
+    # do.
+    near: float = 1.6
+    most_configs: int = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +80,12 @@ def float32_math(product: Product) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def contenders(plan: dict[str, Any]) -> list[str]:
+def contenders(plan: dict[str, Any], effort: Effort) -> list[str]:
     """The configs of a recorded plan that are worth measuring."""
     configs = sorted(plan["configs"], key=lambda config: config["microseconds"])
-    near = [w["name"] for w in configs if w["microseconds"] <= NEAR * configs[0]["microseconds"]]
-    names = near[:MOST_CONFIGS]
+    limit = effort.near * configs[0]["microseconds"]
+    names = [config["name"] for config in configs if config["microseconds"] <= limit]
+    names = names[: effort.most_configs]
     # Predictions of different kernels may not be comparable: the best config of each takes part.
     first_of: dict[str, str] = {}
     for config in configs:
@@ -102,29 +104,31 @@ def measure(
     with float32_math(product), watching(), torch.cuda.device(operands.device):
         sets = operands.sets(product)
         first = torch.ops.cubin.matmul(*sets[0])
-        plan = _plan_of(product)
-        names = contenders(plan)
+        plan = plan_of(product)
+        names = contenders(plan, effort)
         about = min(config["microseconds"] for config in plan["configs"])
         repeats = len(sets) * max(1, round(1500 / about / len(sets)))
         reference = torch.matmul(*sets[(repeats - 1) % len(sets)])
         graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        pool = torch.cuda.graph_pool_handle()  # of all: outputs of a vocabulary take gigabytes
         if beside_torch:
-            graphs[TORCH], _ = _graph(torch.matmul, sets, repeats)
+            graphs[TORCH], _ = _graph(torch.matmul, sets, repeats, pool)
         for name in names:
             library.force_config(name)
-            graphs[name], last = _graph(torch.ops.cubin.matmul.default, sets, repeats)
+            graphs[name], last = _graph(torch.ops.cubin.matmul.default, sets, repeats, pool)
             library.force_config("")
             graphs[name].replay()
-            if _plan_of(product)["chosen"] != name:
+            if plan_of(product)["chosen"] != name:
                 raise errors.fault("internal", f"product {product}", f"was not run by '{name}'")
             _check(product, name, last, reference)
         del first
-        rounds = _rounds(graphs, repeats, effort, seed)
+        rounds = rounds_of(graphs, repeats, effort, seed)
         predicted = {config["name"]: config["microseconds"] for config in plan["configs"]}
         return Times(product, rounds, predicted, plan["chosen"], plan["tuned"])
 
 
-def _plan_of(product: Product) -> dict[str, Any]:
+def plan_of(product: Product) -> dict[str, Any]:
+    """While watching(): of the plans so far, this product's."""
     for plan in library.watched_plans():
         if Product.of_plan(plan).line() == product.line():
             return plan
@@ -163,9 +167,10 @@ def _check(product: Product, name: str, out: torch.Tensor, reference: torch.Tens
 _Name = TypeVar("_Name")
 
 
-def _rounds(
+def rounds_of(
     graphs: dict[_Name, torch.cuda.CUDAGraph], repeats: int, effort: Effort, seed: int
 ) -> dict[_Name, list[float]]:
+    """Microseconds of one of a graph's `repeats`, a number for each round, by contender."""
     once = {name: min(_milliseconds(graph, 1) for _ in range(2)) for name, graph in graphs.items()}
     order = list(graphs)
     times: dict[_Name, list[float]] = {name: [] for name in graphs}

@@ -402,7 +402,7 @@ def _rounds(
                 library.force_kernel(kernel)
                 graphs[kernel], _ = measure._graph(call, sets, repeats, pool)
             library.force_kernel(-1)
-            return measure._rounds(graphs, repeats, effort, seed=0)
+            return measure.rounds_of(graphs, repeats, effort, seed=0)
 
         return _in_heats(kernels, heat)
 

@@ -29,6 +29,7 @@
 #include "sm90_epilogue.cuh"
 #include "sm90_read.cuh"
 #include "sm90_registers.cuh"
+#include "sm90_row_sums.cuh"
 #include "sm90_split.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -218,9 +219,10 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   u32 phase = 0;
   int group = warp / 4;
   // One lane each, of all warps in turn, frees a stage in this block and in those that share
-  // something with it.
+  // something with it. Where warps read the stage themselves, for the sums of rows, all of them do.
   const ClusterShape cluster(p.flags);
-  int source = threadIdx.x % 32 * 4 + warp % 4;
+  const bool rows_wanted = C::kRowSums && p.row_sums != nullptr;
+  int source = rows_wanted ? threadIdx.x % 32 : threadIdx.x % 32 * 4 + warp % 4;
   bool frees = source < cluster.sources();
   u32 target = cluster_rank() ^ cluster.source(source);
   bool finishes = p.flags & kSm90Finish;
@@ -246,6 +248,19 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const int waits_at = takes_turns && group == 1 ? C::kStages : 0;
     if (finishes) request_bias<C>(p, bias, group, w.n0);
     float sum[C::kBlocksM][C::kTileN / 2];
+    // Of the first column of tiles: the rows are added up while the tensor cores multiply.
+    const bool adds = rows_wanted && w.n0 == 0;
+    [[maybe_unused]] RowSums<C> rows;
+    [[maybe_unused]] float row_totals[C::kBlocksM];
+    rows.clear();
+    auto add_rows = [&] {
+      if constexpr (C::kRowSums) {
+        if (adds) {
+          rows.add(shared + stage * C::kStageBytes + group * C::kBlocksM * 8192);
+          __syncwarp();
+        }
+      }
+    };
     int previous = stage;
     auto next_stage = [&] {
       previous = stage;
@@ -255,6 +270,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       }
     };
     multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 0);
+    add_rows();
     next_stage();
 #pragma unroll 1
     while (--k_count > 0) {
@@ -265,6 +281,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       }
       barrier_wait(full + 8 * stage, phase);
       multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 1);
+      add_rows();
       wgmma_wait<1>();
       if (frees && k_count != waits_at) {
         barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
@@ -285,8 +302,18 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       leads = false;
     }
 
+    if constexpr (C::kRowSums) {
+      if (adds) {
+        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();  // staging buffers are free
+        __syncwarp();
+        rows.reduce(staging - warp % 4 * C::kWarpBytes, C::kWarpBytes, group, row_totals);
+      }
+    }
     if constexpr (C::kStreams) {
-      if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum)) continue;
+      if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum, adds, row_totals)) continue;
+    }
+    if constexpr (C::kRowSums) {
+      if (adds) store_row_sums<C>(p, w, group, row_totals);
     }
     if constexpr (C::kInPairs) {
       if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
@@ -302,7 +329,9 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     }
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
-      if (p.flags & kSm90General) {
+      if (C::kElement == 2 && (p.flags & kSm90Sums)) {
+        store_sums<C>(p, m + 64 * i, w, sum[i]);
+      } else if (p.flags & kSm90General) {
         finish_rows<C>(p, staging, m + 64 * i, w, sum[i]);
       } else {
         store_rows<C>(p, staging, turn, m + 64 * i, w, sum[i]);
@@ -334,7 +363,8 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     }
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(full + 8 * s, reads ? kReadArrivals : 1);
-      barrier_init(empty + 8 * s, C::kFreeing * ClusterShape(p.flags).sources());
+      const int freeing = C::kRowSums && p.row_sums != nullptr ? 4 * C::kConsumers : C::kFreeing;
+      barrier_init(empty + 8 * s, freeing * ClusterShape(p.flags).sources());
     }
     fence_barrier_init();
   }
@@ -476,16 +506,40 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "accepted_spill": {"sm_90a": "{t.spill}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}, {"layout": "tt", "a_mn": 1, "b_mn": 0}],
+    "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
+    "t": [
+     {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
+      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 160},
+     {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 230480, "streams": 1, "pairs": 0, "reads": 0, "spill": 0},
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 230992, "streams": 1, "pairs": 0, "reads": 0, "spill": 0},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 222560, "streams": 1, "pairs": 1, "reads": 0, "spill": 0},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 222432, "streams": 1, "pairs": 1, "reads": 0, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230512, "streams": 1, "pairs": 1, "reads": 0, "spill": 0},
+     {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
+      "shared": 222928, "streams": 1, "pairs": 0, "reads": 0, "spill": 0},
+     {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "spill": 0}]}},
+  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "accepted_spill": {"sm_90a": "{t.spill}"},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0},
+      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0}]}},
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "spill": 0}]}},
   {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {

@@ -53,6 +53,9 @@ enum Sm90Flags {
   // (A from registers) out is contiguous along m, and out_stride_m is the stride along n. With
   // kSm90Finish there is a bias of rows, which is contiguous.
   kSm90Transposed = 1 << 23,
+  // (general, 16-bit operands) out is float32, its rows and addend's (float32, too) are pairs of
+  // columns, and there is neither bias nor activation: lanes write what they have.
+  kSm90Sums = 1 << 24,
 };
 
 // An operand of 16-bit elements that the producer's threads read: rows along its contiguous dim.
@@ -93,6 +96,11 @@ struct Sm90MatmulParams {
   Sm90Rows a_rows, b_rows;  // kSm90ReadA, kSm90ReadB
   int k;                    // elements of K; the same
   int split_blocks;         // kSm90SplitK: k blocks of a split; the last one may have fewer
+  // Sums of A's rows over K (sm90_row_sums.cuh), M of the operands' type; null: none. With
+  // kSm90SplitK they are float32, M for each split, and streamed tiles' parts of them are in
+  // row_partial: a tile's rows for each of `partial`.
+  void* row_sums;
+  float* row_partial;
 };
 
 }  // namespace torch_cubin

@@ -10,6 +10,9 @@ namespace torch_cubin {
 namespace sm90 {
 
 constexpr int kMaxShared = 232448;  // of a block, on sm_90
+// Named barriers: of the two warpgroups (the skew at the start, and the turns that they take at the
+// ends of tiles), and (+ warpgroup) of one warpgroup.
+constexpr int kSkewBarrier = 1, kGroupBarrier = 2;
 
 template <DType kTypeValue, bool kAMnMajorValue, bool kBMnMajorValue, int kTileMValue,
           int kTileNValue, int kStagesValue, int kConsumersValue, bool kStreamsValue,
@@ -30,6 +33,10 @@ struct Config {
   static constexpr bool kFromRegisters = kAMnMajor && kElement == 4;
   // Arrivals of a block at an empty barrier: one a warpgroup, or one a warp that has read A.
   static constexpr int kFreeing = kFromRegisters ? 4 * kConsumers : kConsumers;
+  // Whether it can add up A's rows, beside the product (sm90_row_sums.cuh), and has registers left
+  // for it.
+  static constexpr bool kRowSums =
+      kAMnMajor && kElement == 2 && kBlocksM * kTileN <= 256 && kConsumers <= 2;
   static constexpr int kABytes = kTileM * 128;
   static constexpr int kBBytes = (kBMnMajor ? (kTileN + 63) / 64 * 64 : kTileN) * 128;
   static constexpr int kStageBytes = kABytes + kBBytes;

@@ -2,17 +2,18 @@
 // cluster, through shared memory (exchange).
 #pragma once
 
+#include "sm90_row_sums.cuh"
 #include "sm90_schedule.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
 
-// Named barriers: of the two warpgroups (the skew at the start, and the turns that they take at the ends of
-// tiles), and (+ warpgroup) of one warpgroup.
-constexpr int kSkewBarrier = 1, kGroupBarrier = 2;
-
 // A part of a streamed tile: to memory, or from there into (or on top of) the sums.
 enum class Move { store, load, add };
+template <Move kMove>
+struct Moved {
+  static constexpr Move value = kMove;
+};
 
 template <class C, Move kMove>
 TC_DEVICE void move_part(float4* part, float (&sum)[C::kBlocksM][C::kTileN / 2]) {
@@ -31,6 +32,22 @@ TC_DEVICE void move_part(float4* part, float (&sum)[C::kBlocksM][C::kTileN / 2])
         s[2] = kMove == Move::add ? s[2] + x.z : x.z;
         s[3] = kMove == Move::add ? s[3] + x.w : x.w;
       }
+    }
+  }
+}
+
+// The same of sums of rows, by the first 64 threads of a warpgroup.
+template <class C, Move kMove>
+TC_DEVICE void move_rows(float* part, float (&total)[C::kBlocksM]) {
+  const int thread = threadIdx.x % kWarpgroup;
+  if (thread >= 64) return;
+#pragma unroll
+  for (int i = 0; i < C::kBlocksM; ++i) {
+    float* at = part + i * 64 + thread;
+    if constexpr (kMove == Move::store) {
+      __stcg(at, total[i]);
+    } else {
+      total[i] = kMove == Move::add ? total[i] + __ldcg(at) : __ldcg(at);
     }
   }
 }
@@ -59,13 +76,23 @@ TC_DEVICE bool wait_for_parts(const int* counter, int wanted, int polls) {
 }
 
 // A part of a streamed tile is in the sums. True for the warpgroup that finishes the tile: then they
-// are those of the whole tile, the finisher's part first, then the others in the order of K.
+// are those of the whole tile, the finisher's part first, then the others in the order of K. So are
+// the sums of its rows, where there are any (`adds`).
 template <class C>
 TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 word,
-                    float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+                    float (&sum)[C::kBlocksM][C::kTileN / 2], bool adds,
+                    float (&total)[C::kBlocksM]) {
   constexpr int kVectors = C::kTileM * C::kTileN / 4;  // of a part
   int thread = threadIdx.x % kWarpgroup;
   auto parts = reinterpret_cast<float4*>(p.partial) + group * (kVectors / C::kConsumers) + thread;
+  float* rows = p.row_partial + group * (C::kTileM / C::kConsumers);
+  auto move = [&](auto how, int part) {
+    constexpr Move kMove = decltype(how)::value;
+    move_part<C, kMove>(parts + static_cast<tc_int64>(part) * kVectors, sum);
+    if constexpr (C::kRowSums) {
+      if (adds) move_rows<C, kMove>(rows + static_cast<tc_int64>(part) * C::kTileM, total);
+    }
+  };
   int* counter = p.counters + w.counter + group;
   // One thread decides for the warpgroup.
   auto all = [&](auto decide) {
@@ -80,18 +107,15 @@ TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 wor
     return answer != 0;
   };
   if (!(w.finisher && all([&] { return wait_for_parts(counter, w.parts - 1, p.polls); }))) {
-    move_part<C, Move::store>(parts + static_cast<tc_int64>(w.part) * kVectors, sum);
+    move(Moved<Move::store>{}, w.part);
     if (!all([&] { return count_part(counter) == w.parts - 1; })) return false;
-    if (!w.finisher) {
-      move_part<C, Move::load>(parts + static_cast<tc_int64>(w.last_part) * kVectors, sum);
-    }
+    if (!w.finisher) move(Moved<Move::load>{}, w.last_part);
   }
   if (thread == 0) *counter = 0;  // for the next launch
   int step = 2 << ClusterShape(p.flags).log_size();
 #pragma unroll 1
   for (int number = 0; number < w.parts - 1; ++number) {
-    move_part<C, Move::add>(parts + static_cast<tc_int64>(w.first_part + number * step) * kVectors,
-                            sum);
+    move(Moved<Move::add>{}, w.first_part + number * step);
   }
   return true;
 }

@@ -75,6 +75,9 @@ struct MatmulCase {
   // K is to be split: a plan says into how many parts, and each part's sums go to a matrix of their
   // own, one after the other. (finish.cpp asks, and adds them up.)
   bool split_sums;
+  // The sums of A's rows over K are wanted, too (MatmulOperands::row_sums). Backends that cannot
+  // give them refuse; without a kernel there is no plan, which is no error.
+  bool row_sums;
 
   // No epilogue but a bias. A backend whose kernels can do no other must refuse the rest.
   bool only_bias() const { return activation == kActivationNone && !scaled && !has_addend; }
@@ -95,7 +98,7 @@ struct MatmulCase {
     packed = packed << 3 | static_cast<uint64_t>(activation);
     for (const bool fact :
          {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast, b_broadcast,
-          has_bias, scaled, has_addend, batch_invariant, split_sums}) {
+          has_bias, scaled, has_addend, batch_invariant, split_sums, row_sums}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
@@ -110,6 +113,9 @@ struct MatmulOperands {
   int64_t bias_stride = 0;       // elements; 0 where it is one number
   const char* addend = nullptr;  // of the output's type; null: none
   char* c = nullptr;
+  // Sums of A's rows over K, M of the operands' type; of float32, M for each split, where the case
+  // has split sums. Null: not wanted.
+  char* row_sums = nullptr;
   const void* a_scales = nullptr;  // float32, as the problem's Scales say
   const void* b_scales = nullptr;
 };

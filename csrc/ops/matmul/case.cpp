@@ -100,6 +100,7 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.has_addend = operands.addend != nullptr;
   c.batch_invariant = p.batch_invariant;
   c.split_sums = p.split_sums;
+  c.row_sums = operands.row_sums != nullptr;
   return c;
 }
 

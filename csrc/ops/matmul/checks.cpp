@@ -76,6 +76,20 @@ Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorV
   return out;
 }
 
+Shape check_weight_gradient(const TensorView& grad, const TensorView& input) {
+  constexpr const char* kOp = "_weight_and_bias_gradient";
+  check_float_dtype(kOp, "grad", grad, "torch.matmul");
+  check_like(kOp, "input", input, "grad", grad);
+  if (grad.dim != 2 || input.dim != 2 || grad.sizes[0] != input.sizes[0]) {
+    fail({"input", kOp, "has arguments of wrong shapes", "(rows, outputs) and (rows, inputs)",
+          grad.shape_text() + " and " + input.shape_text(), ""});
+  }
+  Shape out;
+  out.append(grad.sizes[1]);
+  out.append(input.sizes[1]);
+  return out;
+}
+
 Activation check_activation(const std::string& name) {
   constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
   for (int i = 0; i < 5; ++i) {

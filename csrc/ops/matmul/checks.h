@@ -27,6 +27,9 @@ Activation check_activation(const std::string& name);
 Shape check_linear(const TensorView& input, const TensorView& weight,
                    const std::optional<TensorView>& bias);
 
+// Shape of the weight's gradient, (outputs, inputs), of a linear layer of rows.
+Shape check_weight_gradient(const TensorView& grad, const TensorView& input);
+
 // The same for a call whose tensors are described: {"op": ..., "tensors": {name: ...}}.
 void check_described_product(const nlohmann::json& call);
 

@@ -50,17 +50,22 @@ class FinishKernels : public MatmulKernels {
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
               const MatmulOperands& operands) const override {
+    const bool split = plan.get<FinishPlan>().split;
     const int64_t rows = p.batch() * p.m;
     MatmulProblem product = p;
     product.output = sums_dtype(p.input);
     product.activation = kActivationNone;
     product.alpha = 1;
-    product.split_sums = plan.get<FinishPlan>().split;
+    product.split_sums = split;
     MatmulOperands own = operands;
     own.bias = own.addend = nullptr;
     const MatmulPlan inner = plan_matmul(device_, matmul_case(product, own));
-    const Workspace sums(device_, inner.splits * rows * p.n * element_size(product.output));
+    const int64_t bytes = element_size(product.output);
+    const Workspace sums(device_, inner.splits * rows * p.n * bytes);
+    const bool of_rows = split && operands.row_sums != nullptr;
+    const Workspace row_sums(device_, of_rows ? inner.splits * p.m * bytes : 0);
     own.c = sums.data();
+    if (of_rows) own.row_sums = row_sums.data();
     inner.kernels->launch(inner, product, own);
 
     FinishParams params{};
@@ -84,14 +89,17 @@ class FinishKernels : public MatmulKernels {
     params.activation = p.activation;
     params.splits = inner.splits;
     params.curve = kActivationCurves[p.activation];
-    const int64_t vector = std::min(kVectorBytes, kFinishColumns * element_size(p.output));
-    params.vectors =
-        p.n % kFinishColumns == 0 && reinterpret_cast<uintptr_t>(operands.c) % vector == 0;
-    PackageKernel& kernel = *kernel_for(p.input);
-    const int64_t threads = rows * ceil_div(p.n, kFinishColumns);
-    const int64_t blocks = std::min(ceil_div(threads, int64_t{kernel.entry().block[0]}),
-                                    kFinishBlocksOfOne * device_.multiprocessors);
-    torch_cubin::launch(kernel, {blocks}, device_, params);
+    launch_finish(params, p);
+    if (!of_rows) return;
+    FinishParams of_m{};  // one row of M sums
+    of_m.sums = row_sums.data();
+    of_m.out = operands.row_sums;
+    of_m.rows = of_m.m = 1;
+    of_m.n = p.m;
+    of_m.alpha = 1;
+    of_m.splits = inner.splits;
+    of_m.activation = kActivationNone;
+    launch_finish(of_m, p);
   }
 
  private:
@@ -113,6 +121,17 @@ class FinishKernels : public MatmulKernels {
     plan.sum_order = inner.sum_order;
     plan.set(chosen);
     return plan;
+  }
+
+  void launch_finish(FinishParams& params, const MatmulProblem& p) const {
+    const int64_t vector = std::min(kVectorBytes, kFinishColumns * element_size(p.output));
+    params.vectors =
+        params.n % kFinishColumns == 0 && reinterpret_cast<uintptr_t>(params.out) % vector == 0;
+    PackageKernel& kernel = *kernel_for(p.input);
+    const int64_t threads = params.rows * ceil_div(params.n, kFinishColumns);
+    const int64_t blocks = std::min(ceil_div(threads, int64_t{kernel.entry().block[0]}),
+                                    kFinishBlocksOfOne * device_.multiprocessors);
+    torch_cubin::launch(kernel, {blocks}, device_, params);
   }
 
   PackageKernel* kernel_for(ScalarType dtype) const {

@@ -151,4 +151,33 @@ Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, d
   return run_matmul(p, shape, a, b, {}, &addend);
 }
 
+std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, const Tensor& input) {
+  const TensorView g(grad), x(input);
+  const Shape shape = check_weight_gradient(g, x);
+  Tensor weight = empty_cuda(shape.sizes, 2, g.dtype, g.device_index);
+  if (shape.numel() == 0 || g.sizes[0] == 0) {
+    return {torch::stable::zero_(weight), torch::stable::sum(grad, {{0}}, false)};
+  }
+  const int64_t sizes[] = {g.sizes[1], g.sizes[0]}, strides[] = {g.strides[1], g.strides[0]};
+  TensorView transposed = g;
+  transposed.sizes = sizes;
+  transposed.strides = strides;
+  const MatmulProblem p = matmul_problem(transposed, x, shape);
+  Tensor bias = empty_cuda(sizes, 1, g.dtype, g.device_index);
+  MatmulOperands operands;
+  operands.a = static_cast<const char*>(g.data());
+  operands.b = static_cast<const char*>(x.data());
+  operands.c = static_cast<char*>(weight.mutable_data_ptr());
+  operands.row_sums = static_cast<char*>(bias.mutable_data_ptr());
+  const Device& gpu = device(g.device_index);
+  const MatmulPlan& both = plan_matmul(gpu, matmul_case(p, operands));
+  if (both.kernels != nullptr) {
+    both.kernels->launch(both, p, operands);
+    return {weight, bias};
+  }
+  operands.row_sums = nullptr;
+  run(p, operands, gpu);
+  return {weight, torch::stable::sum(grad, {{0}}, false)};
+}
+
 }  // namespace torch_cubin

@@ -10,6 +10,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "pytorch/tensor.h"
 
@@ -25,11 +26,15 @@ Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
 Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                  double alpha);
 
+std::tuple<Tensor, Tensor> weight_and_bias_gradient_cpu(const Tensor& grad, const Tensor& input);
+
 Tensor matmul_cuda(const Tensor& self, const Tensor& other);
 Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
 Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
                               const std::optional<Tensor>& bias, const std::string& activation);
 Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                   double alpha);
+// One kernel gives both where it can: it reads all of grad for the weight's gradient.
+std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, const Tensor& input);
 
 }  // namespace torch_cubin

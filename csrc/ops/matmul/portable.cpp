@@ -77,7 +77,8 @@ class PortableMatmul : public MatmulKernels {
   static bool takes(const MatmulCase& problem) {
     const bool sums = problem.output == ScalarType::Float && !problem.has_bias;
     return (problem.input == problem.output || sums) && problem.a_scales == Scales::kNone &&
-           problem.b_scales == Scales::kNone && problem.only_bias() && !problem.split_sums;
+           problem.b_scales == Scales::kNone && problem.only_bias() && !problem.split_sums &&
+           !problem.row_sums;
   }
 
   MatmulPlan plan_of(const PortableConfig& config, const MatmulCase& problem) const {

@@ -171,4 +171,12 @@ Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, do
   return with_contiguous_strides(out, shape);
 }
 
+std::tuple<Tensor, Tensor> weight_and_bias_gradient_cpu(const Tensor& grad, const Tensor& input) {
+  check_weight_gradient(TensorView(grad), TensorView(input));
+  const Tensor rows = detach(grad);
+  const Tensor sums = torch::stable::sum(wide(rows), {{0}}, false);
+  return {matmul_cpu(torch::stable::transpose(rows, 0, 1), input),
+          narrow_to(sums, TensorView(grad).dtype)};
+}
+
 }  // namespace torch_cubin

@@ -119,8 +119,13 @@ class Sm90Matmul : public MatmulKernels {
     }
     const int64_t tile_bytes = chosen.row->tile_m * chosen.row->tile_n * int64_t{sizeof(float)};
     const Workspace partial(device_, 2 * chosen.clusters * size * tile_bytes);
-    const Workspace counters(device_, 2 * chosen.stream_tiles * size * int64_t{sizeof(int)}, true);
+    const int64_t warpgroups = chosen.row->threads / 128 - 1;
+    const Workspace counters(device_,
+                             warpgroups * chosen.stream_tiles * size * int64_t{sizeof(int)}, true);
+    const int64_t row_bytes = operands.row_sums == nullptr ? 0 : chosen.row->tile_m * 4;
+    const Workspace rows(device_, 2 * chosen.clusters * size * row_bytes);
     params.partial = reinterpret_cast<float*>(partial.data());
+    params.row_partial = reinterpret_cast<float*>(rows.data());
     params.counters = reinterpret_cast<int*>(counters.data());
     torch_cubin::launch(*chosen.row->kernel, grid, device_, params);
   }
@@ -139,7 +144,7 @@ class Sm90Matmul : public MatmulKernels {
     const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
     const bool mappable = c.a_mappable && c.b_mappable && c.batch_dims <= kSm90BatchDims;
     return maths && types && unscaled && (mappable || is_readable(c)) &&
-           (!c.split_sums || (c.batch_dims == 0 && c.math != kMathTF32));
+           (!(c.split_sums || c.row_sums) || (c.batch_dims == 0 && c.math != kMathTF32));
   }
 
   // Whether what no tensor map describes can be read by threads: rows of neighbours, of 16 bits.
@@ -246,6 +251,7 @@ class Sm90Matmul : public MatmulKernels {
       fill_out(out, row, c_batch_stride, p, operands);
     }
     out.bias = operands.bias;
+    out.row_sums = operands.row_sums;
     if (batched) out.flags |= kSm90Batched;
     out.flags |= log2_of(of_a) << kSm90AlongN | log2_of(of_b) << kSm90AlongM;
     if (plan.splits > 1) {
@@ -307,6 +313,7 @@ class Sm90Matmul : public MatmulKernels {
       } else {
         out.flags |= kSm90General;
         if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
+        if (is_sums(p, operands)) out.flags |= kSm90Sums;
         if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
         out.bias_stride = operands.bias_stride;
       }
@@ -338,6 +345,15 @@ class Sm90Matmul : public MatmulKernels {
 
   static bool is_sum_and_bias(const MatmulProblem& p, const MatmulOperands& operands) {
     return p.activation == kActivationNone && p.alpha == 1 && operands.addend == nullptr;
+  }
+
+  // Whether all that is written are sums of 16-bit products, in float32, two columns at a time.
+  static bool is_sums(const MatmulProblem& p, const MatmulOperands& operands) {
+    constexpr uintptr_t kPair = 2 * sizeof(float);
+    return p.output == ScalarType::Float && element_size(p.input) == 2 && p.n % 2 == 0 &&
+           operands.bias == nullptr && p.activation == kActivationNone &&
+           reinterpret_cast<uintptr_t>(operands.c) % kPair == 0 &&
+           addend_in_pairs(p, operands.addend);
   }
 
   static MapType map_type(Math math) {

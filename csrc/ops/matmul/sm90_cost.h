@@ -19,10 +19,17 @@ struct Sm90Row {
   Math math;
   bool a_mn_major, b_mn_major;
   int64_t tile_m, tile_n, tile_k;
+  int64_t threads;
   bool one_warpgroup;  // computes; else two
   bool streams;        // can split the last tiles' K over all clusters
   bool pairs;          // can split K between the two blocks of a cluster
   bool reads;          // for operands whose rows begin anywhere, and no others
+
+  // Beside the product (Config::kRowSums of sm90_schedule.cuh).
+  bool adds_rows() const {
+    return a_mn_major && math != kMathTF32 && threads <= 384 &&
+           tile_m * tile_n <= 128 * (threads - 128);
+  }
 
   // TF32 that wgmma cannot read from shared memory: A passes through registers.
   bool from_registers() const { return math == kMathTF32 && a_mn_major; }
@@ -43,6 +50,9 @@ constexpr Sm90Cluster kSm90Clusters[] = {
     {" four_b", 1, 4, false},  {" 2x4", 4, 2, false},        {" 4x2", 2, 4, false},
     {" eight_a", 8, 1, false}, {" eight_b", 1, 8, false}};
 
+// From so many waves of whole tiles on, the parts of the last one's need not be equal.
+constexpr int64_t kSm90ManyWaves = 2;
+
 struct Sm90Plan {
   const Sm90Row* row = nullptr;  // null: none takes the problem
   Sm90Cluster cluster = kSm90Clusters[0];
@@ -53,6 +63,11 @@ struct Sm90Plan {
   bool reads_a = false, reads_b = false;  // without a tensor map
   // The kernel computes C^T = B^T A^T: what it calls A, M and tiles_m are B, N and tiles of N.
   bool transposed = false;
+
+  // Whether the parts of streamed tiles are equal.
+  bool streams_evenly() const {
+    return whole_tiles < kSm90ManyWaves * clusters && stream_clusters % stream_tiles == 0;
+  }
 };
 
 struct Sm90Config {

@@ -1,0 +1,136 @@
+"""torch_cubin beside torch on the shapes of public models (models.py): products, whole blocks.
+
+    python benchmarks/bench_models.py --products --json result.json    # about four minutes
+    python benchmarks/bench_models.py --blocks --json result.json      # about two minutes
+    python benchmarks/bench_models.py --sweep lines.jsonl --seconds 300
+
+All contenders are CUDA graphs in one process, interleaved in a random order each round, and settle
+before they are measured. A ratio above 1 means that torch_cubin is faster. `--sweep` times every
+config that the planner could take for each product, so that a loss can be told to be a choice or a
+kernel; its lines are those of `python -m torch_cubin tune --sweep`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import bench_goals
+import common
+import model_blocks
+import model_products
+import models
+import torch
+from goals import MODELS as GOALS
+
+from torch_cubin._tuning import measure, sweep
+
+SWEEP_EFFORT = measure.Effort(settle_ms=2, measure_ms=4, rounds=2, near=2.0, most_configs=24)
+
+
+def product_lines(only: Sequence[str], directions: Sequence[str]) -> Iterator[tuple[str, Callable]]:
+    for direction in directions:
+        for x in model_products.distinct(models.products(), direction):
+            if matches(x.model, only):
+                yield (
+                    f"{direction} {x}",
+                    lambda s, x=x, d=direction: model_products.measured(x, d, s),
+                )
+
+
+def block_lines(only: Sequence[str]) -> Iterator[tuple[str, Callable]]:
+    for model in models.MODELS:
+        if not matches(model.name, only):
+            continue
+        for direction in model_blocks.DIRECTIONS:
+            name = f"{direction} {model.name}"
+            yield name, lambda s, m=model, d=direction: model_blocks.measured(m, d, s)
+
+
+def matches(name: str, only: Sequence[str]) -> bool:
+    return not only or any(part in name for part in only)
+
+
+def run(todo: Iterator[tuple[str, Callable]], show: bool) -> tuple[list[Any], list[str]]:
+    lines, failures = [], []
+    for number, (name, measured) in enumerate(todo):
+        try:
+            for line in measured(number):
+                lines.append(line)
+                if show:
+                    print(
+                        f"{line.value:6.3f} ({line.low:.3f}-{line.high:.3f}) "
+                        f"{line.cubin_us:9.1f} us  {line.group:32} {line.case}  "
+                        f"{getattr(line, 'config', '')}",
+                        flush=True,
+                    )
+        except Exception as error:  # one bad line must not lose the others' numbers
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+        torch.cuda.empty_cache()
+    return lines, failures
+
+
+def print_summary(lines: Sequence[Any], markdown: bool) -> None:
+    rows = []
+    for group, goal in GOALS.items():
+        members = [line for line in lines if line.group == group]
+        if not members:
+            continue
+        worst = min(members, key=lambda line: line.value)
+        mean = common.geometric_mean([line.value for line in members])
+        under = sum(line.value < goal.worst for line in members)
+        rows.append(
+            [
+                *(group, str(len(members)), f"{mean:.3f}", f"{goal.mean:.2f}"),
+                *(f"{worst.value:.3f}", f"{goal.worst:.2f}", str(under), worst.case),
+            ]
+        )
+    headers = ["group", "lines", "mean", "goal", "worst", "goal", "under it", "worst line"]
+    common.print_table(headers, rows, markdown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--products", action="store_true")
+    parser.add_argument("--blocks", action="store_true")
+    parser.add_argument("--sweep", metavar="FILE", type=Path, help="append to these lines")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="most of the sweep")
+    parser.add_argument("--only", metavar="MODEL,...", default="", help="parts of models' names")
+    directions = ";".join(model_products.DIRECTIONS)
+    parser.add_argument("--directions", default=directions, help=f"some of '{directions}'")
+    parser.add_argument("--lines", action="store_true", help="print every line")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    common.require_gpu()
+    common.print_machine("torch_cubin beside torch on the shapes of models (GPU time, graphs)")
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    only = [part for part in options.only.split(",") if part]
+    wanted_directions = options.directions.split(";")
+    lines: list[Any] = []
+    failures: list[str] = []
+    for wanted, todo in (
+        (options.products, product_lines(only, wanted_directions)),
+        (options.blocks, block_lines(only)),
+    ):
+        if wanted:
+            more = run(todo, options.lines)
+            lines += more[0]
+            failures += more[1]
+    if lines:
+        print_summary(lines, options.markdown)
+    print(f"clocks and power at the end: {bench_goals.clocks()}")
+    common.write_json(options.json, [asdict(line) for line in lines])
+    if options.sweep:
+        found = [x for x in models.products() if matches(x.model, only)]
+        todo = model_products.sweep_products(found, wanted_directions)
+        sweep.sweep(todo, options.sweep, SWEEP_EFFORT, options.seconds, show=False)
+    common.end_with(failures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+// Sums of A's rows over K, beside the product: the gradient of a bias, where the product is that of
+// the weight. Blocks of the first column of tiles add up what lies in shared memory for the tensor
+// cores, while these multiply; no element is read from memory again.
+//
+// A is contiguous along M. A thread adds eight rows of every 16th k: eight threads read one k's 64
+// rows, which lie in 128 bytes. The order of a row's additions is that of K within a thread, then
+// 16 threads in one order; where K is split, one sum a part.
+#pragma once
+
+#include "sm90_schedule.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// What a thread has: 8 rows of each m64 of its warpgroup.
+template <class C>
+struct RowSums {
+  float sum[C::kBlocksM][8];
+
+  TC_DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) sum[i][c] = 0.0f;
+    }
+  }
+
+  // Adds one stage's. `a`: the warpgroup's rows of A's tile in shared memory.
+  TC_DEVICE void add(u32 a) {
+    const int thread = threadIdx.x % kWarpgroup, row = thread / 8;
+    const u32 at = a + row * 128 + (thread % 8 ^ row % 8) * 16;
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+      for (int j = 0; j < C::kTileK / 16; ++j) {
+        u32 x[4];
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(at + i * 8192 + j * 2048));
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          sum[i][2 * c] += DTypeTraits<C::kType>::load(static_cast<u16>(x[c]));
+          sum[i][2 * c + 1] += DTypeTraits<C::kType>::load(static_cast<u16>(x[c] >> 16));
+        }
+      }
+    }
+  }
+
+  // The sums of the warpgroup's rows, in `scratch` (a buffer of each warp in shared memory, `step`
+  // bytes apart): thread t has row 64 * i + t % 64 of block i in `total[i]` then. By all threads.
+  TC_DEVICE void reduce(u32 scratch, int step, int group, float (&total)[C::kBlocksM]) {
+    const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        float x = sum[i][c];
+        x += __shfl_xor_sync(~0u, x, 8);
+        x += __shfl_xor_sync(~0u, x, 16);
+        if (lane < 8) {
+          asm volatile(
+              "st.shared.f32 [%0], %1;" ::"r"(scratch + warp * step + i * 256 + (lane * 8 + c) * 4),
+              "f"(x)
+              : "memory");
+        }
+      }
+    }
+    named_sync(kGroupBarrier + group, kWarpgroup);
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+      total[i] = 0.0f;
+#pragma unroll
+      for (int from = 0; from < 4; ++from) {
+        float x;
+        asm volatile("ld.shared.f32 %0, [%1];"
+                     : "=f"(x)
+                     : "r"(scratch + from * step + i * 256 + thread % 64 * 4)
+                     : "memory");
+        total[i] += x;
+      }
+    }
+    named_sync(kGroupBarrier + group, kWarpgroup);
+  }
+};
+
+// What `reduce` gave to the first 64 threads of a warpgroup, to row_sums.
+template <class C>
+TC_DEVICE void store_row_sums(const Sm90MatmulParams& p, const Work& w, int group,
+                              const float (&total)[C::kBlocksM]) {
+  const int thread = threadIdx.x % kWarpgroup;
+  if (thread >= 64) return;
+#pragma unroll
+  for (int i = 0; i < C::kBlocksM; ++i) {
+    const int m = w.m0 + (group * C::kBlocksM + i) * 64 + thread;
+    if (m >= p.m) continue;
+    if (p.flags & kSm90SplitK) {
+      static_cast<float*>(p.row_sums)[static_cast<tc_int64>(w.b0) * p.m + m] = total[i];
+    } else {
+      static_cast<u16*>(p.row_sums)[m] = DTypeTraits<C::kType>::round(total[i]);
+    }
+  }
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
