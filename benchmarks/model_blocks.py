@@ -7,6 +7,7 @@ is a forward and the gradients of the input and of all parameters.
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -76,10 +77,17 @@ class Block(nn.Module):
         return out.transpose(1, 2).reshape(batch, length, -1)
 
 
+@dataclass(frozen=True)
+class Captured:
+    graph: torch.cuda.CUDAGraph
+    results: tuple[Tensor, ...]
+    read: tuple[object, ...]  # by the graph: block, input, gradient
+
+
 def graph_of_block(
     model: Model, direction: str, context: Callable[[], contextlib.AbstractContextManager]
-) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-    """A graph of one pass, and its results. Weights and input are the same at each call."""
+) -> Captured:
+    """A graph of one pass. Weights and input have the same values at each call."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         block = Block(model).to(torch.bfloat16)
@@ -102,22 +110,23 @@ def graph_of_block(
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             results = run()
-    return graph, results
+    return Captured(graph, results, (block, x, grad))
 
 
 def measured(model: Model, direction: str, seed: int) -> Iterator[Line]:
-    graphs, results = {}, {}
+    captured = {}
     for backend in BACKENDS:
         # A backend that does not take this block takes no part.
         with contextlib.suppress(RuntimeError):
-            graphs[backend.name], results[backend.name] = graph_of_block(
+            captured[backend.name] = graph_of_block(
                 model, direction, lambda b=backend: sdpa_kernel(b)
             )
-    graphs["cubin"], results["cubin"] = graph_of_block(model, direction, torch_cubin.drop_in)
+    stock = list(captured)
+    captured["cubin"] = graph_of_block(model, direction, torch_cubin.drop_in)
+    graphs = {name: block.graph for name, block in captured.items()}
     rounds = measure.rounds_of(graphs, 1, EFFORT, seed)
-    stock = [name for name in graphs if name != "cubin"]
-    best = min(stock, key=lambda name: sorted(rounds[name])[EFFORT.rounds // 2])
-    for ours, theirs in zip(results["cubin"], results[best], strict=True):
+    best = min(stock, key=lambda name: statistics.median(rounds[name]))
+    for ours, theirs in zip(captured["cubin"].results, captured[best].results, strict=True):
         difference = (ours.float() - theirs.float()).norm() / theirs.float().norm()
         if not difference.item() < 2e-2:
             raise AssertionError(f"differs from stock by {difference.item():.3g} of its norm")
